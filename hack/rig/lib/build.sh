@@ -1,0 +1,93 @@
+# Builds the cluster's programs from their Go modules into the cache. Sourced.
+# Touches only the cache folder and Go's own module and build caches.
+# shellcheck shell=bash
+
+go_quiet() { # runs go at low priority, its chatter shown only on failure
+  local log rc=0
+  log="$(mktemp)"
+  nice -n 5 env CGO_ENABLED=0 GOFLAGS=-mod=mod GOWORK=off go "$@" >"$log" 2>&1 || rc=$?
+  ((rc == 0)) || tail -n 40 "$log" >&2
+  rm -f "$log"
+  return "$rc"
+}
+
+# Kubernetes names its staging modules at v0.0.0 (they live in one tree), which
+# no proxy serves; each is replaced by the release published for it.
+make_kubernetes() {
+  local out=$1 version=$2 work modfile name staging=()
+  local major=${version%%.*} rest=${version#*.}
+  local minor=${rest%%.*} programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl)
+  work="$(mktemp -d)"
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  cd "$work" || exit
+  modfile="$(GOWORK=off go mod download -json "k8s.io/kubernetes@v$version" | sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",*$/\1/p')"
+  [[ -s $modfile ]] || die "the Go module proxy has no k8s.io/kubernetes v$version"
+  mapfile -t staging < <(awk '$2 == "v0.0.0" && $1 ~ /^k8s.io\// {print $1} $1 == "require" && $3 == "v0.0.0" {print $2}' "$modfile" | sort -u)
+  {
+    printf 'module rig.invalid/kubernetes\n\n'
+    grep -E '^go [0-9]' "$modfile"
+    printf '\nrequire k8s.io/kubernetes v%s\n' "$version"
+    for name in "${staging[@]}"; do
+      printf 'replace %s => %s v0.%s\n' "$name" "$name" "${version#*.}"
+    done
+  } >go.mod
+  {
+    printf '//go:build tools\n\npackage tools\n\nimport (\n'
+    for name in "${programs[@]}"; do printf '\t_ "k8s.io/kubernetes/cmd/%s"\n' "$name"; done
+    printf ')\n'
+  } >tools.go
+  go_quiet mod tidy
+  local v=k8s.io/component-base/version
+  local flags="-s -w -X $v.gitVersion=v$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=clean"
+  for name in "${programs[@]}"; do
+    local start=$SECONDS
+    go_quiet build -trimpath -ldflags "$flags" -o "$out/$name" "k8s.io/kubernetes/cmd/$name"
+    say "  $name $version: $((SECONDS - start)) s"
+  done
+}
+
+# go_programs OUT VERSION LDFLAGS PACKAGE...: programs of one module, built from
+# a throw-away module that requires it (so that their versions can be stamped).
+go_programs() {
+  local out=$1 version=$2 flags=$3 work package
+  shift 3
+  work="$(mktemp -d)"
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  cd "$work" || exit
+  printf 'module rig.invalid/programs\n' >go.mod
+  for package in "$@"; do
+    go_quiet get "$package@v$version"
+    go_quiet build -trimpath -ldflags "-s -w $flags" -o "$out/" "$package"
+  done
+}
+
+make_etcd() {
+  go_programs "$1" "$2" "" go.etcd.io/etcd/server/v3
+  mv "$1/server" "$1/etcd" 2>/dev/null || mv "$1/v3" "$1/etcd"
+}
+
+make_containerd() {
+  local m=github.com/containerd/containerd/v2
+  go_programs "$1" "$2" "-X $m/version.Version=v$2" \
+    $m/cmd/containerd $m/cmd/containerd-shim-runc-v2 $m/cmd/ctr
+}
+
+make_helm() {
+  go_programs "$1" "$2" "-X helm.sh/helm/v3/internal/version.version=v$2" helm.sh/helm/v3/cmd/helm
+}
+
+build_kubernetes() {
+  local version=$1 known
+  for known in "${K8S_RELEASES[@]}"; do
+    [[ $known == "$version" ]] || continue
+    [[ -d $CACHE/kubernetes/$version ]] || need_go
+    in_cache "kubernetes/$version" make_kubernetes "$version"
+    return
+  done
+  die "RIG_K8S=$version is not one of: ${K8S_RELEASES[*]}"
+}
+build_etcd() { [[ -d $CACHE/etcd/$ETCD_VERSION ]] || need_go; in_cache "etcd/$ETCD_VERSION" make_etcd "$ETCD_VERSION"; }
+build_containerd() { [[ -d $CACHE/containerd/$CONTAINERD_VERSION ]] || need_go; in_cache "containerd/$CONTAINERD_VERSION" make_containerd "$CONTAINERD_VERSION"; }
+build_helm() { [[ -d $CACHE/helm/$HELM_VERSION ]] || need_go; in_cache "helm/$HELM_VERSION" make_helm "$HELM_VERSION"; }
