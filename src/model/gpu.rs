@@ -1,0 +1,171 @@
+//! GPUs and MIG devices as this node has them, and the devices that are published for them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::names::{DeviceName, DeviceUuid};
+use super::quantity::Bytes;
+
+/// What one complete look at the node's GPUs found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct NodeGpus {
+    pub driver: DriverVersions,
+    /// Sorted by minor number.
+    pub gpus: Vec<Gpu>,
+}
+
+/// Versions as NVML prints them, e.g. `550.163.01` and `12.4`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct DriverVersions {
+    pub driver: String,
+    pub cuda: String,
+}
+
+/// One board.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    pub uuid: DeviceUuid,
+    /// The N of /dev/nvidiaN.
+    pub minor: u32,
+    pub product_name: String,
+    pub brand: String,
+    pub architecture: String,
+    /// CUDA compute capability: major, minor.
+    pub compute_capability: (u32, u32),
+    pub memory: Memory,
+    /// Streaming multiprocessors, where NVML tells.
+    pub multiprocessors: Option<u32>,
+    /// `HMM`, `ATS` or `None`, where NVML tells.
+    pub addressing_mode: Option<String>,
+    pub pci: Pci,
+    pub mig: MigMode,
+    pub health: Health,
+}
+
+/// Board memory. A GPU whose NVML cannot tell its memory is never shareable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Memory {
+    Unknown,
+    Known {
+        total: Bytes,
+        /// What the driver keeps for itself; 0 where NVML does not separate it.
+        reserved: Bytes,
+    },
+}
+
+/// Where the board sits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Pci {
+    /// `0000:1a:00.0`, lower case.
+    pub bus_id: String,
+    /// `pci0000:15`, where sysfs tells.
+    pub root: Option<String>,
+    pub numa_node: Option<u32>,
+}
+
+/// A board is either whole or cut into MIG devices, never both.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MigMode {
+    /// Cannot do MIG, or MIG is off.
+    Off,
+    /// MIG is on: only the MIG devices can be used. Sorted by name.
+    On(Vec<MigDevice>),
+}
+
+/// One MIG device: a GPU instance with a compute instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigDevice {
+    pub uuid: DeviceUuid,
+    /// e.g. `1g.10gb`.
+    pub profile: String,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    /// NVML's id of the GPU instance profile.
+    pub profile_id: u32,
+    /// First memory slice, and how many.
+    pub placement: Placement,
+    pub capacity: MigCapacity,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    pub start: u32,
+    pub size: u32,
+}
+
+/// Engine counts and memory of a MIG device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct MigCapacity {
+    pub memory: Bytes,
+    pub multiprocessors: u32,
+    pub copy_engines: u32,
+    pub decoders: u32,
+    pub encoders: u32,
+    pub jpeg_engines: u32,
+    pub ofa_engines: u32,
+}
+
+/// Can the board be used?
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Health {
+    Healthy,
+    /// Why not, in words.
+    Unhealthy(String),
+}
+
+/// Something that can be allocated: what a ResourceSlice lists under a name.
+/// (A share is no device of its own: it names its GPU's device with a share id.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device<'a> {
+    Whole(&'a Gpu),
+    Mig { parent: &'a Gpu, mig: &'a MigDevice },
+}
+
+impl<'a> Device<'a> {
+    pub fn name(&self) -> DeviceName {
+        match self {
+            Self::Whole(gpu) => DeviceName::whole(gpu.minor),
+            Self::Mig { parent, mig } => {
+                DeviceName::mig(parent.minor, &mig.profile, mig.profile_id, mig.placement.start)
+            }
+        }
+    }
+
+    /// The UUID that CUDA programs see.
+    pub fn uuid(&self) -> &'a DeviceUuid {
+        match self {
+            Self::Whole(gpu) => &gpu.uuid,
+            Self::Mig { mig, .. } => &mig.uuid,
+        }
+    }
+
+    /// The board that the device is, or is a part of.
+    pub fn gpu(&self) -> &'a Gpu {
+        match self {
+            Self::Whole(gpu) => gpu,
+            Self::Mig { parent, .. } => parent,
+        }
+    }
+}
+
+impl NodeGpus {
+    /// Every allocatable device by name, in name order of boards, then placements.
+    pub fn devices(&self) -> BTreeMap<DeviceName, Device<'_>> {
+        self.gpus.iter().flat_map(Gpu::devices).map(|device| (device.name(), device)).collect()
+    }
+
+    pub fn device(&self, name: &DeviceName) -> Option<Device<'_>> {
+        self.gpus.iter().flat_map(Gpu::devices).find(|device| device.name() == *name)
+    }
+}
+
+impl Gpu {
+    /// The board itself, or its MIG devices where MIG is on.
+    pub fn devices(&self) -> Vec<Device<'_>> {
+        match &self.mig {
+            MigMode::Off => vec![Device::Whole(self)],
+            MigMode::On(devices) => devices.iter().map(|mig| Device::Mig { parent: self, mig }).collect(),
+        }
+    }
+}

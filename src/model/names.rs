@@ -1,0 +1,133 @@
+//! Identifiers. Each is a newtype, so that a claim UID can never be passed where a GPU UUID is due.
+//! A name is for reading, never for parsing: what a name seems to say stands in a typed field too.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The DRA driver name. Users' manifests, DeviceClasses and dcgm-exporter key on it.
+pub const DRIVER: &str = "gpu.nvidia.com";
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(String);
+
+        impl $name {
+            pub fn new(value: impl Into<String>) -> Self {
+                Self(value.into())
+            }
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl From<&str> for $name {
+            fn from(value: &str) -> Self {
+                Self(value.to_owned())
+            }
+        }
+    };
+}
+
+name!(
+    /// A Node object's name.
+    NodeName
+);
+name!(
+    /// A ResourceSlice pool. Ours is the node's name, as NVIDIA's driver has it.
+    PoolName
+);
+name!(
+    /// A device's name within its pool: a DNS label such as `gpu-0`.
+    DeviceName
+);
+name!(
+    /// What NVML calls a GPU's or MIG device's UUID: `GPU-…` or `MIG-…`. The stable identity.
+    DeviceUuid
+);
+name!(
+    /// A ResourceClaim's UID.
+    ClaimUid
+);
+name!(
+    /// The kernel's boot id: another one means that everything but the disk is gone.
+    BootId
+);
+
+impl DeviceName {
+    /// `gpu-<minor>`, as NVIDIA's driver names a whole GPU.
+    pub fn whole(minor: u32) -> Self {
+        Self(format!("gpu-{minor}"))
+    }
+
+    /// `gpu-<minor>-mig-<profile without dots>-<GPU instance profile id>-<placement start>`,
+    /// as NVIDIA's driver names a MIG device. `+` (as in `1g.5gb+me`) is no DNS-label character
+    /// and becomes `-`.
+    pub fn mig(parent_minor: u32, profile: &str, profile_id: u32, start: u32) -> Self {
+        let profile: String = profile
+            .chars()
+            .filter(|c| *c != '.')
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .collect();
+        Self(format!("gpu-{parent_minor}-mig-{profile}-{profile_id}-{start}"))
+    }
+}
+
+/// A request as an allocation result names it: `request`, or `request/subrequest` for a
+/// `firstAvailable` request.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RequestName(String);
+
+impl RequestName {
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+    /// The full name, `request` or `request/subrequest`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+    /// The name without the subrequest: what kubelet wants in its answer.
+    pub fn base(&self) -> &str {
+        self.0.split_once('/').map_or(self.0.as_str(), |(base, _)| base)
+    }
+    /// True if `selector` (an entry of a config's `requests`) means this request: its full name,
+    /// or the parent of a subrequest.
+    pub fn is_meant_by(&self, selector: &str) -> bool {
+        selector == self.as_str() || selector == self.base()
+    }
+}
+
+impl fmt::Display for RequestName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_for_the_parent_means_its_subrequests_too() {
+        let request = RequestName::new("gpu/large");
+        assert!(request.is_meant_by("gpu/large"));
+        assert!(request.is_meant_by("gpu"));
+        assert!(!request.is_meant_by("gpu/small"));
+        assert!(!request.is_meant_by("gp"));
+        assert_eq!(request.base(), "gpu");
+    }
+
+    #[test]
+    fn mig_names_are_dns_labels() {
+        assert_eq!(DeviceName::mig(3, "1g.10gb", 19, 4).as_str(), "gpu-3-mig-1g10gb-19-4");
+        assert_eq!(DeviceName::mig(0, "1g.5gb+me", 20, 0).as_str(), "gpu-0-mig-1g5gb-me-20-0");
+    }
+}
