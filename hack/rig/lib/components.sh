@@ -114,7 +114,7 @@ start_component() {
         "--kubeconfig=$etc/controller-manager.kubeconfig" "--root-ca-file=$etc/ca.crt" \
         "--service-account-private-key-file=$etc/sa.key" --use-service-account-credentials=true \
         --bind-address=127.0.0.1 --leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 \
-        --concurrent-resource-claim-syncs=50 "${emulate[@]}" "${gates[@]}"
+        "${emulate[@]}" "${gates[@]}"
       ;;
     scheduler)
       spawn control scheduler "$bin/kube-scheduler" "--kubeconfig=$etc/scheduler.kubeconfig" \

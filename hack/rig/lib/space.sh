@@ -99,6 +99,7 @@ open_space() {
     /bin/bash -c 'mount --make-rshared / && : >"$1" && while :; do sleep 3600; done' \
     keeper "$RIG_DIR/keeper.ready" </dev/null >"$RIG_DIR/logs/keeper.log" 2>&1 &
   pid=$!
+  disown "$pid"
   until_ok 10 "the rig's namespaces (see $RIG_DIR/logs/keeper.log)" test -e "$RIG_DIR/keeper.ready"
   printf '%s %s\n' "$pid" "$(start_time "$pid")" >"$RIG_DIR/keeper"
   for ((try = 1; try <= 250; try++)); do
