@@ -77,7 +77,7 @@ cluster_up() {
   say "starting Kubernetes $RIG_K8S${RIG_EMULATE:+ as $RIG_EMULATE} with $RIG_NODES node(s) in $RIG_DIR"
   save_settings
   # What failed half way is ended, its logs kept.
-  trap 'rc=$?; trap - EXIT; ((rc == 0)) || { say "giving up; logs are in $RIG_DIR/logs"; close_space 7>&-; }; exit $rc' EXIT
+  trap 'rc=$?; trap - EXIT; ((rc == 0)) || { say "giving up; logs are in $RIG_DIR/logs"; end_all 7>&-; }; exit $rc' EXIT
   {
     open_space
     make_secrets
@@ -111,11 +111,16 @@ cluster_up() {
   printf 'export KUBECONFIG=%s\n' "$RIG_DIR/kubeconfig"
 }
 
-# clean_up [keep-logs]: ends and removes whatever there is of this rig.
-clean_up() {
+# end_all: every process, link and control group; the files stay.
+end_all() {
   local node
   close_space
   for node in node-a node-b; do remove_cgroups "$node"; done
+}
+
+# clean_up [keep-logs]: ends and removes whatever there is of this rig.
+clean_up() {
+  end_all
   wipe_state "${1:-}"
 }
 

@@ -20,18 +20,23 @@ die() {
   exit 1
 }
 
-# until_ok SECONDS WHAT CMD...: runs CMD ten times a second until it succeeds.
-until_ok() {
-  local limit=$1 what=$2 end
-  shift 2
-  end=$((SECONDS + limit))
+# within SECONDS CMD...: runs CMD ten times a second until it succeeds.
+within() {
+  local end=$((SECONDS + $1))
+  shift
   until "$@" >/dev/null 2>&1; do
-    if ((SECONDS >= end)); then
-      printf 'rig: error: waited %s s in vain for %s\n' "$limit" "$what" >&2
-      return 1
-    fi
+    ((SECONDS < end)) || return 1
     sleep 0.1
   done
+}
+
+# until_ok SECONDS WHAT CMD...: the same, and says what was waited for in vain.
+until_ok() {
+  local limit=$1 what=$2
+  shift 2
+  within "$limit" "$@" && return
+  printf "rig: error: waited %s s in vain for %s\n" "$limit" "$what" >&2
+  return 1
 }
 
 # in_cache NAME/VERSION MAKER ARGS...: makes $CACHE/NAME/VERSION once. MAKER is

@@ -176,6 +176,11 @@ end_component() {
   local name
   name="$(component_name "$1" "$2")"
   signal "$1" "$name" "$3"
+  # It would wait up to a minute for those who watch.
+  if [[ $2 == apiserver && $3 == TERM ]] && ! within 5 ended "$1" "$name"; then
+    say "the API server still serves watches after 5 s; ending it with SIGKILL"
+    signal "$1" "$name" KILL
+  fi
   until_ok "$4" "$2 on $1 to end after SIG$3" ended "$1" "$name" || die "use: rig kill9 $1 $2"
   rm -f "$RIG_DIR/$name.pid"
 }
