@@ -63,7 +63,7 @@ cluster_up() {
     if healthy; then
       say "rig $RIG_NAME is up and healthy"
       printf 'export KUBECONFIG=%s\n' "$RIG_DIR/kubeconfig"
-      return
+      return 0
     fi
     say "rig $RIG_NAME is half up; starting afresh"
   fi
@@ -129,7 +129,7 @@ cluster_down() {
   [[ ${RIG_KEEP_LOGS:-} != 1 ]] || keep="keep-logs"
   [[ -d $RIG_DIR ]] || {
     say "rig $RIG_NAME is not up"
-    return
+    return 0
   }
   exec 7>"$RIG_DIR.lock"
   flock -n 7 || die "another rig up or down of $RIG_NAME is under way"

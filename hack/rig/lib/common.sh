@@ -34,7 +34,7 @@ within() {
 until_ok() {
   local limit=$1 what=$2
   shift 2
-  within "$limit" "$@" && return
+  within "$limit" "$@" && return 0
   printf "rig: error: waited %s s in vain for %s\n" "$limit" "$what" >&2
   return 1
 }

@@ -16,6 +16,7 @@ check_component() {
   [[ " ${known[*]} " == *" $2 "* ]] || die "no component $2 on $1; there are: ${known[*]}"
 }
 
+# CDI is always on in containerd 2.x; only its folders are named.
 write_node_config() {
   local node=$1 root="$RIG_DIR/$1" ip pods snapshotter=overlayfs
   ip="$(node_ip "$node")" pods="$(node_pods "$node")"
@@ -34,7 +35,6 @@ snapshotter = "$snapshotter"
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "docker.io/local/busybox:1"
 [plugins."io.containerd.cri.v1.runtime"]
-enable_cdi = true
 cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
 disable_apparmor = true
 restrict_oom_score_adj = true

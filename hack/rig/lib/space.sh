@@ -131,7 +131,7 @@ open_space() {
 node_index() { # 0 for node-a, 1 for node-b
   local i
   for i in "${!NODES[@]}"; do
-    [[ ${NODES[i]} != "$1" ]] || { printf '%s\n' "$i"; return; }
+    [[ ${NODES[i]} != "$1" ]] || { printf '%s\n' "$i"; return 0; }
   done
   return 1
 }
@@ -151,7 +151,7 @@ make_cgroups() {
         echo "+$f" >"$base/cgroup.subtree_control" 2>/dev/null || true
       done
     done
-    return
+    return 0
   fi
   for base in /sys/fs/cgroup/*/; do
     [[ -e $base/cgroup.procs && ! -L ${base%/} ]] || continue
