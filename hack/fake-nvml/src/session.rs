@@ -1,0 +1,73 @@
+//! What one process holds of the library: how often it was initialised, how many
+//! boards it saw then, and its event sets.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::code::{Answer, Code};
+use crate::node::Node;
+
+#[derive(Debug)]
+struct Session {
+    references: u32,
+    count: usize,
+    next_set: u32,
+    sets: BTreeMap<u32, EventSet>,
+}
+
+/// Boards that an event set listens to.
+#[derive(Clone, Debug, Default)]
+pub struct EventSet {
+    /// Per board: event bits, and the number of the last event that is not for it.
+    pub listens: BTreeMap<usize, (u64, u64)>,
+}
+
+static SESSION: Mutex<Session> = Mutex::new(Session { references: 0, count: 0, next_set: 1, sets: BTreeMap::new() });
+
+fn session() -> MutexGuard<'static, Session> {
+    SESSION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One more user. The boards of the first one's moment are those of all.
+pub fn open(node: &Node) {
+    let mut s = session();
+    if s.references == 0 {
+        s.count = node.gpus.len();
+    }
+    s.references = s.references.saturating_add(1);
+}
+
+/// One user less; the last one ends the event sets.
+pub fn close() -> Answer {
+    let mut s = session();
+    s.references = s.references.checked_sub(1).ok_or(Code::UNINITIALIZED)?;
+    if s.references == 0 {
+        s.sets.clear();
+    }
+    Ok(())
+}
+
+pub fn is_open() -> bool {
+    session().references > 0
+}
+
+pub fn count_at_init() -> usize {
+    session().count
+}
+
+pub fn create_set() -> u32 {
+    let mut s = session();
+    let id = s.next_set;
+    s.next_set = s.next_set.wrapping_add(1).max(1);
+    s.sets.insert(id, EventSet::default());
+    id
+}
+
+/// Works on an event set; it is an invalid argument once freed.
+pub fn with_set<T>(id: u32, work: impl FnOnce(&mut EventSet) -> Answer<T>) -> Answer<T> {
+    work(session().sets.get_mut(&id).ok_or(Code::INVALID_ARGUMENT)?)
+}
+
+pub fn free_set(id: u32) -> Answer {
+    session().sets.remove(&id).map(|_| ()).ok_or(Code::INVALID_ARGUMENT)
+}
