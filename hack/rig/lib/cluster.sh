@@ -101,10 +101,10 @@ cluster_up() {
     start_component control scheduler
     for node in "${NODES[@]}"; do start_component "$node" kubelet; done
     for node in "${NODES[@]}"; do await_component "$node" kubelet; done
-    until_ok 90 "the nodes to be Ready (logs in $RIG_DIR/logs)" nodes_ready || exit 1
+    until_ok 180 "the nodes to be Ready (logs in $RIG_DIR/logs)" nodes_ready || exit 1
     await_component control controller-manager
     await_component control scheduler
-    until_ok 60 "the default service account" has_default_account || exit 1
+    until_ok 120 "the default service account" has_default_account || exit 1
   } 7>&-
   trap - EXIT
   say "rig $RIG_NAME is up: ${NODES[*]} Ready after $((SECONDS - start)) s (all in all $((SECONDS - begin)) s)"

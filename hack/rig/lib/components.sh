@@ -158,7 +158,7 @@ component_answers() {
 
 # await_component PLACE COMPONENT: until it answers; at once in vain when it died.
 await_component() {
-  local name end=$((SECONDS + 60))
+  local name end=$((SECONDS + 120))
   name="$(component_name "$1" "$2")"
   until component_answers "$1" "$2" >/dev/null 2>&1; do
     if ! alive "$1" "$name" || ((SECONDS >= end)); then

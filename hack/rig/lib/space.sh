@@ -100,7 +100,7 @@ open_space() {
     keeper "$RIG_DIR/keeper.ready" </dev/null >"$RIG_DIR/logs/keeper.log" 2>&1 &
   pid=$!
   disown "$pid"
-  until_ok 10 "the rig's namespaces (see $RIG_DIR/logs/keeper.log)" test -e "$RIG_DIR/keeper.ready"
+  until_ok 30 "the rig's namespaces (see $RIG_DIR/logs/keeper.log)" test -e "$RIG_DIR/keeper.ready"
   printf '%s %s\n' "$pid" "$(start_time "$pid")" >"$RIG_DIR/keeper"
   for ((try = 1; try <= 250; try++)); do
     [[ -z "$(ip -4 route show "10.99.$try.0/29")" ]] || continue
@@ -173,7 +173,7 @@ cgroup_dirs() {
 remove_cgroups() {
   local d
   while read -r d; do
-    [[ -z $d ]] || until_ok 10 "the processes in $d to be gone" find "$d" -depth -type d -exec rmdir {} +
+    [[ -z $d ]] || until_ok 30 "the processes in $d to be gone" find "$d" -depth -type d -exec rmdir {} +
   done < <(cgroup_dirs "$1")
 }
 
@@ -186,7 +186,7 @@ open_node() {
   spawn control "$node" unshare --mount --pid --fork --kill-child --propagation private \
     /bin/bash "$RIG_HOME/node-init.sh" "$RIG_DIR/$node" "$node" \
     "$CACHE/kubernetes/$RIG_K8S" "$CACHE/containerd/$CONTAINERD_VERSION"
-  until_ok 10 "$node's file system (see $RIG_DIR/logs/$node.log)" test -e "$RIG_DIR/$node/run/rig-ready"
+  until_ok 30 "$node's file system (see $RIG_DIR/logs/$node.log)" test -e "$RIG_DIR/$node/run/rig-ready"
   # in_node is called from inside the rig, whose /proc shows this very pid.
 }
 
@@ -200,7 +200,7 @@ close_space() {
     kill -KILL "$pid"
     # The first process of a process namespace is gone only after all others.
     [[ -z $child ]] || until_ok 30 "the rig's processes to end" not_running "$child"
-    until_ok 10 "the keeper to end" not_running "$pid"
+    until_ok 30 "the keeper to end" not_running "$pid"
   fi
   rm -f "$RIG_DIR/keeper" "$RIG_DIR"/*.pid
   [[ -s $RIG_DIR/slot ]] && n="$(<"$RIG_DIR/slot")"
