@@ -1,1 +1,128 @@
-//! (room ledger)
+//! The durable per-claim record: what a claim holds on this node, and how far its preparation got.
+//!
+//! One file per claim, so that cost does not grow with live claims. Release reads the record alone: it
+//! needs no API server, no NVML, and asks no feature gate. The types here are frozen per version and own
+//! nothing of other people's; [`codec`] turns them into bytes and back; [`audit`] looks for contradictions.
+//!
+//! May import: model. May name: serde_json, crc32fast.
+
+mod audit;
+mod codec;
+#[cfg(test)]
+mod tests;
+
+pub use audit::{Finding, audit};
+pub use codec::{Damage, Decoded, decode, encode_intent, encode_mark};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::claim::{ClaimRef, PreparedDevice};
+use crate::model::names::{BootId, DeviceUuid};
+
+/// What is written before the first effect: everything that a release will need.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intent {
+    pub claim: ClaimRef,
+    /// The boot in which the effects are made. In another boot they are gone.
+    pub boot: BootId,
+    pub devices: Vec<HeldDevice>,
+    /// In the order in which they are applied.
+    pub steps: Vec<Step>,
+}
+
+/// One device that the claim holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldDevice {
+    /// What kubelet was, or will be, told.
+    pub answer: PreparedDevice,
+    /// UUID of the device itself, and of the board that it is or is a part of.
+    pub uuid: DeviceUuid,
+    pub gpu: DeviceUuid,
+    pub mode: HoldMode,
+}
+
+/// What a held device is to the claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HoldMode {
+    /// The whole board, for this claim alone.
+    Whole,
+    /// One MIG device, for this claim alone.
+    Mig,
+    /// Administrative access: holds nothing, changes nothing.
+    Admin,
+}
+
+/// One effect, with all that its undoing needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// Set the GPU's time slice; undone by setting the driver's default.
+    TimeSlice { gpu: DeviceUuid, level: u8 },
+    /// Write the claim's CDI file; undone by removing it.
+    WriteCdi { file: String },
+}
+
+/// How far the record's claim got. Marks are appended to the record as it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mark {
+    /// The step of that index is done.
+    Applied(usize),
+    /// All steps are done and the answer may be given.
+    Ready,
+    /// A release has begun.
+    Releasing,
+}
+
+/// The state that the marks add up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Steps before this index are done; the one at it may be half done.
+    Applying(usize),
+    Ready,
+    Releasing,
+}
+
+/// A record as it is read back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub intent: Intent,
+    pub phase: Phase,
+}
+
+impl Record {
+    /// The boards whose lanes a change of this record must take, sorted, each once.
+    pub fn gpus(&self) -> Vec<DeviceUuid> {
+        self.intent.gpus()
+    }
+
+    /// The answer for kubelet.
+    pub fn answer(&self) -> Vec<PreparedDevice> {
+        self.intent.devices.iter().map(|device| device.answer.clone()).collect()
+    }
+
+    /// Steps that may have had an effect, last first: what a release undoes.
+    pub fn undo(&self) -> impl Iterator<Item = &Step> {
+        let touched = match self.phase {
+            Phase::Applying(next) => self.intent.steps.len().min(next + 1),
+            Phase::Ready | Phase::Releasing => self.intent.steps.len(),
+        };
+        self.intent.steps[..touched].iter().rev()
+    }
+
+    /// The CDI file that the record owns.
+    pub fn cdi_file(&self) -> Option<&str> {
+        self.intent.steps.iter().find_map(|step| match step {
+            Step::WriteCdi { file } => Some(file.as_str()),
+            Step::TimeSlice { .. } => None,
+        })
+    }
+}
+
+impl Intent {
+    /// As [`Record::gpus`].
+    pub fn gpus(&self) -> Vec<DeviceUuid> {
+        let mut gpus: Vec<_> = self.devices.iter().map(|device| device.gpu.clone()).collect();
+        gpus.sort();
+        gpus.dedup();
+        gpus
+    }
+}

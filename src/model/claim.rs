@@ -26,6 +26,8 @@ impl fmt::Display for ClaimRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatedClaim {
     pub claim: ClaimRef,
+    /// Every request that the claim's spec has, `request` or `request/subrequest`, whoever serves it.
+    pub requests: Vec<RequestName>,
     /// In the order of the allocation. Never empty for a claim that kubelet asks us to prepare.
     pub results: Vec<Allocated>,
     /// Class entries first, then the claim's: later ones win (KEP-3063).

@@ -11,3 +11,15 @@ pub mod claim;
 pub mod gpu;
 pub mod names;
 pub mod quantity;
+
+/// An error and its sources in one line, outermost first: what people are shown.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

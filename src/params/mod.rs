@@ -1,1 +1,74 @@
-//! (room params)
+//! Opaque claim parameters: decode strictly, then say which apply to which device.
+//!
+//! The kinds are those that users of NVIDIA's driver already write, `GpuConfig` and `MigDeviceConfig` of
+//! `resource.nvidia.com/v1beta1`, accepted with the same strictness: an unknown field is an error.
+//! [`decode`] turns one JSON object into [`Params`]; [`resolve`] picks what one device gets.
+//!
+//! May import: model. May name: serde_json, serde_path_to_error.
+
+mod decode;
+mod resolve;
+
+pub use decode::{ParamsError, decode};
+pub use resolve::{DeviceSettings, ResolveError, resolve};
+
+use crate::model::quantity::Bytes;
+
+/// One decoded and validated parameters object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Params {
+    /// `GpuConfig`: for whole GPUs.
+    Gpu(Option<Sharing>),
+    /// `MigDeviceConfig`: for MIG devices. Has no time-slice interval.
+    Mig(Option<Sharing>),
+}
+
+/// How the containers of *one claim* share its device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sharing {
+    TimeSlicing(Interval),
+    Mps(MpsSettings),
+}
+
+/// How long the GPU stays with one process before it turns to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Interval {
+    #[default]
+    Default,
+    Short,
+    Medium,
+    Long,
+}
+
+impl Interval {
+    /// The word in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "Default",
+            Self::Short => "Short",
+            Self::Medium => "Medium",
+            Self::Long => "Long",
+        }
+    }
+
+    /// The value that `nvidia-smi compute-policy --set-timeslice` takes.
+    pub fn level(self) -> u8 {
+        match self {
+            Self::Default => 0,
+            Self::Short => 1,
+            Self::Medium => 2,
+            Self::Long => 3,
+        }
+    }
+}
+
+/// Limits that the MPS daemon gives every client of the claim.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MpsSettings {
+    /// 1 to 100.
+    pub active_thread_percentage: Option<u32>,
+    pub pinned_memory_limit: Option<Bytes>,
+    /// By GPU UUID, or by index in the order of the claim's sorted UUIDs.
+    pub per_device_pinned_memory_limit: Vec<(String, Bytes)>,
+    pub multi_user: bool,
+}
