@@ -15,14 +15,14 @@ const PROTOS: [&str; 5] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for proto in PROTOS {
         println!("cargo:rerun-if-changed={proto}");
-        let files = protox::compile([proto], ["proto"])?;
-        // One module file per proto: the two health packages differ only in their package name.
-        let name = proto.trim_start_matches("proto/").trim_end_matches(".proto").replace('/', "_");
-        tonic_prost_build::configure()
-            .build_client(true) // used by the contract tests and the health probe
-            .include_file(format!("{name}.rs"))
-            .compile_fds(files)?;
     }
+    // The older protocols' messages are the newer ones' (v1beta1 only lacks share_id, which its
+    // readers skip as an unknown field), so both services share one set of types.
+    tonic_prost_build::configure()
+        .build_client(true) // used by the contract tests
+        .extern_path(".k8s.io.kubelet.pkg.apis.dra.v1beta1", "crate::kubelet::pb::dra")
+        .extern_path(".v1alpha1", "crate::kubelet::pb::health")
+        .compile_fds(protox::compile(PROTOS, ["proto"])?)?;
     stamp_commit();
     Ok(())
 }

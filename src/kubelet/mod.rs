@@ -1,19 +1,56 @@
 //! Edge to kubelet: plugin registration, the DRA service in both versions, the health stream.
 //! Speaks gRPC over Unix sockets and decides nothing; [`Claims`] does the work.
 //!
-//! May import: model. May name: tonic, prost, tokio.
+//! * [`Sockets`]: where the two sockets lie, and which dead ones to clear away
+//! * [`serve`]: puts everything up in the right order and takes it down again
+//! * [`Registration`]: what kubelet last said about us
+//!
+//! May import: model. May name: tonic, prost, http, tower, tokio, futures, sha2, tracing.
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
+
+use tokio::sync::watch;
 
 use crate::model::claim::{ClaimRef, PreparedDevice};
 use crate::model::names::{ClaimUid, DeviceName, PoolName};
 
-/// The four protocols, as generated from proto/.
+mod dra;
+mod health;
+mod listen;
+mod registration;
+mod serve;
+mod sockets;
+
+pub use dra::{MAX_CALLS, MAX_CLAIMS};
+pub use health::MAX_MESSAGE;
+pub use registration::{Registration, SUPPORTED_VERSIONS};
+pub use serve::{Bound, Config, Stopped, Timing, serve};
+pub use sockets::{MAX_PATH, Sockets};
+
+/// Kubelet's protocols, as generated from proto/. The older versions have services of their own
+/// and share the newer ones' messages.
 pub mod pb {
     pub mod registration {
-        include!(concat!(env!("OUT_DIR"), "/pluginregistration_v1.rs"));
+        tonic::include_proto!("pluginregistration");
+    }
+    pub mod dra {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+    }
+    pub mod dra_v1beta1 {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1beta1");
+    }
+    pub mod health {
+        tonic::include_proto!("v1");
+    }
+    pub mod health_v1alpha1 {
+        tonic::include_proto!("v1alpha1");
     }
 }
 
@@ -21,6 +58,9 @@ pub mod pb {
 pub type Prepared = Result<Vec<PreparedDevice>, String>;
 
 /// Who prepares claims. One answer per asked claim, always; errors stay per claim.
+///
+/// Calls overlap, and a call goes on after kubelet gave up on it: kubelet then asks again for the
+/// same claims while the first call still runs. A call must not block its thread.
 pub trait Claims: Send + Sync + 'static {
     fn prepare(
         &self,
@@ -40,4 +80,53 @@ pub struct DeviceHealth {
     pub device: DeviceName,
     /// `Err` carries the reason.
     pub state: Result<(), String>,
+}
+
+/// Tells the time of a health message.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// Where the health stream gets its messages from. `devices` is always the complete set; when its
+/// sender goes away the stream ends, and kubelet shows Unknown.
+#[derive(Clone)]
+pub struct Health {
+    pub devices: watch::Receiver<Vec<DeviceHealth>>,
+    pub clock: Clock,
+}
+
+/// What went otherwise than it should; each is also logged where it happens.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Calls refused for their size, or because [`MAX_CALLS`] were under way.
+    pub refused_calls: AtomicU64,
+    /// Calls answered with the deadline's error instead of a result.
+    pub late_calls: AtomicU64,
+    /// Claims that [`Claims`] gave no answer for.
+    pub missing_answers: AtomicU64,
+    /// Sockets put back after somebody deleted their file.
+    pub restored_sockets: AtomicU64,
+}
+
+/// Why the sockets cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "kubelet's directory {0:?} is of no use: it must be an absolute path in UTF-8, as kubelet's --root-dir"
+    )]
+    KubeletDir(PathBuf),
+    #[error(
+        "pod UID {0:?} is of no use in a file name: pass the pod's metadata.uid by the downward API, or nothing"
+    )]
+    PodUid(String),
+    #[error(
+        "no socket name fits below {dir:?}: a path may have {MAX_PATH} bytes; give kubelet a shorter --root-dir"
+    )]
+    PathTooLong { dir: PathBuf },
+    #[error("cannot make the plugin's directory {dir:?}; is kubelet's directory mounted writable?")]
+    Directory { dir: PathBuf, source: io::Error },
+    #[error("cannot listen on {path:?}; is kubelet's directory mounted writable, under its own path?")]
+    Bind { path: PathBuf, source: io::Error },
+    #[error("the server on {path:?} stopped by itself")]
+    Server { path: PathBuf, source: tonic::transport::Error },
+    #[error("the server on {path:?} stopped by itself, without a reason")]
+    Ended { path: PathBuf },
 }
