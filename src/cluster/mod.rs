@@ -1,1 +1,98 @@
-//! (room cluster)
+//! Edge to the API server: reads claims, reads and writes this node's ResourceSlices, posts events.
+//! Decides nothing: what to publish is decided in `slices`, what to do about a claim in `prepare`.
+//!
+//! Every call has a deadline ([`CALL_LIMIT`]) and there is no client-side rate limit: callers pace
+//! themselves. Nothing is cached; a claim is read with a GET at each question (KEP-3063: the UID must be
+//! compared with kubelet's). Only our own slices are ever written with a whole-object PUT, since a field
+//! that these types do not know would be lost by it.
+//!
+//! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
+//! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
+//! * [`events`]: events on claims and pods, best effort
+//!
+//! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, tokio, serde_json, tracing.
+
+mod client;
+mod error;
+pub mod events;
+pub mod read_claim;
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+
+pub use client::{ConnectError, Endpoint, KubeCluster};
+pub use error::{CallError, ClaimError, ClaimState};
+
+use crate::model::claim::{AllocatedClaim, ClaimRef};
+
+/// The longest that one call may take.
+pub const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the node asks of the API server.
+pub trait Cluster: Send + Sync + 'static {
+    /// The claim as it is allocated now, reduced to our driver's part (one GET).
+    fn claim<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>>;
+
+    /// What has become of a claim that this node holds something for (one GET).
+    fn claim_state<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, ClaimState> {
+        Box::pin(async move { ClaimState::from(self.claim(claim).await) })
+    }
+
+    /// The Node object's UID, for owner references.
+    fn node_uid(&self) -> BoxFuture<'_, Result<String, CallError>>;
+
+    /// All slices of this node and our driver, consistently (no stale cache).
+    fn slices(&self) -> BoxFuture<'_, Result<Vec<StoredSlice>, CallError>>;
+
+    /// What happens to those slices from now on, without end. An error is told and the watch goes on,
+    /// with back-off.
+    fn watch_slices(&self) -> BoxStream<'static, SliceEvent>;
+
+    /// Creates a slice; the answer is what the API server stored, which may lack fields.
+    fn create_slice<'a>(
+        &'a self,
+        slice: &'a ResourceSlice,
+    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>>;
+
+    /// Replaces a slice of ours. Its `metadata.resourceVersion` must be the stored one, else
+    /// [`CallError::Conflict`].
+    fn update_slice<'a>(
+        &'a self,
+        slice: &'a ResourceSlice,
+    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>>;
+
+    /// Deletes a slice if it still is the one that was seen. One that is gone already counts as deleted.
+    fn delete_slice<'a>(&'a self, slice: &'a SliceRef) -> BoxFuture<'a, Result<(), CallError>>;
+}
+
+/// A stored slice as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceRef {
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+}
+
+/// A slice in the API server. One that does not fit our types (another version's, say) is still told by
+/// name, so that it cannot hide.
+#[derive(Debug, Clone)]
+pub enum StoredSlice {
+    Readable(Box<ResourceSlice>),
+    Unreadable { slice: SliceRef, problem: String },
+}
+
+/// What a watch of this node's slices tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SliceEvent {
+    /// The watch begins anew: anything may have happened before.
+    Restarted,
+    /// Created or changed.
+    Stored(SliceRef),
+    /// Deleted: by its name and UID.
+    Deleted(SliceRef),
+    /// The watch is interrupted; it is tried again.
+    Interrupted { problem: String },
+}

@@ -1,0 +1,292 @@
+//! The real API server. The only file that names a kube client, besides the events.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta, PostParams, Preconditions};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Client, Config};
+use thiserror::Error;
+
+use super::{
+    CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
+};
+use crate::model::claim::{AllocatedClaim, ClaimRef};
+use crate::model::names::{DRIVER, NodeName};
+
+/// Who we are in `metadata.managedFields`.
+const FIELD_MANAGER: &str = "tranche";
+
+/// How to reach the API server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// With the pod's projected service-account token.
+    InCluster,
+    /// With a kubeconfig file and its current context.
+    Kubeconfig(PathBuf),
+}
+
+/// Why there is no client. Nothing has been asked of the API server yet.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error("not running in a pod with a service account; give --kubeconfig to run outside of the cluster")]
+    InCluster(#[source] kube::config::InClusterError),
+    #[error("kubeconfig {path} cannot be used; check the file and its current context", path = .path.display())]
+    Kubeconfig {
+        path: PathBuf,
+        #[source]
+        source: kube::config::KubeconfigError,
+    },
+    #[error("no client can be made for {url}; check its certificates and credentials")]
+    Client {
+        url: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// The API server, seen from one node.
+#[derive(Clone)]
+pub struct KubeCluster {
+    client: Client,
+    node: NodeName,
+    limit: Duration,
+}
+
+impl KubeCluster {
+    /// A client for `endpoint`. Connects at the first call.
+    pub async fn connect(endpoint: &Endpoint, node: NodeName) -> Result<Self, ConnectError> {
+        // Chosen here once, so that no other crate's default can be in force. Err: it is chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut config = match endpoint {
+            Endpoint::InCluster => Config::incluster().map_err(ConnectError::InCluster)?,
+            Endpoint::Kubeconfig(path) => from_file(path)
+                .await
+                .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source })?,
+        };
+        config.connect_timeout = Some(CALL_LIMIT);
+        config.write_timeout = Some(CALL_LIMIT);
+        let url = config.cluster_url.to_string();
+        let client = Client::try_from(config)
+            .map_err(|source| ConnectError::Client { url, source: Box::new(source) })?;
+        Ok(Self::with_client(client, node))
+    }
+
+    /// Uses a client that is there already.
+    pub fn with_client(client: Client, node: NodeName) -> Self {
+        Self { client, node, limit: CALL_LIMIT }
+    }
+
+    /// Another deadline per call than [`CALL_LIMIT`].
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// A queue for events, and the task that posts them; it ends when the last sender is gone.
+    pub fn events(&self) -> (events::Events, impl Future<Output = ()> + Send + use<>) {
+        events::queue(self.client.clone(), self.node.clone(), self.limit)
+    }
+
+    fn all_slices(&self) -> Api<ResourceSlice> {
+        Api::all(self.client.clone())
+    }
+
+    fn selector(&self) -> String {
+        format!("spec.driver={DRIVER},spec.nodeName={}", self.node)
+    }
+
+    async fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
+        let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
+        match call(self.limit, what, api.get(&claim.name)).await {
+            Ok(object) => read_claim::read(claim, &object),
+            Err(CallError::NotFound { .. }) => Err(ClaimError::Gone { claim: claim.clone() }),
+            Err(CallError::Unreadable { source, .. }) => Err(ClaimError::Malformed {
+                claim: claim.clone(),
+                field: "object".to_owned(),
+                problem: source.to_string(),
+            }),
+            Err(source) => Err(ClaimError::Call { claim: claim.clone(), source }),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<StoredSlice>, CallError> {
+        let api = Api::<DeserializeGuard<ResourceSlice>>::all(self.client.clone());
+        let params = ListParams::default().fields(&self.selector());
+        let what = || format!("LIST resourceslices of node {}", self.node);
+        let list = call(self.limit, what, api.list(&params)).await?;
+        Ok(list.items.into_iter().map(stored).collect())
+    }
+
+    async fn delete(&self, slice: &SliceRef) -> Result<(), CallError> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(slice.uid.clone()),
+                resource_version: Some(slice.resource_version.clone()),
+            }),
+            ..DeleteParams::default()
+        };
+        let api = self.all_slices();
+        let what = || format!("DELETE resourceslices {}", slice.name);
+        match call(self.limit, what, api.delete(&slice.name, &params)).await {
+            Ok(_) | Err(CallError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Cluster for KubeCluster {
+    fn claim<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
+        Box::pin(self.read(claim))
+    }
+
+    fn node_uid(&self) -> BoxFuture<'_, Result<String, CallError>> {
+        Box::pin(async move {
+            let api = Api::<PartialObjectMeta<Node>>::all(self.client.clone());
+            let what = || format!("GET nodes {}", self.node);
+            let node = call(self.limit, what, api.get(self.node.as_str())).await?;
+            node.metadata.uid.ok_or_else(|| CallError::Unreadable {
+                what: what(),
+                kind: "Node",
+                source: "metadata.uid is missing".into(),
+            })
+        })
+    }
+
+    fn slices(&self) -> BoxFuture<'_, Result<Vec<StoredSlice>, CallError>> {
+        Box::pin(self.list())
+    }
+
+    fn watch_slices(&self) -> BoxStream<'static, SliceEvent> {
+        // Metadata is enough to know that something happened, and cannot fail to be read for what is in
+        // a spec.
+        let api = Api::<PartialObjectMeta<ResourceSlice>>::all(self.client.clone());
+        let config = watcher::Config::default().fields(&self.selector());
+        watcher(api, config).default_backoff().filter_map(|event| std::future::ready(told(event))).boxed()
+    }
+
+    fn create_slice<'a>(
+        &'a self,
+        slice: &'a ResourceSlice,
+    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        Box::pin(async move {
+            let api = self.all_slices();
+            let meta = &slice.metadata;
+            let name = || meta.name.as_ref().or(meta.generate_name.as_ref()).map_or("", String::as_str);
+            let what = || format!("CREATE resourceslices {}", name());
+            call(self.limit, what, api.create(&post(), slice)).await
+        })
+    }
+
+    fn update_slice<'a>(
+        &'a self,
+        slice: &'a ResourceSlice,
+    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        Box::pin(async move {
+            let api = self.all_slices();
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            let what = || format!("UPDATE resourceslices {name}");
+            call(self.limit, what, api.replace(name, &post(), slice)).await
+        })
+    }
+
+    fn delete_slice<'a>(&'a self, slice: &'a SliceRef) -> BoxFuture<'a, Result<(), CallError>> {
+        Box::pin(self.delete(slice))
+    }
+}
+
+async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigError> {
+    let kubeconfig = Kubeconfig::read_from(path)?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+}
+
+fn post() -> PostParams {
+    PostParams { dry_run: false, field_manager: Some(FIELD_MANAGER.to_owned()) }
+}
+
+/// Waits for one call, at most `limit`, and says what went wrong in our words.
+pub(super) async fn call<T>(
+    limit: Duration,
+    what: impl FnOnce() -> String,
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(limit, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(translate(what(), error)),
+        Err(_) => Err(CallError::TimedOut { what: what(), limit }),
+    }
+}
+
+fn translate(what: String, error: kube::Error) -> CallError {
+    match error {
+        kube::Error::Api(status) => {
+            let message = status.message.clone();
+            match status.code {
+                // A 404 without the object's name says that the path is not served at all (an API server
+                // without resource.k8s.io/v1, a proxy): that is no statement about the object.
+                404 if status.details.as_ref().is_some_and(|details| !details.name.is_empty()) => {
+                    CallError::NotFound { what, message }
+                }
+                409 => CallError::Conflict { what, message },
+                401 | 403 => CallError::Forbidden { what, message },
+                code => CallError::Refused { what, code, message },
+            }
+        }
+        kube::Error::SerdeError(source) => {
+            CallError::Unreadable { what, kind: "expected", source: Box::new(source) }
+        }
+        other => CallError::Unreachable { what, source: Box::new(other) },
+    }
+}
+
+fn slice_ref(metadata: &ObjectMeta) -> SliceRef {
+    SliceRef {
+        name: metadata.name.clone().unwrap_or_default(),
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+fn stored(item: DeserializeGuard<ResourceSlice>) -> StoredSlice {
+    match item.0 {
+        Ok(slice) => StoredSlice::Readable(Box::new(slice)),
+        Err(invalid) => {
+            StoredSlice::Unreadable { slice: slice_ref(&invalid.metadata), problem: invalid.error }
+        }
+    }
+}
+
+/// `None`: nothing that anyone must act on.
+fn told(event: watcher::Result<Event<PartialObjectMeta<ResourceSlice>>>) -> Option<SliceEvent> {
+    match event {
+        Ok(Event::InitDone) => Some(SliceEvent::Restarted),
+        Ok(Event::Init | Event::InitApply(_)) => None,
+        Ok(Event::Apply(slice)) => Some(SliceEvent::Stored(slice_ref(&slice.metadata))),
+        Ok(Event::Delete(slice)) => Some(SliceEvent::Deleted(slice_ref(&slice.metadata))),
+        Err(error) => Some(SliceEvent::Interrupted { problem: chain(&error) }),
+    }
+}
+
+/// An error with its causes, for a log line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !words.contains(&text) {
+            words.push_str(": ");
+            words.push_str(&text);
+        }
+        cause = error.source();
+    }
+    words
+}
