@@ -1,0 +1,257 @@
+//! One device as a slice lists it: NVIDIA's attributes and capacities unchanged, then ours.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{Device as ApiDevice, DeviceAttribute, DeviceCapacity};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use super::{ENTRIES_PER_DEVICE, VALUE_BYTES};
+use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
+use crate::model::quantity::Bytes;
+
+/// The rung of enforcement in force on a device.
+const ISOLATION: &str = "isolation";
+
+/// `device` as it is published. Names without a domain belong to the driver.
+pub(super) fn published(driver: &DriverVersions, device: Device<'_>) -> ApiDevice {
+    let mut entries = Entries::default();
+    entries.board(driver, device.gpu());
+    match device {
+        Device::Whole(gpu) => entries.whole(gpu),
+        Device::Mig { parent, mig } => entries.mig(parent, mig),
+    }
+    ApiDevice {
+        name: device.name().to_string(),
+        attributes: some(entries.attributes),
+        capacity: some(entries.capacity),
+        ..ApiDevice::default()
+    }
+}
+
+/// An empty map is not sent: the API server would store none, and it would look changed for ever.
+fn some<V>(map: BTreeMap<String, V>) -> Option<BTreeMap<String, V>> {
+    (!map.is_empty()).then_some(map)
+}
+
+#[derive(Default)]
+struct Entries {
+    attributes: BTreeMap<String, DeviceAttribute>,
+    capacity: BTreeMap<String, DeviceCapacity>,
+}
+
+impl Entries {
+    /// What a whole GPU and its MIG devices have in common.
+    fn board(&mut self, driver: &DriverVersions, gpu: &Gpu) {
+        self.string("productName", &gpu.product_name);
+        self.string("brand", &gpu.brand);
+        self.string("architecture", &gpu.architecture);
+        let (major, minor) = gpu.compute_capability;
+        self.version("cudaComputeCapability", &format!("{major}.{minor}"));
+        self.version("driverVersion", &driver.driver);
+        self.version("cudaDriverVersion", &driver.cuda);
+        self.string("addressingMode", gpu.addressing_mode.as_deref().unwrap_or_default());
+        self.string("resource.kubernetes.io/pciBusID", &gpu.pci.bus_id);
+        self.string("resource.kubernetes.io/pcieRoot", gpu.pci.root.as_deref().unwrap_or_default());
+        if let Some(node) = gpu.pci.numa_node {
+            self.int("resource.kubernetes.io/numaNode", node.into());
+        }
+    }
+
+    fn whole(&mut self, gpu: &Gpu) {
+        self.string("type", "gpu");
+        self.string("uuid", gpu.uuid.as_str());
+        self.string(ISOLATION, "none");
+        if let Some(count) = gpu.multiprocessors {
+            self.int("multiprocessors", count.into());
+        }
+        // A board whose memory is not known has none to be counted.
+        if let Memory::Known { total, .. } = gpu.memory {
+            self.bytes("memory", total);
+        }
+    }
+
+    fn mig(&mut self, parent: &Gpu, mig: &MigDevice) {
+        self.string("type", "mig");
+        self.string("uuid", mig.uuid.as_str());
+        self.string("parentUUID", parent.uuid.as_str());
+        self.string("profile", &mig.profile);
+        self.string(ISOLATION, "mig");
+        let capacity = &mig.capacity;
+        self.bytes("memory", capacity.memory);
+        self.count("multiprocessors", capacity.multiprocessors);
+        self.count("copyEngines", capacity.copy_engines);
+        self.count("decoders", capacity.decoders);
+        self.count("encoders", capacity.encoders);
+        self.count("jpegEngines", capacity.jpeg_engines);
+        self.count("ofaEngines", capacity.ofa_engines);
+        // Today's boards have 8 memory slices; no number that NVML makes up may overfill the device.
+        let room = ENTRIES_PER_DEVICE - self.attributes.len() - self.capacity.len();
+        let slices = mig.placement.start..mig.placement.start.saturating_add(mig.placement.size);
+        for slice in slices.take(room) {
+            self.count(&format!("memorySlice{slice}"), 1);
+        }
+    }
+
+    /// Left out if there is nothing to say; cut to what the API server takes.
+    fn string(&mut self, name: &str, value: &str) {
+        let value = value[..value.floor_char_boundary(VALUE_BYTES)].to_owned();
+        if !value.is_empty() {
+            self.attribute(name, DeviceAttribute { string: Some(value), ..DeviceAttribute::default() });
+        }
+    }
+
+    fn int(&mut self, name: &str, value: i64) {
+        self.attribute(name, DeviceAttribute { int: Some(value), ..DeviceAttribute::default() });
+    }
+
+    /// Left out if it is no version.
+    fn version(&mut self, name: &str, value: &str) {
+        if let Some(version) = semver(value) {
+            self.attribute(name, DeviceAttribute { version: Some(version), ..DeviceAttribute::default() });
+        }
+    }
+
+    fn attribute(&mut self, name: &str, value: DeviceAttribute) {
+        self.attributes.insert(name.to_owned(), value);
+    }
+
+    /// Beyond what a quantity can hold (2^63 - 1) is left out: no board has it.
+    fn bytes(&mut self, name: &str, value: Bytes) {
+        if i64::try_from(value.0).is_ok() {
+            self.capacity(name, value.to_quantity_string());
+        }
+    }
+
+    fn count(&mut self, name: &str, value: u32) {
+        self.capacity(name, value.to_string());
+    }
+
+    fn capacity(&mut self, name: &str, value: String) {
+        let capacity = DeviceCapacity { value: ApiQuantity(value), ..DeviceCapacity::default() };
+        self.capacity.insert(name.to_owned(), capacity);
+    }
+}
+
+/// `12.4` → `12.4.0`, `550.163.01` → `550.163.1`: what semver 2.0.0 takes, as NVIDIA's driver makes it.
+/// `None` if the text does not begin with a number.
+fn semver(text: &str) -> Option<String> {
+    let mut parts = [0_u64; 3];
+    for (part, text) in parts.iter_mut().zip(text.split('.')) {
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        *part = text[..end].parse().ok()?;
+    }
+    Some(format!("{}.{}.{}", parts[0], parts[1], parts[2]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::tests::{gpu, mig, node_gpus};
+    use super::*;
+
+    #[test]
+    fn versions_become_semantic() {
+        for (text, expected) in [
+            ("550.163.01", Some("550.163.1")),
+            ("12.4", Some("12.4.0")),
+            ("9.0", Some("9.0.0")),
+            ("570", Some("570.0.0")),
+            ("535.104.05.1", Some("535.104.5")),
+            ("580.00.00", Some("580.0.0")),
+            ("610.12-beta", Some("610.12.0")),
+            ("", None),
+            ("N/A", None),
+            ("12.x", None),
+            ("99999999999999999999999.1", None),
+        ] {
+            assert_eq!(semver(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    fn yaml(device: &ApiDevice) -> serde_json::Value {
+        serde_json::to_value(device).unwrap()
+    }
+
+    #[test]
+    fn a_whole_gpu_has_nvidias_attributes_and_ours() {
+        let gpus = node_gpus(1);
+        let device = published(&gpus.driver, Device::Whole(&gpus.gpus[0]));
+        assert_eq!(
+            yaml(&device),
+            serde_json::json!({
+                "name": "gpu-0",
+                "attributes": {
+                    "type": {"string": "gpu"},
+                    "uuid": {"string": "GPU-00000000-0000-0000-0000-000000000000"},
+                    "productName": {"string": "NVIDIA H100 80GB HBM3"},
+                    "brand": {"string": "Nvidia"},
+                    "architecture": {"string": "Hopper"},
+                    "cudaComputeCapability": {"version": "9.0.0"},
+                    "driverVersion": {"version": "550.163.1"},
+                    "cudaDriverVersion": {"version": "12.4.0"},
+                    "addressingMode": {"string": "HMM"},
+                    "resource.kubernetes.io/pciBusID": {"string": "0000:10:00.0"},
+                    "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
+                    "resource.kubernetes.io/numaNode": {"int": 1},
+                    "isolation": {"string": "none"},
+                    "multiprocessors": {"int": 132},
+                },
+                "capacity": {"memory": {"value": "80Gi"}},
+            })
+        );
+    }
+
+    #[test]
+    fn what_nvml_cannot_tell_is_left_out() {
+        let mut gpu = gpu(3);
+        gpu.memory = Memory::Unknown;
+        gpu.multiprocessors = None;
+        gpu.addressing_mode = None;
+        gpu.pci = crate::model::gpu::Pci::default();
+        gpu.product_name = "é".repeat(50);
+        let device = yaml(&published(&DriverVersions::default(), Device::Whole(&gpu)));
+        assert_eq!(
+            device,
+            serde_json::json!({
+                "name": "gpu-3",
+                "attributes": {
+                    "type": {"string": "gpu"},
+                    "uuid": {"string": "GPU-00000000-0000-0000-0000-000000000003"},
+                    "productName": {"string": "é".repeat(32)},
+                    "brand": {"string": "Nvidia"},
+                    "architecture": {"string": "Hopper"},
+                    "cudaComputeCapability": {"version": "9.0.0"},
+                    "isolation": {"string": "none"},
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn a_mig_device_has_its_engines_and_memory_slices() {
+        let gpus = node_gpus(1);
+        let parent = &gpus.gpus[0];
+        let mig = mig(4, 2);
+        let device = yaml(&published(&gpus.driver, Device::Mig { parent, mig: &mig }));
+        assert_eq!(device["name"], "gpu-0-mig-1g10gb-19-4");
+        for (name, value) in [
+            ("type", "mig"),
+            ("uuid", "MIG-4"),
+            ("parentUUID", "GPU-00000000-0000-0000-0000-000000000000"),
+            ("profile", "1g.10gb"),
+            ("productName", "NVIDIA H100 80GB HBM3"),
+            ("isolation", "mig"),
+            ("resource.kubernetes.io/pcieRoot", "pci0000:15"),
+        ] {
+            assert_eq!(device["attributes"][name]["string"], value, "{name}");
+        }
+        assert_eq!(
+            device["capacity"],
+            serde_json::json!({
+                "memory": {"value": "9728Mi"}, "multiprocessors": {"value": "16"},
+                "copyEngines": {"value": "1"}, "decoders": {"value": "1"}, "encoders": {"value": "0"},
+                "jpegEngines": {"value": "0"}, "ofaEngines": {"value": "0"},
+                "memorySlice4": {"value": "1"}, "memorySlice5": {"value": "1"},
+            })
+        );
+    }
+}
