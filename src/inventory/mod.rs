@@ -1,1 +1,56 @@
-//! (room inventory)
+//! The node's GPUs as they are believed to be, folded from one look after another.
+//!
+//! * [`Inventory`]: what is known; the publisher and the preparer read this
+//! * [`Look`]: what one complete look at the node found, and what failed in it
+//! * [`Known`]: the inventory with the memory that tells a hiccup from a loss
+//! * [`Change`]: what became different, in words for logs and events
+//!
+//! Pure. May import: model. May name: serde.
+
+mod change;
+mod fold;
+mod settle;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::gpu::NodeGpus;
+use crate::model::names::DeviceUuid;
+
+pub use change::Change;
+pub use fold::{ABSENT_LOOKS, FORGET_AFTER, Known, UNHEALTHY_AFTER};
+
+/// What is known of the node's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum Inventory {
+    /// No look has ended yet.
+    #[default]
+    Unknown,
+    /// The GPUs, sorted by minor number; device names and UUIDs are unique.
+    Found(NodeGpus),
+    /// There is nothing to work with, and why: the pool is published empty.
+    Unavailable { reason: String },
+}
+
+/// What one look at the node found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Look {
+    /// What could be read, in any order.
+    pub gpus: NodeGpus,
+    /// GPUs that NVML counts but that could not be read.
+    pub failed: Vec<FailedGpu>,
+    /// Devices that were passed over, in words.
+    pub left_out: Vec<String>,
+}
+
+/// A GPU that NVML counts but that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedGpu {
+    /// NVML's index.
+    pub index: u32,
+    /// Where the look got as far as that.
+    pub uuid: Option<DeviceUuid>,
+    /// What failed, in words.
+    pub reason: String,
+}

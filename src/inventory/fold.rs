@@ -1,0 +1,144 @@
+//! The fold: a look on top of what is known.
+//!
+//! One failed call must not un-publish a device under a running pod, and a device that is gone must
+//! not be offered for long:
+//! * a GPU that was known and cannot be read stays, unhealthy
+//! * a GPU that NVML no longer counts stays, unhealthy, until [`ABSENT_LOOKS`] looks in a row miss it
+//! * when looks fail altogether, all stays as it is until [`UNHEALTHY_AFTER`] in a row have failed,
+//!   then all GPUs are unhealthy, and after [`FORGET_AFTER`] nothing is offered any more
+
+use std::collections::BTreeMap;
+
+use crate::model::gpu::{Gpu, Health, NodeGpus};
+use crate::model::names::DeviceUuid;
+
+use super::change::changes;
+use super::settle::settle;
+use super::{Change, FailedGpu, Inventory, Look};
+
+/// So many looks in a row must miss a GPU before it is taken for gone.
+pub const ABSENT_LOOKS: u32 = 2;
+/// So many looks in a row must fail before known GPUs are called unhealthy.
+pub const UNHEALTHY_AFTER: u32 = 3;
+/// So many looks in a row must fail before known GPUs are forgotten.
+pub const FORGET_AFTER: u32 = 10;
+
+/// The inventory, and what is needed to judge the next look.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Known {
+    inventory: Inventory,
+    /// How many looks in a row missed a GPU that is still listed.
+    absent: BTreeMap<DeviceUuid, u32>,
+    /// How many looks in a row failed altogether.
+    failed_looks: u32,
+    left_out: Vec<String>,
+}
+
+impl Known {
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// Devices that NVML tells of and that are not listed, in words.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// How many looks in a row failed altogether.
+    pub fn failed_looks(&self) -> u32 {
+        self.failed_looks
+    }
+
+    /// What is known after one more look; an `Err` says why there was nothing to see.
+    pub fn fold(&self, look: Result<Look, String>) -> (Self, Vec<Change>) {
+        let next = match look {
+            Ok(look) => self.after(look),
+            Err(reason) => self.after_failure(reason),
+        };
+        let mut changes = changes(&self.inventory, &next.inventory);
+        let news = next.left_out.iter().filter(|words| !self.left_out.contains(words));
+        changes.extend(news.map(|words| Change::LeftOut { words: words.clone() }));
+        (next, changes)
+    }
+
+    fn after(&self, look: Look) -> Self {
+        let mut left_out = look.left_out;
+        let mut gpus = settle(look.gpus.gpus, &mut left_out);
+        let missing: Vec<_> =
+            self.listed().filter(|old| !gpus.iter().any(|gpu| gpu.uuid == old.uuid)).collect();
+        left_out.extend(strangers(&look.failed, &missing));
+        let mut absent = BTreeMap::new();
+        for old in missing {
+            let misses = self.absent.get(&old.uuid).copied().unwrap_or(0) + 1;
+            // Another board in its place: the name is taken.
+            let replaced = gpus.iter().any(|gpu| gpu.minor == old.minor);
+            match failure(&old.uuid, &look.failed) {
+                _ if replaced => {}
+                Some(failed) => gpus.push(unhealthy(old, &failed.reason)),
+                None if misses < ABSENT_LOOKS => {
+                    absent.insert(old.uuid.clone(), misses);
+                    gpus.push(unhealthy(old, "NVML did not list it at the last look"));
+                }
+                None => {}
+            }
+        }
+        gpus.sort_by_key(|gpu| gpu.minor);
+        left_out.sort();
+        left_out.dedup();
+        let inventory = Inventory::Found(NodeGpus { driver: look.gpus.driver, gpus });
+        Self { inventory, absent, failed_looks: 0, left_out }
+    }
+
+    fn after_failure(&self, reason: String) -> Self {
+        let failed_looks = self.failed_looks.saturating_add(1);
+        let inventory = match &self.inventory {
+            Inventory::Found(known) if failed_looks < UNHEALTHY_AFTER => Inventory::Found(known.clone()),
+            Inventory::Found(known) if failed_looks < FORGET_AFTER => {
+                let gpus = known.gpus.iter().map(|gpu| unhealthy(gpu, &reason)).collect();
+                Inventory::Found(NodeGpus { driver: known.driver.clone(), gpus })
+            }
+            _ => Inventory::Unavailable { reason },
+        };
+        let forgotten = matches!(inventory, Inventory::Unavailable { .. });
+        let (absent, left_out) =
+            if forgotten { Default::default() } else { (self.absent.clone(), self.left_out.clone()) };
+        Self { inventory, absent, failed_looks, left_out }
+    }
+
+    fn listed(&self) -> impl Iterator<Item = &Gpu> {
+        match &self.inventory {
+            Inventory::Found(known) => known.gpus.as_slice(),
+            _ => &[],
+        }
+        .iter()
+    }
+}
+
+/// Failing GPUs that were never known: there is nothing to list. `missing`: known ones that were not
+/// read, so that the first failures without a name are taken to be theirs.
+fn strangers(failed: &[FailedGpu], missing: &[&Gpu]) -> Vec<String> {
+    let is_missing = |uuid: &DeviceUuid| missing.iter().any(|gpu| gpu.uuid == *uuid);
+    let (named, nameless): (Vec<_>, Vec<_>) = failed.iter().partition(|failed| failed.uuid.is_some());
+    let own = named.iter().filter(|f| f.uuid.as_ref().is_some_and(is_missing)).count();
+    let named = named.into_iter().filter(|f| !f.uuid.as_ref().is_some_and(is_missing));
+    let nameless = nameless.into_iter().skip(missing.len().saturating_sub(own));
+    named
+        .chain(nameless)
+        .map(|failed| match &failed.uuid {
+            Some(uuid) => format!("{uuid}: {}", failed.reason),
+            None => format!("the GPU at NVML index {}: {}", failed.index, failed.reason),
+        })
+        .collect()
+}
+
+/// Why a GPU that was not read could be missing: its own failure, or that of a GPU which failed
+/// before it could say who it is. (Several of those cannot be told apart: the first one's words
+/// stand for all.)
+fn failure<'a>(uuid: &DeviceUuid, failed: &'a [FailedGpu]) -> Option<&'a FailedGpu> {
+    let own = failed.iter().find(|failed| failed.uuid.as_ref() == Some(uuid));
+    own.or_else(|| failed.iter().find(|failed| failed.uuid.is_none()))
+}
+
+fn unhealthy(gpu: &Gpu, reason: &str) -> Gpu {
+    Gpu { health: Health::Unhealthy(reason.to_owned()), ..gpu.clone() }
+}

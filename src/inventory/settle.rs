@@ -1,0 +1,62 @@
+//! One order, and one device per name and per UUID.
+
+use std::collections::BTreeSet;
+
+use crate::model::gpu::{Device, Gpu, MigMode};
+use crate::model::names::{DeviceName, DeviceUuid};
+
+/// Sorts the GPUs by minor number and their MIG devices by name, and keeps the first of those that
+/// share a name or a UUID. Words say what was left out.
+pub(super) fn settle(mut gpus: Vec<Gpu>, left_out: &mut Vec<String>) -> Vec<Gpu> {
+    // A driver that lists one board twice may tell different things of it: any fixed order will do.
+    gpus.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| format!("{a:?}").cmp(&format!("{b:?}"))));
+    let mut seen = Seen::default();
+    gpus.retain(|gpu| seen.first(DeviceName::whole(gpu.minor), &gpu.uuid, left_out));
+    for index in 0..gpus.len() {
+        settle_mig(&mut gpus, index, &mut seen, left_out);
+    }
+    gpus
+}
+
+/// By minor number; the rest only decides who is first of two with the same number.
+fn order(gpu: &Gpu) -> (u32, &str, &DeviceUuid) {
+    (gpu.minor, &gpu.pci.bus_id, &gpu.uuid)
+}
+
+fn settle_mig(gpus: &mut [Gpu], index: usize, seen: &mut Seen, left_out: &mut Vec<String>) {
+    let Some(gpu) = gpus.get_mut(index) else { return };
+    let MigMode::On(devices) = &gpu.mig else { return };
+    let mut named: Vec<_> =
+        devices.iter().map(|mig| (Device::Mig { parent: gpu, mig }.name(), mig.clone())).collect();
+    named.sort_by(|(name_a, a), (name_b, b)| {
+        (name_a, a.gpu_instance, a.compute_instance, &a.uuid).cmp(&(
+            name_b,
+            b.gpu_instance,
+            b.compute_instance,
+            &b.uuid,
+        ))
+    });
+    named.retain(|(name, mig)| seen.first(name.clone(), &mig.uuid, left_out));
+    gpu.mig = MigMode::On(named.into_iter().map(|(_, mig)| mig).collect());
+}
+
+#[derive(Default)]
+struct Seen {
+    names: BTreeSet<DeviceName>,
+    uuids: BTreeSet<DeviceUuid>,
+}
+
+impl Seen {
+    fn first(&mut self, name: DeviceName, uuid: &DeviceUuid, left_out: &mut Vec<String>) -> bool {
+        if self.names.contains(&name) {
+            left_out.push(format!("{uuid}: another device is already called {name}"));
+            return false;
+        }
+        if self.uuids.contains(uuid) {
+            left_out.push(format!("{name}: another device already has the UUID {uuid}"));
+            return false;
+        }
+        self.uuids.insert(uuid.clone());
+        self.names.insert(name)
+    }
+}
