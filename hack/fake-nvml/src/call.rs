@@ -33,23 +33,12 @@ pub(crate) use nvml;
 
 /// Runs one call about `about`, the first argument: a handle, or anything else.
 pub fn enter(name: &'static str, about: usize, work: impl FnOnce(&Node) -> Answer) -> nvmlReturn_t {
-    run(name, about, || {
-        if !session::is_open() {
-            return Err(Code::UNINITIALIZED);
-        }
-        let node = node::load()?;
-        prepare(&node, name, about)?;
-        work(&node)
-    })
+    if session::is_open() { run(name, about, work) } else { Code::UNINITIALIZED.0 }
 }
 
 /// Runs one call that needs no initialised library.
 pub fn enter_closed(name: &'static str, work: impl FnOnce(&Node) -> Answer) -> nvmlReturn_t {
-    run(name, 0, || {
-        let node = node::load()?;
-        prepare(&node, name, 0)?;
-        work(&node)
-    })
+    run(name, 0, work)
 }
 
 /// A function that exists and that no board here can do.
@@ -57,17 +46,19 @@ pub fn stub(name: &'static str) -> nvmlReturn_t {
     enter(name, 0, |_| Err(Code::NOT_SUPPORTED))
 }
 
-fn run(name: &'static str, about: usize, work: impl FnOnce() -> Answer) -> nvmlReturn_t {
+fn run(name: &'static str, about: usize, work: impl FnOnce(&Node) -> Answer) -> nvmlReturn_t {
     let started = Instant::now();
+    let node = match node::load() {
+        Ok(node) => node,
+        Err(Code(number)) => return number,
+    };
     // A panic must not cross into C.
-    let number = match catch_unwind(AssertUnwindSafe(work)) {
+    let number = match catch_unwind(AssertUnwindSafe(|| prepare(&node, name, about).and_then(|()| work(&node)))) {
         Ok(Ok(())) => 0,
         Ok(Err(Code(number))) => number,
         Err(_) => Code::UNKNOWN.0,
     };
-    if let Ok(node) = node::load()
-        && node.control.log_calls
-    {
+    if node.control.log_calls {
         log(&node, name, about, number, started.elapsed());
     }
     number

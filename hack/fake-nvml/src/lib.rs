@@ -24,6 +24,7 @@ pub mod node;
 pub mod session;
 pub mod state;
 pub mod strip;
+pub mod watch;
 
 #[allow(non_snake_case)]
 mod api;

@@ -1,10 +1,13 @@
 //! The node as a call sees it: control file and state together, read again
 //! whenever one of the files changed.
 
+use std::ffi::{CStr, OsStr, c_void};
 use std::fs;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::abi::Handle;
 use crate::board::{self, Board, MigProfile};
@@ -267,9 +270,32 @@ pub fn listed(process: &Process, list: ProcessKind) -> bool {
     process.kind == list || (list == ProcessKind::Compute && process.kind == ProcessKind::Mps)
 }
 
-/// Where the node is described.
+/// Where the node is described: `FAKE_NVML_DIR`, or beside the library when a
+/// control file lies there, or `/run/fake-nvml`.
 pub fn dir() -> PathBuf {
-    std::env::var_os("FAKE_NVML_DIR").map_or_else(|| PathBuf::from("/run/fake-nvml"), PathBuf::from)
+    if let Some(dir) = std::env::var_os("FAKE_NVML_DIR") {
+        return PathBuf::from(dir);
+    }
+    match own_dir() {
+        Some(own) if own.join("control.json").exists() => own.to_owned(),
+        _ => PathBuf::from("/run/fake-nvml"),
+    }
+}
+
+/// The directory that this library was loaded from.
+fn own_dir() -> Option<&'static Path> {
+    static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
+    OWN.get_or_init(|| {
+        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: an address of this object, and room for the answer.
+        if unsafe { libc::dladdr(own_dir as *const c_void, info.as_mut_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: dladdr succeeded, so it is filled; the name lives as long as the object.
+        let name = unsafe { CStr::from_ptr(info.assume_init().dli_fname) };
+        Path::new(OsStr::from_bytes(name.to_bytes())).parent().map(Path::to_owned)
+    })
+    .as_deref()
 }
 
 /// What tells one version of a file from the next.

@@ -1,1 +1,60 @@
-fn main() {}
+//! `fake-nvml`: writes and shows the description of a simulated node.
+
+mod args;
+mod edit;
+mod files;
+mod show;
+
+use std::process::ExitCode;
+
+use args::Args;
+
+const HELP: &str = "\
+fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
+
+  init --profile P [--count N] [--driver V] [--seed S] [--mig GPU=PROFILE[@START],...]...
+  set-mig GPU off|on|PROFILE[@START],...    MIG of one board
+  lose GPU | recover GPU                    falls off the bus | is back
+  xid GPU CODE [--gi N] [--ci N]            a critical Xid event
+  event GPU KIND [VALUE] [--gi N] [--ci N]  any event: ecc-double, mig-config, recovery-action, ...
+  process add GPU PID [MIB] [--kind compute|mps|graphics] [--gi N] [--ci N]
+                            [--cgroup PATH] [--sm-util N] [--only-if-alive]
+  process remove GPU PID
+  fault CALL|'*' RETURN|none [--gpu N] [--times N] [--after N] [--delay-ms N]
+  missing NAME...                           these functions are not found
+  set GPU KEY=VALUE...                      any field of a board, VALUE in JSON
+  driver VERSION | driver unload | driver load
+  log on|off                                calls.log
+  clear                                     no faults, nothing missing, nothing lost
+  show                                      the node as a table
+  strip-symbols IN OUT NAME...              a copy of the library without these names
+  install DIR [--lib FILE]                  the library as DIR/libnvidia-ml.so.1
+
+Profiles: t4 a100-80gb h100 h200 b200 l40s
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(words) => {
+            eprintln!("fake-nvml: {words}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let mut args = Args::new(std::env::args().skip(1));
+    let dir = args.option("--dir")?.map_or_else(fake_nvml::node::dir, Into::into);
+    let command = args.word("a command")?;
+    match command.as_str() {
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        "show" => show::show(&dir, args),
+        "strip-symbols" => files::strip(args),
+        "install" => files::install(args),
+        _ => edit::edit(&dir, &command, args),
+    }
+}
