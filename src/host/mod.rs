@@ -1,1 +1,3 @@
 //! (room host)
+pub mod device_nodes;
+pub mod driver_root;

@@ -259,7 +259,8 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_is_refused() {
-        for text in ["", ".", "-", "Gi", "1gi", "1GiB", "1 Gi", "1e", "1e+", "1e3Mi", "NaN", "inf", "1..5", "0x10"]
+        for text in
+            ["", ".", "-", "Gi", "1gi", "1GiB", "1 Gi", "1e", "1e+", "1e3Mi", "NaN", "inf", "1..5", "0x10"]
         {
             assert!(matches!(text.parse::<Quantity>(), Err(QuantityError::Syntax(_))), "{text:?}");
         }
