@@ -1,1 +1,71 @@
-//! (room nvml)
+//! The NVML edge: asks NVIDIA's management library, and decides nothing.
+//!
+//! NVML may be missing, slow or hang, and it may be replaced under our feet. So it is loaded at run
+//! time from a driver root, all calls are made by one thread of its own behind a bounded queue, and
+//! every question has a deadline.
+//!
+//! * [`Gpus`]: what the loops ask for; [`Nvml`] is the real thing
+//! * [`DeviceFiles`]: tells when device files or the library change
+//! * `thread`, `look`, `mig`, `events`: the thread, and what it does
+//! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
+//! * `library`, `sysfs`, `words`: files and texts
+//!
+//! May import: model, inventory (for the shape of a look). May name: nvml-wrapper, nvml-wrapper-sys
+//! (nobody else does), nix (inotify), tokio (channels, deadlines, AsyncFd), tracing, thiserror.
+
+mod error;
+mod events;
+mod library;
+mod look;
+mod mig;
+mod raw;
+mod sysfs;
+mod thread;
+mod watch;
+mod words;
+
+use std::future::Future;
+
+use tokio::sync::broadcast;
+
+use crate::inventory::Look;
+use crate::model::names::DeviceUuid;
+
+pub use error::NvmlError;
+pub use thread::{Nvml, Settings};
+pub use watch::{DeviceFiles, FilesChanged};
+
+/// The node's GPUs, as far as discovery and health need them.
+pub trait Gpus: Send + Sync + 'static {
+    /// Looks at every GPU and MIG device once. Answers, or fails, within its own deadline; a GPU that
+    /// fails by itself is in the look's `failed`.
+    fn look(&self, load: Load) -> impl Future<Output = Result<Look, NvmlError>> + Send;
+
+    /// What happens to the GPUs between two looks, best effort: a slow reader loses the oldest.
+    fn events(&self) -> broadcast::Receiver<GpuEvent>;
+
+    /// Threads that wait in a call that did not return within its deadline.
+    fn stuck_threads(&self) -> usize;
+}
+
+/// Which library a look uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// The one that is loaded, if there is one.
+    Keep,
+    /// The file as it is now: the driver may have been replaced.
+    Anew,
+}
+
+/// Something that NVML reports by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuEvent {
+    /// A critical Xid; the instances are those of a MIG device, where the driver tells.
+    Xid { gpu: DeviceUuid, code: u64, gpu_instance: Option<u32>, compute_instance: Option<u32> },
+    /// A double-bit ECC error.
+    EccDoubleBit { gpu: DeviceUuid },
+    /// MIG devices were made or ended.
+    MigChanged { gpu: DeviceUuid },
+    /// Waiting for events fails, in words; told once until it works again.
+    Deaf { words: String },
+}

@@ -1,0 +1,200 @@
+//! One complete look at the node's GPUs.
+
+use std::path::Path;
+
+use nvml_wrapper::error::NvmlError as Code;
+use nvml_wrapper::{Device, Nvml};
+
+use crate::inventory::{FailedGpu, Look};
+use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus};
+use crate::model::names::DeviceUuid;
+use crate::model::quantity::Bytes;
+
+use super::events::BoardName;
+use super::thread::Progress;
+use super::{NvmlError, mig, raw, sysfs, words};
+
+/// No node has more: what is beyond is taken for nonsense.
+const MAX_GPUS: u32 = 64;
+
+/// Calls into a loaded library, each noted before it is made so that a hang can be named.
+pub(super) struct Session<'a> {
+    pub nvml: &'a Nvml,
+    pub sys_root: &'a Path,
+    pub progress: &'a Progress,
+}
+
+impl<'a> Session<'a> {
+    /// Makes one call, about the GPU with that NVML index if it is about one.
+    pub fn call<T>(
+        &self,
+        name: &'static str,
+        index: Option<u32>,
+        call: impl FnOnce() -> Result<T, Code>,
+    ) -> Result<T, NvmlError> {
+        self.progress.enter(name, index);
+        call().map_err(|code| NvmlError::of_call(name, index, code))
+    }
+
+    /// The UUID of a board or MIG device; `prefix` is what it must begin with.
+    pub fn uuid(
+        &self,
+        device: &Device<'_>,
+        index: Option<u32>,
+        prefix: &str,
+    ) -> Result<DeviceUuid, NvmlError> {
+        let call = "nvmlDeviceGetUUID";
+        let bytes = self.call(call, index, || raw::uuid(device))?;
+        let what = || format!("{:?} for a UUID that begins with {prefix}", words::text(&bytes));
+        words::uuid(&bytes, prefix).ok_or_else(|| NvmlError::Nonsense { call, index, what: what() })
+    }
+
+    /// Everything there is, and the boards that said who they are. A GPU that fails by itself is told
+    /// of and does not spoil the others.
+    pub fn look(&self) -> Result<(Look, Vec<BoardName>), NvmlError> {
+        let mut boards = Vec::new();
+        let mut look =
+            Look { gpus: NodeGpus { driver: self.versions()?, gpus: Vec::new() }, ..Look::default() };
+        let count = self.call("nvmlDeviceGetCount_v2", None, || self.nvml.device_count())?;
+        if count > MAX_GPUS {
+            let what = format!("{count} GPUs");
+            return Err(NvmlError::Nonsense { call: "nvmlDeviceGetCount_v2", index: None, what });
+        }
+        for index in 0..count {
+            let mut uuid = None;
+            let gpu = self.gpu(index, &mut uuid, &mut look.left_out);
+            boards.extend(uuid.clone().map(|uuid| BoardName { index, uuid }));
+            match gpu {
+                Ok(gpu) => look.gpus.gpus.push(gpu),
+                Err(e) if e.wants_reload() => return Err(e),
+                Err(e) => look.failed.push(FailedGpu { index, uuid, reason: e.to_string() }),
+            }
+        }
+        Ok((look, boards))
+    }
+
+    fn versions(&self) -> Result<DriverVersions, NvmlError> {
+        let driver = self.call("nvmlSystemGetDriverVersion", None, || raw::driver_version(self.nvml))?;
+        let cuda =
+            self.call("nvmlSystemGetCudaDriverVersion_v2", None, || self.nvml.sys_cuda_driver_version())?;
+        Ok(DriverVersions { driver: words::text(&driver), cuda: words::cuda_version(cuda) })
+    }
+
+    /// One board. `uuid` is filled in as soon as it is known, for the words about a failure.
+    fn gpu(
+        &self,
+        index: u32,
+        uuid: &mut Option<DeviceUuid>,
+        left_out: &mut Vec<String>,
+    ) -> Result<Gpu, NvmlError> {
+        let on = Some(index);
+        let device = self.call("nvmlDeviceGetHandleByIndex_v2", on, || self.nvml.device_by_index(index))?;
+        let device = &device;
+        let own = uuid.insert(self.uuid(device, on, "GPU-")?).clone();
+        let name = self.call("nvmlDeviceGetName", on, || raw::name(device))?;
+        let minor = self.call("nvmlDeviceGetMinorNumber", on, || device.minor_number())?;
+        let brand = named(self.call("nvmlDeviceGetBrand", on, || device.brand()))?;
+        let architecture = named(self.call("nvmlDeviceGetArchitecture", on, || device.architecture()))?;
+        let compute_capability = self.compute_capability(device, index)?;
+        let memory = self.memory(device, index)?;
+        Ok(Gpu {
+            uuid: own,
+            minor,
+            product_name: words::text(&name),
+            brand: brand.as_ref().map_or("Unknown", words::brand).to_owned(),
+            architecture: architecture.as_ref().map_or("Unknown", words::architecture).to_owned(),
+            compute_capability,
+            memory,
+            multiprocessors: self.multiprocessors(device, index, compute_capability)?,
+            addressing_mode: self.addressing_mode(device, index)?,
+            pci: self.pci(device, index)?,
+            mig: self.mig(mig::Board { device, index, memory: total(memory) }, left_out)?,
+            health: Health::Healthy,
+        })
+    }
+
+    fn compute_capability(&self, device: &Device<'_>, index: u32) -> Result<(u32, u32), NvmlError> {
+        let call = "nvmlDeviceGetCudaComputeCapability";
+        let cc = self.call(call, Some(index), || device.cuda_compute_capability())?;
+        match (u32::try_from(cc.major), u32::try_from(cc.minor)) {
+            (Ok(major), Ok(minor)) => Ok((major, minor)),
+            _ => {
+                let what = format!("{}.{}", cc.major, cc.minor);
+                Err(NvmlError::Nonsense { call, index: Some(index), what })
+            }
+        }
+    }
+
+    fn memory(&self, device: &Device<'_>, index: u32) -> Result<Memory, NvmlError> {
+        let v2 = self.call("nvmlDeviceGetMemoryInfo_v2", Some(index), || device.memory_info());
+        if let Some(info) = optional(v2)? {
+            return Ok(Memory::Known { total: Bytes(info.total), reserved: Bytes(info.reserved) });
+        }
+        let v1 = self.call("nvmlDeviceGetMemoryInfo", Some(index), || raw::memory_total(device));
+        Ok(match optional(v1)? {
+            Some(total) => Memory::Known { total: Bytes(total), reserved: Bytes(0) },
+            None => Memory::Unknown,
+        })
+    }
+
+    /// NVML counts cores, not multiprocessors, of a board.
+    fn multiprocessors(
+        &self,
+        device: &Device<'_>,
+        index: u32,
+        compute_capability: (u32, u32),
+    ) -> Result<Option<u32>, NvmlError> {
+        let cores = optional(self.call("nvmlDeviceGetNumGpuCores", Some(index), || device.num_cores()))?;
+        let per_multiprocessor = words::cores_per_multiprocessor(compute_capability);
+        Ok(cores.zip(per_multiprocessor).map(|(cores, per)| cores / per).filter(|count| *count > 0))
+    }
+
+    fn addressing_mode(&self, device: &Device<'_>, index: u32) -> Result<Option<String>, NvmlError> {
+        let call = self.call("nvmlDeviceGetAddressingMode", Some(index), || raw::addressing_mode(device));
+        Ok(optional(call)?.and_then(words::addressing_mode).map(str::to_owned))
+    }
+
+    fn pci(&self, device: &Device<'_>, index: u32) -> Result<crate::model::gpu::Pci, NvmlError> {
+        let call = "nvmlDeviceGetPciInfo_v3";
+        let info = self.call(call, Some(index), || device.pci_info())?;
+        let Some(bus_id) = sysfs::bus_id(&info.bus_id) else {
+            let what = format!("{:?} for a PCI bus id", words::text(info.bus_id.as_bytes()));
+            return Err(NvmlError::Nonsense { call, index: Some(index), what });
+        };
+        self.progress.enter("reading sysfs", Some(index));
+        Ok(sysfs::place(self.sys_root, &bus_id))
+    }
+
+    fn mig(&self, board: mig::Board<'_, '_>, left_out: &mut Vec<String>) -> Result<MigMode, NvmlError> {
+        let mode =
+            optional(self.call("nvmlDeviceGetMigMode", Some(board.index), || board.device.mig_mode()))?;
+        match mode {
+            Some(mode) if mode.current != 0 => Ok(MigMode::On(mig::devices(self, board, left_out)?)),
+            _ => Ok(MigMode::Off),
+        }
+    }
+}
+
+fn total(memory: Memory) -> Option<u64> {
+    match memory {
+        Memory::Unknown => None,
+        Memory::Known { total, .. } => Some(total.0),
+    }
+}
+
+/// `None` where board or driver do not have the fact; a failure stays one.
+fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.is_absence() => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// `None` also for a name that is newer than we are.
+fn named<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Err(e) if e.is_news() => Ok(None),
+        other => optional(other),
+    }
+}
