@@ -33,5 +33,5 @@ pub use driver::{
     Arch, DeviceNode, DeviceNodes, DriverFiles, FileKind, Hook, HookTool, HostPath, Library, Node, NodeState,
     RootFile, RootFiles,
 };
-pub use names::{KIND, file_name, id};
+pub use names::{KIND, claim_of, file_name, id};
 pub use render::{Access, CdiDevice, CdiError, CdiFile, CdiNodes, Mount, render};

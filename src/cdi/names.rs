@@ -19,6 +19,12 @@ pub fn file_name(claim: &ClaimUid) -> String {
     format!("k8s.gpu.nvidia.com-claim_{claim}.json")
 }
 
+/// The claim whose file has this name, or `None` for a name that is not of our making.
+pub fn claim_of(file_name: &str) -> Option<ClaimUid> {
+    let uid = file_name.strip_prefix("k8s.gpu.nvidia.com-claim_")?.strip_suffix(".json")?;
+    (!uid.is_empty()).then(|| ClaimUid::new(uid))
+}
+
 /// The part of [`id`] after `=`.
 pub(super) fn local_name(claim: &ClaimUid, device: &DeviceName, share_id: Option<&str>) -> String {
     match share_id {

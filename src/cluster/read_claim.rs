@@ -33,7 +33,23 @@ pub fn read(claim: &ClaimRef, object: &ResourceClaim) -> Result<AllocatedClaim, 
     if results.is_empty() {
         return Err(ClaimError::NoneOfOurs { claim: claim.clone() });
     }
-    Ok(AllocatedClaim { claim: claim.clone(), results, configs: at.configs(allocation)? })
+    let requests = requests(object);
+    Ok(AllocatedClaim { claim: claim.clone(), requests, results, configs: at.configs(allocation)? })
+}
+
+/// All requests of the spec; a `firstAvailable` one by each of its subrequests.
+fn requests(object: &ResourceClaim) -> Vec<RequestName> {
+    let spec = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    let requests = spec.into_iter().flat_map(|devices| devices.requests.iter().flatten());
+    requests
+        .flat_map(|request| match &request.first_available {
+            None => vec![RequestName::new(&request.name)],
+            Some(subrequests) => {
+                let full = |sub: &str| RequestName::new(format!("{}/{sub}", request.name));
+                subrequests.iter().map(|sub| full(&sub.name)).collect()
+            }
+        })
+        .collect()
 }
 
 /// Which claim is being read, for the errors.

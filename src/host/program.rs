@@ -1,0 +1,93 @@
+//! Programs of the driver, where it has no library call for what is needed: only the time slice.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::model::names::DeviceUuid;
+
+/// nvidia-smi answers in tens to hundreds of milliseconds; kubelet waits 45 s for the whole claim.
+const LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(5);
+/// More of its output than this is not told.
+const OUTPUT_MAX: u64 = 2_000;
+
+#[derive(Debug, Error)]
+pub enum ProgramError {
+    #[error("nvidia-smi is not below the driver root {root}; it is needed to set the time slice")]
+    Missing { root: PathBuf },
+    #[error("cannot start {path}")]
+    Start { path: PathBuf, source: std::io::Error },
+    #[error("{path} did not end within {} s", LIMIT.as_secs())]
+    Timeout { path: PathBuf },
+    #[error("{path} compute-policy ended with {status}: {output}")]
+    Failed { path: PathBuf, status: String, output: String },
+}
+
+/// Sets a GPU's time slice: 0 default, 1 short, 2 medium, 3 long. Blocks the thread, at most 10 s.
+///
+/// There is no NVML call for it; `nvidia-smi compute-policy` is the driver's own way.
+pub fn set_time_slice(driver_root: &Path, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
+    const PLACES: [&str; 5] =
+        ["usr/bin", "usr/local/bin", "bin", "usr/lib/nvidia/current", "usr/local/nvidia/bin"];
+    let path = PLACES
+        .iter()
+        .map(|place| driver_root.join(place).join("nvidia-smi"))
+        .find(|path| path.is_file())
+        .ok_or_else(|| ProgramError::Missing { root: driver_root.to_owned() })?;
+    let mut command = Command::new(&path);
+    command
+        .args(["compute-policy", "-i", gpu.as_str(), "--set-timeslice", &level.to_string()])
+        .env("LD_LIBRARY_PATH", library_path(driver_root));
+    run(&path, &mut command)
+}
+
+/// Where nvidia-smi finds libnvidia-ml.so.1.
+fn library_path(root: &Path) -> String {
+    const PLACES: [&str; 5] = [
+        "usr/lib64",
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/aarch64-linux-gnu",
+        "usr/lib/x86_64-linux-gnu/nvidia/current",
+        "usr/local/nvidia/lib64",
+    ];
+    PLACES.map(|place| root.join(place).display().to_string()).join(":")
+}
+
+fn run(path: &Path, command: &mut Command) -> Result<(), ProgramError> {
+    let start = |source| ProgramError::Start { path: path.to_owned(), source };
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(start)?;
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(start)? {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            // It is our own child; if it cannot be killed there is nothing more to do than to say so.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(ProgramError::Timeout { path: path.to_owned() });
+        }
+        std::thread::sleep(POLL);
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut output = String::new();
+    for pipe in [child.stdout.take().map(read), child.stderr.take().map(read)].into_iter().flatten() {
+        output.push_str(&pipe);
+    }
+    let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(ProgramError::Failed { path: path.to_owned(), status: status.to_string(), output })
+}
+
+fn read(pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What cannot be read of a failed program's words is left out.
+    let _ = pipe.take(OUTPUT_MAX).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
