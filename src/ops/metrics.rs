@@ -1,0 +1,358 @@
+//! The registry, and the node's metrics. Names follow Prometheus' rules: base units, `_total` on
+//! counters (the encoder adds it), prefix `tranche_`.
+
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use std::sync::atomic::AtomicU64;
+
+/// Bounds in seconds. Fine round 1 ms, where a warm prepare should be; 45 s is kubelet's own limit
+/// for one call, so that what lies beyond it was given up by the caller.
+const OPERATION_SECONDS: [f64; 14] =
+    [0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0];
+const KUBELET_GIVES_UP_SECONDS: f64 = 45.0;
+
+/// A float that only ever is set.
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// A registry with our prefix that already tells which build this is.
+pub fn registry() -> Registry {
+    let mut registry = Registry::with_prefix("tranche");
+    let build = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("TRANCHE_COMMIT"))];
+    registry.register("build", "Which build this is", Info::new(build));
+    registry
+}
+
+/// Declares an enum that is a label's value, with the words to print.
+macro_rules! label_value {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident => $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($variant),+ }
+
+        impl $name {
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+        impl EncodeLabelValue for $name {
+            fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), fmt::Error> {
+                EncodeLabelValue::encode(&self.as_str(), encoder)
+            }
+        }
+    };
+}
+
+label_value!(
+    /// What kubelet asks for.
+    Operation { Prepare => "prepare", Unprepare => "unprepare" }
+);
+label_value!(
+    /// How it went: well, or the class of the error.
+    Outcome {
+        Ok => "ok",
+        Invalid => "invalid",
+        Conflict => "conflict",
+        NotYet => "not_yet",
+        Io => "io",
+        Bug => "bug",
+    }
+);
+label_value!(DeviceType { Gpu => "gpu", Mig => "mig" });
+label_value!(DeviceHealth { Healthy => "healthy", Unhealthy => "unhealthy" });
+label_value!(
+    /// What a look at the slices on the API server led to.
+    Publish { Unchanged => "unchanged", Written => "written", Failed => "failed" }
+);
+label_value!(
+    /// One write to the API server.
+    Write { Create => "create", Update => "update", Delete => "delete" }
+);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    operation: Operation,
+    result: Outcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabels {
+    r#type: DeviceType,
+    health: DeviceHealth,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    phase: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PublishLabels {
+    result: Publish,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    verb: Write,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone)]
+struct OperationHistogram;
+
+impl MetricConstructor<Histogram> for OperationHistogram {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(OPERATION_SECONDS.into_iter().chain([KUBELET_GIVES_UP_SECONDS]))
+    }
+}
+
+/// What the node process counts. Clones count into the same metrics.
+#[derive(Debug, Clone)]
+pub struct NodeMetrics {
+    operations: Family<OperationLabels, Histogram, OperationHistogram>,
+    devices: Family<DeviceLabels, Gauge>,
+    ledger_records: Family<PhaseLabels, Gauge>,
+    slice_publishes: Family<PublishLabels, Counter>,
+    slice_writes: Family<WriteLabels, Counter>,
+    discovery_attempts: Counter,
+    discovery_failures: Family<ReasonLabels, Counter>,
+    discovery_last_look: Seconds,
+    sweeper_repairs: Family<KindLabels, Counter>,
+    /// Claims that were refused because somebody else holds the device.
+    pub refused_double_allocations: Counter,
+    /// Events for the API server that were dropped because their queue was full.
+    pub dropped_events: Counter,
+    /// Threads that wait in an NVML call past its deadline.
+    pub stuck_nvml_threads: Gauge,
+}
+
+impl NodeMetrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::zeroed();
+        metrics.register_claims(registry);
+        metrics.register_slices(registry);
+        metrics.register_discovery(registry);
+        metrics
+    }
+
+    /// One claim's prepare or unprepare.
+    pub fn operation(&self, operation: Operation, result: Outcome, took: Duration) {
+        let labels = OperationLabels { operation, result };
+        self.operations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// How many devices there are now of a type in a state of health.
+    pub fn devices(&self, r#type: DeviceType, health: DeviceHealth, count: usize) {
+        self.devices.get_or_create(&DeviceLabels { r#type, health }).set(gauge_value(count));
+    }
+
+    /// How many records the ledger has now in a phase. Tell every phase, the empty ones too.
+    pub fn ledger_records(&self, phase: &'static str, count: usize) {
+        self.ledger_records.get_or_create(&PhaseLabels { phase }).set(gauge_value(count));
+    }
+
+    pub fn slice_publish(&self, result: Publish) {
+        self.slice_publishes.get_or_create(&PublishLabels { result }).inc();
+    }
+
+    pub fn slice_write(&self, verb: Write) {
+        self.slice_writes.get_or_create(&WriteLabels { verb }).inc();
+    }
+
+    /// One look at the node's GPUs; `Err` is the class of what went wrong.
+    pub fn discovery(&self, took: Duration, result: Result<(), &'static str>) {
+        self.discovery_attempts.inc();
+        self.discovery_last_look.set(took.as_secs_f64());
+        if let Err(reason) = result {
+            self.discovery_failures.get_or_create(&ReasonLabels { reason }).inc();
+        }
+    }
+
+    /// The sweeper put something right.
+    pub fn repair(&self, kind: &'static str) {
+        self.sweeper_repairs.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Everything that can be listed beforehand starts at 0, so that a rate has a first value.
+    fn zeroed() -> Self {
+        let metrics = Self {
+            operations: Family::new_with_constructor(OperationHistogram),
+            devices: Family::default(),
+            ledger_records: Family::default(),
+            slice_publishes: Family::default(),
+            slice_writes: Family::default(),
+            discovery_attempts: Counter::default(),
+            discovery_failures: Family::default(),
+            discovery_last_look: Seconds::default(),
+            sweeper_repairs: Family::default(),
+            refused_double_allocations: Counter::default(),
+            dropped_events: Counter::default(),
+            stuck_nvml_threads: Gauge::default(),
+        };
+        for &operation in Operation::ALL {
+            drop(metrics.operations.get_or_create(&OperationLabels { operation, result: Outcome::Ok }));
+        }
+        for &r#type in DeviceType::ALL {
+            for &health in DeviceHealth::ALL {
+                metrics.devices(r#type, health, 0);
+            }
+        }
+        for &result in Publish::ALL {
+            metrics.slice_publishes.get_or_create(&PublishLabels { result }).inc_by(0);
+        }
+        for &verb in Write::ALL {
+            metrics.slice_writes.get_or_create(&WriteLabels { verb }).inc_by(0);
+        }
+        metrics
+    }
+
+    fn register_claims(&self, registry: &mut Registry) {
+        registry.register(
+            "claim_operation_duration_seconds",
+            "How long preparing or unpreparing one claim took, by result",
+            self.operations.clone(),
+        );
+        registry.register("ledger_records", "Claims in the ledger, by phase", self.ledger_records.clone());
+        registry.register(
+            "refused_double_allocations",
+            "Claims refused because somebody else holds the device",
+            self.refused_double_allocations.clone(),
+        );
+        registry.register(
+            "sweeper_repairs",
+            "Differences between the ledger and the host that the sweeper put right, by kind",
+            self.sweeper_repairs.clone(),
+        );
+        registry.register(
+            "dropped_events",
+            "Kubernetes events dropped because their queue was full",
+            self.dropped_events.clone(),
+        );
+    }
+
+    fn register_slices(&self, registry: &mut Registry) {
+        registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
+        registry.register(
+            "slice_publishes",
+            "Comparisons of the published slices with the wanted ones, by result",
+            self.slice_publishes.clone(),
+        );
+        registry.register("slice_writes", "ResourceSlice writes, by verb", self.slice_writes.clone());
+    }
+
+    fn register_discovery(&self, registry: &mut Registry) {
+        registry.register(
+            "discovery_attempts",
+            "Looks at the node's GPUs, failed ones too",
+            self.discovery_attempts.clone(),
+        );
+        registry.register(
+            "discovery_failures",
+            "Looks at the node's GPUs that failed, by class of reason",
+            self.discovery_failures.clone(),
+        );
+        registry.register(
+            "discovery_last_look_seconds",
+            "How long the last look at the node's GPUs took",
+            self.discovery_last_look.clone(),
+        );
+        registry.register(
+            "stuck_nvml_threads",
+            "Threads that wait in an NVML call past its deadline",
+            self.stuck_nvml_threads.clone(),
+        );
+    }
+}
+
+fn gauge_value(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    fn has(text: &str, line: &str) -> bool {
+        text.lines().any(|have| have == line)
+    }
+
+    #[test]
+    fn a_fresh_node_shows_its_build_and_zeroes() {
+        let mut registry = registry();
+        let _metrics = NodeMetrics::register(&mut registry);
+        let text = text(&registry);
+        assert!(text.contains("tranche_build_info{version=\"0.1.0\",commit=\""), "{text}");
+        for line in [
+            "tranche_devices{type=\"mig\",health=\"unhealthy\"} 0",
+            "tranche_slice_writes_total{verb=\"delete\"} 0",
+            "tranche_slice_publishes_total{result=\"unchanged\"} 0",
+            "tranche_refused_double_allocations_total 0",
+            "tranche_claim_operation_duration_seconds_count{operation=\"prepare\",result=\"ok\"} 0",
+        ] {
+            assert!(has(&text, line), "{line} is missing from\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_counted_is_shown() {
+        let mut registry = registry();
+        let metrics = NodeMetrics::register(&mut registry);
+        metrics.operation(Operation::Prepare, Outcome::NotYet, Duration::from_micros(1500));
+        metrics.devices(DeviceType::Gpu, DeviceHealth::Healthy, 8);
+        metrics.ledger_records("ready", 3);
+        metrics.slice_publish(Publish::Written);
+        metrics.slice_write(Write::Create);
+        metrics.discovery(Duration::from_millis(250), Err("driver_not_loaded"));
+        metrics.repair("orphaned_cdi_file");
+        metrics.refused_double_allocations.inc();
+        metrics.stuck_nvml_threads.set(1);
+        let text = text(&registry);
+        for line in [
+            "tranche_claim_operation_duration_seconds_bucket{le=\"0.001\",operation=\"prepare\",result=\"not_yet\"} 0",
+            "tranche_claim_operation_duration_seconds_bucket{le=\"0.002\",operation=\"prepare\",result=\"not_yet\"} 1",
+            "tranche_devices{type=\"gpu\",health=\"healthy\"} 8",
+            "tranche_ledger_records{phase=\"ready\"} 3",
+            "tranche_slice_publishes_total{result=\"written\"} 1",
+            "tranche_slice_writes_total{verb=\"create\"} 1",
+            "tranche_discovery_attempts_total 1",
+            "tranche_discovery_failures_total{reason=\"driver_not_loaded\"} 1",
+            "tranche_discovery_last_look_seconds 0.25",
+            "tranche_sweeper_repairs_total{kind=\"orphaned_cdi_file\"} 1",
+            "tranche_refused_double_allocations_total 1",
+            "tranche_stuck_nvml_threads 1",
+        ] {
+            assert!(has(&text, line), "{line} is missing from\n{text}");
+        }
+    }
+
+    #[test]
+    fn buckets_rise_and_end_where_kubelet_gives_up() {
+        assert!(OPERATION_SECONDS.is_sorted_by(|a, b| a < b));
+        assert!(OPERATION_SECONDS.iter().all(|bound| *bound < KUBELET_GIVES_UP_SECONDS));
+    }
+}

@@ -1,0 +1,153 @@
+//! Asked over a real socket, as a probe would.
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tracing_subscriber::{EnvFilter, reload};
+
+use super::*;
+use crate::ops::metrics;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+struct Running {
+    address: SocketAddr,
+    readiness: Readiness,
+    shutdown: Shutdown,
+    served: JoinSet<Result<(), OpsError>>,
+    _filter: reload::Layer<EnvFilter, tracing_subscriber::Registry>,
+}
+
+async fn start() -> Running {
+    let (filter, logs) = LogControl::new("info").unwrap();
+    let (readiness, shutdown) = (Readiness::default(), Shutdown::new());
+    let mut state = StateDump::default();
+    state.add("ledger", || json!({ "records": 2 }));
+    state.add("inventory", || json!(["gpu-0"]));
+    let ops = Ops {
+        registry: metrics::registry(),
+        readiness: readiness.clone(),
+        shutdown: shutdown.clone(),
+        logs,
+        state,
+    };
+    let bound = ops.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let (address, told) = (bound.address(), shutdown.clone());
+    let mut served = JoinSet::new();
+    served.spawn(async move { bound.serve(told.graceful()).await });
+    Running { address, readiness, shutdown, served, _filter: filter }
+}
+
+impl Running {
+    /// Sends bytes, returns the whole answer.
+    async fn send(&self, bytes: &str) -> String {
+        let exchange = async {
+            let mut stream = TcpStream::connect(self.address).await.unwrap();
+            // A server that refuses early may close while we still write.
+            let _ = stream.write_all(bytes.as_bytes()).await;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            String::from_utf8(answer).unwrap()
+        };
+        tokio::time::timeout(DEADLINE, exchange).await.expect("an answer in time")
+    }
+
+    /// Status code and body.
+    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let length = body.len();
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}");
+        let answer = self.send(&request).await;
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        (status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
+    }
+}
+
+#[tokio::test]
+async fn health_metrics_and_state_are_answered() {
+    let running = start().await;
+    assert_eq!(running.ask("GET", "/healthz", "").await, (200, "ok\n".to_owned()));
+    let (status, text) = running.ask("GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    assert!(text.contains("tranche_build_info") && text.ends_with("# EOF\n"), "{text}");
+    let (status, text) = running.ask("GET", "/state", "").await;
+    assert_eq!(status, 200);
+    let state: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(state, json!({ "inventory": ["gpu-0"], "ledger": { "records": 2 } }));
+}
+
+#[tokio::test]
+async fn readiness_names_what_is_awaited() {
+    let running = start().await;
+    let token = running.readiness.wait_for("kubelet registered");
+    let (status, text) = running.ask("GET", "/readyz", "").await;
+    assert_eq!(status, 503);
+    assert!(text.starts_with("awaiting kubelet registered for "), "{text}");
+    drop(token);
+    assert_eq!(running.ask("GET", "/readyz", "").await, (200, "ready\n".to_owned()));
+}
+
+#[tokio::test]
+async fn the_log_filter_can_be_read_and_changed_and_a_bad_one_is_refused_with_advice() {
+    let running = start().await;
+    assert_eq!(running.ask("GET", "/log-level", "").await, (200, "info\n".to_owned()));
+    assert_eq!(running.ask("PUT", "/log-level", "debug\n").await, (200, "debug\n".to_owned()));
+    let (status, text) = running.ask("PUT", "/log-level", "loud").await;
+    assert_eq!(status, 400);
+    assert!(text.contains("write a level"), "{text}");
+    assert_eq!(running.ask("GET", "/log-level", "").await, (200, "debug\n".to_owned()));
+}
+
+#[tokio::test]
+async fn too_much_is_refused() {
+    let running = start().await;
+    let (status, _) = running.ask("PUT", "/log-level", &"x".repeat(BODY_BYTES_MAX + 1)).await;
+    assert_eq!(status, 413);
+    let long = "x".repeat(HEADER_BYTES_MAX + 1);
+    let answer = running.send(&format!("GET /healthz HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n")).await;
+    assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let many: String = (0..=HEADERS_MAX).map(|n| format!("h{n}: x\r\n")).collect();
+    let answer = running.send(&format!("GET /healthz HTTP/1.1\r\n{many}\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
+async fn unknown_paths_list_the_known_ones_and_wrong_methods_are_told() {
+    let running = start().await;
+    assert_eq!(running.ask("GET", "/", "").await, (404, PATHS.to_owned()));
+    assert_eq!(running.ask("DELETE", "/healthz", "").await.0, 405);
+}
+
+#[tokio::test]
+async fn idle_connections_up_to_the_limit_do_not_stop_the_server_for_good() {
+    let running = start().await;
+    let mut idle = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        idle.push(TcpStream::connect(running.address).await.unwrap());
+    }
+    // Waits until the first idle one has been given up, which is before DEADLINE.
+    assert_eq!(running.ask("GET", "/healthz", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn draining_is_not_ready_and_ends_the_server() {
+    let mut running = start().await;
+    running.shutdown.begin("test");
+    let joined = tokio::time::timeout(DEADLINE, running.served.join_next()).await.expect("it ends");
+    joined.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_taken_address_is_told_with_the_flag_to_change() {
+    let running = start().await;
+    let (_filter, logs) = LogControl::new("info").unwrap();
+    let ops = Ops {
+        registry: metrics::registry(),
+        readiness: Readiness::default(),
+        shutdown: Shutdown::new(),
+        logs,
+        state: StateDump::default(),
+    };
+    let error = ops.bind(running.address).await.err().unwrap();
+    assert!(Chain(&error).to_string().contains("--ops-address"), "{}", Chain(&error));
+}

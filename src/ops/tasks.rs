@@ -1,0 +1,163 @@
+//! The process's tasks. One that ends before its time ends the process, with its name and its error:
+//! a driver that lives on without its publisher is worse than one that is restarted.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::task::{Id, JoinError, JoinSet};
+
+use super::OpsError;
+use super::drain::{Shutdown, Signals, Stage, drive};
+
+type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+
+/// Named tasks under one [`Shutdown`]. Dropping it aborts them.
+#[derive(Debug)]
+pub struct Tasks {
+    set: JoinSet<Outcome>,
+    names: HashMap<Id, &'static str>,
+    shutdown: Shutdown,
+}
+
+impl Tasks {
+    pub fn new(shutdown: Shutdown) -> Self {
+        Self { set: JoinSet::new(), names: HashMap::new(), shutdown }
+    }
+
+    /// Starts a task. It is to run until the shutdown's graceful stage and to end soon after.
+    pub fn spawn<E>(&mut self, name: &'static str, task: impl Future<Output = Result<(), E>> + Send + 'static)
+    where
+        E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        let handle = self.set.spawn(async move { task.await.map_err(Into::into) });
+        self.names.insert(handle.id(), name);
+    }
+
+    /// Runs until all tasks have ended: asked by a signal, or because one of them ended by itself.
+    /// After the deadline the rest is aborted.
+    ///
+    /// # Errors
+    /// The first thing that went wrong; later ones are logged.
+    pub async fn run(mut self, signals: Signals, drain_deadline: Duration) -> Result<(), OpsError> {
+        let shutdown = self.shutdown.clone();
+        let mut driver = pin!(drive(signals, &shutdown, drain_deadline));
+        let mut first = Ok(());
+        loop {
+            tokio::select! {
+                biased;
+                joined = self.set.join_next_with_id() => match joined {
+                    None => return first,
+                    Some(joined) => keep_first(&mut first, self.verdict(joined)),
+                },
+                () = &mut driver => {
+                    keep_first(&mut first, Err(OpsError::DrainCutShort(self.running())));
+                    return first;
+                }
+            }
+        }
+    }
+
+    /// What a task's end means. Starts the drain if none was under way.
+    fn verdict(&mut self, joined: Result<(Id, Outcome), JoinError>) -> Result<(), OpsError> {
+        let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let name = self.names.remove(&id).unwrap_or("unnamed");
+        let asked = self.shutdown.stage() > Stage::Running;
+        self.shutdown.begin(name);
+        match joined {
+            Ok((_, Ok(()))) if asked => Ok(()),
+            Ok((_, Ok(()))) => Err(OpsError::TaskEnded(name)),
+            Ok((_, Err(source))) => Err(OpsError::TaskFailed { name, source }),
+            Err(source) => Err(OpsError::TaskPanicked { name, source }),
+        }
+    }
+
+    fn running(&self) -> Vec<&'static str> {
+        let mut names: Vec<_> = self.names.values().copied().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+/// The first error is the cause; what follows it is mostly its consequence.
+fn keep_first(first: &mut Result<(), OpsError>, next: Result<(), OpsError>) {
+    match (&first, next) {
+        (Ok(()), next) => *first = next,
+        (Err(_), Err(later)) => tracing::error!(error = %super::logs::Chain(&later), "while stopping"),
+        (Err(_), Ok(())) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    struct Fixture {
+        tasks: Tasks,
+        shutdown: Shutdown,
+    }
+
+    fn fixture() -> Fixture {
+        let shutdown = Shutdown::new();
+        let mut tasks = Tasks::new(shutdown.clone());
+        let told = shutdown.clone();
+        tasks.spawn("patient", async move {
+            told.graceful().await;
+            Ok::<_, std::io::Error>(())
+        });
+        Fixture { tasks, shutdown }
+    }
+
+    async fn ended(tasks: Tasks, drain_deadline: Duration) -> Result<(), String> {
+        let run = tasks.run(Signals::catch().unwrap(), drain_deadline);
+        let end = tokio::time::timeout(DEADLINE, run).await.expect("the process ends");
+        end.map_err(|error| super::super::logs::Chain(&error).to_string())
+    }
+
+    #[tokio::test]
+    async fn a_failing_task_ends_the_process_with_its_name_and_error() {
+        let mut fixture = fixture();
+        fixture.tasks.spawn("publisher", async { Err(std::io::Error::other("no route")) });
+        let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
+        assert_eq!(words, "task \"publisher\" failed: no route");
+        assert_eq!(fixture.shutdown.stage(), Stage::Graceful);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_just_ends_is_an_error_too() {
+        let mut fixture = fixture();
+        fixture.tasks.spawn("sweeper", async { Ok::<_, std::io::Error>(()) });
+        let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
+        assert!(words.starts_with("task \"sweeper\" ended although nobody had asked it to"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_told_with_the_name_of_its_task() {
+        let mut fixture = fixture();
+        fixture
+            .tasks
+            .spawn("watchdog", async { if true { panic!("odd") } else { Ok::<_, std::io::Error>(()) } });
+        let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
+        assert!(words.starts_with("task \"watchdog\" panicked"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn tasks_that_end_when_asked_end_the_process_well() {
+        let fixture = fixture();
+        fixture.shutdown.begin("test");
+        assert_eq!(ended(fixture.tasks, DEADLINE).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_does_not_end_is_cut_short_and_named() {
+        let mut fixture = fixture();
+        fixture.tasks.spawn("stubborn", std::future::pending::<Result<(), std::io::Error>>());
+        fixture.shutdown.begin("test");
+        let words = ended(fixture.tasks, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(words, "stopped with tasks still at work: stubborn");
+    }
+}
