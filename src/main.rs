@@ -1,1 +1,55 @@
-fn main() {}
+//! Parse, set up logging, run one subcommand, say how it went with the exit code.
+
+use std::process::ExitCode;
+
+use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, inspect, settings};
+use tranche::ops::logs;
+
+/// File work and waits inside NVML; more would only add stacks.
+const BLOCKING_THREADS_MAX: usize = 8;
+const THREAD_STACK_BYTES: usize = 512 * 1024;
+
+fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().collect();
+    let cli = match cli::parse(args.iter().cloned()) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help goes to standard output, mistakes to standard error. A closed one cannot be told.
+            let _ = usage.print();
+            return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(EXIT_USAGE));
+        }
+    };
+    match run(cli, args.first()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tranche: {}", logs::Chain(error.as_ref()));
+            let usage = error.is::<settings::BadSettings>();
+            if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
+    let Cli { log, command } = cli;
+    match command {
+        Command::Node(args) => {
+            let (log, node) = settings::log_and_node(log, args)?;
+            let control = logs::init(log.format, &log.filter)?;
+            runtime()?.block_on(cli::node(node, control))
+        }
+        Command::Plan => cli::plan(),
+        Command::Inspect(args) => Ok(cli::print(inspect::ask(args)?.as_bytes())?),
+        Command::Completion { shell } => Ok(cli::print(&completion::script(shell, called))?),
+        Command::Version => Ok(cli::print(format!("tranche {}\n", cli::version()).as_bytes())?),
+    }
+}
+
+/// One thread for everything that waits: a node has little to compute, and each further thread
+/// costs memory on every node.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_stack_size(THREAD_STACK_BYTES)
+        .build()
+}

@@ -1,1 +1,143 @@
-//! (room cli)
+//! Flags and environment are read here, once, and handed on by value; answers are printed here.
+//!
+//! * [`args`]: what was typed
+//! * [`settings`]: what it means, or everything that is wrong with it
+//! * [`completion`], [`inspect`]: small verbs
+//!
+//! May import: everything below. May name: clap, clap_complete, anyhow, serde_json.
+
+pub mod args;
+pub mod completion;
+pub mod inspect;
+pub mod settings;
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::ops::logs::LogControl;
+
+use args::{LogArgs, NodeArgs};
+
+/// A mistake of the caller, as opposed to a failure (1).
+pub const EXIT_USAGE: u8 = 2;
+
+/// Kubernetes DRA driver for NVIDIA GPUs whose shares hold.
+#[derive(Debug, Parser)]
+#[command(name = "tranche", version = version(), propagate_version = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub log: LogArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the node plugin: publish this node's GPUs and prepare claims for kubelet.
+    Node(NodeArgs),
+    /// Show what preparing a claim would do, without doing it.
+    Plan,
+    /// Ask a running process how it is.
+    Inspect(inspect::InspectArgs),
+    /// Print a completion script for a shell.
+    Completion { shell: completion::Shell },
+    /// Print version and commit.
+    Version,
+}
+
+/// `0.1.0 (0123456789ab)`: the version and the commit that it was built from.
+pub const fn version() -> &'static str {
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("TRANCHE_COMMIT"), ")")
+}
+
+/// Parses a command line, the first argument being the program's own name. Installed as
+/// `kubectl-tranche` the program calls itself `kubectl tranche` and is otherwise the same.
+///
+/// # Errors
+/// clap's own, which prints itself: usage errors, but also `--help` and `--version`.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let matches = command(args.first()).try_get_matches_from(args)?;
+    Cli::from_arg_matches(&matches)
+}
+
+/// The command under the name by which it was called.
+fn command(called: Option<&OsString>) -> clap::Command {
+    match called_as_plugin(called) {
+        true => Cli::command().name("kubectl-tranche").bin_name("kubectl tranche"),
+        false => Cli::command(),
+    }
+}
+
+fn called_as_plugin(called: Option<&OsString>) -> bool {
+    let stem = called.and_then(|name| Path::new(name).file_stem());
+    stem.is_some_and(|stem| stem == "kubectl-tranche" || stem == "kubectl_tranche")
+}
+
+/// Runs the node plugin until it is told to end.
+///
+/// # Errors
+/// Whatever ended it.
+pub async fn node(settings: settings::NodeSettings, logs: LogControl) -> anyhow::Result<()> {
+    let _ = logs;
+    anyhow::bail!("the node plugin of {} is not wired up in this build", settings.node_name)
+}
+
+/// # Errors
+/// Always, so far.
+pub fn plan() -> anyhow::Result<()> {
+    anyhow::bail!("planning is not wired up in this build")
+}
+
+/// Prints an answer. A reader that has seen enough (`| head`) is no error.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn print(answer: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(answer).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Cli::command().debug_assert();
+        command(Some(&"kubectl-tranche".into())).debug_assert();
+    }
+
+    #[test]
+    fn as_a_kubectl_plugin_it_behaves_the_same_and_says_its_name() {
+        for called in ["tranche", "/usr/local/bin/kubectl-tranche", "kubectl_tranche"] {
+            let cli = parsed(&format!("{called} version")).unwrap();
+            assert!(matches!(cli.command, Command::Version), "{called}");
+        }
+        let usage = parsed("/opt/kubectl-tranche node --nonsense").unwrap_err();
+        assert!(usage.to_string().contains("Usage: kubectl tranche node"), "{usage}");
+        assert_eq!(usage.exit_code(), i32::from(EXIT_USAGE));
+    }
+
+    #[test]
+    fn log_flags_may_stand_anywhere() {
+        let cli = parsed("tranche version --log-level debug").unwrap();
+        assert_eq!(cli.log.log_level.as_deref(), Some("debug"));
+    }
+
+    #[test]
+    fn the_version_names_the_commit() {
+        let text = parsed("tranche --version").unwrap_err().to_string();
+        assert!(text.starts_with("tranche 0.1.0 (") && text.trim_end().ends_with(')'), "{text}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What was typed or set in the environment, as text. [`super::settings`] says what it means, so that
+//! everything that is wrong is told at once and not one mistake per start.
+//!
+//! An empty value counts as not given: a chart that renders `value: ""` means the default.
+
+use clap::Args;
+
+/// How to log.
+#[derive(Debug, Clone, Default, Args)]
+pub struct LogArgs {
+    /// How log lines look: json or text [default: text].
+    #[arg(long, env = "LOG_FORMAT", global = true, hide_env_values = true)]
+    pub log_format: Option<String>,
+    /// What is logged, e.g. debug, or info,tranche::node=debug [default: info].
+    #[arg(long, env = "LOG_LEVEL", global = true, hide_env_values = true)]
+    pub log_level: Option<String>,
+}
+
+/// How to run the node plugin.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NodeArgs {
+    /// Name of the Node object that this process runs on (required).
+    #[arg(long, env = "NODE_NAME", hide_env_values = true)]
+    pub node_name: Option<String>,
+    /// UID of this process's own pod: lets kubelet tell an old plugin from a new one during an update.
+    #[arg(long, env = "POD_UID", hide_env_values = true)]
+    pub pod_uid: Option<String>,
+    /// Name of this process's own pod, for events.
+    #[arg(long, env = "POD_NAME", hide_env_values = true)]
+    pub pod_name: Option<String>,
+    /// Namespace of this process's own pod, for events.
+    #[arg(long, env = "POD_NAMESPACE", hide_env_values = true)]
+    pub pod_namespace: Option<String>,
+    #[command(flatten)]
+    pub roots: RootArgs,
+    #[command(flatten)]
+    pub host: HostArgs,
+    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
+    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
+    pub ops_address: Option<String>,
+    /// Kubeconfig to use instead of the pod's service account.
+    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<String>,
+    /// How often to look at the GPUs when nothing else asks for it [default: 60s].
+    #[arg(long, env = "DISCOVERY_INTERVAL", hide_env_values = true)]
+    pub discovery_interval: Option<String>,
+    /// How often to compare ledger, CDI files and claims [default: 60s].
+    #[arg(long, env = "SWEEP_INTERVAL", hide_env_values = true)]
+    pub sweep_interval: Option<String>,
+}
+
+/// Where NVIDIA's driver is, as this process sees it and as the host does.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RootArgs {
+    /// Root of the driver's files as this process sees it [default: /driver-root].
+    #[arg(long, env = "DRIVER_ROOT", hide_env_values = true)]
+    pub driver_root: Option<String>,
+    /// The same directory's path on the host: it is what CDI files name [default: /].
+    #[arg(long, env = "DRIVER_ROOT_ON_HOST", hide_env_values = true)]
+    pub driver_root_on_host: Option<String>,
+    /// Directory of the device nodes as this process sees it [default: <driver-root>/dev if
+    /// nvidiactl is there, else /dev].
+    #[arg(long, env = "DEV_ROOT", hide_env_values = true)]
+    pub dev_root: Option<String>,
+}
+
+/// Directories of kubelet, the container runtime and the kernel.
+#[derive(Debug, Clone, Default, Args)]
+pub struct HostArgs {
+    /// Kubelet's directory: sockets are found below it [default: /var/lib/kubelet].
+    #[arg(long, env = "KUBELET_DIR", hide_env_values = true)]
+    pub kubelet_dir: Option<String>,
+    /// Where the container runtime reads CDI files [default: /var/run/cdi].
+    #[arg(long, env = "CDI_DIR", hide_env_values = true)]
+    pub cdi_dir: Option<String>,
+    /// Where the ledger is kept [default: <kubelet-dir>/plugins/gpu.nvidia.com].
+    #[arg(long, env = "STATE_DIR", hide_env_values = true)]
+    pub state_dir: Option<String>,
+    /// File with the kernel's boot id [default: /proc/sys/kernel/random/boot_id].
+    #[arg(long, env = "BOOT_ID_FILE", hide_env_values = true)]
+    pub boot_id_file: Option<String>,
+    /// The host's /sys as this process sees it [default: /sys].
+    #[arg(long, env = "SYSFS_ROOT", hide_env_values = true)]
+    pub sysfs_root: Option<String>,
+    /// The host's /proc as this process sees it [default: /proc].
+    #[arg(long, env = "PROC_ROOT", hide_env_values = true)]
+    pub proc_root: Option<String>,
+}

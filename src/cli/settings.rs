@@ -1,0 +1,442 @@
+//! From what was typed to what it means. Everything that is wrong is told at once.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::model::names::{DRIVER, NodeName};
+use crate::ops::logs::{self, Format};
+
+use super::args::{HostArgs, LogArgs, NodeArgs, RootArgs};
+
+const OPS_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Below it the loops would do little else.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+const INTERVAL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// A DNS subdomain's length (RFC 1123).
+const NODE_NAME_BYTES_MAX: usize = 253;
+
+/// How to log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSettings {
+    pub format: Format,
+    /// A filter that [`logs::init`] takes.
+    pub filter: String,
+}
+
+/// How to run the node plugin. All paths are absolute and as this process sees them, unless said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSettings {
+    pub node_name: NodeName,
+    pub pod_uid: Option<String>,
+    pub pod: Option<Pod>,
+    pub roots: Roots,
+    pub host: HostPaths,
+    pub ops_address: SocketAddr,
+    pub kubeconfig: Option<PathBuf>,
+    pub discovery_interval: Duration,
+    pub sweep_interval: Duration,
+}
+
+/// The process's own pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Directories of kubelet, the container runtime and the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPaths {
+    pub kubelet_dir: PathBuf,
+    pub cdi_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub boot_id_file: PathBuf,
+    pub sysfs_root: PathBuf,
+    pub proc_root: PathBuf,
+}
+
+/// Where NVIDIA's driver is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    pub driver_root: PathBuf,
+    /// The same directory on the host.
+    pub driver_root_on_host: PathBuf,
+    /// As given; see [`Roots::dev_root`].
+    pub dev_root: Option<PathBuf>,
+}
+
+/// The directory of the device nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevRoot {
+    pub here: PathBuf,
+    pub on_host: PathBuf,
+}
+
+impl Roots {
+    /// Where the device nodes are. To be asked at each look at the GPUs, because a driver container
+    /// may bring its device nodes long after this process has started.
+    pub fn dev_root(&self, exists: impl Fn(&Path) -> bool) -> DevRoot {
+        let here = self.dev_root.clone().unwrap_or_else(|| {
+            let in_driver_root = self.driver_root.join("dev");
+            match exists(&in_driver_root.join("nvidiactl")) {
+                true => in_driver_root,
+                false => PathBuf::from("/dev"),
+            }
+        });
+        let on_host = match here.strip_prefix(&self.driver_root) {
+            Ok(below) => self.driver_root_on_host.join(below),
+            Err(_) => here.clone(),
+        };
+        DevRoot { here, on_host }
+    }
+}
+
+/// Everything that is wrong with the flags, with what to do about each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadSettings(Vec<Mistake>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Mistake {
+    flag: &'static str,
+    words: String,
+}
+
+impl std::error::Error for BadSettings {}
+
+impl fmt::Display for BadSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(mistakes) = self;
+        write!(f, "the settings cannot be used, {} to change:", mistakes.len())?;
+        for Mistake { flag, words } in mistakes {
+            let variable = flag.trim_start_matches('-').replace('-', "_").to_uppercase();
+            write!(f, "\n  {flag} (or {variable}): {words}")?;
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// Every mistake in the flags.
+pub fn log(args: LogArgs) -> Result<LogSettings, BadSettings> {
+    let LogArgs { log_format, log_level } = args;
+    let mut reader = Reader::default();
+    let settings = LogSettings {
+        format: reader.parsed("--log-format", log_format, Format::Text, format),
+        filter: reader.parsed("--log-level", log_level, "info".to_owned(), |filter| {
+            logs::check(filter).map(|()| filter.to_owned()).map_err(|error| error.to_string())
+        }),
+    };
+    reader.finish(settings)
+}
+
+/// Both at once, so that a mistake in one does not hide those in the other.
+///
+/// # Errors
+/// Every mistake in the flags.
+pub fn log_and_node(log_args: LogArgs, args: NodeArgs) -> Result<(LogSettings, NodeSettings), BadSettings> {
+    match (log(log_args), node(args)) {
+        (Ok(log), Ok(node)) => Ok((log, node)),
+        (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => Err(mistakes),
+        (Err(BadSettings(mut all)), Err(BadSettings(more))) => {
+            all.extend(more);
+            Err(BadSettings(all))
+        }
+    }
+}
+
+/// # Errors
+/// Every mistake in the flags.
+pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
+    let NodeArgs {
+        node_name,
+        pod_uid,
+        pod_name,
+        pod_namespace,
+        roots,
+        host,
+        ops_address,
+        kubeconfig,
+        discovery_interval,
+        sweep_interval,
+    } = args;
+    let mut reader = Reader::default();
+    let settings = NodeSettings {
+        node_name: reader.node_name(node_name),
+        pod_uid: given(pod_uid),
+        pod: reader.pod(given(pod_namespace), given(pod_name)),
+        roots: reader.roots(roots),
+        host: reader.host_paths(host),
+        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
+        discovery_interval: reader.parsed("--discovery-interval", discovery_interval, INTERVAL, interval),
+        sweep_interval: reader.parsed("--sweep-interval", sweep_interval, INTERVAL, interval),
+    };
+    reader.finish(settings)
+}
+
+/// Reads on after a mistake, so that all of them are found.
+#[derive(Debug, Default)]
+struct Reader(Vec<Mistake>);
+
+impl Reader {
+    fn finish<T>(self, settings: T) -> Result<T, BadSettings> {
+        match self.0.is_empty() {
+            true => Ok(settings),
+            false => Err(BadSettings(self.0)),
+        }
+    }
+
+    fn mistake(&mut self, flag: &'static str, words: impl Into<String>) {
+        self.0.push(Mistake { flag, words: words.into() });
+    }
+
+    /// The value's meaning; the default if it was not given or is wrong.
+    fn parsed<T>(
+        &mut self,
+        flag: &'static str,
+        value: Option<String>,
+        default: T,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> T {
+        match given(value).map(|text| parse(&text)) {
+            None => default,
+            Some(Ok(meaning)) => meaning,
+            Some(Err(words)) => {
+                self.mistake(flag, words);
+                default
+            }
+        }
+    }
+
+    fn path(&mut self, flag: &'static str, value: Option<String>, default: impl Into<PathBuf>) -> PathBuf {
+        self.parsed(flag, value, default.into(), |text| match Path::new(text) {
+            path if !path.is_absolute() => Err(format!("{text:?} is not absolute; start it with /")),
+            path if path.components().any(|part| part.as_os_str() == "..") => {
+                Err(format!("{text:?} contains ..; write the path without it"))
+            }
+            // Without a trailing or a double slash.
+            path => Ok(path.components().collect()),
+        })
+    }
+
+    fn node_name(&mut self, value: Option<String>) -> NodeName {
+        const FLAG: &str = "--node-name";
+        let name = given(value).unwrap_or_default();
+        if name.is_empty() {
+            self.mistake(FLAG, "is required; in a pod take it from spec.nodeName");
+        } else if !is_dns_subdomain(&name) {
+            self.mistake(FLAG, format!("{name:?} is no node's name; see kubectl get nodes"));
+        }
+        NodeName::new(name)
+    }
+
+    fn pod(&mut self, namespace: Option<String>, name: Option<String>) -> Option<Pod> {
+        match (namespace, name) {
+            (Some(namespace), Some(name)) => Some(Pod { namespace, name }),
+            (None, None) => None,
+            (Some(_), None) => {
+                self.mistake("--pod-name", "is missing although --pod-namespace is given; give both or none");
+                None
+            }
+            (None, Some(_)) => {
+                self.mistake("--pod-namespace", "is missing although --pod-name is given; give both or none");
+                None
+            }
+        }
+    }
+
+    fn roots(&mut self, args: RootArgs) -> Roots {
+        let RootArgs { driver_root, driver_root_on_host, dev_root } = args;
+        Roots {
+            driver_root: self.path("--driver-root", driver_root, "/driver-root"),
+            driver_root_on_host: self.path("--driver-root-on-host", driver_root_on_host, "/"),
+            dev_root: given(dev_root).map(|path| self.path("--dev-root", Some(path), "")),
+        }
+    }
+
+    fn host_paths(&mut self, args: HostArgs) -> HostPaths {
+        let HostArgs { kubelet_dir, cdi_dir, state_dir, boot_id_file, sysfs_root, proc_root } = args;
+        let kubelet_dir = self.path("--kubelet-dir", kubelet_dir, "/var/lib/kubelet");
+        HostPaths {
+            state_dir: self.path("--state-dir", state_dir, kubelet_dir.join("plugins").join(DRIVER)),
+            kubelet_dir,
+            cdi_dir: self.path("--cdi-dir", cdi_dir, "/var/run/cdi"),
+            boot_id_file: self.path("--boot-id-file", boot_id_file, "/proc/sys/kernel/random/boot_id"),
+            sysfs_root: self.path("--sysfs-root", sysfs_root, "/sys"),
+            proc_root: self.path("--proc-root", proc_root, "/proc"),
+        }
+    }
+}
+
+/// An empty value counts as none.
+fn given(value: Option<String>) -> Option<String> {
+    value.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    match text {
+        "json" => Ok(Format::Json),
+        "text" => Ok(Format::Text),
+        _ => Err(format!("{text:?} is no log format; write json or text")),
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("{text:?} is no address; write one such as 0.0.0.0:8080 or [::]:8080"))
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let parsed = duration(text).ok_or_else(|| {
+        format!("{text:?} is no duration; write a whole number and a unit (ms, s, m, h), such as 60s")
+    })?;
+    match (INTERVAL_MIN..=INTERVAL_MAX).contains(&parsed) {
+        true => Ok(parsed),
+        false => Err(format!("{text:?} is out of range; take 100ms to 24h")),
+    }
+}
+
+/// `60s`, `500ms`, `2m`, `1h30m`. No unit, a fraction or an overflow is none.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut sum = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, after) = rest.split_at(digits);
+        let unit = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit);
+        let number: u64 = number.parse().ok()?;
+        let part = match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(number.checked_mul(60)?),
+            "h" => Duration::from_secs(number.checked_mul(3600)?),
+            _ => return None,
+        };
+        sum = sum.checked_add(part)?;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
+fn is_dns_subdomain(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= NODE_NAME_BYTES_MAX && name.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named() -> NodeArgs {
+        NodeArgs { node_name: Some("node-1.example".to_owned()), ..NodeArgs::default() }
+    }
+
+    #[test]
+    fn a_node_name_is_enough() {
+        let settings = node(named()).unwrap();
+        assert_eq!(settings.node_name.as_str(), "node-1.example");
+        assert_eq!(settings.host.state_dir, Path::new("/var/lib/kubelet/plugins/gpu.nvidia.com"));
+        assert_eq!(settings.ops_address.to_string(), "0.0.0.0:8080");
+        assert_eq!(settings.discovery_interval, Duration::from_secs(60));
+        assert_eq!(settings.kubeconfig, None);
+    }
+
+    #[test]
+    fn the_state_follows_kubelets_directory_unless_it_is_given() {
+        let mut args = named();
+        args.host.kubelet_dir = Some("/data/kubelet/".to_owned());
+        let paths = node(args.clone()).unwrap().host;
+        assert_eq!(paths.kubelet_dir.as_os_str(), "/data/kubelet");
+        assert_eq!(paths.state_dir, Path::new("/data/kubelet/plugins/gpu.nvidia.com"));
+        args.host.state_dir = Some("/data/ledger".to_owned());
+        assert_eq!(node(args).unwrap().host.state_dir, Path::new("/data/ledger"));
+    }
+
+    #[test]
+    fn empty_values_mean_the_default() {
+        let mut args = named();
+        args.pod_uid = Some(String::new());
+        args.kubeconfig = Some(" ".to_owned());
+        args.roots.driver_root = Some(String::new());
+        args.sweep_interval = Some(String::new());
+        assert_eq!(node(args), node(named()));
+    }
+
+    #[test]
+    fn all_mistakes_are_told_at_once_with_flag_variable_and_advice() {
+        let mut args = NodeArgs {
+            ops_address: Some("localhost".to_owned()),
+            sweep_interval: Some("60".to_owned()),
+            pod_name: Some("tranche-node-x".to_owned()),
+            ..NodeArgs::default()
+        };
+        args.host.cdi_dir = Some("var/run/cdi".to_owned());
+        let words = node(args).unwrap_err().to_string();
+        for part in [
+            "5 to change",
+            "--node-name (or NODE_NAME): is required",
+            "--pod-namespace (or POD_NAMESPACE): is missing",
+            "--cdi-dir (or CDI_DIR): \"var/run/cdi\" is not absolute; start it with /",
+            "--ops-address (or OPS_ADDRESS): \"localhost\" is no address; write one such as",
+            "--sweep-interval (or SWEEP_INTERVAL): \"60\" is no duration",
+        ] {
+            assert!(words.contains(part), "{part} is missing from\n{words}");
+        }
+    }
+
+    #[test]
+    fn log_mistakes_are_told_at_once() {
+        let args = LogArgs { log_format: Some("xml".to_owned()), log_level: Some("loud".to_owned()) };
+        let words = log(args).unwrap_err().to_string();
+        assert!(words.contains("write json or text") && words.contains("write a level"), "{words}");
+    }
+
+    #[test]
+    fn durations_are_whole_numbers_with_units() {
+        for (text, millis) in [("60s", 60_000), ("500ms", 500), ("2m", 120_000), ("1h30m", 5_400_000)] {
+            assert_eq!(duration(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        for text in
+            ["", "60", "s", "1.5s", "-1s", "1 s", "1d", "s60", "99999999999999999999s", "6000000000000000h"]
+        {
+            assert_eq!(duration(text), None, "{text}");
+        }
+        assert!(interval("0s").is_err() && interval("99ms").is_err() && interval("25h").is_err());
+    }
+
+    #[test]
+    fn node_names_are_dns_subdomains() {
+        for good in ["a", "node-1", "ip-10-0-0-1.ec2.internal"] {
+            assert!(is_dns_subdomain(good), "{good}");
+        }
+        for bad in ["", "Node", "-a", "a-", "a..b", "a_b", &"a".repeat(NODE_NAME_BYTES_MAX + 1)] {
+            assert!(!is_dns_subdomain(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_device_directory_is_found_here_and_on_the_host() {
+        let roots = |dev_root: Option<&str>| Roots {
+            driver_root: "/driver-root".into(),
+            driver_root_on_host: "/run/nvidia/driver".into(),
+            dev_root: dev_root.map(PathBuf::from),
+        };
+        let pair = |dev: DevRoot| (dev.here.display().to_string(), dev.on_host.display().to_string());
+        let with_nodes = |path: &Path| path == Path::new("/driver-root/dev/nvidiactl");
+        for (given, exists, here, on_host) in [
+            (None, true, "/driver-root/dev", "/run/nvidia/driver/dev"),
+            (None, false, "/dev", "/dev"),
+            (Some("/driver-root/other"), false, "/driver-root/other", "/run/nvidia/driver/other"),
+            (Some("/dev"), true, "/dev", "/dev"),
+        ] {
+            let found = roots(given).dev_root(|path| exists && with_nodes(path));
+            assert_eq!(pair(found), (here.to_owned(), on_host.to_owned()), "{given:?} {exists}");
+        }
+    }
+}
