@@ -1,0 +1,7 @@
+//! The contract tests: each module speaks to one of the house's edges as its real peer would.
+//! One binary, because each further one links the whole driver again.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod fake_kubelet;
+mod kubelet;
