@@ -5,11 +5,11 @@ use std::future::Future;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::process::{Child, Command};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::process::{Child, Command};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -226,6 +226,7 @@ async fn kubelet_registers_the_plugin_and_prepares_in_either_version() {
         assert_eq!(device.request_names, ["gpu"], "kubelet matches base names only");
         assert_eq!((device.pool_name.as_str(), device.device_name.as_str()), ("node-a", "gpu-0"));
         assert_eq!(device.cdi_device_ids, ["tranche.dev/claim=b-2"]);
+        assert_eq!(device.share_id.as_deref(), Some("0b0e"));
         kubelet.unprepare(DRIVER, &[claim("a"), claim("b")]).await.unwrap();
         kubelet.unprepare(DRIVER, &[claim("never-seen")]).await.unwrap();
         assert!(desk.partitions.lock().unwrap().is_empty());
@@ -562,6 +563,8 @@ fn child(root: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kubelet::child_serves_until_killed", "--ignored", "--quiet"])
         .env(CHILD_ROOT, root)
+        .stdout(std::process::Stdio::null())
+        .kill_on_drop(true)
         .spawn()
         .unwrap()
 }
@@ -572,8 +575,7 @@ async fn after_kill_9_the_same_pod_registers_again_and_another_pod_clears_the_re
     let kubelet = FakeKubelet::start(root.path());
     let mut first = child(root.path());
     let registered = kubelet.registered(DRIVER).await;
-    first.kill().unwrap();
-    first.wait().unwrap();
+    first.kill().await.unwrap();
     let (registration, endpoint) = (registered.socket, PathBuf::from(registered.info.endpoint));
     assert!(registration.exists() && endpoint.exists(), "a killed process leaves its sockets");
     assert!(UnixStream::connect(&endpoint).is_err());
@@ -583,8 +585,7 @@ async fn after_kill_9_the_same_pod_registers_again_and_another_pod_clears_the_re
     until("served anew", || UnixStream::connect(&endpoint).is_ok()).await;
     kubelet.registered(DRIVER).await;
     kubelet.prepare_until_ready(DRIVER, &[claim("a")]).await;
-    again.kill().unwrap();
-    again.wait().unwrap();
+    again.kill().await.unwrap();
 
     // The pod is replaced: other names, and nobody else will ever remove the old ones.
     let served = served_as(config(root.path(), OTHER_UID, quick()), &Desk::new()).await;
