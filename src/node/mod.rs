@@ -1,1 +1,2 @@
 //! (room node)
+pub mod discovery;

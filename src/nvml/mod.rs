@@ -49,7 +49,7 @@ pub trait Gpus: Send + Sync + 'static {
 }
 
 /// Which library a look uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Load {
     /// The one that is loaded, if there is one.
     Keep,
