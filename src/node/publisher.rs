@@ -1,0 +1,517 @@
+//! Keeps the API server's ResourceSlices of this node as the inventory wants them.
+//!
+//! Writes only what differs. What is missing (wiped by kubelet at its start or after 30 s without us,
+//! deleted by hand) comes back at once; what was edited comes back, but a fight with another writer is
+//! held to one repair per [`Pace::repair`]; content that flaps is written at most once per
+//! [`Pace::content`], because each write makes the scheduler look at all waiting pods again.
+//! On stop the slices stay: kubelet wipes them if nobody comes back.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
+use crate::inventory::Inventory;
+use crate::model::gpu::NodeGpus;
+use crate::model::names::NodeName;
+use crate::slices::{
+    Change, Dropped, Obsolete, Owner, Seen, SliceContent, Target, Write, desired, diff, dropped, violations,
+};
+
+/// How long things wait. The defaults are for production; tests take shorter ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Between two writes of changed content. The first, and what is missing, does not wait.
+    pub content: Duration,
+    /// Between two repairs of what somebody else edited.
+    pub repair: Duration,
+    /// Between two repairs of what somebody else deleted; the first does not wait.
+    pub missing: Duration,
+    /// Between two looks that somebody else's writes cause.
+    pub look: Duration,
+    /// After the first failure; doubles up to `retry_most`.
+    pub retry: Duration,
+    pub retry_most: Duration,
+    /// Between two tries to get the lock.
+    pub lock: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            content: Duration::from_secs(10),
+            repair: Duration::from_secs(30),
+            missing: Duration::from_secs(1),
+            look: Duration::from_secs(1),
+            retry: Duration::from_millis(200),
+            retry_most: Duration::from_secs(30),
+            lock: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Held while this instance publishes; dropping it lets the next one.
+pub type Guard = Box<dyn Send>;
+
+/// Tries to become the one instance that publishes: `None` while another one is (two live side by side
+/// during a roll-over with surge). Never waits. The words of an error are shown to people.
+pub type TryLock = Box<dyn Fn() -> Result<Option<Guard>, String> + Send>;
+
+/// What has been published, for readiness, metrics and `tranche inspect`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publication {
+    pub phase: Phase,
+    /// The pool's generation in the API server; 0 as long as it is not known.
+    pub generation: i64,
+    pub slices: usize,
+    pub devices: usize,
+    /// Why the pool is published empty, if the inventory is unavailable.
+    pub empty_because: Option<String>,
+    /// Creations, replacements and deletions since the start.
+    pub writes: u64,
+    /// Failed tries since the start.
+    pub failures: u64,
+    /// What this API server does not keep.
+    pub dropped: Dropped,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// Another instance publishes.
+    WaitingForLock,
+    /// The GPUs have not been looked at yet.
+    WaitingForInventory,
+    /// The inventory is to be written: now, or as soon as the pace allows.
+    Pending,
+    /// The API server has what the inventory wants.
+    Published,
+    /// The last try failed; it is tried again.
+    Failing { error: String },
+    /// The slices stay as they are.
+    Stopped,
+}
+
+/// Why one try failed.
+#[derive(Debug, Error)]
+enum PublishError {
+    #[error("{}", words(.0))]
+    Call(#[from] CallError),
+    #[error("the API server would refuse the slices: {0}; this is a bug of the driver: please report it")]
+    Invalid(String),
+}
+
+/// How one try ended.
+enum Outcome {
+    Settled,
+    /// There is something to write, but not before then.
+    NotBefore(Instant),
+}
+
+/// The loop. One per node and driver.
+pub struct Publisher {
+    cluster: Arc<dyn Cluster>,
+    node: NodeName,
+    inventory: watch::Receiver<Inventory>,
+    pace: Pace,
+    state: watch::Sender<Publication>,
+    /// What is to be published; `None` before the first look.
+    contents: Option<Vec<SliceContent>>,
+    /// `contents` has been in the API server: what differs from it now is somebody else's doing.
+    settled: bool,
+    /// A slice that was stored is gone without our doing.
+    wiped: bool,
+    owner: Option<Owner>,
+    known_generation: i64,
+    /// The slices as we last wrote or saw them in order: name to UID and resourceVersion.
+    stored: BTreeMap<String, (String, String)>,
+    times: Times,
+    /// When to try next.
+    due: Option<Instant>,
+    failures_in_row: u32,
+}
+
+#[derive(Default)]
+struct Times {
+    look: Option<Instant>,
+    content: Option<Instant>,
+    repair: Option<Instant>,
+    missing: Option<Instant>,
+}
+
+impl Publisher {
+    pub fn new(
+        cluster: Arc<dyn Cluster>,
+        node: NodeName,
+        inventory: watch::Receiver<Inventory>,
+    ) -> (Self, watch::Receiver<Publication>) {
+        let (state, receiver) = watch::channel(Publication {
+            phase: Phase::WaitingForLock,
+            generation: 0,
+            slices: 0,
+            devices: 0,
+            empty_because: None,
+            writes: 0,
+            failures: 0,
+            dropped: Dropped::default(),
+        });
+        let publisher = Self {
+            cluster,
+            node,
+            inventory,
+            pace: Pace::default(),
+            state,
+            contents: None,
+            settled: false,
+            wiped: false,
+            owner: None,
+            known_generation: 0,
+            stored: BTreeMap::new(),
+            times: Times::default(),
+            due: None,
+            failures_in_row: 0,
+        };
+        (publisher, receiver)
+    }
+
+    pub fn with_pace(self, pace: Pace) -> Self {
+        Self { pace, ..self }
+    }
+
+    /// Publishes until `stop`, or until the inventory's sender is gone. The lock is given back at once
+    /// then, so that the next instance can go on while this one finishes its claims.
+    pub async fn run(mut self, lock: TryLock, stop: CancellationToken) {
+        let guard = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            guard = self.take(lock) => Some(guard),
+        };
+        if guard.is_some() {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => (),
+                () = self.publish() => (),
+            }
+        }
+        drop(guard);
+        self.phase(Phase::Stopped);
+    }
+
+    async fn take(&self, lock: TryLock) -> Guard {
+        loop {
+            match lock() {
+                Ok(Some(guard)) => return guard,
+                Ok(None) => self.phase(Phase::WaitingForLock),
+                Err(error) => {
+                    warn!(%error, "the publisher's lock cannot be taken");
+                    self.phase(Phase::Failing { error });
+                }
+            }
+            tokio::time::sleep(self.pace.lock).await;
+        }
+    }
+
+    async fn publish(&mut self) {
+        self.phase(Phase::WaitingForInventory);
+        let mut events = self.cluster.watch_slices();
+        self.inventory.mark_changed();
+        loop {
+            let due = self.due.filter(|_| self.contents.is_some());
+            tokio::select! {
+                changed = self.inventory.changed() => match changed {
+                    Ok(()) => self.take_inventory(),
+                    Err(_) => return,
+                },
+                Some(event) = events.next() => self.take_event(&event),
+                () = until(due) => {
+                    self.due = None;
+                    let outcome = self.attempt().await;
+                    self.conclude(outcome);
+                }
+            }
+        }
+    }
+
+    fn take_inventory(&mut self) {
+        let (contents, empty_because) = match &*self.inventory.borrow_and_update() {
+            Inventory::Unknown => return,
+            Inventory::Found(gpus) => (desired(gpus, &self.node), None),
+            Inventory::Unavailable { reason } => {
+                (desired(&NodeGpus::default(), &self.node), Some(reason.clone()))
+            }
+        };
+        self.state.send_if_modified(|state| {
+            std::mem::replace(&mut state.empty_because, empty_because.clone()) != empty_because
+        });
+        if self.contents.as_ref() != Some(&contents) {
+            self.contents = Some(contents);
+            self.settled = false;
+            self.due = Some(Instant::now());
+            self.phase(Phase::Pending);
+        }
+    }
+
+    fn take_event(&mut self, event: &SliceEvent) {
+        let now = Instant::now();
+        match event {
+            SliceEvent::Restarted => self.due = Some(now),
+            SliceEvent::Stored(slice) => {
+                let known = self.stored.get(&slice.name);
+                if known.is_none_or(|(_, version)| *version != slice.resource_version) {
+                    let at = after(self.times.look, self.pace.look, now);
+                    self.due.get_or_insert(at);
+                }
+            }
+            SliceEvent::Deleted(slice) => {
+                if self.stored.get(&slice.name).is_some_and(|(uid, _)| *uid == slice.uid) {
+                    info!(slice = slice.name, "a slice of ours was deleted; publishing it again");
+                    self.due = Some(now);
+                }
+            }
+            SliceEvent::Interrupted { problem } => debug!(problem, "the watch of our slices is interrupted"),
+        }
+    }
+
+    fn conclude(&mut self, outcome: Result<Outcome, PublishError>) {
+        match outcome {
+            Ok(Outcome::Settled) => {
+                self.settled = true;
+                self.failures_in_row = 0;
+                self.tell_published();
+            }
+            Ok(Outcome::NotBefore(at)) => {
+                self.failures_in_row = 0;
+                self.due = Some(at);
+                self.phase(Phase::Pending);
+            }
+            Err(error) => {
+                self.failures_in_row += 1;
+                // What is invalid stays so until the inventory changes.
+                let again = matches!(error, PublishError::Call(_));
+                self.due = again.then(|| Instant::now() + self.back_off());
+                let error = error.to_string();
+                if self.failures_in_row == 1 {
+                    warn!(error, "the slices could not be published; trying again");
+                }
+                self.state.send_modify(|state| {
+                    state.failures += 1;
+                    state.phase = Phase::Failing { error };
+                });
+            }
+        }
+    }
+
+    /// One look, and the writes it calls for.
+    async fn attempt(&mut self) -> Result<Outcome, PublishError> {
+        self.times.look = Some(Instant::now());
+        let seen = seen(self.cluster.slices().await?);
+        self.remember(&seen);
+        let change = self.diff(&seen);
+        if change.is_empty() {
+            self.wiped = false;
+            return Ok(Outcome::Settled);
+        }
+        self.check()?;
+        let now = Instant::now();
+        let at = self.earliest(now);
+        if at > now {
+            return Ok(Outcome::NotBefore(at));
+        }
+        if change.missing || self.owner.is_none() {
+            // A Node that was created anew has another UID; slices owned by the old one would be
+            // collected again and again.
+            let node_uid = self.cluster.node_uid().await?;
+            self.owner = Some(Owner { node: self.node.clone(), node_uid });
+        }
+        let change = self.diff(&seen);
+        self.carry_out(&change).await?;
+        self.note_time();
+        Ok(Outcome::Settled)
+    }
+
+    fn diff(&self, seen: &Seen) -> Change {
+        let nobody = Owner { node: self.node.clone(), node_uid: String::new() };
+        let target = Target {
+            contents: self.contents.as_deref().unwrap_or_default(),
+            owner: self.owner.as_ref().unwrap_or(&nobody),
+            dropped: &self.state.borrow().dropped,
+            known_generation: self.known_generation,
+        };
+        diff(&target, seen)
+    }
+
+    fn check(&self) -> Result<(), PublishError> {
+        let violations = violations(self.contents.as_deref().unwrap_or_default());
+        if violations.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<String> = violations.iter().map(ToString::to_string).collect();
+        Err(PublishError::Invalid(words.join("; ")))
+    }
+
+    /// When the next write is allowed.
+    fn earliest(&self, now: Instant) -> Instant {
+        if self.wiped {
+            after(self.times.missing, self.pace.missing, now)
+        } else if self.settled {
+            after(self.times.repair, self.pace.repair, now)
+        } else {
+            after(self.times.content, self.pace.content, now)
+        }
+    }
+
+    fn note_time(&mut self) {
+        let now = Some(Instant::now());
+        if !self.settled {
+            self.times.content = now;
+        } else if !self.wiped {
+            self.times.repair = now;
+        }
+        if std::mem::take(&mut self.wiped) {
+            self.times.missing = now;
+        }
+    }
+
+    /// What is stored, as of this look.
+    fn remember(&mut self, seen: &Seen) {
+        let generations = seen.readable.iter().map(|slice| slice.spec.pool.generation);
+        self.known_generation = generations.max().unwrap_or(0).max(self.known_generation);
+        let stored: BTreeMap<_, _> = seen.readable.iter().map(entry).collect();
+        self.wiped |= self.stored.keys().any(|name| !stored.contains_key(name));
+        self.stored = stored;
+    }
+
+    async fn carry_out(&mut self, change: &Change) -> Result<(), PublishError> {
+        for gone in &change.deletes {
+            info!(slice = gone.name, "deleting a slice that is not wanted");
+            self.stored.remove(&gone.name);
+            self.cluster.delete_slice(&slice_ref(gone)).await?;
+            self.count_write();
+        }
+        let mut lost = Dropped::default();
+        for write in &change.writes {
+            let (sent, stored) = match write {
+                Write::Create(slice) => (slice, self.cluster.create_slice(slice).await?),
+                Write::Update(slice) => (slice, self.cluster.update_slice(slice).await?),
+            };
+            self.count_write();
+            lost.merge(dropped(&sent.spec, &stored.spec));
+            self.known_generation = self.known_generation.max(stored.spec.pool.generation);
+            self.stored.extend([entry(&stored)]);
+        }
+        self.learn(lost, change);
+        info!(generation = change.generation, writes = change.writes.len(), "slices published");
+        Ok(())
+    }
+
+    /// Takes note of what the API server did not keep. A rewrite of every slice tells anew; one slice
+    /// alone can only add to what is known.
+    fn learn(&mut self, lost: Dropped, change: &Change) {
+        let all = change.writes.len() == self.contents.as_ref().map_or(0, Vec::len);
+        let before = self.state.borrow().dropped.clone();
+        let mut now = if all { Dropped::default() } else { before.clone() };
+        now.merge(lost);
+        if now == before {
+            return;
+        }
+        if !now.is_empty() {
+            warn!(fields = %now, "the API server does not keep all that was published");
+        }
+        self.state.send_modify(|state| state.dropped = now);
+    }
+
+    /// The API server has it all.
+    fn tell_published(&self) {
+        let contents = self.contents.as_deref().unwrap_or_default();
+        let devices = contents.iter().map(|content| content.devices.len()).sum();
+        self.state.send_if_modified(|state| {
+            let before = state.clone();
+            state.phase = Phase::Published;
+            (state.generation, state.slices, state.devices) =
+                (self.known_generation, contents.len(), devices);
+            before != *state
+        });
+    }
+
+    fn count_write(&self) {
+        self.state.send_modify(|state| state.writes += 1);
+    }
+
+    fn phase(&self, phase: Phase) {
+        self.state.send_if_modified(|state| {
+            let changed = state.phase != phase;
+            state.phase = phase;
+            changed
+        });
+    }
+
+    /// Doubles with each failure. Nodes differ, so that they do not all come back at once.
+    fn back_off(&self) -> Duration {
+        let doublings = self.failures_in_row.saturating_sub(1).min(16);
+        let full = self.pace.retry.saturating_mul(1 << doublings).min(self.pace.retry_most);
+        let mut hasher = DefaultHasher::new();
+        (self.node.as_str(), self.failures_in_row).hash(&mut hasher);
+        full.mul_f64(0.5 + (hasher.finish() % 512) as f64 / 1024.0)
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// `now`, but not before `pause` is over since `last`.
+fn after(last: Option<Instant>, pause: Duration, now: Instant) -> Instant {
+    last.map_or(now, |last| now.max(last + pause))
+}
+
+fn seen(slices: Vec<StoredSlice>) -> Seen {
+    let mut seen = Seen::default();
+    for slice in slices {
+        match slice {
+            StoredSlice::Readable(slice) => seen.readable.push(*slice),
+            StoredSlice::Unreadable { slice, problem } => {
+                warn!(slice = slice.name, problem, "a slice of ours cannot be read");
+                let SliceRef { name, uid, resource_version } = slice;
+                seen.unreadable.push(Obsolete { name, uid, resource_version });
+            }
+        }
+    }
+    seen
+}
+
+fn slice_ref(gone: &Obsolete) -> SliceRef {
+    SliceRef {
+        name: gone.name.clone(),
+        uid: gone.uid.clone(),
+        resource_version: gone.resource_version.clone(),
+    }
+}
+
+fn entry(slice: &ResourceSlice) -> (String, (String, String)) {
+    let meta = &slice.metadata;
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    (text(&meta.name), (text(&meta.uid), text(&meta.resource_version)))
+}
+
+/// An error with its causes.
+fn words(error: &CallError) -> String {
+    let mut words = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        words.push_str(": ");
+        words.push_str(&error.to_string());
+        cause = error.source();
+    }
+    words
+}
