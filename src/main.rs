@@ -35,7 +35,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
         Command::Node(args) => {
             let (log, node) = settings::log_and_node(log, args)?;
             let control = logs::init(log.format, &log.filter)?;
-            runtime()?.block_on(cli::node(node, control))
+            Ok(runtime()?.block_on(tranche::node::run(node, control))?)
         }
         Command::Plan => cli::plan(),
         Command::Inspect(args) => Ok(cli::print(inspect::ask(args)?.as_bytes())?),

@@ -17,8 +17,6 @@ use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::ops::logs::LogControl;
-
 use args::{LogArgs, NodeArgs};
 
 /// A mistake of the caller, as opposed to a failure (1).
@@ -75,15 +73,6 @@ fn command(called: Option<&OsString>) -> clap::Command {
 fn called_as_plugin(called: Option<&OsString>) -> bool {
     let stem = called.and_then(|name| Path::new(name).file_stem());
     stem.is_some_and(|stem| stem == "kubectl-tranche" || stem == "kubectl_tranche")
-}
-
-/// Runs the node plugin until it is told to end.
-///
-/// # Errors
-/// Whatever ended it.
-pub async fn node(settings: settings::NodeSettings, logs: LogControl) -> anyhow::Result<()> {
-    let _ = logs;
-    anyhow::bail!("the node plugin of {} is not wired up in this build", settings.node_name)
 }
 
 /// # Errors

@@ -33,23 +33,23 @@ pub fn read(claim: &ClaimRef, object: &ResourceClaim) -> Result<AllocatedClaim, 
     if results.is_empty() {
         return Err(ClaimError::NoneOfOurs { claim: claim.clone() });
     }
-    let requests = requests(object);
-    Ok(AllocatedClaim { claim: claim.clone(), requests, results, configs: at.configs(allocation)? })
+    let configs = at.configs(allocation)?;
+    Ok(AllocatedClaim { claim: claim.clone(), requests: requests(object), results, configs })
 }
 
-/// All requests of the spec; a `firstAvailable` one by each of its subrequests.
+/// The names of all requests in the spec; of one with alternatives (`firstAvailable`), every alternative.
 fn requests(object: &ResourceClaim) -> Vec<RequestName> {
-    let spec = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-    let requests = spec.into_iter().flat_map(|devices| devices.requests.iter().flatten());
-    requests
-        .flat_map(|request| match &request.first_available {
-            None => vec![RequestName::new(&request.name)],
-            Some(subrequests) => {
-                let full = |sub: &str| RequestName::new(format!("{}/{sub}", request.name));
-                subrequests.iter().map(|sub| full(&sub.name)).collect()
-            }
-        })
-        .collect()
+    let devices = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    let mut names = Vec::new();
+    for request in devices.iter().flat_map(|devices| devices.requests.iter().flatten()) {
+        match request.first_available.as_deref() {
+            None | Some([]) => names.push(RequestName::new(&request.name)),
+            Some(alternatives) => names.extend(
+                alternatives.iter().map(|sub| RequestName::new(format!("{}/{}", request.name, sub.name))),
+            ),
+        }
+    }
+    names
 }
 
 /// Which claim is being read, for the errors.
@@ -249,6 +249,21 @@ mod tests {
                 parameters: json!({"kind": "GpuConfig"}),
             }]
         );
+    }
+
+    #[test]
+    fn every_request_is_named_whoever_serves_it() {
+        let mut object = claim(json!({"devices": {"results": [result(json!({}))]}}));
+        object.spec = serde_json::from_value(json!({"devices": {"requests": [
+            {"name": "nic", "exactly": {"deviceClassName": "nic"}},
+            {"name": "gpu", "firstAvailable": [
+                {"name": "large", "deviceClassName": "a"}, {"name": "small", "deviceClassName": "b"},
+            ]},
+        ]}}))
+        .unwrap();
+        let claim = read(&reference(), &object).unwrap();
+        let names: Vec<_> = claim.requests.iter().map(RequestName::as_str).collect();
+        assert_eq!(names, ["nic", "gpu/large", "gpu/small"]);
     }
 
     #[test]

@@ -1,6 +1,27 @@
-//! The node plugin: discovery, publishing, preparing, sweeping.
+//! The node plugin: one process per node.
+//!
+//! ```text
+//! NVML ─→ discovery ─→ watch<Inventory> ─→ publisher ─→ ResourceSlices
+//!                            ├──────────→ health ────→ kubelet's health stream
+//!                            └──────────→ preparer ←── kubelet's calls
+//!                                           └→ lanes → executor → ledger (store), CDI file, GPU
+//!                                                ↑
+//!                                             sweeper (start, every minute)
+//! ```
+//! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
 //! May import: everything below, and ops. May name: tokio, tracing.
 
+pub mod config;
 pub mod discovery;
+pub mod executor;
+pub mod health;
+pub mod lanes;
+pub mod preparer;
 pub mod publisher;
+mod run;
+pub mod state;
+pub mod store;
+pub mod sweeper;
+
+pub use run::{NodeError, run};

@@ -21,7 +21,7 @@ const OPERATION_SECONDS: [f64; 14] =
 const KUBELET_GIVES_UP_SECONDS: f64 = 45.0;
 
 /// A float that only ever is set.
-type Seconds = Gauge<f64, AtomicU64>;
+pub type Seconds = Gauge<f64, AtomicU64>;
 
 /// A registry with our prefix that already tells which build this is.
 pub fn registry() -> Registry {
@@ -70,15 +70,6 @@ label_value!(
 );
 label_value!(DeviceType { Gpu => "gpu", Mig => "mig" });
 label_value!(DeviceHealth { Healthy => "healthy", Unhealthy => "unhealthy" });
-label_value!(
-    /// What a look at the slices on the API server led to.
-    Publish { Unchanged => "unchanged", Written => "written", Failed => "failed" }
-);
-label_value!(
-    /// One write to the API server.
-    Write { Create => "create", Update => "update", Delete => "delete" }
-);
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabels {
     operation: Operation,
@@ -94,21 +85,6 @@ struct DeviceLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabels {
     phase: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PublishLabels {
-    result: Publish,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WriteLabels {
-    verb: Write,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -131,11 +107,14 @@ pub struct NodeMetrics {
     operations: Family<OperationLabels, Histogram, OperationHistogram>,
     devices: Family<DeviceLabels, Gauge>,
     ledger_records: Family<PhaseLabels, Gauge>,
-    slice_publishes: Family<PublishLabels, Counter>,
-    slice_writes: Family<WriteLabels, Counter>,
-    discovery_attempts: Counter,
-    discovery_failures: Family<ReasonLabels, Counter>,
-    discovery_last_look: Seconds,
+    /// Creations, replacements and deletions of this node's slices.
+    pub slice_writes: Counter,
+    pub slice_failures: Counter,
+    /// 1 while the API server has what the inventory wants.
+    pub slices_published: Gauge,
+    pub discovery_looks: Counter,
+    pub discovery_failures: Counter,
+    pub discovery_last_look: Seconds,
     sweeper_repairs: Family<KindLabels, Counter>,
     /// Claims that were refused because somebody else holds the device.
     pub refused_double_allocations: Counter,
@@ -170,23 +149,6 @@ impl NodeMetrics {
         self.ledger_records.get_or_create(&PhaseLabels { phase }).set(gauge_value(count));
     }
 
-    pub fn slice_publish(&self, result: Publish) {
-        self.slice_publishes.get_or_create(&PublishLabels { result }).inc();
-    }
-
-    pub fn slice_write(&self, verb: Write) {
-        self.slice_writes.get_or_create(&WriteLabels { verb }).inc();
-    }
-
-    /// One look at the node's GPUs; `Err` is the class of what went wrong.
-    pub fn discovery(&self, took: Duration, result: Result<(), &'static str>) {
-        self.discovery_attempts.inc();
-        self.discovery_last_look.set(took.as_secs_f64());
-        if let Err(reason) = result {
-            self.discovery_failures.get_or_create(&ReasonLabels { reason }).inc();
-        }
-    }
-
     /// The sweeper put something right.
     pub fn repair(&self, kind: &'static str) {
         self.sweeper_repairs.get_or_create(&KindLabels { kind }).inc();
@@ -198,10 +160,11 @@ impl NodeMetrics {
             operations: Family::new_with_constructor(OperationHistogram),
             devices: Family::default(),
             ledger_records: Family::default(),
-            slice_publishes: Family::default(),
-            slice_writes: Family::default(),
-            discovery_attempts: Counter::default(),
-            discovery_failures: Family::default(),
+            slice_writes: Counter::default(),
+            slice_failures: Counter::default(),
+            slices_published: Gauge::default(),
+            discovery_looks: Counter::default(),
+            discovery_failures: Counter::default(),
             discovery_last_look: Seconds::default(),
             sweeper_repairs: Family::default(),
             refused_double_allocations: Counter::default(),
@@ -215,12 +178,6 @@ impl NodeMetrics {
             for &health in DeviceHealth::ALL {
                 metrics.devices(r#type, health, 0);
             }
-        }
-        for &result in Publish::ALL {
-            metrics.slice_publishes.get_or_create(&PublishLabels { result }).inc_by(0);
-        }
-        for &verb in Write::ALL {
-            metrics.slice_writes.get_or_create(&WriteLabels { verb }).inc_by(0);
         }
         metrics
     }
@@ -252,22 +209,31 @@ impl NodeMetrics {
     fn register_slices(&self, registry: &mut Registry) {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
         registry.register(
-            "slice_publishes",
-            "Comparisons of the published slices with the wanted ones, by result",
-            self.slice_publishes.clone(),
+            "slice_writes",
+            "ResourceSlices of this node created, replaced or deleted",
+            self.slice_writes.clone(),
         );
-        registry.register("slice_writes", "ResourceSlice writes, by verb", self.slice_writes.clone());
+        registry.register(
+            "slice_failures",
+            "Tries to publish this node's ResourceSlices that failed",
+            self.slice_failures.clone(),
+        );
+        registry.register(
+            "slices_published",
+            "1 while the API server has the slices that this node wants there",
+            self.slices_published.clone(),
+        );
     }
 
     fn register_discovery(&self, registry: &mut Registry) {
         registry.register(
-            "discovery_attempts",
+            "discovery_looks",
             "Looks at the node's GPUs, failed ones too",
-            self.discovery_attempts.clone(),
+            self.discovery_looks.clone(),
         );
         registry.register(
             "discovery_failures",
-            "Looks at the node's GPUs that failed, by class of reason",
+            "Looks at the node's GPUs that failed; the reason is in the log and in /state",
             self.discovery_failures.clone(),
         );
         registry.register(
@@ -309,8 +275,8 @@ mod tests {
         assert!(text.contains("tranche_build_info{version=\"0.1.0\",commit=\""), "{text}");
         for line in [
             "tranche_devices{type=\"mig\",health=\"unhealthy\"} 0",
-            "tranche_slice_writes_total{verb=\"delete\"} 0",
-            "tranche_slice_publishes_total{result=\"unchanged\"} 0",
+            "tranche_slice_writes_total 0",
+            "tranche_discovery_failures_total 0",
             "tranche_refused_double_allocations_total 0",
             "tranche_claim_operation_duration_seconds_count{operation=\"prepare\",result=\"ok\"} 0",
         ] {
@@ -325,9 +291,9 @@ mod tests {
         metrics.operation(Operation::Prepare, Outcome::NotYet, Duration::from_micros(1500));
         metrics.devices(DeviceType::Gpu, DeviceHealth::Healthy, 8);
         metrics.ledger_records("ready", 3);
-        metrics.slice_publish(Publish::Written);
-        metrics.slice_write(Write::Create);
-        metrics.discovery(Duration::from_millis(250), Err("driver_not_loaded"));
+        metrics.slice_writes.inc();
+        metrics.discovery_looks.inc_by(2);
+        metrics.discovery_last_look.set(0.25);
         metrics.repair("orphaned_cdi_file");
         metrics.refused_double_allocations.inc();
         metrics.stuck_nvml_threads.set(1);
@@ -337,10 +303,8 @@ mod tests {
             "tranche_claim_operation_duration_seconds_bucket{le=\"0.002\",operation=\"prepare\",result=\"not_yet\"} 1",
             "tranche_devices{type=\"gpu\",health=\"healthy\"} 8",
             "tranche_ledger_records{phase=\"ready\"} 3",
-            "tranche_slice_publishes_total{result=\"written\"} 1",
-            "tranche_slice_writes_total{verb=\"create\"} 1",
-            "tranche_discovery_attempts_total 1",
-            "tranche_discovery_failures_total{reason=\"driver_not_loaded\"} 1",
+            "tranche_slice_writes_total 1",
+            "tranche_discovery_looks_total 2",
             "tranche_discovery_last_look_seconds 0.25",
             "tranche_sweeper_repairs_total{kind=\"orphaned_cdi_file\"} 1",
             "tranche_refused_double_allocations_total 1",

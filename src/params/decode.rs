@@ -123,10 +123,16 @@ fn sharing(raw: Option<RawSharing>) -> Result<Option<Sharing>, ParamsError> {
         }
         ("MPS", None, config) => Sharing::Mps(config.map(mps).transpose()?.unwrap_or_default()),
         ("TimeSlicing", _, Some(_)) => {
-            return Err(ParamsError::new("sharing.mpsConfig", "does not go with strategy TimeSlicing; remove it"));
+            return Err(ParamsError::new(
+                "sharing.mpsConfig",
+                "does not go with strategy TimeSlicing; remove it",
+            ));
         }
         ("MPS", Some(_), _) => {
-            return Err(ParamsError::new("sharing.timeSlicingConfig", "does not go with strategy MPS; remove it"));
+            return Err(ParamsError::new(
+                "sharing.timeSlicingConfig",
+                "does not go with strategy MPS; remove it",
+            ));
         }
         (other, _, _) => {
             return Err(ParamsError::new(
@@ -163,7 +169,10 @@ fn mps(raw: RawMps) -> Result<MpsSettings, ParamsError> {
     }
     let limit = |path: String, quantity: Quantity| match quantity.units_ceil() {
         Some(bytes) if bytes > 0 => Ok(Bytes(bytes)),
-        _ => Err(ParamsError { path, problem: format!("{quantity} is no memory limit; write one such as 10Gi") }),
+        _ => Err(ParamsError {
+            path,
+            problem: format!("{quantity} is no memory limit; write one such as 10Gi"),
+        }),
     };
     Ok(MpsSettings {
         active_thread_percentage: raw.default_active_thread_percentage,
@@ -196,7 +205,8 @@ mod tests {
 
     #[test]
     fn time_slicing_as_users_of_nvidias_driver_write_it() {
-        let config = gpu_config(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}));
+        let config =
+            gpu_config(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}));
         assert_eq!(decode(&config), Ok(Params::Gpu(Some(Sharing::TimeSlicing(Interval::Long)))));
         let bare = json!({"apiVersion": API_VERSION, "kind": "GpuConfig"});
         assert_eq!(decode(&bare), Ok(Params::Gpu(None)));
@@ -227,13 +237,43 @@ mod tests {
             (json!({"apiVersion": API_VERSION, "kind": "Gpu"}), "kind", "GpuConfig"),
             (gpu_config(json!({"strategy": "Half"})), "sharing.strategy", "MPS"),
             (gpu_config(json!({"strategy": "MPS", "mps": {}})), "sharing.mps", "unknown field"),
-            (gpu_config(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "short"}})), "sharing.timeSlicingConfig.interval", "Short"),
-            (gpu_config(json!({"strategy": "TimeSlicing", "mpsConfig": {}})), "sharing.mpsConfig", "TimeSlicing"),
-            (gpu_config(json!({"strategy": "MPS", "timeSlicingConfig": {}})), "sharing.timeSlicingConfig", "MPS"),
-            (gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}})), "sharing.mpsConfig.defaultActiveThreadPercentage", "101"),
-            (gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "ten"}})), "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "ten"),
-            (gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "0"}})), "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "limit"),
-            (mig(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {}})), "sharing.timeSlicingConfig", "unknown field"),
+            (
+                gpu_config(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "short"}})),
+                "sharing.timeSlicingConfig.interval",
+                "Short",
+            ),
+            (
+                gpu_config(json!({"strategy": "TimeSlicing", "mpsConfig": {}})),
+                "sharing.mpsConfig",
+                "TimeSlicing",
+            ),
+            (
+                gpu_config(json!({"strategy": "MPS", "timeSlicingConfig": {}})),
+                "sharing.timeSlicingConfig",
+                "MPS",
+            ),
+            (
+                gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}})),
+                "sharing.mpsConfig.defaultActiveThreadPercentage",
+                "101",
+            ),
+            (
+                gpu_config(
+                    json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "ten"}}),
+                ),
+                "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit",
+                "ten",
+            ),
+            (
+                gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "0"}})),
+                "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit",
+                "limit",
+            ),
+            (
+                mig(json!({"strategy": "TimeSlicing", "timeSlicingConfig": {}})),
+                "sharing.timeSlicingConfig",
+                "unknown field",
+            ),
         ] {
             let error = decode(&parameters).expect_err(&parameters.to_string());
             assert_eq!(error.path, path, "{parameters}: {error}");

@@ -1,0 +1,39 @@
+# make demo      the main job on a real cluster with simulated GPUs; leaves it up
+# make demo-down ends it, leaves nothing
+# make test      everything that can fail: units, contracts, and the real cluster
+# make bench     figures, as a table and in target/bench.json
+# make help      this text
+
+.DELETE_ON_ERROR:
+.PHONY: help demo demo-down test test-unit test-cluster bench build fmt lint
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo:
+	hack/demo/run.sh
+
+demo-down:
+	RIG_NAME=demo hack/rig/rig down
+
+build:
+	hack/build.sh
+
+test: test-unit test-cluster
+
+test-unit:
+	hack/test-unit.sh
+
+test-cluster: build
+	hack/test-cluster.sh
+
+bench: build
+	hack/bench.sh
+
+fmt:
+	cargo fmt
+	cargo fmt --manifest-path hack/fake-nvml/Cargo.toml
+
+lint:
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Puts the driver onto a running rig: image, fake GPUs, manifests; waits until the GPUs are published.
+#
+#   hack/stage.sh NODE=PROFILE:COUNT[:MIG] ...      e.g. node-a=h100:8:7=1g.10gb,2g.20gb
+#
+# RIG_NAME names the rig. Run hack/build.sh first.
+set -euo pipefail
+top="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+target="${CARGO_TARGET_DIR:-$top/target}"
+rig="$top/hack/rig/rig"
+kubectl() { "$rig" kubectl "$@"; }
+
+for spec in "$@"; do
+  node="${spec%%=*}" what="${spec#*=}"
+  IFS=: read -r profile count mig <<<"$what"
+  state="$("$rig" host-path "$node" /run/fake-nvml)"
+  mkdir -p "$state"
+  [ -s "$state/boot_id" ] || cat /proc/sys/kernel/random/uuid >"$state/boot_id"
+  FAKE_NVML_DIR="$state" "$target/fake/release/fake-nvml" init \
+    --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
+done
+echo "-- loading the image"
+"$rig" load all "$target/image/tranche.tar"
+echo "-- applying the manifests"
+kubectl apply -k "$top/hack/demo" >/dev/null
+echo "-- waiting for the node plugin"
+kubectl -n tranche-system rollout status daemonset/tranche-node --timeout=120s
+for spec in "$@"; do
+  node="${spec%%=*}"
+  kubectl wait --for=create --timeout=60s resourceslices --field-selector "spec.nodeName=$node,spec.driver=gpu.nvidia.com" \
+    >/dev/null
+done

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Unit, property, contract and tidy tests: no cluster, no GPU. Builds the fake NVML library first, since
+# the NVML edge is tested through the very door that the real library comes in by.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+target="${CARGO_TARGET_DIR:-$PWD/target}"
+start=$SECONDS
+CARGO_TARGET_DIR="$target/fake" cargo test --release --locked --manifest-path hack/fake-nvml/Cargo.toml
+TRANCHE_FAKE_NVML="$target/fake/release/libnvidia_ml.so" cargo test --locked
+echo "-- unit and contract tests took $((SECONDS - start)) s"

@@ -1,0 +1,75 @@
+//! What the node plugin is told at its start. `cli::settings` makes it from flags and environment.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::model::names::NodeName;
+
+/// How to run the node plugin. All paths are absolute and as this process sees them, unless said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSettings {
+    pub node_name: NodeName,
+    pub pod_uid: Option<String>,
+    pub pod: Option<Pod>,
+    pub roots: Roots,
+    pub host: HostPaths,
+    pub ops_address: SocketAddr,
+    pub kubeconfig: Option<PathBuf>,
+    pub discovery_interval: Duration,
+    pub sweep_interval: Duration,
+}
+
+/// The process's own pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Directories of kubelet, the container runtime and the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPaths {
+    pub kubelet_dir: PathBuf,
+    pub cdi_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub boot_id_file: PathBuf,
+    pub sysfs_root: PathBuf,
+    pub proc_root: PathBuf,
+}
+
+/// Where NVIDIA's driver is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    pub driver_root: PathBuf,
+    /// The same directory on the host.
+    pub driver_root_on_host: PathBuf,
+    /// As given; see [`Roots::dev_root`].
+    pub dev_root: Option<PathBuf>,
+}
+
+/// The directory of the device nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevRoot {
+    pub here: PathBuf,
+    pub on_host: PathBuf,
+}
+
+impl Roots {
+    /// Where the device nodes are. To be asked at each look at the GPUs, because a driver container
+    /// may bring its device nodes long after this process has started.
+    pub fn dev_root(&self, exists: impl Fn(&Path) -> bool) -> DevRoot {
+        let here = self.dev_root.clone().unwrap_or_else(|| {
+            let in_driver_root = self.driver_root.join("dev");
+            match exists(&in_driver_root.join("nvidiactl")) {
+                true => in_driver_root,
+                false => PathBuf::from("/dev"),
+            }
+        });
+        let on_host = match here.strip_prefix(&self.driver_root) {
+            Ok(below) => self.driver_root_on_host.join(below),
+            Err(_) => here.clone(),
+        };
+        DevRoot { here, on_host }
+    }
+}

@@ -1,0 +1,233 @@
+//! Makes plans real and takes them back. Decides nothing: the plan holds every choice, the ledger every undo.
+//!
+//! ```text
+//! prepare: recorded and real? ─yes→ answer
+//!          ─no→ clear what is half done → plan → ledger.begin (durable) → step, mark, step, mark … → ready → answer
+//!                                                                      └ a step fails → undo all, last first
+//! release: ledger.releasing → undo all, last first, each tried → ledger.end
+//! ```
+//! Everything here blocks its thread and is called with the lanes of the boards concerned.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::lanes::Held;
+use super::store::{Store, StoreError};
+use crate::cdi::CdiFile;
+use crate::host::driver_root::{DriverError, DriverRootCache, MissingPath, check};
+use crate::host::{Host, Lasting, ProgramError};
+use crate::ledger::{Intent, Mark, Phase, Record, Step};
+use crate::model::claim::{AllocatedClaim, PreparedDevice};
+use crate::model::error_chain;
+use crate::model::gpu::NodeGpus;
+use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
+use crate::prepare::{self, Facts, Refusal, Site};
+
+/// The driver's default time slice: what every release leaves behind.
+const DEFAULT_TIME_SLICE: u8 = 0;
+
+/// Why a claim could not be prepared. Nothing stays half done, unless it says so.
+#[derive(Debug, Error)]
+pub enum ExecuteError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("the driver's files cannot be found")]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{what}")]
+    Step { what: String, source: StepError },
+    #[error("{problem}; taking it back failed as well and is tried again every minute ({leftover})")]
+    Stuck { problem: String, leftover: String },
+}
+
+/// Why one step, or its undoing, failed.
+#[derive(Debug, Error)]
+pub enum StepError {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error("a file that the container needs is missing")]
+    Missing(#[source] MissingPath),
+}
+
+/// Why a release is not complete: every step was tried, these failed. It is tried again.
+#[derive(Debug, Error)]
+pub enum ReleaseError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("not everything could be taken back: {}", .0.join("; "))]
+    Undo(Vec<String>),
+}
+
+/// How a claim came to be ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was, and still is.
+    Already(Vec<PreparedDevice>),
+    Made(Vec<PreparedDevice>),
+}
+
+/// See the module's text.
+pub struct Executor {
+    pub node: NodeName,
+    pub pool: PoolName,
+    pub boot: BootId,
+    pub cdi_dir: PathBuf,
+    pub store: Store,
+    pub host: Arc<dyn Host>,
+    pub driver: DriverRootCache,
+}
+
+impl Executor {
+    /// Prepares a claim, or finds it prepared.
+    pub fn prepare(
+        &self,
+        held: &Held,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+    ) -> Result<Outcome, ExecuteError> {
+        self.store.refresh(held)?;
+        let uid = &claim.claim.uid;
+        let record = match self.store.get(uid) {
+            Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
+                if self.is_real(&record) {
+                    return Ok(Outcome::Already(record.answer()));
+                }
+                Some(record)
+            }
+            Some(_) => {
+                self.release(held, uid).map_err(stuck("an earlier attempt was cut off"))?;
+                None
+            }
+            None => None,
+        };
+        let on = self.store.held_on(&gpus_of(claim, gpus));
+        let site = Site { node: &self.node, pool: &self.pool, gpus, held: &on };
+        // Checked before the driver's files are looked for: the clearer word comes first.
+        let targets = prepare::targets(claim, site)?;
+        let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
+        let plan = prepare::plan(claim, &targets, site.pool, Facts { boot: &self.boot, driver: &driver })?;
+        self.carry_out(held, &plan.intent, &plan.cdi, record.filter(|r| r.intent == plan.intent))?;
+        Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
+    }
+
+    /// Takes a claim back. Needs nothing but the record; a claim without one is fine.
+    pub fn release(&self, held: &Held, claim: &ClaimUid) -> Result<(), ReleaseError> {
+        self.store.refresh(held)?;
+        let Some(record) = self.store.get(claim) else { return Ok(()) };
+        // The steps of an unfinished preparation stay known by its phase until they are undone.
+        if record.phase == Phase::Ready {
+            self.store.mark(held, claim, Mark::Releasing)?;
+        }
+        let same_boot = record.intent.boot == self.boot;
+        let failures: Vec<String> =
+            record.undo().filter_map(|step| self.undo(step, same_boot).err()).collect();
+        if !failures.is_empty() {
+            return Err(ReleaseError::Undo(failures));
+        }
+        Ok(self.store.end(held, claim)?)
+    }
+
+    /// True if the claim is ready, in this boot, and its container edits are where the runtime looks.
+    pub fn is_real(&self, record: &Record) -> bool {
+        let file = record.cdi_file().map(|file| self.cdi_dir.join(file));
+        record.phase == Phase::Ready
+            && record.intent.boot == self.boot
+            && file.is_none_or(|file| file.is_file())
+    }
+
+    /// `ready` is the record of the same intent if one exists: then only reality is restored.
+    fn carry_out(
+        &self,
+        held: &Held,
+        intent: &Intent,
+        cdi: &CdiFile,
+        ready: Option<Record>,
+    ) -> Result<(), ExecuteError> {
+        let uid = &intent.claim.uid;
+        if ready.is_some() {
+            return self.write_cdi(cdi).map_err(|source| step_error(&intent.steps, source));
+        }
+        self.store.begin(held, intent)?;
+        let mut done = Ok(());
+        for (index, step) in intent.steps.iter().enumerate() {
+            done = self
+                .apply(step, cdi)
+                .map_err(|source| ExecuteError::Step { what: describe(step), source })
+                .and_then(|()| Ok(self.store.mark(held, uid, Mark::Applied(index))?));
+            if done.is_err() {
+                break;
+            }
+        }
+        let done = done.and_then(|()| Ok(self.store.mark(held, uid, Mark::Ready)?));
+        match done {
+            Ok(()) => Ok(()),
+            Err(problem) => match self.release(held, uid) {
+                Ok(()) => Err(problem),
+                Err(left) => Err(stuck(&error_chain(&problem))(left)),
+            },
+        }
+    }
+
+    fn apply(&self, step: &Step, cdi: &CdiFile) -> Result<(), StepError> {
+        match step {
+            Step::TimeSlice { gpu, level } => Ok(self.host.set_time_slice(gpu, *level)?),
+            Step::WriteCdi { .. } => self.write_cdi(cdi),
+        }
+    }
+
+    fn write_cdi(&self, cdi: &CdiFile) -> Result<(), StepError> {
+        check(&cdi.paths).map_err(StepError::Missing)?;
+        // The folder does not outlive the boot, so there is nothing to flush for.
+        Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Lasting::Process)?)
+    }
+
+    fn undo(&self, step: &Step, same_boot: bool) -> Result<(), String> {
+        let undone = match step {
+            // The driver was loaded anew since: its default is in force.
+            Step::TimeSlice { .. } if !same_boot => Ok(()),
+            Step::TimeSlice { gpu, .. } => {
+                self.host.set_time_slice(gpu, DEFAULT_TIME_SLICE).map_err(StepError::from)
+            }
+            Step::WriteCdi { file } => {
+                self.host.remove(&self.cdi_dir.join(file)).map(|_| ()).map_err(StepError::from)
+            }
+        };
+        undone.map_err(|error| format!("undo of {}: {}", describe(step), error_chain(&error)))
+    }
+}
+
+/// The boards that a claim's results name, as far as they exist.
+pub fn gpus_of(claim: &AllocatedClaim, gpus: &NodeGpus) -> Vec<DeviceUuid> {
+    let devices = claim.results.iter().filter_map(|result| gpus.device(&result.device));
+    devices.map(|device| device.gpu().uuid.clone()).collect()
+}
+
+/// True if the record is that of the allocation as it is now, not of one that was cleared since.
+fn means(record: &Record, claim: &AllocatedClaim) -> bool {
+    let recorded: BTreeSet<_> = record.intent.devices.iter().map(|device| &device.answer.device).collect();
+    let allocated: BTreeSet<_> = claim.results.iter().map(|result| &result.device).collect();
+    recorded == allocated
+}
+
+fn stuck(problem: &str) -> impl FnOnce(ReleaseError) -> ExecuteError {
+    let problem = problem.to_owned();
+    move |left| ExecuteError::Stuck { problem, leftover: error_chain(&left) }
+}
+
+fn step_error(steps: &[Step], source: StepError) -> ExecuteError {
+    let what = steps.last().map_or_else(|| "preparing".to_owned(), describe);
+    ExecuteError::Step { what, source }
+}
+
+fn describe(step: &Step) -> String {
+    match step {
+        Step::TimeSlice { gpu, level } => format!("setting the time slice of {gpu} to level {level}"),
+        Step::WriteCdi { file } => format!("writing the container edits {file}"),
+    }
+}

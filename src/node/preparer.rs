@@ -1,0 +1,207 @@
+//! Kubelet's calls: each claim is read from the API server, its lanes are taken, and the executor does the
+//! rest on a thread of its own. Claims are independent: one that fails or waits holds up no other.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
+use super::lanes::{LaneError, Lanes};
+use super::store::StoreError;
+use crate::cluster::{ClaimError, Cluster};
+use crate::inventory::Inventory;
+use crate::kubelet::{Claims, Prepared};
+use crate::model::claim::{ClaimRef, PreparedDevice};
+use crate::model::error_chain;
+use crate::model::gpu::NodeGpus;
+use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::ops::metrics::{NodeMetrics, Operation, Outcome as Class};
+
+/// How long a claim waits for the first look at the GPUs. Kubelet gives the call 45 s and asks again.
+const FIRST_LOOK_WAIT_S: u64 = 20;
+
+/// Why a claim is not prepared; shown in the pod's events.
+#[derive(Debug, Error)]
+pub enum PrepareError {
+    #[error(
+        "the GPUs of this node are not known after {FIRST_LOOK_WAIT_S} s ({reason}); kubelet tries again"
+    )]
+    NoGpus { reason: String },
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
+    #[error(transparent)]
+    Release(#[from] ReleaseError),
+    #[error("the work stopped half-way (a defect in this driver); it is cleared at the next attempt")]
+    Broken,
+}
+
+impl PrepareError {
+    /// The class, as a metric label.
+    fn class(&self) -> Class {
+        match self {
+            Self::NoGpus { .. } | Self::Lane(_) => Class::NotYet,
+            Self::Claim(error) => match error {
+                ClaimError::Call { .. } => Class::Io,
+                ClaimError::NotAllocated { .. } => Class::NotYet,
+                _ => Class::Invalid,
+            },
+            Self::Execute(ExecuteError::Refused(refusal)) if refusal.is_double_allocation() => {
+                Class::Conflict
+            }
+            Self::Execute(ExecuteError::Refused(_)) => Class::Invalid,
+            Self::Store(_) | Self::Execute(_) | Self::Release(_) => Class::Io,
+            Self::Broken => Class::Bug,
+        }
+    }
+}
+
+/// See the module's text.
+pub struct Preparer {
+    pub cluster: Arc<dyn Cluster>,
+    pub inventory: watch::Receiver<Inventory>,
+    pub lanes: Arc<Lanes>,
+    pub executor: Arc<Executor>,
+    pub metrics: NodeMetrics,
+}
+
+impl Claims for Preparer {
+    fn prepare(
+        &self,
+        claims: Vec<ClaimRef>,
+    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Prepared>> + Send + '_>> {
+        Box::pin(async move {
+            let all = claims.into_iter().map(|claim| async move {
+                let prepared = self.prepare_timed(&claim).await.map_err(|error| error_chain(&error));
+                (claim.uid, prepared)
+            });
+            join_all(all).await.into_iter().collect()
+        })
+    }
+
+    fn unprepare(
+        &self,
+        claims: Vec<ClaimRef>,
+    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Result<(), String>>> + Send + '_>> {
+        Box::pin(async move {
+            let all = claims.into_iter().map(|claim| async move {
+                let released = self.unprepare_timed(&claim).await.map_err(|error| error_chain(&error));
+                (claim.uid, released)
+            });
+            join_all(all).await.into_iter().collect()
+        })
+    }
+}
+
+impl Preparer {
+    async fn prepare_timed(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let start = Instant::now();
+        let result = self.prepare_one(claim).await;
+        let class = result.as_ref().map_or_else(PrepareError::class, |_| Class::Ok);
+        self.metrics.operation(Operation::Prepare, class, start.elapsed());
+        if class == Class::Conflict {
+            self.metrics.refused_double_allocations.inc();
+        }
+        match result {
+            Ok(Outcome::Already(devices)) => Ok(devices),
+            Ok(Outcome::Made(devices)) => {
+                info!(%claim, devices = names(&devices), took_ms = millis(start), "claim prepared");
+                Ok(devices)
+            }
+            Err(error) => {
+                warn!(%claim, error = error_chain(&error), "claim not prepared");
+                Err(error)
+            }
+        }
+    }
+
+    /// Also used by the sweeper, to restore what a ready claim lacks.
+    pub async fn prepare_one(&self, claim: &ClaimRef) -> Result<Outcome, PrepareError> {
+        let gpus = self.gpus().await?;
+        let allocated = self.cluster.claim(claim).await?;
+        let mut lanes = gpus_of(&allocated, &gpus);
+        lanes.extend(self.recorded_gpus(&claim.uid).await?);
+        let queued = self.lanes.queue(lanes).await?;
+        let executor = self.executor.clone();
+        let work = move || {
+            let held = queued.hold()?;
+            Ok(executor.prepare(&held, &allocated, &gpus)?)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+    }
+
+    async fn unprepare_timed(&self, claim: &ClaimRef) -> Result<(), PrepareError> {
+        let start = Instant::now();
+        let result = self.release_one(&claim.uid).await;
+        let class = result.as_ref().map_or_else(PrepareError::class, |_| Class::Ok);
+        self.metrics.operation(Operation::Unprepare, class, start.elapsed());
+        match &result {
+            Ok(true) => info!(%claim, took_ms = millis(start), "claim released"),
+            Ok(false) => {}
+            Err(error) => warn!(%claim, error = error_chain(error), "claim not released"),
+        }
+        result.map(|_| ())
+    }
+
+    /// Takes a claim back by its record alone. False if it had none.
+    pub async fn release_one(&self, claim: &ClaimUid) -> Result<bool, PrepareError> {
+        let gpus = self.recorded_gpus(claim).await?;
+        if gpus.is_empty() {
+            return Ok(false);
+        }
+        let queued = self.lanes.queue(gpus).await?;
+        let (executor, claim) = (self.executor.clone(), claim.clone());
+        let work = move || {
+            let held = queued.hold()?;
+            executor.release(&held, &claim)?;
+            Ok(true)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+    }
+
+    /// The boards that the claim's record names; none without a record.
+    async fn recorded_gpus(&self, claim: &ClaimUid) -> Result<Vec<DeviceUuid>, PrepareError> {
+        let (executor, claim) = (self.executor.clone(), claim.clone());
+        let read = move || executor.store.read(&claim);
+        let record = tokio::task::spawn_blocking(read).await.map_err(|_| PrepareError::Broken)??;
+        Ok(record.map(|record| record.gpus()).unwrap_or_default())
+    }
+
+    async fn gpus(&self) -> Result<Arc<NodeGpus>, PrepareError> {
+        let mut inventory = self.inventory.clone();
+        let known = inventory.wait_for(|inventory| matches!(inventory, Inventory::Found(_)));
+        let found = match tokio::time::timeout(Duration::from_secs(FIRST_LOOK_WAIT_S), known).await {
+            Ok(Ok(found)) => match &*found {
+                Inventory::Found(gpus) => Some(Arc::new(gpus.clone())),
+                _ => None,
+            },
+            _ => None,
+        };
+        found.ok_or_else(|| PrepareError::NoGpus {
+            reason: match &*self.inventory.borrow() {
+                Inventory::Unavailable { reason } => reason.clone(),
+                _ => "the first look at the GPUs is not finished".to_owned(),
+            },
+        })
+    }
+}
+
+fn names(devices: &[PreparedDevice]) -> String {
+    devices.iter().map(|device| device.device.as_str()).collect::<Vec<_>>().join(",")
+}
+
+fn millis(start: Instant) -> f64 {
+    (start.elapsed().as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,248 @@
+//! Starts every part of the node plugin, in the order in which they need each other.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::config::{NodeSettings, Roots};
+use super::discovery::{Discovered, Discovery, Policy, watch_files};
+use super::executor::Executor;
+use super::lanes::Lanes;
+use super::preparer::Preparer;
+use super::publisher::{Guard, Publication, Publisher, TryLock};
+use super::state::{self, Parts};
+use super::store::{Store, StoreError};
+use super::{health, sweeper};
+use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
+use crate::host::device_nodes::DevRoot;
+use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
+use crate::host::{FileLock, LocalHost, boot};
+use crate::inventory::Inventory;
+use crate::kubelet::{self, Health, Registration};
+use crate::model::error_chain;
+use crate::model::names::{DRIVER, PoolName};
+use crate::nvml::{Nvml, Settings};
+use crate::ops::OpsError;
+use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::logs::LogControl;
+use crate::ops::metrics::{self, NodeMetrics};
+use crate::ops::readiness::{Readiness, Token};
+use crate::ops::server::{Ops, StateDump};
+use crate::ops::tasks::Tasks;
+
+/// What everything gets to end in peace: kubelet's own limit for a call is 45 s.
+const DRAIN_LIMIT: Duration = Duration::from_secs(50);
+
+/// Why the node plugin did not start, or ended.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    #[error("cannot make the folder {path}; is it mounted writable?")]
+    Folder { path: PathBuf, source: io::Error },
+    #[error("cannot read the boot id from {path}")]
+    Boot { path: PathBuf, source: io::Error },
+    #[error("the ledger cannot be opened")]
+    Ledger(#[from] StoreError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Kubelet(#[from] kubelet::Error),
+    #[error(transparent)]
+    Ops(#[from] OpsError),
+}
+
+/// Runs the node plugin until it is told to end.
+///
+/// # Errors
+/// What kept it from starting, or the first part that failed.
+pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeError> {
+    info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
+    let signals = Signals::catch()?;
+    let shutdown = Shutdown::new();
+    let mut tasks = Tasks::new(shutdown.clone());
+    let readiness = Readiness::default();
+    let registered = readiness.wait_for("registration with kubelet");
+    let looked = readiness.wait_for("first look at the GPUs");
+    let mut registry = metrics::registry();
+    let metrics = NodeMetrics::register(&mut registry);
+
+    let ledger = open_ledger(&settings)?;
+    let cluster: Arc<dyn Cluster> = Arc::new(connect(&settings).await?);
+    let discovered = discover(&settings, &mut tasks, &shutdown, looked);
+    let preparer = Arc::new(Preparer {
+        cluster: cluster.clone(),
+        inventory: discovered.inventory.clone(),
+        lanes: ledger.lanes,
+        executor: ledger.executor,
+        metrics: metrics.clone(),
+    });
+    let registration =
+        serve_kubelet(&settings, &preparer, &discovered, &mut tasks, &shutdown, registered).await?;
+    let published = publish(&settings, cluster, &discovered, &mut tasks, &shutdown);
+    tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
+
+    let parts = Parts { node: settings.node_name.clone(), discovered, published, registration, preparer };
+    let mut dump = StateDump::default();
+    parts.describe(&mut dump);
+    tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));
+    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state: dump };
+    let ops = ops.bind(settings.ops_address).await?;
+    info!(address = %ops.address(), "health, metrics and state are served");
+    let until = shutdown.clone();
+    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    Ok(tasks.run(signals, DRAIN_LIMIT).await?)
+}
+
+struct Ledger {
+    lanes: Arc<Lanes>,
+    executor: Arc<Executor>,
+}
+
+fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
+    let paths = &settings.host;
+    let lanes_dir = paths.state_dir.join("lanes");
+    for folder in [&lanes_dir, &paths.cdi_dir] {
+        make_folder(folder)?;
+    }
+    let boot = boot::boot_id(&paths.boot_id_file)
+        .map_err(|source| NodeError::Boot { path: paths.boot_id_file.clone(), source })?;
+    let host = Arc::new(LocalHost { driver_root: settings.roots.driver_root.clone() });
+    let store = Store::open(paths.state_dir.join("ledger"), &lanes_dir, host.clone())?;
+    let [applying, ready, releasing] = store.phases();
+    info!(applying, ready, releasing, "ledger opened");
+    let executor = Executor {
+        node: settings.node_name.clone(),
+        pool: PoolName::new(settings.node_name.as_str()),
+        boot,
+        cdi_dir: paths.cdi_dir.clone(),
+        store,
+        host,
+        driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
+    };
+    Ok(Ledger { lanes: Arc::new(Lanes::new(lanes_dir)), executor: Arc::new(executor) })
+}
+
+fn make_folder(path: &Path) -> Result<(), NodeError> {
+    fs::create_dir_all(path).map_err(|source| NodeError::Folder { path: path.to_owned(), source })
+}
+
+fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
+    let view = |inside: &Path, outside: &Path| RootView::new(inside, outside.to_string_lossy());
+    let dev = roots.dev_root(|path| path.exists());
+    // A node's view has the /dev folder in it.
+    let parent = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
+    DriverRoot {
+        view: view(&roots.driver_root, &roots.driver_root_on_host),
+        toolkit: None,
+        hook: HookChoice::Search,
+        library_directories: Vec::new(),
+        dev: DevRoot { view: view(&parent(&dev.here), &parent(&dev.on_host)), proc: proc.to_owned() },
+    }
+}
+
+async fn connect(settings: &NodeSettings) -> Result<KubeCluster, NodeError> {
+    let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
+    Ok(KubeCluster::connect(&endpoint, settings.node_name.clone()).await?)
+}
+
+/// A token that is cancelled when the process is to end.
+fn stop(shutdown: &Shutdown, tasks: &mut Tasks) -> CancellationToken {
+    let (token, shutdown) = (CancellationToken::new(), shutdown.clone());
+    let cancel = token.clone();
+    tasks.spawn("stop", async move {
+        shutdown.graceful().await;
+        cancel.cancel();
+        Ok::<_, Infallible>(())
+    });
+    token
+}
+
+fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, looked: Token) -> Discovered {
+    let nvml = Nvml::new(Settings {
+        driver_root: settings.roots.driver_root.clone(),
+        sys_root: settings.host.sysfs_root.clone(),
+        look_limit: Settings::LOOK_LIMIT,
+    });
+    let stop = stop(shutdown, tasks);
+    let dev = settings.roots.dev_root(|path| path.exists()).here;
+    let files = watch_files(dev, settings.roots.driver_root.clone(), stop.clone());
+    let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
+    let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
+    tasks.spawn("discovery", async move {
+        discovery.run(stop).await;
+        Ok::<_, Infallible>(())
+    });
+    let mut inventory = discovered.inventory.clone();
+    let until = shutdown.clone();
+    tasks.spawn("first look", async move {
+        if inventory.wait_for(|known| *known != Inventory::Unknown).await.is_ok() {
+            drop(looked);
+        }
+        until.graceful().await;
+        Ok::<_, Infallible>(())
+    });
+    discovered
+}
+
+async fn serve_kubelet(
+    settings: &NodeSettings,
+    preparer: &Arc<Preparer>,
+    discovered: &Discovered,
+    tasks: &mut Tasks,
+    shutdown: &Shutdown,
+    registered: Token,
+) -> Result<watch::Receiver<Registration>, NodeError> {
+    let (sender, devices) = watch::channel(Vec::new());
+    let pool = preparer.executor.pool.clone();
+    let inventory = discovered.inventory.clone();
+    tasks.spawn("health", health::run(inventory, pool, sender, shutdown.clone()));
+    let config = kubelet::Config {
+        driver: DRIVER.to_owned(),
+        kubelet_dir: settings.host.kubelet_dir.clone(),
+        pod_uid: settings.pod_uid.clone(),
+        timing: kubelet::Timing::default(),
+    };
+    let health = Health { devices, clock: Arc::new(SystemTime::now) };
+    let bound = kubelet::serve(config, preparer.clone(), health, stop(shutdown, tasks)).await?;
+    let registration = bound.registration.clone();
+    let mut state = registration.clone();
+    tasks.spawn("kubelet", async move { bound.stopped().await.map(|_| ()) });
+    let until = shutdown.clone();
+    tasks.spawn("registration", async move {
+        if state.wait_for(|state| *state == Registration::Registered).await.is_ok() {
+            drop(registered);
+        }
+        until.graceful().await;
+        Ok::<_, Infallible>(())
+    });
+    Ok(registration)
+}
+
+fn publish(
+    settings: &NodeSettings,
+    cluster: Arc<dyn Cluster>,
+    discovered: &Discovered,
+    tasks: &mut Tasks,
+    shutdown: &Shutdown,
+) -> watch::Receiver<Publication> {
+    let path = settings.host.state_dir.join("publisher.lock");
+    let lock: TryLock = Box::new(move || match FileLock::try_acquire(&path) {
+        Ok(lock) => Ok(lock.map(|lock| Box::new(lock) as Guard)),
+        Err(error) => Err(error_chain(&error)),
+    });
+    let inventory = discovered.inventory.clone();
+    let (publisher, published) = Publisher::new(cluster, settings.node_name.clone(), inventory);
+    let stop = stop(shutdown, tasks);
+    tasks.spawn("publisher", async move {
+        publisher.run(lock, stop).await;
+        Ok::<_, Infallible>(())
+    });
+    published
+}

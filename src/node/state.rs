@@ -1,0 +1,183 @@
+//! What the process says of itself: the parts of `/state` (and so of `tranche inspect`) and its gauges.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::discovery::{Discovered, DiscoveryState};
+use super::preparer::Preparer;
+use super::publisher::{Phase, Publication};
+use crate::inventory::Inventory;
+use crate::kubelet::Registration;
+use crate::model::gpu::{Device, Health};
+use crate::model::names::NodeName;
+use crate::ops::drain::Shutdown;
+use crate::ops::metrics::{DeviceHealth, DeviceType, NodeMetrics};
+use crate::ops::server::StateDump;
+
+/// Gauges are read by people and scrapers, seldom more often.
+const GAUGES_EVERY: Duration = Duration::from_secs(5);
+
+/// The parts that can be asked how they are.
+#[derive(Clone)]
+pub struct Parts {
+    pub node: NodeName,
+    pub discovered: Discovered,
+    pub published: watch::Receiver<Publication>,
+    pub registration: watch::Receiver<Registration>,
+    pub preparer: Arc<Preparer>,
+}
+
+impl Parts {
+    /// Registers every part under its name.
+    pub fn describe(&self, dump: &mut StateDump) {
+        let node = self.node.clone();
+        dump.add("node", move || json!({"name": node.as_str()}));
+        let inventory = self.discovered.inventory.clone();
+        dump.add("inventory", move || json!(*inventory.borrow()));
+        let discovery = self.discovered.state.clone();
+        dump.add("discovery", move || looks(&discovery.borrow()));
+        let published = self.published.clone();
+        dump.add("slices", move || publication(&published.borrow()));
+        let registration = self.registration.clone();
+        dump.add("kubelet", move || match &*registration.borrow() {
+            Registration::NotYet => json!({"registration": "NotYet"}),
+            Registration::Registered => json!({"registration": "Registered"}),
+            Registration::Refused(reason) => json!({"registration": "Refused", "reason": reason}),
+        });
+        let preparer = self.preparer.clone();
+        dump.add("claims", move || claims(&preparer));
+    }
+}
+
+fn looks(state: &DiscoveryState) -> Value {
+    json!({
+        "looks": state.looks,
+        "failures": state.failures,
+        "failuresInARow": state.failures_in_a_row,
+        "changes": state.changes,
+        "lastLookMs": state.last_look.map(|took| took.as_secs_f64() * 1e3),
+        "lastError": state.last_error,
+        "leftOut": state.left_out,
+        "nextLookInSeconds": state.next_look_in.as_secs_f64(),
+        "stuckThreads": state.stuck_threads,
+        "eventsMissed": state.events_missed,
+    })
+}
+
+fn publication(published: &Publication) -> Value {
+    let (phase, error) = match &published.phase {
+        Phase::WaitingForLock => ("WaitingForLock", None),
+        Phase::WaitingForInventory => ("WaitingForInventory", None),
+        Phase::Pending => ("Pending", None),
+        Phase::Published => ("Published", None),
+        Phase::Failing { error } => ("Failing", Some(error)),
+        Phase::Stopped => ("Stopped", None),
+    };
+    json!({
+        "phase": phase,
+        "error": error,
+        "generation": published.generation,
+        "slices": published.slices,
+        "devices": published.devices,
+        "emptyBecause": published.empty_because,
+        "writes": published.writes,
+        "failures": published.failures,
+    })
+}
+
+fn claims(preparer: &Preparer) -> Value {
+    let records = preparer.executor.store.all();
+    records
+        .iter()
+        .map(|record| {
+            let claim = &record.intent.claim;
+            json!({
+                "namespace": claim.namespace,
+                "name": claim.name,
+                "uid": claim.uid,
+                "phase": format!("{:?}", record.phase),
+                "devices": record.intent.devices.iter().map(|held| json!({
+                    "device": held.answer.device,
+                    "mode": format!("{:?}", held.mode),
+                    "requests": held.answer.requests,
+                })).collect::<Vec<_>>(),
+            })
+        })
+        .collect()
+}
+
+/// Keeps the gauges true.
+pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> Result<(), Infallible> {
+    let mut ticks = tokio::time::interval(GAUGES_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut counted = Counted::default();
+    loop {
+        tokio::select! {
+            () = shutdown.graceful() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+        devices(&parts.discovered.inventory.borrow(), &metrics);
+        let phases = ["applying", "ready", "releasing"];
+        for (phase, count) in phases.into_iter().zip(parts.preparer.executor.store.phases()) {
+            metrics.ledger_records(phase, count);
+        }
+        counted.looks(&parts.discovered.state.borrow(), &metrics);
+        counted.publication(&parts.published.borrow(), &metrics);
+    }
+}
+
+/// What the counters have been told already: the parts count from the start, a counter takes the difference.
+#[derive(Default)]
+struct Counted {
+    looks: u64,
+    failed_looks: u64,
+    writes: u64,
+    failed_writes: u64,
+}
+
+impl Counted {
+    fn looks(&mut self, state: &DiscoveryState, metrics: &NodeMetrics) {
+        metrics.discovery_looks.inc_by(step(&mut self.looks, state.looks));
+        metrics.discovery_failures.inc_by(step(&mut self.failed_looks, state.failures));
+        metrics.stuck_nvml_threads.set(i64::try_from(state.stuck_threads).unwrap_or(i64::MAX));
+        if let Some(took) = state.last_look {
+            metrics.discovery_last_look.set(took.as_secs_f64());
+        }
+    }
+
+    fn publication(&mut self, published: &Publication, metrics: &NodeMetrics) {
+        metrics.slice_writes.inc_by(step(&mut self.writes, published.writes));
+        metrics.slice_failures.inc_by(step(&mut self.failed_writes, published.failures));
+        metrics.slices_published.set(i64::from(published.phase == Phase::Published));
+    }
+}
+
+fn step(before: &mut u64, now: u64) -> u64 {
+    now.saturating_sub(std::mem::replace(before, now))
+}
+
+fn devices(inventory: &Inventory, metrics: &NodeMetrics) {
+    let Inventory::Found(gpus) = inventory else { return };
+    for &kind in DeviceType::ALL {
+        for &health in DeviceHealth::ALL {
+            let count = gpus.devices().values().filter(|device| class(device) == (kind, health)).count();
+            metrics.devices(kind, health, count);
+        }
+    }
+}
+
+fn class(device: &Device<'_>) -> (DeviceType, DeviceHealth) {
+    let kind = match device {
+        Device::Whole(_) => DeviceType::Gpu,
+        Device::Mig { .. } => DeviceType::Mig,
+    };
+    let health = match device.gpu().health {
+        Health::Healthy => DeviceHealth::Healthy,
+        Health::Unhealthy(_) => DeviceHealth::Unhealthy,
+    };
+    (kind, health)
+}

@@ -1,0 +1,258 @@
+//! The ledger on disk: one record file per claim in one folder, and an index of it in memory.
+//!
+//! Whoever changes a record holds the lanes of its GPUs ([`Held`] is the proof). Each lane file carries a
+//! number that grows with every change; a number that is not ours tells that another process was here, and
+//! the index is read again. A damaged record stops the start: it is never overwritten.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::lanes::Held;
+use crate::host::{FileLock, Host, Lasting, durable};
+use crate::ledger::{self, Damage, Intent, Mark, Phase, Record};
+use crate::model::names::{ClaimUid, DeviceUuid};
+
+const SUFFIX: &str = ".rec";
+
+#[derive(Debug, Error)]
+pub enum StoreError {
+    #[error("cannot {verb} {path}")]
+    Io { verb: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "the ledger record {path} is damaged. It says which GPU a claim holds, so it is left as it is: restore \
+         it, or, if no pod on this node uses that claim any more, move it away and start again"
+    )]
+    Damaged { path: PathBuf, source: Damage },
+    #[error(
+        "the ledger record {path} is that of claim {uid}, whose record has another name; it is left as it is: \
+         move it away and start again"
+    )]
+    Foreign { path: PathBuf, uid: ClaimUid },
+    #[error("claim UID {0:?} cannot be a file name")]
+    Name(ClaimUid),
+    #[error("a record cannot be written as JSON")]
+    Encode(#[from] serde_json::Error),
+    #[error("claim {0} has no record to mark")]
+    NoRecord(ClaimUid),
+    #[error("the lanes of claim {0} are not held")]
+    NoLane(ClaimUid),
+}
+
+/// See the module's text.
+pub struct Store {
+    folder: PathBuf,
+    host: Arc<dyn Host>,
+    index: Mutex<Index>,
+}
+
+#[derive(Default)]
+struct Index {
+    records: BTreeMap<ClaimUid, Stored>,
+    /// Number of each lane when the index was last known to be true.
+    seen: HashMap<DeviceUuid, u64>,
+}
+
+struct Stored {
+    record: Record,
+    /// Where the next mark goes.
+    len: usize,
+}
+
+impl Store {
+    /// Opens the ledger in `folder` (created if absent). Fails on the first damaged record.
+    pub fn open(folder: PathBuf, lanes: &Path, host: Arc<dyn Host>) -> Result<Self, StoreError> {
+        fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
+        let mut index = Index { records: BTreeMap::new(), seen: lane_numbers(lanes)? };
+        index.records = read_all(&folder)?;
+        Ok(Self { folder, host, index: Mutex::new(index) })
+    }
+
+    /// Clears what was left half written longer than `age` ago.
+    pub fn remove_temporaries(&self, age: Duration) -> io::Result<usize> {
+        durable::remove_temporaries(&self.folder, age, |name| name.ends_with(SUFFIX))
+    }
+
+    /// Reads the index again if another process changed something in these lanes.
+    pub fn refresh(&self, held: &Held) -> Result<(), StoreError> {
+        let mut index = self.index();
+        let mut stale = false;
+        for (gpu, lock) in held.locks() {
+            let number = lane_number(lock, gpu)?;
+            stale |= index.seen.insert(gpu.clone(), number).unwrap_or(0) != number;
+        }
+        if stale {
+            index.records = read_all(&self.folder)?;
+        }
+        Ok(())
+    }
+
+    /// A claim's record, straight from the disk: valid without a lane for finding out which lanes to take.
+    pub fn read(&self, claim: &ClaimUid) -> Result<Option<Record>, StoreError> {
+        Ok(read_one(&self.path(claim)?)?.map(|stored| stored.record))
+    }
+
+    /// A claim's record as the index has it. Call with its lanes held and refreshed.
+    pub fn get(&self, claim: &ClaimUid) -> Option<Record> {
+        self.index().records.get(claim).map(|stored| stored.record.clone())
+    }
+
+    /// All records, for the sweeper, metrics and `inspect`.
+    pub fn all(&self) -> Vec<Record> {
+        self.index().records.values().map(|stored| stored.record.clone()).collect()
+    }
+
+    /// How many records are in which phase: applying, ready, releasing.
+    pub fn phases(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for stored in self.index().records.values() {
+            counts[match stored.record.phase {
+                Phase::Applying(_) => 0,
+                Phase::Ready => 1,
+                Phase::Releasing => 2,
+            }] += 1;
+        }
+        counts
+    }
+
+    /// Intents of all claims that hold something on these boards.
+    pub fn held_on(&self, gpus: &[DeviceUuid]) -> Vec<Intent> {
+        let index = self.index();
+        let records = index.records.values().map(|stored| &stored.record.intent);
+        records.filter(|intent| intent.devices.iter().any(|d| gpus.contains(&d.gpu))).cloned().collect()
+    }
+
+    /// Writes a claim's intent, durably, in place of whatever record it had.
+    pub fn begin(&self, held: &Held, intent: &Intent) -> Result<(), StoreError> {
+        let uid = &intent.claim.uid;
+        let name = file_name(uid)?;
+        let bytes = ledger::encode_intent(intent)?;
+        self.bump(held, uid, &intent.gpus())?;
+        self.host
+            .write(&self.folder, &name, &bytes, Lasting::Power)
+            .map_err(io_error("write", &self.folder.join(&name)))?;
+        let record = Record { intent: intent.clone(), phase: Phase::Applying(0) };
+        self.index().records.insert(uid.clone(), Stored { record, len: bytes.len() });
+        Ok(())
+    }
+
+    /// Appends a mark to a claim's record.
+    ///
+    /// Not flushed to the disk: after a power failure the boot is another one, and what the mark told of is
+    /// gone with the old boot.
+    pub fn mark(&self, held: &Held, claim: &ClaimUid, mark: Mark) -> Result<(), StoreError> {
+        let path = self.path(claim)?;
+        let bytes = ledger::encode_mark(mark)?;
+        let mut index = self.index();
+        let stored = index.records.get_mut(claim).ok_or_else(|| StoreError::NoRecord(claim.clone()))?;
+        if !held.covers(&stored.record.gpus()) {
+            return Err(StoreError::NoLane(claim.clone()));
+        }
+        self.host.append_at(&path, stored.len as u64, &bytes).map_err(io_error("append to", &path))?;
+        stored.len += bytes.len();
+        stored.record.phase = match mark {
+            Mark::Applied(step) => Phase::Applying(step + 1),
+            Mark::Ready => Phase::Ready,
+            Mark::Releasing => Phase::Releasing,
+        };
+        Ok(())
+    }
+
+    /// Removes a claim's record: the last act of a release.
+    pub fn end(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
+        let path = self.path(claim)?;
+        let gpus = self.get(claim).map(|record| record.gpus()).unwrap_or_default();
+        self.bump(held, claim, &gpus)?;
+        self.host.remove(&path).map_err(io_error("remove", &path))?;
+        self.index().records.remove(claim);
+        Ok(())
+    }
+
+    /// Tells other processes that something in these lanes changes.
+    fn bump(&self, held: &Held, claim: &ClaimUid, gpus: &[DeviceUuid]) -> Result<(), StoreError> {
+        if !held.covers(gpus) {
+            return Err(StoreError::NoLane(claim.clone()));
+        }
+        let mut index = self.index();
+        for (gpu, lock) in held.locks().filter(|(gpu, _)| gpus.contains(gpu)) {
+            let number = lane_number(lock, gpu)?.wrapping_add(1);
+            lock.set_number(number).map_err(io_error("write the lane of", Path::new(gpu.as_str())))?;
+            index.seen.insert(gpu.clone(), number);
+        }
+        Ok(())
+    }
+
+    fn path(&self, claim: &ClaimUid) -> Result<PathBuf, StoreError> {
+        Ok(self.folder.join(file_name(claim)?))
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        // Every change of the index is one insert or remove: a panic cannot leave it half done.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn file_name(claim: &ClaimUid) -> Result<String, StoreError> {
+    let uid = claim.as_str();
+    let safe = uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    match safe && (1..=64).contains(&uid.len()) {
+        true => Ok(format!("{uid}{SUFFIX}")),
+        false => Err(StoreError::Name(claim.clone())),
+    }
+}
+
+fn lane_number(lock: &FileLock, gpu: &DeviceUuid) -> Result<u64, StoreError> {
+    lock.number().map_err(io_error("read the lane of", Path::new(gpu.as_str())))
+}
+
+fn lane_numbers(lanes: &Path) -> Result<HashMap<DeviceUuid, u64>, StoreError> {
+    let mut numbers = HashMap::new();
+    for name in durable::names(lanes).map_err(io_error("list", lanes))? {
+        if let Some(gpu) = name.strip_suffix(".lane") {
+            let bytes = fs::read(lanes.join(&name)).map_err(io_error("read", lanes))?;
+            let number = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            numbers.insert(DeviceUuid::new(gpu), number);
+        }
+    }
+    Ok(numbers)
+}
+
+fn read_all(folder: &Path) -> Result<BTreeMap<ClaimUid, Stored>, StoreError> {
+    let mut records = BTreeMap::new();
+    for name in durable::names(folder).map_err(io_error("list", folder))? {
+        if name.starts_with(durable::TEMP_PREFIX) || !name.ends_with(SUFFIX) {
+            continue;
+        }
+        // A record that went away since the listing was released by another process.
+        let path = folder.join(&name);
+        if let Some(stored) = read_one(&path)? {
+            let uid = stored.record.intent.claim.uid.clone();
+            if file_name(&uid)? != name {
+                return Err(StoreError::Foreign { path, uid });
+            }
+            records.insert(uid, stored);
+        }
+    }
+    Ok(records)
+}
+
+fn read_one(path: &Path) -> Result<Option<Stored>, StoreError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io_error("read", path)(error)),
+    };
+    let decoded =
+        ledger::decode(&bytes).map_err(|source| StoreError::Damaged { path: path.to_owned(), source })?;
+    Ok(Some(Stored { record: decoded.record, len: decoded.valid_len }))
+}
+
+fn io_error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::Io { verb, path, source }
+}

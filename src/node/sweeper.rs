@@ -1,0 +1,185 @@
+//! At start and every minute: records, CDI files and the API agree again.
+//!
+//! | found | done |
+//! |---|---|
+//! | a record whose claim is gone, replaced, no longer allocated, or allocated elsewhere | released |
+//! | a record that a crash left between two steps | taken back; kubelet asks again if it is wanted |
+//! | a ready record of an allocated claim whose CDI file is gone | prepared again, same names |
+//! | a CDI file of ours that no record owns | removed |
+//!
+//! What the API server does not answer for is left alone: silence is no fact.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{error, info, warn};
+
+use super::preparer::{PrepareError, Preparer};
+use crate::cdi;
+use crate::cluster::ClaimState;
+use crate::host::durable;
+use crate::ledger::{self, Phase, Record};
+use crate::model::error_chain;
+use crate::model::names::PoolName;
+use crate::ops::drain::Shutdown;
+
+/// No write takes as long; what is older was left by a process that is no more.
+const UNFINISHED_AGE: Duration = Duration::from_secs(60);
+
+/// What one sweep came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sweep {
+    pub released: usize,
+    pub rolled_back: usize,
+    pub restored: usize,
+    pub orphans_removed: usize,
+    pub failed: usize,
+}
+
+/// Sweeps at once and then every `interval`, until the process is to end.
+pub async fn run(preparer: Arc<Preparer>, interval: Duration, shutdown: Shutdown) -> Result<(), Infallible> {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shutdown.graceful() => return Ok(()),
+            _ = ticks.tick() => {
+                let sweep = sweep(&preparer).await;
+                if sweep != Sweep::default() {
+                    info!(?sweep, "sweep done");
+                }
+            }
+        }
+    }
+}
+
+/// One sweep over all records and files.
+pub async fn sweep(preparer: &Preparer) -> Sweep {
+    let mut sweep = Sweep::default();
+    let executor = &preparer.executor;
+    let records = executor.store.all();
+    for finding in ledger::audit(&records) {
+        error!(%finding, "the ledger contradicts itself");
+        preparer.metrics.repair("contradiction");
+    }
+    for record in records {
+        let claim = record.intent.claim.clone();
+        let (what, result) = match verdict(preparer, &record, &executor.pool).await {
+            Verdict::Fine => continue,
+            Verdict::Release(why) => {
+                info!(%claim, why, "releasing what nobody uses any more");
+                (Repair::Released, preparer.release_one(&claim.uid).await.map(|_| ()))
+            }
+            Verdict::RollBack => (Repair::RolledBack, roll_back(preparer, &record).await),
+            Verdict::Restore => (Repair::Restored, preparer.prepare_one(&claim).await.map(|_| ())),
+        };
+        sweep.count(what, &result);
+        preparer.metrics.repair(what.word());
+        if let Err(error) = result {
+            warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
+        }
+    }
+    match remove_orphans(preparer).and_then(|orphans| Ok(orphans + remove_unfinished(preparer)?)) {
+        Ok(removed) => sweep.orphans_removed = removed,
+        Err(error) => warn!(error = error_chain(&error), "cannot look for orphaned CDI files"),
+    }
+    sweep
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repair {
+    Released,
+    RolledBack,
+    Restored,
+}
+
+impl Repair {
+    /// As the metric's label has it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::RolledBack => "rolled_back",
+            Self::Restored => "restored",
+        }
+    }
+}
+
+impl Sweep {
+    fn count(&mut self, what: Repair, result: &Result<(), PrepareError>) {
+        let counter = match (result, what) {
+            (Err(_), _) => &mut self.failed,
+            (Ok(()), Repair::RolledBack) => &mut self.rolled_back,
+            (Ok(()), Repair::Restored) => &mut self.restored,
+            (Ok(()), Repair::Released) => &mut self.released,
+        };
+        *counter += 1;
+    }
+}
+
+enum Verdict {
+    Fine,
+    Release(&'static str),
+    RollBack,
+    Restore,
+}
+
+async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdict {
+    if record.phase != Phase::Ready {
+        return Verdict::RollBack;
+    }
+    match preparer.cluster.claim_state(&record.intent.claim).await {
+        ClaimState::Gone => Verdict::Release("the claim is gone"),
+        ClaimState::Replaced { .. } => Verdict::Release("the claim was replaced by another of its name"),
+        ClaimState::NotAllocated => Verdict::Release("the claim is not allocated any more"),
+        ClaimState::NoneOfOurs => Verdict::Release("the claim is allocated to other drivers' devices"),
+        ClaimState::Allocated(claim) if claim.results.iter().all(|result| result.pool != *pool) => {
+            Verdict::Release("the claim is allocated on another node")
+        }
+        ClaimState::Allocated(_) if !preparer.executor.is_real(record) => Verdict::Restore,
+        ClaimState::Allocated(_) | ClaimState::Unknown { .. } => Verdict::Fine,
+    }
+}
+
+/// Takes back a half-done preparation or release, unless a call of kubelet's has finished it meanwhile.
+async fn roll_back(preparer: &Preparer, record: &Record) -> Result<(), PrepareError> {
+    let queued = preparer.lanes.queue(record.gpus()).await?;
+    let (executor, uid) = (preparer.executor.clone(), record.intent.claim.uid.clone());
+    let work = move || {
+        let held = queued.hold()?;
+        executor.store.refresh(&held)?;
+        match executor.store.get(&uid) {
+            Some(record) if record.phase != Phase::Ready => Ok(executor.release(&held, &uid)?),
+            _ => Ok(()),
+        }
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+}
+
+/// Removes CDI files that carry our name and that no record owns, and unfinished ones.
+fn remove_orphans(preparer: &Preparer) -> std::io::Result<usize> {
+    let executor = &preparer.executor;
+    let folder: &Path = &executor.cdi_dir;
+    // Listed before the records are read: a file is always younger than its record.
+    let files = durable::names(folder)?.into_iter();
+    let ours = files.filter_map(|file| cdi::claim_of(&file).map(|claim| (file, claim)));
+    let orphans = ours.filter(|(_, claim)| matches!(executor.store.read(claim), Ok(None)));
+    let mut removed = 0;
+    for (file, _) in orphans {
+        if executor.host.remove(&folder.join(&file))? {
+            info!(file, "removed container edits that no claim owns");
+            preparer.metrics.repair("orphan");
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes files that a process which is no more did not finish writing.
+fn remove_unfinished(preparer: &Preparer) -> std::io::Result<usize> {
+    let executor = &preparer.executor;
+    let ours = |name: &str| cdi::claim_of(name).is_some();
+    let edits = durable::remove_temporaries(&executor.cdi_dir, UNFINISHED_AGE, ours)?;
+    Ok(edits + executor.store.remove_temporaries(UNFINISHED_AGE)?)
+}
