@@ -3,7 +3,7 @@
 //! A driver root is the file system that NVIDIA's driver is installed in: the host's own, or that of
 //! a driver container (`/run/nvidia/driver`). This process sees it at one place and the container
 //! runtime at another ([`RootView`]). Links are followed below the root only.
-//! Imports `cdi` for its data types; names nix for nothing.
+//! May import `cdi` for its data types; no external crate but thiserror.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
