@@ -8,6 +8,8 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
+    // A thread may still hold something of the library when a client closes it.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=names.txt");
     println!("cargo:rerun-if-changed=src/api");
 

@@ -2,6 +2,7 @@
 //! boards it saw then, and its event sets.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::code::{Answer, Code};
@@ -10,7 +11,6 @@ use crate::node::Node;
 #[derive(Debug)]
 struct Session {
     references: u32,
-    count: usize,
     next_set: u32,
     sets: BTreeMap<u32, EventSet>,
 }
@@ -22,7 +22,10 @@ pub struct EventSet {
     pub listens: BTreeMap<usize, (u64, u64)>,
 }
 
-static SESSION: Mutex<Session> = Mutex::new(Session { references: 0, count: 0, next_set: 1, sets: BTreeMap::new() });
+static SESSION: Mutex<Session> = Mutex::new(Session { references: 0, next_set: 1, sets: BTreeMap::new() });
+
+/// Boards at the first initialisation; on its own, so that it can be asked under the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn session() -> MutexGuard<'static, Session> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,7 +35,7 @@ fn session() -> MutexGuard<'static, Session> {
 pub fn open(node: &Node) {
     let mut s = session();
     if s.references == 0 {
-        s.count = node.gpus.len();
+        COUNT.store(node.gpus.len(), Ordering::Relaxed);
     }
     s.references = s.references.saturating_add(1);
 }
@@ -52,7 +55,7 @@ pub fn is_open() -> bool {
 }
 
 pub fn count_at_init() -> usize {
-    session().count
+    COUNT.load(Ordering::Relaxed)
 }
 
 pub fn create_set() -> u32 {

@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +93,9 @@ pub fn update<T>(dir: &Path, profile: &str, change: impl FnOnce(&mut State) -> A
 /// Writes a file of the directory so that readers see the old one or the new one.
 pub fn replace(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
     fs::create_dir_all(dir)?;
-    let temporary = dir.join(format!(".{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let temporary = dir.join(format!(".{name}.{}.{number}", std::process::id()));
     let mut file = File::create(&temporary)?;
     file.write_all(text.as_bytes())?;
     drop(file);

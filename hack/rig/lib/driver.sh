@@ -61,4 +61,20 @@ driver_root() {
   rm -f "$place"/libnvidia-ml.so*
   install -m 755 "$fake" "$place/libnvidia-ml.so.$DRIVER_VERSION"
   ln -s "libnvidia-ml.so.$DRIVER_VERSION" "$place/libnvidia-ml.so.1"
+  driver_proc "$dir/proc"
+}
+
+# driver_proc DIR: what the driver's kernel module would tell below /proc, for GPUs that are simulated:
+# the majors of the device nodes, and which capability device stands for which MIG instance.
+driver_proc() {
+  mkdir -p "$1/driver/nvidia-caps"
+  printf '%s\n' 'Character devices:' '195 nvidia' '195 nvidia-modeset' '195 nvidiactl' '237 nvidia-caps' \
+    '511 nvidia-uvm' '' 'Block devices:' >"$1/devices"
+  awk -v gpus="$DRIVER_GPUS" 'BEGIN {
+    print "config 1"; print "monitor 2"; minor = 3
+    for (g = 0; g < gpus; g++) for (i = 0; i < 15; i++) {
+      printf "gpu%d/gi%d/access %d\n", g, i, minor++
+      for (c = 0; c < 8; c++) printf "gpu%d/gi%d/ci%d/access %d\n", g, i, c, minor++
+    }
+  }' >"$1/driver/nvidia-caps/mig-minors"
 }

@@ -23,7 +23,7 @@ mod system;
 mod signatures {
     use super::{
         access::*, accounting::*, compute_instance::*, device::*, events::*, field::*, gpu_instance::*, handle::*,
-        health::*, limits::*, link::*, memory::*, mig_device::*, process::*, sensors::*, system::*,
+        health::*, link::*, memory::*, mig_device::*, process::*, sensors::*, system::*,
     };
 
     #[allow(dead_code)]

@@ -27,7 +27,7 @@ fn an_event_wakes_the_one_who_waits() {
         let event = set.wait(10_000).expect("an event");
         assert!(started.elapsed() < Duration::from_secs(5));
         assert_eq!(event.device.index().expect("index"), 1, "board 0 is not listened to");
-        assert!(matches!(event.event_data, Some(XidError::Unknown(79))));
+        assert!(matches!(event.event_data, Some(XidError::Value(79))));
     });
     assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only");
 

@@ -6,6 +6,7 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 use crate::rig::{Rig, load};
 
 #[test]
+#[allow(deprecated)] // the call by serial number
 fn every_profile_tells_who_it_is() {
     for (profile, name, total_mib, compute) in [
         ("t4", "Tesla T4", 15360, (7, 5)),

@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::*;
 use crate::rig::Rig;
 
 const NODE: &str = r#"{"profile":"h100","count":2,"gpus":{"1":{
-    "mig":{"instances":[{"profile":"1g.10gb"},{"profile":"1g.10gb","placement":2},{"profile":"3g.40gb","compute":[1,2]}]},
+    "mig":{"instances":[{"profile":"1g.10gb"},{"profile":"1g.10gb","placement":2},{"profile":"3g.40gb","compute":[2,1]}]},
     "processes":[{"pid":7,"used_mib":100,"gi":2,"ci":1},{"pid":8,"used_mib":50,"gi":7}]}}}"#;
 
 #[test]
@@ -50,8 +50,8 @@ fn devices_are_listed_with_their_parts() {
     assert_eq!(
         rows,
         [
-            (2, 0, name("1c.3g.40gb"), 16, 40448, 100),
-            (2, 1, name("2c.3g.40gb"), 32, 40448, 100),
+            (2, 0, name("2c.3g.40gb"), 32, 40448, 100),
+            (2, 1, name("1c.3g.40gb"), 16, 40448, 100),
             (7, 0, name("1g.10gb"), 16, 9984, 50),
             (9, 0, name("1g.10gb"), 16, 9984, 0),
         ]

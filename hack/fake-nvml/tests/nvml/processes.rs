@@ -45,7 +45,7 @@ fn each_list_has_its_kind() {
     let pids = |list: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| list.iter().map(|p| p.pid).collect::<Vec<_>>();
     assert_eq!(pids(gpu.running_compute_processes().expect("compute")), [1, 2]);
     assert_eq!(pids(gpu.running_compute_processes_v2().expect("compute v2")), [1, 2]);
-    assert_eq!(pids(gpu.mps_compute_running_processes().expect("mps")), [2]);
+    assert_eq!(pids(gpu.mps_running_compute_processes().expect("mps")), [2]);
     let graphics = gpu.running_graphics_processes().expect("graphics");
     assert!(matches!(graphics[0].used_gpu_memory, UsedGpuMemory::Unavailable));
     let samples = gpu.process_utilization_stats(None).expect("samples");
