@@ -53,11 +53,12 @@ fn run(name: &'static str, about: usize, work: impl FnOnce(&Node) -> Answer) -> 
         Err(Code(number)) => return number,
     };
     // A panic must not cross into C.
-    let number = match catch_unwind(AssertUnwindSafe(|| prepare(&node, name, about).and_then(|()| work(&node)))) {
-        Ok(Ok(())) => 0,
-        Ok(Err(Code(number))) => number,
-        Err(_) => Code::UNKNOWN.0,
-    };
+    let number =
+        match catch_unwind(AssertUnwindSafe(|| prepare(&node, name, about).and_then(|()| work(&node)))) {
+            Ok(Ok(())) => 0,
+            Ok(Err(Code(number))) => number,
+            Err(_) => Code::UNKNOWN.0,
+        };
     if node.control.log_calls {
         log(&node, name, about, number, started.elapsed());
     }

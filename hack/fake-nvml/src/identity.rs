@@ -19,11 +19,11 @@ pub struct Identity {
 impl Identity {
     pub fn new(board: &Board, seed: &str, index: usize, count: usize, over: &GpuControl) -> Identity {
         let bits = spread(&format!("{seed}/{}/{index}", board.key));
-        let (domain, bus, device) = over
-            .bus_id
-            .as_deref()
-            .and_then(parse_bus)
-            .unwrap_or((0, BUSES.get(index).copied().unwrap_or(0xF0), 0));
+        let (domain, bus, device) = over.bus_id.as_deref().and_then(parse_bus).unwrap_or((
+            0,
+            BUSES.get(index).copied().unwrap_or(0xF0),
+            0,
+        ));
         Identity {
             uuid: over.uuid.clone().unwrap_or_else(|| format!("GPU-{}", uuid(bits))),
             serial: over.serial.clone().unwrap_or_else(|| format!("165{:010}", bits % 10_000_000_000)),

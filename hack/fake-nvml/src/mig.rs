@@ -84,7 +84,11 @@ pub fn compute_profiles(board: &Board, profile: &MigProfile) -> Vec<ComputeProfi
             kind: if slices == 7 { 4 } else { slices - 1 },
             slices,
             instances: profile.slices / slices,
-            multiprocessors: if slices == profile.slices { profile.multiprocessors } else { per_slice * slices },
+            multiprocessors: if slices == profile.slices {
+                profile.multiprocessors
+            } else {
+                per_slice * slices
+            },
         })
         .collect()
 }
@@ -244,7 +248,9 @@ impl Mig {
         }
         .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         let instance = self.instances.iter_mut().find(|i| i.id == gi).ok_or(Code::NOT_FOUND)?;
-        let id = (0..8).find(|id| instance.compute.iter().all(|c| c.id != *id)).ok_or(Code::INSUFFICIENT_RESOURCES)?;
+        let id = (0..8)
+            .find(|id| instance.compute.iter().all(|c| c.id != *id))
+            .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         instance.compute.push(Compute { id, slices, start });
         instance.compute.sort_by_key(|c| c.id);
         Ok(id)
@@ -267,7 +273,11 @@ mod tests {
         let board = board::find(key).expect("a board");
         let instances = names
             .iter()
-            .map(|n| crate::control::InstanceControl { profile: (*n).to_owned(), placement: None, compute: None })
+            .map(|n| crate::control::InstanceControl {
+                profile: (*n).to_owned(),
+                placement: None,
+                compute: None,
+            })
             .collect();
         Mig::from_control(board, &MigControl { enabled: true, instances })
     }
@@ -284,7 +294,10 @@ mod tests {
         let (mig, _) = fill("a100-80gb", &["1g.10gb"; 7]);
         assert_eq!(mig.instances.iter().map(|i| i.id).collect::<Vec<_>>(), [7, 8, 9, 11, 12, 13, 14]);
         let (mig, _) = fill("a100-80gb", &["2g.20gb"; 3]);
-        assert_eq!(mig.instances.iter().map(|i| (i.id, i.start)).collect::<Vec<_>>(), [(3, 4), (5, 0), (6, 2)]);
+        assert_eq!(
+            mig.instances.iter().map(|i| (i.id, i.start)).collect::<Vec<_>>(),
+            [(3, 4), (5, 0), (6, 2)]
+        );
     }
 
     #[test]
@@ -302,7 +315,13 @@ mod tests {
     fn capacity_of_an_empty_board_is_what_the_profile_says() {
         for board in board::BOARDS {
             for profile in board.mig {
-                assert_eq!(Mig::default().remaining(board, profile), profile.instances, "{} {}", board.key, profile.name);
+                assert_eq!(
+                    Mig::default().remaining(board, profile),
+                    profile.instances,
+                    "{} {}",
+                    board.key,
+                    profile.name
+                );
             }
         }
     }

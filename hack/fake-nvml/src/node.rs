@@ -207,7 +207,11 @@ impl Gpu {
         let reserved = self.over.reserved_mib.unwrap_or(self.board.reserved_mib).min(total);
         let listed: u64 = self.processes().filter_map(|p| p.used_mib).fold(0, u64::saturating_add);
         let used = self.over.used_mib.unwrap_or(0).saturating_add(listed).min(total - reserved);
-        Memory { total: total.saturating_mul(MIB), reserved: reserved.saturating_mul(MIB), used: used.saturating_mul(MIB) }
+        Memory {
+            total: total.saturating_mul(MIB),
+            reserved: reserved.saturating_mul(MIB),
+            used: used.saturating_mul(MIB),
+        }
     }
 
     /// In MIG mode some questions about the whole board have no answer.

@@ -74,7 +74,10 @@ pub struct Limit {
 
 /// Reads the state; none or a damaged one is an empty one.
 pub fn read(dir: &Path) -> State {
-    fs::read_to_string(dir.join("state.json")).ok().and_then(|t| serde_json::from_str(&t).ok()).unwrap_or_default()
+    fs::read_to_string(dir.join("state.json"))
+        .ok()
+        .and_then(|t| serde_json::from_str(&t).ok())
+        .unwrap_or_default()
 }
 
 /// Changes the state under the lock. Nothing is written when `change` fails.

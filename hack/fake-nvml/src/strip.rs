@@ -13,7 +13,8 @@ const SYMBOL_SIZE: u64 = 24;
 /// A part of the file, or words about why there is none.
 fn part(file: &[u8], at: u64, length: u64) -> Result<&[u8], String> {
     let end = at.checked_add(length).ok_or("a length beyond all files")?;
-    let range = usize::try_from(at).map_err(|e| e.to_string())?..usize::try_from(end).map_err(|e| e.to_string())?;
+    let range =
+        usize::try_from(at).map_err(|e| e.to_string())?..usize::try_from(end).map_err(|e| e.to_string())?;
     file.get(range).ok_or_else(|| format!("not a whole ELF file: nothing at {at}"))
 }
 

@@ -67,7 +67,13 @@ fn info(node: &Node, handle: nvmlComputeInstance_t, out: *mut nvmlComputeInstanc
     )
 }
 
-fn create(node: &Node, instance: nvmlGpuInstance_t, kind: c_uint, start: Option<u32>, out: *mut nvmlComputeInstance_t) -> Answer {
+fn create(
+    node: &Node,
+    instance: nvmlGpuInstance_t,
+    kind: c_uint,
+    start: Option<u32>,
+    out: *mut nvmlComputeInstance_t,
+) -> Answer {
     let (gpu, instance, of) = parent(node, instance)?;
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);

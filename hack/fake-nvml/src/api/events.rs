@@ -45,7 +45,9 @@ fn take<'n>(node: &'n Node, set: &mut EventSet) -> Answer<Option<&'n Event>> {
         // A new description of the node counts from the start.
         *seen = (*seen).min(newest);
     }
-    let wanted = |e: &&Event| set.listens.get(&e.gpu).is_some_and(|(bits, seen)| e.kind.bit() & bits != 0 && e.seq > *seen);
+    let wanted = |e: &&Event| {
+        set.listens.get(&e.gpu).is_some_and(|(bits, seen)| e.kind.bit() & bits != 0 && e.seq > *seen)
+    };
     let next = node.control.events.iter().filter(wanted).min_by_key(|e| e.seq);
     if let Some(event) = next
         && let Some((_, seen)) = set.listens.get_mut(&event.gpu)

@@ -15,8 +15,12 @@ const UNSIGNED_LONG_LONG: u32 = 3;
 /// The value of a field, and its type.
 fn field(gpu: &Gpu, id: u32) -> Answer<(u32, u64)> {
     let over = &gpu.over;
-    let rows = |n: u32| if gpu.board.remaps_rows { Ok((UNSIGNED_INT, u64::from(n))) } else { Err(Code::NOT_SUPPORTED) };
-    let pages = |n: usize| if gpu.board.remaps_rows { Err(Code::NOT_SUPPORTED) } else { Ok((UNSIGNED_INT, n as u64)) };
+    let rows = |n: u32| {
+        if gpu.board.remaps_rows { Ok((UNSIGNED_INT, u64::from(n))) } else { Err(Code::NOT_SUPPORTED) }
+    };
+    let pages = |n: usize| {
+        if gpu.board.remaps_rows { Err(Code::NOT_SUPPORTED) } else { Ok((UNSIGNED_INT, n as u64)) }
+    };
     match id {
         // ECC mode, now and pending.
         1 | 2 => Ok((UNSIGNED_INT, u64::from(gpu.ecc()))),

@@ -46,7 +46,13 @@ pub(super) fn resolve(node: &Node, handle: nvmlGpuInstance_t) -> Answer<(&Gpu, &
     }
 }
 
-fn info_v2(node: &Node, device: nvmlDevice_t, kind: c_uint, by: Lookup, out: *mut nvmlGpuInstanceProfileInfo_v2_t) -> Answer {
+fn info_v2(
+    node: &Node,
+    device: nvmlDevice_t,
+    kind: c_uint,
+    by: Lookup,
+    out: *mut nvmlGpuInstanceProfileInfo_v2_t,
+) -> Answer {
     let gpu = capable(node, device)?;
     let p = by(gpu, kind)?;
     match get(out.cast::<c_uint>())? >> 24 {
@@ -91,7 +97,13 @@ fn info_v2(node: &Node, device: nvmlDevice_t, kind: c_uint, by: Lookup, out: *mu
 
 type Lookup = fn(&Gpu, c_uint) -> Answer<&'static MigProfile>;
 
-fn placements(node: &Node, device: nvmlDevice_t, id: c_uint, out: *mut nvmlGpuInstancePlacement_t, count: *mut c_uint) -> Answer {
+fn placements(
+    node: &Node,
+    device: nvmlDevice_t,
+    id: c_uint,
+    out: *mut nvmlGpuInstancePlacement_t,
+    count: *mut c_uint,
+) -> Answer {
     let gpu = capable(node, device)?;
     let p = by_id(gpu, id)?;
     let all: Vec<_> =
@@ -103,7 +115,13 @@ fn placements(node: &Node, device: nvmlDevice_t, id: c_uint, out: *mut nvmlGpuIn
     put_list(count, out, &all)
 }
 
-fn create(node: &Node, device: nvmlDevice_t, id: c_uint, start: Option<u32>, out: *mut nvmlGpuInstance_t) -> Answer {
+fn create(
+    node: &Node,
+    device: nvmlDevice_t,
+    id: c_uint,
+    start: Option<u32>,
+    out: *mut nvmlGpuInstance_t,
+) -> Answer {
     let gpu = enabled(node, device)?;
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);

@@ -22,8 +22,8 @@ mod system;
 #[cfg(test)]
 mod signatures {
     use super::{
-        access::*, accounting::*, compute_instance::*, device::*, events::*, field::*, gpu_instance::*, handle::*,
-        health::*, link::*, memory::*, mig_device::*, process::*, sensors::*, system::*,
+        access::*, accounting::*, compute_instance::*, device::*, events::*, field::*, gpu_instance::*,
+        handle::*, health::*, link::*, memory::*, mig_device::*, process::*, sensors::*, system::*,
     };
 
     #[allow(dead_code)]

@@ -3,9 +3,9 @@
 use std::ffi::{c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t,
-    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
-    nvmlProcessesUtilizationInfo_v1_t,
+    nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessDetailList_v1_t,
+    nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_t, nvmlProcessesUtilizationInfo_v1_t,
 };
 
 use crate::abi::{edit, get, put_all, put_list, versioned};
@@ -29,7 +29,13 @@ fn select(node: &Node, device: nvmlDevice_t, wanted: impl Fn(&Process) -> bool) 
     })
 }
 
-fn list_v1(node: &Node, device: nvmlDevice_t, kind: ProcessKind, count: *mut c_uint, out: *mut nvmlProcessInfo_v1_t) -> Answer {
+fn list_v1(
+    node: &Node,
+    device: nvmlDevice_t,
+    kind: ProcessKind,
+    count: *mut c_uint,
+    out: *mut nvmlProcessInfo_v1_t,
+) -> Answer {
     let all: Vec<_> = select(node, device, |p| listed(p, kind))?
         .into_iter()
         .map(|p| nvmlProcessInfo_v1_t { pid: p.pid, usedGpuMemory: used(p) })
@@ -37,7 +43,13 @@ fn list_v1(node: &Node, device: nvmlDevice_t, kind: ProcessKind, count: *mut c_u
     put_list(count, out, &all)
 }
 
-fn list(node: &Node, device: nvmlDevice_t, kind: ProcessKind, count: *mut c_uint, out: *mut nvmlProcessInfo_t) -> Answer {
+fn list(
+    node: &Node,
+    device: nvmlDevice_t,
+    kind: ProcessKind,
+    count: *mut c_uint,
+    out: *mut nvmlProcessInfo_t,
+) -> Answer {
     let all: Vec<_> = select(node, device, |p| listed(p, kind))?
         .into_iter()
         .map(|p| nvmlProcessInfo_t {

@@ -4,9 +4,9 @@
 use std::ffi::c_uint;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlClockId_t, nvmlClockType_t, nvmlDevice_t, nvmlEnableState_t, nvmlPcieUtilCounter_t, nvmlPowerSource_t,
-    nvmlPstates_t, nvmlTemperature_t, nvmlTemperature_v1_t, nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t,
-    nvmlUtilization_t,
+    nvmlClockId_t, nvmlClockType_t, nvmlDevice_t, nvmlEnableState_t, nvmlPcieUtilCounter_t,
+    nvmlPowerSource_t, nvmlPstates_t, nvmlTemperature_t, nvmlTemperature_v1_t, nvmlTemperatureSensors_t,
+    nvmlTemperatureThresholds_t, nvmlUtilization_t,
 };
 
 use crate::abi::{edit, get, put, versioned};

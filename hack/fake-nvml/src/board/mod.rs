@@ -85,11 +85,15 @@ impl Board {
 }
 
 /// All boards.
-pub static BOARDS: &[&Board] = &[&t4::T4, &a100::A100_80GB, &hopper::H100, &hopper::H200, &b200::B200, &l40s::L40S];
+pub static BOARDS: &[&Board] =
+    &[&t4::T4, &a100::A100_80GB, &hopper::H100, &hopper::H200, &b200::B200, &l40s::L40S];
 
 /// The board behind a profile word.
 pub fn find(key: &str) -> Option<&'static Board> {
-    BOARDS.iter().copied().find(|b| b.key.eq_ignore_ascii_case(key) || (key == "a100-80" && b.key == "a100-80gb"))
+    BOARDS
+        .iter()
+        .copied()
+        .find(|b| b.key.eq_ignore_ascii_case(key) || (key == "a100-80" && b.key == "a100-80gb"))
 }
 
 /// The numbers of a MIG profile in the order of the columns of the vendor's listing.

@@ -14,7 +14,8 @@ fn an_event_wakes_the_one_who_waits() {
     let nvml = rig.nvml();
     let set = nvml.create_event_set().expect("set");
     let gpu = nvml.device_by_index(1).expect("gpu");
-    let set = gpu.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|e| e.error).expect("registered");
+    let set =
+        gpu.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|e| e.error).expect("registered");
     assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "what was before does not count");
 
     std::thread::scope(|scope| {

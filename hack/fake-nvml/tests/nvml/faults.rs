@@ -32,7 +32,9 @@ fn every_return_code_reaches_the_caller() {
     let sys = rig.sys();
     let mut minor = 0;
     for code in (1..=30).chain([999]) {
-        rig.control(&format!(r#"{{"profile":"t4","faults":{{"nvmlDeviceGetMinorNumber":{{"return":"{code}"}}}}}}"#));
+        rig.control(&format!(
+            r#"{{"profile":"t4","faults":{{"nvmlDeviceGetMinorNumber":{{"return":"{code}"}}}}}}"#
+        ));
         // SAFETY: a live handle and a valid pointer.
         assert_eq!(unsafe { sys.nvmlDeviceGetMinorNumber(gpu.handle(), &mut minor) }, code);
     }
@@ -59,7 +61,9 @@ fn a_call_can_take_its_time_without_holding_up_others() {
 
 #[test]
 fn starting_can_fail_at_first() {
-    let rig = Rig::new(r#"{"profile":"t4","faults":{"nvmlInit_v2":{"return":"LIB_RM_VERSION_MISMATCH","times":1}}}"#);
+    let rig = Rig::new(
+        r#"{"profile":"t4","faults":{"nvmlInit_v2":{"return":"LIB_RM_VERSION_MISMATCH","times":1}}}"#,
+    );
     assert!(matches!(load(&rig.library()), Err(NvmlError::LibRmVersionMismatch)));
     assert!(load(&rig.library()).is_ok());
 }

@@ -35,15 +35,22 @@ fn every_profile_tells_who_it_is() {
             let pci = gpu.pci_info().expect("pci");
             let serial = gpu.serial().expect("serial");
             assert_eq!(nvml.device_by_uuid(uuid.as_str()).expect("by uuid").index().expect("index"), index);
-            assert_eq!(nvml.device_by_pci_bus_id(pci.bus_id.as_str()).expect("by bus").index().expect("index"), index);
-            assert_eq!(nvml.device_by_serial(serial.as_str()).expect("by serial").index().expect("index"), index);
+            assert_eq!(
+                nvml.device_by_pci_bus_id(pci.bus_id.as_str()).expect("by bus").index().expect("index"),
+                index
+            );
+            assert_eq!(
+                nvml.device_by_serial(serial.as_str()).expect("by serial").index().expect("index"),
+                index
+            );
             gpu.brand().expect("brand");
             gpu.architecture().expect("architecture");
             gpu.compute_mode().expect("compute mode");
             gpu.bar1_memory_info().expect("bar1");
             gpu.utilization_rates().expect("utilization");
             gpu.power_usage().expect("power");
-            gpu.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu).expect("temperature");
+            gpu.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu)
+                .expect("temperature");
             assert!(matches!(gpu.fan_speed(0), Err(NvmlError::NotSupported)));
             assert!(matches!(gpu.numa_node_id(), Err(NvmlError::NotSupported)));
             assert!(seen.insert(uuid) && seen.insert(pci.bus_id) && seen.insert(serial));
@@ -123,12 +130,24 @@ fn fields_of_a_board_can_be_set_while_it_runs() {
     let rig = Rig::new(r#"{"profile":"t4","count":1}"#);
     let nvml = rig.nvml();
     let gpu = nvml.device_by_index(0).expect("gpu");
-    rig.cli(&["set", "0", "memory_mib=1000", "reserved_mib=100", "used_mib=50", "uuid=GPU-x", "numa_node_id=3", "compute_mode=3"]);
+    rig.cli(&[
+        "set",
+        "0",
+        "memory_mib=1000",
+        "reserved_mib=100",
+        "used_mib=50",
+        "uuid=GPU-x",
+        "numa_node_id=3",
+        "compute_mode=3",
+    ]);
     let memory = gpu.memory_info().expect("memory");
     assert_eq!((memory.total >> 20, memory.reserved >> 20, memory.used >> 20), (1000, 100, 50));
     assert_eq!(gpu.uuid().expect("uuid"), "GPU-x");
     assert_eq!(gpu.numa_node_id().expect("numa"), 3);
-    assert_eq!(gpu.compute_mode().expect("mode"), nvml_wrapper::enum_wrappers::device::ComputeMode::ExclusiveProcess);
+    assert_eq!(
+        gpu.compute_mode().expect("mode"),
+        nvml_wrapper::enum_wrappers::device::ComputeMode::ExclusiveProcess
+    );
 }
 
 #[test]

@@ -44,7 +44,14 @@ fn devices_are_listed_with_their_parts() {
             assert_eq!(sys.nvmlDeviceGetComputeInstanceId(mig.handle(), &mut ci), 0);
         }
         let used = mig.memory_info().expect("memory").used >> 20;
-        rows.push((gi, ci, mig.name().expect("name"), attributes.multiprocessor_count, attributes.memory_size_mb, used));
+        rows.push((
+            gi,
+            ci,
+            mig.name().expect("name"),
+            attributes.multiprocessor_count,
+            attributes.memory_size_mb,
+            used,
+        ));
     }
     let name = |n: &str| format!("NVIDIA H100 80GB HBM3 MIG {n}");
     assert_eq!(
@@ -66,7 +73,10 @@ fn profiles_and_placements() {
     let nvml = rig.nvml();
     let gpu = nvml.device_by_index(0).expect("gpu");
     let small = gpu.profile_info(0).expect("1g");
-    assert_eq!((small.id, small.instance_count, small.multiprocessor_count, small.memory_size_mb), (19, 7, 16, 9984));
+    assert_eq!(
+        (small.id, small.instance_count, small.multiprocessor_count, small.memory_size_mb),
+        (19, 7, 16, 9984)
+    );
     assert!(matches!(gpu.profile_info(5), Err(NvmlError::NotSupported)));
     assert!(matches!(gpu.profile_info(99), Err(NvmlError::InvalidArg)));
 
@@ -78,10 +88,16 @@ fn profiles_and_placements() {
         assert_eq!(sys.nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, 9, ptr::null_mut(), &mut count), 0);
         assert_eq!(count, 2);
         let mut places = [nvmlGpuInstancePlacement_t { start: 99, size: 99 }; 2];
-        assert_eq!(sys.nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, 9, places.as_mut_ptr(), &mut count), 0);
+        assert_eq!(
+            sys.nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, 9, places.as_mut_ptr(), &mut count),
+            0
+        );
         assert_eq!(places.map(|p| (p.start, p.size)), [(0, 4), (4, 4)]);
         count = 1;
-        assert_eq!(sys.nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, 9, places.as_mut_ptr(), &mut count), 7);
+        assert_eq!(
+            sys.nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, 9, places.as_mut_ptr(), &mut count),
+            7
+        );
         assert_eq!(count, 2);
     }
 }
@@ -107,10 +123,18 @@ fn instances_are_made_and_ended() {
         let mut other = ptr::null_mut();
         assert_eq!(sys.nvmlDeviceCreateGpuInstanceWithPlacement(h, 9, &place, &mut other), 23, "taken");
         let wrong = nvmlGpuInstancePlacement_t { start: 1, size: 4 };
-        assert_eq!(sys.nvmlDeviceCreateGpuInstanceWithPlacement(h, 9, &wrong, &mut other), 2, "no such place");
+        assert_eq!(
+            sys.nvmlDeviceCreateGpuInstanceWithPlacement(h, 9, &wrong, &mut other),
+            2,
+            "no such place"
+        );
         assert_eq!(sys.nvmlDeviceGetGpuInstanceRemainingCapacity(h, 19, &mut left), 0);
         assert_eq!(left, 4);
-        assert_eq!(gpu.mig_device_by_index(0).err().map(|e| matches!(e, NvmlError::NotFound)), Some(true), "no compute yet");
+        assert_eq!(
+            gpu.mig_device_by_index(0).err().map(|e| matches!(e, NvmlError::NotFound)),
+            Some(true),
+            "no compute yet"
+        );
         assert_eq!(sys.nvmlGpuInstanceCreateComputeInstance(gi, 2, &mut ci), 0);
         assert_eq!(sys.nvmlGpuInstanceCreateComputeInstance(gi, 0, &mut ci), 23, "all slices taken");
         let mut info: nvmlGpuInstanceInfo_t = std::mem::zeroed();

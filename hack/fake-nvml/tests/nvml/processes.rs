@@ -23,7 +23,11 @@ fn a_list_that_grows_says_how_much_room_it_needs() {
         assert_eq!(count, 1);
         rig.cli(&["process", "add", "0", "11", "200"]);
         let mut room = [std::mem::zeroed::<nvmlProcessInfo_t>(); 2];
-        assert_eq!(sys.nvmlDeviceGetComputeRunningProcesses_v3(h, &mut count, room.as_mut_ptr()), 7, "one came between");
+        assert_eq!(
+            sys.nvmlDeviceGetComputeRunningProcesses_v3(h, &mut count, room.as_mut_ptr()),
+            7,
+            "one came between"
+        );
         assert_eq!(count, 2);
         assert_eq!(sys.nvmlDeviceGetComputeRunningProcesses_v3(h, &mut count, room.as_mut_ptr()), 0);
         assert_eq!(room.map(|p| (p.pid, p.usedGpuMemory >> 20)), [(10, 100), (11, 200)]);
@@ -42,7 +46,9 @@ fn each_list_has_its_kind() {
     );
     let nvml = rig.nvml();
     let gpu = nvml.device_by_index(0).expect("gpu");
-    let pids = |list: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| list.iter().map(|p| p.pid).collect::<Vec<_>>();
+    let pids = |list: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| {
+        list.iter().map(|p| p.pid).collect::<Vec<_>>()
+    };
     assert_eq!(pids(gpu.running_compute_processes().expect("compute")), [1, 2]);
     assert_eq!(pids(gpu.running_compute_processes_v2().expect("compute v2")), [1, 2]);
     assert_eq!(pids(gpu.mps_running_compute_processes().expect("mps")), [2]);
@@ -52,7 +58,13 @@ fn each_list_has_its_kind() {
     assert_eq!(samples.iter().map(|s| (s.pid, s.sm_util)).collect::<Vec<_>>(), [(2, 30)]);
 
     let sys = rig.sys();
-    let mut room = [nvmlProcessDetail_v1_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0, usedGpuCcProtectedMemory: 0 }; 4];
+    let mut room = [nvmlProcessDetail_v1_t {
+        pid: 0,
+        usedGpuMemory: 0,
+        gpuInstanceId: 0,
+        computeInstanceId: 0,
+        usedGpuCcProtectedMemory: 0,
+    }; 4];
     let mut list = nvmlProcessDetailList_v1_t {
         version: (size_of::<nvmlProcessDetailList_v1_t>() as u32) | 1 << 24,
         mode: 2,
@@ -88,5 +100,8 @@ fn a_mig_device_lists_its_own() {
     let gpu = nvml.device_by_index(0).expect("gpu");
     assert_eq!(gpu.running_compute_processes().expect("all").len(), 2);
     let second = gpu.mig_device_by_index(1).expect("second").running_compute_processes().expect("its own");
-    assert_eq!(second.iter().map(|p| (p.pid, p.gpu_instance_id, p.compute_instance_id)).collect::<Vec<_>>(), [(2, Some(8), Some(0))]);
+    assert_eq!(
+        second.iter().map(|p| (p.pid, p.gpu_instance_id, p.compute_instance_id)).collect::<Vec<_>>(),
+        [(2, Some(8), Some(0))]
+    );
 }

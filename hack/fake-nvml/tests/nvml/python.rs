@@ -17,7 +17,11 @@ fn binding() -> Result<PathBuf, String> {
         .arg("nvidia-ml-py==13.615.71")
         .output()
         .map_err(|e| format!("no python3: {e}"))?;
-    if output.status.success() { Ok(place) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    if output.status.success() {
+        Ok(place)
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
 #[test]
@@ -51,7 +55,10 @@ fn the_python_binding_is_content() {
         assert_eq!(calls["nvmlDeviceGetComputeRunningProcesses"][0]["pid"], 42, "{profile}");
         // No call may crash or be one that the binding cannot read.
         for (name, answer) in calls.as_object().expect("calls") {
-            assert!(!answer.as_str().is_some_and(|a| a.contains("error 25") && !name.contains("ProcessDetail")), "{profile} {name} {answer}");
+            assert!(
+                !answer.as_str().is_some_and(|a| a.contains("error 25") && !name.contains("ProcessDetail")),
+                "{profile} {name} {answer}"
+            );
         }
     }
 }

@@ -54,7 +54,8 @@ impl Rig {
     }
 
     pub fn cli(&self, words: &[&str]) {
-        let status = Command::new(env!("CARGO_BIN_EXE_fake-nvml")).arg("--dir").arg(&self.dir).args(words).status();
+        let status =
+            Command::new(env!("CARGO_BIN_EXE_fake-nvml")).arg("--dir").arg(&self.dir).args(words).status();
         assert!(status.expect("started").success(), "fake-nvml {words:?}");
     }
 }

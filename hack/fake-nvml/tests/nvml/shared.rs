@@ -50,6 +50,9 @@ fn many_at_once_lose_nothing() {
         }
     });
     for index in 0..16 {
-        assert_eq!(nvml.device_by_index(index).and_then(|g| g.compute_mode()).expect("mode"), ComputeMode::ExclusiveProcess);
+        assert_eq!(
+            nvml.device_by_index(index).and_then(|g| g.compute_mode()).expect("mode"),
+            ComputeMode::ExclusiveProcess
+        );
     }
 }

@@ -49,5 +49,8 @@ fn names_can_be_taken_away_for_good() {
     assert!(matches!(gpu.memory_info(), Err(NvmlError::FailedToLoadSymbol(_))));
     assert!(matches!(gpu.mps_running_compute_processes(), Err(NvmlError::FailedToLoadSymbol(_))));
     assert!(gpu.uuid().is_ok());
-    assert!(load(&rig.library()).and_then(|n| n.device_by_index(0)?.memory_info()).is_ok(), "the original has it");
+    assert!(
+        load(&rig.library()).and_then(|n| n.device_by_index(0)?.memory_info()).is_ok(),
+        "the original has it"
+    );
 }

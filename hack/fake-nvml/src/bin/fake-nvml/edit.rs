@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use fake_nvml::control::{Control, Event, EventKind, Fault, GpuControl, InstanceControl, MigControl, OneOrMany, Process};
+use fake_nvml::control::{
+    Control, Event, EventKind, Fault, GpuControl, InstanceControl, MigControl, OneOrMany, Process,
+};
 use fake_nvml::state::{Lock, replace};
 
 use crate::args::{Args, parse};
@@ -34,7 +36,8 @@ pub fn edit(dir: &Path, command: &str, mut args: Args) -> Result<(), String> {
 
 pub fn read(dir: &Path) -> Result<Control, String> {
     let path = dir.join("control.json");
-    let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e} (fake-nvml init makes one)", path.display()))?;
+    let text = fs::read_to_string(&path)
+        .map_err(|e| format!("{}: {e} (fake-nvml init makes one)", path.display()))?;
     Control::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
@@ -129,14 +132,24 @@ fn change(control: &mut Control, command: &str, args: &mut Args) -> Result<(), S
 
 fn board(control: &Control, args: &mut Args) -> Result<usize, String> {
     let gpu = args.value("a GPU")?;
-    if gpu < control.count { Ok(gpu) } else { Err(format!("there is no GPU {gpu}, the node has {}", control.count)) }
+    if gpu < control.count {
+        Ok(gpu)
+    } else {
+        Err(format!("there is no GPU {gpu}, the node has {}", control.count))
+    }
 }
 
 fn on(control: &mut Control, gpu: usize) -> &mut GpuControl {
     control.gpus.entry(gpu).or_default()
 }
 
-fn event(control: &mut Control, gpu: usize, kind: EventKind, value: u64, args: &mut Args) -> Result<(), String> {
+fn event(
+    control: &mut Control,
+    gpu: usize,
+    kind: EventKind,
+    value: u64,
+    args: &mut Args,
+) -> Result<(), String> {
     let (gi, ci) = (args.option("--gi")?, args.option("--ci")?);
     push(control, gpu, kind, value, gi, ci)
 }
@@ -192,7 +205,8 @@ fn fault(control: &mut Control, args: &mut Args) -> Result<(), String> {
     if call != "*" && !known(&call) {
         return Err(format!("{call} is not a function of the library"));
     }
-    let earlier = control.faults.get(&call).map_or(0, |f| f.as_slice().iter().map(|f| f.id).max().unwrap_or(0));
+    let earlier =
+        control.faults.get(&call).map_or(0, |f| f.as_slice().iter().map(|f| f.id).max().unwrap_or(0));
     let fault = Fault {
         code: (code != "none").then_some(code),
         gpu: args.number("--gpu")?,

@@ -22,7 +22,8 @@ pub fn install(mut args: Args) -> Result<(), String> {
         let own = std::env::current_exe().ok()?;
         Some(own.parent()?.join("libfake_nvml.so"))
     };
-    let library = args.option("--lib")?.map(PathBuf::from).or_else(beside).ok_or("which library? (--lib FILE)")?;
+    let library =
+        args.option("--lib")?.map(PathBuf::from).or_else(beside).ok_or("which library? (--lib FILE)")?;
     let dir = PathBuf::from(args.word("a directory")?);
     args.end()?;
     fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
