@@ -32,7 +32,7 @@ pub const MAX_CALLS: usize = 512;
 /// Bytes of a claim UID. Kubernetes' have 36.
 const MAX_UID: usize = 128;
 
-/// What [`Claims`] answers, by claim.
+/// What [`Claims`] answered, by claim.
 type Answers<T> = BTreeMap<ClaimUid, Result<T, String>>;
 
 #[derive(Clone)]

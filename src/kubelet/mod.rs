@@ -5,7 +5,7 @@
 //! * [`serve`]: puts everything up in the right order and takes it down again
 //! * [`Registration`]: what kubelet last said about us
 //!
-//! May import: model. May name: tonic, prost, http, tower, tokio, futures, sha2, tracing.
+//! May import: model. May name: tonic, prost, http, tokio (and -stream, -util), futures, sha2, tracing.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -57,20 +57,19 @@ pub mod pb {
 /// What one claim's preparation came to: its devices, or words for the pod's event.
 pub type Prepared = Result<Vec<PreparedDevice>, String>;
 
+/// Answers by claim, in due time. `T` is what success gives.
+pub type Answering<'a, T> = Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Result<T, String>>> + Send + 'a>>;
+
 /// Who prepares claims. One answer per asked claim, always; errors stay per claim.
 ///
 /// Calls overlap, and a call goes on after kubelet gave up on it: kubelet then asks again for the
 /// same claims while the first call still runs. A call must not block its thread.
 pub trait Claims: Send + Sync + 'static {
-    fn prepare(
-        &self,
-        claims: Vec<ClaimRef>,
-    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Prepared>> + Send + '_>>;
+    /// Each claim is asked for once per call, in UID order. Preparing again answers the same.
+    fn prepare(&self, claims: Vec<ClaimRef>) -> Answering<'_, Vec<PreparedDevice>>;
 
-    fn unprepare(
-        &self,
-        claims: Vec<ClaimRef>,
-    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Result<(), String>>> + Send + '_>>;
+    /// A claim that is not known is unprepared.
+    fn unprepare(&self, claims: Vec<ClaimRef>) -> Answering<'_, ()>;
 }
 
 /// One device's health, as kubelet is to show it.

@@ -1,10 +1,8 @@
 //! What kubelet may rely on, seen from kubelet's side of the sockets.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -18,7 +16,7 @@ use tonic::Code;
 use tranche::kubelet::pb::dra::Claim;
 use tranche::kubelet::pb::health::HealthStatus;
 use tranche::kubelet::{
-    Bound, Claims, Config, DeviceHealth, Health, MAX_CLAIMS, Prepared, Registration, Timing, serve,
+    Answering, Bound, Claims, Config, DeviceHealth, Health, MAX_CLAIMS, Registration, Timing, serve,
 };
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::names::{ClaimUid, DRIVER};
@@ -99,10 +97,7 @@ impl Desk {
 }
 
 impl Claims for Desk {
-    fn prepare(
-        &self,
-        claims: Vec<ClaimRef>,
-    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Prepared>> + Send + '_>> {
+    fn prepare(&self, claims: Vec<ClaimRef>) -> Answering<'_, Vec<PreparedDevice>> {
         Box::pin(async move {
             self.calls.send_modify(|calls| *calls += 1);
             let mut answers = BTreeMap::new();
@@ -127,10 +122,7 @@ impl Claims for Desk {
         })
     }
 
-    fn unprepare(
-        &self,
-        claims: Vec<ClaimRef>,
-    ) -> Pin<Box<dyn Future<Output = BTreeMap<ClaimUid, Result<(), String>>> + Send + '_>> {
+    fn unprepare(&self, claims: Vec<ClaimRef>) -> Answering<'_, ()> {
         Box::pin(async move {
             let mut partitions = self.partitions.lock().unwrap();
             claims
@@ -464,7 +456,11 @@ async fn health_reaches_kubelet_in_either_version() {
         assert!(devices[0].message.starts_with("XID 79") && devices[0].message.len() <= 1024);
         assert_eq!(devices[1].health(), HealthStatus::Healthy);
 
-        assert_eq!(served.stopped().await, 0, "an open health stream does not hold up the stop");
+        let _devices = served.health.clone();
+        let began = Instant::now();
+        assert_eq!(served.stopped().await, 0);
+        let drain = Timing::default().drain;
+        assert!(began.elapsed() < drain, "an open health stream does not hold up the stop");
         assert!(matches!(messages.message().await, Ok(None)), "the stream ends cleanly");
     }
 }
@@ -590,7 +586,8 @@ async fn after_kill_9_the_same_pod_registers_again_and_another_pod_clears_the_re
     // The pod is replaced: other names, and nobody else will ever remove the old ones.
     let served = served_as(config(root.path(), OTHER_UID, quick()), &Desk::new()).await;
     until("cleared away", || !registration.exists() && !endpoint.exists()).await;
-    let left = kubelet.instances(DRIVER, 1).await;
-    assert_eq!(left[0].socket, served.bound.sockets.registration);
+    let own = served.bound.sockets.registration.clone();
+    let is_alone = || kubelet.plugins().iter().map(|plugin| &plugin.socket).eq([&own]);
+    until("alone with kubelet", is_alone).await;
     kubelet.prepare(DRIVER, &[claim("b")]).await.unwrap();
 }
