@@ -49,11 +49,11 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// How long to wait after so many looks in a row that were not complete.
-    fn pause(&self, incomplete: u32) -> Duration {
+    /// How long to wait after so many looks in a row that were not complete, and at most.
+    fn pause(&self, incomplete: u32, longest: Duration) -> Duration {
         match incomplete {
             0 => self.every,
-            n => self.first_retry.saturating_mul(1 << (n - 1).min(16)).min(self.longest_retry),
+            n => self.first_retry.saturating_mul(1 << (n - 1).min(16)).min(longest),
         }
     }
 }
@@ -100,6 +100,8 @@ pub struct Discovery<G> {
     known: Known,
     /// Looks in a row that failed, or in which a GPU failed.
     incomplete: u32,
+    /// From the last look to the next.
+    pause: Duration,
     inventory: watch::Sender<Inventory>,
     state: watch::Sender<DiscoveryState>,
 }
@@ -111,7 +113,8 @@ impl<G: Gpus> Discovery<G> {
         let (state, state_out) = watch::channel(DiscoveryState::default());
         let events = Some(gpus.events());
         let (files, known) = (Some(files), Known::default());
-        let discovery = Self { gpus, policy, events, files, known, incomplete: 0, inventory, state };
+        let pause = Duration::ZERO;
+        let discovery = Self { gpus, policy, events, files, known, incomplete: 0, pause, inventory, state };
         (discovery, Discovered { inventory: inventory_out, state: state_out })
     }
 
@@ -131,6 +134,9 @@ impl<G: Gpus> Discovery<G> {
         let took = started.elapsed();
         let complete = look.as_ref().is_ok_and(|look| look.failed.is_empty());
         self.incomplete = if complete { 0 } else { self.incomplete.saturating_add(1) };
+        // A board that is gone for good must not cost a reload of the library every half minute.
+        let longest = if look.is_ok() { self.policy.every } else { self.policy.longest_retry };
+        self.pause = self.policy.pause(self.incomplete, longest);
         let look = look.map_err(|e| e.to_string());
         let error = look.as_ref().err().cloned();
         let (known, changes) = self.known.fold(look);
@@ -142,7 +148,7 @@ impl<G: Gpus> Discovery<G> {
         for change in changes {
             tracing::info!(target: "tranche::discovery", "{change}");
         }
-        let retry = self.policy.pause(self.incomplete);
+        let retry = self.pause;
         self.state.send_modify(|state| {
             if error.is_some() && error != state.last_error {
                 let words = error.as_deref().unwrap_or_default();
@@ -169,7 +175,7 @@ impl<G: Gpus> Discovery<G> {
 
     /// Waits until it is time, or something happened and the burst is over.
     async fn reason_to_look(&mut self) -> Load {
-        let due = Instant::now() + self.policy.pause(self.incomplete);
+        let due = Instant::now() + self.pause;
         let mut load = tokio::select! {
             () = sleep_until(due) => return self.timed(),
             load = self.something_happened() => load,
@@ -288,5 +294,218 @@ async fn pass_on(
             () = sleep(REFRESH) => {}
         }
         files.refresh();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::inventory::{FailedGpu, Look, UNHEALTHY_AFTER};
+    use crate::model::gpu::{Gpu, Health, Memory, MigMode, NodeGpus, Pci};
+    use crate::nvml::NvmlError;
+
+    fn gpu(minor: u32) -> Gpu {
+        Gpu {
+            uuid: format!("GPU-{minor}").as_str().into(),
+            minor,
+            product_name: "NVIDIA L40S".to_owned(),
+            brand: "Nvidia".to_owned(),
+            architecture: "Ada Lovelace".to_owned(),
+            compute_capability: (8, 9),
+            memory: Memory::Unknown,
+            multiprocessors: None,
+            addressing_mode: None,
+            pci: Pci::default(),
+            mig: MigMode::Off,
+            health: Health::Healthy,
+        }
+    }
+
+    fn found(count: u32) -> Look {
+        Look {
+            gpus: NodeGpus { gpus: (0..count).map(gpu).collect(), ..NodeGpus::default() },
+            ..Look::default()
+        }
+    }
+
+    /// A driver that behaves as the script says; the last line of the script goes on for ever.
+    struct Driver {
+        script: Mutex<VecDeque<(Duration, Option<Look>)>>,
+        looks: watch::Sender<Vec<(Duration, Load)>>,
+        start: Instant,
+        events: broadcast::Sender<GpuEvent>,
+    }
+
+    impl Gpus for Driver {
+        async fn look(&self, load: Load) -> Result<Look, NvmlError> {
+            self.looks.send_modify(|looks| looks.push((self.start.elapsed(), load)));
+            let (takes, look) = {
+                let mut script = self.script.lock().unwrap();
+                let next = script.pop_front().unwrap();
+                if script.is_empty() {
+                    script.push_back(next.clone());
+                }
+                next
+            };
+            sleep(takes).await;
+            look.ok_or(NvmlError::DriverNotLoaded)
+        }
+
+        fn events(&self) -> broadcast::Receiver<GpuEvent> {
+            self.events.subscribe()
+        }
+
+        fn stuck_threads(&self) -> usize {
+            0
+        }
+    }
+
+    struct Running {
+        driver: Arc<Driver>,
+        files: mpsc::Sender<FilesChanged>,
+        out: Discovered,
+        looks: watch::Receiver<Vec<(Duration, Load)>>,
+        stop: CancellationToken,
+    }
+
+    fn start(script: Vec<(Duration, Option<Look>)>) -> Running {
+        let (looks, looks_out) = watch::channel(Vec::new());
+        let (events, _) = broadcast::channel(2);
+        let driver =
+            Arc::new(Driver { script: Mutex::new(script.into()), looks, start: Instant::now(), events });
+        let (files, changes) = mpsc::channel(CHANGES);
+        let (discovery, out) = Discovery::new(driver.clone(), Policy::default(), changes);
+        let stop = CancellationToken::new();
+        tokio::spawn(discovery.run(stop.clone()));
+        Running { driver, files, out, looks: looks_out, stop }
+    }
+
+    impl Running {
+        /// When the first `count` looks began, in milliseconds, and how the library was loaded.
+        async fn looks(&mut self, count: usize) -> Vec<(u128, Load)> {
+            let looks = self.looks.wait_for(|looks| looks.len() >= count).await.unwrap();
+            looks.iter().map(|(at, load)| (at.as_millis(), *load)).collect()
+        }
+
+        async fn until(&mut self, what: impl Fn(&Inventory) -> bool) -> Inventory {
+            let wait = self.out.inventory.wait_for(what);
+            tokio::time::timeout(Duration::from_secs(3600), wait)
+                .await
+                .expect("it is published")
+                .unwrap()
+                .clone()
+        }
+    }
+
+    fn healthy(inventory: &Inventory) -> Option<usize> {
+        let Inventory::Found(node) = inventory else { return None };
+        Some(node.gpus.iter().filter(|gpu| gpu.health == Health::Healthy).count())
+    }
+
+    const AT_ONCE: Duration = Duration::ZERO;
+
+    #[tokio::test(start_paused = true)]
+    async fn looks_at_once_and_then_every_minute() {
+        let mut node = start(vec![(AT_ONCE, Some(found(2)))]);
+        assert_eq!(node.looks(3).await, [(0, Load::Keep), (60_000, Load::Keep), (120_000, Load::Keep)]);
+        assert_eq!(healthy(&node.until(|i| *i != Inventory::Unknown).await), Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_missing_driver_is_looked_for_less_and_less_often_and_found() {
+        let mut script = vec![(AT_ONCE, None); 8];
+        script.push((AT_ONCE, Some(found(1))));
+        let mut node = start(script);
+        let reason = node.until(|i| matches!(i, Inventory::Unavailable { .. })).await;
+        assert!(format!("{reason:?}").contains("load it (modprobe nvidia)"), "{reason:?}");
+        let first = node.out.state.borrow().clone();
+        assert_eq!((first.failures, first.next_look_in), (1, Duration::from_millis(500)));
+        assert!(first.last_error.unwrap().contains("modprobe"));
+
+        let starts: Vec<_> = node.looks(10).await.into_iter().map(|(at, _)| at).collect();
+        let pauses: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 60_000]);
+        assert_eq!(healthy(&node.until(|i| healthy(i).is_some()).await), Some(1));
+        let now = node.out.state.borrow().clone();
+        assert_eq!((now.failures, now.failures_in_a_row, now.last_error), (8, 0, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hiccup_changes_nothing_and_an_outage_makes_the_gpus_unhealthy() {
+        let mut script = vec![(AT_ONCE, Some(found(2))), (AT_ONCE, None), (AT_ONCE, Some(found(2)))];
+        script.push((AT_ONCE, None));
+        let mut node = start(script);
+        node.until(|i| healthy(i) == Some(2)).await;
+        node.out.inventory.mark_unchanged();
+        node.looks(4).await;
+        assert!(!node.out.inventory.has_changed().unwrap(), "one failed look was published");
+        assert_eq!(healthy(&node.until(|i| healthy(i) == Some(0)).await), Some(0));
+        assert_eq!(node.out.state.borrow().failures_in_a_row, UNHEALTHY_AFTER);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_of_changes_is_one_look_with_the_library_loaded_anew() {
+        let mut node = start(vec![(AT_ONCE, Some(found(1))), (AT_ONCE, Some(found(2)))]);
+        node.until(|i| healthy(i) == Some(1)).await;
+        for change in [FilesChanged::Capabilities, FilesChanged::Library, FilesChanged::Capabilities] {
+            node.files.send(change).await.unwrap();
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert_eq!(healthy(&node.until(|i| healthy(i) != Some(1)).await), Some(2));
+        assert_eq!(node.looks(2).await, [(0, Load::Keep), (700, Load::Anew)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_without_end_does_not_put_the_look_off_for_ever() {
+        let mut node = start(vec![(AT_ONCE, Some(found(1)))]);
+        node.until(|i| healthy(i) == Some(1)).await;
+        let files = node.files.clone();
+        let noise = tokio::spawn(async move {
+            while files.send(FilesChanged::Capabilities).await.is_ok() {
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+        let second = node.looks(2).await[1].0;
+        noise.abort();
+        assert!((3_000..3_200).contains(&second), "{second}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_ask_for_a_look_and_missed_ones_are_counted() {
+        let mut node = start(vec![(AT_ONCE, Some(found(1)))]);
+        node.until(|i| healthy(i) == Some(1)).await;
+        node.driver.events.send(GpuEvent::MigChanged { gpu: "GPU-0".into() }).unwrap();
+        assert_eq!(node.looks(2).await[1], (300, Load::Keep));
+        for _ in 0..5 {
+            node.driver.events.send(GpuEvent::MigChanged { gpu: "GPU-0".into() }).unwrap();
+        }
+        let missed = node.out.state.wait_for(|state| state.events_missed > 0).await.unwrap();
+        assert_eq!(missed.events_missed, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_failing_gpu_is_retried_with_a_fresh_library() {
+        let failed = FailedGpu { index: 1, uuid: Some("GPU-1".into()), reason: "lost".to_owned() };
+        let broken = Look { failed: vec![failed], ..found(1) };
+        let script =
+            vec![(AT_ONCE, Some(found(2))), (AT_ONCE, Some(broken.clone())), (AT_ONCE, Some(broken))];
+        let mut node = start([script, vec![(AT_ONCE, Some(found(2)))]].concat());
+        node.until(|i| healthy(i) == Some(1)).await;
+        node.until(|i| healthy(i) == Some(2)).await;
+        let loads: Vec<_> = node.looks(4).await.into_iter().map(|(_, load)| load).collect();
+        assert_eq!(loads, [Load::Keep, Load::Keep, Load::Keep, Load::Anew]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stops_in_the_middle_of_a_slow_look_and_publishes_unknown_until_then() {
+        let mut node = start(vec![(Duration::from_secs(1000), Some(found(1)))]);
+        node.looks(1).await;
+        assert_eq!(*node.out.inventory.borrow(), Inventory::Unknown);
+        node.stop.cancel();
+        let ended = tokio::time::timeout(Duration::from_secs(1), node.out.inventory.changed()).await;
+        assert!(ended.expect("it ends").is_err());
     }
 }
