@@ -6,3 +6,4 @@
 mod cdi;
 mod fake_kubelet;
 mod kubelet;
+mod nvml;
