@@ -3,7 +3,7 @@
 # driver's image. Touches only the build folders. Prints nothing but progress.
 #
 # Makes, below TARGET (CARGO_TARGET_DIR or target/):
-#   release/tranche   fake/release/libnvidia_ml.so   fake/release/fake-nvml   image/tranche.tar
+#   release/tranche   fake/release/libfake_nvml.so   fake/release/fake-nvml   image/tranche.tar
 set -euo pipefail
 top="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 target="${CARGO_TARGET_DIR:-$top/target}"

@@ -17,7 +17,7 @@ for spec in "$@"; do
   mkdir -p "$state"
   [ -s "$state/boot_id" ] || cat /proc/sys/kernel/random/uuid >"$state/boot_id"
   FAKE_NVML_DIR="$state" "$target/fake/release/fake-nvml" init \
-    --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
+    --driver "$("$rig" driver-version)" --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
 done
 echo "-- loading the image"
 "$rig" load all "$target/image/tranche.tar"

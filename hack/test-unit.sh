@@ -6,5 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 start=$SECONDS
 CARGO_TARGET_DIR="$target/fake" cargo test --release --locked --manifest-path hack/fake-nvml/Cargo.toml
-TRANCHE_FAKE_NVML="$target/fake/release/libnvidia_ml.so" cargo test --locked
+TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so" cargo test --locked
 echo "-- unit and contract tests took $((SECONDS - start)) s"

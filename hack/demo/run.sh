@@ -6,7 +6,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 top="$(cd "$here/../.." && pwd)"
 target="${CARGO_TARGET_DIR:-$top/target}"
-export RIG_NAME="${RIG_NAME:-demo}" RIG_NODES=1 RIG_FAKE_NVML="$target/fake/release/libnvidia_ml.so"
+export RIG_NAME="${RIG_NAME:-demo}" RIG_NODES=1 RIG_FAKE_NVML="$target/fake/release/libfake_nvml.so"
 rig="$top/hack/rig/rig"
 kubectl() { "$rig" kubectl "$@"; }
 say() { printf '\n== %s\n' "$*"; }
@@ -36,7 +36,8 @@ for pod in $(kubectl -n demo get pods -o name); do
   printf '\nInside %s:\n' "$pod"
   kubectl -n demo exec "$pod" -- sh -c \
     'env | grep NVIDIA; ls /dev | grep -E "^nvidia[0-9]"; ls /dev/nvidia-caps 2>/dev/null;
-     /lib64/ld-linux-x86-64.so.2 --list libcuda.so.1 | grep -m1 libcuda' | tee -a "$seen"
+     /lib64/ld-linux-x86-64.so.2 --preload libcuda.so.1 --list /lib/x86_64-linux-gnu/libm.so.6 | grep libcuda' |
+    tee -a "$seen"
 done
 
 # What was promised, checked on what was seen.
@@ -46,6 +47,6 @@ gpus="$(grep -cE '^nvidia[0-9]+$' "$seen")"
 [ "$(grep -E '^nvidia[0-9]+$' "$seen" | sort -u | wc -l)" = 5 ] || fail "two pods see the same GPU"
 [ "$(grep -c '^NVIDIA_VISIBLE_DEVICES=void$' "$seen")" = 5 ] || fail "NVIDIA_VISIBLE_DEVICES is not void everywhere"
 grep -q '^nvidia-cap' "$seen" || fail "the MIG pod has no capability node"
-[ "$(grep -c libcuda "$seen")" = 5 ] || fail "libcuda.so.1 does not load in every pod"
+[ "$(grep -c 'libcuda.so.1 => /' "$seen")" = 5 ] || fail "libcuda.so.1 does not load in every pod"
 say "all of it was seen. The cluster stays up; 'make demo-down' ends it."
 echo "export KUBECONFIG=$("$rig" kubeconfig)"
