@@ -1,0 +1,324 @@
+//! The rules. Each looks at one file and says what is wrong, where, and what to do.
+
+use crate::lexer::{self, Halves, NamedPath, block_end};
+use crate::table::{self, CLOCKS, FILE_LINES_MAX, FUNCTION_LINES_MAX, OUTSIDE, Room, Where};
+
+/// A file below the top of the tree, e.g. `src/model/gpu.rs`.
+pub struct Source {
+    pub path: String,
+    pub text: String,
+    /// Declared under `#[cfg(test)]`, or below `tests/`.
+    pub only_for_tests: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub path: String,
+    pub line: usize,
+    pub rule: &'static str,
+    pub words: String,
+}
+
+/// What the rules look at.
+struct File<'a> {
+    source: &'a Source,
+    room: Option<&'static Room>,
+    halves: Halves,
+    shipped: Vec<NamedPath>,
+}
+
+/// Everything that is wrong with a Rust file.
+pub fn check(source: &Source) -> Vec<Finding> {
+    let code = lexer::code(&source.text);
+    let halves = match source.only_for_tests {
+        true => Halves { shipped: String::new(), tests: code },
+        false => lexer::halves(&code),
+    };
+    let shipped = lexer::paths(&halves.shipped);
+    let room = source.path.strip_prefix("src/").and_then(room_of);
+    let file = File { source, room, halves, shipped };
+    let mut found = Vec::new();
+    for rule in [room_is_known, doc, walls, outside, clock, budget, functions, unwrap, spawn, sleep] {
+        rule(&file, &mut found);
+    }
+    found
+}
+
+fn room_of(below_src: &str) -> Option<&'static Room> {
+    below_src.split_once('/').and_then(|(room, _)| table::find(room))
+}
+
+impl File<'_> {
+    fn finding(&self, line: usize, rule: &'static str, words: impl Into<String>) -> Finding {
+        Finding { path: self.source.path.clone(), line, rule, words: words.into() }
+    }
+
+    /// Ring 4 for main.rs, lib.rs and the like.
+    fn ring(&self) -> u8 {
+        self.room.map_or(4, |room| room.ring)
+    }
+
+    fn is_product(&self) -> bool {
+        self.source.path.starts_with("src/")
+    }
+}
+
+fn room_is_known(file: &File, found: &mut Vec<Finding>) {
+    let below = file.source.path.strip_prefix("src/").and_then(|path| path.split_once('/'));
+    if let (Some((name, _)), None) = (below, file.room) {
+        let words = format!("room {name} has no place; add it to tests/tidy/table.rs and src/README.md");
+        found.push(file.finding(1, "room", words));
+    }
+}
+
+fn doc(file: &File, found: &mut Vec<Finding>) {
+    let Some(room) = file.room else { return };
+    if file.source.path != format!("src/{}/mod.rs", room.name) {
+        return;
+    }
+    let doc: String = file.source.text.lines().take_while(|line| line.starts_with("//!")).collect();
+    if doc.is_empty() {
+        found.push(file.finding(
+            1,
+            "doc",
+            "open the room with //! lines: what it is, what it may import and name",
+        ));
+    } else if !doc.to_lowercase().contains("may import") {
+        found.push(file.finding(
+            1,
+            "doc",
+            "say in the //! lines what the room may import (`May import: …. May name: ….`)",
+        ));
+    }
+}
+
+fn walls(file: &File, found: &mut Vec<Finding>) {
+    let Some(room) = file.room else { return };
+    // src/ROOM/mod.rs is one level deep, src/ROOM/x.rs two.
+    let levels = file.source.path.matches('/').count() - usize::from(file.source.path.ends_with("/mod.rs"));
+    for named in &file.shipped {
+        let ups = named.path.split("::").take_while(|part| *part == "super").count();
+        if ups >= levels {
+            found.push(file.finding(
+                named.line,
+                "walls",
+                format!("{}: write crate::… where a path leaves the room", named.path),
+            ));
+        }
+        let Some(other) = named.path.strip_prefix("crate::").and_then(|path| path.split("::").next()) else {
+            continue;
+        };
+        if other != room.name && table::find(other).is_some() && !room.imports.contains(&other) {
+            let allowed = room.imports.join(", ");
+            let words = format!(
+                "room {} may not import {other} (only: {allowed}); move the code to a room that may, or hand \
+                 the value in",
+                room.name
+            );
+            found.push(file.finding(named.line, "walls", words));
+        }
+    }
+}
+
+fn outside(file: &File, found: &mut Vec<Finding>) {
+    if !file.is_product() {
+        return;
+    }
+    let name = file.room.map_or("main", |room| room.name);
+    for named in &file.shipped {
+        for (path, place) in OUTSIDE {
+            let below = named.path.strip_prefix(path);
+            let is_it =
+                below.is_some_and(|rest| rest.starts_with("::") || (rest.is_empty() && path.contains("::")));
+            let (may, who) = match place {
+                Where::Rooms(rooms) => (rooms.contains(&name), rooms.join(", ")),
+                Where::FromRing(ring) => (file.ring() >= *ring, format!("rings {ring} and up")),
+            };
+            if is_it && !may {
+                let words = format!(
+                    "{} is named in {name}, but {path} is for {who} only; let that room do it and pass on plain data",
+                    named.path
+                );
+                found.push(file.finding(named.line, "outside", words));
+            }
+        }
+    }
+}
+
+fn clock(file: &File, found: &mut Vec<Finding>) {
+    if file.ring() > 1 {
+        return;
+    }
+    for named in &file.shipped {
+        if CLOCKS.iter().any(|clock| named.path.ends_with(clock)) {
+            found.push(file.finding(
+                named.line,
+                "clock",
+                format!("{}: a decision is given the time as an argument", named.path),
+            ));
+        }
+    }
+}
+
+fn budget(file: &File, found: &mut Vec<Finding>) {
+    let shipped = file.halves.shipped.lines();
+    let tests = file.halves.tests.lines();
+    // A line is for tests if the test half has code in it; blank ones count with the shipped half.
+    let count = shipped.zip(tests).filter(|(_, test)| test.trim().is_empty()).count();
+    if !file.source.only_for_tests && count > FILE_LINES_MAX {
+        let words =
+            format!("{count} lines without tests, at most {FILE_LINES_MAX}: split it by what it talks about");
+        found.push(file.finding(1, "budget", words));
+    }
+}
+
+fn functions(file: &File, found: &mut Vec<Finding>) {
+    for function in all_functions(&file.halves.shipped) {
+        let lines = function.last - function.first + 1;
+        if lines > FUNCTION_LINES_MAX {
+            let words =
+                format!("fn {} has {lines} lines, at most {FUNCTION_LINES_MAX}: split it", function.name);
+            found.push(file.finding(function.first, "budget", words));
+        }
+    }
+}
+
+fn unwrap(file: &File, found: &mut Vec<Finding>) {
+    for (at, line) in file.halves.shipped.lines().enumerate() {
+        for call in [".unwrap()", ".expect(", ".unwrap_err()", ".expect_err("] {
+            if line.contains(call) && file.is_product() {
+                found.push(file.finding(
+                    at + 1,
+                    "unwrap",
+                    format!("{call}: return an error that says what to do"),
+                ));
+            }
+        }
+    }
+}
+
+fn spawn(file: &File, found: &mut Vec<Finding>) {
+    if !file.is_product() || file.room.is_some_and(|room| room.name == "ops") {
+        return;
+    }
+    for named in &file.shipped {
+        let bare = ["tokio::spawn", "task::spawn", "task::spawn_local"];
+        if bare.iter().any(|spawn| named.path.ends_with(spawn)) {
+            let words = format!(
+                "{}: nobody would notice its end; use ops::tasks::Tasks or a JoinSet that is waited for",
+                named.path
+            );
+            found.push(file.finding(named.line, "spawn", words));
+        }
+    }
+}
+
+const SLEEPS: [&str; 3] = ["thread::sleep", "time::sleep", "time::sleep_until"];
+
+/// A pause is allowed in a helper that waits for a condition, and is named for it.
+fn sleep(file: &File, found: &mut Vec<Finding>) {
+    let functions = all_functions(&file.halves.tests);
+    let named = lexer::paths(&file.halves.tests);
+    let is_sleep = |path: &str| SLEEPS.iter().any(|sleep| path.ends_with(sleep));
+    let imported = named.iter().chain(&file.shipped).any(|named| is_sleep(&named.path));
+    for NamedPath { line, path } in named {
+        let innermost = functions.iter().rfind(|f| (f.first..=f.last).contains(&line));
+        // Outside functions it is an import.
+        let Some(function) = innermost else { continue };
+        let pauses = is_sleep(&path) || (imported && path == "sleep");
+        let waits = function.name.split('_').any(|word| ["wait", "until", "eventually"].contains(&word));
+        if pauses && !waits {
+            let words = format!(
+                "{path} in {}: a test that sleeps is slow or wrong; wait for a condition with a deadline, in a \
+                 helper with `wait` or `until` in its name",
+                function.name
+            );
+            found.push(file.finding(line, "sleep", words));
+        }
+    }
+}
+
+struct Function<'a> {
+    name: &'a str,
+    first: usize,
+    last: usize,
+}
+
+/// Functions with bodies, in the order of their first lines.
+fn all_functions(code: &str) -> Vec<Function<'_>> {
+    let mut functions = Vec::new();
+    for (at, _) in code.match_indices("fn ") {
+        let before = at.checked_sub(1).map_or(b' ', |before| code.as_bytes()[before]);
+        let name =
+            code[at + 3..].split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        // `fn(` of a type has no name.
+        if lexer::is_word(before) || name.is_empty() {
+            continue;
+        }
+        if let Some(open) = body(code.as_bytes(), at) {
+            let line = |to: usize| code[..to].matches('\n').count() + 1;
+            functions.push(Function { name, first: line(at), last: line(block_end(code.as_bytes(), open)) });
+        }
+    }
+    functions
+}
+
+/// The opening brace of the function that starts here, if it has a body.
+fn body(code: &[u8], start: usize) -> Option<usize> {
+    let mut brackets = 0usize;
+    for (at, byte) in code.iter().enumerate().skip(start) {
+        match byte {
+            b'(' | b'[' => brackets += 1,
+            b')' | b']' => brackets = brackets.saturating_sub(1),
+            b';' if brackets == 0 => return None,
+            b'{' if brackets == 0 => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Words that must stand in no file of the tree, with what to do instead.
+pub fn words(path: &str, text: &str) -> Vec<Finding> {
+    // Written in two parts, so that this file may stand in the tree.
+    let banned = concat!("/wo", "rk/");
+    let starts_there = |line: &str| {
+        let at_start =
+            |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._}$/-".contains(c));
+        line.match_indices(banned).any(|(at, _)| at_start(at))
+    };
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if starts_there(line) {
+            let words = "a path of one machine: write it relative to the top of the tree".to_owned();
+            found.push(Finding { path: path.to_owned(), line: at + 1, rule: "words", words });
+        }
+    }
+    found
+}
+
+/// Files that a file declares under `#[cfg(test)]`: `mod tests;` in src/a/b.rs is src/a/b/tests.rs.
+pub fn test_files(path: &str, text: &str) -> Vec<String> {
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let below = match path.strip_suffix("/mod.rs") {
+        Some(room) => room.to_owned(),
+        None => path.trim_end_matches(".rs").to_owned(),
+    };
+    let mut files = Vec::new();
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    for (at, _) in lines.iter().enumerate().filter(|(_, line)| **line == "#[cfg(test)]") {
+        let mut named = None;
+        for line in &lines[at + 1..] {
+            if let Some(name) = line.strip_prefix("#[path = \"").and_then(|rest| rest.strip_suffix("\"]")) {
+                named = Some(format!("{folder}/{name}"));
+            } else if !line.starts_with("#[") {
+                let module = line.rsplit(' ').next().and_then(|last| last.strip_suffix(';'));
+                if let Some(module) = module.filter(|_| line.contains("mod ")) {
+                    files.push(named.unwrap_or_else(|| format!("{below}/{module}.rs")));
+                }
+                break;
+            }
+        }
+    }
+    files
+}
