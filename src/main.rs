@@ -33,7 +33,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
     let Cli { log, command } = cli;
     match command {
         Command::Node(args) => {
-            let (log, node) = settings::log_and_node(log, args)?;
+            let (log, node) = settings::log_and_node(log, *args)?;
             let control = logs::init(log.format, &log.filter)?;
             Ok(runtime()?.block_on(tranche::node::run(node, control))?)
         }

@@ -35,7 +35,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the node plugin: publish this node's GPUs and prepare claims for kubelet.
-    Node(NodeArgs),
+    Node(Box<NodeArgs>),
     /// Show what preparing a claim would do, without doing it.
     Plan,
     /// Ask a running process how it is.
