@@ -2,6 +2,8 @@
 //! Reads text only. The plan is in `table`, the rules are in `rules`, and each has a test here that it
 //! fires. A rule that only gets in the way is to be dropped, with a line that says why.
 
+#![allow(clippy::expect_used)]
+
 mod lexer;
 mod rules;
 mod selftest;
