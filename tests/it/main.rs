@@ -1,9 +1,11 @@
 //! The contract tests: each module speaks to one of the house's edges as its real peer would.
+//! `deploy` looks at the manifests and the chart.
 //! One binary, because each further one links the whole driver again.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cdi;
+mod deploy;
 mod fake_kubelet;
 mod kubelet;
 mod nvml;

@@ -1,0 +1,127 @@
+//! The rig as tests see it: its verbs, clients for its API server, and waiting with a deadline.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A rig that is up, for as long as this value lives taken by one test.
+pub struct Rig {
+    name: String,
+    at_end: RefCell<Vec<Vec<String>>>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// The repository's root, where relative paths given to verbs begin.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Rig {
+    /// The rig that TRANCHE_RIG names, or None and a line that says so.
+    pub fn of_env(test: &str) -> Option<Self> {
+        let Some(name) = std::env::var("TRANCHE_RIG").ok().filter(|name| !name.is_empty()) else {
+            println!("SKIPPED: no rig: {test} needs TRANCHE_RIG (RIG_NAME=x hack/rig/rig up)");
+            return None;
+        };
+        // A test that failed while it had the rig has cleaned up all the same.
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let rig = Self { name, at_end: RefCell::default(), _alone: alone };
+        rig.run(&["status"]);
+        Some(rig)
+    }
+
+    /// `rig VERB ...`, its standard output. An exit status other than 0 ends the test.
+    pub fn run(&self, verb: &[&str]) -> String {
+        self.attempt(verb).unwrap_or_else(|said| panic!("rig {} failed:\n{said}", verb.join(" ")))
+    }
+
+    /// The same for a verb that may fail: Err has both outputs.
+    pub fn attempt(&self, verb: &[&str]) -> Result<String, String> {
+        let out = Command::new("timeout")
+            .args(["--kill-after=5", "180"])
+            .arg(root().join("hack/rig/rig"))
+            .args(verb)
+            .current_dir(root())
+            .env("RIG_NAME", &self.name)
+            .stdin(Stdio::null())
+            .output()
+            .expect("timeout and hack/rig/rig can be run");
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        if out.status.success() {
+            return Ok(said);
+        }
+        Err(format!("{}\n{said}{}", out.status, String::from_utf8_lossy(&out.stderr)))
+    }
+
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.run(&[&["kubectl"], args].concat())
+    }
+
+    pub fn helm(&self, args: &[&str]) -> Result<String, String> {
+        self.attempt(&[&["helm"], args].concat())
+    }
+
+    /// A verb to run when the test ends, last one first, whatever became of the test.
+    pub fn on_end(&self, verb: &[&str]) {
+        self.at_end.borrow_mut().push(verb.iter().map(|word| (*word).to_owned()).collect());
+    }
+
+    /// As the administrator.
+    pub async fn client(&self) -> kube::Client {
+        self.client_of(self.kubeconfig()).await
+    }
+
+    /// As whoever the token says.
+    pub async fn client_with_token(&self, token: &str) -> kube::Client {
+        let mut config = self.kubeconfig();
+        let user = config.auth_infos[0].auth_info.as_mut().expect("the rig's kubeconfig names a user");
+        user.token = Some(token.to_owned().into());
+        self.client_of(config).await
+    }
+
+    fn kubeconfig(&self) -> Kubeconfig {
+        Kubeconfig::read_from(self.run(&["kubeconfig"]).trim()).expect("the rig has a kubeconfig")
+    }
+
+    async fn client_of(&self, kubeconfig: Kubeconfig) -> kube::Client {
+        // Two providers are linked into tests, so one has to be chosen. Err: it is chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .expect("the rig's kubeconfig is whole");
+        kube::Client::try_from(config).expect("a client can be made from it")
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for verb in self.at_end.take().into_iter().rev() {
+            let verb: Vec<&str> = verb.iter().map(String::as_str).collect();
+            if let Err(said) = self.attempt(&verb) {
+                println!("cleaning up: rig {} failed:\n{said}", verb.join(" "));
+            }
+        }
+    }
+}
+
+/// Asks until there is an answer; ends the test when there is none within `limit`.
+pub async fn wait_until<T, F>(what: &str, limit: Duration, mut ask: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < end, "waited {limit:?} in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,263 @@
+//! deploy/ and charts/: one content, only fields that exist, and values that are refused when wrong.
+//! helm is taken from HELM, from PATH or from the rig's cache (`hack/rig/rig build-helm`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::admissionregistration::v1 as admission;
+use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, resource::v1 as resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn helm() -> Option<PathBuf> {
+    let cache = std::env::var_os("TRANCHE_CACHE").map(PathBuf::from).or_else(|| {
+        let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        Some(xdg.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?.join("tranche"))
+    });
+    let built =
+        fs::read_dir(cache?.join("helm")).into_iter().flatten().flatten().map(|dir| dir.path().join("helm"));
+    let on_path =
+        std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join("helm")).collect::<Vec<_>>();
+    std::env::var_os("HELM")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(on_path)
+        .chain(built)
+        .find(|path| path.is_file())
+}
+
+/// helm, or None and a loud line.
+fn helm_for(test: &str) -> Option<PathBuf> {
+    let found = helm();
+    if found.is_none() {
+        println!("SKIPPED: no helm: {test} needs it (hack/rig/rig build-helm, or HELM=/path/to/helm)");
+    }
+    found
+}
+
+/// `helm template` with values; Err is what helm says.
+fn render(helm: &Path, set: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(helm);
+    command.args([
+        "template",
+        "tranche",
+        "charts/tranche",
+        "-n",
+        "tranche-system",
+        "--kube-version",
+        "1.37.0",
+    ]);
+    for value in set {
+        command.args(["--set-json", value]);
+    }
+    let out = command.current_dir(root()).output().expect("helm can be run");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
+}
+
+fn objects(yaml: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(yaml).unwrap_or_else(|err| panic!("not YAML: {err}\n{yaml}"))
+}
+
+fn files(dir: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(dir)).unwrap_or_else(|err| panic!("{dir}: {err}"));
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.expect("the folder can be read").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|e| e == "yaml"));
+    files.retain(|path| !path.ends_with("kustomization.yaml"));
+    files.sort();
+    assert!(!files.is_empty(), "{dir} holds no manifests");
+    files
+}
+
+/// With numbers as strings: `1` and `"1"` are the same quantity.
+fn as_text(value: &Value) -> Value {
+    match value {
+        Value::Number(number) => Value::String(number.to_string()),
+        Value::Array(items) => items.iter().map(as_text).collect(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| (key.clone(), as_text(value))).collect(),
+        other => other.clone(),
+    }
+}
+
+/// Fails when the object has a field that its kind does not know, or lacks one that it needs.
+fn only_known_fields(object: &Value, place: &str) {
+    fn through<T: DeserializeOwned + Serialize>(object: &Value, place: &str) {
+        let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|err| panic!("{place}: {err}"));
+        let back = serde_json::to_value(&typed).expect("an API object becomes JSON");
+        assert_eq!(as_text(&back), as_text(object), "{place}: a field is misplaced or misspelt");
+    }
+    match object["kind"].as_str().expect("an object has a kind") {
+        "Namespace" => through::<core::Namespace>(object, place),
+        "ServiceAccount" => through::<core::ServiceAccount>(object, place),
+        "Pod" => through::<core::Pod>(object, place),
+        "Deployment" => through::<apps::Deployment>(object, place),
+        "DaemonSet" => through::<apps::DaemonSet>(object, place),
+        "ClusterRole" => through::<rbac::ClusterRole>(object, place),
+        "ClusterRoleBinding" => through::<rbac::ClusterRoleBinding>(object, place),
+        "DeviceClass" => through::<resource::DeviceClass>(object, place),
+        "ResourceClaim" => through::<resource::ResourceClaim>(object, place),
+        "ResourceClaimTemplate" => through::<resource::ResourceClaimTemplate>(object, place),
+        "ValidatingAdmissionPolicy" => through::<admission::ValidatingAdmissionPolicy>(object, place),
+        "ValidatingAdmissionPolicyBinding" => {
+            through::<admission::ValidatingAdmissionPolicyBinding>(object, place);
+        }
+        other => panic!("{place}: the kind {other} is not expected here"),
+    }
+}
+
+fn daemonset(yaml: &str) -> Value {
+    let found = objects(yaml).into_iter().find(|object| object["kind"] == "DaemonSet");
+    found.expect("the chart renders a DaemonSet")
+}
+
+#[test]
+fn every_manifest_has_only_fields_that_exist() {
+    for path in [files("deploy"), files("deploy/examples")].concat() {
+        let text = fs::read_to_string(&path).expect("the file can be read");
+        for object in objects(&text) {
+            only_known_fields(&object, &path.display().to_string());
+        }
+    }
+}
+
+#[test]
+fn kustomization_names_every_manifest() {
+    let text = fs::read_to_string(root().join("deploy/kustomization.yaml")).expect("it is there");
+    let kustomization: Value = serde_saphyr::from_str(&text).expect("it is YAML");
+    let mut named: Vec<&str> =
+        kustomization["resources"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    named.sort_unstable();
+    let there = files("deploy");
+    let there: Vec<&str> = there.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    assert_eq!(named, there);
+}
+
+#[test]
+fn the_plain_manifests_are_what_the_chart_renders() {
+    let Some(helm) = helm_for("the_plain_manifests_are_what_the_chart_renders") else { return };
+    let fresh = tempfile::tempdir().expect("a temporary folder");
+    let made = Command::new(root().join("deploy/generate.sh")).arg(fresh.path()).env("HELM", &helm).output();
+    let made = made.expect("deploy/generate.sh can be run");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut compared = Vec::new();
+    for path in files("deploy") {
+        let name = path.file_name().expect("a file has a name");
+        let Ok(new) = fs::read_to_string(fresh.path().join(name)) else { continue };
+        let old = fs::read_to_string(&path).expect("the file can be read");
+        assert_eq!(old, new, "{} is not what the chart says: run deploy/generate.sh", path.display());
+        compared.extend(objects(&new));
+    }
+    // Nothing that the chart makes is missing from the plain form.
+    let rendered = objects(&render(&helm, &[]).expect("the defaults render"));
+    assert_eq!(compared.len(), rendered.iter().filter(|object| !object.is_null()).count());
+}
+
+#[test]
+fn every_value_reaches_the_manifests() {
+    let Some(helm) = helm_for("every_value_reaches_the_manifests") else { return };
+    let yaml = render(
+        &helm,
+        &[
+            r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key"]}"#,
+            r#"deviceClasses.extendedResource=false"#,
+            r#"admissionPolicy.enabled=false"#,
+            r#"metrics.scrapeAnnotations=true"#,
+            r#"node={"driverRoot":"/run/nvidia/driver","kubeletDir":"/data/kubelet","cdiDir":"/etc/cdi","logFormat":"text",
+                "ops":{"host":"[::]","port":9000},"nodeSelector":{"gpu":"yes"},
+                "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
+                    {"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}},
+                "tolerations":[{"operator":"Exists"}],"priorityClassName":"mine",
+                "updateStrategy":{"type":"OnDelete","rollingUpdate":null},"terminationGracePeriodSeconds":30,
+                "resources":{"limits":{"memory":"64Mi"}},"podAnnotations":{"team":"gpu"},"podLabels":{"zone":"x"},
+                "extraArgs":["--one=1"],"extraEnv":[{"name":"RUST_LOG","value":"debug"}],
+                "extraHostPaths":[{"name":"fake","hostPath":"/run/fake-nvml","readOnly":false,"type":"Directory"}]}"#,
+        ],
+    )
+    .unwrap_or_else(|said| panic!("{said}"));
+    for object in objects(&yaml).iter().filter(|object| !object.is_null()) {
+        only_known_fields(object, "charts/tranche");
+        assert!(!object["kind"].as_str().expect("a kind").starts_with("ValidatingAdmission"));
+        assert!(object["spec"].get("extendedResourceName").is_none());
+    }
+    let rendered = daemonset(&yaml).to_string();
+    for part in [
+        r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
+        r#""imagePullPolicy":"Always""#,
+        r#""imagePullSecrets":[{"name":"key"}]"#,
+        "--driver-root-on-host=/run/nvidia/driver",
+        "--kubelet-dir=/data/kubelet",
+        "--cdi-dir=/etc/cdi",
+        "--ops-address=[::]:9000",
+        "--log-format=text",
+        "--one=1",
+        r#""path":"/run/nvidia/driver""#,
+        r#""mountPath":"/data/kubelet/plugins_registry""#,
+        r#""path":"/data/kubelet/plugins/gpu.nvidia.com""#,
+        r#""mountPath":"/etc/cdi""#,
+        r#""containerPort":9000"#,
+        r#""prometheus.io/port":"9000""#,
+        r#""gpu":"yes""#,
+        r#""key":"a""#,
+        r#""priorityClassName":"mine""#,
+        r#""type":"OnDelete""#,
+        r#""terminationGracePeriodSeconds":30"#,
+        r#""memory":"64Mi""#,
+        r#""team":"gpu""#,
+        r#""zone":"x""#,
+        r#""name":"RUST_LOG""#,
+        r#""path":"/run/fake-nvml""#,
+        r#""mountPath":"/run/fake-nvml""#,
+    ] {
+        assert!(rendered.contains(part), "{part} is not in {rendered}");
+    }
+}
+
+#[test]
+fn kubelet_finds_the_sockets_under_the_path_it_is_told() {
+    let text = fs::read_to_string(root().join("deploy/daemonset.yaml")).expect("it is there");
+    let pod = &daemonset(&text)["spec"]["template"]["spec"];
+    let volumes = pod["volumes"].as_array().expect("volumes");
+    for name in ["plugins-registry", "plugin", "cdi"] {
+        let by_name = |item: &&Value| item["name"] == name;
+        let volume = volumes.iter().find(by_name).unwrap_or_else(|| panic!("no volume {name}"));
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+        let mount = mounts.iter().find(by_name).unwrap_or_else(|| panic!("no mount {name}"));
+        assert_eq!(volume["hostPath"]["path"], mount["mountPath"], "{name}");
+    }
+}
+
+#[test]
+fn wrong_values_are_refused_with_their_path() {
+    let Some(helm) = helm_for("wrong_values_are_refused_with_their_path") else { return };
+    for (value, path) in [
+        ("nodes={}", "'nodes' not allowed"),
+        (r#"node.driverroot="/""#, "'driverroot' not allowed"),
+        (r#"node.driverRoot="run/nvidia""#, "/node/driverRoot"),
+        (r#"node.kubeletDir="/var/lib/kubelet/""#, "/node/kubeletDir"),
+        (r#"node.logFormat="xml""#, "/node/logFormat"),
+        ("node.ops.port=0", "/node/ops/port"),
+        (r#"node.extraArgs=["one"]"#, "/node/extraArgs/0"),
+        (r#"node.extraHostPaths=[{"name":"x"}]"#, "/node/extraHostPaths/0"),
+        (r#"image.repository="tranche:dev""#, "/image/repository"),
+        (r#"image.pullPolicy="Sometimes""#, "/image/pullPolicy"),
+        (r#"admissionPolicy.enabled="yes""#, "/admissionPolicy/enabled"),
+    ] {
+        let said = render(&helm, &[value]).expect_err(value);
+        assert!(said.contains(path), "{value}: {said}");
+    }
+}
+
+#[test]
+fn the_chart_passes_lint() {
+    let Some(helm) = helm_for("the_chart_passes_lint") else { return };
+    let lint = Command::new(helm).args(["lint", "--strict", "charts/tranche"]).current_dir(root()).output();
+    let lint = lint.expect("helm can be run");
+    assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+}
