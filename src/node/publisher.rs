@@ -276,7 +276,11 @@ impl Publisher {
                     self.due = Some(now);
                 }
             }
-            SliceEvent::Interrupted { problem } => debug!(problem, "the watch of our slices is interrupted"),
+            SliceEvent::Interrupted { problem } => {
+                // Deaf as long as it lasts: look from time to time.
+                debug!(problem, "the watch of our slices is interrupted");
+                self.due.get_or_insert(after(self.times.look, self.pace.repair, now));
+            }
         }
     }
 

@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cdi;
+mod cluster;
 mod deploy;
 mod fake_kubelet;
 mod kubelet;
+mod mock_api;
 mod nvml;

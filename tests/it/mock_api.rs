@@ -1,0 +1,527 @@
+//! An API server in memory, behind a real kube client. It stores objects, counts resourceVersions, refuses
+//! stale writes, selects by field and tells watchers, as the real one does; it can drop fields as one
+//! without a feature gate does, fail calls, lose answers, cut watches and forget history.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::body::Body as AnswerBody;
+use http::{Method, Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// Longest wait for anything in a test.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Clone)]
+pub struct MockApi {
+    state: Arc<Mutex<State>>,
+    /// Counts what has happened: requests, writes, cuts.
+    ticks: Arc<watch::Sender<u64>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Delete,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Answers with this status and reason; nothing is done.
+    Status(u16, &'static str),
+    /// The connection breaks before anything is done.
+    Broken,
+    /// It is done, but the connection breaks before the answer.
+    AnswerLost,
+    /// No answer ever comes; nothing is done.
+    Silent,
+}
+
+type Key = (String, String, String);
+
+#[derive(Default)]
+struct State {
+    version: u64,
+    objects: BTreeMap<Key, Value>,
+    log: Vec<Happened>,
+    /// Watches from before this version are told that it is gone (410).
+    forgotten: u64,
+    /// Watches opened in an earlier epoch end.
+    epoch: u64,
+    dropped: Vec<&'static str>,
+    failures: VecDeque<(Verb, &'static str, Failure)>,
+    requests: Vec<(Verb, String)>,
+    not_served: Vec<&'static str>,
+}
+
+#[derive(Clone)]
+struct Happened {
+    version: u64,
+    kind: &'static str,
+    resource: String,
+    object: Value,
+}
+
+/// A request taken apart.
+struct Asked {
+    verb: Verb,
+    resource: String,
+    namespace: String,
+    name: String,
+    query: BTreeMap<String, String>,
+    metadata_only: bool,
+    body: Value,
+}
+
+enum Answer {
+    Object(Value),
+    Status(u16, &'static str, String),
+    Watch { from: u64, epoch: u64 },
+}
+
+impl MockApi {
+    pub fn new() -> Self {
+        let state = State { version: 100, ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)), ticks: Arc::new(watch::Sender::new(0)) }
+    }
+
+    pub fn client(&self) -> Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let api = api.clone();
+            async move { api.serve(request).await }
+        });
+        Client::new(service, "default")
+    }
+
+    /// Stores an object as someone else would; `name`, `namespace` are taken from its metadata.
+    pub fn put(&self, resource: &str, object: Value) -> Value {
+        let stored = self.lock().store(resource, object);
+        self.tick();
+        stored
+    }
+
+    /// Edits every object of a resource, as someone else would.
+    pub fn edit(&self, resource: &str, change: impl Fn(&mut Value)) {
+        let objects = self.list(resource);
+        for mut object in objects {
+            change(&mut object);
+            self.lock().store(resource, object);
+        }
+        self.tick();
+    }
+
+    /// Deletes the objects of a resource whose name contains `part`, as someone else would.
+    pub fn remove(&self, resource: &str, part: &str) {
+        let mut state = self.lock();
+        let of = |key: &&Key| key.0 == resource && key.2.contains(part);
+        let keys: Vec<Key> = state.objects.keys().filter(of).cloned().collect();
+        for key in keys {
+            state.remove(&key);
+        }
+        drop(state);
+        self.tick();
+    }
+
+    pub fn list(&self, resource: &str) -> Vec<Value> {
+        let state = self.lock();
+        state.objects.iter().filter(|(key, _)| key.0 == resource).map(|(_, object)| object.clone()).collect()
+    }
+
+    /// From now on fields of these names are dropped from what is written.
+    pub fn drop_fields(&self, names: &[&'static str]) {
+        self.lock().dropped = names.to_vec();
+    }
+
+    /// Every path of this resource is unknown (404 without an object's name).
+    pub fn unserve(&self, resource: &'static str) {
+        self.lock().not_served.push(resource);
+    }
+
+    /// The next such request fails; several are taken in turn.
+    pub fn fail(&self, verb: Verb, resource: &'static str, failure: Failure) {
+        self.lock().failures.push_back((verb, resource, failure));
+    }
+
+    /// Ends all watches; with `forget`, what they knew is history.
+    pub fn cut_watches(&self, forget: bool) {
+        let mut state = self.lock();
+        state.epoch += 1;
+        if forget {
+            state.version += 1;
+            state.forgotten = state.version;
+        }
+        drop(state);
+        self.tick();
+    }
+
+    pub fn count(&self, verb: Verb, resource: &str) -> usize {
+        self.lock().requests.iter().filter(|(v, r)| *v == verb && r == resource).count()
+    }
+
+    /// Creations, updates and deletions that were asked for.
+    pub fn writes(&self, resource: &str) -> usize {
+        [Verb::Create, Verb::Update, Verb::Delete].map(|verb| self.count(verb, resource)).iter().sum()
+    }
+
+    /// Waits until `holds`; fails the test with `what` if it takes too long.
+    #[track_caller]
+    pub fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
+        let mut ticks = self.ticks.subscribe();
+        let (what, caller) = (what.to_owned(), std::panic::Location::caller());
+        async move {
+            let wait = async {
+                while !holds(self) {
+                    ticks.changed().await.unwrap();
+                }
+            };
+            if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+                panic!("{caller}: waited in vain for: {what}");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn tick(&self) {
+        self.ticks.send_modify(|ticks| *ticks += 1);
+    }
+
+    async fn serve(&self, request: Request<Body>) -> Result<Response<AnswerBody>, std::io::Error> {
+        let asked = Asked::read(request).await;
+        let failure = self.lock().arrive(&asked);
+        let broken = || Err(std::io::Error::other("connection reset by peer"));
+        let answer = match failure {
+            None => self.lock().answer(&asked),
+            Some(Failure::Status(code, reason)) => {
+                Answer::Status(code, reason, "as the test wants".to_owned())
+            }
+            Some(Failure::Broken) => {
+                self.tick();
+                return broken();
+            }
+            Some(Failure::AnswerLost) => {
+                self.lock().answer(&asked);
+                self.tick();
+                return broken();
+            }
+            Some(Failure::Silent) => {
+                self.tick();
+                return std::future::pending().await;
+            }
+        };
+        self.tick();
+        Ok(self.response(&asked, answer))
+    }
+
+    fn response(&self, asked: &Asked, answer: Answer) -> Response<AnswerBody> {
+        let (code, body) = match answer {
+            Answer::Object(object) => (200, AnswerBody::from(object.to_string())),
+            Answer::Status(code, reason, message) => {
+                (code, AnswerBody::from(status(asked, code, reason, &message).to_string()))
+            }
+            Answer::Watch { from, epoch } => (200, self.stream(asked, from, epoch)),
+        };
+        Response::builder().status(code).header("content-type", "application/json").body(body).unwrap()
+    }
+
+    /// The events after version `from`, until the watches are cut.
+    fn stream(&self, asked: &Asked, from: u64, epoch: u64) -> AnswerBody {
+        let (resource, metadata_only) = (asked.resource.clone(), asked.metadata_only);
+        let selector = asked.query.get("fieldSelector").cloned().unwrap_or_default();
+        let start = (self.clone(), self.ticks.subscribe(), from);
+        let stream = futures::stream::unfold(start, move |(api, mut ticks, mut from)| {
+            let (resource, selector) = (resource.clone(), selector.clone());
+            async move {
+                loop {
+                    let (news, ended) = {
+                        let state = api.lock();
+                        if from < state.forgotten {
+                            // The real one says so within the stream, too, and ends it.
+                            let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+                                "status": "Failure", "code": 410, "reason": "Expired",
+                                "message": "too old resource version"});
+                            let line = format!("{}\n", json!({"type": "ERROR", "object": gone}));
+                            drop(state);
+                            return Some((Ok(line), (api, ticks, u64::MAX)));
+                        }
+                        let after = |happened: &&Happened| happened.version > from;
+                        let news: Vec<Happened> = state.log.iter().filter(after).cloned().collect();
+                        (news, state.epoch != epoch)
+                    };
+                    if let Some(last) = news.last() {
+                        from = last.version;
+                    }
+                    let lines: String = news
+                        .into_iter()
+                        .filter(|one| one.resource == resource && selected(&one.object, &selector))
+                        .map(|one| {
+                            let object = shown(one.object, metadata_only);
+                            format!("{}\n", json!({"type": one.kind, "object": object}))
+                        })
+                        .collect();
+                    if !lines.is_empty() {
+                        return Some((Ok::<_, Infallible>(lines), (api, ticks, from)));
+                    }
+                    if ended || ticks.changed().await.is_err() {
+                        return None;
+                    }
+                }
+            }
+        });
+        AnswerBody::from_stream(stream)
+    }
+}
+
+impl Asked {
+    async fn read(request: Request<Body>) -> Self {
+        let (parts, body) = request.into_parts();
+        let uri = parts.uri;
+        let query: BTreeMap<String, String> = uri
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .map(|(key, value)| (key.to_owned(), unescaped(value)))
+            .collect();
+        let mut path: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
+        path.drain(..if path[0] == "api" { 2 } else { 3 });
+        let namespace = if path[0] == "namespaces" && path.len() > 2 {
+            path.drain(..2).nth(1).unwrap_or_default().to_owned()
+        } else {
+            String::new()
+        };
+        let name = path.get(1).unwrap_or(&"").to_string();
+        let watch = query.get("watch").is_some_and(|value| value == "true");
+        let verb = match parts.method {
+            Method::GET if watch => Verb::Watch,
+            Method::GET if name.is_empty() => Verb::List,
+            Method::GET => Verb::Get,
+            Method::POST => Verb::Create,
+            Method::PUT => Verb::Update,
+            Method::DELETE => Verb::Delete,
+            other => panic!("{other} is not served"),
+        };
+        let accept = parts.headers.get("accept").map_or("", |value| value.to_str().unwrap());
+        let metadata_only = accept.contains("PartialObjectMetadata");
+        let resource = path[0].to_owned();
+        let bytes = body.collect_bytes().await.unwrap();
+        let body = serde_json::from_slice(&bytes).unwrap_or_default();
+        Self { verb, resource, namespace, name, query, metadata_only, body }
+    }
+
+    fn key(&self) -> Key {
+        (self.resource.clone(), self.namespace.clone(), self.name.clone())
+    }
+}
+
+impl State {
+    /// Notes the request; says how it is to fail, if it is.
+    fn arrive(&mut self, asked: &Asked) -> Option<Failure> {
+        self.requests.push((asked.verb, asked.resource.clone()));
+        let due = self
+            .failures
+            .iter()
+            .position(|(verb, resource, _)| *verb == asked.verb && *resource == asked.resource)?;
+        self.failures.remove(due).map(|(_, _, failure)| failure)
+    }
+
+    fn answer(&mut self, asked: &Asked) -> Answer {
+        if self.not_served.iter().any(|resource| *resource == asked.resource) {
+            return Answer::Status(
+                404,
+                "NotFound",
+                "the server could not find the requested resource".to_owned(),
+            );
+        }
+        match asked.verb {
+            Verb::List => self.listed(asked),
+            Verb::Watch => self.watched(asked),
+            Verb::Create => self.create(asked),
+            Verb::Get => match self.objects.get(&asked.key()) {
+                Some(object) => Answer::Object(shown(object.clone(), asked.metadata_only)),
+                None => not_found(),
+            },
+            Verb::Update => self.update(asked),
+            Verb::Delete => self.delete(asked),
+        }
+    }
+
+    fn listed(&self, asked: &Asked) -> Answer {
+        let selector = asked.query.get("fieldSelector").cloned().unwrap_or_default();
+        let items: Vec<Value> = self
+            .objects
+            .iter()
+            .filter(|(key, object)| key.0 == asked.resource && selected(object, &selector))
+            .map(|(_, object)| shown(object.clone(), asked.metadata_only))
+            .collect();
+        Answer::Object(json!({
+            "apiVersion": "v1", "kind": "List",
+            "metadata": {"resourceVersion": self.version.to_string()}, "items": items,
+        }))
+    }
+
+    fn watched(&self, asked: &Asked) -> Answer {
+        let from = asked.query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(self.version);
+        Answer::Watch { from, epoch: self.epoch }
+    }
+
+    fn create(&mut self, asked: &Asked) -> Answer {
+        let mut object = asked.body.clone();
+        let meta = &mut object["metadata"];
+        if meta["name"].is_null() {
+            let prefix = meta["generateName"].as_str().unwrap_or_default();
+            meta["name"] = format!("{}{:05}", &prefix[..prefix.len().min(58)], self.version).into();
+        }
+        if !asked.namespace.is_empty() {
+            meta["namespace"] = asked.namespace.clone().into();
+        }
+        let key = (asked.resource.clone(), asked.namespace.clone(), text(&meta["name"]));
+        if self.objects.contains_key(&key) {
+            return Answer::Status(409, "AlreadyExists", format!("{} exists", key.2));
+        }
+        self.drop_unknown(&mut object);
+        Answer::Object(self.store(&asked.resource, object))
+    }
+
+    fn update(&mut self, asked: &Asked) -> Answer {
+        let Some(stored) = self.objects.get(&asked.key()) else { return not_found() };
+        let mut object = asked.body.clone();
+        let version = &object["metadata"]["resourceVersion"];
+        if !version.is_null() && *version != stored["metadata"]["resourceVersion"] {
+            return Answer::Status(409, "Conflict", "the object has been modified".to_owned());
+        }
+        let uid = &object["metadata"]["uid"];
+        if !uid.is_null() && *uid != stored["metadata"]["uid"] {
+            return Answer::Status(409, "Conflict", "Precondition failed: UID".to_owned());
+        }
+        object["metadata"]["uid"] = stored["metadata"]["uid"].clone();
+        self.drop_unknown(&mut object);
+        Answer::Object(self.store(&asked.resource, object))
+    }
+
+    fn delete(&mut self, asked: &Asked) -> Answer {
+        let key = asked.key();
+        let Some(stored) = self.objects.get(&key) else { return not_found() };
+        for field in ["uid", "resourceVersion"] {
+            let wanted = &asked.body["preconditions"][field];
+            if !wanted.is_null() && *wanted != stored["metadata"][field] {
+                return Answer::Status(409, "Conflict", format!("Precondition failed: {field}"));
+            }
+        }
+        self.remove(&key);
+        Answer::Object(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
+    }
+
+    /// Stores under a new version; one without a change keeps its own, as there.
+    fn store(&mut self, resource: &str, mut object: Value) -> Value {
+        let meta = &object["metadata"];
+        let key = (resource.to_owned(), text(&meta["namespace"]), text(&meta["name"]));
+        let old = self.objects.get(&key);
+        if let Some(old) = old {
+            let mut like = object.clone();
+            like["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
+            if like == *old {
+                return like;
+            }
+        }
+        let kind = if old.is_some() { "MODIFIED" } else { "ADDED" };
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        if object["metadata"]["uid"].is_null() {
+            object["metadata"]["uid"] = format!("uid-{}", self.version).into();
+        }
+        self.objects.insert(key, object.clone());
+        self.happened(kind, resource, object.clone());
+        object
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(mut object) = self.objects.remove(key) {
+            self.version += 1;
+            object["metadata"]["resourceVersion"] = self.version.to_string().into();
+            self.happened("DELETED", &key.0, object);
+        }
+    }
+
+    fn happened(&mut self, kind: &'static str, resource: &str, object: Value) {
+        let version = self.version;
+        self.log.push(Happened { version, kind, resource: resource.to_owned(), object });
+    }
+
+    fn drop_unknown(&self, object: &mut Value) {
+        fn walk(value: &mut Value, names: &[&str]) {
+            match value {
+                Value::Object(map) => {
+                    map.retain(|key, _| !names.contains(&key.as_str()));
+                    map.values_mut().for_each(|value| walk(value, names));
+                }
+                Value::Array(items) => items.iter_mut().for_each(|value| walk(value, names)),
+                _ => {}
+            }
+        }
+        walk(&mut object["spec"], &self.dropped);
+    }
+}
+
+fn not_found() -> Answer {
+    Answer::Status(404, "NotFound", "not found".to_owned())
+}
+
+fn status(asked: &Asked, code: u16, reason: &str, message: &str) -> Value {
+    // Only a real "not found" names the object.
+    let served = !message.contains("requested resource");
+    let details = if served { json!({"name": asked.name, "kind": asked.resource}) } else { json!({}) };
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": code, "reason": reason, "message": message, "details": details,
+    })
+}
+
+fn shown(object: Value, metadata_only: bool) -> Value {
+    if !metadata_only {
+        return object;
+    }
+    json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"],
+    })
+}
+
+/// `a.b=c,d.e=f`
+fn selected(object: &Value, selector: &str) -> bool {
+    selector.split(',').filter_map(|term| term.split_once('=')).all(|(path, wanted)| {
+        let found = path.split('.').fold(object, |value, key| &value[key]);
+        text(found) == wanted
+    })
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap()
+            }
+            b'+' => b' ',
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).unwrap()
+}
