@@ -21,6 +21,7 @@ use super::{
     CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
 };
 use crate::model::claim::{AllocatedClaim, ClaimRef};
+use crate::model::error_chain;
 use crate::model::names::{DRIVER, NodeName};
 
 /// Who we are in `metadata.managedFields`.
@@ -272,21 +273,6 @@ fn told(event: watcher::Result<Event<PartialObjectMeta<ResourceSlice>>>) -> Opti
         Ok(Event::Init | Event::InitApply(_)) => None,
         Ok(Event::Apply(slice)) => Some(SliceEvent::Stored(slice_ref(&slice.metadata))),
         Ok(Event::Delete(slice)) => Some(SliceEvent::Deleted(slice_ref(&slice.metadata))),
-        Err(error) => Some(SliceEvent::Interrupted { problem: chain(&error) }),
+        Err(error) => Some(SliceEvent::Interrupted { problem: error_chain(&error) }),
     }
-}
-
-/// An error with its causes, for a log line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !words.contains(&text) {
-            words.push_str(": ");
-            words.push_str(&text);
-        }
-        cause = error.source();
-    }
-    words
 }

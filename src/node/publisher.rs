@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
 use crate::inventory::Inventory;
+use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::NodeName;
 use crate::slices::{
@@ -103,7 +104,7 @@ pub enum Phase {
 /// Why one try failed.
 #[derive(Debug, Error)]
 enum PublishError {
-    #[error("{}", words(.0))]
+    #[error(transparent)]
     Call(#[from] CallError),
     #[error("the API server would refuse the slices: {0}; this is a bug of the driver: please report it")]
     Invalid(String),
@@ -301,7 +302,7 @@ impl Publisher {
                 // What is invalid stays so until the inventory changes.
                 let again = matches!(error, PublishError::Call(_));
                 self.due = again.then(|| Instant::now() + self.back_off());
-                let error = error.to_string();
+                let error = error_chain(&error);
                 if self.failures_in_row == 1 {
                     warn!(error, "the slices could not be published; trying again");
                 }
@@ -506,16 +507,4 @@ fn entry(slice: &ResourceSlice) -> (String, (String, String)) {
     let meta = &slice.metadata;
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     (text(&meta.name), (text(&meta.uid), text(&meta.resource_version)))
-}
-
-/// An error with its causes.
-fn words(error: &CallError) -> String {
-    let mut words = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        words.push_str(": ");
-        words.push_str(&error.to_string());
-        cause = error.source();
-    }
-    words
 }
