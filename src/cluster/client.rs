@@ -113,10 +113,10 @@ impl KubeCluster {
             Err(CallError::NotFound { .. }) => Err(ClaimError::Gone { claim: claim.clone() }),
             Err(CallError::Unreadable { source, .. }) => Err(ClaimError::Malformed {
                 claim: claim.clone(),
-                field: "object".to_owned(),
-                problem: source.to_string(),
+                field: "object".into(),
+                problem: source.to_string().into(),
             }),
-            Err(source) => Err(ClaimError::Call { claim: claim.clone(), source }),
+            Err(source) => Err(ClaimError::Call { claim: claim.clone(), source: Box::new(source) }),
         }
     }
 

@@ -32,13 +32,13 @@ pub enum ClaimError {
     #[error(
         "claim {claim}: {field}: {problem}; whoever wrote the allocation must correct it: delete the pod to have it allocated anew"
     )]
-    Malformed { claim: ClaimRef, field: String, problem: String },
+    Malformed { claim: ClaimRef, field: Box<str>, problem: Box<str> },
 
     #[error("claim {claim} could not be read: {call}; it will be tried again", call = .source.what_failed())]
     Call {
         claim: ClaimRef,
         #[source]
-        source: CallError,
+        source: Box<CallError>,
     },
 }
 

@@ -157,7 +157,9 @@ fn involved(subject: &Subject) -> ObjectReference {
 }
 
 fn cut(message: &str) -> &str {
-    &message[..message.floor_char_boundary(MESSAGE_LIMIT_BYTES)]
+    let most = message.len().min(MESSAGE_LIMIT_BYTES);
+    let end = (0..=most).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
+    &message[..end]
 }
 
 #[cfg(test)]

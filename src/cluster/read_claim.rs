@@ -58,7 +58,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn malformed(&self, field: impl Into<String>, problem: impl Into<String>) -> ClaimError {
+    fn malformed(&self, field: impl Into<Box<str>>, problem: impl Into<Box<str>>) -> ClaimError {
         ClaimError::Malformed { claim: self.claim.clone(), field: field.into(), problem: problem.into() }
     }
 

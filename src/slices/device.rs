@@ -94,7 +94,9 @@ impl Entries {
 
     /// Left out if there is nothing to say; cut to what the API server takes.
     fn string(&mut self, name: &str, value: &str) {
-        let value = value[..value.floor_char_boundary(VALUE_BYTES)].to_owned();
+        let most = value.len().min(VALUE_BYTES);
+        let end = (0..=most).rev().find(|end| value.is_char_boundary(*end)).unwrap_or(0);
+        let value = value[..end].to_owned();
         if !value.is_empty() {
             self.attribute(name, DeviceAttribute { string: Some(value), ..DeviceAttribute::default() });
         }
