@@ -215,19 +215,22 @@ fn spawn(file: &File, found: &mut Vec<Finding>) {
 
 const SLEEPS: [&str; 3] = ["thread::sleep", "time::sleep", "time::sleep_until"];
 
-/// A pause is allowed in a helper that waits for a condition, and is named for it.
+/// A pause is allowed in a helper that waits for a condition, and is named for it; and where the clock
+/// is paused, because tokio's pauses then take no time.
 fn sleep(file: &File, found: &mut Vec<Finding>) {
     let functions = all_functions(&file.halves.tests);
     let named = lexer::paths(&file.halves.tests);
+    let paused = named.iter().any(|named| named.path == "start_paused");
     let is_sleep = |path: &str| SLEEPS.iter().any(|sleep| path.ends_with(sleep));
     let imported = named.iter().chain(&file.shipped).any(|named| is_sleep(&named.path));
     for NamedPath { line, path } in named {
         let innermost = functions.iter().rfind(|f| (f.first..=f.last).contains(&line));
         // Outside functions it is an import.
         let Some(function) = innermost else { continue };
+        let takes_time = !paused || path.ends_with("thread::sleep");
         let pauses = is_sleep(&path) || (imported && path == "sleep");
         let waits = function.name.split('_').any(|word| ["wait", "until", "eventually"].contains(&word));
-        if pauses && !waits {
+        if pauses && takes_time && !waits {
             let words = format!(
                 "{path} in {}: a test that sleeps is slow or wrong; wait for a condition with a deadline, in a \
                  helper with `wait` or `until` in its name",

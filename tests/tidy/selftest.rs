@@ -125,6 +125,10 @@ fn tests_do_not_sleep_but_may_wait() {
     let imported = "use tokio::time::{Instant, sleep};\nasync fn the_one_who_waits() { sleep(a).await }";
     assert_eq!(fired("tests/it/main.rs", imported), ["sleep"]);
     assert_eq!(fired("tests/it/main.rs", "fn works() { rig.sleep(); sleep(); }"), [""; 0]);
+    let paused =
+        |sleep: &str| format!("#[tokio::test(start_paused = true)]\nasync fn works() {{ {sleep}(a); }}");
+    assert_eq!(fired("tests/it/main.rs", &paused("tokio::time::sleep")), [""; 0]);
+    assert_eq!(fired("tests/it/main.rs", &paused("std::thread::sleep")), ["sleep"]);
 }
 
 #[test]
