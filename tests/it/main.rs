@@ -6,8 +6,10 @@
 
 mod cdi;
 mod cluster;
+mod crash;
 mod deploy;
 mod fake_kubelet;
 mod kubelet;
 mod mock_api;
 mod nvml;
+mod site;

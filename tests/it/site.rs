@@ -1,0 +1,654 @@
+//! A node in a folder: driver root, ledger, lanes, CDI files and an API server that stores claims, with
+//! the real plugin on top. A [`Life`] is one run of its process; it can be stopped at any verb of its host.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, FileTimes};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use tranche::cdi;
+use tranche::cluster::{CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, read_claim};
+use tranche::host::driver_root::{DriverRoot, DriverRootCache};
+use tranche::host::{Host, Lasting, LocalHost, ProgramError, durable};
+use tranche::inventory::Inventory;
+use tranche::kubelet::{Claims, Prepared};
+use tranche::ledger::{self, HoldMode, Phase, Record, Step};
+use tranche::model::claim::{AllocatedClaim, ClaimRef};
+use tranche::model::gpu::*;
+use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, PoolName};
+use tranche::model::quantity::Bytes;
+use tranche::node::executor::Executor;
+use tranche::node::lanes::Lanes;
+use tranche::node::preparer::Preparer;
+use tranche::node::store::{Store, StoreError};
+use tranche::node::sweeper::{self, Sweep};
+use tranche::ops::metrics::{self, NodeMetrics};
+
+pub const NODE: &str = "node-a";
+pub const VERSION: &str = "550.163.01";
+
+/// Notes what it is told, as the driver would. A fifo `<uuid>.gate` makes it wait, a file `fail` makes it fail.
+const NVIDIA_SMI: &str = r#"#!/bin/sh
+here="${0%/*}/../../gpus"
+[ "$1 $2 $4" = "compute-policy -i --set-timeslice" ] || { echo "not understood: $*" >&2; exit 2; }
+[ ! -p "$here/$3.gate" ] || read -r _ < "$here/$3.gate"
+[ ! -e "$here/fail" ] || { cat "$here/fail" >&2; exit 15; }
+echo "$5" > "$here/$3.slice"
+"#;
+
+/// A claim as its author and the scheduler wrote it.
+#[derive(Debug, Clone)]
+pub struct Claim(pub Value);
+
+impl Claim {
+    /// One request per device, all of this node, all for this claim alone.
+    pub fn new(name: &str, devices: &[&str]) -> Self {
+        let numbered = || devices.iter().enumerate();
+        let requests: Vec<Value> = numbered()
+            .map(|(n, _)| json!({"name": format!("r{n}"), "exactly": {"deviceClassName": DRIVER}}))
+            .collect();
+        let results: Vec<Value> = numbered()
+            .map(|(n, device)| json!({"request": format!("r{n}"), "driver": DRIVER, "pool": NODE, "device": device}))
+            .collect();
+        Self(json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"namespace": "team", "name": name, "uid": format!("uid-{name}")},
+            "spec": {"devices": {"requests": requests}},
+            "status": {"allocation": {"devices": {"results": results, "config": []}}},
+        }))
+    }
+
+    pub fn with(mut self, pointer: &str, value: Value) -> Self {
+        *self.0.pointer_mut(pointer).unwrap() = value;
+        self
+    }
+
+    pub fn uid(self, uid: &str) -> Self {
+        self.with("/metadata/uid", json!(uid))
+    }
+
+    /// A configuration for some requests, all if none is named.
+    pub fn config(mut self, requests: &[&str], parameters: Value) -> Self {
+        let config = json!({"source": "FromClaim", "requests": requests,
+            "opaque": {"driver": DRIVER, "parameters": parameters}});
+        self.0["status"]["allocation"]["devices"]["config"].as_array_mut().unwrap().push(config);
+        self
+    }
+
+    pub fn interval(self, interval: &str) -> Self {
+        let sharing = json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}});
+        self.config(&[], gpu_config(sharing))
+    }
+
+    pub fn admin(mut self) -> Self {
+        for result in self.0["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap() {
+            result["adminAccess"] = json!(true);
+        }
+        self
+    }
+
+    pub fn id(&self) -> ClaimRef {
+        let text = |key: &str| self.0["metadata"][key].as_str().unwrap().to_owned();
+        ClaimRef { namespace: text("namespace"), name: text("name"), uid: ClaimUid::new(text("uid")) }
+    }
+
+    /// What kubelet must be told, whatever happened before: fixed by the claim's UID and its devices.
+    pub fn cdi_ids(&self) -> Vec<String> {
+        let results = self.0["status"]["allocation"]["devices"]["results"].as_array().unwrap();
+        let uid = self.id().uid;
+        let device = |result: &Value| result["device"].as_str().unwrap().to_owned();
+        results.iter().map(|r| format!("k8s.gpu.nvidia.com/claim={uid}-{}", device(r))).collect()
+    }
+}
+
+pub fn gpu_config(sharing: Value) -> Value {
+    json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing})
+}
+
+/// The API server: stores claims, and can fall silent.
+#[derive(Default)]
+pub struct Api {
+    claims: Mutex<BTreeMap<(String, String), ResourceClaim>>,
+    pub silent: AtomicBool,
+}
+
+impl Api {
+    /// Creates a claim, or replaces the one of that name.
+    pub fn put(&self, claim: &Claim) {
+        let id = claim.id();
+        let object = serde_json::from_value(claim.0.clone()).unwrap();
+        self.claims.lock().unwrap().insert((id.namespace, id.name), object);
+    }
+
+    pub fn remove(&self, claim: &Claim) {
+        let id = claim.id();
+        self.claims.lock().unwrap().remove(&(id.namespace, id.name));
+    }
+
+    fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
+        if self.silent.load(Ordering::SeqCst) {
+            let source =
+                CallError::Unreachable { what: "GET claim".into(), source: "no route to host".into() };
+            return Err(ClaimError::Call { claim: claim.clone(), source });
+        }
+        let claims = self.claims.lock().unwrap();
+        let found = claims.get(&(claim.namespace.clone(), claim.name.clone()));
+        found.map_or_else(|| Err(ClaimError::Gone { claim: claim.clone() }), |o| read_claim::read(claim, o))
+    }
+}
+
+impl Cluster for Api {
+    fn claim<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
+        async move { self.read(claim) }.boxed()
+    }
+    fn node_uid(&self) -> BoxFuture<'_, Result<String, CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
+    fn slices(&self) -> BoxFuture<'_, Result<Vec<StoredSlice>, CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
+    fn watch_slices(&self) -> BoxStream<'static, SliceEvent> {
+        futures::stream::pending().boxed()
+    }
+    fn create_slice<'a>(&'a self, _: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
+    fn update_slice<'a>(&'a self, _: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
+    fn delete_slice<'a>(&'a self, _: &'a SliceRef) -> BoxFuture<'a, Result<(), CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
+}
+
+/// What a life does to its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    WriteRecord,
+    Mark,
+    WriteEdits,
+    Remove,
+    TimeSlice,
+}
+
+impl Verb {
+    /// Can it be cut off in the middle?
+    pub fn divisible(self) -> bool {
+        matches!(self, Self::WriteRecord | Self::Mark | Self::WriteEdits)
+    }
+}
+
+/// Where the process stops: at a verb, before, amid or after its effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    Before,
+    Half,
+    After,
+}
+
+/// A verb's answer instead of its effect.
+#[derive(Debug, Clone, Copy)]
+pub enum Fault {
+    /// Nothing was done but, for an append, its first half.
+    Fails(i32),
+    /// It was done, and then the disk did not confirm it.
+    DoneButFails(i32),
+}
+
+pub const ENOSPC: i32 = 28;
+pub const EIO: i32 = 5;
+pub const EROFS: i32 = 30;
+
+type Stops = Box<dyn Fn(usize, Verb) -> Option<When> + Send>;
+type Faults = Box<dyn Fn(usize, Verb) -> Option<Fault> + Send>;
+
+/// The machine, with a switch. Also watches that no effect comes before its record.
+pub struct StopAt {
+    real: LocalHost,
+    ledger: PathBuf,
+    state: Mutex<StopState>,
+}
+
+#[derive(Default)]
+struct StopState {
+    log: Vec<Verb>,
+    stop: Option<Stops>,
+    faults: Option<Faults>,
+    stopped: bool,
+    broken: Vec<String>,
+}
+
+enum Act {
+    Go,
+    Half,
+    GoAndStop,
+    Fault(Fault),
+}
+
+/// Ends the thread as a killed process would: without a word.
+fn stop() -> ! {
+    std::panic::resume_unwind(Box::new("stopped"))
+}
+
+impl StopAt {
+    /// From now on counted: stops at the `index`th verb.
+    pub fn stop_at(&self, index: usize, when: When) {
+        self.stop(move |at, _| (at == index).then_some(when));
+    }
+
+    /// Stops at the next verb of that kind.
+    pub fn stop_at_next(&self, verb: Verb, when: When) {
+        self.stop(move |_, now| (now == verb).then_some(when));
+    }
+
+    fn stop(&self, stop: impl Fn(usize, Verb) -> Option<When> + Send + 'static) {
+        let mut state = self.state.lock().unwrap();
+        state.stop = Some(Box::new(stop));
+        state.log.clear();
+    }
+
+    pub fn faults(&self, faults: impl Fn(usize, Verb) -> Option<Fault> + Send + 'static) {
+        let mut state = self.state.lock().unwrap();
+        state.faults = Some(Box::new(faults));
+        state.log.clear();
+    }
+
+    pub fn no_faults(&self) {
+        self.state.lock().unwrap().faults = None;
+    }
+
+    pub fn stopped(&self) -> bool {
+        self.state.lock().unwrap().stopped
+    }
+
+    /// The verbs so far.
+    pub fn log(&self) -> Vec<Verb> {
+        self.state.lock().unwrap().log.clone()
+    }
+
+    fn enter(&self, verb: Verb) -> Act {
+        let mut state = self.state.lock().unwrap();
+        let index = state.log.len();
+        let at = state.stop.as_ref().and_then(|stop| stop(index, verb));
+        if state.stopped || at == Some(When::Before) {
+            state.stopped = true;
+            drop(state);
+            stop();
+        }
+        state.log.push(verb);
+        state.stopped = at.is_some();
+        match at {
+            Some(When::Half) => Act::Half,
+            Some(_) => Act::GoAndStop,
+            None => state.faults.as_ref().and_then(|f| f(index, verb)).map_or(Act::Go, Act::Fault),
+        }
+    }
+
+    /// I1: the intent is durable before the first effect.
+    fn demand(&self, what: &str, recorded: impl Fn(&Record) -> bool) {
+        if !read_records(&self.ledger).iter().any(recorded) {
+            self.state.lock().unwrap().broken.push(format!("{what} without a record that says so"));
+        }
+    }
+
+    fn io<T>(&self, verb: Verb, half: impl FnOnce(), whole: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        match self.enter(verb) {
+            Act::Go => whole(),
+            Act::Half => {
+                half();
+                stop()
+            }
+            Act::GoAndStop => {
+                whole().unwrap();
+                stop()
+            }
+            Act::Fault(Fault::Fails(errno)) => {
+                if verb == Verb::Mark {
+                    half();
+                }
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Act::Fault(Fault::DoneButFails(errno)) => {
+                whole()?;
+                Err(io::Error::from_raw_os_error(errno))
+            }
+        }
+    }
+}
+
+impl Host for StopAt {
+    fn write(&self, folder: &Path, name: &str, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
+        let verb = if folder == self.ledger { Verb::WriteRecord } else { Verb::WriteEdits };
+        match verb {
+            Verb::WriteRecord if lasting != Lasting::Power => {
+                self.state.lock().unwrap().broken.push(format!("{name} would not outlast a power failure"));
+            }
+            Verb::WriteEdits => self.demand(name, |record| record.cdi_file() == Some(name)),
+            _ => {}
+        }
+        let temporary = folder.join(format!("{}{name}", durable::TEMP_PREFIX));
+        let half = || fs::write(temporary, &bytes[..bytes.len() / 2]).unwrap();
+        self.io(verb, half, || self.real.write(folder, name, bytes, lasting))
+    }
+
+    fn append_at(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let half = || self.real.append_at(path, offset, &bytes[..bytes.len() / 2]).unwrap();
+        self.io(Verb::Mark, half, || self.real.append_at(path, offset, bytes))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<bool> {
+        self.io(Verb::Remove, || (), || self.real.remove(path))
+    }
+
+    fn set_time_slice(&self, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
+        self.demand(&format!("time slice {level} of {gpu}"), |record| {
+            record.intent.steps.iter().any(|s| matches!(s, Step::TimeSlice { gpu: g, .. } if g == gpu))
+        });
+        let act = self.enter(Verb::TimeSlice);
+        let done = self.real.set_time_slice(gpu, level);
+        if matches!(act, Act::GoAndStop | Act::Half) {
+            stop();
+        }
+        done
+    }
+}
+
+fn read_records(ledger: &Path) -> Vec<Record> {
+    let names = durable::names(ledger).unwrap().into_iter();
+    let records = names.filter(|name| name.ends_with(".rec") && !name.starts_with('.'));
+    // A record may go away between the listing and the reading.
+    let bytes = records.filter_map(|name| fs::read(ledger.join(name)).ok());
+    bytes.map(|bytes| ledger::decode(&bytes).unwrap().record).collect()
+}
+
+/// See the module's text.
+pub struct Site {
+    dir: tempfile::TempDir,
+    pub api: Arc<Api>,
+    pub gpus: watch::Sender<Inventory>,
+    boots: AtomicU32,
+}
+
+/// One run of the plugin's process.
+pub struct Life {
+    pub preparer: Arc<Preparer>,
+    pub host: Arc<StopAt>,
+    registry: Registry,
+}
+
+impl Site {
+    /// gpu-0 and gpu-1 whole, gpu-2 cut into two MIG devices.
+    pub fn new() -> Self {
+        Self::with(vec![
+            board(0, MigMode::Off),
+            board(1, MigMode::Off),
+            board(2, MigMode::On(vec![mig(0), mig(1)])),
+        ])
+    }
+
+    pub fn with_whole_gpus(count: u32) -> Self {
+        Self::with((0..count).map(|minor| board(minor, MigMode::Off)).collect())
+    }
+
+    fn with(gpus: Vec<Gpu>) -> Self {
+        // In memory where that is possible: hundreds of sites flush thousands of files.
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let driver = DriverVersions { driver: VERSION.into(), cuda: "12.4".into() };
+        let gpus = watch::channel(Inventory::Found(NodeGpus { driver, gpus })).0;
+        let site = Self { dir, api: Arc::default(), gpus, boots: AtomicU32::new(1) };
+        for folder in ["ledger", "lanes", "cdi", "driver/gpus"] {
+            fs::create_dir_all(site.path(folder)).unwrap();
+        }
+        let mut elf = vec![0; 64];
+        elf[..5].copy_from_slice(b"\x7fELF\x02");
+        elf[18] = 62;
+        let put = |place: &str, bytes: &[u8]| {
+            let path = site.path("driver").join(place);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        put(&format!("usr/lib64/libcuda.so.{VERSION}"), &elf);
+        put(&format!("usr/lib64/libnvidia-ml.so.{VERSION}"), &elf);
+        put("proc/devices", b"Character devices:\n195 nvidia\n237 nvidia-caps\n511 nvidia-uvm\n");
+        put(
+            "proc/driver/nvidia-caps/mig-minors",
+            b"gpu2/gi7/access 66\ngpu2/gi7/ci0/access 67\ngpu2/gi8/access 75\ngpu2/gi8/ci0/access 76\n",
+        );
+        site.put_nvidia_smi();
+        site
+    }
+
+    /// Written by a child: a file that this process has open for writing, if only in a child that another
+    /// test is just starting, cannot be executed.
+    fn put_nvidia_smi(&self) {
+        let place = self.path("driver/usr/bin");
+        fs::create_dir_all(&place).unwrap();
+        let write = "printf '%s' \"$1\" > nvidia-smi && chmod +x nvidia-smi";
+        let status = Command::new("/bin/sh")
+            .args(["-c", write, "sh", NVIDIA_SMI])
+            .current_dir(place)
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    pub fn boot(&self) -> BootId {
+        BootId::new(format!("boot-{}", self.boots.load(Ordering::SeqCst)))
+    }
+
+    /// What a boot does to the node: the CDI folder is empty, the driver's settings are its defaults.
+    pub fn reboot(&self) {
+        self.boots.fetch_add(1, Ordering::SeqCst);
+        for folder in ["cdi", "driver/gpus"] {
+            fs::remove_dir_all(self.path(folder)).unwrap();
+            fs::create_dir_all(self.path(folder)).unwrap();
+        }
+    }
+
+    pub fn life(&self) -> Life {
+        self.try_life().unwrap()
+    }
+
+    /// Starts the plugin.
+    pub fn try_life(&self) -> Result<Life, StoreError> {
+        let real = LocalHost { driver_root: self.path("driver") };
+        let host = Arc::new(StopAt { real, ledger: self.path("ledger"), state: Mutex::default() });
+        let store = Store::open(self.path("ledger"), &self.path("lanes"), host.clone())?;
+        let mut root = DriverRoot::new(self.path("driver"), self.path("driver").to_str().unwrap());
+        root.dev.proc = self.path("driver/proc");
+        let executor = Executor {
+            node: NodeName::from(NODE),
+            pool: PoolName::from(NODE),
+            boot: self.boot(),
+            cdi_dir: self.path("cdi"),
+            store,
+            host: host.clone(),
+            driver: DriverRootCache::new(root),
+        };
+        let mut registry = metrics::registry();
+        let preparer = Preparer {
+            cluster: self.api.clone(),
+            inventory: self.gpus.subscribe(),
+            lanes: Arc::new(Lanes::new(self.path("lanes"))),
+            executor: Arc::new(executor),
+            metrics: NodeMetrics::register(&mut registry),
+        };
+        Ok(Life { preparer: Arc::new(preparer), host, registry })
+    }
+
+    /// The ledger, as it is on the disk.
+    pub fn records(&self) -> Vec<Record> {
+        read_records(&self.path("ledger"))
+    }
+
+    /// Is the claim recorded as ready?
+    pub fn is_ready(&self, claim: &Claim) -> bool {
+        let uid = claim.id().uid;
+        self.records().iter().any(|record| record.intent.claim.uid == uid && record.phase == Phase::Ready)
+    }
+
+    /// Files in the CDI folder, unfinished ones too.
+    pub fn files(&self) -> Vec<String> {
+        durable::names(&self.path("cdi")).unwrap()
+    }
+
+    /// A claim's container edits, free of this site's own path.
+    pub fn edits(&self, claim: &Claim) -> Option<Value> {
+        let text = fs::read_to_string(self.path("cdi").join(cdi::file_name(&claim.id().uid))).ok()?;
+        Some(serde_json::from_str(&text.replace(self.dir.path().to_str().unwrap(), "")).unwrap())
+    }
+
+    /// The time slice that a GPU was last set to in this boot.
+    pub fn time_slice(&self, minor: u32) -> u8 {
+        let text = fs::read_to_string(self.path(&format!("driver/gpus/GPU-{minor}.slice")));
+        text.map_or(0, |text| text.trim().parse().unwrap())
+    }
+
+    /// As if the last process had died ten minutes ago.
+    pub fn age_temporaries(&self) {
+        let then = FileTimes::new().set_modified(SystemTime::now() - Duration::from_secs(600));
+        for folder in ["ledger", "cdi"] {
+            for name in durable::names(&self.path(folder)).unwrap() {
+                if name.starts_with(durable::TEMP_PREFIX) {
+                    File::open(self.path(folder).join(name)).unwrap().set_times(then).unwrap();
+                }
+            }
+        }
+    }
+
+    /// What must hold at every moment between two verbs.
+    pub fn check(&self, at: &str) {
+        let records = self.records();
+        assert_eq!(ledger::audit(&records), [], "{at}");
+        let uids: Vec<&ClaimUid> = records.iter().map(|record| &record.intent.claim.uid).collect();
+        for file in self.files() {
+            if let Some(uid) = cdi::claim_of(&file).filter(|_| !file.starts_with('.')) {
+                assert!(uids.contains(&&uid), "{at}: {file} without a record among {uids:?}");
+            }
+        }
+        for minor in 0..8 {
+            let slice = |step: &Step| matches!(step, Step::TimeSlice { gpu, .. } if *gpu == uuid(minor));
+            let wanted = records.iter().any(|record| record.intent.steps.iter().any(slice));
+            assert!(wanted || self.time_slice(minor) == 0, "{at}: nobody's time slice on GPU-{minor}");
+        }
+    }
+
+    /// Nothing of any claim is left.
+    pub fn check_empty(&self, at: &str) {
+        self.check(at);
+        assert_eq!(durable::names(&self.path("ledger")).unwrap(), [""; 0], "{at}");
+        assert_eq!(self.files(), [""; 0], "{at}");
+    }
+}
+
+impl Life {
+    pub async fn prepare(&self, claim: &Claim) -> Prepared {
+        let id = claim.id();
+        self.preparer.prepare(vec![id.clone()]).await.remove(&id.uid).unwrap()
+    }
+
+    /// Prepares, and takes only the right answer.
+    pub async fn prepared(&self, claim: &Claim, at: &str) {
+        let devices = self.prepare(claim).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+        let ids: Vec<String> = devices.iter().flat_map(|device| device.cdi_ids.clone()).collect();
+        assert_eq!(ids, claim.cdi_ids(), "{at}");
+        for (index, device) in devices.iter().enumerate() {
+            assert_eq!(device.requests, [format!("r{index}")], "{at}");
+            assert_eq!(device.pool, PoolName::from(NODE), "{at}");
+        }
+    }
+
+    pub async fn refused(&self, claim: &Claim, words: &[&str]) {
+        let error = self.prepare(claim).await.unwrap_err();
+        for word in words {
+            assert!(error.contains(word), "{word:?} is not in: {error}");
+        }
+    }
+
+    pub async fn unprepare(&self, claim: &Claim) -> Result<(), String> {
+        let id = claim.id();
+        self.preparer.unprepare(vec![id.clone()]).await.remove(&id.uid).unwrap()
+    }
+
+    /// None if the process was stopped amid it.
+    pub async fn sweep(&self) -> Option<Sweep> {
+        let preparer = self.preparer.clone();
+        let swept = tokio::spawn(async move { sweeper::sweep(&preparer).await }).await;
+        (!self.host.stopped()).then(|| swept.unwrap())
+    }
+
+    /// A metric's value: name and labels as they are printed.
+    pub fn metric(&self, name: &str) -> f64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
+    }
+
+    /// I1, as the host saw it.
+    pub fn check(&self, at: &str) {
+        let state = self.host.state.lock().unwrap();
+        assert!(state.broken.is_empty(), "{at}: {:?}", state.broken);
+    }
+}
+
+pub fn uuid(minor: u32) -> DeviceUuid {
+    DeviceUuid::new(format!("GPU-{minor}"))
+}
+
+pub fn board(minor: u32, mig: MigMode) -> Gpu {
+    Gpu {
+        uuid: uuid(minor),
+        minor,
+        product_name: "NVIDIA H100 80GB HBM3".into(),
+        brand: "Nvidia".into(),
+        architecture: "Hopper".into(),
+        compute_capability: (9, 0),
+        memory: Memory::Known { total: Bytes(80 << 30), reserved: Bytes(0) },
+        multiprocessors: Some(132),
+        addressing_mode: None,
+        pci: Pci::default(),
+        mig,
+        health: Health::Healthy,
+    }
+}
+
+fn mig(start: u32) -> MigDevice {
+    MigDevice {
+        uuid: DeviceUuid::new(format!("MIG-{start}")),
+        profile: "1g.10gb".into(),
+        gpu_instance: 7 + start,
+        compute_instance: 0,
+        profile_id: 19,
+        placement: Placement { start, size: 1 },
+        capacity: MigCapacity::default(),
+    }
+}
+
+/// Who holds what, by the ledger on the disk: claim UID and board, administrators left out.
+pub fn holders(site: &Site) -> BTreeMap<DeviceUuid, Vec<ClaimUid>> {
+    let mut holders: BTreeMap<DeviceUuid, Vec<ClaimUid>> = BTreeMap::new();
+    for record in site.records() {
+        for held in record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin) {
+            holders.entry(held.uuid.clone()).or_default().push(record.intent.claim.uid.clone());
+        }
+    }
+    holders
+}
