@@ -1,7 +1,8 @@
 //! The process is stopped before, amid and after every verb that it does to its host, and started again.
 //! However it went: nothing is half prepared, nothing is held twice, and kubelet's next call succeeds.
 
-use crate::site::{Claim, Life, Site, Verb, When};
+use crate::site::{Claim, Life, Site};
+use crate::stop_at::{Verb, When};
 
 /// What the process is doing when it is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

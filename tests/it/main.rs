@@ -11,5 +11,7 @@ mod deploy;
 mod fake_kubelet;
 mod kubelet;
 mod mock_api;
+mod node;
 mod nvml;
 mod site;
+mod stop_at;
