@@ -14,7 +14,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::lanes::Held;
-use crate::host::{FileLock, Host, Lasting, durable};
+use crate::host::{FileLock, Host, Lasting, LockError, durable};
 use crate::ledger::{self, Damage, Intent, Mark, Phase, Record};
 use crate::model::names::{ClaimUid, DeviceUuid};
 
@@ -42,6 +42,8 @@ pub enum StoreError {
     NoRecord(ClaimUid),
     #[error("the lanes of claim {0} are not held")]
     NoLane(ClaimUid),
+    #[error(transparent)]
+    Lane(#[from] LockError),
 }
 
 /// See the module's text.
@@ -54,8 +56,8 @@ pub struct Store {
 #[derive(Default)]
 struct Index {
     records: BTreeMap<ClaimUid, Stored>,
-    /// Number of each lane when the index was last known to be true.
-    seen: HashMap<DeviceUuid, u64>,
+    /// Number of each lane when the index was last known to be true; none for a lane that was busy then.
+    seen: Seen,
 }
 
 struct Stored {
@@ -68,9 +70,11 @@ impl Store {
     /// Opens the ledger in `folder` (created if absent). Fails on the first damaged record.
     pub fn open(folder: PathBuf, lanes: &Path, host: Arc<dyn Host>) -> Result<Self, StoreError> {
         fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
-        let mut index = Index { records: BTreeMap::new(), seen: lane_numbers(lanes)? };
-        index.records = read_all(&folder)?;
-        Ok(Self { folder, host, index: Mutex::new(index) })
+        // Held while the records are read, so that none of theirs changes under its number.
+        let (at_rest, seen) = lanes_at_rest(lanes)?;
+        let records = read_all(&folder)?;
+        drop(at_rest);
+        Ok(Self { folder, host, index: Mutex::new(Index { records, seen }) })
     }
 
     /// Clears what was left half written longer than `age` ago.
@@ -81,13 +85,17 @@ impl Store {
     /// Reads the index again if another process changed something in these lanes.
     pub fn refresh(&self, held: &Held) -> Result<(), StoreError> {
         let mut index = self.index();
-        let mut stale = false;
+        let mut changed = Vec::new();
         for (gpu, lock) in held.locks() {
-            let number = lane_number(lock, gpu)?;
-            stale |= index.seen.insert(gpu.clone(), number).unwrap_or(0) != number;
+            let number = Some(lane_number(lock, gpu)?);
+            if *index.seen.get(gpu).unwrap_or(&Some(0)) != number {
+                changed.push((gpu.clone(), number));
+            }
         }
-        if stale {
+        if !changed.is_empty() {
+            // Fails first, believes afterwards: who asks again must not be given the old index.
             index.records = read_all(&self.folder)?;
+            index.seen.extend(changed);
         }
         Ok(())
     }
@@ -182,7 +190,7 @@ impl Store {
         for (gpu, lock) in held.locks().filter(|(gpu, _)| gpus.contains(gpu)) {
             let number = lane_number(lock, gpu)?.wrapping_add(1);
             lock.set_number(number).map_err(io_error("write the lane of", Path::new(gpu.as_str())))?;
-            index.seen.insert(gpu.clone(), number);
+            index.seen.insert(gpu.clone(), Some(number));
         }
         Ok(())
     }
@@ -210,16 +218,19 @@ fn lane_number(lock: &FileLock, gpu: &DeviceUuid) -> Result<u64, StoreError> {
     lock.number().map_err(io_error("read the lane of", Path::new(gpu.as_str())))
 }
 
-fn lane_numbers(lanes: &Path) -> Result<HashMap<DeviceUuid, u64>, StoreError> {
-    let mut numbers = HashMap::new();
+type Seen = HashMap<DeviceUuid, Option<u64>>;
+
+/// Takes the lanes that nobody holds, and notes the number of each.
+fn lanes_at_rest(lanes: &Path) -> Result<(Vec<FileLock>, Seen), StoreError> {
+    let (mut at_rest, mut seen) = (Vec::new(), HashMap::new());
     for name in durable::names(lanes).map_err(io_error("list", lanes))? {
-        if let Some(gpu) = name.strip_suffix(".lane") {
-            let bytes = fs::read(lanes.join(&name)).map_err(io_error("read", lanes))?;
-            let number = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            numbers.insert(DeviceUuid::new(gpu), number);
-        }
+        let Some(gpu) = name.strip_suffix(".lane").map(DeviceUuid::new) else { continue };
+        let lock = FileLock::try_acquire(&lanes.join(&name))?;
+        let number = lock.as_ref().map(|lock| lane_number(lock, &gpu)).transpose()?;
+        seen.insert(gpu, number);
+        at_rest.extend(lock);
     }
-    Ok(numbers)
+    Ok((at_rest, seen))
 }
 
 fn read_all(folder: &Path) -> Result<BTreeMap<ClaimUid, Stored>, StoreError> {
