@@ -156,6 +156,10 @@ impl Store {
     pub fn mark(&self, held: &Held, claim: &ClaimUid, mark: Mark) -> Result<(), StoreError> {
         let path = self.path(claim)?;
         let bytes = ledger::encode_mark(mark)?;
+        // Other marks follow a `begin` under the same lanes, which has told of the change already.
+        if mark == Mark::Releasing {
+            self.bump(held, claim, &self.get(claim).map(|record| record.gpus()).unwrap_or_default())?;
+        }
         let mut index = self.index();
         let stored = index.records.get_mut(claim).ok_or_else(|| StoreError::NoRecord(claim.clone()))?;
         if !held.covers(&stored.record.gpus()) {
