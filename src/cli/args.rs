@@ -11,7 +11,7 @@ pub struct LogArgs {
     /// How log lines look: json or text [default: text].
     #[arg(long, env = "LOG_FORMAT", global = true, hide_env_values = true)]
     pub log_format: Option<String>,
-    /// What is logged, e.g. debug, or info,tranche::node=debug [default: info].
+    /// What is logged, e.g. debug, or info,tranche::node=debug [default: info,kube_client=off].
     #[arg(long, env = "LOG_LEVEL", global = true, hide_env_values = true)]
     pub log_level: Option<String>,
 }

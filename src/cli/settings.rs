@@ -12,6 +12,8 @@ use crate::ops::logs::{self, Format};
 use super::args::{HostArgs, LogArgs, NodeArgs, RootArgs};
 
 const OPS_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
+/// The client library tells each failed call as an error of its own; ours tells it once, with what follows.
+const DEFAULT_FILTER: &str = "info,kube_client=off";
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Below it the loops would do little else.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -58,7 +60,7 @@ pub fn log(args: LogArgs) -> Result<LogSettings, BadSettings> {
     let mut reader = Reader::default();
     let settings = LogSettings {
         format: reader.parsed("--log-format", log_format, Format::Text, format),
-        filter: reader.parsed("--log-level", log_level, "info".to_owned(), |filter| {
+        filter: reader.parsed("--log-level", log_level, DEFAULT_FILTER.to_owned(), |filter| {
             logs::check(filter).map(|()| filter.to_owned()).map_err(|error| error.to_string())
         }),
     };
