@@ -153,25 +153,22 @@ impl Executor {
         if ready.is_some() {
             return self.write_cdi(cdi).map_err(|source| step_error(&intent.steps, source));
         }
+        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid) {
+            Ok(()) => problem,
+            Err(left) => stuck(&error_chain(&problem))(left),
+        })
+    }
+
+    /// Stops at the first failure, with whatever was done until then in the ledger.
+    fn apply_all(&self, held: &Held, intent: &Intent, cdi: &CdiFile) -> Result<(), ExecuteError> {
+        let uid = &intent.claim.uid;
         self.store.begin(held, intent)?;
-        let mut done = Ok(());
         for (index, step) in intent.steps.iter().enumerate() {
-            done = self
-                .apply(step, cdi)
-                .map_err(|source| ExecuteError::Step { what: describe(step), source })
-                .and_then(|()| Ok(self.store.mark(held, uid, Mark::Applied(index))?));
-            if done.is_err() {
-                break;
-            }
+            let applied = self.apply(step, cdi);
+            applied.map_err(|source| ExecuteError::Step { what: describe(step), source })?;
+            self.store.mark(held, uid, Mark::Applied(index))?;
         }
-        let done = done.and_then(|()| Ok(self.store.mark(held, uid, Mark::Ready)?));
-        match done {
-            Ok(()) => Ok(()),
-            Err(problem) => match self.release(held, uid) {
-                Ok(()) => Err(problem),
-                Err(left) => Err(stuck(&error_chain(&problem))(left)),
-            },
-        }
+        Ok(self.store.mark(held, uid, Mark::Ready)?)
     }
 
     fn apply(&self, step: &Step, cdi: &CdiFile) -> Result<(), StepError> {

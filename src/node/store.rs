@@ -141,12 +141,19 @@ impl Store {
         let name = file_name(uid)?;
         let bytes = ledger::encode_intent(intent)?;
         self.bump(held, uid, &intent.gpus())?;
-        self.host
-            .write(&self.folder, &name, &bytes, Lasting::Power)
-            .map_err(io_error("write", &self.folder.join(&name)))?;
+        let path = self.folder.join(&name);
+        let written =
+            self.host.write(&self.folder, &name, &bytes, Lasting::Power).map_err(io_error("write", &path));
         let record = Record { intent: intent.clone(), phase: Phase::Applying(0) };
-        self.index().records.insert(uid.clone(), Stored { record, len: bytes.len() });
-        Ok(())
+        let stored = Stored { record, len: bytes.len() };
+        // What failed may have happened all the same: then the disk says what the index has to say.
+        let stored = if written.is_ok() { Some(stored) } else { read_one(&path).unwrap_or(Some(stored)) };
+        let mut index = self.index();
+        match stored {
+            Some(stored) => drop(index.records.insert(uid.clone(), stored)),
+            None => drop(index.records.remove(uid)),
+        }
+        written
     }
 
     /// Appends a mark to a claim's record.
