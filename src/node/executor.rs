@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
+use tracing::warn;
 
 use super::lanes::Held;
 use super::store::{Store, StoreError};
@@ -120,9 +121,15 @@ impl Executor {
     pub fn release(&self, held: &Held, claim: &ClaimUid) -> Result<(), ReleaseError> {
         self.store.refresh(held)?;
         let Some(record) = self.store.get(claim) else { return Ok(()) };
+        if !held.covers(&record.gpus()) {
+            return Err(StoreError::NoLane(claim.clone()).into());
+        }
         // The steps of an unfinished preparation stay known by its phase until they are undone.
-        if record.phase == Phase::Ready {
-            self.store.mark(held, claim, Mark::Releasing)?;
+        if record.phase == Phase::Ready
+            && let Err(error) = self.store.mark(held, claim, Mark::Releasing)
+        {
+            // A full disk keeps no pod from ending. Only a crash in the next moments would miss the mark.
+            warn!(%claim, error = error_chain(&error), "the release goes on without its mark in the ledger");
         }
         let same_boot = record.intent.boot == self.boot;
         let failures: Vec<String> =

@@ -186,10 +186,14 @@ impl Store {
     pub fn end(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
         let path = self.path(claim)?;
         let gpus = self.get(claim).map(|record| record.gpus()).unwrap_or_default();
-        self.bump(held, claim, &gpus)?;
+        if !held.covers(&gpus) {
+            return Err(StoreError::NoLane(claim.clone()));
+        }
+        // A process that is not told of the release refuses the GPU: no reason to keep it from ending.
+        let told = self.bump(held, claim, &gpus);
         self.host.remove(&path).map_err(io_error("remove", &path))?;
         self.index().records.remove(claim);
-        Ok(())
+        told
     }
 
     /// Tells other processes that something in these lanes changes.
