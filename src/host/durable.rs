@@ -59,8 +59,14 @@ pub fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        // A read-only file system refuses before it looks whether there is anything to remove.
+        Err(_) if is_absent(path) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Removes files that a process which is no more did not finish. `ours` is asked about the final name;
