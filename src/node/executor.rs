@@ -113,7 +113,11 @@ impl Executor {
         let targets = prepare::targets(claim, site)?;
         let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
         let plan = prepare::plan(claim, &targets, site.pool, Facts { boot: &self.boot, driver: &driver })?;
-        self.carry_out(held, &plan.intent, &plan.cdi, record.filter(|r| r.intent == plan.intent))?;
+        let same = record.as_ref().is_some_and(|record| record.intent == plan.intent);
+        if record.is_some() && !same {
+            self.release(held, uid).map_err(stuck("an earlier preparation does not hold any more"))?;
+        }
+        self.carry_out(held, &plan.intent, &plan.cdi, same)?;
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
     }
 
@@ -148,16 +152,16 @@ impl Executor {
             && file.is_none_or(|file| file.is_file())
     }
 
-    /// `ready` is the record of the same intent if one exists: then only reality is restored.
+    /// `ready`: this very intent is recorded and was carried out; only reality is restored.
     fn carry_out(
         &self,
         held: &Held,
         intent: &Intent,
         cdi: &CdiFile,
-        ready: Option<Record>,
+        ready: bool,
     ) -> Result<(), ExecuteError> {
         let uid = &intent.claim.uid;
-        if ready.is_some() {
+        if ready {
             return self.write_cdi(cdi).map_err(|source| step_error(&intent.steps, source));
         }
         self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid) {
@@ -186,7 +190,10 @@ impl Executor {
     }
 
     fn write_cdi(&self, cdi: &CdiFile) -> Result<(), StepError> {
-        check(&cdi.paths).map_err(StepError::Missing)?;
+        check(&cdi.paths).map_err(|missing| {
+            self.driver.forget();
+            StepError::Missing(missing)
+        })?;
         // The folder does not outlive the boot, so there is nothing to flush for.
         Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Lasting::Process)?)
     }
