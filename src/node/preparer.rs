@@ -175,8 +175,12 @@ impl Preparer {
     async fn recorded_gpus(&self, claim: &ClaimUid) -> Result<Vec<DeviceUuid>, PrepareError> {
         let (executor, claim) = (self.executor.clone(), claim.clone());
         let read = move || executor.store.read(&claim);
-        let record = tokio::task::spawn_blocking(read).await.map_err(|_| PrepareError::Broken)??;
-        Ok(record.map(|record| record.gpus()).unwrap_or_default())
+        match tokio::task::spawn_blocking(read).await.map_err(|_| PrepareError::Broken)? {
+            // A claim that cannot have a record has none: releasing it succeeds, preparing it does not.
+            Ok(None) | Err(StoreError::Name(_)) => Ok(Vec::new()),
+            Ok(Some(record)) => Ok(record.gpus()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn gpus(&self) -> Result<Arc<NodeGpus>, PrepareError> {
