@@ -100,6 +100,15 @@ impl Store {
         Ok(())
     }
 
+    /// Reads all records again, whoever changed them. What is under way elsewhere is seen half done, and
+    /// read again by whoever takes its lanes.
+    pub fn read_again(&self) -> Result<(), StoreError> {
+        // Under the index's lock: a change of ours is in the index or on the disk, or comes later.
+        let mut index = self.index();
+        index.records = read_all(&self.folder)?;
+        Ok(())
+    }
+
     /// A claim's record, straight from the disk: valid without a lane for finding out which lanes to take.
     pub fn read(&self, claim: &ClaimUid) -> Result<Option<Record>, StoreError> {
         Ok(read_one(&self.path(claim)?)?.map(|stored| stored.record))

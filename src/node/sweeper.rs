@@ -59,7 +59,7 @@ pub async fn run(preparer: Arc<Preparer>, interval: Duration, shutdown: Shutdown
 pub async fn sweep(preparer: &Preparer) -> Sweep {
     let mut sweep = Sweep::default();
     let executor = &preparer.executor;
-    let records = executor.store.all();
+    let records = records(preparer).await;
     for finding in ledger::audit(&records) {
         error!(%finding, "the ledger contradicts itself");
         preparer.metrics.repair("contradiction");
@@ -81,11 +81,26 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
             warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
         }
     }
-    match remove_orphans(preparer).and_then(|orphans| Ok(orphans + remove_unfinished(preparer)?)) {
-        Ok(removed) => sweep.orphans_removed = removed,
-        Err(error) => warn!(error = error_chain(&error), "cannot look for orphaned CDI files"),
+    for removed in [remove_orphans(preparer), remove_unfinished(preparer)] {
+        match removed {
+            Ok(removed) => sweep.orphans_removed += removed,
+            Err(error) => warn!(error = error_chain(&error), "cannot look for orphaned files"),
+        }
     }
     sweep
+}
+
+/// All records as they are on the disk: another process may have written or released some.
+async fn records(preparer: &Preparer) -> Vec<Record> {
+    let executor = preparer.executor.clone();
+    let read = move || {
+        if let Err(error) = executor.store.read_again() {
+            error!(error = error_chain(&error), "cannot read the ledger again; sweeping what is known of it");
+        }
+        executor.store.all()
+    };
+    // A task that panicked was no sweep; the next one begins anew.
+    tokio::task::spawn_blocking(read).await.unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -167,10 +182,14 @@ fn remove_orphans(preparer: &Preparer) -> std::io::Result<usize> {
     let orphans = ours.filter(|(_, claim)| matches!(executor.store.read(claim), Ok(None)));
     let mut removed = 0;
     for (file, _) in orphans {
-        if executor.host.remove(&folder.join(&file))? {
-            info!(file, "removed container edits that no claim owns");
-            preparer.metrics.repair("orphan");
-            removed += 1;
+        match executor.host.remove(&folder.join(&file)) {
+            Ok(true) => {
+                info!(file, "removed container edits that no claim owns");
+                preparer.metrics.repair("orphan");
+                removed += 1;
+            }
+            Ok(false) => {}
+            Err(error) => warn!(file, %error, "cannot remove container edits that no claim owns"),
         }
     }
     Ok(removed)
