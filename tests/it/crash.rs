@@ -1,6 +1,11 @@
 //! The process is stopped before, amid and after every verb that it does to its host, and started again.
 //! However it went: nothing is half prepared, nothing is held twice, and kubelet's next call succeeds.
 
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tranche::ledger::Phase;
+
 use crate::site::{Claim, Life, Site};
 use crate::stop_at::{Verb, When};
 
@@ -214,45 +219,40 @@ async fn stop_all(before: Before, during: During, claims: &[(&'static str, fn() 
 
 #[tokio::test]
 async fn stopped_while_preparing() {
-    // Record, CDI file, two marks: 4 verbs of 3 points for each of 5 kinds, and the time slices.
+    // For each kind: record, CDI file and two marks can be stopped at three points each, with three endings;
+    // each time slice adds a mark and itself.
     let stops = stop_all(Before::Nothing, During::Prepare, &CLAIMS).await;
-    println!("{stops} points");
     assert!(stops >= 225, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_preparing_again_after_a_reboot() {
     let stops = stop_all(Before::PreparedInAnotherBoot, During::Prepare, &CLAIMS).await;
-    println!("{stops} points");
-    assert!(stops >= 225, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 330, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_restoring_lost_edits() {
     let stops = stop_all(Before::PreparedAndEditsLost, During::Prepare, &CLAIMS[..2]).await;
-    println!("{stops} points");
     assert!(stops >= 18, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_clearing_a_half_done_preparation() {
     let stops = stop_all(Before::HalfPrepared, During::Prepare, &CLAIMS[..3]).await;
-    println!("{stops} points");
-    assert!(stops >= 150, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 207, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_unpreparing() {
     let stops = stop_all(Before::Prepared, During::Unprepare, &CLAIMS).await;
-    println!("{stops} points");
-    assert!(stops >= 120, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 123, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_unpreparing_what_another_boot_prepared() {
     let stops = stop_all(Before::PreparedInAnotherBoot, During::Unprepare, &CLAIMS[..3]).await;
-    println!("{stops} points");
-    assert!(stops >= 60, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 63, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
@@ -266,8 +266,7 @@ async fn stopped_while_sweeping() {
     ] {
         stops += stop_all(before, During::Sweep, &CLAIMS[..3]).await;
     }
-    println!("{stops} points");
-    assert!(stops >= 250, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 378, "the sweep has shrunk to {stops} points");
 }
 
 /// A life that dies of what killed the one before.
@@ -296,6 +295,281 @@ async fn stopped_while_preparing_and_again_while_sweeping() {
             stops += 1;
         }
     }
-    println!("{stops} points");
-    assert!(stops >= 25, "the sweep has shrunk to {stops} points");
+    assert!(stops >= 37, "the sweep has shrunk to {stops} points");
+}
+
+/// What may happen to a node, in any order.
+#[derive(Debug, Clone)]
+enum Event {
+    /// A claim is created, in place of the one of its name if there is one.
+    Create {
+        slot: usize,
+        gpus: Vec<u32>,
+        sliced: bool,
+    },
+    Delete {
+        slot: usize,
+    },
+    Call(Call),
+    Crash {
+        during: Call,
+        verb: usize,
+        when: When,
+    },
+    Restart,
+    Reboot,
+    /// Somebody deletes a claim's CDI file.
+    LoseEdits {
+        claim: usize,
+    },
+    Silence(bool),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    /// Of any claim that ever was, the deleted ones too.
+    Prepare(usize),
+    Unprepare(usize),
+    Sweep,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let call = prop_oneof![
+        4 => (0_usize..12).prop_map(Call::Prepare),
+        2 => (0_usize..12).prop_map(Call::Unprepare),
+        1 => Just(Call::Sweep),
+    ];
+    let when = prop_oneof![Just(When::Before), Just(When::Half), Just(When::After)];
+    let gpus = proptest::sample::subsequence(vec![0_u32, 1, 2], 1..=2);
+    let event = prop_oneof![
+        4 => (0_usize..4, gpus, any::<bool>()).prop_map(|(slot, gpus, sliced)| Event::Create { slot, gpus, sliced }),
+        1 => (0_usize..4).prop_map(|slot| Event::Delete { slot }),
+        6 => call.clone().prop_map(Event::Call),
+        4 => (call, 0_usize..9, when).prop_map(|(during, verb, when)| Event::Crash { during, verb, when }),
+        1 => Just(Event::Restart),
+        1 => Just(Event::Reboot),
+        1 => (0_usize..12).prop_map(|claim| Event::LoseEdits { claim }),
+        1 => any::<bool>().prop_map(Event::Silence),
+    ];
+    proptest::collection::vec(event, 1..30)
+}
+
+/// A claim that has a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Ready {
+        /// Its container edits are there, and its time slice is set.
+        real: bool,
+    },
+    /// A crash left it between two steps.
+    Half,
+}
+
+/// The node, and beside it what is expected of it: a page of rules instead of a ledger.
+struct World {
+    site: Site,
+    life: Option<Life>,
+    /// All that ever were, in the order of their creation.
+    claims: Vec<(usize, Vec<u32>, bool, Claim)>,
+    /// By slot: the claim that the API server has.
+    stored: BTreeMap<usize, usize>,
+    silent: bool,
+    holds: BTreeMap<usize, Hold>,
+}
+
+impl World {
+    fn new() -> Self {
+        let site = Site::with_whole_gpus(3);
+        let life = Some(site.life());
+        let (claims, stored, holds) = Default::default();
+        Self { site, life, claims, stored, silent: false, holds }
+    }
+
+    fn is_stored(&self, claim: usize) -> bool {
+        self.stored.get(&self.claims[claim].0) == Some(&claim)
+    }
+
+    /// Another claim that holds one of the claim's GPUs.
+    fn holder(&self, claim: usize) -> Option<usize> {
+        let gpus = &self.claims[claim].1;
+        let mut others = self.holds.keys().filter(|other| **other != claim);
+        others.find(|other| self.claims[**other].1.iter().any(|gpu| gpus.contains(gpu))).copied()
+    }
+
+    /// Numbers of claims are meant modulo the claims that there are.
+    fn meant(&self, call: Call) -> Call {
+        let claims = self.claims.len();
+        match call {
+            Call::Prepare(claim) if claims > 0 => Call::Prepare(claim % claims),
+            Call::Unprepare(claim) if claims > 0 => Call::Unprepare(claim % claims),
+            _ => Call::Sweep,
+        }
+    }
+
+    async fn happen(&mut self, event: Event) {
+        match event {
+            Event::Create { slot, gpus, sliced } => self.create(slot, gpus, sliced),
+            Event::Delete { slot } => {
+                if let Some(claim) = self.stored.remove(&slot) {
+                    self.site.api.remove(&self.claims[claim].3);
+                }
+            }
+            Event::Call(call) => self.call(self.meant(call)).await,
+            Event::Crash { during, verb, when } => self.crash(self.meant(during), verb, when).await,
+            Event::Restart => self.restart(),
+            Event::Reboot => {
+                self.site.reboot();
+                self.restart();
+                let ready = self.holds.values_mut().filter(|hold| **hold != Hold::Half);
+                ready.for_each(|hold| *hold = Hold::Ready { real: false });
+            }
+            Event::LoseEdits { claim } => self.lose_edits(claim),
+            Event::Silence(silent) => {
+                self.silent = silent;
+                self.site.api.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        self.life = None;
+        self.life = Some(self.site.life());
+    }
+
+    fn create(&mut self, slot: usize, gpus: Vec<u32>, sliced: bool) {
+        let number = self.claims.len();
+        let devices: Vec<String> = gpus.iter().map(|gpu| format!("gpu-{gpu}")).collect();
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        let claim = Claim::new(&format!("slot-{slot}"), &devices).uid(&format!("uid-{number}"));
+        let claim = if sliced { claim.interval("Long") } else { claim };
+        self.site.api.put(&claim);
+        self.stored.insert(slot, number);
+        self.claims.push((slot, gpus, sliced, claim));
+    }
+
+    fn lose_edits(&mut self, claim: usize) {
+        if let Some(hold @ Hold::Ready { .. }) = self.holds.get_mut(&claim) {
+            let file = tranche::cdi::file_name(&self.claims[claim].3.id().uid);
+            drop(std::fs::remove_file(self.site.path("cdi").join(file)));
+            *hold = Hold::Ready { real: false };
+        }
+    }
+
+    /// A call that runs through, and its rule.
+    async fn call(&mut self, call: Call) {
+        let life = self.life.take().unwrap();
+        match call {
+            Call::Prepare(claim) => {
+                let object = &self.claims[claim].3;
+                if self.silent {
+                    life.refused(object, &["no route to host"]).await;
+                } else if !self.is_stored(claim) {
+                    life.refused(object, &["team/slot-"]).await;
+                } else if let Some(holder) = self.holder(claim) {
+                    life.refused(object, &["in use by claim", "team/slot-"]).await;
+                    assert!(self.holds.contains_key(&holder));
+                    // What was left of an earlier attempt is cleared before the refusal.
+                    self.holds.remove(&claim);
+                } else {
+                    life.prepared(object, "prepare").await;
+                    self.holds.insert(claim, Hold::Ready { real: true });
+                }
+            }
+            Call::Unprepare(claim) => {
+                life.unprepare(&self.claims[claim].3).await.unwrap();
+                self.holds.remove(&claim);
+            }
+            Call::Sweep => {
+                assert_eq!(life.sweep().await.unwrap().failed, 0);
+                self.holds = self.swept();
+            }
+        }
+        life.check("I1");
+        self.life = Some(life);
+    }
+
+    fn swept(&self) -> BTreeMap<usize, Hold> {
+        let ready = self.holds.iter().filter(|(_, hold)| **hold != Hold::Half);
+        let kept = ready.filter(|(claim, _)| self.silent || self.is_stored(**claim));
+        kept.map(|(claim, hold)| (*claim, if self.silent { *hold } else { Hold::Ready { real: true } }))
+            .collect()
+    }
+
+    /// The process is stopped amid a call. Which of the possible states is left is read from the disk; what
+    /// the call did not concern must be as it was.
+    async fn crash(&mut self, during: Call, verb: usize, when: When) {
+        let life = self.life.take().unwrap();
+        life.host.stop_at(verb, when);
+        let concerned: Vec<usize> = match during {
+            Call::Prepare(claim) | Call::Unprepare(claim) => vec![claim],
+            Call::Sweep => self.holds.keys().copied().collect(),
+        };
+        match during {
+            Call::Prepare(claim) => drop(life.prepare(&self.claims[claim].3).await),
+            Call::Unprepare(claim) => drop(life.unprepare(&self.claims[claim].3).await),
+            Call::Sweep => drop(life.sweep().await),
+        }
+        life.check("I1");
+        drop(life);
+        let left = self.left();
+        let others = |holds: &BTreeMap<usize, Hold>| -> BTreeMap<usize, Hold> {
+            holds.iter().filter(|(claim, _)| !concerned.contains(claim)).map(|(c, h)| (*c, *h)).collect()
+        };
+        assert_eq!(others(&left), others(&self.holds), "{during:?} has touched another claim");
+        self.holds = left;
+        self.restart();
+    }
+
+    /// Who holds what, by the disk.
+    fn left(&self) -> BTreeMap<usize, Hold> {
+        let records = self.site.records().into_iter().map(|record| {
+            let same = |(_, _, _, claim): &(usize, Vec<u32>, bool, Claim)| claim.id() == record.intent.claim;
+            let claim = self.claims.iter().position(same).unwrap();
+            let real =
+                record.intent.boot == self.site.boot() && self.site.edits(&self.claims[claim].3).is_some();
+            (claim, if record.phase == Phase::Ready { Hold::Ready { real } } else { Hold::Half })
+        });
+        records.collect()
+    }
+
+    fn check(&self, after: &Event) {
+        let at = format!("after {after:?}");
+        self.site.check(&at);
+        assert_eq!(self.left(), self.holds, "{at}");
+        for (claim, hold) in self.holds.iter().filter(|(_, hold)| **hold == Hold::Ready { real: true }) {
+            let (_, gpus, sliced, _) = &self.claims[*claim];
+            for gpu in gpus {
+                let wanted = if *sliced { 3 } else { 0 };
+                assert_eq!(self.site.time_slice(*gpu), wanted, "{at}: GPU {gpu} of {claim}, {hold:?}");
+            }
+        }
+    }
+
+    /// However wild it was: with everything deleted, one sweep leaves nothing.
+    async fn end(mut self) {
+        self.happen(Event::Silence(false)).await;
+        for slot in 0..4 {
+            self.happen(Event::Delete { slot }).await;
+        }
+        self.site.age_temporaries();
+        self.call(Call::Sweep).await;
+        self.site.check_empty("at the end");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_node_is_as_the_rules_say(events in events()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut world = World::new();
+            for event in events {
+                world.happen(event.clone()).await;
+                world.check(&event);
+            }
+            world.end().await;
+        });
+    }
 }

@@ -23,7 +23,7 @@ use tranche::host::driver_root::{DriverRoot, DriverRootCache};
 use tranche::host::{LocalHost, durable};
 use tranche::inventory::Inventory;
 use tranche::kubelet::{Claims, Prepared};
-use tranche::ledger::{self, HoldMode, Phase, Record, Step};
+use tranche::ledger::{self, Phase, Record, Step};
 use tranche::model::claim::{AllocatedClaim, ClaimRef};
 use tranche::model::gpu::*;
 use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, PoolName};
@@ -440,15 +440,4 @@ pub fn mig(start: u32) -> MigDevice {
         placement: Placement { start, size: 1 },
         capacity: MigCapacity::default(),
     }
-}
-
-/// Who holds what, by the ledger on the disk: claim UID and board, administrators left out.
-pub fn holders(site: &Site) -> BTreeMap<DeviceUuid, Vec<ClaimUid>> {
-    let mut holders: BTreeMap<DeviceUuid, Vec<ClaimUid>> = BTreeMap::new();
-    for record in site.records() {
-        for held in record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin) {
-            holders.entry(held.uuid.clone()).or_default().push(record.intent.claim.uid.clone());
-        }
-    }
-    holders
 }

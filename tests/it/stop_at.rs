@@ -45,7 +45,6 @@ pub enum Fault {
 
 pub const ENOSPC: i32 = 28;
 pub const EIO: i32 = 5;
-pub const EROFS: i32 = 30;
 
 type Stops = Box<dyn Fn(usize, Verb) -> Option<When> + Send>;
 type Faults = Box<dyn Fn(usize, Verb) -> Option<Fault> + Send>;
