@@ -68,7 +68,9 @@ fn admin() -> Claim {
     Claim::new("admin", &["gpu-1"]).admin()
 }
 
-const CLAIMS: [(&str, fn() -> Claim); 5] =
+type Named = (&'static str, fn() -> Claim);
+
+const CLAIMS: [Named; 5] =
     [("whole GPU", whole), ("time slice", sliced), ("two GPUs", two), ("MIG device", mig), ("admin", admin)];
 
 /// A site and what is on it before the process is stopped.
@@ -209,7 +211,7 @@ async fn stop_everywhere(case: Case) -> usize {
     stops
 }
 
-async fn stop_all(before: Before, during: During, claims: &[(&'static str, fn() -> Claim)]) -> usize {
+async fn stop_all(before: Before, during: During, claims: &[Named]) -> usize {
     let mut stops = 0;
     for (name, claim) in claims {
         stops += stop_everywhere(Case { name, claim: *claim, before, during }).await;
