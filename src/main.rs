@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, inspect, settings};
+use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, inspect, plan, settings};
 use tranche::ops::logs;
 
 /// File work and waits inside NVML; more would only add stacks.
@@ -20,28 +20,29 @@ fn main() -> ExitCode {
         }
     };
     match run(cli, args.first()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("tranche: {}", logs::Chain(error.as_ref()));
-            let usage = error.is::<settings::BadSettings>();
+            let usage = error.is::<settings::BadSettings>() || error.is::<cli::Usage>();
             if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
         }
     }
 }
 
-fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
+fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode> {
     let Cli { log, command } = cli;
     match command {
         Command::Node(args) => {
             let (log, node) = settings::log_and_node(log, *args)?;
             let control = logs::init(log.format, &log.filter)?;
-            Ok(runtime()?.block_on(tranche::node::run(node, control))?)
+            runtime()?.block_on(tranche::node::run(node, control))?;
         }
-        Command::Plan => cli::plan(),
-        Command::Inspect(args) => Ok(cli::print(inspect::ask(args)?.as_bytes())?),
-        Command::Completion { shell } => Ok(cli::print(&completion::script(shell, called))?),
-        Command::Version => Ok(cli::print(format!("tranche {}\n", cli::version()).as_bytes())?),
+        Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
+        Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,
+        Command::Completion { shell } => cli::print(&completion::script(shell, called))?,
+        Command::Version => cli::print(format!("tranche {}\n", cli::version()).as_bytes())?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// One thread for everything that waits: a node has little to compute, and each further thread

@@ -2,14 +2,22 @@
 //!
 //! * [`args`]: what was typed
 //! * [`settings`]: what it means, or everything that is wrong with it
-//! * [`completion`], [`inspect`]: small verbs
+//! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
+//! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
+//! * [`table`]: tables as kubectl prints them
+//! * [`completion`]: scripts for shells
 //!
-//! May import: everything below. May name: clap, clap_complete, anyhow, serde_json.
+//! May import: everything below. May name: clap, clap_complete, anyhow, comfy_table, serde, serde_json,
+//! serde_path_to_error, serde_saphyr, thiserror.
 
 pub mod args;
 pub mod completion;
 pub mod inspect;
+pub mod manifest;
+pub mod plan;
 pub mod settings;
+pub mod state;
+pub mod table;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
@@ -21,6 +29,13 @@ use args::{LogArgs, NodeArgs};
 
 /// A mistake of the caller, as opposed to a failure (1).
 pub const EXIT_USAGE: u8 = 2;
+/// The answer is no: the claim would not be prepared.
+pub const EXIT_REFUSED: u8 = 3;
+
+/// What the caller got wrong, with what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
 
 /// Kubernetes DRA driver for NVIDIA GPUs whose shares hold.
 #[derive(Debug, Parser)]
@@ -37,8 +52,8 @@ pub enum Command {
     /// Run the node plugin: publish this node's GPUs and prepare claims for kubelet.
     Node(Box<NodeArgs>),
     /// Show what preparing a claim would do, without doing it.
-    Plan,
-    /// Ask a running process how it is.
+    Plan(Box<plan::PlanArgs>),
+    /// Show what this node has, publishes and has handed out, by asking the running node plugin.
     Inspect(inspect::InspectArgs),
     /// Print a completion script for a shell.
     Completion { shell: completion::Shell },
@@ -73,12 +88,6 @@ fn command(called: Option<&OsString>) -> clap::Command {
 fn called_as_plugin(called: Option<&OsString>) -> bool {
     let stem = called.and_then(|name| Path::new(name).file_stem());
     stem.is_some_and(|stem| stem == "kubectl-tranche" || stem == "kubectl_tranche")
-}
-
-/// # Errors
-/// Always, so far.
-pub fn plan() -> anyhow::Result<()> {
-    anyhow::bail!("planning is not wired up in this build")
 }
 
 /// Prints an answer. A reader that has seen enough (`| head`) is no error.

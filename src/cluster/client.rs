@@ -97,6 +97,12 @@ impl KubeCluster {
         events::queue(self.client.clone(), self.node.clone(), self.limit)
     }
 
+    /// The claim that has this name now, whole, for people who ask what would become of it.
+    pub async fn claim_named(&self, namespace: &str, name: &str) -> Result<ResourceClaim, CallError> {
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), namespace);
+        call(self.limit, || format!("GET resourceclaims {namespace}/{name}"), api.get(name)).await
+    }
+
     fn all_slices(&self) -> Api<ResourceSlice> {
         Api::all(self.client.clone())
     }

@@ -69,6 +69,8 @@ pub struct DiscoveryState {
     pub failures_in_a_row: u32,
     /// Changes that were found since the start.
     pub changes: u64,
+    /// When the last look ended.
+    pub looked_at: Option<Instant>,
     /// How long the last look took.
     pub last_look: Option<Duration>,
     /// Why the last look failed.
@@ -158,6 +160,7 @@ impl<G: Gpus> Discovery<G> {
             state.failures += u64::from(error.is_some());
             state.failures_in_a_row = self.known.failed_looks();
             state.changes += changes.len() as u64;
+            state.looked_at = Some(Instant::now());
             state.last_look = Some(took);
             state.last_error = error;
             state.left_out = self.known.left_out().to_vec();

@@ -24,4 +24,4 @@ pub mod state;
 pub mod store;
 pub mod sweeper;
 
-pub use run::{NodeError, run};
+pub use run::{NodeError, driver_root, run};

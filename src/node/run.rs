@@ -133,7 +133,8 @@ fn make_folder(path: &Path) -> Result<(), NodeError> {
     fs::create_dir_all(path).map_err(|source| NodeError::Folder { path: path.to_owned(), source })
 }
 
-fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
+/// Where the driver is, as the plugin looks at it.
+pub fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
     let view = |inside: &Path, outside: &Path| RootView::new(inside, outside.to_string_lossy());
     let dev = roots.dev_root(|path| path.exists());
     // A node's view has the /dev folder in it.

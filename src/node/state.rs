@@ -35,7 +35,13 @@ impl Parts {
     /// Registers every part under its name.
     pub fn describe(&self, dump: &mut StateDump) {
         let node = self.node.clone();
-        dump.add("node", move || json!({"name": node.as_str()}));
+        dump.add("node", move || {
+            json!({
+                "name": node.as_str(),
+                "version": env!("CARGO_PKG_VERSION"),
+                "commit": env!("TRANCHE_COMMIT"),
+            })
+        });
         let inventory = self.discovered.inventory.clone();
         dump.add("inventory", move || json!(*inventory.borrow()));
         let discovery = self.discovered.state.clone();
@@ -59,6 +65,7 @@ fn looks(state: &DiscoveryState) -> Value {
         "failures": state.failures,
         "failuresInARow": state.failures_in_a_row,
         "changes": state.changes,
+        "lastLookSecondsAgo": state.looked_at.map(|at| at.elapsed().as_secs_f64()),
         "lastLookMs": state.last_look.map(|took| took.as_secs_f64() * 1e3),
         "lastError": state.last_error,
         "leftOut": state.left_out,
@@ -84,6 +91,7 @@ fn publication(published: &Publication) -> Value {
         "slices": published.slices,
         "devices": published.devices,
         "emptyBecause": published.empty_because,
+        "dropped": (!published.dropped.is_empty()).then(|| published.dropped.to_string()),
         "writes": published.writes,
         "failures": published.failures,
     })
@@ -100,6 +108,7 @@ fn claims(preparer: &Preparer) -> Value {
                 "name": claim.name,
                 "uid": claim.uid,
                 "phase": format!("{:?}", record.phase),
+                "intent": record.intent,
                 "devices": record.intent.devices.iter().map(|held| json!({
                     "device": held.answer.device,
                     "mode": format!("{:?}", held.mode),

@@ -13,5 +13,6 @@ mod kubelet;
 mod mock_api;
 mod node;
 mod nvml;
+mod plan;
 mod site;
 mod stop_at;

@@ -1,0 +1,346 @@
+//! The node's state as tables, and in words what a table cannot say.
+
+use std::collections::BTreeMap;
+
+use crate::cli::state::{Holder, NodeState};
+use crate::cli::table::{NONE, listed, or_none, render};
+use crate::inventory::Inventory;
+use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
+use crate::model::names::DeviceName;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    Usual,
+    Wide,
+}
+
+/// The node, its devices, then whatever is not as it should be.
+pub fn tables(state: &NodeState, width: Width) -> String {
+    let mut text = node(state, width);
+    let mut notes = notes(state);
+    match &state.inventory {
+        Inventory::Unknown => {
+            notes.insert(0, "The GPUs of this node have not been looked at yet.".to_owned())
+        }
+        Inventory::Unavailable { reason } => notes.insert(0, format!("No GPUs can be used: {reason}")),
+        Inventory::Found(gpus) if gpus.gpus.is_empty() => {
+            notes.insert(0, "The driver works, but it lists no GPU on this node.".to_owned());
+        }
+        Inventory::Found(gpus) => {
+            text.push('\n');
+            text.push_str(&devices(gpus, &state.claims, width));
+            notes.extend(boards(gpus));
+            notes.extend(held_but_gone(gpus, &state.claims));
+        }
+    }
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for note in notes {
+        text.push_str(&note);
+        text.push('\n');
+    }
+    text
+}
+
+fn node(state: &NodeState, width: Width) -> String {
+    let driver = match &state.inventory {
+        Inventory::Found(gpus) => gpus.driver.clone(),
+        _ => Default::default(),
+    };
+    let ago = state.discovery.last_look_seconds_ago;
+    let due = ago.map(|ago| state.discovery.next_look_in_seconds - ago);
+    let mut header = vec![
+        "NODE",
+        "DRIVER",
+        "CUDA",
+        "KUBELET",
+        "PUBLICATION",
+        "SLICES",
+        "DEVICES",
+        "GENERATION",
+        "LAST LOOK",
+        "NEXT LOOK",
+    ];
+    let mut row = vec![
+        or_none(Some(&state.node.name)),
+        or_none(Some(driver.driver)),
+        or_none(Some(driver.cuda)),
+        or_none(Some(&state.kubelet.registration)),
+        or_none(Some(&state.slices.phase)),
+        state.slices.slices.to_string(),
+        state.slices.devices.to_string(),
+        state.slices.generation.to_string(),
+        or_none(ago.map(|ago| format!("{} ago", span(ago)))),
+        or_none(due.map(|due| if due < 1.0 { "now".to_owned() } else { format!("in {}", span(due)) })),
+    ];
+    if width == Width::Wide {
+        header.push("VERSION");
+        row.push(match state.node.version.as_str() {
+            "" => NONE.to_owned(),
+            version => format!("{version} ({})", state.node.commit),
+        });
+    }
+    render(&header, [row])
+}
+
+/// Seconds as kubectl prints ages: `45s`, `10m`, `3h`, `2d`.
+fn span(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.0}s"),
+        s if s < 7200.0 => format!("{:.0}m", s / 60.0),
+        s if s < 48.0 * 3600.0 => format!("{:.0}h", s / 3600.0),
+        s => format!("{:.0}d", s / 86400.0),
+    }
+}
+
+fn devices(gpus: &NodeGpus, claims: &[Holder], width: Width) -> String {
+    let mut header = vec!["DEVICE", "TYPE", "PRODUCT", "PROFILE", "MEMORY", "HEALTH", "HELD BY"];
+    if width == Width::Wide {
+        header.extend(["UUID", "PCI", "NUMA"]);
+    }
+    let holders = holders(claims);
+    let rows = gpus.gpus.iter().flat_map(Gpu::devices).map(|device| {
+        let gpu = device.gpu();
+        let held = holders.get(&device.name()).map(Vec::as_slice).unwrap_or_default();
+        let mut row = vec![
+            device.name().to_string(),
+            kind(&device).to_owned(),
+            gpu.product_name.clone(),
+            profile(&device),
+            memory(&device),
+            health(&gpu.health).to_owned(),
+            listed(held),
+        ];
+        if width == Width::Wide {
+            let numa = gpu.pci.numa_node.map(|node| node.to_string());
+            row.extend([device.uuid().to_string(), or_none(Some(&gpu.pci.bus_id)), or_none(numa)]);
+        }
+        row
+    });
+    render(&header, rows)
+}
+
+/// `gpu` or `mig`, as the published attribute `type` has it.
+pub fn kind(device: &Device<'_>) -> &'static str {
+    match device {
+        Device::Whole(_) => "gpu",
+        Device::Mig { .. } => "mig",
+    }
+}
+
+/// A MIG device's profile.
+pub fn profile(device: &Device<'_>) -> String {
+    match device {
+        Device::Whole(_) => NONE.to_owned(),
+        Device::Mig { mig, .. } => mig.profile.clone(),
+    }
+}
+
+fn memory(device: &Device<'_>) -> String {
+    match device {
+        Device::Mig { mig, .. } => mig.capacity.memory.to_quantity_string(),
+        Device::Whole(gpu) => match gpu.memory {
+            Memory::Known { total, .. } => total.to_quantity_string(),
+            Memory::Unknown => "unknown".to_owned(),
+        },
+    }
+}
+
+fn health(health: &Health) -> &'static str {
+    match health {
+        Health::Healthy => "Healthy",
+        Health::Unhealthy(_) => "Unhealthy",
+    }
+}
+
+/// `namespace/claim (Whole)` by device; with the phase where a claim is not ready.
+fn holders(claims: &[Holder]) -> BTreeMap<DeviceName, Vec<String>> {
+    let mut by_device = BTreeMap::<_, Vec<_>>::new();
+    for holder in claims {
+        let claim = &holder.intent.claim;
+        let phase = match holder.phase.as_str() {
+            "Ready" => String::new(),
+            other => format!(", {other}"),
+        };
+        for held in &holder.intent.devices {
+            let words = format!("{}/{} ({:?}{phase})", claim.namespace, claim.name, held.mode);
+            by_device.entry(held.answer.device.clone()).or_default().push(words);
+        }
+    }
+    by_device
+}
+
+/// What is wrong with the parts of the plugin.
+fn notes(state: &NodeState) -> Vec<String> {
+    let mut notes = Vec::new();
+    match (state.kubelet.registration.as_str(), &state.kubelet.reason) {
+        ("Refused", reason) => {
+            notes.push(format!("Kubelet refused the plugin: {}", or_none(reason.as_deref())));
+        }
+        ("NotYet", _) => notes.push("Kubelet has not registered the plugin yet.".to_owned()),
+        _ => {}
+    }
+    let looks = &state.discovery;
+    if let Some(error) = &looks.last_error {
+        notes.push(format!("The last look failed ({} in a row): {error}", looks.failures_in_a_row));
+    }
+    notes.extend(looks.left_out.iter().map(|words| format!("Left out: {words}")));
+    if looks.stuck_threads > 0 {
+        notes.push(format!("{} threads hang in calls into the NVIDIA driver.", looks.stuck_threads));
+    }
+    if state.slices.phase == "WaitingForLock" {
+        notes.push("Another instance publishes; this one takes over when it ends.".to_owned());
+    }
+    if let Some(error) = &state.slices.error {
+        notes.push(format!("The ResourceSlices cannot be written; it is tried again: {error}"));
+    }
+    if let Some(dropped) = &state.slices.dropped {
+        notes.push(format!("This API server does not keep {dropped}"));
+    }
+    notes
+}
+
+/// What is to be said of boards.
+fn boards(gpus: &NodeGpus) -> Vec<String> {
+    let mut notes = Vec::new();
+    for gpu in &gpus.gpus {
+        let (minor, product) = (gpu.minor, &gpu.product_name);
+        if let Health::Unhealthy(reason) = &gpu.health {
+            notes.push(format!("GPU {minor} ({product}) is unhealthy: {reason}"));
+        }
+        if matches!(&gpu.mig, MigMode::On(devices) if devices.is_empty()) {
+            notes.push(format!(
+                "GPU {minor} ({product}) is in MIG mode without MIG devices, so nothing of it can be used: \
+                 create MIG devices or turn MIG off."
+            ));
+        }
+    }
+    notes
+}
+
+/// Devices that claims hold and that the node does not have (any more).
+fn held_but_gone(gpus: &NodeGpus, claims: &[Holder]) -> Vec<String> {
+    let present = gpus.devices();
+    let gone = |(device, holders): (&DeviceName, &Vec<String>)| {
+        let here = present.contains_key(device);
+        (!here).then(|| format!("{device} is held by {}, but this node does not have it.", listed(holders)))
+    };
+    holders(claims).iter().filter_map(gone).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(parts: serde_json::Value, width: Width) -> String {
+        tables(&serde_json::from_value(parts).unwrap(), width)
+    }
+
+    fn gpu(minor: u32, mig: serde_json::Value, health: serde_json::Value) -> serde_json::Value {
+        json!({
+            "uuid": format!("GPU-{minor}"), "minor": minor, "product_name": "NVIDIA H100", "brand": "Nvidia",
+            "architecture": "Hopper", "compute_capability": [9, 0],
+            "memory": {"Known": {"total": 85_520_809_984_u64, "reserved": 0}},
+            "multiprocessors": 132, "addressing_mode": null,
+            "pci": {"bus_id": "0000:1a:00.0", "root": "pci0000:15", "numa_node": 1},
+            "mig": mig, "health": health,
+        })
+    }
+
+    fn working() -> serde_json::Value {
+        let mig = json!({"On": [{
+            "uuid": "MIG-a", "profile": "1g.10gb", "gpu_instance": 7, "compute_instance": 0, "profile_id": 19,
+            "placement": {"start": 0, "size": 1},
+            "capacity": {"memory": 10_737_418_240_u64, "multiprocessors": 16, "copy_engines": 1, "decoders": 1,
+                         "encoders": 0, "jpeg_engines": 1, "ofa_engines": 0},
+        }]});
+        json!({
+            "node": {"name": "node-a", "version": "0.1.0", "commit": "abc"},
+            "inventory": {"Found": {
+                "driver": {"driver": "550.163.01", "cuda": "12.4"},
+                "gpus": [gpu(0, json!("Off"), json!("Healthy")), gpu(1, mig, json!("Healthy"))],
+            }},
+            "discovery": {"lastLookSecondsAgo": 12.2, "nextLookInSeconds": 60.0},
+            "slices": {"phase": "Published", "generation": 3, "slices": 1, "devices": 2},
+            "kubelet": {"registration": "Registered"},
+            "claims": [{"phase": "Ready", "intent": {
+                "claim": {"namespace": "team", "name": "train", "uid": "u1"}, "boot": "b", "steps": [],
+                "devices": [{"answer": {"requests": ["gpu"], "pool": "node-a", "device": "gpu-0", "cdi_ids": [],
+                                        "share_id": null},
+                             "uuid": "GPU-0", "gpu": "GPU-0", "mode": "Whole"}],
+            }}],
+        })
+    }
+
+    #[test]
+    fn a_working_node_is_two_tables() {
+        let expected = "\
+NODE     DRIVER       CUDA   KUBELET      PUBLICATION   SLICES   DEVICES   GENERATION   LAST LOOK   NEXT LOOK
+node-a   550.163.01   12.4   Registered   Published     1        2         3            12s ago     in 48s
+
+DEVICE                  TYPE   PRODUCT       PROFILE   MEMORY    HEALTH    HELD BY
+gpu-0                   gpu    NVIDIA H100   <none>    81559Mi   Healthy   team/train (Whole)
+gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      Healthy   <none>
+";
+        assert_eq!(shown(working(), Width::Usual), expected);
+    }
+
+    #[test]
+    fn wide_adds_what_identifies_a_device() {
+        let text = shown(working(), Width::Wide);
+        assert!(text.contains("UUID    PCI            NUMA\n"), "{text}");
+        assert!(text.contains("GPU-0   0000:1a:00.0   1\n"), "{text}");
+        assert!(text.contains("0.1.0 (abc)"), "{text}");
+    }
+
+    #[test]
+    fn what_is_wrong_stands_below_in_words() {
+        let mut state = working();
+        let broken = json!({"Unhealthy": "fell off the bus"});
+        state["inventory"]["Found"]["gpus"] = json!([gpu(3, json!({"On": []}), broken)]);
+        state["claims"][0]["phase"] = json!("Releasing");
+        state["kubelet"] = json!({"registration": "Refused", "reason": "another driver has the name"});
+        state["slices"]["error"] = json!("forbidden");
+        state["slices"]["dropped"] = json!("spec.devices[].allowMultipleAllocations");
+        state["discovery"]["lastError"] = json!("NVML is gone");
+        state["discovery"]["failuresInARow"] = json!(2);
+        let text = shown(state, Width::Usual);
+        for part in [
+            "Kubelet refused the plugin: another driver has the name\n",
+            "The last look failed (2 in a row): NVML is gone\n",
+            "cannot be written; it is tried again: forbidden\n",
+            "does not keep spec.devices[].allowMultipleAllocations\n",
+            "GPU 3 (NVIDIA H100) is unhealthy: fell off the bus\n",
+            "GPU 3 (NVIDIA H100) is in MIG mode without MIG devices",
+            "gpu-0 is held by team/train (Whole, Releasing), but this node does not have it.\n",
+        ] {
+            assert!(text.contains(part), "{part} is missing from\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_gpus_says_why() {
+        for (inventory, words) in [
+            (json!("Unknown"), "have not been looked at yet"),
+            (
+                json!({"Unavailable": {"reason": "libnvidia-ml.so.1 was not found"}}),
+                "No GPUs can be used: libnvidia",
+            ),
+            (
+                json!({"Found": {"driver": {"driver": "550.163.01", "cuda": "12.4"}, "gpus": []}}),
+                "lists no GPU",
+            ),
+        ] {
+            let text = shown(json!({"node": {"name": "node-a"}, "inventory": inventory}), Width::Usual);
+            assert!(text.contains(words) && !text.contains("DEVICE "), "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_are_short() {
+        assert_eq!([0.4, 119.0, 120.0, 7200.0, 200_000.0].map(span), ["0s", "119s", "2m", "2h", "2d"]);
+    }
+}

@@ -1,0 +1,152 @@
+//! `tranche plan`: what preparing a claim would do here, without doing it. Decided by the very code that
+//! the node plugin runs; only the printing is its own.
+//!
+//! claim ([`super::manifest`]) + node ([`site`]) → [`decide`] → [`report`]
+
+mod decide;
+mod driver;
+mod report;
+mod site;
+mod why;
+
+use std::env;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::manifest::{Manifest, Source, parse};
+use super::{EXIT_REFUSED, Usage, inspect};
+use crate::cluster::{Endpoint, KubeCluster};
+use crate::model::names::NodeName;
+use report::Verdict;
+
+/// More than any claim or state has.
+const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Exit codes: 0 the claim would be prepared, 3 it would be refused or is not allocated yet, \
+                        2 a mistake in what was given, 1 somebody who was asked did not answer."
+)]
+pub struct PlanArgs {
+    /// The ResourceClaim: a YAML or JSON file, - for standard input, or the name of one in the cluster.
+    #[arg(long, value_name = "FILE|NAMESPACE/NAME")]
+    pub claim: String,
+    /// The node's GPUs, from a file: what `tranche inspect -o json` prints, or its `inventory` alone
+    /// [default: ask the running node plugin].
+    #[arg(long, value_name = "FILE")]
+    pub gpus: Option<PathBuf>,
+    /// Where the running node plugin serves its state.
+    #[arg(long, default_value = inspect::ADDRESS)]
+    pub address: SocketAddr,
+    /// A folder of ledger records: the claims that hold devices already
+    /// [default: those that the state tells of].
+    #[arg(long, value_name = "DIR")]
+    pub ledger: Option<PathBuf>,
+    /// The node's name [default: the state's, else the one that the allocation names].
+    #[arg(long)]
+    pub node: Option<String>,
+    /// What to print.
+    #[arg(short, long, value_enum, default_value = "text")]
+    pub output: Output,
+    #[command(flatten)]
+    pub driver: DriverArgs,
+    /// Kubeconfig for reading a claim by name [default: the pod's service account, else ~/.kube/config].
+    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Where to look for the driver's files, for a CDI file that is complete.
+#[derive(Debug, Clone, Args)]
+pub struct DriverArgs {
+    /// Root of the driver's files [default: do not look; the CDI file lacks what would be found].
+    #[arg(long, value_name = "DIR")]
+    pub driver_root: Option<PathBuf>,
+    /// The same directory's path on the host.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub driver_root_on_host: PathBuf,
+    /// Directory of the device nodes [default: <driver-root>/dev if nvidiactl is there, else /dev].
+    #[arg(long, value_name = "DIR")]
+    pub dev_root: Option<PathBuf>,
+    /// The host's /proc.
+    #[arg(long, value_name = "DIR", default_value = "/proc")]
+    pub proc_root: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+    /// The CDI file alone, as it would be written.
+    Cdi,
+}
+
+/// Prints the plan or the refusal; the answer is the exit code.
+///
+/// # Errors
+/// What was given cannot be read ([`Usage`]), or somebody who was asked does not answer.
+pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
+    let manifest = manifest(&args).await?;
+    let site = site::find(&args, &manifest)?;
+    let report = decide::decide(&manifest, &site, &args.driver)?;
+    match args.output {
+        Output::Text => super::print(report.text().as_bytes())?,
+        Output::Json => super::print(format!("{}\n", serde_json::to_string_pretty(&report)?).as_bytes())?,
+        Output::Cdi => {
+            eprint!("{}", report.remarks());
+            super::print(report.cdi_file().as_bytes())?;
+        }
+    }
+    Ok(match report.verdict {
+        Verdict::Planned { .. } => 0,
+        Verdict::Refused { .. } | Verdict::NotAllocated { .. } => EXIT_REFUSED,
+    })
+}
+
+async fn manifest(args: &PlanArgs) -> anyhow::Result<Manifest> {
+    let object = match Source::parse(&args.claim, Path::exists)? {
+        Source::File(path) => parse(&read(&path)?, &path.display().to_string())?,
+        Source::Stdin => parse(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
+        Source::Named { namespace, name } => {
+            let endpoint = endpoint(args.kubeconfig.clone())?;
+            let cluster = KubeCluster::connect(&endpoint, NodeName::new("")).await?;
+            serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?
+        }
+    };
+    Ok(Manifest::new(object)?)
+}
+
+fn endpoint(kubeconfig: Option<PathBuf>) -> Result<Endpoint, Usage> {
+    if let Some(path) = kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
+        return Ok(Endpoint::Kubeconfig(path));
+    }
+    if env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+        return Ok(Endpoint::InCluster);
+    }
+    let home = env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());
+    home.map(Endpoint::Kubeconfig).ok_or_else(|| {
+        Usage("no cluster to read the claim from: give --kubeconfig, or the claim as a file".to_owned())
+    })
+}
+
+/// A file's text.
+fn read(path: &Path) -> Result<String, Usage> {
+    let file = std::fs::File::open(path);
+    let file = file.map_err(|error| Usage(format!("cannot read {}: {error}", path.display())))?;
+    limited(file, &path.display().to_string())
+}
+
+fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
+    let mut text = String::new();
+    match from.take(INPUT_BYTES_MAX + 1).read_to_string(&mut text) {
+        Ok(read) if read as u64 <= INPUT_BYTES_MAX => Ok(text),
+        Ok(_) => {
+            Err(Usage(format!("{name} is larger than {INPUT_BYTES_MAX} bytes: it is no claim and no state")))
+        }
+        Err(error) => Err(Usage(format!("cannot read {name}: {error}"))),
+    }
+}

@@ -1,0 +1,210 @@
+//! From claim and node to a report, through the node plugin's own checks, plan and refusals.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::report::{Cdi, Given, Offer, Planned, Report, Step, Verdict};
+use super::site::Site;
+use super::{DriverArgs, driver, why};
+use crate::cli::Usage;
+use crate::cli::inspect::{kind, profile};
+use crate::cli::manifest::Manifest;
+use crate::cluster::ClaimError;
+use crate::inventory::Inventory;
+use crate::ledger::{self, HoldMode, Intent};
+use crate::model::claim::{Access, Allocated, AllocatedClaim};
+use crate::model::error_chain;
+use crate::model::gpu::{Device, Gpu, NodeGpus};
+use crate::model::names::{BootId, PoolName};
+use crate::node::executor::ExecuteError;
+use crate::node::preparer::PrepareError;
+use crate::params;
+use crate::prepare::{self, Facts, Plan, Target};
+
+/// What preparing the claim on that node would come to.
+///
+/// # Errors
+/// The claim is no claim at all.
+pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Report, Usage> {
+    let mut report = Report {
+        claim: manifest.claim.clone(),
+        node: site.node.clone(),
+        allocation: Vec::new(),
+        verdict: Verdict::Refused { message: String::new() },
+        notes: site.notes.clone(),
+    };
+    if manifest.without_uid {
+        report.notes.push(
+            "The claim has no metadata.uid, which the API server gives: zeros stand in for it.".to_owned(),
+        );
+    }
+    let foreign = manifest.foreign();
+    if !foreign.is_empty() {
+        report.notes.push(format!("Left to their own drivers: {}.", foreign.join(", ")));
+    }
+    report.verdict = match manifest.allocated()? {
+        Ok(claim) => {
+            report.allocation = claim.results.iter().map(given).collect();
+            let planned =
+                found(&site.inventory).and_then(|gpus| planned(&claim, gpus, site, args, &mut report.notes));
+            planned.unwrap_or_else(|refused| Verdict::Refused { message: error_chain(&refused) })
+        }
+        Err(ClaimError::NotAllocated { .. }) => not_allocated(manifest, site, &mut report.notes),
+        Err(other) => Verdict::Refused { message: error_chain(&other) },
+    };
+    Ok(report)
+}
+
+fn found(inventory: &Inventory) -> Result<&NodeGpus, PrepareError> {
+    match inventory {
+        Inventory::Found(gpus) => Ok(gpus),
+        Inventory::Unavailable { reason } => Err(PrepareError::NoGpus { reason: reason.clone() }),
+        Inventory::Unknown => {
+            Err(PrepareError::NoGpus { reason: "the first look at the GPUs is not finished".to_owned() })
+        }
+    }
+}
+
+fn planned(
+    claim: &AllocatedClaim,
+    gpus: &NodeGpus,
+    site: &Site,
+    args: &DriverArgs,
+    notes: &mut Vec<String>,
+) -> Result<Verdict, PrepareError> {
+    let refused = |refusal| PrepareError::from(ExecuteError::Refused(refusal));
+    notes.extend(own_record(claim, site));
+    let pool = PoolName::new(site.node.as_str());
+    let held: Vec<Intent> = site.held.iter().map(|holder| holder.intent.clone()).collect();
+    let here = prepare::Site { node: &site.node, pool: &pool, gpus, held: &held };
+    let targets = prepare::targets(claim, here).map_err(refused)?;
+    let wanted = prepare::nodes(&targets);
+    let version = &gpus.driver.driver;
+    let files = driver::found(args, version, &wanted).map_err(ExecuteError::Driver)?;
+    if files.is_none() {
+        notes.push(driver::STAND_IN.to_owned());
+    }
+    let files = files.unwrap_or_else(|| driver::stand_in(version, &wanted));
+    let facts = Facts { boot: &BootId::from("none"), driver: &files };
+    let plan = prepare::plan(claim, &targets, &pool, facts).map_err(refused)?;
+    notes.extend(why::passed_over(claim, &targets));
+    Ok(told(claim, &targets, plan))
+}
+
+/// What the ledger says of this very claim.
+fn own_record(claim: &AllocatedClaim, site: &Site) -> Option<String> {
+    let own = site.held.iter().find(|holder| holder.intent.claim.uid == claim.claim.uid)?;
+    let recorded: BTreeSet<_> = own.intent.devices.iter().map(|device| &device.answer.device).collect();
+    let allocated: BTreeSet<_> = claim.results.iter().map(|result| &result.device).collect();
+    Some(match own.phase == "Ready" && recorded == allocated {
+        true => "The claim is prepared already: while its CDI file is there, kubelet gets the recorded answer and \
+                 nothing is done."
+            .to_owned(),
+        false => format!(
+            "The ledger has a record of an earlier attempt or allocation of this claim ({}): it is taken back first.",
+            own.phase
+        ),
+    })
+}
+
+fn told(claim: &AllocatedClaim, targets: &[Target<'_>], plan: Plan) -> Verdict {
+    let devices = targets.iter().zip(&plan.intent.devices);
+    let devices = devices.map(|(target, held)| device(claim, target, &held.answer.cdi_ids)).collect();
+    let steps = plan.intent.steps.iter().map(step).collect();
+    let file = serde_json::from_str(&plan.cdi.content).unwrap_or_default();
+    let cdi = Cdi { file_name: plan.cdi.file_name, ids: plan.cdi.ids, file, content: plan.cdi.content };
+    Verdict::Planned { devices, steps, cdi }
+}
+
+fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Planned {
+    let because = match (target.mode, why::meant(claim, target).last()) {
+        (HoldMode::Admin, _) => "administrative access changes nothing".to_owned(),
+        (_, Some(&index)) => why::entry(claim, index),
+        (_, None) => "no config is meant for it".to_owned(),
+    };
+    Planned {
+        requests: target.requests.clone(),
+        device: target.name.clone(),
+        kind: kind(&target.device),
+        product: target.device.gpu().product_name.clone(),
+        profile: profile(&target.device),
+        uuid: target.device.uuid().clone(),
+        held_as: format!("{:?}", target.mode),
+        settings: why::settings(target.settings.sharing.as_ref()),
+        because,
+        cdi_ids: cdi_ids.to_vec(),
+    }
+}
+
+fn step(step: &ledger::Step) -> Step {
+    let (does, undo) = match step {
+        ledger::Step::TimeSlice { gpu, level } => (
+            format!("set the time slice of {gpu} to {} (level {level})", why::interval(*level)),
+            "set it to the driver's default (level 0)",
+        ),
+        ledger::Step::WriteCdi { file } => (format!("write {file}"), "remove it"),
+    };
+    Step { does, undo: undo.to_owned() }
+}
+
+fn given(result: &Allocated) -> Given {
+    let access = match &result.access {
+        Access::Exclusive => "Exclusive".to_owned(),
+        Access::Admin => "Admin".to_owned(),
+        Access::Share { consumed, .. } => {
+            let consumed: Vec<_> =
+                consumed.iter().map(|(name, quantity)| format!("{name}={quantity}")).collect();
+            format!("Share ({})", consumed.join(", "))
+        }
+    };
+    Given {
+        request: result.request.to_string(),
+        pool: result.pool.to_string(),
+        device: result.device.to_string(),
+        access,
+    }
+}
+
+fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> Verdict {
+    for (place, parameters) in manifest.parameters() {
+        if let Err(error) = params::decode(parameters) {
+            notes.push(format!("{place} would be refused: {error}"));
+        }
+    }
+    let offers = match found(&site.inventory) {
+        Ok(gpus) => offers(gpus, site),
+        Err(error) => {
+            notes.push(error_chain(&error));
+            Vec::new()
+        }
+    };
+    Verdict::NotAllocated { requests: manifest.asked(), offers }
+}
+
+/// The node's devices by type, product and profile, with those that no claim holds.
+fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
+    let mut by_type = BTreeMap::<_, Offer>::new();
+    for device in gpus.gpus.iter().flat_map(Gpu::devices) {
+        let (kind, product, profile) = (kind(&device), device.gpu().product_name.clone(), profile(&device));
+        let offer = by_type.entry((kind, product.clone(), profile.clone())).or_insert_with(|| Offer {
+            kind,
+            product,
+            profile,
+            devices: Vec::new(),
+            free: Vec::new(),
+        });
+        offer.devices.push(device.name());
+        if !is_held(&device, site) {
+            offer.free.push(device.name());
+        }
+    }
+    by_type.into_values().collect()
+}
+
+fn is_held(device: &Device<'_>, site: &Site) -> bool {
+    let mut held = site.held.iter().flat_map(|holder| &holder.intent.devices);
+    held.any(|held| match held.mode {
+        HoldMode::Admin => false,
+        HoldMode::Whole => held.gpu == device.gpu().uuid,
+        HoldMode::Mig => held.uuid == *device.uuid(),
+    })
+}

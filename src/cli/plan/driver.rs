@@ -1,0 +1,63 @@
+//! The driver's files: looked for where they are, or stood in for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::DriverArgs;
+use crate::cdi::{
+    Arch, CdiNodes, DeviceNode, DeviceNodes, DriverFiles, HostPath, Node, NodeState, RootFiles,
+};
+use crate::host::driver_root::{DriverError, DriverRootCache};
+use crate::node::config::Roots;
+
+/// What is missing from a CDI file that was made with [`stand_in`].
+pub const STAND_IN: &str = "The driver's files were not looked for, so the CDI file is without libraries and programs, and \
+                            its device nodes are assumed: give --driver-root to have them found.";
+
+/// What the node plugin would find; `None` without a driver root.
+pub fn found(
+    args: &DriverArgs,
+    version: &str,
+    wanted: &[CdiNodes],
+) -> Result<Option<DriverFiles>, DriverError> {
+    let Some(driver_root) = args.driver_root.clone() else { return Ok(None) };
+    let roots = Roots {
+        driver_root,
+        driver_root_on_host: args.driver_root_on_host.clone(),
+        dev_root: args.dev_root.clone(),
+    };
+    let version = (!version.is_empty()).then_some(version);
+    let root = DriverRootCache::new(crate::node::driver_root(&roots, &args.proc_root));
+    root.files(version, wanted).map(Some)
+}
+
+/// A driver without files, whose device nodes are all there under their usual names.
+pub fn stand_in(version: &str, wanted: &[CdiNodes]) -> DriverFiles {
+    let nodes = Node::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes));
+    let nodes: BTreeMap<_, _> = nodes.map(|node| (node, present(node))).collect();
+    let root = RootFiles {
+        version: version.to_owned(),
+        arch: if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 },
+        libraries: Vec::new(),
+        binaries: Vec::new(),
+        files: Vec::new(),
+        hook: None,
+    };
+    DriverFiles { root: Arc::new(root), nodes: DeviceNodes(nodes) }
+}
+
+fn present(node: Node) -> DeviceNode {
+    let path = match node {
+        // The kernel alone knows the number behind nvidia-cap.
+        Node::GpuInstance { gpu, instance } => {
+            format!("/dev/nvidia-caps/nvidia-cap-of-gpu{gpu}-gi{instance}")
+        }
+        Node::ComputeInstance { gpu, instance, compute } => {
+            format!("/dev/nvidia-caps/nvidia-cap-of-gpu{gpu}-gi{instance}-ci{compute}")
+        }
+        plain => format!("/dev/{plain}"),
+    };
+    let host = HostPath { inside: path.clone().into(), host: path.clone() };
+    // A node that is present is written by its path; its numbers are the runtime's to find.
+    DeviceNode { container: path, host, major: 0, minor: 0, state: NodeState::Present }
+}

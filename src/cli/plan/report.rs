@@ -1,0 +1,218 @@
+//! What is told of a plan, for programs as JSON and for people as tables.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::cli::manifest::Asked;
+use crate::cli::table::{listed, render};
+use crate::model::claim::ClaimRef;
+use crate::model::names::{DeviceName, DeviceUuid, NodeName};
+
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub claim: ClaimRef,
+    pub node: NodeName,
+    /// Our driver's results, as the allocation has them.
+    pub allocation: Vec<Given>,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "result", rename_all_fields = "camelCase")]
+pub enum Verdict {
+    Planned {
+        devices: Vec<Planned>,
+        steps: Vec<Step>,
+        cdi: Cdi,
+    },
+    /// What kubelet would be told, and the pod's events would show.
+    Refused {
+        message: String,
+    },
+    NotAllocated {
+        requests: Vec<Asked>,
+        offers: Vec<Offer>,
+    },
+}
+
+#[derive(Debug, Serialize)]
+pub struct Given {
+    pub request: String,
+    pub pool: String,
+    pub device: String,
+    pub access: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Planned {
+    pub requests: Vec<String>,
+    pub device: DeviceName,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub product: String,
+    pub profile: String,
+    pub uuid: DeviceUuid,
+    pub held_as: String,
+    pub settings: String,
+    pub because: String,
+    pub cdi_ids: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Step {
+    pub does: String,
+    pub undo: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cdi {
+    pub file_name: String,
+    pub ids: Vec<String>,
+    pub file: Value,
+    /// The same, byte for byte.
+    #[serde(skip)]
+    pub content: String,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Offer {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub product: String,
+    pub profile: String,
+    pub devices: Vec<DeviceName>,
+    pub free: Vec<DeviceName>,
+}
+
+impl Report {
+    pub fn text(&self) -> String {
+        let claim = format!("{}/{}", self.claim.namespace, self.claim.name);
+        let head = [claim, self.claim.uid.to_string(), self.node.to_string(), self.verdict.word().to_owned()];
+        let mut parts = vec![render(&["CLAIM", "UID", "NODE", "RESULT"], [head])];
+        match &self.verdict {
+            Verdict::Planned { devices, steps, cdi } => {
+                parts.extend([planned(devices), stepped(steps), ids(cdi)]);
+            }
+            Verdict::Refused { message } => {
+                if !self.allocation.is_empty() {
+                    parts.push(allocation(&self.allocation));
+                }
+                parts.push(format!("Kubelet is told:\n  {message}\n"));
+            }
+            Verdict::NotAllocated { requests, offers } => {
+                parts.push(asked(requests));
+                parts.push(
+                    "The scheduler chooses the devices once a pod uses the claim. This node has:\n"
+                        .to_owned(),
+                );
+                parts.push(offered(offers));
+            }
+        }
+        let mut text = parts.join("\n");
+        if !self.notes.is_empty() {
+            text.push('\n');
+            text.push_str(&self.noted());
+        }
+        text
+    }
+
+    /// The CDI file's text; empty where none would be written.
+    pub fn cdi_file(&self) -> &str {
+        match &self.verdict {
+            Verdict::Planned { cdi, .. } => &cdi.content,
+            Verdict::Refused { .. } | Verdict::NotAllocated { .. } => "",
+        }
+    }
+
+    /// What is to be said beside the CDI file.
+    pub fn remarks(&self) -> String {
+        let verdict = match &self.verdict {
+            Verdict::Planned { .. } => String::new(),
+            Verdict::Refused { message } => format!("refused: {message}\n"),
+            Verdict::NotAllocated { .. } => {
+                format!("{}: there is no CDI file to show\n", self.verdict.word())
+            }
+        };
+        format!("{verdict}{}", self.noted())
+    }
+
+    fn noted(&self) -> String {
+        self.notes.iter().map(|note| format!("{note}\n")).collect()
+    }
+}
+
+impl Verdict {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Planned { .. } => "can be prepared",
+            Self::Refused { .. } => "refused",
+            Self::NotAllocated { .. } => "not allocated yet",
+        }
+    }
+}
+
+fn planned(devices: &[Planned]) -> String {
+    let header = ["REQUEST", "DEVICE", "TYPE", "PRODUCT", "PROFILE", "HELD AS", "SETTINGS", "BECAUSE"];
+    let rows = devices.iter().map(|device| {
+        [
+            listed(&device.requests),
+            device.device.to_string(),
+            device.kind.to_owned(),
+            device.product.clone(),
+            device.profile.clone(),
+            device.held_as.clone(),
+            device.settings.clone(),
+            device.because.clone(),
+        ]
+    });
+    render(&header, rows)
+}
+
+fn stepped(steps: &[Step]) -> String {
+    let rows = steps.iter().enumerate();
+    let rows = rows.map(|(index, step)| [(index + 1).to_string(), step.does.clone(), step.undo.clone()]);
+    render(&["STEP", "DOES", "UNDO"], rows)
+}
+
+fn ids(cdi: &Cdi) -> String {
+    render(&["CDI DEVICE"], cdi.ids.iter().map(|id| [id.clone()]))
+}
+
+fn allocation(results: &[Given]) -> String {
+    let rows = results.iter().map(|result| {
+        [result.request.clone(), result.pool.clone(), result.device.clone(), result.access.clone()]
+    });
+    render(&["REQUEST", "POOL", "DEVICE", "ACCESS"], rows)
+}
+
+fn asked(requests: &[Asked]) -> String {
+    let rows = requests.iter().map(|asked| {
+        [
+            asked.request.clone(),
+            asked.device_class.clone(),
+            asked.count.clone(),
+            listed(&asked.capacity),
+            if asked.admin_access { "Admin" } else { "Exclusive" }.to_owned(),
+            listed(&asked.selectors),
+        ]
+    });
+    render(&["REQUEST", "CLASS", "COUNT", "CAPACITY", "ACCESS", "SELECTORS"], rows)
+}
+
+fn offered(offers: &[Offer]) -> String {
+    let rows = offers.iter().map(|offer| {
+        let free: Vec<_> = offer.free.iter().map(DeviceName::as_str).collect();
+        [
+            offer.kind.to_owned(),
+            offer.product.clone(),
+            offer.profile.clone(),
+            offer.devices.len().to_string(),
+            listed(&free),
+        ]
+    });
+    render(&["TYPE", "PRODUCT", "PROFILE", "DEVICES", "FREE"], rows)
+}

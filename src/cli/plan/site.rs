@@ -1,0 +1,103 @@
+//! The node that the plan is for: its name, its GPUs, and who holds some of them already.
+
+use std::fs;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{PlanArgs, parse, read};
+use crate::cli::manifest::Manifest;
+use crate::cli::state::{Holder, NodeState};
+use crate::cli::{Usage, inspect};
+use crate::inventory::Inventory;
+use crate::ledger;
+use crate::model::names::NodeName;
+
+/// See the module's text.
+pub struct Site {
+    pub node: NodeName,
+    pub inventory: Inventory,
+    pub held: Vec<Holder>,
+    /// What had to be assumed.
+    pub notes: Vec<String>,
+}
+
+/// Gathers what was given, and asks the running plugin for the rest.
+pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
+    let mut notes = Vec::new();
+    let (mut state, knows_claims) = match &args.gpus {
+        Some(path) => from_file(path)?,
+        None => (inspect::state(args.address)?, true),
+    };
+    if let Some(folder) = &args.ledger {
+        state.claims = records(folder)?;
+    } else if !knows_claims {
+        notes.push(
+            "Claims that hold devices already were not looked at: give --ledger to have them counted."
+                .to_owned(),
+        );
+    }
+    let named = args.node.clone().unwrap_or(state.node.name);
+    let node = match (named.is_empty(), manifest.pool()) {
+        (false, _) => named,
+        (true, Some(pool)) => {
+            notes.push(format!(
+                "The node is taken to be {pool}, which the allocation names: give --node for another."
+            ));
+            pool
+        }
+        (true, None) => "<not given>".to_owned(),
+    };
+    Ok(Site { node: NodeName::new(node), inventory: state.inventory, held: state.claims, notes })
+}
+
+/// A whole state, the inventory of one, or the GPUs alone. True: it tells of claims, too.
+fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
+    let name = path.display().to_string();
+    let value = parse(&read(path)?, &name)?;
+    if value.get("inventory").is_some() {
+        let knows_claims = value.get("claims").is_some();
+        return Ok((typed(&value, &name)?, knows_claims));
+    }
+    let inventory = match value.get("gpus") {
+        Some(_) => Inventory::Found(typed(&value, &name)?),
+        None => typed(&value, &name)?,
+    };
+    Ok((NodeState { inventory, ..NodeState::default() }, false))
+}
+
+fn typed<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        Usage(format!(
+            "{name} does not tell a node's GPUs: {}: {}; take what tranche inspect -o json prints",
+            error.path(),
+            error.inner()
+        ))
+    })
+}
+
+/// Every record in the folder, or in its subfolder `ledger` if it is the plugin's state folder.
+fn records(folder: &Path) -> Result<Vec<Holder>, Usage> {
+    let below = folder.join("ledger");
+    let folder = if below.is_dir() { &below } else { folder };
+    let unreadable =
+        |error: std::io::Error| Usage(format!("cannot read the ledger {}: {error}", folder.display()));
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.extension().is_some_and(|ending| ending == "rec") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    paths.iter().map(|path| record(path)).collect()
+}
+
+fn record(path: &Path) -> Result<Holder, Usage> {
+    let bytes = fs::read(path).map_err(|error| Usage(format!("cannot read {}: {error}", path.display())))?;
+    let record = ledger::decode(&bytes)
+        .map_err(|damage| Usage(format!("the ledger record {} is damaged: {damage}", path.display())))?
+        .record;
+    Ok(Holder { phase: format!("{:?}", record.phase), intent: record.intent })
+}

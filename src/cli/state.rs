@@ -1,0 +1,67 @@
+//! What the node plugin says of itself at `/state`, read back. Parts that are missing count as not known,
+//! so that a state written by another release can be shown as well.
+
+use serde::Deserialize;
+
+use crate::inventory::Inventory;
+use crate::ledger::Intent;
+
+/// The parts that people are shown; `node::state` writes them.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeState {
+    pub node: Node,
+    pub inventory: Inventory,
+    pub discovery: Looks,
+    pub slices: Published,
+    pub kubelet: Kubelet,
+    pub claims: Vec<Holder>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    pub name: String,
+    pub version: String,
+    pub commit: String,
+}
+
+/// How discovery is doing.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Looks {
+    pub failures_in_a_row: u32,
+    pub last_look_seconds_ago: Option<f64>,
+    pub last_error: Option<String>,
+    pub left_out: Vec<String>,
+    /// From the end of the last look on.
+    pub next_look_in_seconds: f64,
+    pub stuck_threads: usize,
+}
+
+/// What has become of the ResourceSlices.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Published {
+    pub phase: String,
+    pub error: Option<String>,
+    pub generation: i64,
+    pub slices: usize,
+    pub devices: usize,
+    pub dropped: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Kubelet {
+    pub registration: String,
+    pub reason: Option<String>,
+}
+
+/// A claim with a ledger record.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Holder {
+    /// `Applying(<step>)`, `Ready` or `Releasing`.
+    pub phase: String,
+    pub intent: Intent,
+}
