@@ -27,7 +27,7 @@ pub enum ResolveError {
     )]
     UnknownRequest { index: usize, request: String, known: String },
     #[error(
-        "config[{index}] is a {kind}, but request {request:?} was given {device}; \
+        "config[{index}] is a {kind}, but request \"{request}\" was given {device}; \
          use GpuConfig for whole GPUs and MigDeviceConfig for MIG devices"
     )]
     WrongKind { index: usize, kind: &'static str, request: RequestName, device: String },

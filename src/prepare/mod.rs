@@ -29,12 +29,12 @@ pub enum Refusal {
     #[error("the allocation has no result for driver gpu.nvidia.com")]
     NothingAllocated,
     #[error(
-        "request {request:?} was given device {device} of pool {pool}, but this is node {node} and prepares only \
+        "request \"{request}\" was given device {device} of pool {pool}, but this is node {node} and prepares only \
          devices of pool {node}; delete the claim so that it is allocated again"
     )]
     OtherPool { request: RequestName, device: DeviceName, pool: PoolName, node: NodeName },
     #[error(
-        "request {request:?} was given device {device}, which this node does not have (it has {present}); \
+        "request \"{request}\" was given device {device}, which this node does not have (it has {present}); \
          if the GPU was re-partitioned, delete the claim so that it is allocated again"
     )]
     NoSuchDevice { request: RequestName, device: DeviceName, present: String },

@@ -107,7 +107,7 @@ fn devices(gpus: &NodeGpus, claims: &[Holder], width: Width) -> String {
             device.name().to_string(),
             kind(&device).to_owned(),
             gpu.product_name.clone(),
-            profile(&device),
+            or_none(profile(&device)),
             memory(&device),
             health(&gpu.health).to_owned(),
             listed(held),
@@ -130,10 +130,10 @@ pub fn kind(device: &Device<'_>) -> &'static str {
 }
 
 /// A MIG device's profile.
-pub fn profile(device: &Device<'_>) -> String {
+pub fn profile(device: &Device<'_>) -> Option<String> {
     match device {
-        Device::Whole(_) => NONE.to_owned(),
-        Device::Mig { mig, .. } => mig.profile.clone(),
+        Device::Whole(_) => None,
+        Device::Mig { mig, .. } => Some(mig.profile.clone()),
     }
 }
 

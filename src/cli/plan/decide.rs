@@ -77,6 +77,7 @@ fn planned(
     let held: Vec<Intent> = site.held.iter().map(|holder| holder.intent.clone()).collect();
     let here = prepare::Site { node: &site.node, pool: &pool, gpus, held: &held };
     let targets = prepare::targets(claim, here).map_err(refused)?;
+    notes.extend(why::passed_over(claim, &targets));
     let wanted = prepare::nodes(&targets);
     let version = &gpus.driver.driver;
     let files = driver::found(args, version, &wanted).map_err(ExecuteError::Driver)?;
@@ -86,7 +87,6 @@ fn planned(
     let files = files.unwrap_or_else(|| driver::stand_in(version, &wanted));
     let facts = Facts { boot: &BootId::from("none"), driver: &files };
     let plan = prepare::plan(claim, &targets, &pool, facts).map_err(refused)?;
-    notes.extend(why::passed_over(claim, &targets));
     Ok(told(claim, &targets, plan))
 }
 

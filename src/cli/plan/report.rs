@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::manifest::Asked;
-use crate::cli::table::{listed, render};
+use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceName, DeviceUuid, NodeName};
 
@@ -53,7 +53,8 @@ pub struct Planned {
     #[serde(rename = "type")]
     pub kind: &'static str,
     pub product: String,
-    pub profile: String,
+    /// Of a MIG device.
+    pub profile: Option<String>,
     pub uuid: DeviceUuid,
     pub held_as: String,
     pub settings: String,
@@ -83,7 +84,8 @@ pub struct Offer {
     #[serde(rename = "type")]
     pub kind: &'static str,
     pub product: String,
-    pub profile: String,
+    /// Of a MIG device.
+    pub profile: Option<String>,
     pub devices: Vec<DeviceName>,
     pub free: Vec<DeviceName>,
 }
@@ -163,7 +165,7 @@ fn planned(devices: &[Planned]) -> String {
             device.device.to_string(),
             device.kind.to_owned(),
             device.product.clone(),
-            device.profile.clone(),
+            or_none(device.profile.clone()),
             device.held_as.clone(),
             device.settings.clone(),
             device.because.clone(),
@@ -209,7 +211,7 @@ fn offered(offers: &[Offer]) -> String {
         [
             offer.kind.to_owned(),
             offer.product.clone(),
-            offer.profile.clone(),
+            or_none(offer.profile.clone()),
             offer.devices.len().to_string(),
             listed(&free),
         ]

@@ -60,9 +60,16 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
         let knows_claims = value.get("claims").is_some();
         return Ok((typed(&value, &name)?, knows_claims));
     }
-    let inventory = match value.get("gpus") {
-        Some(_) => Inventory::Found(typed(&value, &name)?),
-        None => typed(&value, &name)?,
+    let has = |field: &str| value.get(field).is_some();
+    let inventory = if has("gpus") {
+        Inventory::Found(typed(&value, &name)?)
+    } else if has("Found") || has("Unavailable") || value == "Unknown" {
+        typed(&value, &name)?
+    } else {
+        return Err(Usage(format!(
+            "{name} does not tell a node's GPUs: it has neither inventory nor gpus; take what tranche inspect -o json \
+             prints"
+        )));
     };
     Ok((NodeState { inventory, ..NodeState::default() }, false))
 }
