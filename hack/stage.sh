@@ -17,7 +17,11 @@ for spec in "$@"; do
   mkdir -p "$state"
   [ -s "$state/boot_id" ] || cat /proc/sys/kernel/random/uuid >"$state/boot_id"
   FAKE_NVML_DIR="$state" "$target/fake/release/fake-nvml" init \
-    --driver "$("$rig" driver-version)" --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
+    --driver "$("$rig" driver-version)" --seed "$node" --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
+  # The real nvidia-smi wants the real library. Removed first: it is a link into the cache.
+  smi="$("$rig" host-path "$node" /driver)/usr/lib/nvidia/current/nvidia-smi"
+  rm -f "$smi"
+  install -m 755 "$target/fake/release/fake-nvml" "$smi"
 done
 echo "-- loading the image"
 "$rig" load all "$target/image/tranche.tar"

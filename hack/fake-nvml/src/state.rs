@@ -39,6 +39,9 @@ pub struct GpuState {
     pub accounting: Option<Change<bool>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
+    /// As `nvidia-smi compute-policy` numbers it: 0 default to 3 long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<u32>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Limit>,
 }

@@ -4,7 +4,9 @@ mod args;
 mod edit;
 mod files;
 mod show;
+mod smi;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use args::Args;
@@ -30,6 +32,8 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
   strip-symbols IN OUT NAME...              a copy of the library without these names
   install DIR [--lib FILE]                  the library as DIR/libnvidia-ml.so.1
 
+Called as nvidia-smi it knows: compute-policy -i UUID --set-timeslice 0..3, and -L.
+
 Profiles: t4 a100-80gb h100 h200 b200 l40s
 ";
 
@@ -44,7 +48,12 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), String> {
-    let mut args = Args::new(std::env::args().skip(1));
+    let mut words = std::env::args();
+    let called = words.next().unwrap_or_default();
+    let mut args = Args::new(words);
+    if Path::new(&called).file_name().is_some_and(|name| name == "nvidia-smi") {
+        return smi::run(&fake_nvml::node::dir(), args);
+    }
     let dir = args.option("--dir")?.map_or_else(fake_nvml::node::dir, Into::into);
     let command = args.word("a command")?;
     match command.as_str() {
