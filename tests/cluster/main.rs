@@ -1,12 +1,23 @@
 //! Tests on a real cluster: a rig (hack/rig) named by TRANCHE_RIG, which has to be up. Without it
-//! each test prints one loud line and passes.
+//! each test prints one loud line and passes. hack/test-cluster.sh does all of it:
 //!
-//!     RIG_NAME=test hack/rig/rig up
-//!     TRANCHE_RIG=test cargo test --test cluster
+//!     RIG_NAME=test RIG_NODES=2 RIG_FAKE_NVML=target/fake/release/libfake_nvml.so hack/rig/rig up
+//!     TRANCHE_RIG=test cargo test --test cluster deploy::           # installs and removes by itself
+//!     RIG_NAME=test hack/stage.sh node-a=h100:8:7=1g.10gb,1g.10gb,2g.20gb node-b=l40s:2
+//!     TRANCHE_RIG=test cargo test --test cluster -- --skip deploy::  # the driver at work
 //!
-//! A test takes the rig by `Rig::of_env`, which keeps the others waiting: they run one at a time. It
-//! makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
+//! A test takes the rig by `Rig::bare` or `Bed::of_env`, which keep the others waiting: they run one at a
+//! time. It makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bad_input;
+mod bed;
+mod churn;
 mod deploy;
+mod discovery;
+mod manifests;
+mod pods;
+mod restarts;
 mod rig;
+mod sharing;
+mod upgrade;

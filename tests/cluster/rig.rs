@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
+const ORDER: &str =
+    "hack/test-cluster.sh runs deploy's tests on the bare rig, then hack/stage.sh, then the rest";
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A rig that is up, for as long as this value lives taken by one test.
@@ -35,6 +38,25 @@ impl Rig {
         let rig = Self { name, at_end: RefCell::default(), _alone: alone };
         rig.run(&["status"]);
         Some(rig)
+    }
+
+    /// A rig without the driver on it: what a test installs itself must not meet another.
+    pub fn bare(test: &str) -> Option<Self> {
+        let rig = Self::of_env(test)?;
+        assert!(!rig.has_driver(), "{test} needs a bare rig, and the driver is staged on this one; {ORDER}");
+        Some(rig)
+    }
+
+    /// A rig with the driver on it.
+    pub fn staged(test: &str) -> Option<Self> {
+        let rig = Self::of_env(test)?;
+        assert!(rig.has_driver(), "{test} needs the driver on the rig; {ORDER}");
+        Some(rig)
+    }
+
+    fn has_driver(&self) -> bool {
+        let what = ["-n", "tranche-system", "get", "daemonset", "tranche-node", "--ignore-not-found"];
+        self.kubectl(&[&what[..], &["-o", "jsonpath={..volumes[*].name}"]].concat()).contains("fake-nvml")
     }
 
     /// `rig VERB ...`, its standard output. An exit status other than 0 ends the test.

@@ -1,0 +1,417 @@
+//! A rig with the driver at work, and a namespace of the test's own: what a user does and sees.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client, Resource};
+use serde_json::{Value, json};
+
+use crate::rig::{Rig, wait_until};
+
+/// The driver's own namespace.
+pub const SYSTEM: &str = "tranche-system";
+/// A pod is up within this, also when it waits for others to end.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// What takes a moment is over by then.
+pub const SOON: Duration = Duration::from_secs(20);
+const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
+
+/// See the module's text.
+pub struct Bed {
+    pub rig: Rig,
+    pub client: Client,
+    pub namespace: String,
+    pub nodes: Vec<String>,
+    dir: PathBuf,
+    test: String,
+    begin: Instant,
+}
+
+/// What a container finds.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Inside {
+    /// NVIDIA_VISIBLE_DEVICES, or "unset".
+    pub visible: String,
+    /// N of every /dev/nvidiaN.
+    pub gpus: Vec<u32>,
+    /// N of every /dev/nvidia-caps/nvidia-capN.
+    pub caps: Vec<u32>,
+    /// The loader finds libcuda.so.1.
+    pub cuda: bool,
+}
+
+impl Inside {
+    /// Nothing of any GPU.
+    pub fn is_without_gpu(&self) -> bool {
+        self.gpus.is_empty() && self.caps.is_empty() && !self.cuda
+    }
+}
+
+impl Bed {
+    /// The rig that TRANCHE_RIG names, with the driver staged on it, or None and a line that says so.
+    pub async fn of_env(test: &str) -> Option<Self> {
+        Self::with_labels(test, json!({})).await
+    }
+
+    /// The same with labels on the test's namespace.
+    pub async fn with_labels(test: &str, labels: Value) -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let rig = Rig::staged(test)?;
+        let begin = Instant::now();
+        let client = rig.client().await;
+        let namespace = format!("e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let object = json!({"metadata": {"name": namespace, "labels": labels}});
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces.create(&PostParams::default(), &from(object)).await.expect("a namespace can be made");
+        rig.on_end(&["kubectl", "delete", "namespace", &namespace, "--wait=false", "--ignore-not-found"]);
+        let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await.expect("nodes");
+        let nodes = nodes.items.into_iter().filter_map(|node| node.metadata.name).collect();
+        let dir = PathBuf::from(rig.run(&["dir"]).trim());
+        let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
+        // Waits for what the test before left to end.
+        bed.is_clean().await;
+        Some(bed)
+    }
+
+    /// Minor version of Kubernetes.
+    pub async fn release(&self) -> u32 {
+        let version = self.client.apiserver_version().await.expect("the API server tells its version");
+        version.minor.trim_end_matches('+').parse().expect("the minor version is a number")
+    }
+
+    /// Removes what the test made, and ends it if the driver keeps anything of it.
+    pub async fn end(self) {
+        let kinds = "deployments,pods,resourceclaims,resourceclaimtemplates";
+        self.rig.kubectl(&["-n", &self.namespace, "delete", kinds, "--all", "--timeout=90s"]);
+        self.is_clean().await;
+        println!("{}: {:.1} s", self.test, self.begin.elapsed().as_secs_f64());
+    }
+
+    /// Waits until no node has a record, container edits or a temporary file left.
+    pub async fn is_clean(&self) {
+        let left = || self.nodes.iter().flat_map(|node| self.left_on(node)).collect::<Vec<_>>();
+        let end = Instant::now() + PATIENCE;
+        while !left().is_empty() {
+            assert!(Instant::now() < end, "left on the nodes for {PATIENCE:?}: {:?}", left());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn left_on(&self, node: &str) -> Vec<String> {
+        let mut left = self.files(node, &format!("{STATE}/ledger"));
+        left.extend(self.files(node, "/var/run/cdi"));
+        left.into_iter().map(|file| format!("{node}: {file}")).collect()
+    }
+
+    // What a user does.
+
+    pub fn api<T>(&self) -> Api<T>
+    where
+        T: Resource<Scope = NamespaceResourceScope>,
+        T::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates an object of any kind in the test's namespace.
+    pub async fn create(&self, object: Value) {
+        let object: DynamicObject = from(object);
+        let types = object.types.clone().expect("the object says its kind");
+        let kind = GroupVersionKind::try_from(&types).expect("apiVersion and kind are whole");
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind));
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let created = api.create(&PostParams::default(), &object).await;
+        created.unwrap_or_else(|error| panic!("{} {name} cannot be created: {error}", kind.kind));
+    }
+
+    /// Creates a claim that is already given a device.
+    pub async fn create_allocated(&self, name: &str, node: &str, device: &str) {
+        let devices = json!({"requests": [crate::manifests::gpu("gpu")]});
+        let mut object = crate::manifests::claim(name, devices);
+        object["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
+        self.create(object).await;
+        let claims: Api<ResourceClaim> = self.api();
+        let mut claim = claims.get(name).await.expect("the claim was created");
+        claim.status = from(crate::manifests::allocation(node, device));
+        claims
+            .replace_status(name, &PostParams::default(), &claim)
+            .await
+            .expect("an administrator may allocate");
+    }
+
+    /// Waits until the pod is Ready; on failure tells what became of it.
+    pub async fn ready(&self, pod: &str) -> Pod {
+        let pods: Api<Pod> = self.api();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let now = pods.get_opt(pod).await.ok().flatten();
+            if let Some(now) = now.filter(is_ready) {
+                return now;
+            }
+            if Instant::now() >= end {
+                let said = self.rig.kubectl(&["-n", &self.namespace, "describe", "pod", pod]);
+                panic!("pod {pod} is not Ready after {PATIENCE:?}:\n{said}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Deletes the pod and waits until it is gone.
+    pub async fn delete(&self, pod: &str) {
+        let pods: Api<Pod> = self.api();
+        pods.delete(pod, &DeleteParams::default()).await.expect("the pod can be deleted");
+        self.gone(pod).await;
+    }
+
+    pub async fn gone(&self, pod: &str) {
+        let pods: Api<Pod> = self.api();
+        let gone = || async { pods.get_opt(pod).await.ok()?.is_none().then_some(()) };
+        wait_until(&format!("pod {pod} to be gone"), PATIENCE, gone).await;
+    }
+
+    // What a user sees.
+
+    /// The names of the devices that were given to the claim, in order.
+    pub async fn devices_of(&self, claim: &str) -> Vec<String> {
+        let claim = self.api::<ResourceClaim>().get(claim).await.expect("the claim is there");
+        devices_of(&claim)
+    }
+
+    /// The claim that the pod was given by its template.
+    pub async fn claim_of(&self, pod: &str) -> ResourceClaim {
+        let pod = self.api::<Pod>().get(pod).await.expect("the pod is there");
+        let statuses = pod.status.and_then(|status| status.resource_claim_statuses).unwrap_or_default();
+        let name = statuses.into_iter().find_map(|status| status.resource_claim_name);
+        let name = name.expect("the pod's status names its claim");
+        self.api::<ResourceClaim>().get(&name).await.expect("the claim is there")
+    }
+
+    pub fn exec(&self, pod: &str, container: &str, script: &str) -> String {
+        self.rig.kubectl(&["-n", &self.namespace, "exec", pod, "-c", container, "--", "sh", "-c", script])
+    }
+
+    /// What a container finds of GPUs. Ends the test if a device node is not what its name says.
+    pub fn inside(&self, pod: &str, container: &str) -> Inside {
+        const LOOK: &str = r#"
+            echo "visible ${NVIDIA_VISIBLE_DEVICES-unset}"
+            for f in /dev/nvidia[0-9]* /dev/nvidia-caps/nvidia-cap[0-9]*; do
+                [ ! -c "$f" ] || echo "node $f $((0x$(stat -c %T "$f")))"
+            done
+            /lib64/ld-linux-x86-64.so.2 --preload libcuda.so.1 --list /lib/x86_64-linux-gnu/libm.so.6 2>/dev/null |
+                grep -q 'libcuda.so.1 => /' && echo cuda
+            true"#;
+        let said = self.exec(pod, container, LOOK);
+        let mut inside = Inside { visible: String::new(), gpus: Vec::new(), caps: Vec::new(), cuda: false };
+        for line in said.lines() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["visible", what] => what.clone_into(&mut inside.visible),
+                ["node", path, minor] => {
+                    let number = path.trim_start_matches(|c: char| !c.is_ascii_digit());
+                    assert_eq!(number, minor, "{pod}/{container}: {path} is another device's node");
+                    let list = if path.contains("-cap") { &mut inside.caps } else { &mut inside.gpus };
+                    list.push(minor.parse().expect("a minor is a number"));
+                }
+                ["cuda"] => inside.cuda = true,
+                _ => panic!("{pod}/{container} says {line:?}"),
+            }
+        }
+        inside.gpus.sort_unstable();
+        inside.caps.sort_unstable();
+        inside
+    }
+
+    /// What events say about the pod: `Reason: message`.
+    pub async fn events(&self, pod: &str) -> Vec<String> {
+        let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        let events = self.api::<Event>().list(&about).await.expect("events can be listed").items;
+        let words = |event: Event| {
+            format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default())
+        };
+        events.into_iter().map(words).collect()
+    }
+
+    /// Waits until an event says that the pod's claims cannot be prepared, in all these words.
+    pub async fn refused(&self, pod: &str, words: &[&str]) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let said = self.events(pod).await;
+            let prepare = |event: &&String| event.starts_with("FailedPrepareDynamicResources");
+            let all = |event: &&String| words.iter().all(|word| event.contains(word));
+            if let Some(event) = said.iter().filter(prepare).find(all) {
+                return event.clone();
+            }
+            assert!(Instant::now() < end, "no event of {pod} says {words:?}, but: {said:#?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    // What an administrator sees.
+
+    /// All slices of the driver on this node.
+    pub async fn slices(&self, node: &str) -> Vec<ResourceSlice> {
+        let of_node =
+            ListParams::default().fields(&format!("spec.nodeName={node},spec.driver=gpu.nvidia.com"));
+        Api::<ResourceSlice>::all(self.client.clone()).list(&of_node).await.expect("slices").items
+    }
+
+    /// Their devices, by name.
+    pub async fn published(&self, node: &str) -> Vec<Device> {
+        let slices = self.slices(node).await;
+        let mut devices: Vec<_> =
+            slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default()).collect();
+        devices.sort_by(|a, b| a.name.cmp(&b.name));
+        devices
+    }
+
+    pub async fn published_names(&self, node: &str) -> BTreeSet<String> {
+        self.published(node).await.into_iter().map(|device| device.name).collect()
+    }
+
+    /// The plugin's pods on this node, newest first.
+    pub async fn plugins(&self, node: &str) -> Vec<Pod> {
+        let list = ListParams::default()
+            .labels("app.kubernetes.io/component=node")
+            .fields(&format!("spec.nodeName={node}"));
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM);
+        let mut pods = pods.list(&list).await.expect("the plugin's pods can be listed").items;
+        pods.sort_by_key(|pod| std::cmp::Reverse(pod.metadata.creation_timestamp.clone()));
+        pods
+    }
+
+    /// The plugin's pod on this node that is ready and not on its way out.
+    pub async fn plugin(&self, node: &str) -> Pod {
+        let ready = || async {
+            let pods = self.plugins(node).await;
+            pods.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
+        };
+        wait_until(&format!("the plugin to be ready on {node}"), PATIENCE, ready).await
+    }
+
+    /// What the plugin on the node tells of itself.
+    pub async fn state(&self, node: &str) -> Value {
+        let answer = ask(&self.plugin(node).await, "/state").expect("the plugin answers");
+        serde_json::from_str(&answer).expect("its state is JSON")
+    }
+
+    pub async fn metrics(&self, node: &str) -> String {
+        ask(&self.plugin(node).await, "/metrics").expect("the plugin answers")
+    }
+
+    // What an administrator, or fate, does.
+
+    /// Where a node's folder or file lies outside.
+    pub fn host(&self, node: &str, path: &str) -> PathBuf {
+        let path = path.strip_prefix("/var/run/").map_or(path.to_owned(), |rest| format!("/run/{rest}"));
+        self.dir.join(node).join(path.trim_start_matches('/'))
+    }
+
+    pub fn files(&self, node: &str, folder: &str) -> Vec<String> {
+        names(&self.host(node, folder))
+    }
+
+    /// `fake-nvml ...` on a node.
+    pub fn fake(&self, node: &str, words: &[&str]) {
+        let tool = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fake/release/fake-nvml");
+        let dir = self.host(node, "/run/fake-nvml");
+        let out = Command::new(&tool).arg("--dir").arg(dir).args(words).output();
+        let out = out.unwrap_or_else(|error| panic!("{} cannot be run: {error}", tool.display()));
+        assert!(out.status.success(), "fake-nvml {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+
+    /// What set-calls changed on a node's board.
+    pub fn fake_state(&self, node: &str, board: &str) -> Value {
+        let text = fs::read_to_string(self.host(node, "/run/fake-nvml/state.json")).unwrap_or_default();
+        let state: Value = serde_json::from_str(&text).unwrap_or_default();
+        state["gpus"][board].clone()
+    }
+
+    /// Ends a container with SIGKILL.
+    pub fn kill9(&self, node: &str, pod: &Pod) {
+        let id = container_id(pod);
+        let id = id.strip_prefix("containerd://").expect("the runtime is containerd");
+        self.rig.run(&["ctr", node, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
+    }
+}
+
+pub fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("the test's own object is whole")
+}
+
+pub fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<_> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+}
+
+/// The first container's id and how often it was restarted.
+pub fn life(pod: &Pod) -> (String, i32) {
+    let status = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let first = status.and_then(|all| all.first()).expect("the pod's container has a status");
+    (first.container_id.clone().unwrap_or_default(), first.restart_count)
+}
+
+pub fn container_id(pod: &Pod) -> String {
+    life(pod).0
+}
+
+pub fn node_of(pod: &Pod) -> String {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).expect("the pod is on a node")
+}
+
+pub fn devices_of(claim: &ResourceClaim) -> Vec<String> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
+    results.map(|all| all.iter().map(|one| one.device.clone()).collect()).unwrap_or_default()
+}
+
+/// `gpu-3` is the device node nvidia3.
+pub fn minor_of(device: &str) -> u32 {
+    let number = device.strip_prefix("gpu-").and_then(|rest| rest.split('-').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{device} names no board"))
+}
+
+/// The sum of all samples whose line starts so.
+pub fn sum(metrics: &str, start: &str) -> f64 {
+    let lines = metrics.lines().filter(|line| line.starts_with(start));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// Prepares and unprepares that did not go well.
+pub fn failed_operations(metrics: &str) -> f64 {
+    let all = "tranche_claim_operation_duration_seconds_count{";
+    let failed = metrics.lines().filter(|line| line.starts_with(all) && !line.contains("result=\"ok\""));
+    failed.map(|line| sum(line, all)).sum()
+}
+
+/// One request to a pod's health and metrics port.
+pub fn ask(pod: &Pod, path: &str) -> Option<String> {
+    let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
+    let address = format!("{ip}:8080").parse().ok()?;
+    let limit = Duration::from_secs(3);
+    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: {ip}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.contains(" 200 ").then(|| body.to_owned())
+}

@@ -1,0 +1,130 @@
+//! GPUs that change while the plugin runs, and what it says of them.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use crate::bed::{Bed, PATIENCE, minor_of};
+use crate::manifests::{claim, gpu, on, user_of};
+use crate::rig::wait_until;
+
+const NODE: &str = "node-a";
+/// As hack/test-cluster.sh stages it.
+const MIG: &str = "1g.10gb,1g.10gb,2g.20gb";
+
+/// Puts the simulated node right when dropped, whatever became of the test.
+struct AtEnd<'a>(&'a Bed, &'a [&'a str]);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.fake(NODE, self.1);
+    }
+}
+
+#[tokio::test]
+async fn mig_devices_are_made_anew() {
+    let Some(bed) = Bed::of_env("mig_devices_are_made_anew").await else { return };
+    let before = bed.published_names(NODE).await;
+    let plugin = bed.plugin(NODE).await;
+    let undo = AtEnd(&bed, &["set-mig", "7", MIG]);
+    bed.fake(NODE, &["set-mig", "7", "3g.40gb,2g.20gb"]);
+    bed.fake(NODE, &["event", "7", "mig-config"]);
+    let changed = || async {
+        let names = bed.published_names(NODE).await;
+        let has = |profile: &str| names.iter().any(|name| name.starts_with(&format!("gpu-7-mig-{profile}-")));
+        (has("3g40gb") && has("2g20gb") && !has("1g10gb")).then_some(())
+    };
+    // At once, save that changes are written every 10 s at most.
+    wait_until("the slices to have the new MIG devices", Duration::from_secs(15), changed).await;
+    bed.fake(NODE, &["set-mig", "7", MIG]);
+    bed.fake(NODE, &["event", "7", "mig-config"]);
+    let back = || async { (bed.published_names(NODE).await == before).then_some(()) };
+    wait_until("the slices to be as they were", Duration::from_secs(15), back).await;
+    assert_eq!(bed.plugin(NODE).await.metadata.uid, plugin.metadata.uid, "without a restart");
+    drop(undo);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
+    let Some(bed) = Bed::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await else {
+        return;
+    };
+    let before = bed.published(NODE).await;
+    let undo = AtEnd(&bed, &["driver", "load"]);
+    bed.fake(NODE, &["driver", "unload"]);
+    // One that starts without a driver offers nothing, and runs.
+    bed.kill9(NODE, &bed.plugin(NODE).await);
+    let empty = || async { bed.published(NODE).await.is_empty().then_some(()) };
+    wait_until("the pool to be published empty", PATIENCE, empty).await;
+    assert!(!bed.slices(NODE).await.is_empty(), "an empty pool is one slice without devices, not none");
+    let state = bed.state(NODE).await;
+    let reason = state["slices"]["emptyBecause"].as_str().unwrap_or_default();
+    assert!(reason.contains("nvmlInit") || reason.contains("driver"), "the state says why: {reason:?}");
+    bed.fake(NODE, &["driver", "load"]);
+    let back = || async { (bed.published(NODE).await == before).then_some(()) };
+    wait_until("the devices to be back", Duration::from_secs(45), back).await;
+    drop(undo);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
+    let Some(bed) = Bed::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await else {
+        return;
+    };
+    let before = bed.published_names(NODE).await;
+    bed.create(claim("c", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(on(NODE, user_of("c", "p"))).await;
+    bed.ready("p").await;
+    let device = bed.devices_of("c").await.remove(0);
+    let board = minor_of(&device).to_string();
+    let words = ["recover", board.as_str()];
+    let undo = AtEnd(&bed, &words);
+    // Fallen off the bus: Xid 79 is the last that is heard of it.
+    bed.fake(NODE, &["xid", &board, "79"]);
+    bed.fake(NODE, &["lose", &board]);
+    let noticed = || async { health(&bed, &board).await.filter(|health| health != "Healthy") };
+    let reason = wait_until("the plugin to notice", Duration::from_secs(10), noticed).await;
+    println!("told: {reason}");
+    assert_eq!(bed.published_names(NODE).await, before);
+    if bed.release().await >= 36 {
+        let told = || async {
+            let pod: Pod = bed.api::<Pod>().get("p").await.ok()?;
+            let status = serde_json::to_value(pod.status?.container_statuses?.first()?).ok()?;
+            let resources = status["allocatedResourcesStatus"].as_array()?.clone();
+            resources.iter().any(|one| one["resources"][0]["health"] == "Unhealthy").then_some(())
+        };
+        wait_until("the pod's status to say Unhealthy", PATIENCE, told).await;
+    }
+    // A claim on a broken GPU is released as any other.
+    bed.delete("p").await;
+    bed.is_clean().await;
+    bed.fake(NODE, &["recover", &board]);
+    let healthy = || async { health(&bed, &board).await.filter(|health| health == "Healthy") };
+    wait_until("the GPU to be healthy again", PATIENCE, healthy).await;
+    drop(undo);
+    bed.end().await;
+}
+
+/// What the plugin says of a board: Healthy, or why not.
+async fn health(bed: &Bed, board: &str) -> Option<String> {
+    let state = bed.state(NODE).await;
+    let boards = state["inventory"]["Found"]["gpus"].as_array()?;
+    let own = boards.iter().find(|one| one["minor"].to_string() == board)?;
+    Some(own["health"].as_str().map_or_else(|| own["health"].to_string(), str::to_owned))
+}
+
+#[tokio::test]
+async fn inspect_shows_the_devices() {
+    let Some(bed) = Bed::of_env("inspect_shows_the_devices").await else { return };
+    let plugin = bed.plugin(NODE).await.metadata.name.unwrap();
+    let said = bed.rig.kubectl(&["-n", "tranche-system", "exec", &plugin, "--", "tranche", "inspect"]);
+    for device in bed.published(NODE).await {
+        let attributes = device.attributes.unwrap_or_default();
+        let uuid = attributes.get("uuid").and_then(|uuid| uuid.string.clone()).unwrap_or_default();
+        assert!(said.contains(&device.name) || said.contains(&uuid), "{} is not in:\n{said}", device.name);
+    }
+    bed.end().await;
+}

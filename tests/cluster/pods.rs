@@ -1,0 +1,217 @@
+//! Pods that take GPUs, in every way that a manifest can ask for one: what their containers find.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of, node_of};
+use crate::manifests::{by_template, claim, container, gpu, on, pod, template, user_of};
+use crate::rig::wait_until;
+
+/// One whole GPU and nothing else.
+fn has_only(bed: &Bed, pod: &str, container: &str, device: &str) {
+    let inside = bed.inside(pod, container);
+    assert_eq!(inside.visible, "void", "{pod}/{container}");
+    assert_eq!(inside.gpus, [minor_of(device)], "{pod}/{container} was given {device}");
+    assert!(inside.caps.is_empty(), "{pod}/{container} has MIG capabilities {:?}", inside.caps);
+    assert!(inside.cuda, "{pod}/{container}: libcuda.so.1 does not load");
+}
+
+#[tokio::test]
+async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
+    let Some(bed) = Bed::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await else { return };
+    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    let mut spec = by_template("one-gpu", "")["spec"].take();
+    spec["restartPolicy"] = json!("Always");
+    bed.create(json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "inference"},
+        "spec": {"replicas": 4, "selector": {"matchLabels": {"app": "inference"}},
+            "template": {"metadata": {"labels": {"app": "inference"}}, "spec": spec}}}))
+        .await;
+    let deployments: Api<Deployment> = bed.api();
+    let all_ready = || async {
+        let status = deployments.get("inference").await.ok()?.status?;
+        (status.ready_replicas == Some(4)).then_some(())
+    };
+    wait_until("four ready pods", PATIENCE, all_ready).await;
+    let pods = bed.api::<Pod>().list(&ListParams::default().labels("app=inference")).await.unwrap();
+    let mut taken = BTreeSet::new();
+    for pod in &pods.items {
+        let name = pod.metadata.name.as_deref().unwrap();
+        let device = devices_of(&bed.claim_of(name).await).remove(0);
+        has_only(&bed, name, "main", &device);
+        assert!(taken.insert((node_of(pod), device)), "two pods have one GPU: {taken:?}");
+    }
+    assert_eq!(taken.len(), 4);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_mig_pod_has_its_instance_and_no_other() {
+    let Some(bed) = Bed::of_env("a_mig_pod_has_its_instance_and_no_other").await else { return };
+    let selector =
+        json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]);
+    let request =
+        json!({"name": "mig", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": selector}});
+    bed.create(template("small", json!({"requests": [request]}))).await;
+    let mut taken = BTreeSet::new();
+    for name in ["one", "two"] {
+        bed.create(by_template("small", name)).await;
+        let node = node_of(&bed.ready(name).await);
+        let device = devices_of(&bed.claim_of(name).await).remove(0);
+        assert!(device.starts_with("gpu-7-mig-1g10gb-"), "{device}");
+        let inside = bed.inside(name, "main");
+        assert_eq!(
+            (inside.visible.as_str(), &inside.gpus[..], inside.cuda),
+            ("void", &[7][..], true),
+            "{name}"
+        );
+        assert_eq!(inside.caps, capabilities(&bed, &node, &device).await, "{name} was given {device}");
+        taken.insert(inside.caps);
+    }
+    assert_eq!(taken.len(), 2, "two pods have one MIG device");
+    bed.end().await;
+}
+
+/// What the driver says are the minors of a MIG device: those of its GPU and its compute instance.
+async fn capabilities(bed: &Bed, node: &str, device: &str) -> Vec<u32> {
+    let uuid = bed.published(node).await.into_iter().find(|one| one.name == device);
+    let uuid =
+        uuid.and_then(|one| one.attributes?.get("uuid")?.string.clone()).expect("a MIG device has a UUID");
+    let state = bed.state(node).await;
+    let boards = state["inventory"]["Found"]["gpus"].as_array().expect("the state tells the boards");
+    let instances = boards.iter().filter_map(|board| board["mig"]["On"].as_array()).flatten();
+    let own = instances.clone().find(|one| one["uuid"] == uuid.as_str()).expect("the board has the instance");
+    let (gi, ci) = (&own["gpu_instance"], &own["compute_instance"]);
+    let minors = fs::read_to_string(bed.host(node, "/driver/proc/driver/nvidia-caps/mig-minors")).unwrap();
+    let minor = |name: String| {
+        let line = minors.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
+        line.and_then(|number| number.parse::<u32>().ok()).unwrap_or_else(|| panic!("no minor of {name}"))
+    };
+    vec![minor(format!("gpu7/gi{gi}/access")), minor(format!("gpu7/gi{gi}/ci{ci}/access"))]
+}
+
+#[tokio::test]
+async fn a_container_that_does_not_ask_sees_no_gpu() {
+    let Some(bed) = Bed::of_env("a_container_that_does_not_ask_sees_no_gpu").await else { return };
+    bed.create(claim("two", json!({"requests": [gpu("left"), gpu("right")]}))).await;
+    let containers = json!([
+        container("left", json!([{"name": "c", "request": "left"}])),
+        container("right", json!([{"name": "c", "request": "right"}])),
+        container("both", json!([{"name": "c"}])),
+        container("none", json!([])),
+    ]);
+    bed.create(pod("p", json!([{"name": "c", "resourceClaimName": "two"}]), containers)).await;
+    bed.ready("p").await;
+    let devices = bed.devices_of("two").await;
+    has_only(&bed, "p", "left", &devices[0]);
+    has_only(&bed, "p", "right", &devices[1]);
+    let mut minors: Vec<_> = devices.iter().map(|device| minor_of(device)).collect();
+    minors.sort_unstable();
+    assert_eq!(bed.inside("p", "both").gpus, minors);
+    let none = bed.inside("p", "none");
+    assert!(none.is_without_gpu(), "a container that references no claim finds {none:?}");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn several_gpus_and_alternatives() {
+    let Some(bed) = Bed::of_env("several_gpus_and_alternatives").await else { return };
+    let pair = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
+    bed.create(claim("pair", json!({"requests": [pair]}))).await;
+    let never =
+        json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].productName == 'none such'"}}]);
+    let either = json!({"name": "gpu", "firstAvailable": [
+        {"name": "best", "deviceClassName": "gpu.nvidia.com", "selectors": never},
+        {"name": "any", "deviceClassName": "gpu.nvidia.com"}]});
+    bed.create(claim("either", json!({"requests": [either]}))).await;
+    bed.create(user_of("pair", "pair")).await;
+    bed.create(user_of("either", "either")).await;
+    bed.ready("pair").await;
+    let devices = bed.devices_of("pair").await;
+    let minors: BTreeSet<_> = devices.iter().map(|device| minor_of(device)).collect();
+    let inside = bed.inside("pair", "main");
+    assert_eq!(inside.gpus.len(), 2, "count: 2 gives {inside:?}");
+    assert_eq!(inside.gpus.into_iter().collect::<BTreeSet<_>>(), minors);
+    bed.ready("either").await;
+    has_only(&bed, "either", "main", &bed.devices_of("either").await[0]);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_manifest_from_before_dra_gets_its_gpu() {
+    let Some(bed) = Bed::of_env("a_manifest_from_before_dra_gets_its_gpu").await else { return };
+    if bed.release().await < 36 {
+        println!("SKIPPED: limits of nvidia.com/gpu become claims from Kubernetes 1.36 on");
+        return;
+    }
+    let mut old = container("main", json!([]));
+    old["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
+    bed.create(pod("old", json!([]), json!([old]))).await;
+    bed.ready("old").await;
+    let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(claims.len(), 1, "the scheduler makes one claim for it");
+    has_only(&bed, "old", "main", &devices_of(&claims[0])[0]);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_time_slice_is_set_while_the_claim_lives() {
+    let Some(bed) = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await else { return };
+    let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+        "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Medium"}}});
+    let config =
+        json!([{"requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
+    bed.create(claim("sliced", json!({"requests": [gpu("gpu")], "config": config}))).await;
+    bed.create(user_of("sliced", "user")).await;
+    let node = node_of(&bed.ready("user").await);
+    let device = bed.devices_of("sliced").await.remove(0);
+    has_only(&bed, "user", "main", &device);
+    let board = minor_of(&device).to_string();
+    assert_eq!(bed.fake_state(&node, &board)["time_slice"], 2, "while the pod runs");
+    bed.delete("user").await;
+    let back = || async { (bed.fake_state(&node, &board)["time_slice"] == 0).then_some(()) };
+    wait_until("the driver's own time slice to be back", SOON, back).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn an_administrator_looks_in_beside_a_user() {
+    let labels = json!({"resource.kubernetes.io/admin-access": "true"});
+    let Some(bed) = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await else { return };
+    bed.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(on("node-a", user_of("mine", "user"))).await;
+    let user = bed.ready("user").await;
+    let mine = minor_of(&bed.devices_of("mine").await[0]);
+    let all = json!({"name": "all", "exactly": {
+        "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
+    bed.create(claim("all", json!({"requests": [all]}))).await;
+    bed.create(on("node-a", user_of("all", "monitor"))).await;
+    bed.ready("monitor").await;
+    assert_eq!(bed.inside("monitor", "main").gpus, (0..7).collect::<Vec<_>>(), "every whole GPU of the node");
+    assert_eq!(bed.inside("user", "main").gpus, [mine]);
+    bed.delete("monitor").await;
+    // The monitor's release took nothing from the user.
+    assert_eq!(life(&bed.ready("user").await), life(&user));
+    assert_eq!(bed.inside("user", "main").gpus, [mine]);
+    assert_eq!(claims_on(&bed, "node-a").await, ["mine"]);
+    bed.end().await;
+}
+
+/// The claims in the ledger, once the monitor's is gone from it.
+async fn claims_on(bed: &Bed, node: &str) -> Vec<String> {
+    let settled = || async {
+        let state: Value = bed.state(node).await;
+        let claims =
+            state["claims"].as_array()?.iter().filter_map(|one| one["name"].as_str().map(str::to_owned));
+        let claims: Vec<_> = claims.collect();
+        (claims.len() <= 1).then_some(claims)
+    };
+    wait_until("the monitor's claim to be released", Duration::from_secs(10), settled).await
+}

@@ -1,0 +1,224 @@
+//! Everything that can be restarted, with pods alive: they run on, and what is new works.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::bed::{Bed, PATIENCE, SYSTEM, ask, life, minor_of, node_of};
+use crate::manifests::{claim, gpu, on, user_of};
+use crate::rig::wait_until;
+
+const NODE: &str = "node-a";
+
+/// A pod that was there before, and what it has.
+struct Living {
+    pod: Pod,
+    minor: u32,
+    published: Vec<Device>,
+}
+
+impl Living {
+    async fn on(bed: &Bed) -> Self {
+        bed.create(claim("living", json!({"requests": [gpu("gpu")]}))).await;
+        bed.create(on(NODE, user_of("living", "living"))).await;
+        let pod = bed.ready("living").await;
+        let minor = minor_of(&bed.devices_of("living").await[0]);
+        Self { pod, minor, published: bed.published(NODE).await }
+    }
+
+    /// The same container still runs with the same GPU, the same devices are offered, and a new pod works.
+    async fn goes_on(&self, bed: &Bed) {
+        bed.create(claim("new", json!({"requests": [gpu("gpu")]}))).await;
+        bed.create(on(NODE, user_of("new", "new"))).await;
+        bed.ready("new").await;
+        assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("new").await[0])]);
+        // A kubelet that has just started shows its pods a moment later.
+        assert_eq!(life(&bed.ready("living").await), life(&self.pod), "the living pod was disturbed");
+        assert_eq!(bed.inside("living", "main").gpus, [self.minor]);
+        bed.delete("living").await;
+    }
+
+    async fn slices_are_back(&self, bed: &Bed, limit: Duration) -> Duration {
+        let begin = Instant::now();
+        let same = || async { (bed.published(NODE).await == self.published).then_some(()) };
+        wait_until("the same devices to be published again", limit, same).await;
+        begin.elapsed()
+    }
+}
+
+async fn is_registered(bed: &Bed, limit: Duration) -> Duration {
+    let begin = Instant::now();
+    let registered = || async {
+        let pod = bed.plugins(NODE).await.into_iter().next()?;
+        ask(&pod, "/readyz").map(|_| ())
+    };
+    wait_until("the plugin to be ready", limit, registered).await;
+    begin.elapsed()
+}
+
+#[tokio::test]
+async fn kubelet_is_restarted() {
+    let Some(bed) = Bed::of_env("kubelet_is_restarted").await else { return };
+    let living = Living::on(&bed).await;
+    bed.rig.run(&["restart", NODE, "kubelet"]);
+    // Kubelet wipes the slices of its node at its start, and the plugin puts them back.
+    let took = living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    println!("slices in order {:.1} s after kubelet's start", took.as_secs_f64());
+    living.goes_on(&bed).await;
+    living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_plugin_is_killed() {
+    let Some(bed) = Bed::of_env("the_plugin_is_killed").await else { return };
+    let living = Living::on(&bed).await;
+    let before: Vec<_> = bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect();
+    let plugin = bed.plugin(NODE).await;
+    bed.kill9(NODE, &plugin);
+    let restarted = || async {
+        let pod = bed.plugins(NODE).await.into_iter().next()?;
+        (pod.status.as_ref()?.container_statuses.as_ref()?.first()?.restart_count > life(&plugin).1)
+            .then_some(())
+    };
+    wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
+    let took = is_registered(&bed, Duration::from_secs(30)).await;
+    println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
+    living.goes_on(&bed).await;
+    let after: Vec<_> = bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect();
+    assert_eq!(after, before, "the slices were published anew for nothing");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn slices_that_somebody_deletes_come_back() {
+    let Some(bed) = Bed::of_env("slices_that_somebody_deletes_come_back").await else { return };
+    let before = bed.published(NODE).await;
+    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
+    for round in 0..3 {
+        for slice in bed.slices(NODE).await {
+            slices.delete(&slice.metadata.name.unwrap(), &DeleteParams::default()).await.unwrap();
+        }
+        let begin = Instant::now();
+        let back = || async { (bed.published(NODE).await == before).then_some(()) };
+        wait_until("the slices to be back", Duration::from_secs(5), back).await;
+        println!("round {round}: back after {} ms", begin.elapsed().as_millis());
+    }
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
+    let Some(bed) = Bed::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await else { return };
+    let living = Living::on(&bed).await;
+    let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let select = |value: serde_json::Value| {
+        Patch::Merge(json!({"spec": {"template": {"spec": {"nodeSelector": {"tranche-test": value}}}}}))
+    };
+    bed.rig.on_end(&[
+        "kubectl",
+        "-n",
+        SYSTEM,
+        "patch",
+        "daemonset",
+        "tranche-node",
+        "--type=merge",
+        "-p",
+        r#"{"spec":{"template":{"spec":{"nodeSelector":{"tranche-test":null}}}}}"#,
+    ]);
+    sets.patch("tranche-node", &PatchParams::default(), &select(json!("nowhere"))).await.unwrap();
+    let away = || async { bed.plugins(NODE).await.is_empty().then_some(()) };
+    wait_until("the plugin to be gone", PATIENCE, away).await;
+    let wiped = || async { bed.slices(NODE).await.is_empty().then_some(()) };
+    wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
+    // Nobody is there to release it: the pod's end waits for the plugin.
+    bed.create(claim("late", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(on(NODE, user_of("late", "late"))).await;
+    sets.patch("tranche-node", &PatchParams::default(), &select(json!(null))).await.unwrap();
+    bed.plugin(NODE).await;
+    living.slices_are_back(&bed, Duration::from_secs(20)).await;
+    bed.ready("late").await;
+    living.goes_on(&bed).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_api_server_is_restarted() {
+    let Some(bed) = Bed::of_env("the_api_server_is_restarted").await else { return };
+    let living = Living::on(&bed).await;
+    bed.rig.run(&["restart", "control", "apiserver"]);
+    bed.plugin(NODE).await;
+    living.slices_are_back(&bed, Duration::from_secs(30)).await;
+    living.goes_on(&bed).await;
+    // The plugin watches again: what is deleted now comes back.
+    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
+    for slice in bed.slices(NODE).await {
+        slices.delete(&slice.metadata.name.unwrap(), &DeleteParams::default()).await.unwrap();
+    }
+    living.slices_are_back(&bed, Duration::from_secs(30)).await;
+    bed.end().await;
+}
+
+/// A boot takes every container, the CDI folder and the boot id; disks and the API server stay.
+#[tokio::test]
+async fn the_node_is_rebooted() {
+    let Some(bed) = Bed::of_env("the_node_is_rebooted").await else { return };
+    let living = Living::on(&bed).await;
+    let record = bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger");
+    let edits = bed.files(NODE, "/var/run/cdi");
+    assert_eq!((record.len(), edits.len()), (1, 1));
+    let content = |name: &str| fs::read_to_string(bed.host(NODE, "/var/run/cdi").join(name)).unwrap();
+    let before = content(&edits[0]);
+
+    bed.rig.on_end(&["start", NODE, "kubelet"]);
+    bed.rig.run(&["stop", NODE, "kubelet"]);
+    let list = bed.rig.run(&["ctr", NODE, "-n", "k8s.io", "tasks", "ls", "-q"]);
+    for id in list.lines() {
+        // A container may end with its sandbox.
+        let _ = bed.rig.attempt(&["ctr", NODE, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
+    }
+    fs::remove_file(bed.host(NODE, "/var/run/cdi").join(&edits[0])).unwrap();
+    let id = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+    fs::write(bed.host(NODE, "/run/fake-nvml/boot_id"), id).unwrap();
+    bed.rig.run(&["start", NODE, "kubelet"]);
+
+    let pods: Api<Pod> = bed.api();
+    let again = || async {
+        let pod = pods.get("living").await.ok()?;
+        (crate::bed::is_ready(&pod) && life(&pod).0 != life(&living.pod).0).then_some(pod)
+    };
+    let pod = wait_until("the pod to run again", Duration::from_secs(180), again).await;
+    assert_eq!((node_of(&pod), life(&pod).1 >= 1), (NODE.to_owned(), true), "the same pod on the same node");
+    assert_eq!(bed.inside("living", "main").gpus, [living.minor]);
+    assert_eq!(bed.files(NODE, "/var/run/cdi"), edits, "the same container edits");
+    assert_eq!(content(&edits[0]), before);
+    assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger"), record);
+    living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    bed.delete("living").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_plugin_is_ready_within_five_seconds_of_its_start() {
+    let Some(bed) = Bed::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await else { return };
+    let old = bed.plugin(NODE).await;
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    pods.delete(&old.metadata.name.clone().unwrap(), &DeleteParams::default()).await.unwrap();
+    let started = || async {
+        let pods = bed.plugins(NODE).await;
+        let new = pods.into_iter().find(|pod| pod.metadata.uid != old.metadata.uid)?;
+        new.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()?.running.as_ref()?;
+        Some(new)
+    };
+    wait_until("another plugin to be started", PATIENCE, started).await;
+    let took = is_registered(&bed, Duration::from_secs(5)).await;
+    println!("registered {} ms after the container was seen running", took.as_millis());
+    bed.plugin(NODE).await;
+    bed.end().await;
+}

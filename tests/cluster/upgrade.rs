@@ -1,0 +1,137 @@
+//! The plugin is replaced on every node while pods come and go: nobody may notice.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::bed::{Bed, PATIENCE, SYSTEM, ask, failed_operations, from, is_ready};
+use crate::manifests::{by_template, gpu, template};
+
+/// From one new pod to the next.
+const EVERY: Duration = Duration::from_millis(300);
+/// More pods than this at once would only wait for GPUs.
+const AT_ONCE: usize = 8;
+/// How long pods come and go before and after the roll-over.
+const MARGIN: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn a_rollout_under_load_fails_no_pod() {
+    let Some(bed) = Bed::of_env("a_rollout_under_load_fails_no_pod").await else { return };
+    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    let over = Cell::new(false);
+    let (load, failed) = futures::join!(load(&bed, &over), async {
+        let failed = roll(&bed).await;
+        over.set(true);
+        failed
+    });
+    println!("{} pods, the slowest Ready after {:.1} s", load.pods, load.slowest.as_secs_f64());
+    assert!(load.pods >= 20, "only {} pods came and went: that is no load", load.pods);
+    assert_eq!(failed, BTreeMap::new(), "operations that failed, by plugin pod");
+    let events = bed.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    let bad: Vec<_> = events
+        .into_iter()
+        .filter(|event| event.reason.as_deref() == Some("FailedPrepareDynamicResources"))
+        .map(|event| event.message)
+        .collect();
+    assert!(bad.is_empty(), "{} failed prepares: {bad:#?}", bad.len());
+    bed.end().await;
+}
+
+struct Load {
+    pods: usize,
+    slowest: Duration,
+}
+
+/// Starts a pod every 300 ms and deletes it when it is Ready, until `over`.
+async fn load(bed: &Bed, over: &Cell<bool>) -> Load {
+    let mut lives = FuturesUnordered::new();
+    let mut ticks = tokio::time::interval(EVERY);
+    let mut load = Load { pods: 0, slowest: Duration::ZERO };
+    loop {
+        tokio::select! {
+            _ = ticks.tick(), if !over.get() => {
+                if lives.len() < AT_ONCE {
+                    lives.push(life(bed, format!("p-{}", load.pods)));
+                    load.pods += 1;
+                }
+            }
+            Some(took) = lives.next() => load.slowest = load.slowest.max(took),
+            else => return load,
+        }
+    }
+}
+
+/// A pod's life; how long it took to be Ready.
+async fn life(bed: &Bed, name: String) -> Duration {
+    let pods: Api<Pod> = bed.api();
+    let begin = Instant::now();
+    pods.create(&PostParams::default(), &from(by_template("one-gpu", &name)))
+        .await
+        .expect("a pod can be created");
+    bed.ready(&name).await;
+    let took = begin.elapsed();
+    pods.delete(&name, &DeleteParams::default()).await.expect("a pod can be deleted");
+    bed.gone(&name).await;
+    took
+}
+
+/// Replaces every plugin; returns what failed in any of them, old or new.
+async fn roll(bed: &Bed) -> BTreeMap<String, u64> {
+    let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let mut failed = BTreeMap::new();
+    watch(bed, &mut failed, MARGIN).await;
+    let now = json!({"spec": {"template": {"metadata": {"annotations": {"rolled-at": format!("{:?}", Instant::now())}}}}});
+    let set = sets.patch("tranche-node", &PatchParams::default(), &Patch::Merge(now)).await.unwrap();
+    let (begin, generation) = (Instant::now(), set.metadata.generation);
+    loop {
+        watch(bed, &mut failed, Duration::from_millis(200)).await;
+        let Some(status) = sets.get("tranche-node").await.unwrap().status else { continue };
+        let all = status.desired_number_scheduled;
+        let done = status.observed_generation == generation
+            && status.updated_number_scheduled == Some(all)
+            && status.number_available == Some(all);
+        if done && on_all(bed).await == all as usize {
+            break;
+        }
+        assert!(begin.elapsed() < PATIENCE, "the roll-over does not end: {status:?}");
+    }
+    println!("rolled over in {:.1} s", begin.elapsed().as_secs_f64());
+    watch(bed, &mut failed, MARGIN).await;
+    failed
+}
+
+/// How many plugins there are, old ones included.
+async fn on_all(bed: &Bed) -> usize {
+    let mut count = 0;
+    for node in &bed.nodes {
+        count += bed.plugins(node).await.len();
+    }
+    count
+}
+
+/// Asks every plugin for its failures, again and again: an old one takes its figures with it.
+async fn watch(bed: &Bed, failed: &mut BTreeMap<String, u64>, time: Duration) {
+    let end = Instant::now() + time;
+    loop {
+        for node in &bed.nodes {
+            for pod in bed.plugins(node).await.iter().filter(|pod| is_ready(pod)) {
+                let count = ask(pod, "/metrics").map_or(0.0, |text| failed_operations(&text)) as u64;
+                if count > 0 {
+                    failed.insert(pod.metadata.name.clone().unwrap_or_default(), count);
+                }
+            }
+        }
+        if Instant::now() >= end {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
