@@ -142,7 +142,7 @@ impl Api {
         if self.silent.load(Ordering::SeqCst) {
             let source =
                 CallError::Unreachable { what: "GET claim".into(), source: "no route to host".into() };
-            return Err(ClaimError::Call { claim: claim.clone(), source });
+            return Err(ClaimError::Call { claim: claim.clone(), source: Box::new(source) });
         }
         let claims = self.claims.lock().unwrap();
         let found = claims.get(&(claim.namespace.clone(), claim.name.clone()));
