@@ -691,6 +691,26 @@ async fn the_sweeper_puts_back_what_somebody_deleted() {
     assert_eq!(life.metric("tranche_sweeper_repairs_total{kind=\"restored\"}"), 1.0);
 }
 
+/// The files of another boot may name devices that are others by now, and its time slices are gone.
+#[tokio::test]
+async fn a_reboot_is_noticed_where_the_cdi_folder_outlives_it() {
+    for swept in [false, true] {
+        let site = Site::new();
+        site.api.put(&sliced());
+        site.life().prepared(&sliced(), "before").await;
+        site.reboot_with_lasting_edits();
+        assert_eq!(site.time_slice(0), 0);
+        let life = site.life();
+        if swept {
+            assert_eq!(life.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
+        } else {
+            life.prepared(&sliced(), "after").await;
+        }
+        assert_eq!(site.time_slice(0), 3, "swept: {swept}");
+        assert!(site.is_ready(&sliced()) && site.edits(&sliced()).is_some());
+    }
+}
+
 #[tokio::test]
 async fn the_sweeper_clears_our_orphans_and_nobody_elses_files() {
     let site = Site::new();

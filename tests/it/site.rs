@@ -256,11 +256,16 @@ impl Site {
 
     /// What a boot does to the node: the CDI folder is empty, the driver's settings are its defaults.
     pub fn reboot(&self) {
+        self.reboot_with_lasting_edits();
+        fs::remove_dir_all(self.path("cdi")).unwrap();
+        fs::create_dir_all(self.path("cdi")).unwrap();
+    }
+
+    /// A node whose CDI folder is on a disk.
+    pub fn reboot_with_lasting_edits(&self) {
         self.boots.fetch_add(1, Ordering::SeqCst);
-        for folder in ["cdi", "driver/gpus"] {
-            fs::remove_dir_all(self.path(folder)).unwrap();
-            fs::create_dir_all(self.path(folder)).unwrap();
-        }
+        fs::remove_dir_all(self.path("driver/gpus")).unwrap();
+        fs::create_dir_all(self.path("driver/gpus")).unwrap();
     }
 
     pub fn life(&self) -> Life {
