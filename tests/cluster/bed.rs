@@ -79,8 +79,12 @@ impl Bed {
         let nodes = nodes.items.into_iter().filter_map(|node| node.metadata.name).collect();
         let dir = PathBuf::from(rig.run(&["dir"]).trim());
         let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
-        // Waits for what the test before left to end.
+        // What the test before left has ended, also if it failed.
         bed.is_clean().await;
+        for node in &bed.nodes {
+            let offers = || async { (!bed.published(node).await.is_empty()).then_some(()) };
+            wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
+        }
         Some(bed)
     }
 
@@ -323,11 +327,15 @@ impl Bed {
 
     /// `fake-nvml ...` on a node.
     pub fn fake(&self, node: &str, words: &[&str]) {
+        self.try_fake(node, words).unwrap_or_else(|said| panic!("fake-nvml {words:?}: {said}"));
+    }
+
+    pub fn try_fake(&self, node: &str, words: &[&str]) -> Result<(), String> {
         let tool = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fake/release/fake-nvml");
         let dir = self.host(node, "/run/fake-nvml");
         let out = Command::new(&tool).arg("--dir").arg(dir).args(words).output();
-        let out = out.unwrap_or_else(|error| panic!("{} cannot be run: {error}", tool.display()));
-        assert!(out.status.success(), "fake-nvml {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let out = out.map_err(|error| format!("{} cannot be run: {error}", tool.display()))?;
+        out.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&out.stderr).into_owned())
     }
 
     /// What set-calls changed on a node's board.
@@ -406,7 +414,8 @@ pub fn failed_operations(metrics: &str) -> f64 {
 pub fn ask(pod: &Pod, path: &str) -> Option<String> {
     let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
     let address = format!("{ip}:8080").parse().ok()?;
-    let limit = Duration::from_secs(3);
+    // A pod that is on its way out may not answer any more.
+    let limit = Duration::from_secs(1);
     let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nhost: {ip}\r\n\r\n").ok()?;

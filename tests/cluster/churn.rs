@@ -2,10 +2,7 @@
 
 use std::time::Instant;
 
-use futures::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::DeleteParams;
+use futures::StreamExt;
 use serde_json::json;
 
 use crate::bed::{Bed, SOON, failed_operations, sum};
@@ -13,7 +10,7 @@ use crate::manifests::{by_template, gpu, template};
 use crate::rig::wait_until;
 
 const PODS: usize = 100;
-const WAVE: usize = 8;
+const AT_ONCE: usize = 8;
 
 #[tokio::test]
 async fn a_hundred_pods_leave_nothing_behind() {
@@ -27,17 +24,8 @@ async fn a_hundred_pods_leave_nothing_behind() {
         failures += failed_operations(&metrics);
     }
     let begin = Instant::now();
-    let all: Vec<String> = (0..PODS).map(|number| format!("p-{number}")).collect();
-    for wave in all.chunks(if bed.nodes.len() > 1 { WAVE } else { 2 }) {
-        join_all(wave.iter().map(|name| bed.create(by_template("one-gpu", name)))).await;
-        join_all(wave.iter().map(|name| bed.ready(name))).await;
-        let pods: Api<Pod> = bed.api();
-        join_all(
-            wave.iter().map(|name| async { pods.delete(name, &DeleteParams::default()).await.unwrap() }),
-        )
-        .await;
-        join_all(wave.iter().map(|name| bed.gone(name))).await;
-    }
+    let lives = futures::stream::iter(0..PODS).map(|number| live(&bed, format!("p-{number}")));
+    lives.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     println!("{PODS} pods in {:.1} s", begin.elapsed().as_secs_f64());
     bed.is_clean().await;
     assert_eq!(versions(&bed).await, before, "slices were written though no device changed");
@@ -51,6 +39,13 @@ async fn a_hundred_pods_leave_nothing_behind() {
     }
     assert_eq!((writes, failures), (0.0, 0.0), "slice writes and failed operations, negated");
     bed.end().await;
+}
+
+/// A pod comes, is Ready, and goes.
+async fn live(bed: &Bed, name: String) {
+    bed.create(by_template("one-gpu", &name)).await;
+    bed.ready(&name).await;
+    bed.delete(&name).await;
 }
 
 async fn versions(bed: &Bed) -> Vec<Option<String>> {

@@ -62,16 +62,25 @@ async fn is_registered(bed: &Bed, limit: Duration) -> Duration {
     begin.elapsed()
 }
 
+async fn uids(bed: &Bed) -> Vec<Option<String>> {
+    bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
+}
+
 #[tokio::test]
 async fn kubelet_is_restarted() {
     let Some(bed) = Bed::of_env("kubelet_is_restarted").await else { return };
     let living = Living::on(&bed).await;
+    let before = uids(&bed).await;
     bed.rig.run(&["restart", NODE, "kubelet"]);
+    let begin = Instant::now();
     // Kubelet wipes the slices of its node at its start, and the plugin puts them back.
-    let took = living.slices_are_back(&bed, Duration::from_secs(60)).await;
-    println!("slices in order {:.1} s after kubelet's start", took.as_secs_f64());
-    living.goes_on(&bed).await;
+    let wiped = || async { uids(&bed).await.iter().all(|uid| !before.contains(uid)).then_some(()) };
+    wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
     living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    println!("the same devices {} ms after kubelet was seen up", begin.elapsed().as_millis());
+    is_registered(&bed, Duration::from_secs(30)).await;
+    living.goes_on(&bed).await;
+    living.slices_are_back(&bed, Duration::from_secs(5)).await;
     bed.end().await;
 }
 
@@ -79,7 +88,7 @@ async fn kubelet_is_restarted() {
 async fn the_plugin_is_killed() {
     let Some(bed) = Bed::of_env("the_plugin_is_killed").await else { return };
     let living = Living::on(&bed).await;
-    let before: Vec<_> = bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect();
+    let before = uids(&bed).await;
     let plugin = bed.plugin(NODE).await;
     bed.kill9(NODE, &plugin);
     let restarted = || async {
@@ -91,8 +100,7 @@ async fn the_plugin_is_killed() {
     let took = is_registered(&bed, Duration::from_secs(30)).await;
     println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
     living.goes_on(&bed).await;
-    let after: Vec<_> = bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect();
-    assert_eq!(after, before, "the slices were published anew for nothing");
+    assert_eq!(uids(&bed).await, before, "the slices were published anew for nothing");
     bed.end().await;
 }
 
