@@ -63,6 +63,10 @@ pub enum ReleaseError {
     Store(#[from] StoreError),
     #[error("not everything could be taken back: {}", .0.join("; "))]
     Undo(Vec<String>),
+    /// No container can use the devices any more, but a GPU's setting could not be put back (the GPU or its
+    /// driver is gone, say). The record stays, so that nobody else is given the GPU until it is.
+    #[error("a setting of the GPU could not be put back: {}", .0.join("; "))]
+    Owing(Vec<String>),
 }
 
 /// How a claim came to be ready.
@@ -136,12 +140,15 @@ impl Executor {
             warn!(%claim, error = error_chain(&error), "the release goes on without its mark in the ledger");
         }
         let same_boot = record.intent.boot == self.boot;
-        let failures: Vec<String> =
-            record.undo().filter_map(|step| self.undo(step, same_boot).err()).collect();
-        if !failures.is_empty() {
-            return Err(ReleaseError::Undo(failures));
+        let tried = record.undo().map(|step| (step, self.undo(step, same_boot)));
+        let failed: Vec<_> = tried.filter_map(|(step, undone)| Some((step, undone.err()?))).collect();
+        let usable = failed.iter().any(|(step, _)| matches!(step, Step::WriteCdi { .. }));
+        let words: Vec<String> = failed.into_iter().map(|(_, words)| words).collect();
+        match (words.is_empty(), usable) {
+            (true, _) => Ok(self.store.end(held, claim)?),
+            (false, true) => Err(ReleaseError::Undo(words)),
+            (false, false) => Err(ReleaseError::Owing(words)),
         }
-        Ok(self.store.end(held, claim)?)
     }
 
     /// True if the claim is ready, in this boot, and its container edits are where the runtime looks.

@@ -147,12 +147,19 @@ impl Preparer {
         let result = self.release_one(&claim.uid).await;
         let class = result.as_ref().map_or_else(PrepareError::class, |_| Class::Ok);
         self.metrics.operation(Operation::Unprepare, class, start.elapsed());
-        match &result {
+        match result {
             Ok(true) => info!(%claim, took_ms = millis(start), "claim released"),
             Ok(false) => {}
-            Err(error) => warn!(%claim, error = error_chain(error), "claim not released"),
+            // The pod may go: nothing of the claim can be used any more. The sweeper goes on trying.
+            Err(PrepareError::Release(owing @ ReleaseError::Owing(_))) => {
+                warn!(%claim, error = error_chain(&owing), "claim released, its GPU is not free yet");
+            }
+            Err(error) => {
+                warn!(%claim, error = error_chain(&error), "claim not released");
+                return Err(error);
+            }
         }
-        result.map(|_| ())
+        Ok(())
     }
 
     /// Takes a claim back by its record alone. False if it had none.

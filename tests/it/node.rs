@@ -624,8 +624,7 @@ async fn a_release_tries_every_step_and_is_tried_again() {
     let error = life.unprepare(&two).await.unwrap_err();
     contains(&error, &["GPU-0", "GPU-1", "GPU is lost", "container edits", "Input/output error"], "both");
     life.host.no_faults();
-    let error = life.unprepare(&two).await.unwrap_err();
-    contains(&error, &["GPU-0", "GPU-1", "GPU is lost"], "the tool only");
+    life.unprepare(&two).await.expect("a GPU that is lost keeps no pod from ending");
     assert_eq!(site.files(), [""; 0], "what can be taken back is");
     life.refused(&next, &["in use by claim team/two"]).await;
     assert_eq!(life.sweep().await.unwrap(), Sweep { failed: 1, ..Sweep::default() });
