@@ -67,8 +67,13 @@ pass() { # pass RELEASE NODES TESTS SPEC...: SPEC as hack/stage.sh has it
   local tests="${only:-$3}"
   shift 3
   step "$RIG_K8S: the rig" "$rig" up
-  [[ -n $only && $only != deploy* ]] || step "$RIG_K8S: deploy/ and the chart" run "${only:-deploy::}"
-  [[ $only != deploy* ]] || return 0
+  case $only in
+    '') step "$RIG_K8S: the API server, deploy/ and the chart" run api:: deploy:: ;;
+    api* | deploy*)
+      step "$RIG_K8S: $only" run "$only"
+      return
+      ;;
+  esac
   step "$RIG_K8S: the driver staged" hack/stage.sh "$@"
   # shellcheck disable=SC2086
   step "$RIG_K8S: the driver at work" run --skip deploy:: $tests

@@ -6,5 +6,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 start=$SECONDS
 CARGO_TARGET_DIR="$target/fake" cargo test --release --locked --manifest-path hack/fake-nvml/Cargo.toml
-TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so" cargo test --locked
+# The cluster tests need a rig: hack/test-cluster.sh runs them.
+TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so" cargo test --locked --lib --bins --test it --test tidy
 echo "-- unit and contract tests took $((SECONDS - start)) s"

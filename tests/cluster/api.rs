@@ -1,13 +1,11 @@
-//! The API server's edge, the publisher and the limits of slices, against a real API server: one that is
-//! of no other use (hack/rig). Runs if `TRANCHE_RIG_KUBECONFIG` names its kubeconfig.
-
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+//! The API server's edge, the publisher and the limits of slices, on a rig without the driver.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rig::Rig;
 use k8s_openapi::api::core::v1::{Event, Node};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -34,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The API server, and a node of this test's own on it.
 struct Real {
+    /// Keeps other tests off it.
+    _rig: Rig,
     client: Client,
     cluster: KubeCluster,
     node: NodeName,
@@ -44,11 +44,8 @@ struct Real {
 impl Real {
     /// `None`, loudly, without an API server.
     async fn connect(test: &str) -> Option<Self> {
-        let Some(path) = std::env::var_os("TRANCHE_RIG_KUBECONFIG") else {
-            eprintln!("SKIPPED {test}: TRANCHE_RIG_KUBECONFIG is not set; start hack/rig and set it");
-            return None;
-        };
-        let path = PathBuf::from(path);
+        let rig = Rig::bare(test)?;
+        let path = PathBuf::from(rig.run(&["kubeconfig"]).trim());
         let node = NodeName::new(format!("tranche-{test}-{}", std::process::id()));
         // The product's own way in; it also chooses the TLS provider for the second client.
         let endpoint = Endpoint::Kubeconfig(path.clone());
@@ -61,7 +58,7 @@ impl Real {
         let node_uid = cluster.node_uid().await.unwrap();
         let minor = client.apiserver_version().await.unwrap().minor.parse().unwrap();
         let owner = Owner { node: node.clone(), node_uid };
-        Some(Self { client, cluster, node, owner, minor })
+        Some(Self { _rig: rig, client, cluster, node, owner, minor })
     }
 
     fn slices(&self) -> Api<ResourceSlice> {
