@@ -1,0 +1,201 @@
+//! The real API server: a node of our own making, claims that are allocated before the clock starts, and
+//! standing watches that say when something was first seen.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Client, Resource};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use tranche::kubelet::pb::dra::Claim;
+use tranche::model::names::DRIVER;
+
+/// The node whose plugin is measured. It has no kubelet, so that nobody but us touches its slices.
+pub const NODE: &str = "bench";
+/// Claims with administrative access need a namespace that says so.
+pub const NAMESPACE: &str = "bench";
+/// The longest wait for anything.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Requests under way at once while claims are made; nothing is timed meanwhile.
+const MAKERS: usize = 16;
+
+/// How a claim has its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Exclusive,
+    /// Makes a record and container edits, and holds nothing: any number fits on a GPU.
+    Admin,
+}
+
+/// Makes the namespace and the node, if they are not there.
+pub async fn prepare(client: &Client) -> Result<()> {
+    let labels = json!({"resource.kubernetes.io/admin-access": "true"});
+    create::<Namespace>(
+        &Api::all(client.clone()),
+        json!({"metadata": {"name": NAMESPACE, "labels": labels}}),
+    )
+    .await?;
+    create::<Node>(&Api::all(client.clone()), json!({"metadata": {"name": NODE}})).await
+}
+
+async fn create<K>(api: &Api<K>, object: Value) -> Result<()>
+where
+    K: Resource + Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
+{
+    match api.create(&PostParams::default(), &serde_json::from_value(object)?).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Claims `PREFIX-0`, `PREFIX-1`, ..., one device each, in the order of `devices`, allocated.
+pub async fn claims(
+    client: &Client,
+    prefix: &str,
+    devices: Vec<String>,
+    access: Access,
+) -> Result<Vec<Claim>> {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    let all = devices.into_iter().enumerate().map(|(number, device)| {
+        let (api, name) = (api.clone(), format!("{prefix}-{number}"));
+        async move { claim(&api, &name, &device, access).await.with_context(|| format!("claim {name}")) }
+    });
+    stream::iter(all).buffered(MAKERS).try_collect().await
+}
+
+async fn claim(api: &Api<ResourceClaim>, name: &str, device: &str, access: Access) -> Result<Claim> {
+    let mut exactly = json!({"deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 1});
+    let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device});
+    if access == Access::Admin {
+        exactly["adminAccess"] = json!(true);
+        result["adminAccess"] = json!(true);
+    }
+    let object = json!({
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    });
+    let made = api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    let field = json!({"key": "metadata.name", "operator": "In", "values": [NODE]});
+    let status = json!({"status": {"allocation": {
+        "devices": {"results": [result]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+    }}});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    let uid = made.metadata.uid.context("the API server gave no UID")?;
+    Ok(Claim { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid })
+}
+
+/// When each object was first seen as wanted, by name; an object that is gone is forgotten.
+pub struct Seen {
+    when: watch::Receiver<HashMap<String, Instant>>,
+    watching: AbortHandle,
+}
+
+impl Seen {
+    /// Starts a watch and waits until it stands.
+    pub async fn start<K>(api: Api<K>, fields: &str, wanted: fn(&K) -> bool) -> Result<Self>
+    where
+        K: Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+        K::DynamicType: Default,
+    {
+        let (sender, when) = watch::channel(HashMap::new());
+        let (stands, standing) = tokio::sync::oneshot::channel();
+        let config = watcher::Config::default().fields(fields);
+        let watching = tokio::spawn(async move {
+            let mut stands = Some(stands);
+            let mut events = watcher(api, config).boxed();
+            while let Some(event) = events.next().await {
+                let now = Instant::now();
+                match event {
+                    Ok(Event::Apply(object) | Event::InitApply(object)) if wanted(&object) => {
+                        sender.send_modify(|when| {
+                            when.entry(name(&object)).or_insert(now);
+                        });
+                    }
+                    Ok(Event::Delete(object)) => {
+                        sender.send_modify(|when| {
+                            when.remove(&name(&object));
+                        });
+                    }
+                    Ok(Event::InitDone) => drop(stands.take().map(|stands| stands.send(()))),
+                    Ok(_) => {}
+                    Err(error) => eprintln!("watch: {error}"),
+                }
+            }
+        });
+        timeout(PATIENCE, standing).await.context("the watch does not stand")??;
+        Ok(Self { when, watching: watching.abort_handle() })
+    }
+
+    /// Waits until as many objects as `enough` wants were seen.
+    pub async fn until(
+        &self,
+        what: &str,
+        enough: impl FnMut(&HashMap<String, Instant>) -> bool,
+    ) -> Result<HashMap<String, Instant>> {
+        let mut when = self.when.clone();
+        let seen = timeout(PATIENCE, when.wait_for(enough)).await;
+        let seen = seen.with_context(|| format!("never seen: {what}"))?;
+        Ok(seen.context("the watch ended")?.clone())
+    }
+}
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+fn name<K: Resource>(object: &K) -> String {
+    object.meta().name.clone().unwrap_or_default()
+}
+
+/// Watches our node's slices; seen are those that list devices.
+pub async fn watch_slices(client: &Client) -> Result<Seen> {
+    let wanted =
+        |slice: &ResourceSlice| slice.spec.devices.as_ref().is_some_and(|devices| !devices.is_empty());
+    let fields = format!("spec.nodeName={NODE},spec.driver={DRIVER}");
+    Seen::start(Api::<ResourceSlice>::all(client.clone()), &fields, wanted).await
+}
+
+/// The devices that our node's slices list, in their order.
+pub async fn devices(client: &Client) -> Result<Vec<String>> {
+    let ours = ListParams::default().fields(&format!("spec.nodeName={NODE},spec.driver={DRIVER}"));
+    let slices = Api::<ResourceSlice>::all(client.clone()).list(&ours).await?;
+    let devices = slices.items.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+    Ok(devices.map(|device| device.name).collect())
+}
+
+/// Deletes our node's slices and waits until they are seen no more.
+pub async fn delete_slices(client: &Client, seen: &Seen) -> Result<()> {
+    let api: Api<ResourceSlice> = Api::all(client.clone());
+    let ours = ListParams::default().fields(&format!("spec.nodeName={NODE}"));
+    api.delete_collection(&DeleteParams::default(), &ours).await?;
+    seen.until("the slices' end", HashMap::is_empty).await.map(drop)
+}
+
+/// Watches a namespace's pods; seen are those that run.
+pub async fn watch_pods(client: &Client, namespace: &str) -> Result<Seen> {
+    let running = |pod: &Pod| pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Running");
+    Seen::start(Api::<Pod>::namespaced(client.clone(), namespace), "", running).await
+}
+
+/// A client for the kubeconfig at `path`.
+pub async fn client(path: &std::path::Path) -> Result<Client> {
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        bail!("another TLS provider is in force");
+    }
+    let kubeconfig = kube::config::Kubeconfig::read_from(path)?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
+    Ok(Client::try_from(config)?)
+}

@@ -1,0 +1,197 @@
+//! Prepare and unprepare through the socket: one at a time, beside live claims, and many at once.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use kube::Client;
+
+use tranche::cluster::{Cluster, Endpoint, KubeCluster};
+use tranche::kubelet::pb::dra::Claim;
+use tranche::model::claim::ClaimRef;
+use tranche::model::names::{ClaimUid, NodeName};
+
+use crate::api::{self, Access, NODE};
+use crate::calls::Socket;
+use crate::fake_kubelet::FakeKubelet;
+use crate::figures::{Report, Samples};
+use crate::plugin::{Plugin, Setting};
+
+const GPUS: usize = 16;
+const ALONE: usize = 300;
+const WARM_UP: usize = 30;
+const BESIDE_LIVE: usize = 100;
+/// Live claims, what NVIDIA's driver took with as many, and the figure's name.
+const LIVE: [(usize, &str); 3] = [(1, "p50 8.7"), (100, "p50 73 (50), 199 (200)"), (500, "p50 661")];
+/// At once, how often, whether MIG devices (there are not that many boards), and the peer's figure.
+const WAVES: [(usize, usize, bool, &str); 3] =
+    [(8, 25, false, "p50 323, wave 720"), (32, 10, true, ""), (100, 5, true, "")];
+
+/// Everything of this file, into the report.
+pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
+    let gpus = setting.gpus("whole", &["--profile", "h200", "--count", "16"]).await?;
+    let bench = Bench::start(setting, client, "k", &gpus).await?;
+    bench.alone(report).await?;
+    bench.beside_live(report).await?;
+    bench.waves(report, false).await?;
+    bench.plugin.stop().await?;
+
+    let mig: Vec<String> = (0..GPUS).map(|gpu| format!("--mig={gpu}={}", ["1g.18gb"; 7].join(","))).collect();
+    let mut arguments = vec!["--profile", "h200", "--count", "16"];
+    arguments.extend(mig.iter().map(String::as_str));
+    let gpus = setting.gpus("mig", &arguments).await?;
+    let bench = Bench::start(setting, client, "m", &gpus).await?;
+    bench.waves(report, true).await?;
+    bench.plugin.stop().await
+}
+
+/// A running plugin that is registered, and whose slices are there.
+struct Bench<'a> {
+    client: &'a Client,
+    /// The driver's own client, in this process.
+    cluster: KubeCluster,
+    plugin: Plugin,
+    socket: Socket,
+    folder: std::path::PathBuf,
+    devices: Vec<String>,
+    _kubelet: FakeKubelet,
+}
+
+impl<'a> Bench<'a> {
+    async fn start(setting: &Setting, client: &'a Client, name: &str, gpus: &Path) -> Result<Self> {
+        let slices = api::watch_slices(client).await?;
+        api::delete_slices(client, &slices).await?;
+        let folder = setting.folder(name)?;
+        let kubelet = FakeKubelet::start(&folder);
+        let plugin = setting.start(&folder, gpus)?;
+        let socket = Socket::registered(&kubelet).await?;
+        slices.until("slices", |seen| !seen.is_empty()).await.with_context(|| plugin.last_words())?;
+        let endpoint = Endpoint::Kubeconfig(setting.kubeconfig.clone());
+        let cluster = KubeCluster::connect(&endpoint, NodeName::new(NODE)).await?;
+        let devices = api::devices(client).await?;
+        Ok(Self { client, cluster, plugin, socket, folder, devices, _kubelet: kubelet })
+    }
+
+    /// Claims on the node's devices, one after the other.
+    async fn claims(&self, prefix: &str, count: usize, access: Access) -> Result<Vec<Claim>> {
+        let devices = self.devices.iter().cycle().take(count).cloned().collect();
+        api::claims(self.client, prefix, devices, access).await
+    }
+
+    async fn alone(&self, report: &mut Report) -> Result<()> {
+        let claims = self.claims("alone", WARM_UP + ALONE, Access::Exclusive).await?;
+        let (warm_up, claims) = claims.split_at(WARM_UP);
+        self.one_at_a_time(warm_up).await?;
+        let took = self.one_at_a_time(claims).await?;
+        let bare = took.prepare.less(&took.get);
+        report.samples("prepare, one at a time", &took.prepare, "", "p50 6.2, p99 10.8");
+        report.samples("  GET of the same claim by itself", &took.get, "", "");
+        report.samples("  prepare less GET", &bare, "p50 1.2, p99 2", "");
+        report.samples("  file synced, renamed, folder synced", &took.synced, "", "");
+        report.samples("unprepare, one at a time", &took.unprepare, "", "p50 1.8, p99 5.2");
+        report.figure("prepare_p50_ms", took.prepare.p50());
+        report.figure("prepare_p99_ms", took.prepare.p99());
+        report.figure("claim_get_p50_ms", took.get.p50());
+        report.figure("claim_get_p99_ms", took.get.p99());
+        report.figure("prepare_less_get_p50_ms", bare.p50());
+        report.figure("prepare_less_get_p99_ms", bare.p99());
+        report.figure("disk_sync_p50_ms", took.synced.p50());
+        report.figure("unprepare_p50_ms", took.unprepare.p50());
+        report.figure("unprepare_p99_ms", took.unprepare.p99());
+        Ok(())
+    }
+
+    async fn beside_live(&self, report: &mut Report) -> Result<()> {
+        let mut live = 0;
+        for (count, peer) in LIVE {
+            let more = self.claims(&format!("live{count}"), count - live, Access::Admin).await?;
+            for some in more.chunks(GPUS) {
+                self.socket.prepare_all(some).await?;
+            }
+            live = count;
+            let claims = self.claims(&format!("beside{count}"), BESIDE_LIVE, Access::Exclusive).await?;
+            let took = self.one_at_a_time(&claims).await?;
+            report.samples(&format!("prepare, {count} live claims **"), &took.prepare, "the same", peer);
+            report.samples("  prepare less GET", &took.prepare.less(&took.get), "", "");
+            report.samples(&format!("unprepare, {count} live claims **"), &took.unprepare, "", "");
+            report.figure(&format!("prepare_{count}_live_p50_ms"), took.prepare.p50());
+            report.figure(&format!("unprepare_{count}_live_p50_ms"), took.unprepare.p50());
+        }
+        Ok(())
+    }
+
+    async fn waves(&self, report: &mut Report, of_mig: bool) -> Result<()> {
+        for (count, times, mig, peer) in WAVES {
+            if mig != of_mig {
+                continue;
+            }
+            let claims = self.claims(&format!("wave{count}"), count, Access::Exclusive).await?;
+            // The first wave warms up.
+            self.wave(&claims).await?;
+            let (mut each, mut slowest, mut released) =
+                (Samples::default(), Samples::default(), Samples::default());
+            for _ in 0..times {
+                let (prepared, unprepared) = self.wave(&claims).await?;
+                slowest.extend(prepared.iter().max().copied());
+                each.extend(prepared);
+                released.extend(unprepared);
+            }
+            let of = if mig { " (MIG)" } else { "" };
+            let target = if count == 8 { "p50 10" } else { "no time-out" };
+            report.samples(&format!("prepare, {count} at once{of}"), &each, target, peer);
+            report.samples("  the slowest of each wave", &slowest, "", "");
+            report.samples(&format!("unprepare, {count} at once{of}"), &released, "", "");
+            report.figure(&format!("prepare_{count}_at_once_p50_ms"), each.p50());
+            report.figure(&format!("prepare_{count}_at_once_max_ms"), each.max());
+        }
+        Ok(())
+    }
+
+    async fn wave(&self, claims: &[Claim]) -> Result<(Vec<Duration>, Vec<Duration>)> {
+        Ok((self.socket.prepare_all(claims).await?, self.socket.unprepare_all(claims).await?))
+    }
+
+    /// For each claim: GET, prepare, a sync of the same kind, unprepare.
+    async fn one_at_a_time(&self, claims: &[Claim]) -> Result<Took> {
+        let mut took = Took::default();
+        for claim in claims {
+            took.get.push(self.get(claim).await?);
+            took.prepare.push(self.socket.prepare(claim).await?);
+            took.synced.push(synced(&self.folder)?);
+            took.unprepare.push(self.socket.unprepare(claim).await?);
+        }
+        Ok(took)
+    }
+
+    async fn get(&self, claim: &Claim) -> Result<Duration> {
+        let uid = ClaimUid::new(&claim.uid);
+        let claim = ClaimRef { namespace: claim.namespace.clone(), name: claim.name.clone(), uid };
+        let begun = Instant::now();
+        self.cluster.claim(&claim).await?;
+        Ok(begun.elapsed())
+    }
+}
+
+#[derive(Default)]
+struct Took {
+    get: Samples,
+    prepare: Samples,
+    synced: Samples,
+    unprepare: Samples,
+}
+
+/// The least that a durable record costs on this disk, without us.
+fn synced(folder: &Path) -> Result<Duration> {
+    let (temp, file) = (folder.join("probe.tmp"), folder.join("probe"));
+    let begun = Instant::now();
+    let mut probe = File::create(&temp)?;
+    probe.write_all(&[b'x'; 1024])?;
+    probe.sync_data()?;
+    fs::rename(&temp, &file)?;
+    File::open(folder)?.sync_all()?;
+    let took = begun.elapsed();
+    fs::remove_file(file)?;
+    Ok(took)
+}
