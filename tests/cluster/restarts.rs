@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -125,6 +125,9 @@ async fn slices_that_somebody_deletes_come_back() {
 async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
     let Some(bed) = Bed::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await else { return };
     let living = Living::on(&bed).await;
+    bed.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(on(NODE, user_of("leaving", "leaving"))).await;
+    bed.ready("leaving").await;
     let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
     let select = |value: serde_json::Value| {
         Patch::Merge(json!({"spec": {"template": {"spec": {"nodeSelector": {"tranche-test": value}}}}}))
@@ -145,13 +148,16 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
     wait_until("the plugin to be gone", PATIENCE, away).await;
     let wiped = || async { bed.slices(NODE).await.is_empty().then_some(()) };
     wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
-    // Nobody is there to release it: the pod's end waits for the plugin.
+    // Both wait for the plugin: a pod that ends, for nobody is there to release its claim, and one that begins.
+    let pods: Api<Pod> = bed.api();
+    pods.delete("leaving", &DeleteParams::default()).await.unwrap();
     bed.create(claim("late", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on(NODE, user_of("late", "late"))).await;
     sets.patch("tranche-node", &PatchParams::default(), &select(json!(null))).await.unwrap();
     bed.plugin(NODE).await;
     living.slices_are_back(&bed, Duration::from_secs(20)).await;
     bed.ready("late").await;
+    bed.gone("leaving").await;
     living.goes_on(&bed).await;
     bed.end().await;
 }
@@ -209,6 +215,31 @@ async fn the_node_is_rebooted() {
     assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger"), record);
     living.slices_are_back(&bed, Duration::from_secs(60)).await;
     bed.delete("living").await;
+    bed.end().await;
+}
+
+/// The node's kubelet is set up anew and the pod deleted meanwhile: nobody ever asks to release the claim.
+#[tokio::test]
+async fn what_kubelet_forgot_is_released() {
+    let Some(bed) = Bed::of_env("what_kubelet_forgot_is_released").await else { return };
+    let living = Living::on(&bed).await;
+    bed.rig.on_end(&["start", NODE, "kubelet"]);
+    bed.rig.run(&["stop", NODE, "kubelet"]);
+    fs::remove_file(bed.host(NODE, "/var/lib/kubelet/dra_manager_state"))
+        .expect("kubelet keeps its claims there");
+    let pods: Api<Pod> = bed.api();
+    pods.delete("living", &DeleteParams::default().grace_period(0)).await.unwrap();
+    bed.gone("living").await;
+    let claims: Api<ResourceClaim> = bed.api();
+    claims.delete("living", &DeleteParams::default()).await.unwrap();
+    let gone = || async { claims.get_opt("living").await.ok()?.is_none().then_some(()) };
+    wait_until("the claim to be gone", PATIENCE, gone).await;
+    bed.rig.run(&["start", NODE, "kubelet"]);
+    living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger").len(), 1, "nobody asked");
+    // The sweeper looks at its start, and every minute.
+    bed.kill9(NODE, &bed.plugin(NODE).await);
+    bed.is_clean().await;
     bed.end().await;
 }
 
