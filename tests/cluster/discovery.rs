@@ -6,10 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::bed::{Bed, PATIENCE, minor_of};
-use crate::manifests::{claim, gpu, on, user_of};
+use crate::manifests::{claim, gpu, on, time_slicing, user_of};
 use crate::rig::wait_until;
 
 const NODE: &str = "node-a";
+const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger";
 /// As hack/test-cluster.sh stages it.
 const MIG: &str = "1g.10gb,1g.10gb,2g.20gb";
 
@@ -106,6 +107,33 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
     bed.fake(NODE, &["recover", &board]);
     let healthy = || async { health(&bed, &board).await.filter(|health| health == "Healthy") };
     wait_until("the GPU to be healthy again", PATIENCE, healthy).await;
+    drop(undo);
+    bed.end().await;
+}
+
+/// Its setting cannot be put back: the pod ends all the same, the GPU stays taken until it is back.
+#[tokio::test]
+async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
+    let Some(bed) = Bed::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await else {
+        return;
+    };
+    bed.create(claim("c", time_slicing("Medium"))).await;
+    bed.create(on(NODE, user_of("c", "p"))).await;
+    bed.ready("p").await;
+    let board = minor_of(&bed.devices_of("c").await[0]).to_string();
+    let words = ["recover", board.as_str()];
+    let undo = AtEnd(&bed, &words);
+    bed.fake(NODE, &["xid", &board, "79"]);
+    bed.fake(NODE, &["lose", &board]);
+    bed.delete("p").await;
+    assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 2, "nvidia-smi cannot reach it");
+    assert!(bed.files(NODE, "/var/run/cdi").is_empty(), "no container can be given the GPU any more");
+    assert_eq!(bed.files(NODE, STATE).len(), 1, "what is owed is recorded");
+    bed.fake(NODE, &["recover", &board]);
+    // The sweeper goes on trying: every minute, and when the plugin starts.
+    bed.kill9(NODE, &bed.plugin(NODE).await);
+    bed.is_clean().await;
+    assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 0);
     drop(undo);
     bed.end().await;
 }

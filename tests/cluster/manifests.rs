@@ -7,6 +7,15 @@ pub fn gpu(name: &str) -> Value {
     json!({"name": name, "exactly": {"deviceClassName": "gpu.nvidia.com"}})
 }
 
+/// spec.devices of one GPU with a time slice: Default, Short, Medium or Long.
+pub fn time_slicing(interval: &str) -> Value {
+    let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+        "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}});
+    let config =
+        json!([{"requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
+    json!({"requests": [gpu("gpu")], "config": config})
+}
+
 /// A claim of its own. `devices` is spec.devices.
 pub fn claim(name: &str, devices: Value) -> Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",

@@ -12,7 +12,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of, node_of};
-use crate::manifests::{by_template, claim, container, gpu, on, pod, template, user_of};
+use crate::manifests::{by_template, claim, container, gpu, on, pod, template, time_slicing, user_of};
 use crate::rig::wait_until;
 
 /// One whole GPU and nothing else.
@@ -164,11 +164,7 @@ async fn a_manifest_from_before_dra_gets_its_gpu() {
 #[tokio::test]
 async fn a_time_slice_is_set_while_the_claim_lives() {
     let Some(bed) = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await else { return };
-    let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
-        "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Medium"}}});
-    let config =
-        json!([{"requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
-    bed.create(claim("sliced", json!({"requests": [gpu("gpu")], "config": config}))).await;
+    bed.create(claim("sliced", time_slicing("Medium"))).await;
     bed.create(user_of("sliced", "user")).await;
     let node = node_of(&bed.ready("user").await);
     let device = bed.devices_of("sliced").await.remove(0);
