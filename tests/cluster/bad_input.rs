@@ -15,9 +15,9 @@ async fn an_unknown_field_is_named_with_its_path() {
     let config = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
     bed.create(claim("typo", json!({"requests": [gpu("gpu")], "config": config}))).await;
     bed.create(user_of("typo", "p")).await;
-    bed.refused("p", &["sharing.timeSlicingConfig.intervall", "unknown field"]).await;
+    bed.wait_refused("p", &["sharing.timeSlicingConfig.intervall", "unknown field"]).await;
     // Nothing was begun, though the pod still waits.
-    bed.is_clean().await;
+    bed.wait_clean().await;
     bed.delete("p").await;
     bed.end().await;
 }
@@ -27,17 +27,17 @@ async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
     let Some(bed) = Bed::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await else { return };
     bed.create(claim("holder", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("holder", "first")).await;
-    let first = bed.ready("first").await;
+    let first = bed.wait_ready("first").await;
     let (node, device) = (node_of(&first), bed.devices_of("holder").await.remove(0));
     bed.create_allocated("intruder", &node, &device).await;
     bed.create(user_of("intruder", "second")).await;
     let holder = format!("{}/holder", bed.namespace);
-    bed.refused("second", &[&device, "in use by claim", &holder]).await;
-    assert_eq!(life(&bed.ready("first").await), life(&first), "the holder was disturbed");
+    bed.wait_refused("second", &[&device, "in use by claim", &holder]).await;
+    assert_eq!(life(&bed.wait_ready("first").await), life(&first), "the holder was disturbed");
     assert_eq!(bed.inside("first", "main").gpus, [minor_of(&device)]);
     // Kubelet asks again and again: once the holder is gone, the other claim has its turn.
     bed.delete("first").await;
-    bed.ready("second").await;
+    bed.wait_ready("second").await;
     assert_eq!(bed.inside("second", "main").gpus, [minor_of(&device)]);
     bed.end().await;
 }
@@ -49,8 +49,8 @@ async fn a_device_that_is_not_there_is_told_with_those_that_are() {
     };
     bed.create_allocated("ghost", "node-a", "gpu-99").await;
     bed.create(user_of("ghost", "p")).await;
-    bed.refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;
-    bed.is_clean().await;
+    bed.wait_refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;
+    bed.wait_clean().await;
     bed.api::<Pod>().delete("p", &DeleteParams::default()).await.unwrap();
     bed.gone("p").await;
     bed.end().await;

@@ -80,7 +80,7 @@ impl Bed {
         let dir = PathBuf::from(rig.run(&["dir"]).trim());
         let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
         // What the test before left has ended, also if it failed.
-        bed.is_clean().await;
+        bed.wait_clean().await;
         for node in &bed.nodes {
             let offers = || async { (!bed.published(node).await.is_empty()).then_some(()) };
             wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
@@ -98,12 +98,12 @@ impl Bed {
     pub async fn end(self) {
         let kinds = "deployments,pods,resourceclaims,resourceclaimtemplates";
         self.rig.kubectl(&["-n", &self.namespace, "delete", kinds, "--all", "--timeout=90s"]);
-        self.is_clean().await;
+        self.wait_clean().await;
         println!("{}: {:.1} s", self.test, self.begin.elapsed().as_secs_f64());
     }
 
     /// Waits until no node has a record, container edits or a temporary file left.
-    pub async fn is_clean(&self) {
+    pub async fn wait_clean(&self) {
         let left = || self.nodes.iter().flat_map(|node| self.left_on(node)).collect::<Vec<_>>();
         let end = Instant::now() + PATIENCE;
         while !left().is_empty() {
@@ -156,7 +156,7 @@ impl Bed {
     }
 
     /// Waits until the pod is Ready; on failure tells what became of it.
-    pub async fn ready(&self, pod: &str) -> Pod {
+    pub async fn wait_ready(&self, pod: &str) -> Pod {
         let pods: Api<Pod> = self.api();
         let end = Instant::now() + PATIENCE;
         loop {
@@ -247,7 +247,7 @@ impl Bed {
     }
 
     /// Waits until an event says that the pod's claims cannot be prepared, in all these words.
-    pub async fn refused(&self, pod: &str, words: &[&str]) -> String {
+    pub async fn wait_refused(&self, pod: &str, words: &[&str]) -> String {
         let end = Instant::now() + PATIENCE;
         loop {
             let said = self.events(pod).await;

@@ -27,7 +27,7 @@ async fn a_hundred_pods_leave_nothing_behind() {
     let lives = futures::stream::iter(0..PODS).map(|number| live(&bed, format!("p-{number}")));
     lives.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     println!("{PODS} pods in {:.1} s", begin.elapsed().as_secs_f64());
-    bed.is_clean().await;
+    bed.wait_clean().await;
     assert_eq!(versions(&bed).await, before, "slices were written though no device changed");
     for node in bed.nodes.clone() {
         let empty =
@@ -44,7 +44,7 @@ async fn a_hundred_pods_leave_nothing_behind() {
 /// A pod comes, is Ready, and goes.
 async fn live(bed: &Bed, name: String) {
     bed.create(by_template("one-gpu", &name)).await;
-    bed.ready(&name).await;
+    bed.wait_ready(&name).await;
     bed.delete(&name).await;
 }
 

@@ -80,7 +80,7 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
     let before = bed.published_names(NODE).await;
     bed.create(claim("c", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
-    bed.ready("p").await;
+    bed.wait_ready("p").await;
     let device = bed.devices_of("c").await.remove(0);
     let board = minor_of(&device).to_string();
     let words = ["recover", board.as_str()];
@@ -103,7 +103,7 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
     }
     // A claim on a broken GPU is released as any other.
     bed.delete("p").await;
-    bed.is_clean().await;
+    bed.wait_clean().await;
     bed.fake(NODE, &["recover", &board]);
     let healthy = || async { health(&bed, &board).await.filter(|health| health == "Healthy") };
     wait_until("the GPU to be healthy again", PATIENCE, healthy).await;
@@ -119,7 +119,7 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
     };
     bed.create(claim("c", time_slicing("Medium"))).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
-    bed.ready("p").await;
+    bed.wait_ready("p").await;
     let board = minor_of(&bed.devices_of("c").await[0]).to_string();
     let words = ["recover", board.as_str()];
     let undo = AtEnd(&bed, &words);
@@ -132,7 +132,7 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
     bed.fake(NODE, &["recover", &board]);
     // The sweeper goes on trying: every minute, and when the plugin starts.
     bed.kill9(NODE, &bed.plugin(NODE).await);
-    bed.is_clean().await;
+    bed.wait_clean().await;
     assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 0);
     drop(undo);
     bed.end().await;

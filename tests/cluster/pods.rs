@@ -63,7 +63,7 @@ async fn a_mig_pod_has_its_instance_and_no_other() {
     let mut taken = BTreeSet::new();
     for name in ["one", "two"] {
         bed.create(by_template("small", name)).await;
-        let node = node_of(&bed.ready(name).await);
+        let node = node_of(&bed.wait_ready(name).await);
         let device = devices_of(&bed.claim_of(name).await).remove(0);
         assert!(device.starts_with("gpu-7-mig-1g10gb-"), "{device}");
         let inside = bed.inside(name, "main");
@@ -108,7 +108,7 @@ async fn a_container_that_does_not_ask_sees_no_gpu() {
         container("none", json!([])),
     ]);
     bed.create(pod("p", json!([{"name": "c", "resourceClaimName": "two"}]), containers)).await;
-    bed.ready("p").await;
+    bed.wait_ready("p").await;
     let devices = bed.devices_of("two").await;
     has_only(&bed, "p", "left", &devices[0]);
     has_only(&bed, "p", "right", &devices[1]);
@@ -133,13 +133,13 @@ async fn several_gpus_and_alternatives() {
     bed.create(claim("either", json!({"requests": [either]}))).await;
     bed.create(user_of("pair", "pair")).await;
     bed.create(user_of("either", "either")).await;
-    bed.ready("pair").await;
+    bed.wait_ready("pair").await;
     let devices = bed.devices_of("pair").await;
     let minors: BTreeSet<_> = devices.iter().map(|device| minor_of(device)).collect();
     let inside = bed.inside("pair", "main");
     assert_eq!(inside.gpus.len(), 2, "count: 2 gives {inside:?}");
     assert_eq!(inside.gpus.into_iter().collect::<BTreeSet<_>>(), minors);
-    bed.ready("either").await;
+    bed.wait_ready("either").await;
     has_only(&bed, "either", "main", &bed.devices_of("either").await[0]);
     bed.end().await;
 }
@@ -154,7 +154,7 @@ async fn a_manifest_from_before_dra_gets_its_gpu() {
     let mut old = container("main", json!([]));
     old["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
     bed.create(pod("old", json!([]), json!([old]))).await;
-    bed.ready("old").await;
+    bed.wait_ready("old").await;
     let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.unwrap().items;
     assert_eq!(claims.len(), 1, "the scheduler makes one claim for it");
     has_only(&bed, "old", "main", &devices_of(&claims[0])[0]);
@@ -166,7 +166,7 @@ async fn a_time_slice_is_set_while_the_claim_lives() {
     let Some(bed) = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await else { return };
     bed.create(claim("sliced", time_slicing("Medium"))).await;
     bed.create(user_of("sliced", "user")).await;
-    let node = node_of(&bed.ready("user").await);
+    let node = node_of(&bed.wait_ready("user").await);
     let device = bed.devices_of("sliced").await.remove(0);
     has_only(&bed, "user", "main", &device);
     let board = minor_of(&device).to_string();
@@ -183,18 +183,18 @@ async fn an_administrator_looks_in_beside_a_user() {
     let Some(bed) = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await else { return };
     bed.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on("node-a", user_of("mine", "user"))).await;
-    let user = bed.ready("user").await;
+    let user = bed.wait_ready("user").await;
     let mine = minor_of(&bed.devices_of("mine").await[0]);
     let all = json!({"name": "all", "exactly": {
         "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
     bed.create(claim("all", json!({"requests": [all]}))).await;
     bed.create(on("node-a", user_of("all", "monitor"))).await;
-    bed.ready("monitor").await;
+    bed.wait_ready("monitor").await;
     assert_eq!(bed.inside("monitor", "main").gpus, (0..7).collect::<Vec<_>>(), "every whole GPU of the node");
     assert_eq!(bed.inside("user", "main").gpus, [mine]);
     bed.delete("monitor").await;
     // The monitor's release took nothing from the user.
-    assert_eq!(life(&bed.ready("user").await), life(&user));
+    assert_eq!(life(&bed.wait_ready("user").await), life(&user));
     assert_eq!(bed.inside("user", "main").gpus, [mine]);
     assert_eq!(claims_on(&bed, "node-a").await, ["mine"]);
     bed.end().await;

@@ -27,7 +27,7 @@ impl Living {
     async fn on(bed: &Bed) -> Self {
         bed.create(claim("living", json!({"requests": [gpu("gpu")]}))).await;
         bed.create(on(NODE, user_of("living", "living"))).await;
-        let pod = bed.ready("living").await;
+        let pod = bed.wait_ready("living").await;
         let minor = minor_of(&bed.devices_of("living").await[0]);
         Self { pod, minor, published: bed.published(NODE).await }
     }
@@ -36,10 +36,10 @@ impl Living {
     async fn goes_on(&self, bed: &Bed) {
         bed.create(claim("new", json!({"requests": [gpu("gpu")]}))).await;
         bed.create(on(NODE, user_of("new", "new"))).await;
-        bed.ready("new").await;
+        bed.wait_ready("new").await;
         assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("new").await[0])]);
         // A kubelet that has just started shows its pods a moment later.
-        assert_eq!(life(&bed.ready("living").await), life(&self.pod), "the living pod was disturbed");
+        assert_eq!(life(&bed.wait_ready("living").await), life(&self.pod), "the living pod was disturbed");
         assert_eq!(bed.inside("living", "main").gpus, [self.minor]);
         bed.delete("living").await;
     }
@@ -127,7 +127,7 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
     let living = Living::on(&bed).await;
     bed.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on(NODE, user_of("leaving", "leaving"))).await;
-    bed.ready("leaving").await;
+    bed.wait_ready("leaving").await;
     let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
     let select = |value: serde_json::Value| {
         Patch::Merge(json!({"spec": {"template": {"spec": {"nodeSelector": {"tranche-test": value}}}}}))
@@ -156,7 +156,7 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
     sets.patch("tranche-node", &PatchParams::default(), &select(json!(null))).await.unwrap();
     bed.plugin(NODE).await;
     living.slices_are_back(&bed, Duration::from_secs(20)).await;
-    bed.ready("late").await;
+    bed.wait_ready("late").await;
     bed.gone("leaving").await;
     living.goes_on(&bed).await;
     bed.end().await;
@@ -239,7 +239,7 @@ async fn what_kubelet_forgot_is_released() {
     assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger").len(), 1, "nobody asked");
     // The sweeper looks at its start, and every minute.
     bed.kill9(NODE, &bed.plugin(NODE).await);
-    bed.is_clean().await;
+    bed.wait_clean().await;
     bed.end().await;
 }
 

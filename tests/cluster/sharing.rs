@@ -21,11 +21,11 @@ async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
     };
     bed.create(claim("shared", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("shared", "first")).await;
-    let node = node_of(&bed.ready("first").await);
+    let node = node_of(&bed.wait_ready("first").await);
     let minor = minor_of(&bed.devices_of("shared").await[0]);
     let prepared = sum(&bed.metrics(&node).await, PREPARED);
     bed.create(user_of("shared", "second")).await;
-    let second = bed.ready("second").await;
+    let second = bed.wait_ready("second").await;
     assert_eq!(node_of(&second), node);
     assert_eq!(bed.inside("second", "main").gpus, [minor]);
     // Kubelet knows that the claim is ready and does not ask again.
@@ -33,13 +33,13 @@ async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
 
     bed.delete("first").await;
     bed.create(user_of("shared", "third")).await;
-    bed.ready("third").await;
+    bed.wait_ready("third").await;
     assert_eq!(bed.inside("third", "main").gpus, [minor]);
-    assert_eq!(life(&bed.ready("second").await), life(&second), "the second pod was disturbed");
+    assert_eq!(life(&bed.wait_ready("second").await), life(&second), "the second pod was disturbed");
     assert_eq!(bed.inside("second", "main").gpus, [minor]);
     bed.delete("second").await;
     bed.delete("third").await;
-    bed.is_clean().await;
+    bed.wait_clean().await;
     bed.end().await;
 }
 
@@ -52,7 +52,7 @@ async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
     slow["spec"]["terminationGracePeriodSeconds"] = json!(6);
     slow["spec"]["containers"][0]["command"] = json!(["sh", "-c", "trap '' TERM; sleep 3600 & wait; wait"]);
     bed.create(slow).await;
-    bed.ready("old").await;
+    bed.wait_ready("old").await;
     let pods: Api<Pod> = bed.api();
     let claims: Api<ResourceClaim> = bed.api();
     let old = claims.get("name").await.unwrap().metadata.uid;
@@ -65,7 +65,7 @@ async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
     wait_until("the old claim to be gone", Duration::from_secs(5), gone).await;
     bed.create(one()).await;
     bed.create(on("node-a", user_of("name", "new"))).await;
-    bed.ready("new").await;
+    bed.wait_ready("new").await;
     assert!(pods.get_opt("old").await.unwrap().is_none(), "the old pod has ended before the new one runs");
     assert_ne!(claims.get("name").await.unwrap().metadata.uid, old);
     assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("name").await[0])]);

@@ -76,7 +76,7 @@ async fn life(bed: &Bed, name: String) -> Duration {
     pods.create(&PostParams::default(), &from(by_template("one-gpu", &name)))
         .await
         .expect("a pod can be created");
-    bed.ready(&name).await;
+    bed.wait_ready(&name).await;
     let took = begin.elapsed();
     pods.delete(&name, &DeleteParams::default()).await.expect("a pod can be deleted");
     bed.gone(&name).await;
@@ -87,12 +87,12 @@ async fn life(bed: &Bed, name: String) -> Duration {
 async fn roll(bed: &Bed) -> BTreeMap<String, u64> {
     let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
     let mut failed = BTreeMap::new();
-    watch(bed, &mut failed, MARGIN).await;
+    watch_until(bed, &mut failed, MARGIN).await;
     let now = json!({"spec": {"template": {"metadata": {"annotations": {"rolled-at": format!("{:?}", Instant::now())}}}}});
     let set = sets.patch("tranche-node", &PatchParams::default(), &Patch::Merge(now)).await.unwrap();
     let (begin, generation) = (Instant::now(), set.metadata.generation);
     loop {
-        watch(bed, &mut failed, Duration::from_millis(200)).await;
+        watch_until(bed, &mut failed, Duration::from_millis(200)).await;
         let Some(status) = sets.get("tranche-node").await.unwrap().status else { continue };
         let all = status.desired_number_scheduled;
         let done = status.observed_generation == generation
@@ -104,7 +104,7 @@ async fn roll(bed: &Bed) -> BTreeMap<String, u64> {
         assert!(begin.elapsed() < PATIENCE, "the roll-over does not end: {status:?}");
     }
     println!("rolled over in {:.1} s", begin.elapsed().as_secs_f64());
-    watch(bed, &mut failed, MARGIN).await;
+    watch_until(bed, &mut failed, MARGIN).await;
     failed
 }
 
@@ -118,7 +118,7 @@ async fn on_all(bed: &Bed) -> usize {
 }
 
 /// Asks every plugin for its failures, again and again: an old one takes its figures with it.
-async fn watch(bed: &Bed, failed: &mut BTreeMap<String, u64>, time: Duration) {
+async fn watch_until(bed: &Bed, failed: &mut BTreeMap<String, u64>, time: Duration) {
     let end = Instant::now() + time;
     loop {
         for node in &bed.nodes {
