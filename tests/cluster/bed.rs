@@ -82,6 +82,7 @@ impl Bed {
         // What the test before left has ended, also if it failed.
         bed.wait_clean().await;
         for node in &bed.nodes {
+            bed.registered(node, PATIENCE).await;
             let offers = || async { (!bed.published(node).await.is_empty()).then_some(()) };
             wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
         }
@@ -301,6 +302,14 @@ impl Bed {
             pods.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
         };
         wait_until(&format!("the plugin to be ready on {node}"), PATIENCE, ready).await
+    }
+
+    /// Waits until the node's newest plugin says that kubelet knows it; how long that took.
+    pub async fn registered(&self, node: &str, limit: Duration) -> Duration {
+        let begin = Instant::now();
+        let ready = || async { ask(self.plugins(node).await.first()?, "/readyz") };
+        wait_until(&format!("the plugin on {node} to be registered"), limit, ready).await;
+        begin.elapsed()
     }
 
     /// What the plugin on the node tells of itself.

@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, PATIENCE, SYSTEM, ask, life, minor_of, node_of};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life, minor_of, node_of};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
 
@@ -52,16 +52,6 @@ impl Living {
     }
 }
 
-async fn is_registered(bed: &Bed, limit: Duration) -> Duration {
-    let begin = Instant::now();
-    let registered = || async {
-        let pod = bed.plugins(NODE).await.into_iter().next()?;
-        ask(&pod, "/readyz").map(|_| ())
-    };
-    wait_until("the plugin to be ready", limit, registered).await;
-    begin.elapsed()
-}
-
 async fn uids(bed: &Bed) -> Vec<Option<String>> {
     bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
 }
@@ -78,7 +68,7 @@ async fn kubelet_is_restarted() {
     wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
     living.slices_are_back(&bed, Duration::from_secs(60)).await;
     println!("the same devices {} ms after kubelet was seen up", begin.elapsed().as_millis());
-    is_registered(&bed, Duration::from_secs(30)).await;
+    bed.registered(NODE, Duration::from_secs(30)).await;
     living.goes_on(&bed).await;
     living.slices_are_back(&bed, Duration::from_secs(5)).await;
     bed.end().await;
@@ -97,7 +87,7 @@ async fn the_plugin_is_killed() {
             .then_some(())
     };
     wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
-    let took = is_registered(&bed, Duration::from_secs(30)).await;
+    let took = bed.registered(NODE, Duration::from_secs(30)).await;
     println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
     living.goes_on(&bed).await;
     assert_eq!(uids(&bed).await, before, "the slices were published anew for nothing");
@@ -256,7 +246,7 @@ async fn the_plugin_is_ready_within_five_seconds_of_its_start() {
         Some(new)
     };
     wait_until("another plugin to be started", PATIENCE, started).await;
-    let took = is_registered(&bed, Duration::from_secs(5)).await;
+    let took = bed.registered(NODE, Duration::from_secs(5)).await;
     println!("registered {} ms after the container was seen running", took.as_millis());
     bed.plugin(NODE).await;
     bed.end().await;
