@@ -29,7 +29,7 @@ echo "-- a real cluster"
 "$rig" up
 "$rig" driver-root "$work/driver" "$library"
 case $BENCH_PARTS in
-  *pods*) "$top/hack/stage.sh" node-a=h200:16 ;;
+  *pods*) "$top/hack/stage.sh" node-a=h100:16 ;;
 esac
 
 start=$SECONDS

@@ -14,7 +14,7 @@ use kube::{Client, Resource};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use tranche::kubelet::pb::dra::Claim;
 use tranche::model::names::DRIVER;
@@ -25,6 +25,8 @@ pub const NODE: &str = "bench";
 pub const NAMESPACE: &str = "bench";
 /// The longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at what should be there soon, where nothing is timed.
+const LOOK: Duration = Duration::from_millis(50);
 /// Requests under way at once while claims are made; nothing is timed meanwhile.
 const MAKERS: usize = 16;
 
@@ -36,8 +38,10 @@ pub enum Access {
     Admin,
 }
 
-/// Makes the namespace and the node, if they are not there.
+/// Makes the namespace and the node, if they are not there, and removes an earlier run's claims.
 pub async fn prepare(client: &Client) -> Result<()> {
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    claims.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
     create::<Namespace>(
         &Api::all(client.clone()),
@@ -168,12 +172,22 @@ pub async fn watch_slices(client: &Client) -> Result<Seen> {
     Seen::start(Api::<ResourceSlice>::all(client.clone()), &fields, wanted).await
 }
 
-/// The devices that our node's slices list, in their order.
-pub async fn devices(client: &Client) -> Result<Vec<String>> {
+/// The devices that our node's slices list, in their order, as soon as there are `count`.
+pub async fn devices(client: &Client, count: usize) -> Result<Vec<String>> {
     let ours = ListParams::default().fields(&format!("spec.nodeName={NODE},spec.driver={DRIVER}"));
-    let slices = Api::<ResourceSlice>::all(client.clone()).list(&ours).await?;
-    let devices = slices.items.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
-    Ok(devices.map(|device| device.name).collect())
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let slices = Api::<ResourceSlice>::all(client.clone()).list(&ours).await?;
+        let devices = slices.items.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        let names: Vec<String> = devices.map(|device| device.name).collect();
+        if names.len() == count {
+            return Ok(names);
+        }
+        if Instant::now() > deadline {
+            bail!("{} devices are published, not {count}", names.len());
+        }
+        sleep(LOOK).await;
+    }
 }
 
 /// Deletes our node's slices and waits until they are seen no more.
@@ -188,6 +202,12 @@ pub async fn delete_slices(client: &Client, seen: &Seen) -> Result<()> {
 pub async fn watch_pods(client: &Client, namespace: &str) -> Result<Seen> {
     let running = |pod: &Pod| pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Running");
     Seen::start(Api::<Pod>::namespaced(client.clone(), namespace), "", running).await
+}
+
+/// Removes our node, of which no kubelet ever tells anything.
+pub async fn clear(client: &Client) -> Result<()> {
+    Api::<Node>::all(client.clone()).delete(NODE, &DeleteParams::default()).await?;
+    Ok(())
 }
 
 /// A client for the kubeconfig at `path`.

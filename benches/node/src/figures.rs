@@ -63,6 +63,7 @@ impl Report {
     pub fn samples(&mut self, what: &str, samples: &Samples, target: &str, peer: &str) {
         let shown = [0.0, 0.5, 0.9, 0.99, 1.0].map(|share| rounded(samples.at(share)).to_string());
         let [min, p50, p90, p99, max] = shown;
+        eprintln!("-- {what}: n {}, p50 {p50}, max {max}", samples.count());
         let (target, peer) = (target.to_owned(), peer.to_owned());
         self.rows.push([what.to_owned(), samples.count().to_string(), min, p50, p90, p99, max, target, peer]);
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use futures::future::try_join_all;
 use kube::Client;
 
 use tranche::cluster::{Cluster, Endpoint, KubeCluster};
@@ -31,18 +32,18 @@ const WAVES: [(usize, usize, bool, &str); 3] =
 
 /// Everything of this file, into the report.
 pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
-    let gpus = setting.gpus("whole", &["--profile", "h200", "--count", "16"]).await?;
-    let bench = Bench::start(setting, client, "k", &gpus).await?;
+    let gpus = setting.gpus("whole", &["--profile", "h100", "--count", "16"]).await?;
+    let bench = Bench::start(setting, client, &gpus, GPUS).await?;
     bench.alone(report).await?;
     bench.beside_live(report).await?;
     bench.waves(report, false).await?;
     bench.plugin.stop().await?;
 
-    let mig: Vec<String> = (0..GPUS).map(|gpu| format!("--mig={gpu}={}", ["1g.18gb"; 7].join(","))).collect();
-    let mut arguments = vec!["--profile", "h200", "--count", "16"];
-    arguments.extend(mig.iter().map(String::as_str));
+    let cut: Vec<String> = (0..GPUS).map(|gpu| format!("{gpu}={}", ["1g.10gb"; 7].join(","))).collect();
+    let mut arguments = vec!["--profile", "h100", "--count", "16"];
+    arguments.extend(cut.iter().flat_map(|cut| ["--mig", cut]));
     let gpus = setting.gpus("mig", &arguments).await?;
-    let bench = Bench::start(setting, client, "m", &gpus).await?;
+    let bench = Bench::start(setting, client, &gpus, GPUS * 7).await?;
     bench.waves(report, true).await?;
     bench.plugin.stop().await
 }
@@ -60,17 +61,16 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    async fn start(setting: &Setting, client: &'a Client, name: &str, gpus: &Path) -> Result<Self> {
+    async fn start(setting: &Setting, client: &'a Client, gpus: &Path, count: usize) -> Result<Self> {
         let slices = api::watch_slices(client).await?;
         api::delete_slices(client, &slices).await?;
-        let folder = setting.folder(name)?;
+        let folder = setting.folder(&format!("l{count}"))?;
         let kubelet = FakeKubelet::start(&folder);
         let plugin = setting.start(&folder, gpus)?;
         let socket = Socket::registered(&kubelet).await?;
-        slices.until("slices", |seen| !seen.is_empty()).await.with_context(|| plugin.last_words())?;
+        let devices = api::devices(client, count).await.with_context(|| plugin.last_words())?;
         let endpoint = Endpoint::Kubeconfig(setting.kubeconfig.clone());
         let cluster = KubeCluster::connect(&endpoint, NodeName::new(NODE)).await?;
-        let devices = api::devices(client).await?;
         Ok(Self { client, cluster, plugin, socket, folder, devices, _kubelet: kubelet })
     }
 
@@ -132,7 +132,9 @@ impl<'a> Bench<'a> {
             self.wave(&claims).await?;
             let (mut each, mut slowest, mut released) =
                 (Samples::default(), Samples::default(), Samples::default());
+            let mut gets = Samples::default();
             for _ in 0..times {
+                gets.extend(try_join_all(claims.iter().map(|claim| self.get(claim))).await?);
                 let (prepared, unprepared) = self.wave(&claims).await?;
                 slowest.extend(prepared.iter().max().copied());
                 each.extend(prepared);
@@ -141,8 +143,10 @@ impl<'a> Bench<'a> {
             let of = if mig { " (MIG)" } else { "" };
             let target = if count == 8 { "p50 10" } else { "no time-out" };
             report.samples(&format!("prepare, {count} at once{of}"), &each, target, peer);
+            report.samples("  GETs alone, as many at once", &gets, "", "");
             report.samples("  the slowest of each wave", &slowest, "", "");
             report.samples(&format!("unprepare, {count} at once{of}"), &released, "", "");
+            report.figure(&format!("claim_get_{count}_at_once_p50_ms"), gets.p50());
             report.figure(&format!("prepare_{count}_at_once_p50_ms"), each.p50());
             report.figure(&format!("prepare_{count}_at_once_max_ms"), each.max());
         }

@@ -80,6 +80,7 @@ async fn run() -> Result<()> {
         if wanted("pods") { pods::measure(&client, &mut of_pods).await.context("pods") } else { Ok(()) }
     };
     tokio::try_join!(idle, pods)?;
+    api::clear(&client).await?;
     report.append(of_idle);
     report.append(of_pods);
     let size = fs::metadata(&setting.tranche)?.len() as f64 / f64::from(1 << 20);

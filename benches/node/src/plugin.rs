@@ -12,6 +12,8 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use tranche::host::driver_root::{self, DriverRoot};
+
 use crate::api::NODE;
 
 /// What an end may take before it is enforced.
@@ -29,12 +31,15 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Describes simulated GPUs; `arguments` as of `fake-nvml init`. The answer names the folder.
+    /// Describes simulated GPUs of the driver that is in the driver root; `arguments` as of `fake-nvml init`. The answer names the folder.
     pub async fn gpus(&self, name: &str, arguments: &[&str]) -> Result<PathBuf> {
         let dir = self.work.join(name);
         fs::create_dir_all(&dir)?;
+        let root = DriverRoot::new(&self.driver_root, self.driver_root.to_string_lossy());
+        let version = driver_root::scan(&root, None)?.version;
         let mut command = Command::new(&self.fake_nvml);
-        command.arg("--dir").arg(&dir).arg("init").args(arguments).stdout(Stdio::null());
+        command.arg("--dir").arg(&dir).args(["init", "--driver", &version]).args(arguments);
+        command.stdout(Stdio::null());
         match timeout(END, command.status()).await.context("fake-nvml hangs")?? {
             status if status.success() => Ok(dir),
             status => bail!("fake-nvml {arguments:?}: {status}"),
@@ -115,6 +120,19 @@ impl Plugin {
     /// Processor time so far, of threads that have ended too.
     pub fn cpu(&self) -> Result<Duration> {
         Ok(clock_getcpuclockid(Pid::from_raw(self.pid))?.now()?.into())
+    }
+
+    /// Processor time so far of its threads of this name.
+    pub fn cpu_of(&self, thread: &str) -> Result<Duration> {
+        let mut nanos = 0;
+        for entry in fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            let path = entry?.path();
+            if fs::read_to_string(path.join("comm"))?.trim() == thread {
+                let text = fs::read_to_string(path.join("schedstat"))?;
+                nanos += text.split(' ').next().context("no time in schedstat")?.parse::<u64>()?;
+            }
+        }
+        Ok(Duration::from_nanos(nanos))
     }
 
     pub fn threads(&self) -> Result<usize> {

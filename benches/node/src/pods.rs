@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::api::{self, Seen};
@@ -33,6 +33,9 @@ pub async fn measure(client: &Client, report: &mut Report) -> Result<()> {
             samples.push(run(&pods, &seen, &name, claim).await?);
         }
     }
+    // Nothing that follows waits for their end.
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
     let extra = with.less(&without);
     report.samples("pod create to Running, no claim", &without, "", "p50 563");
     report.samples("pod create to Running, one GPU", &with, "", "p50 635");

@@ -18,7 +18,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Starts with an empty ledger and without slices, again and again.
 pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
-    let gpus = setting.gpus("start", &["--profile", "h200", "--count", "8"]).await?;
+    let gpus = setting.gpus("start", &["--profile", "h100", "--count", "8"]).await?;
     let slices = api::watch_slices(client).await?;
     let (mut registered, mut published) = (Samples::default(), Samples::default());
     for number in 0..STARTS {
@@ -46,7 +46,7 @@ pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) ->
 
 /// Eight GPUs, no claims, kubelet's health stream open.
 pub async fn idle(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
-    let gpus = setting.gpus("idle", &["--profile", "h200", "--count", "8"]).await?;
+    let gpus = setting.gpus("idle", &["--profile", "h100", "--count", "8"]).await?;
     let slices = api::watch_slices(client).await?;
     let folder = setting.folder("i")?;
     let kubelet = FakeKubelet::start(&folder);
@@ -55,16 +55,21 @@ pub async fn idle(setting: &Setting, client: &Client, report: &mut Report) -> Re
     socket.watch_health().await?;
     slices.until("slices", |seen| !seen.is_empty()).await?;
     sleep(SETTLE).await;
-    let (before, begun) = (plugin.cpu()?, Instant::now());
+    let spent = || anyhow::Ok([plugin.cpu()?, plugin.cpu_of("nvml-events")?]);
+    let (before, begun) = (spent()?, Instant::now());
     sleep(IDLE).await;
-    let cpu = (plugin.cpu()? - before).as_secs_f64() * 60.0 / begun.elapsed().as_secs_f64();
+    let minutes = begun.elapsed().as_secs_f64() / 60.0;
+    let after = spent()?;
+    let [cpu, waiting] = std::array::from_fn(|i| (after[i] - before[i]).as_secs_f64() / minutes);
     let (resident, anonymous) = plugin.memory_mib()?;
     report.single("idle: resident memory, MiB", resident, "15", "53.8");
     report.single("idle: anonymous memory, MiB", anonymous, "5", "12.5");
     report.single("idle: processor time a minute, s", cpu, "0.02", "0.02");
+    report.single("  of it the wait for events inside the simulated NVML, s", waiting, "", "");
     report.single("idle: threads", plugin.threads()? as f64, "", "13");
     report.figure("idle_rss_mib", resident);
     report.figure("idle_anon_mib", anonymous);
     report.figure("idle_cpu_s_per_min", cpu);
+    report.figure("idle_cpu_in_nvml_wait_s_per_min", waiting);
     plugin.stop().await
 }
