@@ -142,7 +142,8 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
 async fn health(bed: &Bed, board: &str) -> Option<String> {
     let state = bed.state(NODE).await;
     let boards = state["inventory"]["Found"]["gpus"].as_array()?;
-    let own = boards.iter().find(|one| one["minor"].to_string() == board)?;
+    let own =
+        boards.iter().find(|one| one["minor"].as_u64().is_some_and(|minor| minor.to_string() == board))?;
     Some(own["health"].as_str().map_or_else(|| own["health"].to_string(), str::to_owned))
 }
 

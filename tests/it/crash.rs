@@ -106,7 +106,7 @@ async fn act(life: &Life, case: Case) {
     match case.during {
         During::Prepare => drop(life.prepare(&claim).await),
         During::Unprepare => drop(life.unprepare(&claim).await),
-        During::Sweep => drop(life.sweep().await),
+        During::Sweep => _ = life.sweep().await,
     }
 }
 
@@ -287,7 +287,7 @@ async fn stopped_while_preparing_and_again_while_sweeping() {
             drop(life);
             let life = site.life();
             life.host.stop_at(second, When::After);
-            drop(life.sweep().await);
+            _ = life.sweep().await;
             if !life.host.stopped() {
                 break;
             }
@@ -509,7 +509,7 @@ impl World {
         match during {
             Call::Prepare(claim) => drop(life.prepare(&self.claims[claim].3).await),
             Call::Unprepare(claim) => drop(life.unprepare(&self.claims[claim].3).await),
-            Call::Sweep => drop(life.sweep().await),
+            Call::Sweep => _ = life.sweep().await,
         }
         life.check("I1");
         drop(life);
