@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -16,6 +17,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Config};
 use thiserror::Error;
+use tokio::sync::Semaphore;
 
 use super::{
     CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
@@ -23,6 +25,10 @@ use super::{
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, NodeName};
+
+/// Claims that are read at once. Each takes a connection of its own, whose TLS handshake costs both sides
+/// more than waiting for one that is there.
+pub const READS_AT_ONCE: usize = 8;
 
 /// Who we are in `metadata.managedFields`.
 const FIELD_MANAGER: &str = "tranche";
@@ -61,6 +67,8 @@ pub struct KubeCluster {
     client: Client,
     node: NodeName,
     limit: Duration,
+    /// Who may read a claim now.
+    reads: Arc<Semaphore>,
 }
 
 impl KubeCluster {
@@ -84,7 +92,7 @@ impl KubeCluster {
 
     /// Uses a client that is there already.
     pub fn with_client(client: Client, node: NodeName) -> Self {
-        Self { client, node, limit: CALL_LIMIT }
+        Self { client, node, limit: CALL_LIMIT, reads: Arc::new(Semaphore::new(READS_AT_ONCE)) }
     }
 
     /// Another deadline per call than [`CALL_LIMIT`].
@@ -114,7 +122,12 @@ impl KubeCluster {
     async fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
-        match call(self.limit, what, api.get(&claim.name)).await {
+        let get = async {
+            // Never closed; the deadline covers the wait.
+            let _turn = self.reads.acquire().await;
+            api.get(&claim.name).await
+        };
+        match call(self.limit, what, get).await {
             Ok(object) => read_claim::read(claim, &object),
             Err(CallError::NotFound { .. }) => Err(ClaimError::Gone { claim: claim.clone() }),
             Err(CallError::Unreadable { source, .. }) => Err(ClaimError::Malformed {
@@ -280,5 +293,47 @@ fn told(event: watcher::Result<Event<PartialObjectMeta<ResourceSlice>>>) -> Opti
         Ok(Event::Apply(slice)) => Some(SliceEvent::Stored(slice_ref(&slice.metadata))),
         Ok(Event::Delete(slice)) => Some(SliceEvent::Deleted(slice_ref(&slice.metadata))),
         Err(error) => Some(SliceEvent::Interrupted { problem: error_chain(&error) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::join_all;
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+    use crate::cluster::ClaimState;
+    use crate::model::names::ClaimUid;
+
+    #[tokio::test]
+    async fn a_burst_of_claims_is_read_a_few_at_a_time_and_all_are_answered() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let cluster = KubeCluster::with_client(Client::new(service, "default"), NodeName::new("node-a"));
+        let claims: Vec<ClaimRef> = (0..3 * READS_AT_ONCE)
+            .map(|n| ClaimRef { namespace: "ml".into(), name: format!("c{n}"), uid: ClaimUid::new("u") })
+            .collect();
+        let count = claims.len();
+        let states =
+            tokio::spawn(
+                async move { join_all(claims.iter().map(|claim| cluster.claim_state(claim))).await },
+            );
+        let mut open = Vec::new();
+        for answered in 0..count {
+            while open.len() < READS_AT_ONCE.min(count - answered) {
+                open.push(server.next_request().await.unwrap());
+            }
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert!(server.next_request().now_or_never().is_none(), "{} reads at once", open.len() + 1);
+            let (request, answer) = open.remove(0);
+            let name = request.uri().path().rsplit('/').next().unwrap();
+            let status = format!(r#"{{"code":404,"reason":"NotFound","details":{{"name":"{name}"}}}}"#);
+            answer.send_response(Response::builder().status(404).body(status.into_bytes().into()).unwrap());
+        }
+        let states = tokio::time::timeout(CALL_LIMIT, states).await.unwrap().unwrap();
+        assert!(states.iter().all(|state| *state == ClaimState::Gone), "{states:?}");
     }
 }

@@ -130,9 +130,11 @@ impl Preparer {
     /// Also used by the sweeper, to restore what a ready claim lacks.
     pub async fn prepare_one(&self, claim: &ClaimRef) -> Result<Outcome, PrepareError> {
         let gpus = self.gpus().await?;
-        let allocated = self.cluster.claim(claim).await?;
+        // The record is looked for while the API server is asked: both only say which lanes to take.
+        let claim_read = async { Ok::<_, PrepareError>(self.cluster.claim(claim).await?) };
+        let (allocated, recorded) = tokio::try_join!(claim_read, self.recorded_gpus(&claim.uid))?;
         let mut lanes = gpus_of(&allocated, &gpus);
-        lanes.extend(self.recorded_gpus(&claim.uid).await?);
+        lanes.extend(recorded);
         let queued = self.lanes.queue(lanes).await?;
         let executor = self.executor.clone();
         let work = move || {
