@@ -33,7 +33,7 @@ bench: build
 fmt:
 	cargo fmt
 	cargo fmt --manifest-path hack/fake-nvml/Cargo.toml
+	cargo fmt --manifest-path benches/node/Cargo.toml
 
 lint:
-	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+	.ci/run lint
