@@ -5,7 +5,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 start=$SECONDS
-CARGO_TARGET_DIR="$target/fake" cargo test --release --locked --manifest-path hack/fake-nvml/Cargo.toml
+fake() { CARGO_TARGET_DIR="$target/fake" cargo "$@" --release --locked --manifest-path hack/fake-nvml/Cargo.toml; }
+fake build # the tests alone leave no library behind
+fake test
 # The cluster tests need a rig: hack/test-cluster.sh runs them.
 TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so" cargo test --locked --lib --bins --test it --test tidy
 echo "-- unit and contract tests took $((SECONDS - start)) s"
