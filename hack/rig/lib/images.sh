@@ -6,7 +6,7 @@
 . "$RIG_HOME/../image/libs.sh"
 
 # Change when what make_images does changes: it is part of the cache key.
-IMAGES_VERSION=1
+IMAGES_VERSION=2
 
 busybox_root() {
   local root=$1 applet
@@ -43,7 +43,10 @@ make_images() {
   "$oci" "$root" docker.io/local/busybox:1 "$out/busybox.tar" --entrypoint '["/bin/pause"]' >&2
   copy_runtime "$root"
   install -m 755 "$(PATH=$PATH:/sbin:/usr/sbin command -v ldconfig)" "$root/usr/sbin/ldconfig"
-  printf '/usr/lib/%s-linux-gnu\n/usr/local/lib\n' "$(uname -m)" >"$root/etc/ld.so.conf"
+  # As Debian has it: what NVIDIA's hook adds to the folder is read.
+  mkdir -p "$root/etc/ld.so.conf.d"
+  echo 'include /etc/ld.so.conf.d/*.conf' >"$root/etc/ld.so.conf"
+  printf '/usr/local/lib\n/usr/lib/%s-linux-gnu\n' "$(uname -m)" >"$root/etc/ld.so.conf.d/libc.conf"
   "$oci" "$root" docker.io/local/glibc:1 "$out/glibc.tar" --entrypoint '["/bin/pause"]' >&2
 }
 
