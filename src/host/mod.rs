@@ -10,6 +10,7 @@ pub mod device_nodes;
 pub mod driver_root;
 pub mod durable;
 pub mod lock;
+pub mod memory;
 pub mod program;
 
 use std::io;

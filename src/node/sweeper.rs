@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
-use crate::host::durable;
+use crate::host::{durable, memory};
 use crate::ledger::{self, Phase, Record};
 use crate::model::error_chain;
 use crate::model::names::PoolName;
@@ -50,6 +50,7 @@ pub async fn run(preparer: Arc<Preparer>, interval: Duration, shutdown: Shutdown
                 if sweep != Sweep::default() {
                     info!(?sweep, "sweep done");
                 }
+                memory::give_back();
             }
         }
     }
