@@ -12,7 +12,7 @@ pub fn give_back() {
     }
 }
 
-#[cfg(all(test, target_env = "gnu"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
