@@ -115,6 +115,9 @@ impl<'a> Bench<'a> {
             let took = self.one_at_a_time(&claims).await?;
             report.samples(&format!("prepare, {count} live claims **"), &took.prepare, "the same", peer);
             report.samples("  prepare less GET", &took.prepare.less(&took.get), "", "");
+            report.samples("  file synced, renamed, folder synced", &took.synced, "", "");
+            report
+                .figure(&format!("prepare_{count}_live_less_get_p50_ms"), took.prepare.less(&took.get).p50());
             report.samples(&format!("unprepare, {count} live claims **"), &took.unprepare, "", "");
             report.figure(&format!("prepare_{count}_live_p50_ms"), took.prepare.p50());
             report.figure(&format!("unprepare_{count}_live_p50_ms"), took.unprepare.p50());
