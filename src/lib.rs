@@ -11,6 +11,7 @@ pub mod inventory;
 pub mod ledger;
 pub mod params;
 pub mod prepare;
+pub mod sharing;
 pub mod slices;
 
 // Ring 2, edges: one peer each, no decisions.
@@ -18,6 +19,7 @@ pub mod cluster;
 pub mod host;
 pub mod kubelet;
 pub mod nvml;
+pub mod supervisor;
 
 // Ring 3, loops: own tasks, queues, timers.
 pub mod node;

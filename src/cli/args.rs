@@ -47,6 +47,43 @@ pub struct NodeArgs {
     /// How often to compare ledger, CDI files and claims [default: 60s].
     #[arg(long, env = "SWEEP_INTERVAL", hide_env_values = true)]
     pub sweep_interval: Option<String>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+    #[command(flatten)]
+    pub watchdog: WatchdogArgs,
+}
+
+/// Which GPUs are shared, and how they are counted.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SharingArgs {
+    /// GPUs that are only given whole, separated by commas: all, minor numbers, UUIDs, or parts of a
+    /// product's name [default: none].
+    #[arg(long, env = "EXCLUSIVE_GPUS", hide_env_values = true)]
+    pub exclusive_gpus: Option<String>,
+    /// Memory of each shared GPU that is kept back for its MPS server [default: 512Mi].
+    #[arg(long, env = "MPS_SERVER_MEMORY", hide_env_values = true)]
+    pub mps_server_memory: Option<String>,
+    /// MPS client processes that a share may have; a GPU has 48 [default: 3].
+    #[arg(long, env = "PROCESSES_PER_SHARE", hide_env_values = true)]
+    pub processes_per_share: Option<String>,
+    /// What a request gets that names no capacity: whole (the whole GPU), or nothing (no memory is counted
+    /// and nothing is enforced, as with NVIDIA's driver) [default: whole].
+    #[arg(long, env = "UNASKED", hide_env_values = true)]
+    pub unasked: Option<String>,
+}
+
+/// How the memory of claims is watched.
+#[derive(Debug, Clone, Default, Args)]
+pub struct WatchdogArgs {
+    /// What is done about a claim that is over its grant: terminate, observe or off [default: terminate].
+    #[arg(long, env = "WATCHDOG", hide_env_values = true)]
+    pub watchdog: Option<String>,
+    /// How often claims on shared GPUs are looked at [default: 250ms].
+    #[arg(long, env = "WATCHDOG_PERIOD", hide_env_values = true)]
+    pub watchdog_period: Option<String>,
+    /// How far over its grant a claim is left alone [default: 64Mi].
+    #[arg(long, env = "WATCHDOG_GRACE", hide_env_values = true)]
+    pub watchdog_grace: Option<String>,
 }
 
 /// Where NVIDIA's driver is, as this process sees it and as the host does.
@@ -76,6 +113,9 @@ pub struct HostArgs {
     /// Where the ledger is kept [default: <kubelet-dir>/plugins/gpu.nvidia.com].
     #[arg(long, env = "STATE_DIR", hide_env_values = true)]
     pub state_dir: Option<String>,
+    /// Folder of `tranche mps`, here and on the host [default: /run/tranche/mps].
+    #[arg(long, env = "MPS_DIR", hide_env_values = true)]
+    pub mps_dir: Option<String>,
     /// File with the kernel's boot id [default: /proc/sys/kernel/random/boot_id].
     #[arg(long, env = "BOOT_ID_FILE", hide_env_values = true)]
     pub boot_id_file: Option<String>,

@@ -6,15 +6,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::model::names::{DRIVER, NodeName};
-use crate::node::config::{HostPaths, NodeSettings, Pod, Roots};
+use crate::model::quantity::{Bytes, Quantity};
+use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::logs::{self, Format};
+use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
 
-use super::args::{HostArgs, LogArgs, NodeArgs, RootArgs};
+use super::args::{HostArgs, LogArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs};
 
 const OPS_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 /// The client library tells each failed call as an error of its own; ours tells it once, with what follows.
 const DEFAULT_FILTER: &str = "info,kube_client=off";
 const INTERVAL: Duration = Duration::from_secs(60);
+/// A crossing is seen within a second even if one look is missed.
+const WATCHDOG_PERIOD: Duration = Duration::from_millis(250);
+const WATCHDOG_GRACE: Bytes = Bytes::from_mib(64);
 /// Below it the loops would do little else.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -96,6 +101,8 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         kubeconfig,
         discovery_interval,
         sweep_interval,
+        sharing,
+        watchdog,
     } = args;
     let mut reader = Reader::default();
     let settings = NodeSettings {
@@ -108,6 +115,8 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
         discovery_interval: reader.parsed("--discovery-interval", discovery_interval, INTERVAL, interval),
         sweep_interval: reader.parsed("--sweep-interval", sweep_interval, INTERVAL, interval),
+        sharing: reader.sharing(sharing),
+        watchdog: reader.watchdog(watchdog),
     };
     reader.finish(settings)
 }
@@ -192,13 +201,39 @@ impl Reader {
         }
     }
 
+    fn sharing(&mut self, args: SharingArgs) -> SharingPolicy {
+        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, unasked } = args;
+        let usual = SharingPolicy::default();
+        SharingPolicy {
+            exclusive: self.parsed("--exclusive-gpus", exclusive_gpus, usual.exclusive, selectors),
+            server_memory: self.parsed("--mps-server-memory", mps_server_memory, usual.server_memory, memory),
+            slots_per_share: self.parsed(
+                "--processes-per-share",
+                processes_per_share,
+                usual.slots_per_share,
+                processes,
+            ),
+            unasked: self.parsed("--unasked", unasked, usual.unasked, whole_or_nothing),
+        }
+    }
+
+    fn watchdog(&mut self, args: WatchdogArgs) -> Watchdog {
+        let WatchdogArgs { watchdog, watchdog_period, watchdog_grace } = args;
+        Watchdog {
+            action: self.parsed("--watchdog", watchdog, WatchdogAction::Terminate, action),
+            period: self.parsed("--watchdog-period", watchdog_period, WATCHDOG_PERIOD, interval),
+            grace: self.parsed("--watchdog-grace", watchdog_grace, WATCHDOG_GRACE, memory),
+        }
+    }
+
     fn host_paths(&mut self, args: HostArgs) -> HostPaths {
-        let HostArgs { kubelet_dir, cdi_dir, state_dir, boot_id_file, sysfs_root, proc_root } = args;
+        let HostArgs { kubelet_dir, cdi_dir, state_dir, mps_dir, boot_id_file, sysfs_root, proc_root } = args;
         let kubelet_dir = self.path("--kubelet-dir", kubelet_dir, "/var/lib/kubelet");
         HostPaths {
             state_dir: self.path("--state-dir", state_dir, kubelet_dir.join("plugins").join(DRIVER)),
             kubelet_dir,
             cdi_dir: self.path("--cdi-dir", cdi_dir, "/var/run/cdi"),
+            mps_dir: self.path("--mps-dir", mps_dir, "/run/tranche/mps"),
             boot_id_file: self.path("--boot-id-file", boot_id_file, "/proc/sys/kernel/random/boot_id"),
             sysfs_root: self.path("--sysfs-root", sysfs_root, "/sys"),
             proc_root: self.path("--proc-root", proc_root, "/proc"),
@@ -254,6 +289,42 @@ fn duration(text: &str) -> Option<Duration> {
         rest = after;
     }
     (!text.is_empty()).then_some(sum)
+}
+
+/// Separated by commas; none is none.
+fn selectors(text: &str) -> Result<Vec<GpuSelector>, String> {
+    match text.trim() {
+        "" => Ok(Vec::new()),
+        text => text.split(',').map(str::parse).collect(),
+    }
+}
+
+fn memory(text: &str) -> Result<Bytes, String> {
+    let quantity: Quantity = text.parse().map_err(|error| format!("{error}"))?;
+    quantity.units_ceil().map(Bytes).ok_or_else(|| format!("{text:?} is no amount of memory"))
+}
+
+fn processes(text: &str) -> Result<u32, String> {
+    let most = CLIENT_SLOTS / 2;
+    let parsed = text.parse().ok().filter(|count| (1..=most).contains(count));
+    parsed.ok_or_else(|| format!("{text:?} is no number of processes; write 1 to {most}"))
+}
+
+fn whole_or_nothing(text: &str) -> Result<Unasked, String> {
+    match text {
+        "whole" => Ok(Unasked::Whole),
+        "nothing" => Ok(Unasked::Nothing),
+        _ => Err(format!("{text:?} is not known; write whole or nothing")),
+    }
+}
+
+fn action(text: &str) -> Result<WatchdogAction, String> {
+    match text {
+        "off" => Ok(WatchdogAction::Off),
+        "observe" => Ok(WatchdogAction::Observe),
+        "terminate" => Ok(WatchdogAction::Terminate),
+        _ => Err(format!("{text:?} is not known; write terminate, observe or off")),
+    }
 }
 
 fn is_dns_subdomain(name: &str) -> bool {

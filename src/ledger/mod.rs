@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::claim::{ClaimRef, PreparedDevice};
 use crate::model::names::{BootId, DeviceUuid};
+use crate::model::share::{Grant, MpsGroup, MpsLimits};
 
 /// What is written before the first effect: everything that a release will need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,8 @@ pub enum HoldMode {
     Whole,
     /// One MIG device, for this claim alone.
     Mig,
+    /// A part of the board, beside other claims' parts.
+    Share(Grant),
     /// Administrative access: holds nothing, changes nothing.
     Admin,
 }
@@ -57,6 +60,9 @@ pub enum HoldMode {
 pub enum Step {
     /// Set the GPU's time slice; undone by setting the driver's default.
     TimeSlice { gpu: DeviceUuid, level: u8 },
+    /// See to it that an MPS daemon serves these devices, its limits not tighter than `needs`; undone by
+    /// giving it the limits that the other claims on them need, or letting it rest where there are none.
+    Mps { group: MpsGroup, exclusive: bool, needs: MpsLimits },
     /// Write the claim's CDI file; undone by removing it.
     WriteCdi { file: String },
 }
@@ -112,7 +118,7 @@ impl Record {
     pub fn cdi_file(&self) -> Option<&str> {
         self.intent.steps.iter().find_map(|step| match step {
             Step::WriteCdi { file } => Some(file.as_str()),
-            Step::TimeSlice { .. } => None,
+            Step::TimeSlice { .. } | Step::Mps { .. } => None,
         })
     }
 }

@@ -4,6 +4,7 @@
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB
 //! * [`gpu`]: GPUs and MIG devices as this node has them
 //! * [`claim`]: a claim and what was allocated to it
+//! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
 //!
 //! May import: nothing of ours. May name: serde, thiserror.
 
@@ -11,6 +12,7 @@ pub mod claim;
 pub mod gpu;
 pub mod names;
 pub mod quantity;
+pub mod share;
 
 /// An error and its sources in one line, outermost first: what people are shown.
 pub fn error_chain(error: &dyn std::error::Error) -> String {

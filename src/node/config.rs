@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::model::names::NodeName;
+use crate::model::quantity::Bytes;
+use crate::sharing::SharingPolicy;
 
 /// How to run the node plugin. All paths are absolute and as this process sees them, unless said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +20,26 @@ pub struct NodeSettings {
     pub kubeconfig: Option<PathBuf>,
     pub discovery_interval: Duration,
     pub sweep_interval: Duration,
+    pub sharing: SharingPolicy,
+    pub watchdog: Watchdog,
+}
+
+/// How claims' memory is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watchdog {
+    pub action: WatchdogAction,
+    pub period: Duration,
+    /// Over the grant by more than this, a process is ended.
+    pub grace: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchdogAction {
+    Off,
+    /// Events, conditions and metrics only.
+    Observe,
+    /// And processes are ended.
+    Terminate,
 }
 
 /// The process's own pod.
@@ -33,6 +55,8 @@ pub struct HostPaths {
     pub kubelet_dir: PathBuf,
     pub cdi_dir: PathBuf,
     pub state_dir: PathBuf,
+    /// Folder of `tranche mps`; the same path on the host.
+    pub mps_dir: PathBuf,
     pub boot_id_file: PathBuf,
     pub sysfs_root: PathBuf,
     pub proc_root: PathBuf,

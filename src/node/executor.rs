@@ -25,7 +25,10 @@ use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
+use crate::model::share::{MpsGroup, MpsLimits};
 use crate::prepare::{self, Facts, Refusal, Site};
+use crate::sharing;
+use crate::supervisor::{Daemons, SupervisorError};
 
 /// The driver's default time slice: what every release leaves behind.
 const DEFAULT_TIME_SLICE: u8 = 0;
@@ -52,6 +55,10 @@ pub enum StepError {
     Io(#[from] std::io::Error),
     #[error(transparent)]
     Program(#[from] ProgramError),
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+    #[error("the MPS daemon of {group} was left with tighter limits than were granted")]
+    Tight { group: MpsGroup },
     #[error("a file that the container needs is missing")]
     Missing(#[source] MissingPath),
 }
@@ -86,6 +93,7 @@ pub struct Executor {
     pub store: Store,
     pub host: Arc<dyn Host>,
     pub driver: DriverRootCache,
+    pub daemons: Arc<dyn Daemons>,
 }
 
 impl Executor {
@@ -100,7 +108,7 @@ impl Executor {
         let uid = &claim.claim.uid;
         let record = match self.store.get(uid) {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
-                if self.is_real(&record) {
+                if self.is_real(&record) && self.serve_again(&record).is_ok() {
                     return Ok(Outcome::Already(record.answer()));
                 }
                 Some(record)
@@ -140,7 +148,7 @@ impl Executor {
             warn!(%claim, error = error_chain(&error), "the release goes on without its mark in the ledger");
         }
         let same_boot = record.intent.boot == self.boot;
-        let tried = record.undo().map(|step| (step, self.undo(step, same_boot)));
+        let tried = record.undo().map(|step| (step, self.undo(step, claim, same_boot)));
         let failed: Vec<_> = tried.filter_map(|(step, undone)| Some((step, undone.err()?))).collect();
         let usable = failed.iter().any(|(step, _)| matches!(step, Step::WriteCdi { .. }));
         let words: Vec<String> = failed.into_iter().map(|(_, words)| words).collect();
@@ -169,7 +177,11 @@ impl Executor {
     ) -> Result<(), ExecuteError> {
         let uid = &intent.claim.uid;
         if ready {
-            return self.write_cdi(cdi).map_err(|source| step_error(&intent.steps, source));
+            let lasting = |step: &&Step| !matches!(step, Step::TimeSlice { .. });
+            for step in intent.steps.iter().filter(lasting) {
+                self.apply(step, uid, cdi).map_err(|source| step_error(step, source))?;
+            }
+            return Ok(());
         }
         self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid) {
             Ok(()) => problem,
@@ -182,16 +194,16 @@ impl Executor {
         let uid = &intent.claim.uid;
         self.store.begin(held, intent)?;
         for (index, step) in intent.steps.iter().enumerate() {
-            let applied = self.apply(step, cdi);
-            applied.map_err(|source| ExecuteError::Step { what: describe(step), source })?;
+            self.apply(step, uid, cdi).map_err(|source| step_error(step, source))?;
             self.store.mark(held, uid, Mark::Applied(index))?;
         }
         Ok(self.store.mark(held, uid, Mark::Ready)?)
     }
 
-    fn apply(&self, step: &Step, cdi: &CdiFile) -> Result<(), StepError> {
+    fn apply(&self, step: &Step, claim: &ClaimUid, cdi: &CdiFile) -> Result<(), StepError> {
         match step {
             Step::TimeSlice { gpu, level } => Ok(self.host.set_time_slice(gpu, *level)?),
+            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, claim, needs),
             Step::WriteCdi { .. } => self.write_cdi(cdi),
         }
     }
@@ -205,8 +217,47 @@ impl Executor {
         Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Lasting::Process)?)
     }
 
-    fn undo(&self, step: &Step, same_boot: bool) -> Result<(), String> {
+    /// Gives the group's daemon what `claim` and all other claims on it need together.
+    fn serve(
+        &self,
+        group: &MpsGroup,
+        exclusive: bool,
+        claim: &ClaimUid,
+        needs: &MpsLimits,
+    ) -> Result<(), StepError> {
+        let others = self.store.mps_needs(group, claim, &self.boot);
+        let limits = sharing::loosest(others.iter().chain([needs])).unwrap_or_else(|| needs.clone());
+        let state = self.daemons.keep(group, exclusive, &limits)?;
+        match state.limits.as_ref().is_some_and(|kept| kept.allow(needs)) {
+            true => Ok(()),
+            false => Err(StepError::Tight { group: group.clone() }),
+        }
+    }
+
+    /// The daemons of a ready claim, asked for again: they may have ended meanwhile.
+    fn serve_again(&self, record: &Record) -> Result<(), StepError> {
+        let claim = &record.intent.claim.uid;
+        record.intent.steps.iter().try_for_each(|step| match step {
+            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, claim, needs),
+            Step::TimeSlice { .. } | Step::WriteCdi { .. } => Ok(()),
+        })
+    }
+
+    /// Leaves a group's daemon to the other claims on it, or lets it rest if there are none.
+    pub fn leave(&self, group: &MpsGroup, exclusive: bool, claim: &ClaimUid) -> Result<(), StepError> {
+        let others = self.store.mps_needs(group, claim, &self.boot);
+        match sharing::loosest(&others) {
+            Some(limits) => self.daemons.keep(group, exclusive, &limits).map(|_| ())?,
+            None => self.daemons.rest(group)?,
+        }
+        Ok(())
+    }
+
+    fn undo(&self, step: &Step, claim: &ClaimUid, same_boot: bool) -> Result<(), String> {
         let undone = match step {
+            // Daemons and modes do not outlive a boot; others that need the daemon ask for it themselves.
+            Step::Mps { .. } if !same_boot => Ok(()),
+            Step::Mps { group, exclusive, .. } => self.leave(group, *exclusive, claim),
             // The driver was loaded anew since: its default is in force.
             Step::TimeSlice { .. } if !same_boot => Ok(()),
             Step::TimeSlice { gpu, .. } => {
@@ -238,14 +289,14 @@ fn stuck(problem: &str) -> impl FnOnce(ReleaseError) -> ExecuteError {
     move |left| ExecuteError::Stuck { problem, leftover: error_chain(&left) }
 }
 
-fn step_error(steps: &[Step], source: StepError) -> ExecuteError {
-    let what = steps.last().map_or_else(|| "preparing".to_owned(), describe);
-    ExecuteError::Step { what, source }
+fn step_error(step: &Step, source: StepError) -> ExecuteError {
+    ExecuteError::Step { what: describe(step), source }
 }
 
 fn describe(step: &Step) -> String {
     match step {
         Step::TimeSlice { gpu, level } => format!("setting the time slice of {gpu} to level {level}"),
+        Step::Mps { group, .. } => format!("setting up MPS for {group}"),
         Step::WriteCdi { file } => format!("writing the container edits {file}"),
     }
 }

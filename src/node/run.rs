@@ -37,6 +37,7 @@ use crate::ops::metrics::{self, NodeMetrics};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
+use crate::supervisor::Asker;
 
 /// What everything gets to end in peace: kubelet's own limit for a call is 45 s.
 const DRAIN_LIMIT: Duration = Duration::from_secs(50);
@@ -125,6 +126,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         store,
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
+        daemons: Arc::new(Asker::new(&paths.mps_dir)),
     };
     Ok(Ledger { lanes: Arc::new(Lanes::new(lanes_dir)), executor: Arc::new(executor) })
 }

@@ -15,8 +15,9 @@ use thiserror::Error;
 
 use super::lanes::Held;
 use crate::host::{FileLock, Host, Lasting, LockError, durable};
-use crate::ledger::{self, Damage, Intent, Mark, Phase, Record};
-use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
+use crate::model::names::{BootId, ClaimUid, DeviceUuid};
+use crate::model::share::{MpsGroup, MpsLimits};
 
 const SUFFIX: &str = ".rec";
 
@@ -142,6 +143,21 @@ impl Store {
         let index = self.index();
         let records = index.records.values().map(|stored| &stored.record.intent);
         records.filter(|intent| intent.devices.iter().any(|d| gpus.contains(&d.gpu))).cloned().collect()
+    }
+
+    /// What other claims of this boot need of a group's MPS daemon. Those that are being released do not.
+    pub fn mps_needs(&self, group: &MpsGroup, except: &ClaimUid, boot: &BootId) -> Vec<MpsLimits> {
+        let index = self.index();
+        let others = index.records.iter().filter(|(uid, stored)| {
+            let record = &stored.record;
+            *uid != except && record.intent.boot == *boot && record.phase != Phase::Releasing
+        });
+        let steps = others.flat_map(|(_, stored)| &stored.record.intent.steps);
+        let needs = steps.filter_map(|step| match step {
+            Step::Mps { group: other, needs, .. } if other == group => Some(needs.clone()),
+            _ => None,
+        });
+        needs.collect()
     }
 
     /// Writes a claim's intent, durably, in place of whatever record it had.

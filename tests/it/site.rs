@@ -34,6 +34,7 @@ use tranche::node::preparer::Preparer;
 use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
 use tranche::ops::metrics::{self, NodeMetrics};
+use tranche::supervisor::Asker;
 
 use crate::stop_at::{StopAt, read_records};
 
@@ -287,6 +288,7 @@ impl Site {
             store,
             host: host.clone(),
             driver: DriverRootCache::new(root),
+            daemons: Arc::new(Asker::new(&self.path("mps"))),
         };
         let mut registry = metrics::registry();
         let preparer = Preparer {

@@ -141,6 +141,12 @@ fn step(step: &ledger::Step) -> Step {
             format!("set the time slice of {gpu} to {} (level {level})", why::interval(*level)),
             "set it to the driver's default (level 0)",
         ),
+        ledger::Step::Mps { group, exclusive, needs } => {
+            let mode = if *exclusive { ", in EXCLUSIVE_PROCESS mode" } else { "" };
+            let what =
+                format!("have an MPS daemon serve {group}{mode}, each client with {}", why::limits(needs));
+            (what, "leave the daemon to the claims that remain; without any, let it rest, in DEFAULT mode")
+        }
         ledger::Step::WriteCdi { file } => (format!("write {file}"), "remove it"),
     };
     Step { does, undo: undo.to_owned() }
@@ -204,7 +210,7 @@ fn is_held(device: &Device<'_>, site: &Site) -> bool {
     let mut held = site.held.iter().flat_map(|holder| &holder.intent.devices);
     held.any(|held| match held.mode {
         HoldMode::Admin => false,
-        HoldMode::Whole => held.gpu == device.gpu().uuid,
+        HoldMode::Whole | HoldMode::Share(_) => held.gpu == device.gpu().uuid,
         HoldMode::Mig => held.uuid == *device.uuid(),
     })
 }

@@ -3,6 +3,7 @@
 
 use crate::model::claim::{Access, AllocatedClaim, Config, ConfigSource};
 use crate::model::gpu::Device;
+use crate::model::share::MpsLimits;
 use crate::params::{Interval, Params, Sharing, decode};
 use crate::prepare::Target;
 
@@ -61,6 +62,17 @@ pub fn settings(sharing: Option<&Sharing>) -> String {
         Some(Sharing::TimeSlicing(interval)) => format!("TimeSlicing, interval {}", interval.as_str()),
         Some(Sharing::Mps(_)) => "MPS".to_owned(),
     }
+}
+
+/// What an MPS client may take.
+pub fn limits(limits: &MpsLimits) -> String {
+    let memory = limits.memory.iter().map(|limit| match limit {
+        Some(bytes) => format!("{} MiB", bytes.mib_floor()),
+        None => "unlimited memory".to_owned(),
+    });
+    let compute =
+        limits.compute.map_or_else(|| "no cap on compute".to_owned(), |percent| percent.to_string());
+    memory.chain([compute]).collect::<Vec<_>>().join(", ")
 }
 
 /// The word for a time slice's level.

@@ -1,0 +1,220 @@
+//! What may be granted of a board.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::model::gpu::{Gpu, Memory, MigMode};
+use crate::model::names::DeviceUuid;
+use crate::model::quantity::Bytes;
+use crate::model::share::Isolation;
+
+/// Names of the capacities: bytes, percent, and blocks of client slots.
+pub const MEMORY: &str = "memory";
+pub const COMPUTE: &str = "compute";
+pub const SHARES: &str = "shares";
+
+/// Client contexts that an MPS server takes on one device: 48, 60 from CUDA 13 on (MPS guide, "Limits").
+pub const CLIENT_SLOTS: u32 = 48;
+
+/// Which boards are shared on this node, and how they are counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharingPolicy {
+    /// Boards that are only given whole.
+    pub exclusive: Vec<GpuSelector>,
+    /// Kept back on each board for the MPS server, beside what the driver keeps for itself.
+    pub server_memory: Bytes,
+    /// Client processes in one block; a share has one block unless it asks for more.
+    pub slots_per_share: u32,
+    pub unasked: Unasked,
+}
+
+impl Default for SharingPolicy {
+    fn default() -> Self {
+        Self {
+            exclusive: Vec::new(),
+            server_memory: Bytes::from_mib(512),
+            slots_per_share: 3,
+            unasked: Unasked::Whole,
+        }
+    }
+}
+
+/// What a request gets that names no capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unasked {
+    /// The whole board, for itself.
+    #[default]
+    Whole,
+    /// As NVIDIA's driver has it: no memory is counted, and nothing is enforced.
+    Nothing,
+}
+
+/// Boards by what an administrator knows of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuSelector {
+    All,
+    Minor(u32),
+    Uuid(DeviceUuid),
+    /// A part of the product's name, in any case.
+    Product(String),
+}
+
+impl GpuSelector {
+    fn matches(&self, gpu: &Gpu) -> bool {
+        match self {
+            Self::All => true,
+            Self::Minor(minor) => gpu.minor == *minor,
+            Self::Uuid(uuid) => gpu.uuid == *uuid,
+            Self::Product(part) => gpu.product_name.to_lowercase().contains(&part.to_lowercase()),
+        }
+    }
+}
+
+impl FromStr for GpuSelector {
+    type Err = String;
+
+    /// `all`, a number, a UUID, or a part of the product's name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        match text {
+            "" => Err("is empty; write all, a minor number, a GPU's UUID or a part of its name".to_owned()),
+            "all" | "*" => Ok(Self::All),
+            _ if text.starts_with("GPU-") => Ok(Self::Uuid(DeviceUuid::new(text))),
+            _ => Ok(text.parse().map_or_else(|_| Self::Product(text.to_owned()), Self::Minor)),
+        }
+    }
+}
+
+impl fmt::Display for GpuSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Minor(minor) => write!(f, "{minor}"),
+            Self::Uuid(uuid) => uuid.fmt(f),
+            Self::Product(part) => f.write_str(part),
+        }
+    }
+}
+
+/// What may be granted of a board, over all shares together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shareable {
+    /// Whole MiB.
+    pub memory: Bytes,
+    /// Blocks of client slots.
+    pub slots: u32,
+    /// Processes in one block.
+    pub slots_per_share: u32,
+    pub isolation: Isolation,
+}
+
+/// Why a board is only given whole.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NotShareable {
+    #[error("the node's configuration gives it only whole (--exclusive-gpus {0})")]
+    Configured(GpuSelector),
+    #[error("it is in MIG mode; its MIG devices are its parts")]
+    Mig,
+    #[error("NVML does not tell its memory, so nothing could be counted")]
+    MemoryUnknown,
+    #[error("its memory of {total} MiB is less than what the driver and the MPS server keep for themselves")]
+    TooSmall { total: u64 },
+    #[error(
+        "MPS gives each client limits of its own only from Volta (compute capability 7.0) on; this is {0}.{1}"
+    )]
+    BeforeVolta(u32, u32),
+}
+
+/// The rung that shares of the board stand on.
+pub fn rung(gpu: &Gpu) -> Isolation {
+    match gpu.compute_capability >= (7, 0) {
+        true => Isolation::Mps,
+        false => Isolation::None,
+    }
+}
+
+/// What may be granted of the board: total less the driver's reserve less the MPS server's own.
+pub fn shareable(gpu: &Gpu, policy: &SharingPolicy) -> Result<Shareable, NotShareable> {
+    if let Some(selector) = policy.exclusive.iter().find(|selector| selector.matches(gpu)) {
+        return Err(NotShareable::Configured(selector.clone()));
+    }
+    if gpu.mig != MigMode::Off {
+        return Err(NotShareable::Mig);
+    }
+    let isolation = rung(gpu);
+    if isolation == Isolation::None {
+        return Err(NotShareable::BeforeVolta(gpu.compute_capability.0, gpu.compute_capability.1));
+    }
+    let Memory::Known { total, reserved } = gpu.memory else { return Err(NotShareable::MemoryUnknown) };
+    let kept = reserved.0.saturating_add(policy.server_memory.0);
+    let memory = Bytes::from_mib(Bytes(total.0.saturating_sub(kept)).mib_floor());
+    // A step of 1 MiB needs room for two values.
+    if memory < Bytes::from_mib(2) {
+        return Err(NotShareable::TooSmall { total: total.mib_floor() });
+    }
+    let slots_per_share = policy.slots_per_share.clamp(1, CLIENT_SLOTS / 2);
+    Ok(Shareable { memory, slots: CLIENT_SLOTS / slots_per_share, slots_per_share, isolation })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::gpu::{Health, Pci};
+
+    fn gpu() -> Gpu {
+        Gpu {
+            uuid: "GPU-1".into(),
+            minor: 1,
+            product_name: "NVIDIA H100 80GB HBM3".into(),
+            brand: "Nvidia".into(),
+            architecture: "Hopper".into(),
+            compute_capability: (9, 0),
+            memory: Memory::Known { total: Bytes::from_mib(81_559), reserved: Bytes::from_mib(551) },
+            multiprocessors: Some(132),
+            addressing_mode: None,
+            pci: Pci::default(),
+            mig: MigMode::Off,
+            health: Health::Healthy,
+        }
+    }
+
+    #[test]
+    fn what_the_driver_and_the_server_keep_is_not_granted() {
+        let found = shareable(&gpu(), &SharingPolicy::default()).unwrap();
+        assert_eq!(found.memory, Bytes::from_mib(81_559 - 551 - 512));
+        assert_eq!((found.slots, found.slots_per_share, found.isolation), (16, 3, Isolation::Mps));
+    }
+
+    #[test]
+    fn odd_bytes_are_rounded_down_to_whole_mib() {
+        let total = Bytes(Bytes::from_mib(1000).0 + 5);
+        let gpu = Gpu { memory: Memory::Known { total, reserved: Bytes(7) }, ..gpu() };
+        let found = shareable(&gpu, &SharingPolicy::default()).unwrap();
+        assert_eq!(found.memory, Bytes::from_mib(1000 - 512 - 1));
+    }
+
+    #[test]
+    fn boards_that_cannot_or_must_not_be_shared_say_why() {
+        let policy = |exclusive: &[&str]| SharingPolicy {
+            exclusive: exclusive.iter().map(|text| text.parse().unwrap()).collect(),
+            ..SharingPolicy::default()
+        };
+        for selector in ["all", "1", "GPU-1", "h100"] {
+            let refused = shareable(&gpu(), &policy(&["7", selector])).unwrap_err();
+            assert!(refused.to_string().contains(selector), "{refused}");
+        }
+        assert!(shareable(&gpu(), &policy(&["2", "GPU-2", "T4"])).is_ok());
+        let tiny = Memory::Known { total: Bytes::from_mib(513), reserved: Bytes(0) };
+        for (gpu, word) in [
+            (Gpu { mig: MigMode::On(vec![]), ..gpu() }, "MIG"),
+            (Gpu { memory: Memory::Unknown, ..gpu() }, "NVML"),
+            (Gpu { memory: tiny, ..gpu() }, "513 MiB"),
+            (Gpu { compute_capability: (6, 1), ..gpu() }, "6.1"),
+        ] {
+            let refused = shareable(&gpu, &SharingPolicy::default()).unwrap_err().to_string();
+            assert!(refused.contains(word), "{refused}");
+        }
+    }
+}

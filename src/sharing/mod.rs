@@ -1,0 +1,19 @@
+//! Shares of a GPU, as arithmetic: what a board can grant, what an allocation asks, whether it fits beside
+//! the others, and which MPS limits follow.
+//!
+//! * [`capacity`]: a board and the node's policy → what may be granted of it, or why nothing
+//! * [`ask`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]
+//! * [`mps`]: grants → what a client needs, what a daemon is set to, the client's environment
+//!
+//! May import: model. May name: thiserror.
+
+mod ask;
+mod capacity;
+mod mps;
+
+pub use ask::{Asked, ShareError, ask, fits};
+pub use capacity::{
+    CLIENT_SLOTS, COMPUTE, GpuSelector, MEMORY, NotShareable, SHARES, Shareable, SharingPolicy, Unasked,
+    rung, shareable,
+};
+pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};

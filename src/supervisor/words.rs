@@ -1,0 +1,81 @@
+//! What `node` asks and `mps` answers. One JSON object per line; [`VERSION`] comes first in each.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::share::{MpsGroup, MpsLimits};
+
+/// Grows when an older reader would misunderstand. Fields that are added do not count.
+pub const VERSION: u32 = 1;
+/// No honest line comes near.
+pub const LINE_MAX: usize = 1 << 20;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    pub version: u32,
+    pub ask: Ask,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    Keep { group: MpsGroup, exclusive: bool, limits: MpsLimits },
+    Rest { group: MpsGroup },
+    States,
+    Clients { group: MpsGroup },
+    Terminate { group: MpsGroup, client: Client },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    pub version: u32,
+    pub say: Say,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Say {
+    Done,
+    Kept(Box<DaemonState>),
+    States(Vec<DaemonState>),
+    Clients(Vec<Client>),
+    /// Why not, in words for people.
+    Refused(String),
+}
+
+/// One daemon, as the supervisor sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonState {
+    pub group: MpsGroup,
+    pub exclusive: bool,
+    pub phase: DaemonPhase,
+    /// What was asked for; none while it rests.
+    pub limits: Option<MpsLimits>,
+    /// The daemon's own words when it was asked for them, e.g. `1G` per device: it rounds down to whole G.
+    pub memory_answers: Vec<String>,
+    pub compute_answer: String,
+    /// Times that it died and was started again, since the supervisor knows it.
+    pub deaths: u32,
+    pub servers: Vec<Server>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DaemonPhase {
+    /// Answers, with the limits that were asked for.
+    Serving { pid: u32 },
+    /// Alive, and nobody needs it.
+    Resting { pid: u32 },
+    /// Dead or mute, for the reason given; it is started again after a while.
+    Down { reason: String },
+}
+
+/// One MPS server process of a daemon, with the state that the daemon reports (`ACTIVE`, `FAULT`, ...).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    pub pid: u32,
+    pub state: String,
+}
+
+/// A client process, by host PIDs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Client {
+    pub server: u32,
+    pub pid: u32,
+}
