@@ -107,6 +107,10 @@ impl Grant {
     }
 }
 
+/// Below an MPS daemon's folder: what a client may see, and the memory that it shares with the server.
+pub const CLIENT_FOLDER: &str = "client";
+pub const SHM_FOLDER: &str = "shm";
+
 /// The devices that one MPS control daemon serves, in the order in which it and its clients number them.
 /// One device, save for a claim on several: a process can only be the client of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

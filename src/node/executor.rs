@@ -27,7 +27,7 @@ use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::prepare::{self, Facts, Refusal, Site};
-use crate::sharing;
+use crate::sharing::{self, SharingPolicy};
 use crate::supervisor::{Daemons, SupervisorError};
 
 /// The driver's default time slice: what every release leaves behind.
@@ -94,6 +94,9 @@ pub struct Executor {
     pub host: Arc<dyn Host>,
     pub driver: DriverRootCache,
     pub daemons: Arc<dyn Daemons>,
+    pub sharing: SharingPolicy,
+    /// Folder of `tranche mps`, here and on the host.
+    pub mps_dir: String,
 }
 
 impl Executor {
@@ -120,11 +123,12 @@ impl Executor {
             None => None,
         };
         let on = self.store.held_on(&gpus_of(claim, gpus));
-        let site = Site { node: &self.node, pool: &self.pool, gpus, held: &on };
+        let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
         // Checked before the driver's files are looked for: the clearer word comes first.
         let targets = prepare::targets(claim, site)?;
         let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
-        let plan = prepare::plan(claim, &targets, site.pool, Facts { boot: &self.boot, driver: &driver })?;
+        let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
+        let plan = prepare::plan(claim, &targets, site, facts)?;
         let same = record.as_ref().is_some_and(|record| record.intent == plan.intent);
         if record.is_some() && !same {
             self.release(held, uid).map_err(stuck("an earlier preparation does not hold any more"))?;

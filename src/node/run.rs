@@ -127,6 +127,8 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Asker::new(&paths.mps_dir)),
+        sharing: settings.sharing.clone(),
+        mps_dir: paths.mps_dir.display().to_string(),
     };
     Ok(Ledger { lanes: Arc::new(Lanes::new(lanes_dir)), executor: Arc::new(executor) })
 }

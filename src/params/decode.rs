@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Interval, MpsSettings, Params, Sharing};
+use super::{Interval, MpsSettings, Params, Sharing, gpu_share};
 use crate::model::quantity::{Bytes, Quantity};
 
 const API_VERSION: &str = "resource.nvidia.com/v1beta1";
@@ -21,7 +21,7 @@ pub struct ParamsError {
 }
 
 impl ParamsError {
-    fn new(path: &str, problem: impl Into<String>) -> Self {
+    pub(super) fn new(path: &str, problem: impl Into<String>) -> Self {
         Self { path: path.to_owned(), problem: problem.into() }
     }
 }
@@ -46,18 +46,25 @@ pub fn decode(parameters: &Value) -> Result<Params, ParamsError> {
             });
             Ok(Params::Mig(sharing(config)?))
         }
+        (gpu_share::API_VERSION, "GpuShare") => gpu_share::decode(parameters).map(Params::Share),
+        (gpu_share::API_VERSION, kind) => {
+            Err(ParamsError::new("kind", format!("{kind:?} is not known; use GpuShare")))
+        }
         (API_VERSION, kind) => Err(ParamsError::new(
             "kind",
             format!("{kind:?} is not known; use GpuConfig for whole GPUs or MigDeviceConfig for MIG devices"),
         )),
         (version, _) => Err(ParamsError::new(
             "apiVersion",
-            format!("{version:?} is not known; this driver reads {API_VERSION}"),
+            format!(
+                "{version:?} is not known; this driver reads {API_VERSION} and {}",
+                gpu_share::API_VERSION
+            ),
         )),
     }
 }
 
-fn read<T: for<'de> Deserialize<'de>>(parameters: &Value) -> Result<T, ParamsError> {
+pub(super) fn read<T: for<'de> Deserialize<'de>>(parameters: &Value) -> Result<T, ParamsError> {
     serde_path_to_error::deserialize(parameters).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { "parameters".to_owned() } else { path };

@@ -1,15 +1,18 @@
 //! Opaque claim parameters: decode strictly, then say which apply to which device.
 //!
 //! The kinds are those that users of NVIDIA's driver already write, `GpuConfig` and `MigDeviceConfig` of
-//! `resource.nvidia.com/v1beta1`, accepted with the same strictness: an unknown field is an error.
+//! `resource.nvidia.com/v1beta1`, and our own `GpuShare` of `tranche.dev/v1alpha1`, all with the same
+//! strictness: an unknown field is an error.
 //! [`decode`] turns one JSON object into [`Params`]; [`resolve`] picks what one device gets.
 //!
 //! May import: model. May name: serde_json, serde_path_to_error.
 
 mod decode;
+mod gpu_share;
 mod resolve;
 
 pub use decode::{ParamsError, decode};
+pub use gpu_share::{Amount, Fraction, GpuShare};
 pub use resolve::{DeviceSettings, ResolveError, resolve};
 
 use crate::model::quantity::Bytes;
@@ -21,6 +24,8 @@ pub enum Params {
     Gpu(Option<Sharing>),
     /// `MigDeviceConfig`: for MIG devices. Has no time-slice interval.
     Mig(Option<Sharing>),
+    /// `GpuShare`: for parts of a GPU.
+    Share(GpuShare),
 }
 
 /// How the containers of *one claim* share its device.

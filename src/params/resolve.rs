@@ -1,11 +1,11 @@
 //! Which of a claim's configurations applies to one device.
 //!
 //! KEP-3063: an entry applies if it names no request, the device's request, or the request's parent; class
-//! entries come before the claim's, and of those that apply the last one counts, as a whole.
+//! entries come before the claim's, and of those that apply the last one of its kind counts, as a whole.
 
 use thiserror::Error;
 
-use super::{Params, ParamsError, Sharing, decode};
+use super::{GpuShare, Params, ParamsError, Sharing, decode};
 use crate::model::claim::{AllocatedClaim, Config};
 use crate::model::gpu::Device;
 use crate::model::names::RequestName;
@@ -14,6 +14,8 @@ use crate::model::names::RequestName;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceSettings {
     pub sharing: Option<Sharing>,
+    /// How firmly a share must hold, and for how many processes. The amount is the allocation's.
+    pub share: GpuShare,
 }
 
 /// Why a claim's configuration cannot be used. The text is shown in the pod's events.
@@ -49,13 +51,14 @@ pub fn resolve(
         }
         match (params, device) {
             (Params::Gpu(sharing), Device::Whole(_)) | (Params::Mig(sharing), Device::Mig { .. }) => {
-                settings = DeviceSettings { sharing };
+                settings.sharing = sharing;
             }
+            (Params::Share(share), _) => settings.share = share,
             // Written for all requests: means those of its kind.
             _ if config.requests.is_empty() => {}
             (params, device) => {
                 let kind = match params {
-                    Params::Gpu(_) => "GpuConfig",
+                    Params::Gpu(_) | Params::Share(_) => "GpuConfig",
                     Params::Mig(_) => "MigDeviceConfig",
                 };
                 let device = match device {

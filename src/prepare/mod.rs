@@ -6,9 +6,11 @@
 //! The executor (node::preparer) decides nothing: it records the plan's intent, applies its steps in order,
 //! and gives its answer. A plan made twice from the same facts is the same plan.
 //!
-//! May import: model, params, cdi, ledger. May name: thiserror.
+//! May import: model, params, sharing, cdi, ledger. May name: thiserror.
 
+mod mps;
 mod plan;
+mod share;
 mod targets;
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,9 @@ use thiserror::Error;
 use crate::cdi::CdiError;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceName, NodeName, PoolName, RequestName};
+use crate::model::share::{Isolation, MpsGroup};
 use crate::params::ResolveError;
+use crate::sharing::{NotShareable, ShareError};
 
 /// Why a claim is not prepared. The text is shown in the pod's events; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -45,12 +49,45 @@ pub enum Refusal {
          The claim that holds it goes on undisturbed; delete one of the two"
     )]
     InUse { device: DeviceName, holder: ClaimRef },
-    #[error("device {device} was given as a share, but GPUs of this node are not shareable")]
-    NotShareable { device: DeviceName },
+    #[error("device {device} was given as a share, but it is not shareable: {reason}")]
+    NotShareable { device: DeviceName, reason: NotShareable },
+    #[error("the share of device {device}")]
+    Share { device: DeviceName, source: ShareError },
     #[error(
-        "sharing.strategy MPS is asked for {device}, but this release does not set up MPS inside a claim"
+        "the share of device {device} has no memory, so nothing could be enforced; \
+         ask for some with capacity.requests.memory"
     )]
-    MpsNotServed { device: DeviceName },
+    Uncounted { device: DeviceName },
+    #[error(
+        "sharing.strategy is for a device that the claim has for itself, but {device} was given as a share; \
+         remove it: a share has its limits from the allocation"
+    )]
+    SharingOfAShare { device: DeviceName },
+    #[error(
+        "GpuShare.{field} is for class shared.gpu.nvidia.com, but the share of {device} was placed by the \
+         scheduler: write capacity.requests.memory instead"
+    )]
+    AmountTwice { device: DeviceName, field: &'static str },
+    #[error(
+        "minimumIsolation is {demanded}, but {device} offers {offered}; select devices by their attribute \
+         isolation, or demand less"
+    )]
+    Isolation { device: DeviceName, demanded: Isolation, offered: Isolation },
+    #[error(
+        "shares of {device} with and without limits cannot be mixed, and claim {holder} has the other kind; \
+         delete one of the two"
+    )]
+    OtherMechanism { device: DeviceName, holder: ClaimRef },
+    #[error(
+        "the claim needs one MPS daemon for {group}, but claim {holder} uses one for {other}: shares of one \
+         GPU, and shares of several GPUs in one claim, cannot meet on a GPU; delete one of the two"
+    )]
+    OtherGroup { group: MpsGroup, other: MpsGroup, holder: ClaimRef },
+    #[error(
+        "MPS has one active thread percentage for all GPUs of a process, but the claim's GPUs have different \
+         ones; give them the same"
+    )]
+    ComputeDiffers,
     #[error(transparent)]
     Params(#[from] ResolveError),
     #[error("the container edits for its devices cannot be made")]
@@ -60,6 +97,16 @@ pub enum Refusal {
 impl Refusal {
     /// True for two claims on one device: the control plane's mistake, counted apart.
     pub fn is_double_allocation(&self) -> bool {
-        matches!(self, Self::InUse { .. })
+        let over = |source: &ShareError| {
+            matches!(
+                source,
+                ShareError::Memory { .. } | ShareError::Slots { .. } | ShareError::ComputeSum { .. }
+            )
+        };
+        match self {
+            Self::InUse { .. } => true,
+            Self::Share { source, .. } => over(source),
+            _ => false,
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Second half: from checked targets to a plan that holds every choice.
 
-use super::{Refusal, Target};
+use super::{Refusal, Site, Target, mps};
 use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
-use crate::ledger::{HeldDevice, HoldMode, Intent, Step};
+use crate::ledger::{HeldDevice, Intent, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::Device;
 use crate::model::names::{BootId, PoolName};
@@ -22,6 +22,8 @@ pub struct Plan {
 pub struct Facts<'a> {
     pub boot: &'a BootId,
     pub driver: &'a DriverFiles,
+    /// Folder of `tranche mps`: the same path on the host and in this process.
+    pub mps_dir: &'a str,
 }
 
 /// Which device nodes the targets stand for, in their order.
@@ -29,35 +31,32 @@ pub fn nodes(targets: &[Target<'_>]) -> Vec<CdiNodes> {
     targets.iter().map(|target| cdi_nodes(target.device)).collect()
 }
 
-/// Decides what preparing `claim` means here. `targets` are the claim's, found and free.
+/// Decides what preparing `claim` means here. `targets` are the claim's, found and free on `site`.
 pub fn plan(
     claim: &AllocatedClaim,
     targets: &[Target<'_>],
-    pool: &PoolName,
+    site: Site<'_>,
     facts: Facts<'_>,
 ) -> Result<Plan, Refusal> {
-    let devices: Vec<CdiDevice> = targets.iter().map(cdi_device).collect();
+    let daemons = mps::daemons(claim, targets, site)?;
+    let devices: Vec<CdiDevice> = targets.iter().map(|target| cdi_device(target, &daemons, facts)).collect();
     let cdi = cdi::render(&claim.claim.uid, &devices, facts.driver)?;
-    let mut steps = Vec::new();
-    for target in targets {
-        steps.extend(sharing_step(target)?);
-    }
+    let mut steps: Vec<Step> = targets.iter().filter_map(time_slice).collect();
+    steps.extend(daemons.iter().map(mps::Daemon::step));
     steps.push(Step::WriteCdi { file: cdi.file_name.clone() });
-    let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id, pool)).collect();
+    let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id, site.pool)).collect();
     let intent = Intent { claim: claim.claim.clone(), boot: facts.boot.clone(), devices: held, steps };
     Ok(Plan { intent, cdi })
 }
 
-/// What the claim's own sharing setting asks of the device.
-fn sharing_step(target: &Target<'_>) -> Result<Option<Step>, Refusal> {
+fn time_slice(target: &Target<'_>) -> Option<Step> {
     match &target.settings.sharing {
         // The driver's default is what every release leaves behind.
-        None | Some(Sharing::TimeSlicing(Interval::Default)) => Ok(None),
+        None | Some(Sharing::TimeSlicing(Interval::Default) | Sharing::Mps(_)) => None,
         Some(Sharing::TimeSlicing(interval)) => {
             let gpu = target.device.gpu().uuid.clone();
-            Ok(Some(Step::TimeSlice { gpu, level: interval.level() }))
+            Some(Step::TimeSlice { gpu, level: interval.level() })
         }
-        Some(Sharing::Mps(_)) => Err(Refusal::MpsNotServed { device: target.name.clone() }),
     }
 }
 
@@ -72,23 +71,28 @@ fn cdi_nodes(device: Device<'_>) -> CdiNodes {
     }
 }
 
-fn cdi_device(target: &Target<'_>) -> CdiDevice {
-    let nodes = cdi_nodes(target.device);
-    CdiDevice { name: target.name.clone(), share_id: None, nodes, env: Vec::new(), mounts: Vec::new() }
+fn cdi_device(target: &Target<'_>, daemons: &[mps::Daemon], facts: Facts<'_>) -> CdiDevice {
+    let daemon = daemons.iter().find(|daemon| daemon.serves(target));
+    CdiDevice {
+        name: target.name.clone(),
+        share_id: target.share_id.clone(),
+        nodes: cdi_nodes(target.device),
+        env: daemon.map(|daemon| daemon.env(target)).unwrap_or_default(),
+        mounts: daemon.map(|daemon| daemon.mounts(facts.mps_dir)).unwrap_or_default(),
+    }
 }
 
 fn held(target: &Target<'_>, cdi_id: &str, pool: &PoolName) -> HeldDevice {
-    let mode: HoldMode = target.mode;
     HeldDevice {
         answer: PreparedDevice {
             requests: target.requests.clone(),
             pool: pool.clone(),
             device: target.name.clone(),
             cdi_ids: vec![cdi_id.to_owned()],
-            share_id: None,
+            share_id: target.share_id.clone(),
         },
         uuid: target.device.uuid().clone(),
         gpu: target.device.gpu().uuid.clone(),
-        mode,
+        mode: target.mode,
     }
 }

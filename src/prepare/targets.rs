@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use super::Refusal;
+use super::{Refusal, share};
 use crate::ledger::{HoldMode, Intent};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::gpu::{Device, Health, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
+use crate::model::share::Isolation;
 use crate::params::{DeviceSettings, resolve};
+use crate::sharing::SharingPolicy;
 
 /// What the node is and has, at the moment of the decision.
 #[derive(Clone, Copy)]
@@ -18,6 +20,7 @@ pub struct Site<'a> {
     pub node: &'a NodeName,
     pub pool: &'a PoolName,
     pub gpus: &'a NodeGpus,
+    pub sharing: &'a SharingPolicy,
     /// Records of all claims that hold something on the boards concerned.
     pub held: &'a [Intent],
 }
@@ -28,6 +31,8 @@ pub struct Target<'a> {
     pub device: Device<'a>,
     pub name: DeviceName,
     pub mode: HoldMode,
+    /// Of a result that shares the device (KEP-5075), whole or in part.
+    pub share_id: Option<String>,
     /// Base names of the requests that it serves, sorted, each once.
     pub requests: Vec<String>,
     pub settings: DeviceSettings,
@@ -46,15 +51,17 @@ impl Target<'_> {
     }
 }
 
-/// Finds and checks every result of the claim. Results for one device are merged into one target.
+/// Finds and checks every result of the claim. Results for one device are merged into one target, save
+/// shares: each is a part of its own.
 pub fn targets<'a>(claim: &AllocatedClaim, site: Site<'a>) -> Result<Vec<Target<'a>>, Refusal> {
     if claim.results.is_empty() {
         return Err(Refusal::NothingAllocated);
     }
     let mut targets: Vec<Target<'a>> = Vec::new();
     for result in &claim.results {
-        let target = target(claim, result, site)?;
-        match targets.iter_mut().find(|other| other.name == target.name) {
+        let target = target(claim, result, &targets, site)?;
+        let same = |other: &&mut Target<'_>| other.name == target.name && other.share_id == target.share_id;
+        match targets.iter_mut().find(same) {
             Some(other) => other.merge(target),
             None => targets.push(target),
         }
@@ -62,34 +69,57 @@ pub fn targets<'a>(claim: &AllocatedClaim, site: Site<'a>) -> Result<Vec<Target<
     Ok(targets)
 }
 
-fn target<'a>(claim: &AllocatedClaim, result: &Allocated, site: Site<'a>) -> Result<Target<'a>, Refusal> {
+fn target<'a>(
+    claim: &AllocatedClaim,
+    result: &Allocated,
+    before: &[Target<'_>],
+    site: Site<'a>,
+) -> Result<Target<'a>, Refusal> {
     let device = find(result, site)?;
-    let name = result.device.clone();
-    let mode = match &result.access {
-        Access::Admin => HoldMode::Admin,
-        Access::Share { .. } => return Err(Refusal::NotShareable { device: name }),
-        Access::Exclusive => match device {
-            Device::Whole(_) => HoldMode::Whole,
-            Device::Mig { .. } => HoldMode::Mig,
-        },
-    };
+    let (name, requests) = (result.device.clone(), vec![result.request.base().to_owned()]);
     // Administrative access changes nothing and is given to broken devices too.
-    if mode == HoldMode::Admin {
-        let settings = DeviceSettings::default();
-        return Ok(Target { device, name, mode, requests: base(result), settings });
+    if result.access == Access::Admin {
+        let (mode, settings) = (HoldMode::Admin, DeviceSettings::default());
+        return Ok(Target { device, name, mode, share_id: None, requests, settings });
     }
     if let Health::Unhealthy(reason) = &device.gpu().health {
         return Err(Refusal::Unhealthy { device: name, reason: reason.clone() });
     }
+    let settings = resolve(claim, &result.request, &device)?;
+    let (mode, share_id) = match (&result.access, device) {
+        (Access::Share { id, consumed }, _) => {
+            (share::mode(&device, consumed, &settings, site)?, Some(id.clone()))
+        }
+        (_, Device::Whole(_)) => (HoldMode::Whole, None),
+        (_, Device::Mig { .. }) => (HoldMode::Mig, None),
+    };
+    check_isolation(&name, mode, &settings)?;
     if let Some(holder) = holder(claim, &device, mode, site) {
         return Err(Refusal::InUse { device: name, holder: holder.claim.clone() });
     }
-    let settings = resolve(claim, &result.request, &device)?;
-    Ok(Target { device, name, mode, requests: base(result), settings })
+    if let HoldMode::Share(grant) = &mode {
+        let own = before.iter().filter(|other| other.name == name).filter_map(|other| match other.mode {
+            HoldMode::Share(grant) => Some(grant),
+            _ => None,
+        });
+        share::fits(claim, device.gpu(), grant, &own.collect::<Vec<_>>(), site)?;
+    }
+    Ok(Target { device, name, mode, share_id, requests, settings })
 }
 
-fn base(result: &Allocated) -> Vec<String> {
-    vec![result.request.base().to_owned()]
+/// Nobody shares a device that is held whole, so only parts can be too weak.
+fn check_isolation(device: &DeviceName, mode: HoldMode, settings: &DeviceSettings) -> Result<(), Refusal> {
+    let offered = match mode {
+        HoldMode::Share(grant) => grant.isolation,
+        HoldMode::Mig => Isolation::Mig,
+        HoldMode::Whole | HoldMode::Admin => return Ok(()),
+    };
+    match settings.share.minimum_isolation {
+        Some(demanded) if demanded > offered => {
+            Err(Refusal::Isolation { device: device.clone(), demanded, offered })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn find<'a>(result: &Allocated, site: Site<'a>) -> Result<Device<'a>, Refusal> {
@@ -108,18 +138,24 @@ fn find<'a>(result: &Allocated, site: Site<'a>) -> Result<Device<'a>, Refusal> {
     })
 }
 
-/// Another claim that holds the device, the board it is a part of, or a part of it.
+/// Another claim that holds the device, the board it is a part of, or a part of it. Shares do not stand
+/// in each other's way here.
 fn holder<'a>(
     claim: &AllocatedClaim,
     device: &Device<'_>,
     mode: HoldMode,
     site: Site<'a>,
 ) -> Option<&'a Intent> {
+    let shared = |mode: HoldMode| matches!(mode, HoldMode::Share(_));
     site.held.iter().filter(|held| held.claim.uid != claim.claim.uid).find(|held| {
         held.devices.iter().any(|other| {
             let same_board = other.gpu == device.gpu().uuid;
             let whole = mode == HoldMode::Whole || other.mode == HoldMode::Whole;
-            other.mode != HoldMode::Admin && same_board && (whole || other.uuid == *device.uuid())
+            let both_shared = shared(mode) && shared(other.mode);
+            let taken = whole || (other.uuid == *device.uuid() && !both_shared);
+            // A board that was cut into MIG devices, or put together again, under its shares.
+            let cut = shared(mode) != shared(other.mode);
+            other.mode != HoldMode::Admin && same_board && (taken || cut)
         })
     })
 }

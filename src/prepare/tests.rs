@@ -12,6 +12,8 @@ use crate::model::claim::{Access, Allocated, AllocatedClaim, Config, ConfigSourc
 use crate::model::gpu::*;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
+use crate::model::share::{Isolation, MpsGroup, MpsLimits, Percent};
+use crate::sharing::{SharingPolicy, Unasked};
 
 fn gpu(minor: u32, mig: MigMode) -> Gpu {
     Gpu {
@@ -105,9 +107,20 @@ fn planned(claim: &AllocatedClaim, held: &[Intent]) -> Result<Plan, Refusal> {
 }
 
 fn planned_on(gpus: &NodeGpus, claim: &AllocatedClaim, held: &[Intent]) -> Result<Plan, Refusal> {
+    planned_by(&SharingPolicy::default(), gpus, claim, held)
+}
+
+fn planned_by(
+    sharing: &SharingPolicy,
+    gpus: &NodeGpus,
+    claim: &AllocatedClaim,
+    held: &[Intent],
+) -> Result<Plan, Refusal> {
     let (node, pool) = (NodeName::from("node-a"), PoolName::from("node-a"));
-    let targets = targets(claim, Site { node: &node, pool: &pool, gpus, held })?;
-    plan(claim, &targets, &pool, Facts { boot: &BootId::from("boot"), driver: &driver() })
+    let site = Site { node: &node, pool: &pool, gpus, sharing, held };
+    let targets = targets(claim, site)?;
+    let (boot, driver) = (BootId::from("boot"), driver());
+    plan(claim, &targets, site, Facts { boot: &boot, driver: &driver, mps_dir: "/run/tranche/mps" })
 }
 
 fn words(refusal: Result<Plan, Refusal>) -> String {
@@ -197,13 +210,9 @@ fn administrative_access_sees_a_held_and_a_broken_device_and_changes_nothing() {
 fn refusals_say_what_was_wrong_and_what_to_do() {
     let mut elsewhere = result("gpu", "gpu-0");
     elsewhere.pool = PoolName::from("node-b");
-    let mut share = result("gpu", "gpu-0");
-    share.access = Access::Share { id: "s".into(), consumed: vec![] };
-    for (result, parts) in [
-        (elsewhere, ["node-b", "node-a"]),
-        (result("gpu", "gpu-9"), ["gpu-9", "gpu-0, gpu-1"]),
-        (share, ["gpu-0", "not shareable"]),
-    ] {
+    for (result, parts) in
+        [(elsewhere, ["node-b", "node-a"]), (result("gpu", "gpu-9"), ["gpu-9", "gpu-0, gpu-1"])]
+    {
         let words = words(planned(&claim("c1", vec![result]), &[]));
         assert!(parts.iter().all(|part| words.contains(part)), "{words}");
     }
@@ -221,9 +230,6 @@ fn configs_that_cannot_be_meant_are_refused() {
     assert!(with(config(&["gqu"], "Short"), "gpu-0").contains("\"gqu\""));
     assert!(with(config(&["gpu"], "Short"), "gpu-2-mig-1g10gb-19-0").contains("MigDeviceConfig"));
     assert!(with(config(&["gpu"], "Shortest"), "gpu-0").contains("sharing.timeSlicingConfig.interval"));
-    let mut mps = config(&["gpu"], "Short");
-    mps.parameters["sharing"] = json!({"strategy": "MPS"});
-    assert!(with(mps, "gpu-0").contains("MPS"));
 }
 
 #[test]
@@ -244,4 +250,185 @@ fn two_results_for_one_device_are_one_cdi_device() {
     assert_eq!(plan.intent.devices.len(), 1);
     assert_eq!(plan.intent.devices[0].answer.requests, ["gpu", "look"]);
     assert_eq!(plan.intent.devices[0].mode, HoldMode::Whole);
+}
+
+/// What may be granted of a board: 80 GiB less 512 MiB for the MPS server.
+const GRANTABLE_MIB: u64 = (80 << 10) - 512;
+
+fn share(request: &str, device: &str, mib: u64, compute: u64) -> Allocated {
+    let quantity = |text: String| text.parse().unwrap();
+    let consumed = vec![
+        ("memory".to_owned(), quantity(format!("{mib}Mi"))),
+        ("compute".to_owned(), quantity(compute.to_string())),
+        ("shares".to_owned(), quantity("1".to_owned())),
+    ];
+    let id = format!("share-of-{request}");
+    Allocated { access: Access::Share { id, consumed }, ..result(request, device) }
+}
+
+fn gpu_share(fields: serde_json::Value) -> Config {
+    let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+    parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    Config { source: ConfigSource::FromClaim, requests: vec![], parameters }
+}
+
+fn limits(mib: &[u64], compute: u8) -> MpsLimits {
+    let memory = mib.iter().map(|mib| Some(Bytes::from_mib(*mib))).collect();
+    MpsLimits { memory, compute: Percent::try_from(compute).ok() }
+}
+
+fn env(plan: &Plan, device: usize) -> Vec<String> {
+    let file: serde_json::Value = serde_json::from_str(&plan.cdi.content).unwrap();
+    let env = file["devices"][device]["containerEdits"]["env"].as_array().cloned().unwrap_or_default();
+    env.iter().map(|line| line.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_share_is_a_daemon_with_limits_and_a_container_with_its_own() {
+    let plan = planned(&claim("c1", vec![share("gpu", "gpu-0", 2000, 25)]), &[]).unwrap();
+    let group = MpsGroup::new(["GPU-0".into()]);
+    let needs = limits(&[2000], 25);
+    assert_eq!(plan.intent.steps[0], Step::Mps { group, exclusive: true, needs });
+    assert!(matches!(plan.intent.steps[1], Step::WriteCdi { .. }));
+    let device = &plan.intent.devices[0];
+    assert_eq!(device.answer.share_id.as_deref(), Some("share-of-gpu"));
+    assert_eq!(device.answer.cdi_ids, ["k8s.gpu.nvidia.com/claim=c1-gpu-0-share-of-gpu"]);
+    let HoldMode::Share(grant) = device.mode else { panic!("{:?}", device.mode) };
+    assert_eq!((grant.memory, grant.isolation), (Bytes::from_mib(2000), Isolation::Mps));
+    let env = env(&plan, 0);
+    assert!(env.contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()), "{env:?}");
+    assert!(env.contains(&"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25".to_owned()), "{env:?}");
+    let file: serde_json::Value = serde_json::from_str(&plan.cdi.content).unwrap();
+    let mounts = file["devices"][0]["containerEdits"]["mounts"].as_array().unwrap();
+    let paths: Vec<_> = mounts.iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["/run/tranche/mps/GPU-0/client", "/run/tranche/mps/GPU-0/shm"]);
+    assert!(mounts[0]["options"].as_array().unwrap().contains(&json!("ro")));
+}
+
+#[test]
+fn max_processes_divides_the_memory() {
+    let mut claim = claim("c1", vec![share("gpu", "gpu-0", 3000, 0)]);
+    claim.configs = vec![gpu_share(json!({"maxProcesses": 3}))];
+    let plan = planned(&claim, &[]).unwrap();
+    assert!(env(&plan, 0).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M".to_owned()));
+    claim.configs = vec![gpu_share(json!({"maxProcesses": 4}))];
+    assert!(words(planned(&claim, &[])).contains("maxProcesses is 4"));
+}
+
+#[test]
+fn all_of_a_board_is_the_board_itself() {
+    let plan = planned(&claim("c1", vec![share("gpu", "gpu-0", GRANTABLE_MIB, 0)]), &[]).unwrap();
+    assert_eq!(plan.intent.devices[0].mode, HoldMode::Whole);
+    assert_eq!(plan.intent.steps.len(), 1, "no daemon: {:?}", plan.intent.steps);
+    assert_eq!(plan.intent.devices[0].answer.share_id.as_deref(), Some("share-of-gpu"));
+    let capped = planned(&claim("c1", vec![share("gpu", "gpu-0", GRANTABLE_MIB, 50)]), &[]).unwrap();
+    assert!(matches!(capped.intent.devices[0].mode, HoldMode::Share(_)));
+}
+
+#[test]
+fn shares_add_up_and_never_beyond_the_board() {
+    let first = planned(&claim("c1", vec![share("a", "gpu-0", 40 << 10, 50)]), &[]).unwrap().intent;
+    let second = planned(&claim("c2", vec![share("b", "gpu-0", 30 << 10, 50)]), &[first.clone()]);
+    let held = [first, second.unwrap().intent];
+    let rest = GRANTABLE_MIB - (70 << 10);
+    assert!(planned(&claim("c3", vec![share("c", "gpu-0", rest, 0)]), &held).is_ok());
+    for (over, part) in [(share("c", "gpu-0", rest + 1, 0), "MiB"), (share("c", "gpu-0", 1, 1), "1 %")] {
+        let refused = planned(&claim("c3", vec![over]), &held);
+        assert!(refused.as_ref().is_err_and(Refusal::is_double_allocation));
+        assert!(words(refused).contains(part));
+    }
+    // Its own record does not stand in a claim's way, and a claim's shares count together.
+    assert!(planned(&claim("c1", vec![share("a", "gpu-0", 40 << 10, 50)]), &held).is_ok());
+    let twice = vec![share("c", "gpu-0", rest, 0), share("d", "gpu-0", 1, 0)];
+    assert!(planned(&claim("c3", twice), &held).is_err());
+}
+
+#[test]
+fn whole_boards_and_shares_do_not_mix() {
+    let part = planned(&claim("c1", vec![share("a", "gpu-0", 1024, 0)]), &[]).unwrap().intent;
+    let whole = planned(&claim("c2", vec![result("gpu", "gpu-1")]), &[]).unwrap().intent;
+    let held = [part, whole];
+    for other in
+        [result("gpu", "gpu-0"), share("gpu", "gpu-0", GRANTABLE_MIB, 0), share("gpu", "gpu-1", 1, 0)]
+    {
+        let refused = planned(&claim("c3", vec![other.clone()]), &held);
+        assert!(refused.is_err_and(|refusal| refusal.is_double_allocation()), "{other:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_says_why() {
+    let mig = planned(&claim("c1", vec![share("gpu", "gpu-2-mig-1g10gb-19-0", 1024, 0)]), &[]);
+    assert!(words(mig).contains("MIG"));
+    let only_whole = SharingPolicy { exclusive: vec!["0".parse().unwrap()], ..SharingPolicy::default() };
+    let claim_0 = claim("c1", vec![share("gpu", "gpu-0", 1024, 0)]);
+    assert!(words(planned_by(&only_whole, &node_gpus(), &claim_0, &[])).contains("--exclusive-gpus 0"));
+    let with = |config: Config| {
+        let mut claim = claim_0.clone();
+        claim.configs = vec![config];
+        words(planned(&claim, &[]))
+    };
+    assert!(with(config(&["gpu"], "Long")).contains("sharing.strategy"));
+    assert!(with(gpu_share(json!({"memory": "1Gi"}))).contains("capacity.requests.memory"));
+    assert!(with(gpu_share(json!({"minimumIsolation": "kernel"}))).contains("offers mps"));
+    assert!(words(planned(&claim("c1", vec![share("gpu", "gpu-0", 0, 0)]), &[])).contains("no memory"));
+}
+
+#[test]
+fn without_limits_there_is_no_daemon_and_no_mixing_with_limits() {
+    let policy = SharingPolicy { unasked: Unasked::Nothing, ..SharingPolicy::default() };
+    let gpus = node_gpus();
+    let bare = planned_by(&policy, &gpus, &claim("c1", vec![share("a", "gpu-0", 0, 0)]), &[]).unwrap();
+    assert_eq!(bare.intent.steps.len(), 1);
+    let HoldMode::Share(grant) = bare.intent.devices[0].mode else { panic!() };
+    assert_eq!(grant.isolation, Isolation::None);
+    let held = [bare.intent];
+    assert!(planned_by(&policy, &gpus, &claim("c2", vec![share("b", "gpu-0", 0, 0)]), &held).is_ok());
+    let limited = planned_by(&policy, &gpus, &claim("c2", vec![share("b", "gpu-0", 10, 0)]), &held);
+    assert!(words(limited).contains("cannot be mixed"));
+    let mut demanding = claim("c2", vec![share("b", "gpu-0", 0, 0)]);
+    demanding.configs = vec![gpu_share(json!({"minimumIsolation": "mps"}))];
+    assert!(words(planned_by(&policy, &gpus, &demanding, &held)).contains("offers none"));
+}
+
+#[test]
+fn shares_of_several_boards_have_one_daemon_and_the_same_variables() {
+    let plan = planned(&claim("c1", vec![share("a", "gpu-1", 2000, 25), share("b", "gpu-0", 1000, 25)]), &[])
+        .unwrap();
+    let group = MpsGroup::new(["GPU-0".into(), "GPU-1".into()]);
+    let step = Step::Mps { group, exclusive: true, needs: limits(&[1000, 2000], 25) };
+    assert_eq!(plan.intent.steps[0], step);
+    for device in 0..2 {
+        let env = env(&plan, device);
+        assert!(env.contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M,1=2000M".to_owned()), "{env:?}");
+    }
+    let alone = planned(&claim("c2", vec![share("a", "gpu-1", 10, 0)]), &[plan.intent]);
+    assert!(words(alone).contains("one MPS daemon"));
+    let differ = vec![share("a", "gpu-1", 2000, 25), share("b", "gpu-0", 1000, 50)];
+    assert_eq!(planned(&claim("c1", differ), &[]), Err(Refusal::ComputeDiffers));
+}
+
+#[test]
+fn a_claim_may_share_its_own_devices_by_mps() {
+    let mps = |kind: &str| Config {
+        source: ConfigSource::FromClaim,
+        requests: vec![],
+        parameters: json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": {
+            "strategy": "MPS", "mpsConfig": {
+                "defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi",
+                "defaultPerDevicePinnedMemoryLimit": {"1": "5Gi"}}}}),
+    };
+    let mut whole = claim("c1", vec![result("a", "gpu-0"), result("b", "gpu-1")]);
+    whole.configs = vec![mps("GpuConfig")];
+    let plan = planned(&whole, &[]).unwrap();
+    let group = MpsGroup::new(["GPU-0".into(), "GPU-1".into()]);
+    let needs = limits(&[10 << 10, 5 << 10], 50);
+    assert_eq!(plan.intent.steps[0], Step::Mps { group, exclusive: true, needs });
+    assert_eq!(plan.intent.devices[0].mode, HoldMode::Whole);
+    assert!(env(&plan, 0).iter().any(|line| line.starts_with("CUDA_MPS_PIPE_DIRECTORY=")));
+
+    let mut cut = claim("c1", vec![result("a", "gpu-2-mig-1g10gb-19-0")]);
+    cut.configs = vec![mps("MigDeviceConfig")];
+    let steps = planned(&cut, &[]).unwrap().intent.steps;
+    assert!(matches!(&steps[0], Step::Mps { exclusive: false, group, .. } if group.folder() == "MIG-0"));
 }

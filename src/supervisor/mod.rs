@@ -11,6 +11,7 @@
 mod asker;
 pub mod words;
 
+pub use crate::model::share::{CLIENT_FOLDER, SHM_FOLDER};
 pub use asker::Asker;
 
 use thiserror::Error;
@@ -20,9 +21,6 @@ use words::{Client, DaemonState};
 
 /// File name of the socket in the supervisor's folder.
 pub const SOCKET: &str = "tranche-mps.sock";
-/// Below a daemon's folder: what a client may see, and the memory that it shares with the server.
-pub const CLIENT_FOLDER: &str = "client";
-pub const SHM_FOLDER: &str = "shm";
 
 /// Why the supervisor did not do it. Nothing is half done that the next question would not repair.
 #[derive(Debug, Error)]

@@ -34,6 +34,7 @@ use tranche::node::preparer::Preparer;
 use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
 use tranche::ops::metrics::{self, NodeMetrics};
+use tranche::sharing::SharingPolicy;
 use tranche::supervisor::Asker;
 
 use crate::stop_at::{StopAt, read_records};
@@ -289,6 +290,8 @@ impl Site {
             host: host.clone(),
             driver: DriverRootCache::new(root),
             daemons: Arc::new(Asker::new(&self.path("mps"))),
+            sharing: SharingPolicy::default(),
+            mps_dir: self.path("mps").display().to_string(),
         };
         let mut registry = metrics::registry();
         let preparer = Preparer {

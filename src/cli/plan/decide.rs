@@ -19,6 +19,10 @@ use crate::node::executor::ExecuteError;
 use crate::node::preparer::PrepareError;
 use crate::params;
 use crate::prepare::{self, Facts, Plan, Target};
+use crate::sharing::SharingPolicy;
+
+/// Where `tranche mps` has its folder unless told otherwise.
+const MPS_DIR: &str = "/run/tranche/mps";
 
 /// What preparing the claim on that node would come to.
 ///
@@ -75,7 +79,8 @@ fn planned(
     notes.extend(own_record(claim, site));
     let pool = PoolName::new(site.node.as_str());
     let held: Vec<Intent> = site.held.iter().map(|holder| holder.intent.clone()).collect();
-    let here = prepare::Site { node: &site.node, pool: &pool, gpus, held: &held };
+    let sharing = SharingPolicy::default();
+    let here = prepare::Site { node: &site.node, pool: &pool, gpus, sharing: &sharing, held: &held };
     let targets = prepare::targets(claim, here).map_err(refused)?;
     notes.extend(why::passed_over(claim, &targets));
     let wanted = prepare::nodes(&targets);
@@ -85,8 +90,8 @@ fn planned(
         notes.push(driver::STAND_IN.to_owned());
     }
     let files = files.unwrap_or_else(|| driver::stand_in(version, &wanted));
-    let facts = Facts { boot: &BootId::from("none"), driver: &files };
-    let plan = prepare::plan(claim, &targets, &pool, facts).map_err(refused)?;
+    let facts = Facts { boot: &BootId::from("none"), driver: &files, mps_dir: MPS_DIR };
+    let plan = prepare::plan(claim, &targets, here, facts).map_err(refused)?;
     Ok(told(claim, &targets, plan))
 }
 

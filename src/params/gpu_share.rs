@@ -1,0 +1,207 @@
+//! `GpuShare`: what a claim says of its part of a GPU.
+//!
+//! For class `shared.gpu.nvidia.com` it says how much. For a share that kube-scheduler places, the amount
+//! stands in `capacity.requests`, and `GpuShare` adds only how firmly it must hold and for how many processes.
+
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::ParamsError;
+use super::decode::read;
+use crate::model::quantity::{Bytes, Quantity};
+use crate::model::share::{Isolation, Percent};
+
+pub(super) const API_VERSION: &str = "tranche.dev/v1alpha1";
+/// An MPS server has 48 client slots (60 from CUDA 13 on).
+const PROCESSES_MAX: u32 = 60;
+const BILLION: u32 = 1_000_000_000;
+
+/// A decoded and validated `GpuShare`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GpuShare {
+    pub amount: Option<Amount>,
+    /// Of the multiprocessors. Not given: follows from a fraction, else no cap.
+    pub compute: Option<Percent>,
+    /// The weakest rung that will do.
+    pub minimum_isolation: Option<Isolation>,
+    /// Processes among which the memory is divided.
+    pub max_processes: Option<u32>,
+}
+
+/// How much of a GPU: exactly one of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amount {
+    Memory(Bytes),
+    Fraction(Fraction),
+}
+
+/// More than 0, at most 1, exact to a billionth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fraction {
+    billionths: u32,
+}
+
+impl Fraction {
+    /// That part of `total`, rounded up to whole MiB.
+    pub fn of(self, total: Bytes) -> Bytes {
+        let part = (u128::from(total.0) * u128::from(self.billionths)).div_ceil(u128::from(BILLION));
+        // Not more than `total`, which is a u64.
+        Bytes::from_mib(Bytes(u64::try_from(part).unwrap_or(total.0)).mib_ceil())
+    }
+
+    /// In percent, rounded up, at least 1.
+    pub fn percent(self) -> Option<Percent> {
+        Percent::try_from(u64::from(self.billionths.div_ceil(BILLION / 100))).ok()
+    }
+}
+
+impl FromStr for Fraction {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "{text:?} is no fraction of a GPU; write a decimal number above 0 and up to 1, such as \"0.25\""
+            )
+        };
+        let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+        let digits = |digits: &str| digits.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(part) || (whole.is_empty() && part.is_empty()) {
+            return Err(bad());
+        }
+        let part = part.trim_end_matches('0');
+        if part.len() > 9 {
+            return Err(format!("{text:?} has more than 9 decimals; round it"));
+        }
+        let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| bad())? };
+        let part: u32 = format!("{part:0<9}").parse().map_err(|_| bad())?;
+        let billionths = whole.checked_mul(BILLION).and_then(|whole| whole.checked_add(part));
+        match billionths {
+            Some(billionths @ 1..=BILLION) => Ok(Self { billionths }),
+            _ => Err(bad()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Raw {
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    #[serde(rename = "kind")]
+    _kind: String,
+    memory: Option<Quantity>,
+    fraction: Option<String>,
+    compute: Option<u64>,
+    minimum_isolation: Option<String>,
+    max_processes: Option<u32>,
+}
+
+pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
+    let raw: Raw = read(parameters)?;
+    let amount = match (raw.memory, raw.fraction) {
+        (None, None) => None,
+        (Some(memory), None) => Some(Amount::Memory(bytes(memory)?)),
+        (None, Some(fraction)) => Some(Amount::Fraction(
+            fraction.parse().map_err(|problem: String| ParamsError::new("fraction", problem))?,
+        )),
+        (Some(_), Some(_)) => {
+            return Err(ParamsError::new("fraction", "does not go with memory; write one of the two"));
+        }
+    };
+    let compute = raw.compute.map(Percent::try_from).transpose();
+    let compute = compute.map_err(|error| ParamsError::new("compute", error.to_string()))?;
+    if let Some(processes) = raw.max_processes
+        && !(1..=PROCESSES_MAX).contains(&processes)
+    {
+        let problem = format!("{processes} is out of range; write 1 to {PROCESSES_MAX}");
+        return Err(ParamsError::new("maxProcesses", problem));
+    }
+    let minimum_isolation = raw.minimum_isolation.map(|word| isolation(&word)).transpose()?;
+    Ok(GpuShare { amount, compute, minimum_isolation, max_processes: raw.max_processes })
+}
+
+fn bytes(quantity: Quantity) -> Result<Bytes, ParamsError> {
+    match quantity.units_ceil() {
+        Some(bytes) if bytes > 0 => Ok(Bytes(bytes)),
+        _ => Err(ParamsError::new(
+            "memory",
+            format!("{quantity} is no amount of memory; write one such as 2000Mi"),
+        )),
+    }
+}
+
+fn isolation(word: &str) -> Result<Isolation, ParamsError> {
+    Isolation::ALL.into_iter().find(|rung| rung.as_str() == word).ok_or_else(|| {
+        ParamsError::new("minimumIsolation", format!("{word:?} is not known; use none, mps, kernel or mig"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::params::{self, Params};
+
+    fn share(fields: Value) -> Result<GpuShare, ParamsError> {
+        let mut object = json!({"apiVersion": API_VERSION, "kind": "GpuShare"});
+        object.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        params::decode(&object).map(|params| match params {
+            Params::Share(share) => share,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_share_is_memory_or_a_fraction() {
+        let memory = share(json!({"memory": "2000Mi", "compute": 25, "maxProcesses": 2})).unwrap();
+        assert_eq!(memory.amount, Some(Amount::Memory(Bytes::from_mib(2000))));
+        assert_eq!((memory.compute.map(Percent::get), memory.max_processes), (Some(25), Some(2)));
+        let fraction = share(json!({"fraction": "0.25", "minimumIsolation": "mps"})).unwrap();
+        assert_eq!(fraction.minimum_isolation, Some(Isolation::Mps));
+        assert_eq!(share(json!({})).unwrap(), GpuShare::default());
+    }
+
+    #[test]
+    fn a_fraction_is_rounded_up_to_whole_mib_and_percent() {
+        let of =
+            |text: &str, mib: u64| text.parse::<Fraction>().unwrap().of(Bytes::from_mib(mib)).mib_floor();
+        assert_eq!(of("0.25", 80_496), 20_124);
+        assert_eq!(of("0.333333333", 1000), 334);
+        assert_eq!((of("1", 1000), of("1.0", 1000), of(".5", 1000)), (1000, 1000, 500));
+        assert_eq!(of("0.000000001", 1000), 1);
+        let percent = |text: &str| text.parse::<Fraction>().unwrap().percent().map(Percent::get);
+        assert_eq!(
+            (percent("0.25"), percent("0.251"), percent("1"), percent("0.001")),
+            (Some(25), Some(26), Some(100), Some(1))
+        );
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_path() {
+        for (fields, path) in [
+            (json!({"memory": "1Gi", "fraction": "0.5"}), "fraction"),
+            (json!({"memory": "0"}), "memory"),
+            (json!({"memory": "much"}), "memory"),
+            (json!({"fraction": "1.5"}), "fraction"),
+            (json!({"fraction": "NaN"}), "fraction"),
+            (json!({"fraction": "0"}), "fraction"),
+            (json!({"fraction": "-0.5"}), "fraction"),
+            (json!({"fraction": ""}), "fraction"),
+            (json!({"fraction": "1e-1"}), "fraction"),
+            (json!({"fraction": "0.1234567891"}), "fraction"),
+            (json!({"fraction": 0.5}), "fraction"),
+            (json!({"compute": 0}), "compute"),
+            (json!({"compute": 101}), "compute"),
+            (json!({"maxProcesses": 0}), "maxProcesses"),
+            (json!({"minimumIsolation": "hard"}), "minimumIsolation"),
+            (json!({"memoryMiB": 5}), "memoryMiB"),
+        ] {
+            let error = share(fields.clone()).expect_err(&fields.to_string());
+            assert_eq!(error.path, path, "{fields}: {error}");
+        }
+    }
+}

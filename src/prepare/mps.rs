@@ -1,0 +1,146 @@
+//! Which MPS daemons a claim needs: one for all of its shares; one for whole GPUs that its author wants
+//! shared within the claim; one for each such MIG device.
+
+use std::path::PathBuf;
+
+use super::{Refusal, Site, Target, share};
+use crate::cdi::{Access, HostPath, Mount};
+use crate::ledger::{HoldMode, Step};
+use crate::model::claim::AllocatedClaim;
+use crate::model::gpu::Device;
+use crate::model::names::DeviceUuid;
+use crate::model::quantity::Bytes;
+use crate::model::share::{CLIENT_FOLDER, Grant, Isolation, MpsGroup, MpsLimits, Percent, SHM_FOLDER};
+use crate::params::{MpsSettings, Sharing};
+use crate::sharing::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env};
+
+/// One daemon, and what the claim's processes need of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Daemon {
+    group: MpsGroup,
+    exclusive: bool,
+    needs: MpsLimits,
+}
+
+impl Daemon {
+    pub fn step(&self) -> Step {
+        Step::Mps { group: self.group.clone(), exclusive: self.exclusive, needs: self.needs.clone() }
+    }
+
+    pub fn serves(&self, target: &Target<'_>) -> bool {
+        let by_mps = match &target.mode {
+            HoldMode::Share(grant) => grant.isolation == Isolation::Mps,
+            HoldMode::Whole | HoldMode::Mig => settings(target).is_some(),
+            HoldMode::Admin => false,
+        };
+        by_mps && self.group.ordinal(target.device.uuid()).is_some()
+    }
+
+    /// The client's variables. On one device each share has its own numbers; on several all have the same,
+    /// because a container gets the variables of all of its devices and the last would win.
+    pub fn env(&self, target: &Target<'_>) -> Vec<(String, String)> {
+        let limits = match (&target.mode, self.group.devices().len()) {
+            (HoldMode::Share(grant), 1) => {
+                MpsLimits { memory: vec![Some(grant.memory_per_process())], compute: grant.compute }
+            }
+            _ => self.needs.clone(),
+        };
+        client_env(&self.group, &limits)
+    }
+
+    /// The daemon's socket, and the memory that client and server share: nothing else of its folder.
+    pub fn mounts(&self, mps_dir: &str) -> Vec<Mount> {
+        let folder = format!("{}/{}", mps_dir.trim_end_matches('/'), self.group.folder());
+        let mount = |below: &str, container: &str, access| {
+            let host = format!("{folder}/{below}");
+            Mount {
+                host: HostPath { inside: PathBuf::from(&host), host },
+                container: container.to_owned(),
+                access,
+            }
+        };
+        vec![
+            mount(CLIENT_FOLDER, CLIENT_DIRECTORY, Access::ReadOnly),
+            mount(SHM_FOLDER, SHM_DIRECTORY, Access::ReadWrite),
+        ]
+    }
+}
+
+/// The daemons for the claim's targets, in a fixed order.
+pub(super) fn daemons(
+    claim: &AllocatedClaim,
+    targets: &[Target<'_>],
+    site: Site<'_>,
+) -> Result<Vec<Daemon>, Refusal> {
+    let mut daemons = Vec::new();
+    daemons.extend(for_shares(targets)?);
+    let whole = |target: &&Target<'_>| target.mode == HoldMode::Whole && settings(target).is_some();
+    daemons.extend(for_devices(&targets.iter().filter(whole).collect::<Vec<_>>(), true)?);
+    for target in targets.iter().filter(|t| t.mode == HoldMode::Mig && settings(t).is_some()) {
+        daemons.extend(for_devices(&[target], false)?);
+    }
+    for daemon in &daemons {
+        share::check_group(claim, &daemon.group, site)?;
+    }
+    Ok(daemons)
+}
+
+fn for_shares(targets: &[Target<'_>]) -> Result<Option<Daemon>, Refusal> {
+    let shares: Vec<(&DeviceUuid, &Grant)> = targets
+        .iter()
+        .filter_map(|target| match &target.mode {
+            HoldMode::Share(grant) if grant.isolation == Isolation::Mps => {
+                Some((target.device.uuid(), grant))
+            }
+            _ => None,
+        })
+        .collect();
+    if shares.is_empty() {
+        return Ok(None);
+    }
+    let group = MpsGroup::new(shares.iter().map(|(uuid, _)| (*uuid).clone()));
+    let percents: Vec<Option<Percent>> = shares.iter().map(|(_, grant)| grant.compute).collect();
+    if group.devices().len() > 1 && percents.iter().any(|percent| *percent != percents[0]) {
+        return Err(Refusal::ComputeDiffers);
+    }
+    let most = |device: &DeviceUuid| {
+        shares.iter().filter(|(uuid, _)| *uuid == device).map(|(_, grant)| grant.memory_per_process()).max()
+    };
+    let memory = group.devices().iter().map(most).collect();
+    let capped: Option<Vec<Percent>> = percents.into_iter().collect();
+    let compute = capped.and_then(|percents| percents.into_iter().max());
+    Ok(Some(Daemon { group, exclusive: true, needs: MpsLimits { memory, compute } }))
+}
+
+/// One daemon for devices that the claim has for itself, limited as its author says.
+fn for_devices(targets: &[&Target<'_>], exclusive: bool) -> Result<Option<Daemon>, Refusal> {
+    let Some(first) = targets.first().and_then(|target| settings(target)) else { return Ok(None) };
+    let group = MpsGroup::new(targets.iter().map(|target| target.device.uuid().clone()));
+    if targets.iter().any(|target| {
+        settings(target).is_none_or(|other| other.active_thread_percentage != first.active_thread_percentage)
+    }) {
+        return Err(Refusal::ComputeDiffers);
+    }
+    let limit = |(index, device): (usize, &DeviceUuid)| {
+        let target = targets.iter().find(|target| target.device.uuid() == device)?;
+        memory_limit(settings(target)?, index, target.device)
+    };
+    let memory = group.devices().iter().enumerate().map(limit).collect();
+    let compute =
+        first.active_thread_percentage.and_then(|percent| Percent::try_from(u64::from(percent)).ok());
+    Ok(Some(Daemon { group, exclusive, needs: MpsLimits { memory, compute } }))
+}
+
+fn memory_limit(settings: &MpsSettings, index: usize, device: Device<'_>) -> Option<Bytes> {
+    let named = |(name, _): &&(String, Bytes)| *name == index.to_string() || name == device.uuid().as_str();
+    let own = settings.per_device_pinned_memory_limit.iter().rfind(named).map(|(_, limit)| *limit);
+    // MPS takes whole MiB; less than one would be none.
+    own.or(settings.pinned_memory_limit).map(|limit| Bytes::from_mib(limit.mib_floor().max(1)))
+}
+
+fn settings<'a>(target: &'a Target<'_>) -> Option<&'a MpsSettings> {
+    match &target.settings.sharing {
+        Some(Sharing::Mps(settings)) => Some(settings),
+        _ => None,
+    }
+}
