@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{HoldMode, Record};
+use super::{HoldMode, Record, Step};
 use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::model::share::MpsGroup;
 
 /// A contradiction between records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// Two claims hold one device, or a part of a board that another holds as a whole.
     HeldTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
+    /// Two claims need different MPS daemons for one device.
+    ServedTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
 }
 
 impl fmt::Display for Finding {
@@ -19,12 +22,40 @@ impl fmt::Display for Finding {
             Self::HeldTwice { device, claims: (a, b) } => {
                 write!(f, "claims {a} and {b} both hold {device}")
             }
+            Self::ServedTwice { device, claims: (a, b) } => {
+                write!(f, "claims {a} and {b} need different MPS daemons for {device}")
+            }
         }
     }
 }
 
 /// All contradictions among the records, in the order of devices.
-pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
+pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<Finding> {
+    let mut findings = held_twice(records.clone());
+    findings.extend(served_twice(records));
+    findings
+}
+
+fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
+    let mut daemons: BTreeMap<&DeviceUuid, (&ClaimUid, &MpsGroup)> = BTreeMap::new();
+    let mut findings = Vec::new();
+    for record in records {
+        let claim = &record.intent.claim.uid;
+        for step in &record.intent.steps {
+            let Step::Mps { group, .. } = step else { continue };
+            for device in group.devices() {
+                let (other_claim, other) = *daemons.entry(device).or_insert((claim, group));
+                if other != group {
+                    let claims = (other_claim.clone(), claim.clone());
+                    findings.push(Finding::ServedTwice { device: device.clone(), claims });
+                }
+            }
+        }
+    }
+    findings
+}
+
+fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
     let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &DeviceUuid, HoldMode)>> = BTreeMap::new();
     for record in records {
         for held in &record.intent.devices {
@@ -37,8 +68,10 @@ pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> 
     for holds in by_gpu.values() {
         for (index, (claim, uuid, mode)) in holds.iter().enumerate() {
             for (other_claim, other_uuid, other_mode) in &holds[..index] {
-                let whole = [*mode, *other_mode].contains(&HoldMode::Whole);
-                if claim != other_claim && (whole || uuid == other_uuid) {
+                let shares = [mode, other_mode].map(|mode| matches!(mode, HoldMode::Share(_)));
+                let mixed = shares[0] != shares[1] || [*mode, *other_mode].contains(&HoldMode::Whole);
+                let twice = uuid == other_uuid && shares != [true, true];
+                if claim != other_claim && (mixed || twice) {
                     findings.push(Finding::HeldTwice {
                         device: (*uuid).clone(),
                         claims: ((*other_claim).clone(), (*claim).clone()),

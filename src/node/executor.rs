@@ -9,7 +9,7 @@
 //! Everything here blocks its thread and is called with the lanes of the boards concerned.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -229,7 +229,7 @@ impl Executor {
         claim: &ClaimUid,
         needs: &MpsLimits,
     ) -> Result<(), StepError> {
-        let others = self.store.mps_needs(group, claim, &self.boot);
+        let others = self.store.mps_needs(group, Some(claim), &self.boot);
         let limits = sharing::loosest(others.iter().chain([needs])).unwrap_or_else(|| needs.clone());
         let state = self.daemons.keep(group, exclusive, &limits)?;
         match state.limits.as_ref().is_some_and(|kept| kept.allow(needs)) {
@@ -247,12 +247,20 @@ impl Executor {
         })
     }
 
-    /// Leaves a group's daemon to the other claims on it, or lets it rest if there are none.
-    pub fn leave(&self, group: &MpsGroup, exclusive: bool, claim: &ClaimUid) -> Result<(), StepError> {
-        let others = self.store.mps_needs(group, claim, &self.boot);
-        match sharing::loosest(&others) {
+    /// Brings a group's daemon to what the recorded claims need; lets it rest if there are none.
+    pub fn settle(&self, group: &MpsGroup, exclusive: bool) -> Result<(), StepError> {
+        self.leave_to(&self.store.mps_needs(group, None, &self.boot), group, exclusive)
+    }
+
+    fn leave_to(&self, others: &[MpsLimits], group: &MpsGroup, exclusive: bool) -> Result<(), StepError> {
+        match sharing::loosest(others) {
             Some(limits) => self.daemons.keep(group, exclusive, &limits).map(|_| ())?,
-            None => self.daemons.rest(group)?,
+            None => match self.daemons.rest(group) {
+                // The supervisor makes a group's folder before anything else: there is no daemon to rest.
+                Err(SupervisorError::Unreachable { .. })
+                    if !Path::new(&self.mps_dir).join(group.folder()).exists() => {}
+                rested => rested?,
+            },
         }
         Ok(())
     }
@@ -261,7 +269,9 @@ impl Executor {
         let undone = match step {
             // Daemons and modes do not outlive a boot; others that need the daemon ask for it themselves.
             Step::Mps { .. } if !same_boot => Ok(()),
-            Step::Mps { group, exclusive, .. } => self.leave(group, *exclusive, claim),
+            Step::Mps { group, exclusive, .. } => {
+                self.leave_to(&self.store.mps_needs(group, Some(claim), &self.boot), group, *exclusive)
+            }
             // The driver was loaded anew since: its default is in force.
             Step::TimeSlice { .. } if !same_boot => Ok(()),
             Step::TimeSlice { gpu, .. } => {

@@ -13,6 +13,7 @@
 //! May import: everything below, and ops. May name: tokio, tracing.
 
 pub mod config;
+mod daemons;
 pub mod discovery;
 pub mod executor;
 pub mod health;

@@ -145,12 +145,13 @@ impl Store {
         records.filter(|intent| intent.devices.iter().any(|d| gpus.contains(&d.gpu))).cloned().collect()
     }
 
-    /// What other claims of this boot need of a group's MPS daemon. Those that are being released do not.
-    pub fn mps_needs(&self, group: &MpsGroup, except: &ClaimUid, boot: &BootId) -> Vec<MpsLimits> {
+    /// What the claims of this boot, but for one, need of a group's MPS daemon. Those that are being
+    /// released need nothing.
+    pub fn mps_needs(&self, group: &MpsGroup, except: Option<&ClaimUid>, boot: &BootId) -> Vec<MpsLimits> {
         let index = self.index();
         let others = index.records.iter().filter(|(uid, stored)| {
             let record = &stored.record;
-            *uid != except && record.intent.boot == *boot && record.phase != Phase::Releasing
+            Some(*uid) != except && record.intent.boot == *boot && record.phase != Phase::Releasing
         });
         let steps = others.flat_map(|(_, stored)| &stored.record.intent.steps);
         let needs = steps.filter_map(|step| match step {

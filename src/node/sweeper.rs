@@ -6,6 +6,7 @@
 //! | a record that a crash left between two steps | taken back; kubelet asks again if it is wanted |
 //! | a ready record of an allocated claim whose CDI file is gone | prepared again, same names |
 //! | a CDI file of ours that no record owns | removed |
+//! | an MPS daemon that is not as the ledger's claims need it, or that none needs | set, or left to rest |
 //!
 //! What the API server does not answer for is left alone: silence is no fact.
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use tracing::{error, info, warn};
 
+use super::daemons;
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
@@ -35,6 +37,8 @@ pub struct Sweep {
     pub rolled_back: usize,
     pub restored: usize,
     pub orphans_removed: usize,
+    /// MPS daemons that were not as they should be.
+    pub daemons: usize,
     pub failed: usize,
 }
 
@@ -82,6 +86,7 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
             warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
         }
     }
+    daemons::sweep(preparer, &mut sweep).await;
     for removed in [remove_orphans(preparer), remove_unfinished(preparer)] {
         match removed {
             Ok(removed) => sweep.orphans_removed += removed,

@@ -68,10 +68,26 @@ fn admin() -> Claim {
     Claim::new("admin", &["gpu-1"]).admin()
 }
 
+fn share() -> Claim {
+    Claim::new("share", &["gpu-0"]).share("2000Mi", "25")
+}
+
+/// Shares of two GPUs: one daemon for both.
+fn shares() -> Claim {
+    Claim::new("shares", &["gpu-0", "gpu-1"]).share("4000Mi", "0")
+}
+
 type Named = (&'static str, fn() -> Claim);
 
-const CLAIMS: [Named; 5] =
-    [("whole GPU", whole), ("time slice", sliced), ("two GPUs", two), ("MIG device", mig), ("admin", admin)];
+const CLAIMS: [Named; 7] = [
+    ("whole GPU", whole),
+    ("time slice", sliced),
+    ("two GPUs", two),
+    ("share", share),
+    ("shares of two GPUs", shares),
+    ("MIG device", mig),
+    ("admin", admin),
+];
 
 /// A site and what is on it before the process is stopped.
 async fn set_up(case: Case) -> Site {
@@ -171,6 +187,7 @@ async fn is_prepared(site: &Site, life: &Life, claim: &Claim, undisturbed: &Site
         for minor in 0..3 {
             assert_eq!(site.time_slice(minor), undisturbed.time_slice(minor), "{at}: GPU {minor}");
         }
+        assert_eq!(site.mps.kept(), undisturbed.mps.kept(), "{at}");
     }
     site.check(at);
 }
@@ -235,13 +252,13 @@ async fn stopped_while_preparing_again_after_a_reboot() {
 
 #[tokio::test]
 async fn stopped_while_restoring_lost_edits() {
-    let stops = stop_all(Before::PreparedAndEditsLost, During::Prepare, &CLAIMS[..2]).await;
+    let stops = stop_all(Before::PreparedAndEditsLost, During::Prepare, &CLAIMS[..5]).await;
     assert!(stops >= 18, "the sweep has shrunk to {stops} points");
 }
 
 #[tokio::test]
 async fn stopped_while_clearing_a_half_done_preparation() {
-    let stops = stop_all(Before::HalfPrepared, During::Prepare, &CLAIMS[..3]).await;
+    let stops = stop_all(Before::HalfPrepared, During::Prepare, &CLAIMS[..5]).await;
     assert!(stops >= 207, "the sweep has shrunk to {stops} points");
 }
 
@@ -253,7 +270,7 @@ async fn stopped_while_unpreparing() {
 
 #[tokio::test]
 async fn stopped_while_unpreparing_what_another_boot_prepared() {
-    let stops = stop_all(Before::PreparedInAnotherBoot, During::Unprepare, &CLAIMS[..3]).await;
+    let stops = stop_all(Before::PreparedInAnotherBoot, During::Unprepare, &CLAIMS[..5]).await;
     assert!(stops >= 63, "the sweep has shrunk to {stops} points");
 }
 
@@ -266,7 +283,7 @@ async fn stopped_while_sweeping() {
         Before::PreparedAndEditsLost,
         Before::PreparedInAnotherBoot,
     ] {
-        stops += stop_all(before, During::Sweep, &CLAIMS[..3]).await;
+        stops += stop_all(before, During::Sweep, &CLAIMS[..5]).await;
     }
     assert!(stops >= 378, "the sweep has shrunk to {stops} points");
 }
@@ -307,7 +324,7 @@ enum Event {
     Create {
         slot: usize,
         gpus: Vec<u32>,
-        sliced: bool,
+        kind: Kind,
     },
     Delete {
         slot: usize,
@@ -327,6 +344,14 @@ enum Event {
     Silence(bool),
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Whole,
+    Sliced,
+    /// Of the first GPU only; two fit, and a third does not.
+    Share,
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Call {
     /// Of any claim that ever was, the deleted ones too.
@@ -342,9 +367,10 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(Call::Sweep),
     ];
     let when = prop_oneof![Just(When::Before), Just(When::Half), Just(When::After)];
+    let kind = prop_oneof![1 => Just(Kind::Whole), 1 => Just(Kind::Sliced), 2 => Just(Kind::Share)];
     let gpus = proptest::sample::subsequence(vec![0_u32, 1, 2], 1..=2);
     let event = prop_oneof![
-        4 => (0_usize..4, gpus, any::<bool>()).prop_map(|(slot, gpus, sliced)| Event::Create { slot, gpus, sliced }),
+        4 => (0_usize..4, gpus, kind).prop_map(|(slot, gpus, kind)| Event::Create { slot, gpus, kind }),
         1 => (0_usize..4).prop_map(|slot| Event::Delete { slot }),
         6 => call.clone().prop_map(Event::Call),
         4 => (call, 0_usize..9, when).prop_map(|(during, verb, when)| Event::Crash { during, verb, when }),
@@ -372,7 +398,7 @@ struct World {
     site: Site,
     life: Option<Life>,
     /// All that ever were, in the order of their creation.
-    claims: Vec<(usize, Vec<u32>, bool, Claim)>,
+    claims: Vec<(usize, Vec<u32>, Kind, Claim)>,
     /// By slot: the claim that the API server has.
     stored: BTreeMap<usize, usize>,
     silent: bool,
@@ -391,11 +417,18 @@ impl World {
         self.stored.get(&self.claims[claim].0) == Some(&claim)
     }
 
-    /// Another claim that holds one of the claim's GPUs.
-    fn holder(&self, claim: usize) -> Option<usize> {
-        let gpus = &self.claims[claim].1;
-        let mut others = self.holds.keys().filter(|other| **other != claim);
-        others.find(|other| self.claims[**other].1.iter().any(|gpu| gpus.contains(gpu))).copied()
+    /// Words of the refusal, if other claims stand in the claim's way.
+    fn obstacle(&self, claim: usize) -> Option<[&'static str; 2]> {
+        let (_, gpus, kind, _) = &self.claims[claim];
+        let others = self.holds.keys().filter(|other| **other != claim).map(|other| &self.claims[*other]);
+        let on_mine: Vec<_> = others.filter(|other| other.1.iter().any(|gpu| gpus.contains(gpu))).collect();
+        let shares = on_mine.iter().filter(|other| other.2 == Kind::Share).count();
+        match kind {
+            Kind::Share if shares == on_mine.len() => {
+                (shares > 1).then_some(["does not fit", "2 other claims"])
+            }
+            _ => (!on_mine.is_empty()).then_some(["in use by claim", "team/slot-"]),
+        }
     }
 
     /// Numbers of claims are meant modulo the claims that there are.
@@ -410,7 +443,7 @@ impl World {
 
     async fn happen(&mut self, event: Event) {
         match event {
-            Event::Create { slot, gpus, sliced } => self.create(slot, gpus, sliced),
+            Event::Create { slot, gpus, kind } => self.create(slot, gpus, kind),
             Event::Delete { slot } => {
                 if let Some(claim) = self.stored.remove(&slot) {
                     self.site.api.remove(&self.claims[claim].3);
@@ -438,15 +471,22 @@ impl World {
         self.life = Some(self.site.life());
     }
 
-    fn create(&mut self, slot: usize, gpus: Vec<u32>, sliced: bool) {
+    fn create(&mut self, slot: usize, mut gpus: Vec<u32>, kind: Kind) {
         let number = self.claims.len();
+        if kind == Kind::Share {
+            gpus.truncate(1);
+        }
         let devices: Vec<String> = gpus.iter().map(|gpu| format!("gpu-{gpu}")).collect();
         let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
         let claim = Claim::new(&format!("slot-{slot}"), &devices).uid(&format!("uid-{number}"));
-        let claim = if sliced { claim.interval("Long") } else { claim };
+        let claim = match kind {
+            Kind::Whole => claim,
+            Kind::Sliced => claim.interval("Long"),
+            Kind::Share => claim.share("30Gi", "25"),
+        };
         self.site.api.put(&claim);
         self.stored.insert(slot, number);
-        self.claims.push((slot, gpus, sliced, claim));
+        self.claims.push((slot, gpus, kind, claim));
     }
 
     fn lose_edits(&mut self, claim: usize) {
@@ -467,9 +507,8 @@ impl World {
                     life.refused(object, &["no route to host"]).await;
                 } else if !self.is_stored(claim) {
                     life.refused(object, &["team/slot-"]).await;
-                } else if let Some(holder) = self.holder(claim) {
-                    life.refused(object, &["in use by claim", "team/slot-"]).await;
-                    assert!(self.holds.contains_key(&holder));
+                } else if let Some(words) = self.obstacle(claim) {
+                    life.refused(object, &words).await;
                     // What was left of an earlier attempt is cleared before the refusal.
                     self.holds.remove(&claim);
                 } else {
@@ -525,7 +564,7 @@ impl World {
     /// Who holds what, by the disk.
     fn left(&self) -> BTreeMap<usize, Hold> {
         let records = self.site.records().into_iter().map(|record| {
-            let same = |(_, _, _, claim): &(usize, Vec<u32>, bool, Claim)| claim.id() == record.intent.claim;
+            let same = |(_, _, _, claim): &(usize, Vec<u32>, Kind, Claim)| claim.id() == record.intent.claim;
             let claim = self.claims.iter().position(same).unwrap();
             let real =
                 record.intent.boot == self.site.boot() && self.site.edits(&self.claims[claim].3).is_some();
@@ -539,9 +578,9 @@ impl World {
         self.site.check(&at);
         assert_eq!(self.left(), self.holds, "{at}");
         for (claim, hold) in self.holds.iter().filter(|(_, hold)| **hold == Hold::Ready { real: true }) {
-            let (_, gpus, sliced, _) = &self.claims[*claim];
+            let (_, gpus, kind, _) = &self.claims[*claim];
             for gpu in gpus {
-                let wanted = if *sliced { 3 } else { 0 };
+                let wanted = if *kind == Kind::Sliced { 3 } else { 0 };
                 assert_eq!(self.site.time_slice(*gpu), wanted, "{at}: GPU {gpu} of {claim}, {hold:?}");
             }
         }

@@ -51,7 +51,7 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
     let with = |(pointer, value): (String, Value)| gpu0().with(&pointer, value);
     let mig_config = |sharing: Value| json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "sharing": sharing});
     let unknown = gpu_config(json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}));
-    let mps = gpu_config(json!({"strategy": "MPS"}));
+    let mps = gpu_config(json!({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}));
     let interval = json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}});
     let fine = gpu_config(interval.clone());
     let mut share = gpu0();
@@ -65,7 +65,7 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
             vec!["MigDeviceConfig", "GpuConfig", "gpu-0"],
         ),
         (gpu0().config(&[], mig_config(interval)), vec!["sharing.timeSlicingConfig", "unknown field"]),
-        (gpu0().config(&[], mps), vec!["MPS", "gpu-0"]),
+        (gpu0().config(&[], mps), vec!["defaultActiveThreadPercentage", "1 to 100"]),
         (gpu0().interval("Forever"), vec!["interval", "Forever", "Short"]),
         // The good part of a claim is not held because of its bad part.
         (
@@ -76,7 +76,9 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
         (with(result("device", json!(""))), vec!["results[0].device", "is empty"]),
         (with(result("driver", json!("other.example.com"))), vec!["none of its devices"]),
         (with(("/status".into(), Value::Null)), vec!["not allocated", "status.allocation"]),
-        (share, vec!["gpu-0", "share"]),
+        (share, vec!["does not say how much memory"]),
+        (gpu0().share("1Gi", "500m"), vec!["compute", "no whole number of percent"]),
+        (gpu0().share("0", "0"), vec!["no memory", "capacity.requests.memory"]),
     ]
 }
 

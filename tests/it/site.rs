@@ -28,6 +28,7 @@ use tranche::model::claim::{AllocatedClaim, ClaimRef};
 use tranche::model::gpu::*;
 use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
+use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::executor::Executor;
 use tranche::node::lanes::Lanes;
 use tranche::node::preparer::Preparer;
@@ -35,8 +36,8 @@ use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
 use tranche::ops::metrics::{self, NodeMetrics};
 use tranche::sharing::SharingPolicy;
-use tranche::supervisor::Asker;
 
+use crate::fake_mps::{Asking, Supervisor};
 use crate::stop_at::{StopAt, read_records};
 
 pub const NODE: &str = "node-a";
@@ -95,6 +96,16 @@ impl Claim {
         self.config(&[], gpu_config(sharing))
     }
 
+    /// Every result becomes a share, as the scheduler writes it.
+    pub fn share(mut self, memory: &str, compute: &str) -> Self {
+        let results = self.0["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap();
+        for (n, result) in results.iter_mut().enumerate() {
+            result["shareID"] = json!(format!("share-{n}"));
+            result["consumedCapacity"] = json!({"memory": memory, "compute": compute, "shares": "1"});
+        }
+        self
+    }
+
     pub fn admin(mut self) -> Self {
         for result in self.0["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap() {
             result["adminAccess"] = json!(true);
@@ -111,7 +122,10 @@ impl Claim {
     pub fn cdi_ids(&self) -> Vec<String> {
         let results = self.0["status"]["allocation"]["devices"]["results"].as_array().unwrap();
         let uid = self.id().uid;
-        let device = |result: &Value| result["device"].as_str().unwrap().to_owned();
+        let device = |result: &Value| {
+            let share = result["shareID"].as_str().map(|id| format!("-{id}")).unwrap_or_default();
+            format!("{}{share}", result["device"].as_str().unwrap())
+        };
         results.iter().map(|r| format!("k8s.gpu.nvidia.com/claim={uid}-{}", device(r))).collect()
     }
 }
@@ -181,6 +195,7 @@ pub struct Site {
     dir: tempfile::TempDir,
     pub api: Arc<Api>,
     pub gpus: watch::Sender<Inventory>,
+    pub mps: Arc<Supervisor>,
     boots: AtomicU32,
 }
 
@@ -211,7 +226,8 @@ impl Site {
         let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
         let driver = DriverVersions { driver: VERSION.into(), cuda: "12.4".into() };
         let gpus = watch::channel(Inventory::Found(NodeGpus { driver, gpus })).0;
-        let site = Self { dir, api: Arc::default(), gpus, boots: AtomicU32::new(1) };
+        let mps = Arc::new(Supervisor::new(dir.path().join("mps")));
+        let site = Self { dir, api: Arc::default(), gpus, mps, boots: AtomicU32::new(1) };
         for folder in ["ledger", "lanes", "cdi", "driver/gpus"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
@@ -266,6 +282,7 @@ impl Site {
     /// A node whose CDI folder is on a disk.
     pub fn reboot_with_lasting_edits(&self) {
         self.boots.fetch_add(1, Ordering::SeqCst);
+        self.mps.forget_all();
         fs::remove_dir_all(self.path("driver/gpus")).unwrap();
         fs::create_dir_all(self.path("driver/gpus")).unwrap();
     }
@@ -289,7 +306,7 @@ impl Site {
             store,
             host: host.clone(),
             driver: DriverRootCache::new(root),
-            daemons: Arc::new(Asker::new(&self.path("mps"))),
+            daemons: Arc::new(Asking { supervisor: self.mps.clone(), host: host.clone() }),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),
         };
@@ -359,6 +376,31 @@ impl Site {
             let wanted = records.iter().any(|record| record.intent.steps.iter().any(slice));
             assert!(wanted || self.time_slice(minor) == 0, "{at}: nobody's time slice on GPU-{minor}");
         }
+        self.check_daemons(&records, at);
+    }
+
+    /// A daemon is kept only for claims, never looser than the loosest of them needs, and no claim that is
+    /// ready has less than it was granted.
+    fn check_daemons(&self, records: &[Record], at: &str) {
+        let kept = self.mps.kept();
+        for (group, (_, limits)) in &kept {
+            let needs = |record: &Record| needs_of(record, group);
+            let loosest = tranche::sharing::loosest(&records.iter().filter_map(needs).collect::<Vec<_>>());
+            let loosest = loosest.unwrap_or_else(|| panic!("{at}: a daemon for {group} that nobody needs"));
+            assert!(
+                loosest.allow(limits),
+                "{at}: {group} has {limits:?}, the loosest claim needs {loosest:?}"
+            );
+        }
+        let boot = self.boot();
+        for record in records.iter().filter(|r| r.phase == Phase::Ready && r.intent.boot == boot) {
+            for step in &record.intent.steps {
+                if let Step::Mps { group, needs, .. } = step {
+                    let limits = kept.get(group).map(|(_, limits)| limits);
+                    assert!(limits.is_some_and(|limits| limits.allow(needs)), "{at}: {group}: {limits:?}");
+                }
+            }
+        }
     }
 
     /// Nothing of any claim is left.
@@ -366,7 +408,15 @@ impl Site {
         self.check(at);
         assert_eq!(durable::names(&self.path("ledger")).unwrap(), [""; 0], "{at}");
         assert_eq!(self.files(), [""; 0], "{at}");
+        assert!(self.mps.kept().is_empty(), "{at}");
     }
+}
+
+fn needs_of(record: &Record, group: &MpsGroup) -> Option<MpsLimits> {
+    record.intent.steps.iter().find_map(|step| match step {
+        Step::Mps { group: other, needs, .. } if other == group => Some(needs.clone()),
+        _ => None,
+    })
 }
 
 impl Life {

@@ -17,6 +17,8 @@ pub enum Verb {
     WriteEdits,
     Remove,
     TimeSlice,
+    Keep,
+    Rest,
 }
 
 impl Verb {
@@ -141,10 +143,24 @@ impl StopAt {
     }
 
     /// I1: the intent is durable before the first effect.
-    fn demand(&self, what: &str, recorded: impl Fn(&Record) -> bool) {
+    pub fn demand(&self, what: &str, recorded: impl Fn(&Record) -> bool) {
+        // What a dead process would have done next does not count.
+        if self.stopped() {
+            return;
+        }
         if !read_records(&self.ledger).flatten().any(|record| recorded(&record)) {
             self.state.lock().unwrap().broken.push(format!("{what} without a record that says so"));
         }
+    }
+
+    /// A question to another process: it is answered whole or not at all.
+    pub fn around<T>(&self, verb: Verb, effect: impl FnOnce() -> T) -> T {
+        let act = self.enter(verb);
+        let done = effect();
+        if matches!(act, Act::GoAndStop | Act::Half) {
+            stop();
+        }
+        done
     }
 
     fn io<T>(&self, verb: Verb, half: impl FnOnce(), whole: impl FnOnce() -> io::Result<T>) -> io::Result<T> {

@@ -1,0 +1,122 @@
+//! The supervisor of MPS daemons as node sees it: it lives on while node's process comes and goes, and
+//! falls with the boot. What it was asked for can be looked at; a life can be stopped at each question.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use tranche::ledger::Step;
+use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER};
+use tranche::supervisor::words::{Client, DaemonPhase, DaemonState};
+use tranche::supervisor::{Daemons, SupervisorError};
+
+use crate::stop_at::{StopAt, Verb};
+
+/// See the module's text.
+pub struct Supervisor {
+    folder: PathBuf,
+    kept: Mutex<BTreeMap<MpsGroup, (bool, MpsLimits)>>,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+/// How every question is answered meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    Refuses(&'static str),
+    /// Its pod does not run.
+    Away,
+}
+
+impl Supervisor {
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder, kept: Mutex::default(), trouble: Mutex::default() }
+    }
+
+    /// The groups that are kept, with EXCLUSIVE_PROCESS or not, and their limits.
+    pub fn kept(&self) -> BTreeMap<MpsGroup, (bool, MpsLimits)> {
+        self.kept.lock().unwrap().clone()
+    }
+
+    /// A boot, or the end of a daemon behind node's back.
+    pub fn forget_all(&self) {
+        self.kept.lock().unwrap().clear();
+        drop(fs::remove_dir_all(&self.folder));
+    }
+
+    pub fn trouble(&self, trouble: Option<Trouble>) {
+        *self.trouble.lock().unwrap() = trouble;
+    }
+
+    fn answer<T>(&self, done: impl FnOnce() -> T) -> Result<T, SupervisorError> {
+        match *self.trouble.lock().unwrap() {
+            Some(Trouble::Refuses(words)) => Err(SupervisorError::Refused(words.to_owned())),
+            Some(Trouble::Away) => {
+                let (path, source) = ("the socket".to_owned(), std::io::ErrorKind::NotFound.into());
+                Err(SupervisorError::Unreachable { path, source })
+            }
+            None => Ok(done()),
+        }
+    }
+
+    fn keep(&self, group: &MpsGroup, exclusive: bool, limits: &MpsLimits) -> DaemonState {
+        for below in [CLIENT_FOLDER, SHM_FOLDER] {
+            fs::create_dir_all(self.folder.join(group.folder()).join(below)).unwrap();
+        }
+        self.kept.lock().unwrap().insert(group.clone(), (exclusive, limits.clone()));
+        state(group, exclusive, limits)
+    }
+}
+
+fn state(group: &MpsGroup, exclusive: bool, limits: &MpsLimits) -> DaemonState {
+    DaemonState {
+        group: group.clone(),
+        exclusive,
+        phase: DaemonPhase::Serving { pid: 1 },
+        limits: Some(limits.clone()),
+        memory_answers: Vec::new(),
+        compute_answer: String::new(),
+        deaths: 0,
+        servers: Vec::new(),
+    }
+}
+
+/// One life's way to the supervisor.
+pub struct Asking {
+    pub supervisor: Arc<Supervisor>,
+    pub host: Arc<StopAt>,
+}
+
+impl Daemons for Asking {
+    fn keep(
+        &self,
+        group: &MpsGroup,
+        exclusive: bool,
+        limits: &MpsLimits,
+    ) -> Result<DaemonState, SupervisorError> {
+        self.host.demand(&format!("a daemon for {group}"), |record| {
+            record.intent.steps.iter().any(|s| matches!(s, Step::Mps { group: g, .. } if g == group))
+        });
+        let kept = || self.supervisor.answer(|| self.supervisor.keep(group, exclusive, limits));
+        self.host.around(Verb::Keep, kept)
+    }
+
+    fn rest(&self, group: &MpsGroup) -> Result<(), SupervisorError> {
+        let rest = || self.supervisor.answer(|| drop(self.supervisor.kept.lock().unwrap().remove(group)));
+        self.host.around(Verb::Rest, rest)
+    }
+
+    fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
+        let kept = self.supervisor.kept();
+        let states = kept.iter().map(|(group, (exclusive, limits))| state(group, *exclusive, limits));
+        self.supervisor.answer(|| states.collect())
+    }
+
+    fn clients(&self, _: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {
+        unimplemented!("preparing asks for no clients")
+    }
+
+    fn terminate(&self, _: &MpsGroup, _: Client) -> Result<(), SupervisorError> {
+        unimplemented!("preparing ends no clients")
+    }
+}

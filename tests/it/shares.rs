@@ -1,0 +1,194 @@
+//! Shares on a node: each claim has its own limits, the daemon is as loose as its loosest claim and no
+//! looser, no board is granted twice, and a supervisor that fails fails the claim and nothing else.
+
+use tranche::model::names::DeviceUuid;
+use tranche::model::quantity::Bytes;
+use tranche::model::share::{MpsGroup, Percent};
+
+use crate::fake_mps::Trouble;
+use crate::site::{Claim, Life, Site, gpu_config};
+use crate::stop_at::Verb;
+
+fn share(name: &str, memory: &str, compute: &str) -> Claim {
+    Claim::new(name, &["gpu-0"]).share(memory, compute)
+}
+
+/// MiB and percent that gpu-0's daemon gives each client; none without a daemon.
+fn served(site: &Site) -> Option<(Option<u64>, Option<u8>)> {
+    let kept = site.mps.kept();
+    let (exclusive, limits) = kept.get(&MpsGroup::new([DeviceUuid::from("GPU-0")]))?;
+    assert!(exclusive);
+    Some((limits.memory[0].map(Bytes::mib_floor), limits.compute.map(Percent::get)))
+}
+
+fn put(site: &Site, claims: &[&Claim]) {
+    claims.iter().for_each(|claim| site.api.put(claim));
+}
+
+async fn prepared(life: &Life, claims: &[&Claim]) {
+    for claim in claims {
+        life.prepared(claim, "prepare").await;
+    }
+}
+
+fn env(site: &Site, claim: &Claim) -> Vec<String> {
+    let edits = site.edits(claim).expect("container edits");
+    let env = edits["devices"][0]["containerEdits"]["env"].as_array().expect("variables").clone();
+    env.iter().map(|line| line.as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_daemon_follows_the_claims_that_come_and_go() {
+    let site = Site::new();
+    let life = site.life();
+    let (small, large, open) =
+        (share("small", "2000Mi", "25"), share("large", "10Gi", "50"), share("open", "1Gi", "0"));
+    put(&site, &[&small, &large, &open]);
+    for (claim, after) in
+        [(&small, (Some(2000), Some(25))), (&large, (Some(10240), Some(50))), (&open, (Some(10240), None))]
+    {
+        life.prepared(claim, "prepare").await;
+        assert_eq!(served(&site), Some(after));
+    }
+    assert!(env(&site, &small).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()));
+    assert!(env(&site, &large).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M".to_owned()));
+    for (claim, after) in
+        [(&large, Some((Some(2000), None))), (&open, Some((Some(2000), Some(25)))), (&small, None)]
+    {
+        life.unprepare(claim).await.unwrap();
+        assert_eq!(served(&site), after);
+    }
+    site.check_empty("at the end");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_and_the_others_go_on() {
+    let site = Site::new();
+    let life = site.life();
+    let (first, second, whole) =
+        (share("first", "60Gi", "25"), share("second", "30Gi", "25"), Claim::new("whole", &["gpu-0"]));
+    put(&site, &[&first, &second, &whole]);
+    prepared(&life, &[&first]).await;
+    life.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
+    life.refused(&whole, &["in use by claim team/first"]).await;
+    assert!(site.is_ready(&first));
+    assert_eq!(served(&site), Some((Some(61440), Some(25))));
+    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 2.0);
+    // With the first gone there is room.
+    life.unprepare(&first).await.unwrap();
+    prepared(&life, &[&second]).await;
+}
+
+#[tokio::test]
+async fn without_a_supervisor_nothing_is_granted_and_nothing_is_left() {
+    let site = Site::new();
+    let life = site.life();
+    let claim = share("share", "2000Mi", "25");
+    put(&site, &[&claim]);
+    site.mps.trouble(Some(Trouble::Refuses("the daemon does not start")));
+    life.refused(&claim, &["setting up MPS for GPU-0", "the daemon does not start"]).await;
+    // Its own undo needs the supervisor as well, and is owed until it answers.
+    assert_eq!(site.files(), [""; 0]);
+    site.mps.trouble(None);
+    assert_eq!(life.sweep().await.unwrap().failed, 0);
+    site.check_empty("after the sweep");
+    prepared(&life, &[&claim]).await;
+    assert!(site.is_ready(&claim));
+}
+
+#[tokio::test]
+async fn a_node_without_a_supervisor_says_so_and_keeps_nothing() {
+    let site = Site::new();
+    let life = site.life();
+    let claim = share("share", "2000Mi", "25");
+    put(&site, &[&claim]);
+    site.mps.trouble(Some(Trouble::Away));
+    life.refused(&claim, &["`tranche mps` does not answer", "is its DaemonSet running here?"]).await;
+    site.check_empty("the memory of the board is not held");
+}
+
+#[tokio::test]
+async fn a_pod_ends_while_the_supervisor_is_away_and_the_limit_is_tightened_later() {
+    let site = Site::new();
+    let life = site.life();
+    let (small, large) = (share("small", "2000Mi", "25"), share("large", "70Gi", "50"));
+    let next = share("next", "60Gi", "25");
+    put(&site, &[&small, &large, &next]);
+    prepared(&life, &[&small, &large]).await;
+    site.mps.trouble(Some(Trouble::Refuses("restarting")));
+    life.unprepare(&large).await.unwrap();
+    assert!(site.edits(&large).is_none(), "no new container can use it");
+    site.mps.trouble(None);
+    // What is owed still counts: the board is not given twice.
+    life.refused(&next, &["does not fit"]).await;
+    assert_eq!(life.sweep().await.unwrap().failed, 0);
+    assert_eq!(served(&site), Some((Some(2000), Some(25))));
+    prepared(&life, &[&next]).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_was_lost_comes_back() {
+    let site = Site::new();
+    let life = site.life();
+    let claim = share("share", "2000Mi", "25");
+    put(&site, &[&claim]);
+    prepared(&life, &[&claim]).await;
+    site.mps.forget_all();
+    assert_eq!(life.sweep().await.unwrap().daemons, 1);
+    assert_eq!(served(&site), Some((Some(2000), Some(25))));
+    site.mps.forget_all();
+    prepared(&life, &[&claim]).await;
+    assert_eq!(served(&site), Some((Some(2000), Some(25))), "by the next call of kubelet's");
+}
+
+#[tokio::test]
+async fn a_daemon_that_nobody_needs_is_left_to_rest() {
+    let site = Site::new();
+    let life = site.life();
+    let claim = share("share", "2000Mi", "25");
+    put(&site, &[&claim]);
+    prepared(&life, &[&claim]).await;
+    drop(life);
+    // The ledger of another node, say: nothing is known of the claim.
+    for file in std::fs::read_dir(site.path("ledger")).unwrap() {
+        std::fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    site.api.remove(&claim);
+    let life = site.life();
+    assert_eq!(life.sweep().await.unwrap().daemons, 1);
+    site.check_empty("after the sweep");
+}
+
+#[tokio::test]
+async fn a_restart_of_the_plugin_asks_nothing_of_live_daemons() {
+    let site = Site::new();
+    let claim = share("share", "2000Mi", "25");
+    put(&site, &[&claim]);
+    prepared(&site.life(), &[&claim]).await;
+    let life = site.life();
+    assert_eq!(life.sweep().await.unwrap().daemons, 0);
+    assert!(!life.host.log().iter().any(|verb| matches!(verb, Verb::Keep | Verb::Rest)));
+}
+
+#[tokio::test]
+async fn a_claim_shares_its_own_gpus_by_mps_as_with_nvidias_driver() {
+    let site = Site::new();
+    let life = site.life();
+    let mps = gpu_config(serde_json::json!({"strategy": "MPS", "mpsConfig": {
+        "defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}}));
+    let claim = Claim::new("mine", &["gpu-0"]).config(&[], mps);
+    put(&site, &[&claim]);
+    prepared(&life, &[&claim]).await;
+    assert_eq!(served(&site), Some((Some(10240), Some(50))));
+    life.refused(
+        &{
+            let other = share("other", "1Gi", "0");
+            site.api.put(&other);
+            other
+        },
+        &["in use by claim"],
+    )
+    .await;
+    life.unprepare(&claim).await.unwrap();
+    site.check_empty("at the end");
+}
