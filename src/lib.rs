@@ -7,6 +7,7 @@ pub mod model;
 
 // Ring 1, decisions: pure, synchronous, no clock, no randomness.
 pub mod cdi;
+pub mod conditions;
 pub mod inventory;
 pub mod ledger;
 pub mod params;

@@ -19,6 +19,7 @@ pub const ROOMS: &[Room] = &[
     room("cdi", 1, &["model"]),
     room("ledger", 1, &["model"]),
     room("sharing", 1, &["model"]),
+    room("conditions", 1, &["model", "ledger"]),
     room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
     room("nvml", 2, &["model", "inventory"]),
@@ -40,6 +41,7 @@ pub const ROOMS: &[Room] = &[
             "sharing",
             "prepare",
             "ledger",
+            "conditions",
             "nvml",
             "kubelet",
             "cluster",
@@ -60,6 +62,7 @@ pub const ROOMS: &[Room] = &[
             "sharing",
             "prepare",
             "ledger",
+            "conditions",
             "nvml",
             "kubelet",
             "cluster",
@@ -97,8 +100,8 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("tonic_prost", Where::Rooms(&["kubelet"])),
     ("prost", Where::Rooms(&["kubelet"])),
     ("kube", Where::Rooms(&["cluster"])),
-    // As data: slices makes them, node carries them, cluster writes them.
-    ("k8s_openapi", Where::Rooms(&["cluster", "slices", "node"])),
+    // As data: slices and conditions make them, node carries them, cluster writes them.
+    ("k8s_openapi", Where::Rooms(&["cluster", "slices", "conditions", "node"])),
     ("axum", Where::Rooms(&["ops"])),
     ("hyper", Where::Rooms(&["ops"])),
     ("prometheus_client", Where::Rooms(&["ops"])),

@@ -1,0 +1,278 @@
+//! A claim's entries of `status.devices`.
+
+use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use serde_json::{Value, json};
+
+use super::standing::{Part, Standing, Trespass};
+use super::words;
+use crate::ledger::{HeldDevice, HoldMode};
+use crate::model::names::DRIVER;
+use crate::model::share::{Grant, Isolation};
+
+/// The types of condition that an entry can have. Kubernetes takes 8.
+pub const CONDITIONS: [&str; 3] = [READY, WITHIN_LIMITS, DEVICE_HEALTHY];
+const READY: &str = "Ready";
+const WITHIN_LIMITS: &str = "WithinLimits";
+const DEVICE_HEALTHY: &str = "DeviceHealthy";
+/// What the API server takes of a condition's message.
+const MESSAGE_BYTES: usize = 32 << 10;
+
+/// One entry per held device, in the record's order. `before` are the entries that are stored now: a
+/// condition that they have already keeps its time, others changed at `now`.
+pub fn entries(
+    devices: &[HeldDevice],
+    standing: &Standing,
+    before: &[AllocatedDeviceStatus],
+    now: Timestamp,
+) -> Vec<AllocatedDeviceStatus> {
+    let mut entries: Vec<AllocatedDeviceStatus> = Vec::with_capacity(devices.len());
+    for held in devices {
+        let entry = entry(held, standing, now);
+        // Two requests may look at one device with administrative access.
+        if !entries.iter().any(|other| key(other) == key(&entry)) {
+            let stored = before.iter().find(|stored| key(stored) == key(&entry));
+            entries.push(stored.map_or_else(|| entry.clone(), |stored| keep_times(entry.clone(), stored)));
+        }
+    }
+    entries
+}
+
+/// True if people would learn something from `after` that `before` does not say. The words of a condition
+/// alone are no news: they have numbers that never stand still.
+pub fn differ(before: &[AllocatedDeviceStatus], after: &[AllocatedDeviceStatus]) -> bool {
+    let same = |after: &AllocatedDeviceStatus| {
+        before.iter().any(|before| {
+            key(before) == key(after)
+                && before.data == after.data
+                && gist(before).len() == gist(after).len()
+                && gist(after).iter().all(|one| gist(before).contains(one))
+        })
+    };
+    !after.iter().all(same)
+}
+
+/// The map key of the list.
+fn key(entry: &AllocatedDeviceStatus) -> (&str, &str, &str, Option<&str>) {
+    (&entry.driver, &entry.pool, &entry.device, entry.share_id.as_deref())
+}
+
+fn gist(entry: &AllocatedDeviceStatus) -> Vec<(&str, &str, &str)> {
+    let conditions = entry.conditions.iter().flatten();
+    conditions.map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str())).collect()
+}
+
+fn keep_times(mut entry: AllocatedDeviceStatus, stored: &AllocatedDeviceStatus) -> AllocatedDeviceStatus {
+    for condition in entry.conditions.iter_mut().flatten() {
+        let mut old = stored.conditions.iter().flatten();
+        if let Some(old) = old.find(|old| old.type_ == condition.type_ && old.status == condition.status) {
+            condition.last_transition_time = old.last_transition_time.clone();
+        }
+    }
+    entry
+}
+
+fn entry(held: &HeldDevice, standing: &Standing, now: Timestamp) -> AllocatedDeviceStatus {
+    let mut conditions = vec![ready(held, now)];
+    conditions.extend(within_limits(held, standing, now));
+    conditions.push(healthy(held, standing, now));
+    AllocatedDeviceStatus {
+        driver: DRIVER.to_owned(),
+        pool: held.answer.pool.to_string(),
+        device: held.answer.device.to_string(),
+        share_id: held.answer.share_id.clone(),
+        data: Some(RawExtension(data(held))),
+        conditions: Some(conditions),
+        network_data: None,
+    }
+}
+
+/// For programs. What does not apply is left out, so that no 0 is taken for a grant.
+fn data(held: &HeldDevice) -> Value {
+    let mut data = match held.mode {
+        HoldMode::Whole => json!({"exclusive": true}),
+        HoldMode::Mig => json!({"exclusive": true, "isolation": Isolation::Mig.as_str()}),
+        HoldMode::Admin => json!({"adminAccess": true}),
+        HoldMode::Share(grant) => granted(&grant),
+    };
+    data["uuid"] = json!(held.uuid);
+    data
+}
+
+fn granted(grant: &Grant) -> Value {
+    let mut data = json!({"isolation": grant.isolation.as_str(), "maxProcesses": grant.processes});
+    if words::counts_memory(grant) {
+        data["memoryMiB"] = json!(grant.memory.mib_floor());
+        data["memoryPerProcessMiB"] = json!(grant.memory_per_process().mib_floor());
+    }
+    if let Some(percent) = grant.compute {
+        data["computePercent"] = json!(percent.get());
+    }
+    data
+}
+
+fn ready(held: &HeldDevice, now: Timestamp) -> Condition {
+    condition(READY, Ok("Prepared"), words::held(held), now)
+}
+
+/// Only shares have limits that software keeps.
+fn within_limits(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Option<Condition> {
+    let HoldMode::Share(grant) = held.mode else { return None };
+    let (reason, message) = match standing.trespass(&held.gpu) {
+        Some(Trespass::Over(usage)) => (Err("OverGrant"), words::over(&held.gpu, usage)),
+        Some(Trespass::Bypass { pid, usage }) => (Err("LimitBypassed"), words::bypass(&held.gpu, pid, usage)),
+        None if words::counts_memory(&grant) => {
+            (Ok("WithinGrant"), format!("not seen over its {} MiB", grant.memory.mib_floor()))
+        }
+        None => (Ok("NoGrant"), "no memory is counted for this share".to_owned()),
+    };
+    Some(condition(WITHIN_LIMITS, reason, message, now))
+}
+
+fn healthy(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Condition {
+    let ill: Vec<(Part, &str)> = standing.ill(&held.gpu).collect();
+    let Some((first, _)) = ill.first() else {
+        return condition(DEVICE_HEALTHY, Ok("Healthy"), String::new(), now);
+    };
+    let reason = match first {
+        Part::Board => "DeviceUnhealthy",
+        Part::Mps => "MpsUnhealthy",
+    };
+    let told: Vec<String> = ill.iter().map(|(part, why)| words::ill(&held.gpu, *part, why)).collect();
+    condition(DEVICE_HEALTHY, Err(reason), told.join("; "), now)
+}
+
+/// True with an `Ok` reason, False with an `Err` one.
+fn condition(type_: &str, reason: Result<&str, &str>, mut message: String, now: Timestamp) -> Condition {
+    message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
+    Condition {
+        type_: type_.to_owned(),
+        status: if reason.is_ok() { "True" } else { "False" }.to_owned(),
+        reason: reason.unwrap_or_else(|reason| reason).to_owned(),
+        message,
+        last_transition_time: Time(now),
+        observed_generation: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conditions::words::tests::{finding, grant, held, usage};
+    use crate::conditions::{Ailment, Finding, Seen};
+    use crate::model::gpu::Health;
+    use crate::model::quantity::Bytes;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn status<'a>(entry: &'a AllocatedDeviceStatus, type_: &str) -> (&'a str, &'a str, &'a str, i64) {
+        let found = entry.conditions.iter().flatten().find(|one| one.type_ == type_).expect(type_);
+        let since = found.last_transition_time.0.as_second();
+        (&found.status, &found.reason, &found.message, since)
+    }
+
+    #[test]
+    fn a_share_is_told_with_its_numbers() {
+        let devices = [held(HoldMode::Share(grant(2000, 4, Some(25))))];
+        let entries = entries(&devices, &Standing::default(), &[], at(100));
+        let entry = serde_json::to_value(&entries[0]).unwrap();
+        assert_eq!(entry["driver"], "gpu.nvidia.com");
+        assert_eq!((&entry["pool"], &entry["device"]), (&json!("node-a"), &json!("gpu-0")));
+        assert_eq!(entry["shareID"], "share-1");
+        assert_eq!(
+            entry["data"],
+            json!({"memoryMiB": 2000, "memoryPerProcessMiB": 500, "computePercent": 25, "maxProcesses": 4,
+                   "isolation": "mps", "uuid": "GPU-0"})
+        );
+        let (is, reason, message, since) = status(&entries[0], "Ready");
+        assert_eq!((is, reason, since), ("True", "Prepared", 100));
+        assert!(message.contains("2000 MiB") && message.contains("25 %"), "{message}");
+        assert_eq!(status(&entries[0], "WithinLimits").0, "True");
+        assert_eq!(status(&entries[0], "DeviceHealthy").0, "True");
+        let types: Vec<_> = entries[0].conditions.iter().flatten().map(|one| one.type_.as_str()).collect();
+        assert_eq!(types, CONDITIONS);
+    }
+
+    #[test]
+    fn what_was_not_granted_is_not_made_a_number() {
+        let devices = [HoldMode::Whole, HoldMode::Mig, HoldMode::Admin, HoldMode::Share(grant(0, 1, None))];
+        for mode in devices {
+            let entries = entries(&[held(mode)], &Standing::default(), &[], at(1));
+            let data = entries[0].data.as_ref().unwrap().0.as_object().unwrap();
+            assert!(!data.contains_key("memoryMiB") && !data.contains_key("computePercent"), "{data:?}");
+            let limits = entries[0].conditions.iter().flatten().any(|one| one.type_ == "WithinLimits");
+            assert_eq!(limits, matches!(mode, HoldMode::Share(_)), "only a share has limits");
+        }
+    }
+
+    #[test]
+    fn one_device_that_two_requests_look_at_is_one_entry() {
+        let devices = [held(HoldMode::Admin), held(HoldMode::Admin)];
+        assert_eq!(entries(&devices, &Standing::default(), &[], at(1)).len(), 1);
+    }
+
+    #[test]
+    fn only_a_condition_that_turns_gets_a_new_time() {
+        let devices = [held(HoldMode::Share(grant(2000, 1, None)))];
+        let mut standing = Standing::default();
+        let first = entries(&devices, &standing, &[], at(100));
+        assert!(!differ(&first, &entries(&devices, &standing, &first, at(150))));
+
+        assert!(standing.find(&finding(Seen::Over, 2300)));
+        let second = entries(&devices, &standing, &first, at(200));
+        assert!(differ(&first, &second));
+        let (is, reason, message, since) = status(&second[0], "WithinLimits");
+        assert_eq!((is, reason, since), ("False", "OverGrant", 200));
+        assert!(message.contains("2300 MiB") && message.contains("2000 MiB"), "{message}");
+        assert_eq!(status(&second[0], "Ready").3, 100);
+
+        // More of the same is no news.
+        assert!(!standing.find(&finding(Seen::Over, 2400)));
+        assert!(!differ(&second, &entries(&devices, &standing, &second, at(250))));
+        assert!(standing.find(&finding(Seen::Within, 1000)));
+        assert_eq!(status(&entries(&devices, &standing, &second, at(300))[0], "WithinLimits").3, 300);
+        assert!(standing.is_good());
+    }
+
+    #[test]
+    fn a_board_that_ails_is_told_to_its_own_claims_only() {
+        let mut standing = Standing::default();
+        let ailment = |gpu: &str, part, health| Ailment { gpu: gpu.into(), part, health };
+        let ill = |why: &str| Health::Unhealthy(why.to_owned());
+        assert!(standing.ail(&ailment("GPU-0", Part::Board, ill("Xid 79"))));
+        assert!(!standing.ail(&ailment("GPU-0", Part::Board, ill("Xid 79"))), "known already");
+        assert!(standing.ail(&ailment("GPU-0", Part::Mps, ill("its server is in state FAULT"))));
+        assert!(standing.ail(&ailment("GPU-7", Part::Board, ill("Xid 48"))));
+        let devices = [held(HoldMode::Whole)];
+        let told = entries(&devices, &standing, &[], at(1));
+        let (is, reason, message, _) = status(&told[0], "DeviceHealthy");
+        assert_eq!((is, reason), ("False", "DeviceUnhealthy"));
+        assert!(
+            message.contains("Xid 79") && message.contains("FAULT") && !message.contains("48"),
+            "{message}"
+        );
+        assert!(standing.ail(&ailment("GPU-0", Part::Board, Health::Healthy)));
+        let told = entries(&devices, &standing, &[], at(1));
+        assert_eq!(status(&told[0], "DeviceHealthy").1, "MpsUnhealthy");
+    }
+
+    #[test]
+    fn entries_stay_within_what_kubernetes_takes() {
+        let mut standing = Standing::default();
+        let why = "é".repeat(40_000);
+        standing.ail(&Ailment { gpu: "GPU-0".into(), part: Part::Board, health: Health::Unhealthy(why) });
+        standing.find(&Finding { usage: usage(u64::MAX >> 20, u64::MAX >> 20), ..finding(Seen::Over, 1) });
+        let grant = Grant { memory: Bytes(u64::MAX), ..grant(1, 1, Some(100)) };
+        let entries = entries(&[held(HoldMode::Share(grant))], &standing, &[], at(1));
+        let conditions = entries[0].conditions.as_ref().unwrap();
+        assert!(conditions.len() <= 8);
+        for one in conditions {
+            assert!(one.message.len() <= 32 << 10 && !one.reason.is_empty());
+        }
+        assert!(serde_json::to_vec(&entries[0].data).unwrap().len() <= 10 << 10);
+    }
+}
