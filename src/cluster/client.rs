@@ -1,4 +1,4 @@
-//! The real API server. The only file that names a kube client, besides the events.
+//! The real API server. The only file that names a kube client, besides the events and the device status.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -109,6 +109,18 @@ impl KubeCluster {
     pub async fn claim_named(&self, namespace: &str, name: &str) -> Result<ResourceClaim, CallError> {
         let api = Api::<ResourceClaim>::namespaced(self.client.clone(), namespace);
         call(self.limit, || format!("GET resourceclaims {namespace}/{name}"), api.get(name)).await
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(super) fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
     }
 
     fn all_slices(&self) -> Api<ResourceSlice> {

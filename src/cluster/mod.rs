@@ -1,4 +1,5 @@
-//! Edge to the API server: reads claims, reads and writes this node's ResourceSlices, posts events.
+//! Edge to the API server: reads claims, reads and writes this node's ResourceSlices, tells claims' device
+//! status, posts events.
 //! Decides nothing: what to publish is decided in `slices`, what to do about a claim in `prepare`.
 //!
 //! Every call has a deadline ([`CALL_LIMIT`]) and there is no client-side rate limit: callers pace
@@ -8,6 +9,7 @@
 //!
 //! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
+//! * [`status`]: `status.devices` of claims, by server-side apply
 //! * [`events`]: events on claims and pods, best effort
 //!
 //! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, tokio, serde_json, tracing.
@@ -16,6 +18,7 @@ mod client;
 mod error;
 pub mod events;
 pub mod read_claim;
+pub mod status;
 
 use std::time::Duration;
 

@@ -40,8 +40,8 @@ pub fn entries(
     entries
 }
 
-/// True if people would learn something from `after` that `before` does not say. The words of a condition
-/// alone are no news: they have numbers that never stand still.
+/// True if people would learn something from `after` that `before` does not say. How much a claim is over its
+/// grant is no news: that number never stands still.
 pub fn differ(before: &[AllocatedDeviceStatus], after: &[AllocatedDeviceStatus]) -> bool {
     let same = |after: &AllocatedDeviceStatus| {
         before.iter().any(|before| {
@@ -59,9 +59,12 @@ fn key(entry: &AllocatedDeviceStatus) -> (&str, &str, &str, Option<&str>) {
     (&entry.driver, &entry.pool, &entry.device, entry.share_id.as_deref())
 }
 
-fn gist(entry: &AllocatedDeviceStatus) -> Vec<(&str, &str, &str)> {
-    let conditions = entry.conditions.iter().flatten();
-    conditions.map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str())).collect()
+fn gist(entry: &AllocatedDeviceStatus) -> Vec<[&str; 4]> {
+    fn of(one: &Condition) -> [&str; 4] {
+        let message = if one.type_ == WITHIN_LIMITS { "" } else { &one.message };
+        [&one.type_, &one.status, &one.reason, message]
+    }
+    entry.conditions.iter().flatten().map(of).collect()
 }
 
 fn keep_times(mut entry: AllocatedDeviceStatus, stored: &AllocatedDeviceStatus) -> AllocatedDeviceStatus {

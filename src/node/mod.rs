@@ -7,6 +7,7 @@
 //!                                           └→ lanes → executor → ledger (store), CDI file, GPU
 //!                                                ↑
 //!                                             sweeper (start, every minute)
+//! prepared, found, ailing ─→ reporter ─→ status.devices and events of claims
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
@@ -20,6 +21,7 @@ pub mod health;
 pub mod lanes;
 pub mod preparer;
 pub mod publisher;
+pub mod reporter;
 mod run;
 pub mod state;
 pub mod store;

@@ -18,6 +18,7 @@ use super::executor::Executor;
 use super::lanes::Lanes;
 use super::preparer::Preparer;
 use super::publisher::{Guard, Publication, Publisher, TryLock};
+use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::{health, sweeper};
@@ -27,6 +28,7 @@ use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView
 use crate::host::{FileLock, LocalHost, boot};
 use crate::inventory::Inventory;
 use crate::kubelet::{self, Health, Registration};
+use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, PoolName};
 use crate::nvml::{Nvml, Settings};
@@ -75,8 +77,10 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let metrics = NodeMetrics::register(&mut registry);
 
     let ledger = open_ledger(&settings)?;
-    let cluster: Arc<dyn Cluster> = Arc::new(connect(&settings).await?);
+    let api = Arc::new(connect(&settings).await?);
+    let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &mut tasks, &shutdown, looked);
+    let reporter = report(api, &ledger.executor, &discovered, &mut tasks, &shutdown);
     let preparer = Arc::new(Preparer {
         cluster: cluster.clone(),
         inventory: discovered.inventory.clone(),
@@ -89,7 +93,8 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let published = publish(&settings, cluster, &discovered, &mut tasks, &shutdown);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
 
-    let parts = Parts { node: settings.node_name.clone(), discovered, published, registration, preparer };
+    let node = settings.node_name.clone();
+    let parts = Parts { node, discovered, published, registration, preparer, reporter };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));
@@ -194,6 +199,31 @@ fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, loo
         Ok::<_, Infallible>(())
     });
     discovered
+}
+
+/// The loop that tells people about claims, beginning with those that are ready already.
+fn report(
+    api: Arc<KubeCluster>,
+    executor: &Executor,
+    discovered: &Discovered,
+    tasks: &mut Tasks,
+    shutdown: &Shutdown,
+) -> Reporter {
+    let (events, posting) = api.events();
+    let until = shutdown.clone();
+    tasks.spawn("events", async move {
+        tokio::select! {
+            () = posting => until.graceful().await,
+            () = until.graceful() => {}
+        }
+        Ok::<_, Infallible>(())
+    });
+    let (reporter, reporting) = Reporting::new(api, events);
+    let records = executor.store.all();
+    let ready = records.iter().filter(|record| record.phase == Phase::Ready);
+    let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
+    tasks.spawn("reporter", reporting.run(discovered.inventory.clone(), shutdown.clone()));
+    reporter
 }
 
 async fn serve_kubelet(

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::discovery::{Discovered, DiscoveryState};
 use super::preparer::Preparer;
 use super::publisher::{Phase, Publication};
+use super::reporter::Reporter;
 use crate::inventory::Inventory;
 use crate::kubelet::Registration;
 use crate::model::gpu::{Device, Health};
@@ -29,6 +30,7 @@ pub struct Parts {
     pub published: watch::Receiver<Publication>,
     pub registration: watch::Receiver<Registration>,
     pub preparer: Arc<Preparer>,
+    pub reporter: Reporter,
 }
 
 impl Parts {
@@ -54,6 +56,8 @@ impl Parts {
             Registration::Registered => json!({"registration": "Registered"}),
             Registration::Refused(reason) => json!({"registration": "Refused", "reason": reason}),
         });
+        let reporter = self.reporter.clone();
+        dump.add("reports", move || reports(&reporter));
         let preparer = self.preparer.clone();
         dump.add("claims", move || claims(&preparer));
     }
@@ -97,6 +101,15 @@ fn publication(published: &Publication) -> Value {
     })
 }
 
+fn reports(reporter: &Reporter) -> Value {
+    json!({
+        "statusWrites": reporter.written(),
+        "failures": reporter.failed(),
+        "dropped": reporter.dropped(),
+        "droppedEvents": reporter.dropped_events(),
+    })
+}
+
 fn claims(preparer: &Preparer) -> Value {
     let records = preparer.executor.store.all();
     records
@@ -136,6 +149,7 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> R
         }
         counted.looks(&parts.discovered.state.borrow(), &metrics);
         counted.publication(&parts.published.borrow(), &metrics);
+        counted.reports(&parts.reporter, &metrics);
     }
 }
 
@@ -146,6 +160,10 @@ struct Counted {
     failed_looks: u64,
     writes: u64,
     failed_writes: u64,
+    told: u64,
+    failed_tellings: u64,
+    dropped_reports: u64,
+    dropped_events: u64,
 }
 
 impl Counted {
@@ -162,6 +180,13 @@ impl Counted {
         metrics.slice_writes.inc_by(step(&mut self.writes, published.writes));
         metrics.slice_failures.inc_by(step(&mut self.failed_writes, published.failures));
         metrics.slices_published.set(i64::from(published.phase == Phase::Published));
+    }
+
+    fn reports(&mut self, reporter: &Reporter, metrics: &NodeMetrics) {
+        metrics.status_writes.inc_by(step(&mut self.told, reporter.written()));
+        metrics.status_failures.inc_by(step(&mut self.failed_tellings, reporter.failed()));
+        metrics.dropped_reports.inc_by(step(&mut self.dropped_reports, reporter.dropped()));
+        metrics.dropped_events.inc_by(step(&mut self.dropped_events, reporter.dropped_events()));
     }
 }
 

@@ -118,8 +118,13 @@ pub struct NodeMetrics {
     sweeper_repairs: Family<KindLabels, Counter>,
     /// Claims that were refused because somebody else holds the device.
     pub refused_double_allocations: Counter,
-    /// Events for the API server that were dropped because their queue was full.
+    /// Events that the API server did not get.
     pub dropped_events: Counter,
+    /// Times that a claim's status.devices was written, visits to claims for it that failed, and reports
+    /// that were dropped because their queue was full.
+    pub status_writes: Counter,
+    pub status_failures: Counter,
+    pub dropped_reports: Counter,
     /// Threads that wait in an NVML call past its deadline.
     pub stuck_nvml_threads: Gauge,
 }
@@ -128,6 +133,7 @@ impl NodeMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::zeroed();
         metrics.register_claims(registry);
+        metrics.register_reports(registry);
         metrics.register_slices(registry);
         metrics.register_discovery(registry);
         metrics
@@ -169,6 +175,9 @@ impl NodeMetrics {
             sweeper_repairs: Family::default(),
             refused_double_allocations: Counter::default(),
             dropped_events: Counter::default(),
+            status_writes: Counter::default(),
+            status_failures: Counter::default(),
+            dropped_reports: Counter::default(),
             stuck_nvml_threads: Gauge::default(),
         };
         for &operation in Operation::ALL {
@@ -199,10 +208,28 @@ impl NodeMetrics {
             "Differences between the ledger and the host that the sweeper put right, by kind",
             self.sweeper_repairs.clone(),
         );
+    }
+
+    fn register_reports(&self, registry: &mut Registry) {
         registry.register(
             "dropped_events",
-            "Kubernetes events dropped because their queue was full",
+            "Kubernetes events lost: their queue was full, or the API server did not take them",
             self.dropped_events.clone(),
+        );
+        registry.register(
+            "claim_status_writes",
+            "Times that a claim's status.devices was written",
+            self.status_writes.clone(),
+        );
+        registry.register(
+            "claim_status_failures",
+            "Tries to tell a claim's status.devices that failed; the reason is in the log",
+            self.status_failures.clone(),
+        );
+        registry.register(
+            "dropped_reports",
+            "Reports about claims dropped because their queue was full",
+            self.dropped_reports.clone(),
         );
     }
 

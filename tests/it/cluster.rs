@@ -251,7 +251,7 @@ impl Rig {
     }
 }
 
-fn gpu(minor: u32) -> Gpu {
+pub fn gpu(minor: u32) -> Gpu {
     Gpu {
         uuid: DeviceUuid::new(format!("GPU-{minor}")),
         minor,

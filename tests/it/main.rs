@@ -15,6 +15,7 @@ mod mock_api;
 mod node;
 mod nvml;
 mod plan;
+mod reporter;
 mod shares;
 mod site;
 mod stop_at;

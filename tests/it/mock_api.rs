@@ -31,6 +31,8 @@ pub enum Verb {
     Watch,
     Create,
     Update,
+    /// Server-side apply of a claim's status.devices: the only patch that is served.
+    Apply,
     Delete,
 }
 
@@ -61,6 +63,8 @@ struct State {
     failures: VecDeque<(Verb, &'static str, Failure)>,
     requests: Vec<(Verb, String)>,
     not_served: Vec<&'static str>,
+    /// The entries of `status.devices` that a manager has, by their map keys.
+    managers: BTreeMap<(Key, String), Vec<[String; 4]>>,
 }
 
 #[derive(Clone)]
@@ -168,9 +172,12 @@ impl MockApi {
         self.lock().requests.iter().filter(|(v, r)| *v == verb && r == resource).count()
     }
 
-    /// Creations, updates and deletions that were asked for.
+    /// Creations, updates, applied statuses and deletions that were asked for.
     pub fn writes(&self, resource: &str) -> usize {
-        [Verb::Create, Verb::Update, Verb::Delete].map(|verb| self.count(verb, resource)).iter().sum()
+        [Verb::Create, Verb::Update, Verb::Apply, Verb::Delete]
+            .map(|verb| self.count(verb, resource))
+            .iter()
+            .sum()
     }
 
     /// Waits until `holds`; fails the test with `what` if it takes too long.
@@ -310,6 +317,7 @@ impl Asked {
             Method::GET => Verb::Get,
             Method::POST => Verb::Create,
             Method::PUT => Verb::Update,
+            Method::PATCH => Verb::Apply,
             Method::DELETE => Verb::Delete,
             other => panic!("{other} is not served"),
         };
@@ -354,6 +362,7 @@ impl State {
                 None => not_found(),
             },
             Verb::Update => self.update(asked),
+            Verb::Apply => self.apply(asked),
             Verb::Delete => self.delete(asked),
         }
     }
@@ -408,6 +417,40 @@ impl State {
         }
         object["metadata"]["uid"] = stored["metadata"]["uid"].clone();
         self.drop_unknown(&mut object);
+        Answer::Object(self.store(&asked.resource, object))
+    }
+
+    /// The manager's entries of `status.devices` become those that are given, by the list's map key.
+    fn apply(&mut self, asked: &Asked) -> Answer {
+        assert_eq!(
+            asked.query.get("force").map(String::as_str),
+            Some("true"),
+            "a status is applied with force"
+        );
+        let manager = asked.query["fieldManager"].clone();
+        let Some(stored) = self.objects.get(&asked.key()) else { return not_found() };
+        let mut object = stored.clone();
+        let uid = &asked.body["metadata"]["uid"];
+        if !uid.is_null() && *uid != object["metadata"]["uid"] {
+            return Answer::Status(409, "Conflict", "Precondition failed: UID in precondition".to_owned());
+        }
+        let list = |value: &Value| value["status"]["devices"].as_array().cloned().unwrap_or_default();
+        let key = |entry: &Value| ["driver", "pool", "device", "shareID"].map(|field| text(&entry[field]));
+        let results = object["status"]["allocation"]["devices"]["results"].as_array().cloned();
+        let (given, before) = (list(&asked.body), list(&object));
+        for entry in &given {
+            if !results.iter().flatten().any(|result| key(result) == key(entry)) {
+                let message = "status.devices: Invalid value: must be an allocated device in the claim";
+                return Answer::Status(422, "Invalid", message.to_owned());
+            }
+        }
+        let owned = self.managers.insert((asked.key(), manager), given.iter().map(key).collect());
+        let gone = |entry: &Value| owned.iter().flatten().any(|mine| *mine == key(entry));
+        let others =
+            before.into_iter().filter(|entry| !gone(entry) && !given.iter().any(|g| key(g) == key(entry)));
+        if !self.dropped.contains(&"status.devices") {
+            object["status"]["devices"] = others.chain(given.iter().cloned()).collect();
+        }
         Answer::Object(self.store(&asked.resource, object))
     }
 

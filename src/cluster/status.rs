@@ -1,0 +1,180 @@
+//! `status.devices` of claims (KEP-4817): what is stored, and our entries by server-side apply.
+//!
+//! One field manager per node: entries of other drivers, and of other nodes' plugins, are never touched.
+//! The API server removes entries together with the allocation, so that nothing is to be removed here.
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use thiserror::Error;
+
+use super::CallError;
+use super::client::{KubeCluster, call};
+use super::events::Subject;
+use crate::model::claim::ClaimRef;
+use crate::model::names::{DRIVER, NodeName};
+
+/// The API server refuses longer names of managers.
+const MANAGER_BYTES: usize = 128;
+
+/// What the node reads and writes of a claim to tell people about it.
+pub trait ClaimReports: Send + Sync + 'static {
+    /// The claim's users and what its `status.devices` says of our devices (one GET).
+    fn reported<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<Reported, ReportError>>;
+
+    /// Makes `entries` our entries of the claim's `status.devices` (one PATCH). Those that we wrote before
+    /// and are not among them go.
+    fn report<'a>(
+        &'a self,
+        claim: &'a ClaimRef,
+        entries: &'a [AllocatedDeviceStatus],
+    ) -> BoxFuture<'a, Result<(), ReportError>>;
+}
+
+/// What is there already.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Reported {
+    /// The pods that the claim is reserved for: [`Subject::Pod`].
+    pub pods: Vec<Subject>,
+    /// Entries of our driver.
+    pub entries: Vec<AllocatedDeviceStatus>,
+}
+
+/// Why a claim's device status was not read or not written. The claim itself works on regardless.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    #[error("claim {claim} is gone, or another has its name; nothing to report")]
+    Gone { claim: ClaimRef },
+    #[error("claim {claim} is not allocated any more; nothing to report")]
+    NotAllocated { claim: ClaimRef },
+    #[error(
+        "status.devices of claim {claim} may not be written; the node plugin's ClusterRole needs patch on \
+         resourceclaims/status and, from Kubernetes 1.36 on, associated-node:patch on resourceclaims/driver \
+         with the resource name {DRIVER}"
+    )]
+    Forbidden {
+        claim: ClaimRef,
+        #[source]
+        source: Box<CallError>,
+    },
+    #[error(
+        "the API server does not keep status.devices; turn its feature gate DRAResourceClaimDeviceStatus on to \
+         see there what claims were granted"
+    )]
+    NotKept,
+    #[error("status.devices of claim {claim} is not told: {call}", call = .source.what_failed())]
+    Call {
+        claim: ClaimRef,
+        #[source]
+        source: Box<CallError>,
+    },
+}
+
+impl ReportError {
+    /// The kind, as a metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Gone { .. } => "gone",
+            Self::NotAllocated { .. } => "not_allocated",
+            Self::Forbidden { .. } => "forbidden",
+            Self::NotKept => "not_kept",
+            Self::Call { source, .. } => source.label(),
+        }
+    }
+
+    fn of(claim: &ClaimRef, source: CallError) -> Self {
+        let claim = claim.clone();
+        match source {
+            // With our UID in the object and force, only another claim's UID can be in conflict.
+            CallError::NotFound { .. } | CallError::Conflict { .. } => Self::Gone { claim },
+            source => Self::Call { claim, source: Box::new(source) },
+        }
+    }
+}
+
+impl ClaimReports for KubeCluster {
+    fn reported<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<Reported, ReportError>> {
+        Box::pin(async move {
+            let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
+            let api = claims(self, claim);
+            let object = call(self.limit(), what, api.get(&claim.name)).await;
+            read(claim, object.map_err(|source| ReportError::of(claim, source))?)
+        })
+    }
+
+    fn report<'a>(
+        &'a self,
+        claim: &'a ClaimRef,
+        entries: &'a [AllocatedDeviceStatus],
+    ) -> BoxFuture<'a, Result<(), ReportError>> {
+        Box::pin(async move {
+            let what = || format!("PATCH resourceclaims/status {}/{}", claim.namespace, claim.name);
+            let api = claims(self, claim);
+            let apply = PatchParams::apply(&manager(self.node())).force();
+            let ours = Patch::Apply(json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid},
+                "status": {"devices": entries},
+            }));
+            let stored = match call(self.limit(), what, api.patch_status(&claim.name, &apply, &ours)).await {
+                Ok(stored) => stored,
+                Err(source @ CallError::Forbidden { .. }) => {
+                    return Err(ReportError::Forbidden { claim: claim.clone(), source: Box::new(source) });
+                }
+                Err(source) => return Err(ReportError::of(claim, source)),
+            };
+            match entries.len() > of_ours(stored).len() {
+                true => Err(ReportError::NotKept),
+                false => Ok(()),
+            }
+        })
+    }
+}
+
+fn claims(cluster: &KubeCluster, claim: &ClaimRef) -> Api<ResourceClaim> {
+    Api::namespaced(cluster.client(), &claim.namespace)
+}
+
+fn manager(node: &NodeName) -> String {
+    let mut name = format!("tranche-{node}");
+    name.truncate(name.floor_char_boundary(MANAGER_BYTES));
+    name
+}
+
+fn read(claim: &ClaimRef, object: ResourceClaim) -> Result<Reported, ReportError> {
+    if object.metadata.uid.as_deref() != Some(claim.uid.as_str()) {
+        return Err(ReportError::Gone { claim: claim.clone() });
+    }
+    let status = object.status.as_ref();
+    if status.is_none_or(|status| status.allocation.is_none()) {
+        return Err(ReportError::NotAllocated { claim: claim.clone() });
+    }
+    let users = status.and_then(|status| status.reserved_for.as_ref()).into_iter().flatten();
+    let pods = users
+        .filter(|user| user.resource == "pods" && user.api_group.as_deref().unwrap_or_default().is_empty())
+        .map(|user| Subject::Pod {
+            namespace: claim.namespace.clone(),
+            name: user.name.clone(),
+            uid: user.uid.clone(),
+        })
+        .collect();
+    Ok(Reported { pods, entries: of_ours(object) })
+}
+
+fn of_ours(object: ResourceClaim) -> Vec<AllocatedDeviceStatus> {
+    let entries = object.status.and_then(|status| status.devices).unwrap_or_default();
+    entries.into_iter().filter(|entry| entry.driver == DRIVER).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_node_name_is_cut_to_what_a_manager_may_have() {
+        assert_eq!(manager(&NodeName::new("node-a")), "tranche-node-a");
+        assert_eq!(manager(&NodeName::new("n".repeat(253))).len(), 128);
+    }
+}

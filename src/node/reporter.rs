@@ -1,0 +1,438 @@
+//! Tells people about claims: `status.devices`, and events on the claim and its pods.
+//!
+//! Best effort and beside everything else: whoever reports never waits, a full queue drops the report and
+//! counts it, and a claim works on whatever becomes of its report. The loop keeps what each claim of this
+//! node was granted and how it stands; a change makes a visit due: one GET (what is stored, which pods) and,
+//! if that says something else, one PATCH. One visit at a time, failed ones again with growing pauses.
+//!
+//! A claim without a share is written only once there is something to say of it. Nothing is removed at a
+//! release: the API server does that together with the allocation.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::cluster::events::{Events, Note, Severity, Subject};
+use crate::cluster::status::{ClaimReports, ReportError};
+use crate::conditions::{self, Ailment, Finding, Part, Standing, Telling, Tone};
+use crate::inventory::Inventory;
+use crate::ledger::{HeldDevice, HoldMode, Intent};
+use crate::model::claim::ClaimRef;
+use crate::model::error_chain;
+use crate::model::gpu::Health;
+use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::ops::drain::Shutdown;
+
+/// Reports that may wait: a batch of claims, and a board of 48 shares that falls ill meanwhile.
+pub const QUEUE_CAPACITY: usize = 256;
+
+/// What there is to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// The claim is ready, and this is what it holds.
+    Prepared(Intent),
+    /// The claim holds nothing any more.
+    Released(ClaimRef),
+    /// What the watchdog saw of a claim.
+    Found(Finding),
+    /// How a part of a board is; concerns all claims on it.
+    Ailing(Ailment),
+}
+
+/// The way in. Clones are cheap, and no method waits.
+#[derive(Debug, Clone)]
+pub struct Reporter {
+    queue: mpsc::Sender<Report>,
+    counts: Arc<Counts>,
+    events: Option<Events>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    dropped: AtomicU64,
+    written: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// How often what is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Pause after a first failure; doubled after each further one, up to the second.
+    pub retry: Duration,
+    pub retry_most: Duration,
+    /// Of one kind, a claim gets one event in this time.
+    pub again: Duration,
+    /// For which nothing is written once the API server said that it may not be, or is not kept.
+    pub mute: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        let s = Duration::from_secs;
+        Self { retry: s(1), retry_most: s(120), again: s(60), mute: s(600) }
+    }
+}
+
+impl Reporter {
+    /// A reporter whose reports nobody reads: they count as dropped.
+    pub fn deaf() -> Self {
+        Self { queue: mpsc::channel(1).0, counts: Arc::default(), events: None }
+    }
+
+    pub fn prepared(&self, intent: Intent) {
+        self.tell(Report::Prepared(intent));
+    }
+
+    pub fn released(&self, claim: ClaimRef) {
+        self.tell(Report::Released(claim));
+    }
+
+    pub fn found(&self, finding: Finding) {
+        self.tell(Report::Found(finding));
+    }
+
+    pub fn ailing(&self, ailment: Ailment) {
+        self.tell(Report::Ailing(ailment));
+    }
+
+    /// Reports lost because the queue was full.
+    pub fn dropped(&self) -> u64 {
+        self.counts.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Times that a claim's device status was written.
+    pub fn written(&self) -> u64 {
+        self.counts.written.load(Ordering::Relaxed)
+    }
+
+    /// Visits to a claim that failed; most are tried again.
+    pub fn failed(&self) -> u64 {
+        self.counts.failed.load(Ordering::Relaxed)
+    }
+
+    /// Events that the API server did not get.
+    pub fn dropped_events(&self) -> u64 {
+        self.events.as_ref().map_or(0, |events| events.dropped() + events.failed())
+    }
+
+    fn tell(&self, report: Report) {
+        if self.queue.try_send(report).is_err() {
+            self.counts.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The loop behind a [`Reporter`].
+pub struct Reporting {
+    claims: Arc<dyn ClaimReports>,
+    events: Events,
+    queue: mpsc::Receiver<Report>,
+    counts: Arc<Counts>,
+    pace: Pace,
+    known: BTreeMap<ClaimUid, Known>,
+    /// What ails of the boards, for claims that are prepared later.
+    ill: BTreeMap<(DeviceUuid, Part), Ailment>,
+    /// Nothing is written before.
+    muted: Option<Instant>,
+}
+
+/// A claim of this node.
+struct Known {
+    claim: ClaimRef,
+    devices: Vec<HeldDevice>,
+    standing: Standing,
+    /// When to visit it; none: all is told.
+    due: Option<Instant>,
+    /// Failures in a row.
+    failures: u32,
+    /// For the next visit: who the pods are is known only then.
+    tellings: Vec<Telling>,
+    told: BTreeMap<&'static str, Told>,
+}
+
+/// The last event of a kind.
+struct Told {
+    at: Instant,
+    /// Like it, and not told since.
+    kept_back: u32,
+}
+
+/// What came of a visit.
+enum Visit {
+    /// The claim could not be read.
+    Unseen(ReportError),
+    Seen {
+        pods: Vec<Subject>,
+        written: Result<bool, ReportError>,
+    },
+}
+
+impl Reporting {
+    pub fn new(claims: Arc<dyn ClaimReports>, events: Events) -> (Reporter, Self) {
+        let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
+        let counts = Arc::new(Counts::default());
+        let reporter = Reporter { queue: sender, counts: counts.clone(), events: Some(events.clone()) };
+        let (known, ill) = (BTreeMap::new(), BTreeMap::new());
+        let pace = Pace::default();
+        (reporter, Self { claims, events, queue, counts, pace, known, ill, muted: None })
+    }
+
+    pub fn with_pace(self, pace: Pace) -> Self {
+        Self { pace, ..self }
+    }
+
+    /// Claims that were ready before this process began: what was not written is, without events.
+    pub fn recall(mut self, intents: impl IntoIterator<Item = Intent>) -> Self {
+        for intent in intents {
+            self.known.insert(intent.claim.uid.clone(), Known::new(intent.claim, intent.devices));
+        }
+        self
+    }
+
+    /// Runs until the shutdown. What is not told by then is told after the next start.
+    pub async fn run(
+        mut self,
+        mut inventory: watch::Receiver<Inventory>,
+        shutdown: Shutdown,
+    ) -> Result<(), Infallible> {
+        inventory.mark_changed();
+        let mut visit: Option<BoxFuture<'static, (ClaimUid, Visit)>> = None;
+        loop {
+            let due = if visit.is_none() { self.next_due() } else { None };
+            tokio::select! {
+                () = shutdown.graceful() => return Ok(()),
+                Some(report) = self.queue.recv() => self.take(report),
+                Ok(()) = inventory.changed() => self.look(&inventory.borrow_and_update()),
+                (claim, outcome) = under_way(&mut visit) => {
+                    visit = None;
+                    self.visited(&claim, outcome);
+                }
+                claim = at(due) => visit = self.visit(claim),
+            }
+        }
+    }
+
+    fn take(&mut self, report: Report) {
+        match report {
+            Report::Prepared(intent) => self.prepared(intent),
+            Report::Released(claim) => _ = self.known.remove(&claim.uid),
+            Report::Found(finding) => {
+                let Some(known) = self.known.get_mut(&finding.claim.uid) else { return };
+                let turned = known.standing.find(&finding);
+                known.news(turned, conditions::found(&finding), self.pace.again);
+            }
+            Report::Ailing(ailment) => self.ailing(ailment),
+        }
+    }
+
+    fn prepared(&mut self, Intent { claim, devices, .. }: Intent) {
+        if self.known.get(&claim.uid).is_some_and(|known| known.devices == devices) {
+            return;
+        }
+        let mut known = Known::new(claim, devices);
+        // Nothing to say of a whole board that is well.
+        known.due = known.has_share().then(Instant::now);
+        if let Some(telling) = conditions::prepared(&known.devices) {
+            known.news(true, telling, self.pace.again);
+        }
+        for ailment in self.ill.values() {
+            known.ails(ailment, self.pace.again);
+        }
+        self.known.insert(known.claim.uid.clone(), known);
+    }
+
+    fn ailing(&mut self, ailment: Ailment) {
+        let key = (ailment.gpu.clone(), ailment.part);
+        let is_news = match (&ailment.health, self.ill.get(&key)) {
+            (Health::Healthy, before) => before.is_some(),
+            (Health::Unhealthy(_), before) => before != Some(&ailment),
+        };
+        if !is_news {
+            return;
+        }
+        for known in self.known.values_mut() {
+            known.ails(&ailment, self.pace.again);
+        }
+        match ailment.health {
+            Health::Healthy => _ = self.ill.remove(&key),
+            Health::Unhealthy(_) => _ = self.ill.insert(key, ailment),
+        }
+    }
+
+    /// The boards' own health, as the inventory has it.
+    fn look(&mut self, inventory: &Inventory) {
+        let Inventory::Found(gpus) = inventory else { return };
+        for gpu in &gpus.gpus {
+            let (gpu, health) = (gpu.uuid.clone(), gpu.health.clone());
+            self.ailing(Ailment { gpu, part: Part::Board, health });
+        }
+    }
+
+    fn next_due(&self) -> Option<(Instant, ClaimUid)> {
+        let due = self.known.iter().filter_map(|(uid, known)| Some((known.due?, uid)));
+        due.min().map(|(due, uid)| (due, uid.clone()))
+    }
+
+    fn visit(&mut self, uid: ClaimUid) -> Option<BoxFuture<'static, (ClaimUid, Visit)>> {
+        let known = self.known.get_mut(&uid)?;
+        known.due = None;
+        let claims = self.claims.clone();
+        let may_write = self.muted.is_none_or(|until| until <= Instant::now());
+        let (claim, devices, standing) = (known.claim.clone(), known.devices.clone(), known.standing.clone());
+        let has_share = known.has_share();
+        Some(Box::pin(async move {
+            let reported = match claims.reported(&claim).await {
+                Ok(reported) => reported,
+                Err(error) => return (uid, Visit::Unseen(error)),
+            };
+            let before = &reported.entries;
+            let entries = conditions::entries(&devices, &standing, before, Timestamp::now());
+            let worth_it = has_share || !standing.is_good() || !before.is_empty();
+            let written = match worth_it && may_write && conditions::differ(before, &entries) {
+                true => claims.report(&claim, &entries).await.map(|()| true),
+                false => Ok(false),
+            };
+            (uid, Visit::Seen { pods: reported.pods, written })
+        }))
+    }
+
+    fn visited(&mut self, uid: &ClaimUid, visit: Visit) {
+        // Released meanwhile: nothing of it is of interest any more.
+        let Some(known) = self.known.get_mut(uid) else { return };
+        match visit {
+            Visit::Unseen(ReportError::Gone { .. }) => _ = self.known.remove(uid),
+            Visit::Unseen(ReportError::NotAllocated { .. }) => known.tellings.clear(),
+            Visit::Unseen(error) => self.failed(uid, &error),
+            Visit::Seen { pods, written } => {
+                known.post(&pods, &self.events);
+                match written {
+                    Ok(wrote) => {
+                        known.failures = 0;
+                        if let Some(until) = self.muted.filter(|until| Instant::now() < *until) {
+                            known.due.get_or_insert(until);
+                        }
+                        self.counts.written.fetch_add(wrote.into(), Ordering::Relaxed);
+                    }
+                    Err(error) => self.failed(uid, &error),
+                }
+            }
+        }
+    }
+
+    fn failed(&mut self, uid: &ClaimUid, error: &ReportError) {
+        self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        let Some(known) = self.known.get_mut(uid) else { return };
+        let now = Instant::now();
+        let later = match error {
+            ReportError::Forbidden { .. } | ReportError::NotKept => {
+                let until = now + self.pace.mute;
+                warn!(error = error_chain(error), "no device status is told for a while; claims work");
+                self.muted = Some(until);
+                until
+            }
+            _ => {
+                let doubled = self.pace.retry.saturating_mul(1 << known.failures.min(16));
+                match known.failures {
+                    0 => warn!(error = error_chain(error), "a claim's device status is told later"),
+                    _ => debug!(error = error_chain(error), "a claim's device status is told later"),
+                }
+                now + doubled.min(self.pace.retry_most)
+            }
+        };
+        known.failures = known.failures.saturating_add(1);
+        known.due = Some(known.due.map_or(later, |due| due.min(later)));
+    }
+}
+
+impl Known {
+    /// Of which everything may be news to people.
+    fn new(claim: ClaimRef, devices: Vec<HeldDevice>) -> Self {
+        Self {
+            claim,
+            devices,
+            standing: Standing::default(),
+            due: Some(Instant::now()),
+            failures: 0,
+            tellings: Vec::new(),
+            told: BTreeMap::new(),
+        }
+    }
+
+    fn has_share(&self) -> bool {
+        self.devices.iter().any(|held| matches!(held.mode, HoldMode::Share(_)))
+    }
+
+    /// Takes it in if it is about a board of the claim's.
+    fn ails(&mut self, ailment: &Ailment, again: Duration) {
+        if self.devices.iter().any(|held| held.gpu == ailment.gpu) {
+            let turned = self.standing.ail(ailment);
+            self.news(turned, conditions::ailing(ailment), again);
+        }
+    }
+
+    /// Something happened: an event, unless one of its kind was told just now; a visit, if `turned` or for
+    /// the event.
+    fn news(&mut self, turned: bool, mut telling: Telling, again: Duration) {
+        let now = Instant::now();
+        let last = self.told.get_mut(telling.reason);
+        let told = match last {
+            Some(last) if now < last.at + again => {
+                last.kept_back += 1;
+                false
+            }
+            last => {
+                if let Some(Told { kept_back: more @ 1.., .. }) = last {
+                    telling.message.push_str(&format!(" ({more} more like it since the last event)"));
+                }
+                self.told.insert(telling.reason, Told { at: now, kept_back: 0 });
+                self.tellings.push(telling);
+                true
+            }
+        };
+        if turned || told {
+            self.due = Some(now);
+        }
+    }
+
+    /// Posts what waits, on the claim and on its pods.
+    fn post(&mut self, pods: &[Subject], events: &Events) {
+        for telling in self.tellings.drain(..) {
+            let severity = match telling.tone {
+                Tone::Normal => Severity::Normal,
+                Tone::Warning => Severity::Warning,
+            };
+            let subjects = std::iter::once(Subject::Claim(self.claim.clone())).chain(pods.iter().cloned());
+            for subject in subjects {
+                let (reason, message) = (telling.reason, telling.message.clone());
+                events.tell(Note { subject, severity, reason, message });
+            }
+        }
+    }
+}
+
+/// Ends when the visit does; never without one.
+async fn under_way(visit: &mut Option<BoxFuture<'static, (ClaimUid, Visit)>>) -> (ClaimUid, Visit) {
+    match visit {
+        Some(visit) => visit.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The claim, when its time has come; never without one.
+async fn at(due: Option<(Instant, ClaimUid)>) -> ClaimUid {
+    match due {
+        Some((due, claim)) => {
+            tokio::time::sleep_until(due).await;
+            claim
+        }
+        None => std::future::pending().await,
+    }
+}

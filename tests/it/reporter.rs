@@ -1,0 +1,431 @@
+//! What people are told of claims: `status.devices` and events, against an API server in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tranche::cluster::KubeCluster;
+use tranche::cluster::status::{ClaimReports, ReportError};
+use tranche::conditions::{Ailment, Finding, Part, Seen, Usage};
+use tranche::inventory::Inventory;
+use tranche::ledger::{HeldDevice, HoldMode, Intent};
+use tranche::model::claim::{ClaimRef, PreparedDevice};
+use tranche::model::error_chain;
+use tranche::model::gpu::{Gpu, Health, NodeGpus};
+use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
+use tranche::model::quantity::Bytes;
+use tranche::model::share::{Grant, Isolation, Percent};
+use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
+use tranche::ops::drain::Shutdown;
+
+use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
+
+const NODE: &str = "node-a";
+const CLAIMS: &str = "resourceclaims";
+const SHARE: &str = "7d3a4c9e-6f0d-4a53-9c3f-0c8c6a1d2b11";
+
+fn cluster(api: &MockApi) -> KubeCluster {
+    KubeCluster::with_client(api.client(), NodeName::new(NODE)).with_limit(Duration::from_millis(500))
+}
+
+fn claim_ref(name: &str) -> ClaimRef {
+    ClaimRef { namespace: "ml".to_owned(), name: name.to_owned(), uid: ClaimUid::new(format!("uid-{name}")) }
+}
+
+fn share() -> HoldMode {
+    HoldMode::Share(Grant {
+        memory: Bytes::from_mib(2000),
+        compute: Percent::try_from(25_u8).ok(),
+        slots: 1,
+        processes: 1,
+        isolation: Isolation::Mps,
+    })
+}
+
+fn intent(name: &str, mode: HoldMode) -> Intent {
+    let answer = PreparedDevice {
+        requests: vec!["gpu".to_owned()],
+        pool: PoolName::new(NODE),
+        device: DeviceName::new("gpu-0"),
+        cdi_ids: Vec::new(),
+        share_id: matches!(mode, HoldMode::Share(_)).then(|| SHARE.to_owned()),
+    };
+    let gpu = DeviceUuid::new("GPU-0");
+    let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode }];
+    Intent { claim: claim_ref(name), boot: BootId::new("boot"), devices, steps: Vec::new() }
+}
+
+/// The claim as the scheduler left it, with the device of [`intent`], one of another driver, and one pod.
+fn put_claim(api: &MockApi, intent: &Intent) {
+    let device = &intent.devices[0].answer;
+    let mut ours =
+        json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": device.device});
+    if let Some(id) = &device.share_id {
+        ours["shareID"] = json!(id);
+    }
+    let theirs = json!({"request": "nic", "driver": "nic.example.com", "pool": NODE, "device": "nic-0"});
+    let told = json!({"driver": "nic.example.com", "pool": NODE, "device": "nic-0", "data": {"vlan": 7}});
+    let name = &intent.claim.name;
+    api.put(
+        CLAIMS,
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"namespace": "ml", "name": name, "uid": intent.claim.uid},
+            "spec": {"devices": {"requests": [{"name": "gpu"}]}},
+            "status": {
+                "allocation": {"devices": {"results": [ours, theirs]}},
+                "reservedFor": [{"resource": "pods", "name": format!("{name}-pod"), "uid": "pod-uid"}],
+                "devices": [told],
+            },
+        }),
+    );
+}
+
+/// Our entry of the claim's status, if there is one. The other driver's must always be there.
+fn entry(api: &MockApi, name: &str) -> Option<Value> {
+    let claim = api.list(CLAIMS).into_iter().find(|claim| claim["metadata"]["name"] == name)?;
+    let entries = claim["status"]["devices"].as_array().cloned().unwrap_or_default();
+    assert!(entries.iter().any(|entry| entry["data"]["vlan"] == 7), "{entries:?}");
+    let mut ours = entries.into_iter().filter(|entry| entry["driver"] == "gpu.nvidia.com");
+    let entry = ours.next();
+    assert!(ours.next().is_none(), "one device, one entry");
+    entry
+}
+
+fn condition(api: &MockApi, name: &str, type_: &str) -> Option<Value> {
+    let entry = entry(api, name)?;
+    entry["conditions"].as_array()?.iter().find(|one| one["type"] == type_).cloned()
+}
+
+fn status(api: &MockApi, name: &str, type_: &str) -> Option<String> {
+    Some(condition(api, name, type_)?["status"].as_str()?.to_owned())
+}
+
+/// Events of a reason: kind of the object, and the message.
+fn events(api: &MockApi, reason: &str) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let events = api.list("events").into_iter().filter(|event| event["reason"] == reason);
+    events.map(|event| (text(&event["involvedObject"]["kind"]), text(&event["message"]))).collect()
+}
+
+/// A reporter at work.
+struct Desk {
+    reporter: Reporter,
+    inventory: watch::Sender<Inventory>,
+    shutdown: Shutdown,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+fn quick() -> Pace {
+    let ms = Duration::from_millis;
+    Pace { retry: ms(5), retry_most: ms(20), ..Pace::default() }
+}
+
+impl Desk {
+    fn start(api: &MockApi, pace: Pace, recalled: Vec<Intent>) -> Self {
+        let cluster = cluster(api);
+        let (events, posting) = cluster.events();
+        let (reporter, reporting) = Reporting::new(Arc::new(cluster), events);
+        let (inventory, known) = watch::channel(Inventory::Unknown);
+        let shutdown = Shutdown::new();
+        let run = reporting.with_pace(pace).recall(recalled).run(known, shutdown.clone());
+        let tasks = vec![
+            tokio::spawn(posting),
+            tokio::spawn(async move {
+                let Ok(()) = run.await;
+            }),
+        ];
+        Self { reporter, inventory, shutdown, tasks }
+    }
+
+    fn health(&self, health: Health) {
+        let gpu = Gpu { health, ..crate::cluster::gpu(0) };
+        self.inventory.send_replace(Inventory::Found(NodeGpus { gpus: vec![gpu], ..NodeGpus::default() }));
+    }
+
+    async fn stop(mut self) {
+        self.shutdown.begin("test");
+        let run = self.tasks.pop().unwrap();
+        tokio::time::timeout(PATIENCE, run).await.expect("it stops").unwrap();
+    }
+}
+
+fn finding(name: &str, seen: Seen, used: u64) -> Finding {
+    let usage = Usage { used: Bytes::from_mib(used), granted: Bytes::from_mib(2000) };
+    Finding { claim: claim_ref(name), gpu: DeviceUuid::new("GPU-0"), usage, seen }
+}
+
+#[tokio::test]
+async fn a_prepared_share_is_told_in_the_claim_and_in_events() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    let desk = Desk::start(&api, quick(), Vec::new());
+    desk.reporter.prepared(intent.clone());
+    api.until("the entry", |api| entry(api, "train").is_some()).await;
+    let told = entry(&api, "train").unwrap();
+    assert_eq!(told["shareID"], SHARE);
+    assert_eq!(
+        told["data"],
+        json!({"memoryMiB": 2000, "memoryPerProcessMiB": 2000, "computePercent": 25, "maxProcesses": 1,
+               "isolation": "mps", "uuid": "GPU-0"})
+    );
+    assert_eq!(status(&api, "train", "Ready").as_deref(), Some("True"));
+    api.until("two events", |api| events(api, "SharePrepared").len() == 2).await;
+    let mut told = events(&api, "SharePrepared");
+    told.sort();
+    assert_eq!((told[0].0.as_str(), told[1].0.as_str()), ("Pod", "ResourceClaim"));
+    assert_eq!(told[0].1, "gpu-0: 2000 MiB, 25 % of compute, isolation mps on GPU-0");
+
+    // Preparing again says nothing new.
+    desk.reporter.prepared(intent);
+    let reads = api.count(Verb::Get, CLAIMS);
+    desk.reporter.found(finding("train", Seen::Over, 2300));
+    api.until("the turn", |api| status(api, "train", "WithinLimits").as_deref() == Some("False")).await;
+    assert_eq!(api.count(Verb::Get, CLAIMS), reads + 1);
+    assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
+    assert_eq!(events(&api, "SharePrepared").len(), 2);
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_whole_gpu_costs_nothing_until_it_ails() {
+    let api = MockApi::new();
+    let intent = intent("train", HoldMode::Whole);
+    put_claim(&api, &intent);
+    let desk = Desk::start(&api, quick(), Vec::new());
+    desk.health(Health::Healthy);
+    desk.reporter.prepared(intent);
+    desk.reporter.found(finding("other", Seen::Over, 1));
+    desk.health(Health::Unhealthy("Xid 79".to_owned()));
+    api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    let ill = condition(&api, "train", "DeviceHealthy").unwrap();
+    assert!(ill["message"].as_str().unwrap().contains("Xid 79"), "{ill}");
+    assert_eq!((api.count(Verb::Get, CLAIMS), api.count(Verb::Apply, CLAIMS)), (1, 1));
+    api.until("its events", |api| events(api, "DeviceUnhealthy").len() == 2).await;
+
+    desk.health(Health::Healthy);
+    api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
+    api.until("its events", |api| events(api, "DeviceRecovered").len() == 2).await;
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn what_ails_already_is_told_to_a_claim_that_comes_later() {
+    let api = MockApi::new();
+    let intent = intent("train", HoldMode::Mig);
+    put_claim(&api, &intent);
+    let desk = Desk::start(&api, quick(), Vec::new());
+    let health = Health::Unhealthy("its server is in state FAULT".to_owned());
+    desk.reporter.ailing(Ailment { gpu: DeviceUuid::new("GPU-0"), part: Part::Mps, health });
+    desk.reporter.prepared(intent);
+    api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    let pace = Pace { again: Duration::from_millis(300), ..quick() };
+    let desk = Desk::start(&api, pace, Vec::new());
+    desk.reporter.prepared(intent);
+    for used in 0..100 {
+        desk.reporter.found(finding("train", Seen::Over, 2300 + used));
+    }
+    api.until("the events", |api| events(api, "GrantExceeded").len() == 2).await;
+    let message = &events(&api, "GrantExceeded")[0].1;
+    assert_eq!(message, "uses 2300 MiB of the 2000 MiB that it was granted on GPU-0");
+    assert!(api.count(Verb::Apply, CLAIMS) <= 2, "the turn is written, not each number");
+
+    // When the time is over, the next event says how many it stands for.
+    let again = || async {
+        while events(&api, "GrantExceeded").len() < 4 {
+            desk.reporter.found(finding("train", Seen::Over, 2500));
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again()).await.expect("the next event");
+    let told = events(&api, "GrantExceeded");
+    assert!(
+        told.iter().any(|(_, message)| message.contains("more like it since the last event")),
+        "{told:?}"
+    );
+
+    // Another kind does not wait.
+    desk.reporter.found(finding("train", Seen::Ended { pid: 4711 }, 2500));
+    api.until("the end", |api| events(api, "ProcessEnded").len() == 2).await;
+    desk.reporter.found(finding("train", Seen::Within, 1000));
+    api.until("peace", |api| status(api, "train", "WithinLimits").as_deref() == Some("True")).await;
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_failure_is_tried_again_until_it_is_told() {
+    for (verb, failure) in [
+        (Verb::Get, Failure::Status(500, "InternalError")),
+        (Verb::Get, Failure::Broken),
+        (Verb::Get, Failure::Silent),
+        (Verb::Apply, Failure::Status(429, "TooManyRequests")),
+        (Verb::Apply, Failure::AnswerLost),
+        (Verb::Apply, Failure::Silent),
+    ] {
+        let api = MockApi::new();
+        let intent = intent("train", share());
+        put_claim(&api, &intent);
+        api.fail(verb, CLAIMS, failure);
+        let desk = Desk::start(&api, quick(), Vec::new());
+        desk.reporter.prepared(intent);
+        api.until(&format!("the entry after {verb:?} {failure:?}"), |api| entry(api, "train").is_some())
+            .await;
+        api.until("its events", |api| events(api, "SharePrepared").len() == 2).await;
+        desk.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn without_the_permission_it_says_which_and_goes_on_with_events() {
+    let api = MockApi::new();
+    let intents = ["one", "two"].map(|name| intent(name, share()));
+    intents.iter().for_each(|intent| put_claim(&api, intent));
+    let refused = cluster(&api);
+    api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
+    let error = refused.report(&intents[0].claim, &[]).await.unwrap_err();
+    assert_eq!(error.label(), "forbidden");
+    let words = error_chain(&error);
+    for part in
+        ["claim ml/one", "patch on resourceclaims/status", "associated-node:patch", "as the test wants"]
+    {
+        assert!(words.contains(part), "{words}");
+    }
+
+    api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
+    let desk = Desk::start(&api, quick(), Vec::new());
+    for intent in intents {
+        desk.reporter.prepared(intent);
+    }
+    api.until("events of both", |api| events(api, "SharePrepared").len() == 4).await;
+    assert_eq!(api.count(Verb::Apply, CLAIMS), 2, "for a while nothing more is tried");
+    assert_eq!((desk.reporter.failed(), desk.reporter.written()), (1, 0));
+    desk.stop().await;
+
+    // Once it is given, all is told.
+    let desk = Desk::start(&api, Pace { mute: Duration::from_millis(10), ..quick() }, Vec::new());
+    api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
+    desk.reporter.prepared(intent("one", share()));
+    desk.reporter.prepared(intent("two", share()));
+    api.until("both", |api| entry(api, "one").is_some() && entry(api, "two").is_some()).await;
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_keeps_no_device_status_is_told_apart() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    api.drop_fields(&["status.devices"]);
+    let desk = Desk::start(&api, quick(), Vec::new());
+    desk.reporter.prepared(intent.clone());
+    api.until("the events", |api| events(api, "SharePrepared").len() == 2).await;
+    assert_eq!((desk.reporter.failed(), desk.reporter.written()), (1, 0));
+    desk.stop().await;
+    let entries = tranche::conditions::entries(
+        &intent.devices,
+        &tranche::conditions::Standing::default(),
+        &[],
+        jiff::Timestamp::UNIX_EPOCH,
+    );
+    let error = cluster(&api).report(&intent.claim, &entries).await.unwrap_err();
+    assert!(matches!(error, ReportError::NotKept), "{error:?}");
+    assert!(error.to_string().contains("DRAResourceClaimDeviceStatus"), "{error}");
+}
+
+#[tokio::test]
+async fn a_claim_that_is_gone_or_replaced_is_left_alone() {
+    let api = MockApi::new();
+    let gone = intent("gone", share());
+    let mut replaced = intent("train", share());
+    put_claim(&api, &replaced);
+    replaced.claim.uid = ClaimUid::new("uid-before");
+    let cluster = cluster(&api);
+    for intent in [&gone, &replaced] {
+        assert_eq!(cluster.reported(&intent.claim).await.unwrap_err().label(), "gone");
+        assert_eq!(cluster.report(&intent.claim, &[]).await.unwrap_err().label(), "gone");
+    }
+    let desk = Desk::start(&api, quick(), Vec::new());
+    let reads = api.count(Verb::Get, CLAIMS);
+    desk.reporter.prepared(gone);
+    desk.reporter.prepared(replaced);
+    // One more claim, to know that the two were visited.
+    let last = intent("zz", share());
+    put_claim(&api, &last);
+    desk.reporter.prepared(last);
+    api.until("the last", |api| entry(api, "zz").is_some()).await;
+    assert_eq!(api.count(Verb::Get, CLAIMS), reads + 3);
+    assert_eq!(entry(&api, "train"), None);
+    assert_eq!(desk.reporter.failed(), 0);
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_writes_what_is_missing_and_nothing_else() {
+    let api = MockApi::new();
+    let (told, missed) = (intent("told", share()), intent("missed", share()));
+    put_claim(&api, &told);
+    put_claim(&api, &missed);
+    let desk = Desk::start(&api, quick(), Vec::new());
+    desk.reporter.prepared(told.clone());
+    api.until("the entry", |api| entry(api, "told").is_some()).await;
+    desk.stop().await;
+    let before = entry(&api, "told");
+    let told_events = api.count(Verb::Create, "events");
+
+    let desk = Desk::start(&api, quick(), vec![told, missed]);
+    api.until("the missed entry", |api| entry(api, "missed").is_some()).await;
+    assert_eq!(entry(&api, "told"), before);
+    assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
+    desk.reporter.found(finding("missed", Seen::Bypass { pid: 4711 }, 100));
+    api.until("a first event", |api| events(api, "LimitBypassed").len() == 2).await;
+    assert!(events(&api, "SharePrepared").len() <= told_events, "no second event for what was told");
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_released_claim_is_not_visited_any_more() {
+    let api = MockApi::new();
+    let (first, second) = (intent("first", share()), intent("second", share()));
+    put_claim(&api, &first);
+    put_claim(&api, &second);
+    api.fail(Verb::Apply, CLAIMS, Failure::Status(500, "InternalError"));
+    let desk = Desk::start(&api, Pace { retry: Duration::from_secs(3600), ..quick() }, Vec::new());
+    desk.reporter.prepared(first.clone());
+    api.until("the failure", |api| api.count(Verb::Apply, CLAIMS) == 1).await;
+    desk.reporter.released(first.claim);
+    desk.reporter.prepared(second);
+    api.until("the second", |api| entry(api, "second").is_some()).await;
+    desk.reporter.found(finding("first", Seen::Over, 2300));
+    desk.reporter.found(finding("second", Seen::Over, 2300));
+    api.until("the second's turn", |api| status(api, "second", "WithinLimits").as_deref() == Some("False"))
+        .await;
+    assert_eq!(entry(&api, "first"), None);
+    assert!(events(&api, "GrantExceeded").len() <= 2);
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_costs_a_report_and_never_a_wait() {
+    let api = MockApi::new();
+    let cluster = cluster(&api);
+    let (events, _posting) = cluster.events();
+    let (reporter, _nobody_reads) = Reporting::new(Arc::new(cluster), events);
+    for _ in 0..QUEUE_CAPACITY + 3 {
+        reporter.released(claim_ref("train"));
+    }
+    assert_eq!(reporter.dropped(), 3);
+    let deaf = Reporter::deaf();
+    deaf.released(claim_ref("train"));
+    assert_eq!(deaf.dropped(), 1);
+}
