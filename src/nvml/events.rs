@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 
 use crate::model::names::DeviceUuid;
 
-use super::thread::{Progress, STACK};
+use super::worker::{Progress, STACK};
 use super::{GpuEvent, NvmlError, raw};
 
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;

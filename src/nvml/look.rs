@@ -11,7 +11,7 @@ use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 
 use super::events::BoardName;
-use super::thread::Progress;
+use super::worker::Progress;
 use super::{NvmlError, mig, raw, sysfs, words};
 
 /// No node has more: what is beyond is taken for nonsense.

@@ -5,8 +5,9 @@
 //! every question has a deadline.
 //!
 //! * [`Gpus`]: what the loops ask for; [`Nvml`] is the real thing
+//! * [`ProcessWatch`]: who uses the boards, asked several times a second, apart from the looks
 //! * [`DeviceFiles`]: tells when device files or the library change
-//! * `thread`, `look`, `mig`, `events`: the thread, and what it does
+//! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and what is heard
 //! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
 //! * `library`, `sysfs`, `words`: files and texts
 //!
@@ -18,11 +19,13 @@ mod events;
 mod library;
 mod look;
 mod mig;
+mod processes;
 mod raw;
 mod sysfs;
 mod thread;
 mod watch;
 mod words;
+mod worker;
 
 use std::future::Future;
 
@@ -32,6 +35,7 @@ use crate::inventory::Look;
 use crate::model::names::DeviceUuid;
 
 pub use error::NvmlError;
+pub use processes::{BoardProcesses, GpuProcess, ProcessWatch};
 pub use thread::{Nvml, Settings};
 pub use watch::{DeviceFiles, FilesChanged};
 

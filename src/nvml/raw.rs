@@ -1,5 +1,5 @@
 //! Calls that nvml-wrapper lacks, or whose answers it cannot take: texts that may be no UTF-8, MIG
-//! instances and their placements, events of MIG devices, the addressing mode.
+//! instances and their placements, events of MIG devices, the addressing mode, process lists that grow.
 //!
 //! What all blocks rest on: the functions come from the library that `Nvml` keeps loaded and
 //! initialised for at least as long as the borrow lives, their types are nvml-wrapper-sys' bindings of
@@ -14,7 +14,7 @@ use nvml_wrapper::error::{NvmlError as Code, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, EventSet, Nvml};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlEventData_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t,
-    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlMemory_t, nvmlReturn_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
 use crate::model::gpu::Placement;
@@ -179,4 +179,83 @@ pub(super) fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Event, Code> {
         gpu_instance: instance(data.gpuInstanceId),
         compute_instance: instance(data.computeInstanceId),
     })
+}
+
+/// A board's handle, kept between questions: to be used with the library that gave it, while it is loaded.
+pub(super) struct Board(nvmlDevice_t);
+
+/// `nvmlDeviceGetHandleByUUID`
+pub(super) fn board(nvml: &Nvml, uuid: &str) -> Result<Board, Code> {
+    let device = nvml.device_by_uuid(uuid)?;
+    // SAFETY: the handle is only copied.
+    Ok(Board(unsafe { device.handle() }))
+}
+
+/// One of NVML's lists of a board's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum List {
+    /// Everything with a compute context: bare processes, MPS servers and MPS clients.
+    Compute,
+    /// Clients of an MPS server.
+    Mps,
+    Graphics,
+}
+
+/// A process as a list has it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listed {
+    pub pid: u32,
+    /// None: the driver cannot tell.
+    pub used: Option<u64>,
+}
+
+/// Room for the answers, kept between questions.
+#[derive(Default)]
+pub(super) struct Buffer(Vec<nvmlProcessInfo_t>);
+
+/// Processes that are asked room for at first, and kept free for those that start meanwhile.
+const HEADROOM: usize = 32;
+/// A board has room for far fewer: more is nonsense.
+const PROCESSES_MAX: usize = 1 << 16;
+/// How often a list may have outgrown its buffer before it is given up.
+const TRIES: usize = 4;
+
+/// `nvmlDeviceGet[MPS]Compute|GraphicsRunningProcesses_v3`: one call, unless the list has grown.
+pub(super) fn processes(
+    nvml: &Nvml,
+    board: &Board,
+    list: List,
+    buffer: &mut Buffer,
+) -> Result<Vec<Listed>, Code> {
+    let lib = nvml.lib();
+    let call = *match list {
+        List::Compute => nvml_sym(lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref())?,
+        List::Mps => nvml_sym(lib.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref())?,
+        List::Graphics => nvml_sym(lib.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref())?,
+    };
+    let buffer = &mut buffer.0;
+    let empty = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+    let mut room = HEADROOM;
+    for _ in 0..TRIES {
+        if buffer.len() < room {
+            buffer.resize(room, empty);
+        }
+        let mut count = c_uint::try_from(buffer.len()).unwrap_or(0);
+        // SAFETY: the handle came from this library, which checks it; `count` is live and says how many
+        // entries the buffer has.
+        match nvml_try(unsafe { call(board.0, &mut count, buffer.as_mut_ptr()) }) {
+            Ok(()) => return Ok(buffer.iter().take(count as usize).map(listed).collect()),
+            Err(Code::InsufficientSize(_)) if (count as usize) < PROCESSES_MAX => {
+                room = buffer.len().max(count as usize) + HEADROOM;
+            }
+            Err(code) => return Err(code),
+        }
+    }
+    Err(Code::InsufficientSize(None))
+}
+
+fn listed(info: &nvmlProcessInfo_t) -> Listed {
+    // NVML_VALUE_NOT_AVAILABLE
+    let used = (info.usedGpuMemory != c_ulonglong::MAX).then_some(info.usedGpuMemory);
+    Listed { pid: info.pid, used }
 }

@@ -1,33 +1,20 @@
-//! The thread that talks to NVML, and the handle that the async side holds.
-//!
-//! A call into a hanging driver cannot be ended. So a thread that misses its deadline is left behind:
-//! when its call comes back after all, it finds its queue closed and goes. Meanwhile another thread
-//! takes over, but no more than [`MAX_STUCK`] may be left behind.
+//! The thread that looks at the GPUs, and the handle that the async side holds.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration;
 
-use nvml_wrapper::error::NvmlError as Code;
-use tokio::sync::{broadcast, mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::{broadcast, mpsc};
 
 use crate::inventory::Look;
 
 use super::events::{BoardName, Events};
 use super::look::Session;
-use super::{GpuEvent, Gpus, Load, NvmlError, library};
+use super::worker::{Progress, Reply, Workers};
+use super::{GpuEvent, Gpus, Load, NvmlError, library, worker};
 
-/// Questions that may wait for the thread.
-const COMMANDS: usize = 8;
 /// Events that may wait for a slow reader; it loses the oldest beyond that, and is told how many.
 const EVENTS: usize = 64;
-/// Threads that may hang in NVML before no other is tried.
-const MAX_STUCK: usize = 3;
-/// NVML's calls are shallow; the default of 2 MiB would be address space for nothing.
-pub(super) const STACK: usize = 512 * 1024;
 
 /// What the edge is told at the start.
 #[derive(Debug, Clone)]
@@ -49,120 +36,33 @@ impl Settings {
 #[derive(Debug)]
 pub struct Nvml {
     settings: Arc<Settings>,
-    threads: Mutex<Threads>,
+    workers: Workers<Command>,
     events: broadcast::Sender<GpuEvent>,
 }
 
-#[derive(Debug, Default)]
-struct Threads {
-    current: Option<Thread>,
-    /// Progress of threads that were left behind; gone when they end.
-    stuck: Vec<Weak<Progress>>,
-}
-
-#[derive(Debug, Clone)]
-struct Thread {
-    commands: mpsc::Sender<Command>,
-    progress: Arc<Progress>,
-}
-
 #[derive(Debug)]
-enum Command {
-    Look { load: Load, reply: oneshot::Sender<Result<Look, NvmlError>> },
-}
-
-/// Which call a thread is in, for the words about a hang.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    call: Mutex<(&'static str, Option<u32>)>,
-    left_behind: AtomicBool,
-}
-
-impl Progress {
-    pub fn enter(&self, call: &'static str, index: Option<u32>) {
-        *self.call.lock().unwrap_or_else(PoisonError::into_inner) = (call, index);
-    }
-
-    /// True if nobody waits for this thread's answers any more.
-    pub fn is_left_behind(&self) -> bool {
-        self.left_behind.load(Ordering::Relaxed)
-    }
-
-    fn words(&self) -> String {
-        match *self.call.lock().unwrap_or_else(PoisonError::into_inner) {
-            (call, Some(index)) => format!("{call} on the GPU with index {index}"),
-            ("", None) => "starting the NVML thread".to_owned(),
-            (call, None) => call.to_owned(),
-        }
-    }
+struct Command {
+    load: Load,
+    reply: Reply<Look>,
 }
 
 impl Nvml {
     pub fn new(settings: Settings) -> Self {
         let (events, _) = broadcast::channel(EVENTS);
-        Self { settings: Arc::new(settings), threads: Mutex::default(), events }
+        Self { settings: Arc::new(settings), workers: Workers::new("nvml"), events }
     }
 
     /// Directories where the library is looked for and that exist: worth watching.
     pub fn library_directories(&self) -> Vec<PathBuf> {
         library::directories(&self.settings.driver_root)
     }
-
-    fn thread(&self) -> Result<Thread, NvmlError> {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = threads.current.as_ref().filter(|thread| !thread.commands.is_closed()) {
-            return Ok(thread.clone());
-        }
-        threads.stuck.retain(|progress| progress.strong_count() > 0);
-        if threads.stuck.len() >= MAX_STUCK {
-            return Err(NvmlError::Stuck { threads: threads.stuck.len() });
-        }
-        let started = self.start()?;
-        threads.current = Some(started.clone());
-        Ok(started)
-    }
-
-    fn start(&self) -> Result<Thread, NvmlError> {
-        let (commands, queue) = mpsc::channel(COMMANDS);
-        let progress = Arc::new(Progress::default());
-        let room = Room {
-            settings: self.settings.clone(),
-            progress: progress.clone(),
-            sender: self.events.clone(),
-            open: None,
-        };
-        let builder = thread::Builder::new().name("nvml".to_owned()).stack_size(STACK);
-        builder.spawn(move || room.serve(queue)).map_err(NvmlError::NoThread)?;
-        Ok(Thread { commands, progress })
-    }
-
-    /// Gives up a thread that missed a deadline: its queue is closed when the last sender goes.
-    fn leave_behind(&self, thread: &Thread) {
-        thread.progress.left_behind.store(true, Ordering::Relaxed);
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if threads.current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.progress, &thread.progress)) {
-            threads.current = None;
-            threads.stuck.push(Arc::downgrade(&thread.progress));
-        }
-    }
 }
 
 impl Gpus for Nvml {
     async fn look(&self, load: Load) -> Result<Look, NvmlError> {
-        let limit = self.settings.look_limit;
-        let thread = self.thread()?;
-        let (reply, answer) = oneshot::channel();
-        let exchange = async {
-            let command = Command::Look { load, reply };
-            thread.commands.send(command).await.map_err(|_| NvmlError::ThreadGone)?;
-            answer.await.map_err(|_| NvmlError::ThreadGone)?
-        };
-        let Ok(answer) = timeout(limit, exchange).await else {
-            let call = thread.progress.words();
-            self.leave_behind(&thread);
-            return Err(NvmlError::Timeout { call, limit });
-        };
-        answer
+        let (settings, sender) = (self.settings.clone(), self.events.clone());
+        let serve = move |queue, progress| Room { settings, progress, sender, open: None }.serve(queue);
+        self.workers.ask(self.settings.look_limit, serve, |reply| Command { load, reply }).await
     }
 
     fn events(&self) -> broadcast::Receiver<GpuEvent> {
@@ -170,8 +70,7 @@ impl Gpus for Nvml {
     }
 
     fn stuck_threads(&self) -> usize {
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.stuck.iter().filter(|progress| progress.strong_count() > 0).count()
+        self.workers.stuck()
     }
 }
 
@@ -192,7 +91,7 @@ struct Open {
 
 impl Room {
     fn serve(mut self, mut queue: mpsc::Receiver<Command>) {
-        while let Some(Command::Look { load, reply }) = queue.blocking_recv() {
+        while let Some(Command { load, reply }) = queue.blocking_recv() {
             let look = self.look(load);
             // Nobody waits any more: the caller missed its deadline and said so itself.
             let _ = reply.send(look);
@@ -225,21 +124,9 @@ impl Room {
         Ok(look)
     }
 
-    /// Loads the first library under the driver root that can be loaded.
     fn open(&self) -> Result<Open, NvmlError> {
-        self.progress.enter("looking for the library", None);
-        let mut unusable = None;
-        for path in library::find(&self.settings.driver_root)? {
-            self.progress.enter("nvmlInit_v2", None);
-            match nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init() {
-                Ok(nvml) => return Ok(Open { events: None, nvml: Arc::new(nvml) }),
-                Err(code @ (Code::LibloadingError(_) | Code::FailedToLoadSymbol(_))) => {
-                    unusable.get_or_insert(NvmlError::LibraryUnusable { path, words: code.to_string() });
-                }
-                Err(code) => return Err(NvmlError::of_call("nvmlInit_v2", None, code)),
-            }
-        }
-        Err(unusable.unwrap_or(NvmlError::ThreadGone))
+        let nvml = worker::open(&self.settings.driver_root, &self.progress)?;
+        Ok(Open { events: None, nvml: Arc::new(nvml) })
     }
 
     /// Sees to it that events of these boards are waited for.

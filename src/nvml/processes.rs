@@ -1,0 +1,203 @@
+//! Who uses the boards: NVML's process lists, on a thread of their own, because a look at the GPUs may take
+//! half a minute and whoever watches shares must not be blind meanwhile.
+//!
+//! NVML tells host PIDs. A board has three lists: compute (bare processes, MPS servers, MPS clients), MPS
+//! compute (clients once more), graphics. From Volta on an MPS client's memory is told for the client, and
+//! the server is a process beside it. So the lists are merged by PID, the larger figure counts, and nothing
+//! counts twice.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError as Code;
+use tokio::sync::mpsc;
+
+use super::raw::{self, List};
+use super::worker::{self, Progress, Reply, Workers};
+use super::NvmlError;
+use crate::model::names::DeviceUuid;
+use crate::model::quantity::Bytes;
+
+/// A process that uses a board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuProcess {
+    /// In the host's PID namespace.
+    pub pid: u32,
+    /// Device memory of all its contexts; none: the driver cannot tell.
+    pub used: Option<Bytes>,
+    /// The driver lists it as a client of an MPS server. Of a server the lists tell nothing.
+    pub mps_client: bool,
+}
+
+/// The processes of one board, by PID.
+#[derive(Debug)]
+pub struct BoardProcesses {
+    pub board: DeviceUuid,
+    pub processes: Result<Vec<GpuProcess>, NvmlError>,
+}
+
+/// Asks NVML for process lists. Loads nothing before the first question.
+#[derive(Debug)]
+pub struct ProcessWatch {
+    driver_root: PathBuf,
+    limit: Duration,
+    workers: Workers<Question>,
+}
+
+#[derive(Debug)]
+struct Question {
+    boards: Vec<DeviceUuid>,
+    reply: Reply<Vec<BoardProcesses>>,
+}
+
+impl ProcessWatch {
+    /// `limit`: how long the answer about all boards of a question may take.
+    pub fn new(driver_root: PathBuf, limit: Duration) -> Self {
+        Self { driver_root, limit, workers: Workers::new("nvml-processes") }
+    }
+
+    /// The processes of these boards, in their order. A board that fails by itself does not spoil the others.
+    ///
+    /// # Errors
+    /// The library cannot be used, or did not answer in time.
+    pub async fn processes(&self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
+        let driver_root = self.driver_root.clone();
+        let serve = move |queue, progress| Room { driver_root, progress, open: None }.serve(queue);
+        self.workers.ask(self.limit, serve, |reply| Question { boards, reply }).await
+    }
+
+    /// Lets go of the thread and the library until the next question.
+    pub fn rest(&self) {
+        self.workers.rest();
+    }
+
+    /// Threads that wait in a call that did not return within its deadline.
+    pub fn stuck_threads(&self) -> usize {
+        self.workers.stuck()
+    }
+}
+
+/// The thread's own things.
+struct Room {
+    driver_root: PathBuf,
+    progress: Arc<Progress>,
+    open: Option<Open>,
+}
+
+/// A library that is loaded and initialised, and the handles that it gave. Fields are dropped in this order.
+struct Open {
+    boards: HashMap<DeviceUuid, raw::Board>,
+    buffer: raw::Buffer,
+    nvml: Nvml,
+}
+
+impl Room {
+    fn serve(mut self, mut queue: mpsc::Receiver<Question>) {
+        while let Some(Question { boards, reply }) = queue.blocking_recv() {
+            let answer = self.answer(boards);
+            // Nobody waits any more: the caller missed its deadline and said so itself.
+            let _ = reply.send(answer);
+        }
+        self.close();
+    }
+
+    fn answer(&mut self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => self.open()?,
+        };
+        let mut answers = Vec::with_capacity(boards.len());
+        for board in boards {
+            let processes = open.board(&board, &self.progress);
+            match processes {
+                Err(e) if e.wants_reload() => {
+                    self.open = Some(open);
+                    self.close();
+                    return Err(e);
+                }
+                processes => answers.push(BoardProcesses { board, processes }),
+            }
+        }
+        self.open = Some(open);
+        Ok(answers)
+    }
+
+    fn open(&self) -> Result<Open, NvmlError> {
+        let nvml = worker::open(&self.driver_root, &self.progress)?;
+        Ok(Open { boards: HashMap::new(), buffer: raw::Buffer::default(), nvml })
+    }
+
+    fn close(&mut self) {
+        self.progress.enter("nvmlShutdown", None);
+        self.open = None;
+    }
+}
+
+impl Open {
+    fn board(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+        let board = match self.boards.remove(uuid) {
+            Some(board) => board,
+            None => {
+                let name = "nvmlDeviceGetHandleByUUID";
+                progress.enter(name, None);
+                raw::board(&self.nvml, uuid.as_str()).map_err(|code| NvmlError::of_call(name, None, code))?
+            }
+        };
+        // A handle that failed is asked for anew: the board may have been away.
+        let merged = self.lists(&board, progress)?;
+        self.boards.insert(uuid.clone(), board);
+        Ok(merged)
+    }
+
+    fn lists(&mut self, board: &raw::Board, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+        let mut merged = BTreeMap::new();
+        for (name, list) in [
+            ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),
+            ("nvmlDeviceGetMPSComputeRunningProcesses_v3", List::Mps),
+            ("nvmlDeviceGetGraphicsRunningProcesses_v3", List::Graphics),
+        ] {
+            progress.enter(name, None);
+            let listed = raw::processes(&self.nvml, board, list, &mut self.buffer)
+                .map_err(|code: Code| NvmlError::of_call(name, None, code));
+            match listed {
+                Ok(listed) => merge(&mut merged, list, &listed),
+                // A driver or board without MPS or graphics has no such processes.
+                Err(e) if list != List::Compute && e.is_absence() => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(merged.into_values().collect())
+    }
+}
+
+fn merge(merged: &mut BTreeMap<u32, GpuProcess>, list: List, listed: &[raw::Listed]) {
+    for process in listed {
+        let (pid, used) = (process.pid, process.used.map(Bytes));
+        let known = merged.entry(pid).or_insert(GpuProcess { pid, used: None, mps_client: false });
+        known.used = known.used.max(used);
+        known.mps_client |= list == List::Mps;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_in_several_lists_counts_once_with_its_larger_figure() {
+        let listed = |pid, used: Option<u64>| raw::Listed { pid, used };
+        let mut merged = BTreeMap::new();
+        merge(&mut merged, List::Compute, &[listed(1, Some(418)), listed(2, Some(438)), listed(3, None)]);
+        merge(&mut merged, List::Mps, &[listed(2, Some(440)), listed(3, None)]);
+        merge(&mut merged, List::Graphics, &[listed(1, None), listed(4, Some(7))]);
+        let found: Vec<_> =
+            merged.into_values().map(|p| (p.pid, p.used.map(|used| used.0), p.mps_client)).collect();
+        assert_eq!(
+            found,
+            [(1, Some(418), false), (2, Some(440), true), (3, None, true), (4, Some(7), false)]
+        );
+    }
+}
