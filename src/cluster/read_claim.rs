@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+    ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::ClaimError;
-use crate::model::claim::{Access, Allocated, AllocatedClaim, ClaimRef, Config, ConfigSource};
-use crate::model::names::{ClaimUid, DRIVER, DeviceName, PoolName, RequestName};
+use crate::model::claim::{Access, Allocated, AllocatedClaim, ClaimRef, Config, ConfigSource, PodRef};
+use crate::model::names::{ClaimUid, DRIVER, DeviceName, PodUid, PoolName, RequestName};
 use crate::model::quantity::Quantity;
 
 /// Reads `object`, the claim that now has `claim`'s name.
@@ -34,7 +35,24 @@ pub fn read(claim: &ClaimRef, object: &ResourceClaim) -> Result<AllocatedClaim, 
         return Err(ClaimError::NoneOfOurs { claim: claim.clone() });
     }
     let configs = at.configs(allocation)?;
-    Ok(AllocatedClaim { claim: claim.clone(), requests: requests(object), results, configs })
+    let (pods, reserved_for_others) = consumers(claim, object);
+    let requests = requests(object);
+    Ok(AllocatedClaim { claim: claim.clone(), requests, results, configs, pods, reserved_for_others })
+}
+
+/// The pods that the claim is reserved for (all of its namespace), and whether it is reserved for something
+/// else as well.
+fn consumers(claim: &ClaimRef, object: &ResourceClaim) -> (Vec<PodRef>, bool) {
+    let reserved = object.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
+    let (pods, others): (Vec<_>, Vec<_>) =
+        reserved.partition(|one| is_pod(one.api_group.as_deref(), &one.resource));
+    let pod = |one: &ResourceClaimConsumerReference| PodRef {
+        namespace: claim.namespace.clone(),
+        name: one.name.clone(),
+        uid: PodUid::new(&one.uid),
+    };
+    (pods.into_iter().map(pod).collect(), !others.is_empty())
 }
 
 /// The names of all requests in the spec; of one with alternatives (`firstAvailable`), every alternative.
@@ -264,6 +282,20 @@ mod tests {
         let claim = read(&reference(), &object).unwrap();
         let names: Vec<_> = claim.requests.iter().map(RequestName::as_str).collect();
         assert_eq!(names, ["nic", "gpu/large", "gpu/small"]);
+    }
+
+    #[test]
+    fn the_pods_that_may_use_it_are_named_and_others_told_of() {
+        let mut object = claim(json!({"devices": {"results": [result(json!({}))]}}));
+        let read_with = |object: &ResourceClaim| read(&reference(), object).unwrap();
+        assert_eq!((read_with(&object).pods, read_with(&object).reserved_for_others), (vec![], false));
+        let pod = json!({"resource": "pods", "name": "train-0", "uid": "pod-1"});
+        let group =
+            json!({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "group-1"});
+        object.status.as_mut().unwrap().reserved_for = serde_json::from_value(json!([pod, group])).unwrap();
+        let found = read_with(&object);
+        let train = PodRef { namespace: "ml".into(), name: "train-0".into(), uid: PodUid::from("pod-1") };
+        assert_eq!((found.pods, found.reserved_for_others), (vec![train], true));
     }
 
     #[test]

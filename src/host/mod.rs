@@ -1,4 +1,5 @@
-//! Edge to the node's own system: files that last, locks between processes, the driver's files, programs.
+//! Edge to the node's own system: files that last, locks between processes, the driver's files, programs,
+//! and the processes that run.
 //! Knows how to do things safely; decides nothing about claims or GPUs.
 //!
 //! [`Host`] is what the loops see of it; [`LocalHost`] is the real one. Tests wrap it to stop at any verb.
@@ -6,11 +7,13 @@
 //! May import: model, and cdi's plain data ([`crate::cdi::DriverFiles`]). May name: nix, std::fs, std::process.
 
 pub mod boot;
+pub mod cgroup;
 pub mod device_nodes;
 pub mod driver_root;
 pub mod durable;
 pub mod lock;
 pub mod memory;
+pub mod process;
 pub mod program;
 
 use std::io;
@@ -18,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use durable::Lasting;
 pub use lock::{FileLock, LockError};
+pub use process::{End, EndError, LocalProcesses, Processes};
 pub use program::ProgramError;
 
 use crate::model::names::DeviceUuid;

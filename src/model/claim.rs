@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{ClaimUid, DeviceName, PoolName, RequestName};
+use super::names::{ClaimUid, DeviceName, PodUid, PoolName, RequestName};
 use super::quantity::Quantity;
 
 /// Which ResourceClaim. The UID tells apart claims that were re-created under one name.
@@ -21,6 +21,20 @@ impl fmt::Display for ClaimRef {
     }
 }
 
+/// A pod that may use a claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: PodUid,
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} ({})", self.namespace, self.name, self.uid)
+    }
+}
+
 /// An allocated claim, reduced to our driver's part: other drivers' results and configuration are
 /// left out by the edge that reads the object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +46,10 @@ pub struct AllocatedClaim {
     pub results: Vec<Allocated>,
     /// Class entries first, then the claim's: later ones win (KEP-3063).
     pub configs: Vec<Config>,
+    /// The pods of `status.reservedFor`: nobody else is given the claim's devices.
+    pub pods: Vec<PodRef>,
+    /// Something other than a pod is in `status.reservedFor`: more pods than those may use the claim.
+    pub reserved_for_others: bool,
 }
 
 /// One `status.allocation.devices.results[]` entry of our driver.

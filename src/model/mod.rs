@@ -4,6 +4,7 @@
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB
 //! * [`gpu`]: GPUs and MIG devices as this node has them
 //! * [`claim`]: a claim and what was allocated to it
+//! * [`process`]: a process of the host, told apart from later ones with its PID
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
 //!
 //! May import: nothing of ours. May name: serde, thiserror.
@@ -11,6 +12,7 @@
 pub mod claim;
 pub mod gpu;
 pub mod names;
+pub mod process;
 pub mod quantity;
 pub mod share;
 

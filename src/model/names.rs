@@ -57,6 +57,10 @@ name!(
     ClaimUid
 );
 name!(
+    /// A pod's UID, as control groups and `status.reservedFor` have it.
+    PodUid
+);
+name!(
     /// The kernel's boot id: another one means that everything but the disk is gone.
     BootId
 );

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
+use tokio::sync::watch;
 
 use super::lanes::Held;
 use crate::host::{FileLock, Host, Lasting, LockError, durable};
@@ -52,6 +53,8 @@ pub struct Store {
     folder: PathBuf,
     host: Arc<dyn Host>,
     index: Mutex<Index>,
+    /// Counts changes of the index.
+    changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -75,7 +78,8 @@ impl Store {
         let (at_rest, seen) = lanes_at_rest(lanes)?;
         let records = read_all(&folder)?;
         drop(at_rest);
-        Ok(Self { folder, host, index: Mutex::new(Index { records, seen }) })
+        let changes = watch::Sender::new(0);
+        Ok(Self { folder, host, index: Mutex::new(Index { records, seen }), changes })
     }
 
     /// Clears what was left half written longer than `age` ago.
@@ -97,6 +101,7 @@ impl Store {
             // Fails first, believes afterwards: who asks again must not be given the old index.
             index.records = read_all(&self.folder)?;
             index.seen.extend(changed);
+            self.tell_of_change();
         }
         Ok(())
     }
@@ -107,6 +112,7 @@ impl Store {
         // Under the index's lock: a change of ours is in the index or on the disk, or comes later.
         let mut index = self.index();
         index.records = read_all(&self.folder)?;
+        self.tell_of_change();
         Ok(())
     }
 
@@ -123,6 +129,12 @@ impl Store {
     /// All records, for the sweeper, metrics and `inspect`.
     pub fn all(&self) -> Vec<Record> {
         self.index().records.values().map(|stored| stored.record.clone()).collect()
+    }
+
+    /// A number that grows with every change of what [`Store::all`] gives, whoever made it. What another
+    /// process does is seen when its lanes are taken or all is read again.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// How many records are in which phase: applying, ready, releasing.
@@ -179,6 +191,7 @@ impl Store {
             Some(stored) => drop(index.records.insert(uid.clone(), stored)),
             None => drop(index.records.remove(uid)),
         }
+        self.tell_of_change();
         written
     }
 
@@ -205,6 +218,7 @@ impl Store {
             Mark::Ready => Phase::Ready,
             Mark::Releasing => Phase::Releasing,
         };
+        self.tell_of_change();
         Ok(())
     }
 
@@ -219,6 +233,7 @@ impl Store {
         let told = self.bump(held, claim, &gpus);
         self.host.remove(&path).map_err(io_error("remove", &path))?;
         self.index().records.remove(claim);
+        self.tell_of_change();
         told
     }
 
@@ -234,6 +249,10 @@ impl Store {
             index.seen.insert(gpu.clone(), Some(number));
         }
         Ok(())
+    }
+
+    fn tell_of_change(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn path(&self, claim: &ClaimUid) -> Result<PathBuf, StoreError> {

@@ -15,9 +15,9 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError as Code;
 use tokio::sync::mpsc;
 
+use super::NvmlError;
 use super::raw::{self, List};
 use super::worker::{self, Progress, Reply, Workers};
-use super::NvmlError;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 

@@ -65,6 +65,8 @@ fn claim(uid: &str, results: Vec<Allocated>) -> AllocatedClaim {
         requests: results.iter().map(|result| result.request.clone()).collect(),
         results,
         configs: Vec::new(),
+        pods: Vec::new(),
+        reserved_for_others: false,
     }
 }
 
