@@ -3,6 +3,7 @@
 //!
 //! * [`capacity`]: a board and the node's policy → what may be granted of it, or why nothing
 //! * [`ask`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]
+//! * [`watch`]: looks at the boards' processes → who is over its grant, and who is to be ended
 //! * [`mps`]: grants → what a client needs, what a daemon is set to, the client's environment
 //!
 //! May import: model. May name: thiserror.
@@ -10,6 +11,8 @@
 mod ask;
 mod capacity;
 mod mps;
+mod usage;
+pub mod watch;
 
 pub use ask::{Asked, ShareError, ask, fits};
 pub use capacity::{
@@ -17,3 +20,4 @@ pub use capacity::{
     rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
+pub use usage::Usage;

@@ -1,0 +1,464 @@
+//! Who takes more than was granted, and what is done about it: one look at the boards after another, folded
+//! into verdicts. Time is an argument.
+//!
+//! | seen | verdict |
+//! |---|---|
+//! | over the grant in two looks in a row | [`Verdict::Over`], once until it is [`Verdict::Recovered`] |
+//! | more processes than the claim has client slots, twice in a row | [`Verdict::Crowded`] |
+//! | over grant and grace, twice in a row | [`Verdict::End`] for as many processes as must go until it fits |
+//! | a process of no claim on a shared board, twice in a row | [`Verdict::Foreign`], and [`Verdict::End`] |
+//!
+//! One look may fall between an allocation and the release that goes with it; two in a row tell a state.
+//! Going back counts only after two looks as well, so that a claim at its limit is not told of without end.
+//!
+//! **Whom it hits.** A process that alone holds more than its part of the claim (grant / declared processes)
+//! broke the promise: the largest goes first, so that as few as possible go. If each keeps to its part, there
+//! are too many of them: the newest goes first, for the older ones were there within the grant.
+//!
+//! **How.** A client of an MPS server is first ended by the daemon (`terminate_client`), which leaves its
+//! neighbours alone; SIGKILL in the middle of a kernel may wedge the server (MPS guide, "Client termination").
+//! What still holds memory two looks later is killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::usage::{Usage, usage};
+use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
+use crate::model::process::ProcessKey;
+use crate::model::quantity::Bytes;
+
+/// Looks in a row after which a state is believed.
+const BELIEVED: u32 = 2;
+/// Looks after which a client that was terminated, and still holds memory, is killed.
+const UNTIL_KILL: u32 = 2;
+/// Looks after which a killed process that is still there is killed again: one that hangs in the kernel
+/// cannot go at once.
+const UNTIL_AGAIN: u32 = 20;
+
+/// What follows from being over the grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WatchPolicy {
+    /// False: verdicts for people only, never [`Verdict::End`].
+    pub terminate: bool,
+    /// Over the grant by more than this, a process is ended.
+    pub grace: Bytes,
+}
+
+/// A process on a board.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub process: ProcessKey,
+    /// None: the driver cannot tell.
+    pub used: Option<Bytes>,
+    /// A client of an MPS server that can be asked to end it.
+    pub client: bool,
+    /// None: a process of the host.
+    pub pod: Option<PodUid>,
+}
+
+/// What one claim was granted of the board.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Granted {
+    pub claim: ClaimUid,
+    /// None: its memory is not counted.
+    pub memory: Option<Bytes>,
+    /// What one process may have.
+    pub part: Option<Bytes>,
+    /// Client processes that its slots are for.
+    pub processes: u32,
+    /// Pods that may use it, as far as they are known.
+    pub pods: Vec<PodUid>,
+}
+
+/// Claims whose use is counted together, because a pod has all of them, and their processes. One claim, as a
+/// rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    pub claims: Vec<Granted>,
+    pub processes: Vec<Seen>,
+}
+
+/// What one look found on a board. A board that did not answer has none; what is believed of it stays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoardLook {
+    pub gpu: DeviceUuid,
+    /// All claims of the board, those without processes too.
+    pub accounts: Vec<Account>,
+    /// Processes that are known to belong to no claim.
+    pub foreign: Vec<Seen>,
+}
+
+/// Where something was found.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    pub gpu: DeviceUuid,
+    /// Sorted.
+    pub claims: Vec<ClaimUid>,
+}
+
+/// An account in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    pub limit: Bytes,
+    pub used: Bytes,
+    /// The most that was seen.
+    pub peak: Bytes,
+    pub processes: usize,
+    /// How many of them the driver tells no memory of.
+    pub uncounted: usize,
+}
+
+/// What a look came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Over {
+        holder: Holder,
+        numbers: Numbers,
+    },
+    Crowded {
+        holder: Holder,
+        processes: usize,
+        allowed: u32,
+    },
+    /// It is over, after this many milliseconds.
+    Recovered {
+        holder: Holder,
+        from: Trouble,
+        numbers: Numbers,
+        lasted_ms: u64,
+    },
+    Foreign {
+        gpu: DeviceUuid,
+        seen: Seen,
+    },
+    /// A process is to be ended. Without claims: it is foreign.
+    End {
+        holder: Holder,
+        seen: Seen,
+        how: How,
+    },
+}
+
+/// What was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    Memory,
+    Processes,
+}
+
+/// How a process is to be ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// By the MPS daemon.
+    Terminate,
+    Kill,
+}
+
+/// What is believed, from one look to the next.
+#[derive(Debug, Default)]
+pub struct Watch {
+    boards: BTreeMap<DeviceUuid, Board>,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    accounts: BTreeMap<Vec<ClaimUid>, State>,
+    foreign: BTreeMap<ProcessKey, Episode>,
+    ending: BTreeMap<ProcessKey, Ending>,
+    peaks: BTreeMap<(ClaimUid, Option<PodUid>), Bytes>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    over: Episode,
+    crowded: Episode,
+    /// Looks in a row in which what is not being ended was over grant and grace.
+    beyond: u32,
+    peak: Bytes,
+}
+
+/// Something that is so, or not, from look to look.
+#[derive(Debug, Default)]
+struct Episode {
+    /// Looks in a row that speak against what is believed.
+    against: u32,
+    /// Since when it is so, once it is believed.
+    since_ms: Option<u64>,
+    first_ms: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    None,
+    Began,
+    Ended { lasted_ms: u64 },
+}
+
+impl Episode {
+    fn look(&mut self, is: bool, now_ms: u64) -> Turn {
+        if is == self.since_ms.is_some() {
+            self.against = 0;
+            return Turn::None;
+        }
+        if self.against == 0 {
+            self.first_ms = now_ms;
+        }
+        self.against += 1;
+        if self.against < BELIEVED {
+            return Turn::None;
+        }
+        self.against = 0;
+        match self.since_ms.take() {
+            Some(since) => Turn::Ended { lasted_ms: self.first_ms.saturating_sub(since) },
+            None => {
+                self.since_ms = Some(self.first_ms);
+                Turn::Began
+            }
+        }
+    }
+
+    fn is_on(&self) -> bool {
+        self.since_ms.is_some()
+    }
+}
+
+/// A process that was told to end.
+#[derive(Debug)]
+struct Ending {
+    how: How,
+    looks: u32,
+}
+
+impl Watch {
+    /// Forgets boards that are not shared any more.
+    pub fn keep(&mut self, shared: &BTreeSet<DeviceUuid>) {
+        self.boards.retain(|gpu, _| shared.contains(gpu));
+    }
+
+    /// Takes one look in.
+    pub fn fold(
+        &mut self,
+        policy: &WatchPolicy,
+        now_ms: u64,
+        looks: &[BoardLook],
+    ) -> (Vec<Verdict>, Vec<Usage>) {
+        let (mut verdicts, mut rows) = (Vec::new(), Vec::new());
+        for look in looks {
+            let board = self.boards.entry(look.gpu.clone()).or_default();
+            let mut fold = Fold { policy, now_ms, gpu: &look.gpu, verdicts: &mut verdicts };
+            board.fold(look, &mut fold);
+            rows.extend(usage(look, &mut board.peaks));
+        }
+        (verdicts, rows)
+    }
+}
+
+/// What every step of a fold needs.
+struct Fold<'a> {
+    policy: &'a WatchPolicy,
+    now_ms: u64,
+    gpu: &'a DeviceUuid,
+    verdicts: &'a mut Vec<Verdict>,
+}
+
+impl Fold<'_> {
+    fn end(&mut self, claims: &[ClaimUid], seen: &Seen, how: How) {
+        let holder = Holder { gpu: self.gpu.clone(), claims: claims.to_vec() };
+        self.verdicts.push(Verdict::End { holder, seen: seen.clone(), how });
+    }
+}
+
+impl Board {
+    fn fold(&mut self, look: &BoardLook, fold: &mut Fold<'_>) {
+        let mut states = BTreeMap::new();
+        let mut ending = BTreeMap::new();
+        for account in &look.accounts {
+            let claims = names(account);
+            let mut state = self.take_state(&claims);
+            let endings = self.take_endings(&account.processes);
+            state.fold(account, &claims, endings, fold, &mut ending);
+            states.insert(claims, state);
+        }
+        self.fold_foreign(&look.foreign, fold, &mut ending);
+        self.accounts = states;
+        self.ending = ending;
+    }
+
+    /// The state of these claims; if they are counted with others than before, that of one of them.
+    fn take_state(&mut self, claims: &[ClaimUid]) -> State {
+        let same = |key: &&Vec<ClaimUid>| key.as_slice() == claims;
+        let akin = |key: &&Vec<ClaimUid>| key.iter().any(|claim| claims.contains(claim));
+        let key = self.accounts.keys().find(same).or_else(|| self.accounts.keys().find(akin)).cloned();
+        key.and_then(|key| self.accounts.remove(&key)).unwrap_or_default()
+    }
+
+    fn take_endings(&mut self, processes: &[Seen]) -> BTreeMap<ProcessKey, Ending> {
+        let taken = processes.iter().filter_map(|seen| self.ending.remove_entry(&seen.process));
+        taken.collect()
+    }
+
+    fn fold_foreign(
+        &mut self,
+        foreign: &[Seen],
+        fold: &mut Fold<'_>,
+        ending: &mut BTreeMap<ProcessKey, Ending>,
+    ) {
+        let mut endings = self.take_endings(foreign);
+        let mut episodes = BTreeMap::new();
+        for seen in foreign {
+            let mut episode = self.foreign.remove(&seen.process).unwrap_or_default();
+            if episode.look(true, fold.now_ms) == Turn::Began {
+                fold.verdicts.push(Verdict::Foreign { gpu: fold.gpu.clone(), seen: seen.clone() });
+            }
+            if fold.policy.terminate && episode.is_on() {
+                let told = escalate(endings.remove(&seen.process), &[], seen, fold);
+                ending.insert(seen.process, told);
+            }
+            episodes.insert(seen.process, episode);
+        }
+        self.foreign = episodes;
+    }
+}
+
+/// Tells a process to end that is still there: at first, then more firmly.
+fn escalate(before: Option<Ending>, claims: &[ClaimUid], seen: &Seen, fold: &mut Fold<'_>) -> Ending {
+    let how = match before {
+        None if seen.client => How::Terminate,
+        None => How::Kill,
+        Some(ending) => {
+            let looks = ending.looks + 1;
+            let patience = match ending.how {
+                How::Terminate => UNTIL_KILL,
+                How::Kill => UNTIL_AGAIN,
+            };
+            if looks < patience {
+                return Ending { how: ending.how, looks };
+            }
+            How::Kill
+        }
+    };
+    fold.end(claims, seen, how);
+    Ending { how, looks: 0 }
+}
+
+impl State {
+    fn fold(
+        &mut self,
+        account: &Account,
+        claims: &[ClaimUid],
+        mut endings: BTreeMap<ProcessKey, Ending>,
+        fold: &mut Fold<'_>,
+        ending: &mut BTreeMap<ProcessKey, Ending>,
+    ) {
+        let used = sum(&account.processes);
+        self.peak = self.peak.max(used);
+        self.count(account, claims, fold);
+        // Not counted, so never over.
+        let Some(limit) = limit(account) else { return };
+        self.measure(account, claims, limit, fold);
+        if !fold.policy.terminate {
+            return;
+        }
+        let mut staying = Vec::new();
+        for seen in &account.processes {
+            // Back within the grant: what could not be ended may live.
+            match endings.remove(&seen.process).filter(|_| used > limit && holds(seen)) {
+                Some(told) => {
+                    let told = escalate(Some(told), claims, seen, fold);
+                    ending.insert(seen.process, told);
+                }
+                None => staying.push(seen),
+            }
+        }
+        let mut left = staying.iter().map(|seen| seen.used.unwrap_or_default().0).sum::<u64>();
+        let far = left > limit.0.saturating_add(fold.policy.grace.0);
+        self.beyond = if far { self.beyond + 1 } else { 0 };
+        if self.beyond < BELIEVED {
+            return;
+        }
+        self.beyond = 0;
+        order(&mut staying, part(account));
+        for seen in staying {
+            if left <= limit.0 {
+                break;
+            }
+            left -= seen.used.unwrap_or_default().0;
+            ending.insert(seen.process, escalate(None, claims, seen, fold));
+        }
+    }
+
+    fn measure(&mut self, account: &Account, claims: &[ClaimUid], limit: Bytes, fold: &mut Fold<'_>) {
+        let used = sum(&account.processes);
+        let numbers = self.numbers(account, limit, used);
+        let holder = || Holder { gpu: fold.gpu.clone(), claims: claims.to_vec() };
+        match self.over.look(used > limit, fold.now_ms) {
+            Turn::None => {}
+            Turn::Began => fold.verdicts.push(Verdict::Over { holder: holder(), numbers }),
+            Turn::Ended { lasted_ms } => {
+                let from = Trouble::Memory;
+                fold.verdicts.push(Verdict::Recovered { holder: holder(), from, numbers, lasted_ms });
+            }
+        }
+    }
+
+    fn count(&mut self, account: &Account, claims: &[ClaimUid], fold: &mut Fold<'_>) {
+        let allowed = account.claims.iter().fold(0_u32, |sum, claim| sum.saturating_add(claim.processes));
+        let processes = account.processes.len();
+        let crowded = u32::try_from(processes).unwrap_or(u32::MAX) > allowed;
+        let holder = || Holder { gpu: fold.gpu.clone(), claims: claims.to_vec() };
+        match self.crowded.look(crowded, fold.now_ms) {
+            Turn::None => {}
+            Turn::Began => {
+                fold.verdicts.push(Verdict::Crowded { holder: holder(), processes, allowed });
+            }
+            Turn::Ended { lasted_ms } => {
+                let (limit, used) = (limit(account).unwrap_or_default(), sum(&account.processes));
+                let numbers = self.numbers(account, limit, used);
+                let from = Trouble::Processes;
+                fold.verdicts.push(Verdict::Recovered { holder: holder(), from, numbers, lasted_ms });
+            }
+        }
+    }
+
+    fn numbers(&self, account: &Account, limit: Bytes, used: Bytes) -> Numbers {
+        let uncounted = account.processes.iter().filter(|seen| seen.used.is_none()).count();
+        Numbers { limit, used, peak: self.peak, processes: account.processes.len(), uncounted }
+    }
+}
+
+/// True unless it is known that the process holds nothing any more.
+fn holds(seen: &Seen) -> bool {
+    seen.used != Some(Bytes(0))
+}
+
+fn names(account: &Account) -> Vec<ClaimUid> {
+    let mut claims: Vec<_> = account.claims.iter().map(|granted| granted.claim.clone()).collect();
+    claims.sort();
+    claims
+}
+
+/// What the claims may have together; none if one of them is not counted.
+fn limit(account: &Account) -> Option<Bytes> {
+    account.claims.iter().try_fold(Bytes(0), |sum, claim| Some(Bytes(sum.0.saturating_add(claim.memory?.0))))
+}
+
+/// What one process may have: of several claims, the largest part.
+fn part(account: &Account) -> Bytes {
+    account.claims.iter().filter_map(|claim| claim.part).max().unwrap_or_default()
+}
+
+fn sum(processes: &[Seen]) -> Bytes {
+    Bytes(processes.iter().fold(0, |sum, seen| sum.saturating_add(seen.used.unwrap_or_default().0)))
+}
+
+/// First who goes first: see the module's text. Who holds nothing that is known goes last.
+fn order(processes: &mut [&Seen], part: Bytes) {
+    processes.sort_by_key(|seen| {
+        let used = seen.used.unwrap_or_default();
+        let size = if used > part { used.0 } else { 0 };
+        let rank = u8::from(used.0 > 0);
+        std::cmp::Reverse((rank, size, seen.process.started, seen.process.pid))
+    });
+}
+
+#[cfg(test)]
+mod tests;
