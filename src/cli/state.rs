@@ -1,10 +1,14 @@
 //! What the node plugin says of itself at `/state`, read back. Parts that are missing count as not known,
 //! so that a state written by another release can be shown as well.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 use crate::inventory::Inventory;
 use crate::ledger::Intent;
+use crate::model::names::DeviceName;
+use crate::slices::Offered;
 
 /// The parts that people are shown; `node::state` writes them.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -49,6 +53,8 @@ pub struct Published {
     pub slices: usize,
     pub devices: usize,
     pub dropped: Option<String>,
+    /// How each board is offered.
+    pub offered: BTreeMap<DeviceName, Offered>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -159,6 +159,14 @@ impl KubeCluster {
         Ok(list.items.into_iter().map(stored).collect())
     }
 
+    async fn create(&self, slice: &ResourceSlice, how: PostParams) -> Result<ResourceSlice, CallError> {
+        let meta = &slice.metadata;
+        let name = || meta.name.as_ref().or(meta.generate_name.as_ref()).map_or("", String::as_str);
+        let verb = if how.dry_run { "CREATE (dry run)" } else { "CREATE" };
+        let what = || format!("{verb} resourceslices {}", name());
+        call(self.limit, what, self.all_slices().create(&how, slice)).await
+    }
+
     async fn delete(&self, slice: &SliceRef) -> Result<(), CallError> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {
@@ -210,13 +218,11 @@ impl Cluster for KubeCluster {
         &'a self,
         slice: &'a ResourceSlice,
     ) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
-        Box::pin(async move {
-            let api = self.all_slices();
-            let meta = &slice.metadata;
-            let name = || meta.name.as_ref().or(meta.generate_name.as_ref()).map_or("", String::as_str);
-            let what = || format!("CREATE resourceslices {}", name());
-            call(self.limit, what, api.create(&post(), slice)).await
-        })
+        Box::pin(self.create(slice, post()))
+    }
+
+    fn try_slice<'a>(&'a self, slice: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        Box::pin(self.create(slice, PostParams { dry_run: true, ..post() }))
     }
 
     fn update_slice<'a>(

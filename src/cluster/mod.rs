@@ -60,6 +60,9 @@ pub trait Cluster: Send + Sync + 'static {
         slice: &'a ResourceSlice,
     ) -> BoxFuture<'a, Result<ResourceSlice, CallError>>;
 
+    /// What the API server would store of a new slice (a dry run): nothing is stored.
+    fn try_slice<'a>(&'a self, slice: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>>;
+
     /// Replaces a slice of ours. Its `metadata.resourceVersion` must be the stored one, else
     /// [`CallError::Conflict`].
     fn update_slice<'a>(

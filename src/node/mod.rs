@@ -19,6 +19,7 @@ pub mod discovery;
 pub mod executor;
 pub mod health;
 pub mod lanes;
+pub mod offering;
 pub mod preparer;
 pub mod publisher;
 pub mod reporter;

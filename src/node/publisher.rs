@@ -5,6 +5,7 @@
 //! held to one repair per [`Pace::repair`]; content that flaps is written at most once per
 //! [`Pace::content`], because each write makes the scheduler look at all waiting pods again.
 //! On stop the slices stay: kubelet wipes them if nobody comes back.
+//! What the API server does not keep (shares, taints) is not sent over and over; see [`super::offering`].
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,13 +20,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::offering::{Keeps, Offering};
 use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
 use crate::inventory::Inventory;
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
-use crate::model::names::NodeName;
+use crate::model::names::{DeviceName, NodeName};
+use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Change, Dropped, Obsolete, Owner, Seen, SliceContent, Target, Write, desired, diff, dropped, violations,
+    Change, Dropped, How, Obsolete, Offer, Offered, Owner, Seen, SliceContent, Taints, Target, Write,
+    desired, diff, dropped, offered, violations,
 };
 
 /// How long things wait. The defaults are for production; tests take shorter ones.
@@ -44,6 +48,8 @@ pub struct Pace {
     pub retry_most: Duration,
     /// Between two tries to get the lock.
     pub lock: Duration,
+    /// Until an API server that does not keep everything is asked whether it does now.
+    pub ask_again: Duration,
 }
 
 impl Default for Pace {
@@ -56,6 +62,7 @@ impl Default for Pace {
             retry: Duration::from_millis(200),
             retry_most: Duration::from_secs(30),
             lock: Duration::from_millis(250),
+            ask_again: Duration::from_secs(3600),
         }
     }
 }
@@ -83,6 +90,10 @@ pub struct Publication {
     pub failures: u64,
     /// What this API server does not keep.
     pub dropped: Dropped,
+    /// And whether it keeps shares.
+    pub keeps: Keeps,
+    /// How each board is offered.
+    pub offered: BTreeMap<DeviceName, Offered>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +126,8 @@ enum Outcome {
     Settled,
     /// There is something to write, but not before then.
     NotBefore(Instant),
+    /// The API server does not keep shares: something else is to be written.
+    Otherwise,
 }
 
 /// The loop. One per node and driver.
@@ -124,6 +137,8 @@ pub struct Publisher {
     inventory: watch::Receiver<Inventory>,
     pace: Pace,
     state: watch::Sender<Publication>,
+    offering: Offering,
+    taints: Taints,
     /// What is to be published; `None` before the first look.
     contents: Option<Vec<SliceContent>>,
     /// `contents` has been in the API server: what differs from it now is somebody else's doing.
@@ -163,6 +178,8 @@ impl Publisher {
             writes: 0,
             failures: 0,
             dropped: Dropped::default(),
+            keeps: Keeps::Untold,
+            offered: BTreeMap::new(),
         });
         let publisher = Self {
             cluster,
@@ -170,6 +187,8 @@ impl Publisher {
             inventory,
             pace: Pace::default(),
             state,
+            offering: Offering::new(SharingPolicy::default()),
+            taints: Taints::new(),
             contents: None,
             settled: false,
             wiped: false,
@@ -185,6 +204,11 @@ impl Publisher {
 
     pub fn with_pace(self, pace: Pace) -> Self {
         Self { pace, ..self }
+    }
+
+    /// Another policy than the default one.
+    pub fn with_sharing(self, policy: SharingPolicy) -> Self {
+        Self { offering: Offering::new(policy), ..self }
     }
 
     /// Publishes until `stop`, or until the inventory's sender is gone. The lock is given back at once
@@ -226,6 +250,7 @@ impl Publisher {
         self.inventory.mark_changed();
         loop {
             let due = self.due.filter(|_| self.contents.is_some());
+            let ask_again = self.ask_again_at();
             tokio::select! {
                 changed = self.inventory.changed() => match changed {
                     Ok(()) => self.take_inventory(),
@@ -237,27 +262,37 @@ impl Publisher {
                     let outcome = self.attempt().await;
                     self.conclude(outcome);
                 }
+                () = until(ask_again) => self.ask_again().await,
             }
         }
     }
 
     fn take_inventory(&mut self) {
-        let (contents, empty_because) = match &*self.inventory.borrow_and_update() {
+        let (gpus, empty_because) = match &*self.inventory.borrow_and_update() {
             Inventory::Unknown => return,
-            Inventory::Found(gpus) => (desired(gpus, &self.node), None),
-            Inventory::Unavailable { reason } => {
-                (desired(&NodeGpus::default(), &self.node), Some(reason.clone()))
-            }
+            Inventory::Found(gpus) => (gpus.clone(), None),
+            Inventory::Unavailable { reason } => (NodeGpus::default(), Some(reason.clone())),
         };
+        let offered = offered(&gpus, self.offering.offer());
+        let keeps = self.offering.keeps();
         self.state.send_if_modified(|state| {
-            std::mem::replace(&mut state.empty_because, empty_because.clone()) != empty_because
+            let empty = std::mem::replace(&mut state.empty_because, empty_because.clone()) != empty_because;
+            let keeping = std::mem::replace(&mut state.keeps, keeps) != keeps;
+            let offers = state.offered != offered;
+            state.offered = offered;
+            empty || keeping || offers
         });
+        let contents = self.contents_of(&gpus, self.offering.offer());
         if self.contents.as_ref() != Some(&contents) {
             self.contents = Some(contents);
             self.settled = false;
             self.due = Some(Instant::now());
             self.phase(Phase::Pending);
         }
+    }
+
+    fn contents_of(&self, gpus: &NodeGpus, offer: Offer<'_>) -> Vec<SliceContent> {
+        desired(gpus, &self.node, How { offer, taints: &self.taints })
     }
 
     fn take_event(&mut self, event: &SliceEvent) {
@@ -297,6 +332,13 @@ impl Publisher {
                 self.due = Some(at);
                 self.phase(Phase::Pending);
             }
+            Ok(Outcome::Otherwise) => {
+                self.failures_in_row = 0;
+                // Not a change of content: it does not wait for the pace.
+                self.times.content = None;
+                self.take_inventory();
+                self.due = Some(Instant::now());
+            }
             Err(error) => {
                 self.failures_in_row += 1;
                 // What is invalid stays so until the inventory changes.
@@ -319,6 +361,7 @@ impl Publisher {
         self.times.look = Some(Instant::now());
         let seen = seen(self.cluster.slices().await?);
         self.remember(&seen);
+        self.offering.see(&seen);
         let change = self.diff(&seen);
         if change.is_empty() {
             self.wiped = false;
@@ -336,14 +379,67 @@ impl Publisher {
             let node_uid = self.cluster.node_uid().await?;
             self.owner = Some(Owner { node: self.node.clone(), node_uid });
         }
+        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await {
+            return Ok(Outcome::Otherwise);
+        }
         let change = self.diff(&seen);
-        self.carry_out(&change).await?;
+        let otherwise = self.carry_out(&change).await?;
         self.note_time();
-        Ok(Outcome::Settled)
+        Ok(if otherwise { Outcome::Otherwise } else { Outcome::Settled })
+    }
+
+    fn wants_shares(&self) -> bool {
+        let mut devices = self.contents.iter().flatten().flat_map(|content| &content.devices);
+        devices.any(|device| device.allow_multiple_allocations == Some(true))
+    }
+
+    /// When the API server is to be asked whether it keeps more than it did.
+    fn ask_again_at(&self) -> Option<Instant> {
+        let told = self.offering.told.filter(|_| !self.state.borrow().dropped.is_empty());
+        told.map(|told| told + self.pace.ask_again)
+    }
+
+    async fn ask_again(&mut self) {
+        if self.ask().await {
+            info!(keeps = ?self.offering.keeps(), "the API server treats shares otherwise than before");
+            self.times.content = None;
+        }
+        self.take_inventory();
+        // What was dropped and is not any more differs from what is stored.
+        self.due = Some(Instant::now());
+    }
+
+    /// Asks the API server, in a dry run, what it would keep. True if boards are to be published otherwise
+    /// than before. Without an answer a real write will tell.
+    async fn ask(&mut self) -> bool {
+        self.offering.told = Some(Instant::now());
+        let Inventory::Found(gpus) = self.inventory.borrow().clone() else { return false };
+        let contents = self.contents_of(&gpus, self.offering.with_shares());
+        let owner = self.owner.clone().unwrap_or_else(|| self.nobody());
+        let known = Dropped::default();
+        let target = Target { contents: &contents, owner: &owner, dropped: &known, known_generation: 0 };
+        let mut lost = Dropped::default();
+        for write in diff(&target, &Seen::default()).writes {
+            let (Write::Create(slice) | Write::Update(slice)) = write;
+            match self.cluster.try_slice(&slice).await {
+                Ok(stored) => lost.merge(dropped(&slice.spec, &stored.spec)),
+                Err(error) => {
+                    debug!(error = error_chain(&error), "what the API server keeps could not be asked");
+                    return false;
+                }
+            }
+        }
+        let otherwise = self.offering.learn(&lost);
+        self.tell_dropped(lost);
+        otherwise
+    }
+
+    fn nobody(&self) -> Owner {
+        Owner { node: self.node.clone(), node_uid: String::new() }
     }
 
     fn diff(&self, seen: &Seen) -> Change {
-        let nobody = Owner { node: self.node.clone(), node_uid: String::new() };
+        let nobody = self.nobody();
         let target = Target {
             contents: self.contents.as_deref().unwrap_or_default(),
             owner: self.owner.as_ref().unwrap_or(&nobody),
@@ -394,7 +490,8 @@ impl Publisher {
         self.stored = stored;
     }
 
-    async fn carry_out(&mut self, change: &Change) -> Result<(), PublishError> {
+    /// True if the API server turned out to treat shares otherwise than was believed.
+    async fn carry_out(&mut self, change: &Change) -> Result<bool, PublishError> {
         for gone in &change.deletes {
             info!(slice = gone.name, "deleting a slice that is not wanted");
             self.stored.remove(&gone.name);
@@ -412,22 +509,29 @@ impl Publisher {
             self.known_generation = self.known_generation.max(stored.spec.pool.generation);
             self.stored.extend([entry(&stored)]);
         }
-        self.learn(lost, change);
+        let otherwise = self.learn(lost, change);
         info!(generation = change.generation, writes = change.writes.len(), "slices published");
-        Ok(())
+        Ok(otherwise)
     }
 
     /// Takes note of what the API server did not keep. A rewrite of every slice tells anew; one slice
-    /// alone can only add to what is known.
-    fn learn(&mut self, lost: Dropped, change: &Change) {
+    /// alone can only add to what is known. True as for [`Self::carry_out`].
+    fn learn(&mut self, lost: Dropped, change: &Change) -> bool {
         let all = change.writes.len() == self.contents.as_ref().map_or(0, Vec::len);
-        let before = self.state.borrow().dropped.clone();
-        let mut now = if all { Dropped::default() } else { before.clone() };
+        let shares = self.wants_shares();
+        let otherwise = (all && shares || lost.shares()) && self.offering.learn(&lost);
+        let mut now = if all { self.offering.dropped().clone() } else { self.state.borrow().dropped.clone() };
         now.merge(lost);
-        if now == before {
+        self.tell_dropped(now);
+        otherwise
+    }
+
+    fn tell_dropped(&mut self, now: Dropped) {
+        if self.state.borrow().dropped == now {
             return;
         }
         if !now.is_empty() {
+            self.offering.told.get_or_insert_with(Instant::now);
             warn!(fields = %now, "the API server does not keep all that was published");
         }
         self.state.send_modify(|state| state.dropped = now);
@@ -439,7 +543,7 @@ impl Publisher {
         let devices = contents.iter().map(|content| content.devices.len()).sum();
         self.state.send_if_modified(|state| {
             let before = state.clone();
-            state.phase = Phase::Published;
+            (state.phase, state.keeps) = (Phase::Published, self.offering.keeps());
             (state.generation, state.slices, state.devices) =
                 (self.known_generation, contents.len(), devices);
             before != *state

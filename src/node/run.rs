@@ -274,6 +274,7 @@ fn publish(
     });
     let inventory = discovered.inventory.clone();
     let (publisher, published) = Publisher::new(cluster, settings.node_name.clone(), inventory);
+    let publisher = publisher.with_sharing(settings.sharing.clone());
     let stop = stop(shutdown, tasks);
     tasks.spawn("publisher", async move {
         publisher.run(lock, stop).await;

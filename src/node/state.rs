@@ -96,6 +96,8 @@ fn publication(published: &Publication) -> Value {
         "devices": published.devices,
         "emptyBecause": published.empty_because,
         "dropped": (!published.dropped.is_empty()).then(|| published.dropped.to_string()),
+        "keeps": format!("{:?}", published.keeps),
+        "offered": published.offered,
         "writes": published.writes,
         "failures": published.failures,
     })

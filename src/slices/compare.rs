@@ -46,6 +46,13 @@ impl Dropped {
         self.paths().filter_map(of).collect()
     }
 
+    /// Those of the fields that make shares.
+    pub fn of_shares(&self) -> Self {
+        let makes_shares =
+            |path: &&String| path.ends_with(".allowMultipleAllocations") || path.ends_with(".requestPolicy");
+        Self(self.0.iter().filter(makes_shares).cloned().collect())
+    }
+
     /// Adds what `other` lacks too.
     pub fn merge(&mut self, other: Self) {
         self.0.extend(other.0);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::Device as ApiDevice;
 
-use super::{DEVICES_PER_SLICE, device};
+use super::{DEVICES_PER_SLICE, How, device};
 use crate::model::gpu::{Device, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 
@@ -20,16 +20,16 @@ pub struct SliceContent {
 /// The slices to publish: sorted, stable, at most [`DEVICES_PER_SLICE`] devices each, at least one slice
 /// (an empty pool is published as a slice without devices, so that it is seen to be empty).
 ///
-/// A GPU that is not healthy stays listed: pods that use it keep their device, and kubelet learns of its
-/// health from the health stream.
-pub fn desired(gpus: &NodeGpus, node: &NodeName) -> Vec<SliceContent> {
+/// A GPU that is not healthy stays listed: pods that use it keep their device, kubelet learns of its health
+/// from the health stream, and a taint keeps others off.
+pub fn desired(gpus: &NodeGpus, node: &NodeName, how: How<'_>) -> Vec<SliceContent> {
     let slice = |devices: Vec<ApiDevice>| SliceContent {
         node: node.clone(),
         pool: PoolName::new(node.as_str()),
         devices,
     };
     let devices: Vec<ApiDevice> =
-        in_order(gpus).into_iter().map(|one| device::published(&gpus.driver, one)).collect();
+        in_order(gpus).into_iter().map(|one| device::published(&gpus.driver, one, how)).collect();
     if devices.is_empty() {
         return vec![slice(Vec::new())];
     }
@@ -61,7 +61,19 @@ pub(super) mod tests {
     };
     use crate::model::names::DeviceUuid;
     use crate::model::quantity::Bytes;
-    use crate::slices::violations;
+    use crate::sharing::{SharingPolicy, Unasked};
+    use crate::slices::{Offer, Taints, violations};
+
+    /// As a whole, without taints.
+    pub fn whole() -> How<'static> {
+        static NONE: Taints = Taints::new();
+        How { offer: Offer::WholeOnly, taints: &NONE }
+    }
+
+    /// In shares, without taints.
+    pub fn shared(policy: &SharingPolicy) -> How<'_> {
+        How { offer: Offer::Shares(policy), ..whole() }
+    }
 
     pub fn gpu(minor: u32) -> Gpu {
         Gpu {
@@ -117,7 +129,7 @@ pub(super) mod tests {
     fn gpus_are_listed_by_number() {
         let mut gpus = node_gpus(12);
         gpus.gpus.reverse();
-        let slices = desired(&gpus, &NodeName::new("node-a"));
+        let slices = desired(&gpus, &NodeName::new("node-a"), whole());
         let expected: Vec<_> = (0..12).map(|minor| format!("gpu-{minor}")).collect();
         assert_eq!(names(&slices), [expected]);
         assert_eq!(slices[0].pool.as_str(), "node-a");
@@ -125,7 +137,10 @@ pub(super) mod tests {
 
     #[test]
     fn no_gpu_is_one_empty_slice() {
-        assert_eq!(names(&desired(&NodeGpus::default(), &NodeName::new("n"))), [Vec::<String>::new()]);
+        assert_eq!(
+            names(&desired(&NodeGpus::default(), &NodeName::new("n"), whole())),
+            [Vec::<String>::new()]
+        );
     }
 
     #[test]
@@ -134,7 +149,7 @@ pub(super) mod tests {
         for gpu in &mut gpus.gpus {
             gpu.mig = MigMode::On((0..7).rev().map(|start| mig(start, 1)).collect());
         }
-        let slices = desired(&gpus, &NodeName::new("n"));
+        let slices = desired(&gpus, &NodeName::new("n"), whole());
         assert_eq!(slices.iter().map(|slice| slice.devices.len()).collect::<Vec<_>>(), [64, 48]);
         assert_eq!(slices[0].devices[0].name, "gpu-0-mig-1g10gb-19-0");
         assert_eq!(slices[1].devices[47].name, "gpu-15-mig-1g10gb-19-6");
@@ -146,9 +161,9 @@ pub(super) mod tests {
         let mut gpus = node_gpus(2);
         gpus.gpus[1].health = Health::Unhealthy("Xid 79".to_owned());
         assert_eq!(
-            desired(&gpus, &NodeName::new("n")),
-            desired(&node_gpus(2), &NodeName::new("n")),
-            "health is not told by the slice"
+            desired(&gpus, &NodeName::new("n"), whole()),
+            desired(&node_gpus(2), &NodeName::new("n"), whole()),
+            "health is told by taints, not by what it is"
         );
     }
 
@@ -156,7 +171,7 @@ pub(super) mod tests {
     fn two_boards_of_one_number_give_one_device() {
         let mut gpus = node_gpus(1);
         gpus.gpus.push(gpu(0));
-        assert_eq!(names(&desired(&gpus, &NodeName::new("n"))), [["gpu-0"]]);
+        assert_eq!(names(&desired(&gpus, &NodeName::new("n"), whole())), [["gpu-0"]]);
     }
 
     prop_compose! {
@@ -169,6 +184,7 @@ pub(super) mod tests {
             sizes in proptest::collection::vec((any::<u32>(), any::<u32>()), 0..10),
             capability in any::<(u32, u32)>(),
             whole in any::<bool>(),
+            reserved in prop_oneof![Just(0), any::<u64>()],
         ) -> (Gpu, String) {
             let mut gpu = gpu(minor);
             gpu.product_name.clone_from(&text);
@@ -178,7 +194,7 @@ pub(super) mod tests {
             gpu.multiprocessors = sms;
             gpu.compute_capability = capability;
             gpu.memory = match total {
-                Some(total) => Memory::Known { total: Bytes(total), reserved: Bytes(0) },
+                Some(total) => Memory::Known { total: Bytes(total), reserved: Bytes(reserved) },
                 None => Memory::Unknown,
             };
             if !whole {
@@ -191,13 +207,23 @@ pub(super) mod tests {
     proptest! {
         /// Whatever NVML says, the API server takes it.
         #[test]
-        fn whatever_is_found_can_be_published(found in proptest::collection::vec(any_gpu(), 0..20)) {
+        fn whatever_is_found_can_be_published(
+            found in proptest::collection::vec(any_gpu(), 0..20),
+            slots_per_share in any::<u32>(),
+            server_memory in prop_oneof![Just(0), any::<u64>()],
+            whole in any::<bool>(),
+        ) {
             let versions = found.first().map_or(String::new(), |(_, version)| version.clone());
             let gpus = NodeGpus {
                 driver: DriverVersions { driver: versions.clone(), cuda: versions },
                 gpus: found.into_iter().map(|(gpu, _)| gpu).collect(),
             };
-            let slices = desired(&gpus, &NodeName::new("node-a"));
+            let unasked = if whole { Unasked::Whole } else { Unasked::Nothing };
+            let server_memory = Bytes(server_memory);
+            let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, unasked };
+            let slices = desired(&gpus, &NodeName::new("node-a"), shared(&policy));
+            prop_assert_eq!(violations(&slices), []);
+            let slices = desired(&gpus, &NodeName::new("node-a"), self::whole());
             prop_assert_eq!(violations(&slices), []);
         }
     }

@@ -2,29 +2,50 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::resource::v1::{Device as ApiDevice, DeviceAttribute, DeviceCapacity};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device as ApiDevice, DeviceAttribute, DeviceCapacity,
+    DeviceTaint,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::{ENTRIES_PER_DEVICE, VALUE_BYTES};
+use super::{ENTRIES_PER_DEVICE, How, Offer, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
 use crate::model::quantity::Bytes;
+use crate::sharing::{COMPUTE, MEMORY, SHARES, Shareable, Unasked};
 
 /// The rung of enforcement in force on a device.
 const ISOLATION: &str = "isolation";
 
 /// `device` as it is published. Names without a domain belong to the driver.
-pub(super) fn published(driver: &DriverVersions, device: Device<'_>) -> ApiDevice {
+pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: How<'_>) -> ApiDevice {
     let mut entries = Entries::default();
     entries.board(driver, device.gpu());
-    match device {
-        Device::Whole(gpu) => entries.whole(gpu),
-        Device::Mig { parent, mig } => entries.mig(parent, mig),
-    }
+    let shared = match device {
+        Device::Whole(gpu) => entries.gpu(gpu, how.offer),
+        Device::Mig { parent, mig } => {
+            entries.mig(parent, mig);
+            false
+        }
+    };
+    let name = device.name();
+    let taints = how.taints.get(&name).map(Vec::as_slice).unwrap_or_default();
     ApiDevice {
-        name: device.name().to_string(),
+        name: name.to_string(),
         attributes: some(entries.attributes),
         capacity: some(entries.capacity),
+        allow_multiple_allocations: shared.then_some(true),
+        taints: (!taints.is_empty()).then(|| taints.iter().take(TAINTS_PER_DEVICE).map(tainted).collect()),
         ..ApiDevice::default()
+    }
+}
+
+/// The API server says when it was added.
+fn tainted(taint: &Taint) -> DeviceTaint {
+    DeviceTaint {
+        key: taint.key.clone(),
+        value: (!taint.value.is_empty()).then(|| taint.value.clone()),
+        effect: taint.effect.as_str().to_owned(),
+        time_added: None,
     }
 }
 
@@ -57,17 +78,38 @@ impl Entries {
         }
     }
 
-    fn whole(&mut self, gpu: &Gpu) {
+    /// True if it can be allocated several times.
+    fn gpu(&mut self, gpu: &Gpu, offer: Offer<'_>) -> bool {
         self.string("type", "gpu");
         self.string("uuid", gpu.uuid.as_str());
-        self.string(ISOLATION, "none");
         if let Some(count) = gpu.multiprocessors {
             self.int("multiprocessors", count.into());
         }
+        if let (Offer::Shares(policy), Ok(shareable)) = (offer, offer.of(gpu)) {
+            self.shares(&shareable, policy.unasked);
+            return true;
+        }
+        self.string(ISOLATION, "none");
         // A board whose memory is not known has none to be counted.
         if let Memory::Known { total, .. } = gpu.memory {
-            self.bytes("memory", total);
+            self.bytes(MEMORY, total);
         }
+        false
+    }
+
+    /// What shares may come to. Each capacity has a default: of one without, the first share would take all.
+    fn shares(&mut self, shareable: &Shareable, unasked: Unasked) {
+        self.string(ISOLATION, shareable.isolation.as_str());
+        let memory = shareable.memory.to_quantity_string();
+        let mib = Bytes::from_mib(1).to_quantity_string();
+        match unasked {
+            Unasked::Whole => {
+                self.policed(MEMORY, &memory, Range { min: &mib, step: &mib, default: &memory })
+            }
+            Unasked::Nothing => self.policed(MEMORY, &memory, Range { min: "0", step: &mib, default: "0" }),
+        }
+        self.policed(COMPUTE, "100", Range { min: "0", step: "1", default: "0" });
+        self.policed(SHARES, &shareable.slots.to_string(), Range { min: "1", step: "1", default: "1" });
     }
 
     fn mig(&mut self, parent: &Gpu, mig: &MigDevice) {
@@ -132,6 +174,30 @@ impl Entries {
         let capacity = DeviceCapacity { value: ApiQuantity(value), ..DeviceCapacity::default() };
         self.capacity.insert(name.to_owned(), capacity);
     }
+
+    /// A capacity of which a share takes what it asks for, rounded up to a step.
+    fn policed(&mut self, name: &str, value: &str, range: Range<'_>) {
+        let quantity = |text: &str| ApiQuantity(text.to_owned());
+        let policy = CapacityRequestPolicy {
+            default: Some(quantity(range.default)),
+            valid_range: Some(CapacityRequestPolicyRange {
+                min: quantity(range.min),
+                // The capacity itself.
+                max: None,
+                step: Some(quantity(range.step)),
+            }),
+            valid_values: None,
+        };
+        let capacity = DeviceCapacity { value: quantity(value), request_policy: Some(policy) };
+        self.capacity.insert(name.to_owned(), capacity);
+    }
+}
+
+/// What a share may ask for, and what it takes if it does not.
+struct Range<'a> {
+    min: &'a str,
+    step: &'a str,
+    default: &'a str,
 }
 
 /// `12.4` → `12.4.0`, `550.163.01` → `550.163.1`: what semver 2.0.0 takes, as NVIDIA's driver makes it.
@@ -147,8 +213,10 @@ fn semver(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::content::tests::{gpu, mig, node_gpus};
+    use super::super::content::tests::{gpu, mig, node_gpus, shared, whole};
     use super::*;
+    use crate::sharing::SharingPolicy;
+    use crate::slices::{Effect, Taints};
 
     #[test]
     fn versions_become_semantic() {
@@ -176,7 +244,7 @@ mod tests {
     #[test]
     fn a_whole_gpu_has_nvidias_attributes_and_ours() {
         let gpus = node_gpus(1);
-        let device = published(&gpus.driver, Device::Whole(&gpus.gpus[0]));
+        let device = published(&gpus.driver, Device::Whole(&gpus.gpus[0]), whole());
         assert_eq!(
             yaml(&device),
             serde_json::json!({
@@ -202,6 +270,59 @@ mod tests {
         );
     }
 
+    fn capacity(unasked: Unasked) -> serde_json::Value {
+        let policy = SharingPolicy { unasked, ..SharingPolicy::default() };
+        let gpus = node_gpus(1);
+        let device = yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[0]), shared(&policy)));
+        assert_eq!(device["allowMultipleAllocations"], true);
+        assert_eq!(device["attributes"]["isolation"]["string"], "mps");
+        device["capacity"].clone()
+    }
+
+    #[test]
+    fn a_shareable_gpu_grants_what_driver_and_server_leave() {
+        let range = |min: &str, step: &str, default: &str| serde_json::json!({"default": default, "validRange": {"min": min, "step": step}});
+        assert_eq!(
+            capacity(Unasked::Whole),
+            serde_json::json!({
+                "memory": {"value": "80808Mi", "requestPolicy": range("1Mi", "1Mi", "80808Mi")},
+                "compute": {"value": "100", "requestPolicy": range("0", "1", "0")},
+                "shares": {"value": "16", "requestPolicy": range("1", "1", "1")},
+            })
+        );
+        let zero = capacity(Unasked::Nothing);
+        assert_eq!(zero["memory"]["requestPolicy"], range("0", "1Mi", "0"));
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_shared_is_published_as_without_shares() {
+        let gpus = node_gpus(1);
+        let device = Device::Whole(&gpus.gpus[0]);
+        let policy = SharingPolicy { exclusive: vec!["all".parse().unwrap()], ..SharingPolicy::default() };
+        assert_eq!(
+            published(&gpus.driver, device, shared(&policy)),
+            published(&gpus.driver, device, whole())
+        );
+    }
+
+    #[test]
+    fn taints_are_those_of_the_device() {
+        let gpus = node_gpus(2);
+        let taint =
+            Taint { key: "gpu.nvidia.com/xid".into(), value: "79".into(), effect: Effect::NoSchedule };
+        let bare = Taint { value: String::new(), effect: Effect::None, ..taint.clone() };
+        let taints = Taints::from([(Device::Whole(&gpus.gpus[1]).name(), vec![taint, bare])]);
+        let how = How { taints: &taints, ..whole() };
+        assert_eq!(published(&gpus.driver, Device::Whole(&gpus.gpus[0]), how).taints, None);
+        assert_eq!(
+            yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[1]), how))["taints"],
+            serde_json::json!([
+                {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"},
+                {"key": "gpu.nvidia.com/xid", "effect": "None"},
+            ])
+        );
+    }
+
     #[test]
     fn what_nvml_cannot_tell_is_left_out() {
         let mut gpu = gpu(3);
@@ -210,7 +331,7 @@ mod tests {
         gpu.addressing_mode = None;
         gpu.pci = crate::model::gpu::Pci::default();
         gpu.product_name = "é".repeat(50);
-        let device = yaml(&published(&DriverVersions::default(), Device::Whole(&gpu)));
+        let device = yaml(&published(&DriverVersions::default(), Device::Whole(&gpu), whole()));
         assert_eq!(
             device,
             serde_json::json!({
@@ -233,7 +354,7 @@ mod tests {
         let gpus = node_gpus(1);
         let parent = &gpus.gpus[0];
         let mig = mig(4, 2);
-        let device = yaml(&published(&gpus.driver, Device::Mig { parent, mig: &mig }));
+        let device = yaml(&published(&gpus.driver, Device::Mig { parent, mig: &mig }, whole()));
         assert_eq!(device["name"], "gpu-0-mig-1g10gb-19-4");
         for (name, value) in [
             ("type", "mig"),

@@ -1,23 +1,26 @@
 //! ResourceSlices: what is published for the node's GPUs, and the writes that get the API server there.
 //!
 //! * [`desired`]: GPUs to slice contents; names, attributes and capacities are those of NVIDIA's driver,
-//!   so that users' manifests and selectors work unchanged, plus ours
+//!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
 //! * [`violations`]: the API server's limits, checked before anything is sent
 //! * [`diff`]: contents and what is stored to the fewest writes; a pool's generation never goes back
 //! * [`dropped`]: which fields an API server without a feature gate has silently left out
 //!
-//! May import: model. May name: k8s-openapi (as data only), serde_json, thiserror.
+//! May import: model, sharing (what a board can grant). May name: k8s-openapi (as data only), serde,
+//! serde_json, thiserror.
 
 mod compare;
 mod content;
 mod device;
 mod diff;
+mod offer;
 mod policy;
 mod validate;
 
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired};
 pub use diff::{Change, Obsolete, Owner, Seen, Target, Write, diff};
+pub use offer::{Effect, How, Offer, Offered, Taint, Taints, offered};
 pub use validate::{Violation, violations};
 
 /// Devices per slice, always: the API server takes 128, but only 64 once one of them has a taint, and a
@@ -27,3 +30,5 @@ pub const DEVICES_PER_SLICE: usize = 64;
 pub const ENTRIES_PER_DEVICE: usize = 32;
 /// Longest attribute value, in bytes.
 pub const VALUE_BYTES: usize = 64;
+/// Taints of one device.
+pub const TAINTS_PER_DEVICE: usize = 16;

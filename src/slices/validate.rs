@@ -6,7 +6,7 @@ use std::fmt;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
 
-use super::{DEVICES_PER_SLICE, ENTRIES_PER_DEVICE, SliceContent, VALUE_BYTES, policy};
+use super::{DEVICES_PER_SLICE, ENTRIES_PER_DEVICE, SliceContent, TAINTS_PER_DEVICE, VALUE_BYTES, policy};
 use crate::model::quantity::Quantity;
 
 const LABEL_BYTES: usize = 63;
@@ -14,7 +14,6 @@ const SUBDOMAIN_BYTES: usize = 253;
 /// A domain before an attribute's or capacity's name.
 const DOMAIN_BYTES: usize = 63;
 const IDENTIFIER_BYTES: usize = 32;
-const TAINTS: usize = 16;
 const COUNTER_SETS_CONSUMED: usize = 2;
 const COUNTERS_PER_SET: usize = 32;
 const BINDING_CONDITIONS: usize = 4;
@@ -98,7 +97,7 @@ impl Found {
 
     fn optional_parts(&mut self, path: &str, device: &Device) {
         let taints: Vec<_> = device.taints.iter().flatten().collect();
-        self.limit(path, "taints", taints.len(), TAINTS);
+        self.limit(path, "taints", taints.len(), TAINTS_PER_DEVICE);
         for taint in taints {
             self.taint(&format!("{path}.taints[{}]", taint.key), taint);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::rig::Rig;
 use k8s_openapi::api::core::v1::{Event, Node};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -24,8 +24,9 @@ use tranche::model::gpu::{
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::{Bytes, Quantity};
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
+use tranche::sharing::{SharingPolicy, Unasked};
 use tranche::slices::{
-    Dropped, Owner, Seen, SliceContent, Target, Write, desired, diff, dropped, violations,
+    Dropped, How, Offer, Owner, Seen, SliceContent, Taints, Target, Write, desired, diff, dropped, violations,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -200,11 +201,17 @@ fn profiles() -> Vec<(&'static str, NodeGpus)> {
 async fn every_profile_is_taken_and_kept_as_it_is() {
     let Some(real) = Real::connect("profiles").await else { return };
     for (name, gpus) in profiles() {
-        let contents = desired(&gpus, &real.node);
-        assert_eq!(violations(&contents), [], "{name}");
-        for slice in real.creations(&contents) {
-            let stored = real.dry_run(&slice).await.unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(dropped(&slice.spec, &stored.spec).is_empty(), "{name}");
+        let unasked = |unasked| SharingPolicy { unasked, ..SharingPolicy::default() };
+        let (all, nothing) = (unasked(Unasked::Whole), unasked(Unasked::Nothing));
+        for offer in [Offer::WholeOnly, Offer::Shares(&all), Offer::Shares(&nothing)] {
+            let how = How { offer, taints: &Taints::new() };
+            let contents = desired(&gpus, &real.node, how);
+            assert_eq!(violations(&contents), [], "{name}");
+            for slice in real.creations(&contents) {
+                let stored = real.dry_run(&slice).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+                let lost = dropped(&slice.spec, &stored.spec);
+                assert!(lost.is_empty() || (lost.shares() && real.minor < 36), "{name}: {lost}");
+            }
         }
     }
     real.clean_up().await;
@@ -424,7 +431,10 @@ async fn slices_are_kept_as_the_inventory_wants_them() {
     let (state, stop, task) = publish(&real, receiver);
     let publication = until(&state, "publication", |p| p.phase == Phase::Published).await;
     assert_eq!((publication.writes, publication.generation), (0, 1));
-    assert!(publication.dropped.is_empty(), "{}", publication.dropped);
+    assert_eq!(publication.dropped.shares(), real.minor < 36, "{}", publication.dropped);
+    let shared = |device: &Device| device.allow_multiple_allocations == Some(true);
+    let stored = real.stored().await;
+    assert!(stored[0].spec.devices.iter().flatten().all(|device| shared(device) == (real.minor >= 36)));
 
     real.wipe().await;
     until(&state, "what was wiped", |p| p.generation == 2).await;

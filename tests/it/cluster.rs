@@ -16,7 +16,10 @@ use tranche::model::claim::{Access, ClaimRef};
 use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, Pci};
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName};
 use tranche::model::quantity::Bytes;
+use tranche::node::offering::Keeps;
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
+use tranche::sharing::SharingPolicy;
+use tranche::slices::Offered;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 
@@ -183,6 +186,7 @@ fn quick() -> Pace {
         retry: ms(10),
         retry_most: ms(100),
         lock: ms(10),
+        ask_again: Duration::from_secs(3600),
     }
 }
 
@@ -452,6 +456,121 @@ async fn fields_that_the_server_drops_cause_no_second_write() {
     let state = rig.published(2).await;
     assert!(state.dropped.is_empty());
     assert_eq!(api.list(SLICES)[0]["spec"]["devices"][0]["attributes"]["multiprocessors"]["int"], 132);
+}
+
+/// What an API server without DRAConsumableCapacity leaves out.
+const SHARES: [&str; 2] = ["allowMultipleAllocations", "requestPolicy"];
+
+fn first_device(api: &MockApi) -> Value {
+    api.list(SLICES)[0]["spec"]["devices"][0].clone()
+}
+
+#[track_caller]
+fn assert_shared(device: &Value) {
+    assert_eq!(device["allowMultipleAllocations"], true, "{device}");
+    assert_eq!(device["attributes"]["isolation"]["string"], "mps", "{device}");
+    assert_eq!(device["capacity"]["memory"]["value"], "81408Mi", "{device}");
+    assert_eq!(device["capacity"]["compute"]["requestPolicy"]["default"], "0", "{device}");
+}
+
+#[track_caller]
+fn assert_whole(device: &Value) {
+    assert_eq!(device["attributes"]["isolation"]["string"], "none", "{device}");
+    assert_eq!(device["capacity"], json!({"memory": {"value": "80Gi"}}), "{device}");
+}
+
+async fn looked_again(api: &MockApi) {
+    let looks = api.count(Verb::List, SLICES);
+    api.cut_watches(true);
+    api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+}
+
+#[tokio::test]
+async fn gpus_are_offered_in_shares_as_the_policy_has_it() {
+    let api = api();
+    let (inventory, receiver) = watch::channel(Inventory::Found(gpus(2)));
+    let (publisher, state) = Publisher::new(Arc::new(cluster(&api)), NodeName::new(NODE), receiver);
+    let policy = SharingPolicy { exclusive: vec!["1".parse().unwrap()], ..SharingPolicy::default() };
+    let stop = CancellationToken::new();
+    let run = publisher
+        .with_pace(quick())
+        .with_sharing(policy)
+        .run(Box::new(|| Ok(Some(Box::new(())))), stop.clone());
+    let rig = Rig { api: api.clone(), inventory, state, stop, task: tokio::spawn(run) };
+    let state = rig.published(1).await;
+    assert_eq!((state.writes, state.keeps), (1, Keeps::Shares));
+    let devices = api.list(SLICES)[0]["spec"]["devices"].clone();
+    assert_shared(&devices[0]);
+    assert_whole(&devices[1]);
+    assert!(matches!(state.offered[&"gpu-0".into()], Offered::Shares { slots: 16, .. }));
+    let why = format!("{:?}", state.offered[&"gpu-1".into()]);
+    assert!(why.contains("--exclusive-gpus 1"), "{why}");
+}
+
+#[tokio::test]
+async fn an_api_server_without_shares_gets_whole_gpus_in_one_write() {
+    let api = api();
+    api.drop_fields(&SHARES);
+    let rig = Rig::start(&api, quick());
+    rig.find(gpus(2));
+    let state = rig.published(1).await;
+    assert_eq!((state.writes, state.keeps), (1, Keeps::WholeOnly));
+    assert!(state.dropped.shares() && state.dropped.to_string().contains("DRAConsumableCapacity"));
+    assert_whole(&first_device(&api));
+    for _ in 0..3 {
+        looked_again(&api).await;
+    }
+    rig.find(gpus(3));
+    let state = rig.until("the third GPU", |p| p.devices == 3).await;
+    assert!(state.dropped.shares(), "it is remembered");
+    let why = format!("{:?}", state.offered[&"gpu-2".into()]);
+    assert!(why.contains("DRAConsumableCapacity"), "{why}");
+    assert_eq!((api.writes(SLICES), api.count(Verb::DryRun, SLICES)), (2, 1));
+
+    // A restart finds them as they are to be, and writes nothing.
+    rig.stop().await;
+    let rig = Rig::start(&api, quick());
+    rig.find(gpus(3));
+    let state = rig.published(1).await;
+    assert_eq!((state.writes, state.keeps), (0, Keeps::WholeOnly));
+}
+
+#[tokio::test]
+async fn a_dry_run_that_fails_leaves_it_to_the_first_write() {
+    for failure in [Failure::Status(400, "BadRequest"), Failure::Broken] {
+        let api = api();
+        api.drop_fields(&SHARES);
+        api.fail(Verb::DryRun, SLICES, failure);
+        // The pace of production: the second write does not wait for it.
+        let rig = Rig::start(&api, Pace::default());
+        rig.find(gpus(1));
+        let state =
+            rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+        assert_eq!(state.writes, 2, "{failure:?}");
+        assert_whole(&first_device(&api));
+        looked_again(&api).await;
+        assert_eq!(api.writes(SLICES), 2, "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_api_server_that_learns_shares_is_found_out_and_one_that_forgets_them_too() {
+    let api = api();
+    api.drop_fields(&SHARES);
+    let rig = Rig::start(&api, Pace { ask_again: Duration::from_millis(50), ..quick() });
+    rig.find(gpus(1));
+    rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+    api.until("it is asked again", |api| api.count(Verb::DryRun, SLICES) >= 3).await;
+    assert_eq!(api.writes(SLICES), 1, "asking writes nothing");
+    api.drop_fields(&[]);
+    let state = rig.until("shares", |p| p.phase == Phase::Published && p.keeps == Keeps::Shares).await;
+    assert!(state.dropped.is_empty(), "{}", state.dropped);
+    assert_shared(&first_device(&api));
+
+    api.drop_fields(&SHARES);
+    rig.find(gpus(2));
+    rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+    assert_whole(&first_device(&api));
 }
 
 #[tokio::test]

@@ -30,6 +30,8 @@ pub enum Verb {
     List,
     Watch,
     Create,
+    /// A creation that is not stored.
+    DryRun,
     Update,
     /// Server-side apply of a claim's status.devices: the only patch that is served.
     Apply,
@@ -311,7 +313,9 @@ impl Asked {
         };
         let name = path.get(1).unwrap_or(&"").to_string();
         let watch = query.get("watch").is_some_and(|value| value == "true");
+        let dry_run = query.get("dryRun").is_some_and(|value| value == "All");
         let verb = match parts.method {
+            Method::POST if dry_run => Verb::DryRun,
             Method::GET if watch => Verb::Watch,
             Method::GET if name.is_empty() => Verb::List,
             Method::GET => Verb::Get,
@@ -357,6 +361,11 @@ impl State {
             Verb::List => self.listed(asked),
             Verb::Watch => self.watched(asked),
             Verb::Create => self.create(asked),
+            Verb::DryRun => {
+                let mut object = asked.body.clone();
+                self.drop_unknown(&mut object);
+                Answer::Object(object)
+            }
             Verb::Get => match self.objects.get(&asked.key()) {
                 Some(object) => Answer::Object(shown(object.clone(), asked.metadata_only)),
                 None => not_found(),

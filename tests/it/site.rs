@@ -182,6 +182,9 @@ impl Cluster for Api {
     fn create_slice<'a>(&'a self, _: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
         unimplemented!("preparing asks for claims only")
     }
+    fn try_slice<'a>(&'a self, _: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
+        unimplemented!("preparing asks for claims only")
+    }
     fn update_slice<'a>(&'a self, _: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
         unimplemented!("preparing asks for claims only")
     }

@@ -15,7 +15,7 @@ pub const ROOMS: &[Room] = &[
     room("model", 0, &[]),
     room("params", 1, &["model"]),
     room("inventory", 1, &["model"]),
-    room("slices", 1, &["model", "inventory"]),
+    room("slices", 1, &["model", "inventory", "sharing"]),
     room("cdi", 1, &["model"]),
     room("ledger", 1, &["model"]),
     room("sharing", 1, &["model"]),

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::cli::state::{Holder, NodeState};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
 use crate::model::names::DeviceName;
+use crate::model::share::Isolation;
+use crate::slices::Offered;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
@@ -28,8 +32,9 @@ pub fn tables(state: &NodeState, width: Width) -> String {
         }
         Inventory::Found(gpus) => {
             text.push('\n');
-            text.push_str(&devices(gpus, &state.claims, width));
+            text.push_str(&devices(gpus, state, width));
             notes.extend(boards(gpus));
+            notes.extend(only_whole(&state.slices.offered));
             notes.extend(held_but_gone(gpus, &state.claims));
         }
     }
@@ -94,12 +99,14 @@ fn span(seconds: f64) -> String {
     }
 }
 
-fn devices(gpus: &NodeGpus, claims: &[Holder], width: Width) -> String {
-    let mut header = vec!["DEVICE", "TYPE", "PRODUCT", "PROFILE", "MEMORY", "HEALTH", "HELD BY"];
+fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
+    let mut header = vec!["DEVICE", "TYPE", "PRODUCT", "PROFILE", "MEMORY"];
+    header.extend(Offer::HEADER);
+    header.extend(["HEALTH", "HELD BY"]);
     if width == Width::Wide {
         header.extend(["UUID", "PCI", "NUMA"]);
     }
-    let holders = holders(claims);
+    let holders = holders(&state.claims);
     let rows = gpus.gpus.iter().flat_map(Gpu::devices).map(|device| {
         let gpu = device.gpu();
         let held = holders.get(&device.name()).map(Vec::as_slice).unwrap_or_default();
@@ -109,9 +116,9 @@ fn devices(gpus: &NodeGpus, claims: &[Holder], width: Width) -> String {
             gpu.product_name.clone(),
             or_none(profile(&device)),
             memory(&device),
-            health(&gpu.health).to_owned(),
-            listed(held),
         ];
+        row.extend(Offer::of(&device, &state.slices.offered).cells());
+        row.extend([health(&gpu.health).to_owned(), listed(held)]);
         if width == Width::Wide {
             let numa = gpu.pci.numa_node.map(|node| node.to_string());
             row.extend([device.uuid().to_string(), or_none(Some(&gpu.pci.bus_id)), or_none(numa)]);
@@ -135,6 +142,60 @@ pub fn profile(device: &Device<'_>) -> Option<String> {
         Device::Whole(_) => None,
         Device::Mig { mig, .. } => Some(mig.profile.clone()),
     }
+}
+
+/// What is offered of a device, as it stands in a row.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Offer {
+    /// For all shares together.
+    pub shareable: Option<String>,
+    /// Blocks of client slots, and processes in each.
+    pub slots: Option<String>,
+    pub isolation: Option<&'static str>,
+}
+
+impl Offer {
+    pub const HEADER: [&'static str; 3] = ["SHAREABLE", "SLOTS", "ISOLATION"];
+
+    /// `offered` is by board.
+    pub fn of(device: &Device<'_>, offered: &BTreeMap<DeviceName, Offered>) -> Self {
+        let alone = |isolation: Option<Isolation>| Self {
+            shareable: None,
+            slots: None,
+            isolation: isolation.map(Isolation::as_str),
+        };
+        match (device, offered.get(&device.name())) {
+            (Device::Mig { .. }, _) => alone(Some(Isolation::Mig)),
+            (Device::Whole(_), None) => alone(None),
+            (Device::Whole(_), Some(Offered::Whole { .. })) => alone(Some(Isolation::None)),
+            (Device::Whole(_), Some(Offered::Shares { memory, slots, processes_per_slot, isolation })) => {
+                Self {
+                    shareable: Some(memory.to_quantity_string()),
+                    slots: Some(format!("{slots}x{processes_per_slot}")),
+                    isolation: Some(isolation.as_str()),
+                }
+            }
+        }
+    }
+
+    pub fn cells(&self) -> [String; 3] {
+        let isolation = self.isolation.map(str::to_owned);
+        [self.shareable.clone(), self.slots.clone(), isolation].map(or_none)
+    }
+}
+
+/// Why boards are given whole only: a line for each reason.
+pub fn only_whole(offered: &BTreeMap<DeviceName, Offered>) -> Vec<String> {
+    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    for (device, how) in offered {
+        if let Offered::Whole { because } = how {
+            by_reason.entry(because).or_default().push(device.as_str());
+        }
+    }
+    let line = |(because, devices): (&str, Vec<&str>)| {
+        format!("Only given whole: {}: {because}.", devices.join(", "))
+    };
+    by_reason.into_iter().map(line).collect()
 }
 
 fn memory(device: &Device<'_>) -> String {
@@ -264,7 +325,9 @@ mod tests {
                 "gpus": [gpu(0, json!("Off"), json!("Healthy")), gpu(1, mig, json!("Healthy"))],
             }},
             "discovery": {"lastLookSecondsAgo": 12.2, "nextLookInSeconds": 60.0},
-            "slices": {"phase": "Published", "generation": 3, "slices": 1, "devices": 2},
+            "slices": {"phase": "Published", "generation": 3, "slices": 1, "devices": 2, "offered": {
+                "gpu-0": {"shares": {"memory": 84_983_939_072_u64, "slots": 16, "processesPerSlot": 3, "isolation": "mps"}},
+            }},
             "kubelet": {"registration": "Registered"},
             "claims": [{"phase": "Ready", "intent": {
                 "claim": {"namespace": "team", "name": "train", "uid": "u1"}, "boot": "b", "steps": [],
@@ -281,9 +344,9 @@ mod tests {
 NODE     DRIVER       CUDA   KUBELET      PUBLICATION   SLICES   DEVICES   GENERATION   LAST LOOK   NEXT LOOK
 node-a   550.163.01   12.4   Registered   Published     1        2         3            12s ago     in 48s
 
-DEVICE                  TYPE   PRODUCT       PROFILE   MEMORY    HEALTH    HELD BY
-gpu-0                   gpu    NVIDIA H100   <none>    81559Mi   Healthy   team/train (Whole)
-gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      Healthy   <none>
+DEVICE                  TYPE   PRODUCT       PROFILE   MEMORY    SHAREABLE   SLOTS    ISOLATION   HEALTH    HELD BY
+gpu-0                   gpu    NVIDIA H100   <none>    81559Mi   81047Mi     16x3     mps         Healthy   team/train (Whole)
+gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <none>   mig         Healthy   <none>
 ";
         assert_eq!(shown(working(), Width::Usual), expected);
     }
@@ -304,6 +367,8 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      Healthy   <none
         state["claims"][0]["phase"] = json!("Releasing");
         state["kubelet"] = json!({"registration": "Refused", "reason": "another driver has the name"});
         state["slices"]["error"] = json!("forbidden");
+        let whole = json!({"whole": {"because": "it is in MIG mode"}});
+        state["slices"]["offered"] = json!({"gpu-3": whole, "gpu-4": whole});
         state["slices"]["dropped"] = json!("spec.devices[].allowMultipleAllocations");
         state["discovery"]["lastError"] = json!("NVML is gone");
         state["discovery"]["failuresInARow"] = json!(2);
@@ -313,6 +378,7 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      Healthy   <none
             "The last look failed (2 in a row): NVML is gone\n",
             "cannot be written; it is tried again: forbidden\n",
             "does not keep spec.devices[].allowMultipleAllocations\n",
+            "Only given whole: gpu-3, gpu-4: it is in MIG mode.\n",
             "GPU 3 (NVIDIA H100) is unhealthy: fell off the bus\n",
             "GPU 3 (NVIDIA H100) is in MIG mode without MIG devices",
             "gpu-0 is held by team/train (Whole, Releasing), but this node does not have it.\n",

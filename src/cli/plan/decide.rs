@@ -6,7 +6,7 @@ use super::report::{Cdi, Given, Offer, Planned, Report, Step, Verdict};
 use super::site::Site;
 use super::{DriverArgs, driver, why};
 use crate::cli::Usage;
-use crate::cli::inspect::{kind, profile};
+use crate::cli::inspect::{OfferCells, kind, only_whole, profile};
 use crate::cli::manifest::Manifest;
 use crate::cluster::ClaimError;
 use crate::inventory::Inventory;
@@ -182,7 +182,10 @@ fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> V
         }
     }
     let offers = match found(&site.inventory) {
-        Ok(gpus) => offers(gpus, site),
+        Ok(gpus) => {
+            notes.extend(only_whole(&site.offered));
+            offers(gpus, site)
+        }
         Err(error) => {
             notes.push(error_chain(&error));
             Vec::new()
@@ -196,10 +199,13 @@ fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
     let mut by_type = BTreeMap::<_, Offer>::new();
     for device in gpus.gpus.iter().flat_map(Gpu::devices) {
         let (kind, product, profile) = (kind(&device), device.gpu().product_name.clone(), profile(&device));
-        let offer = by_type.entry((kind, product.clone(), profile.clone())).or_insert_with(|| Offer {
+        let shares = OfferCells::of(&device, &site.offered);
+        let key = (kind, product.clone(), profile.clone(), shares.clone());
+        let offer = by_type.entry(key).or_insert_with(|| Offer {
             kind,
             product,
             profile,
+            shares,
             devices: Vec::new(),
             free: Vec::new(),
         });

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::cli::inspect::OfferCells;
 use crate::cli::manifest::Asked;
 use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
@@ -86,6 +87,8 @@ pub struct Offer {
     pub product: String,
     /// Of a MIG device.
     pub profile: Option<String>,
+    #[serde(flatten)]
+    pub shares: OfferCells,
     pub devices: Vec<DeviceName>,
     pub free: Vec<DeviceName>,
 }
@@ -208,13 +211,10 @@ fn asked(requests: &[Asked]) -> String {
 fn offered(offers: &[Offer]) -> String {
     let rows = offers.iter().map(|offer| {
         let free: Vec<_> = offer.free.iter().map(DeviceName::as_str).collect();
-        [
-            offer.kind.to_owned(),
-            offer.product.clone(),
-            or_none(offer.profile.clone()),
-            offer.devices.len().to_string(),
-            listed(&free),
-        ]
+        let what = [offer.kind.to_owned(), offer.product.clone(), or_none(offer.profile.clone())];
+        let devices = [offer.devices.len().to_string(), listed(&free)];
+        what.into_iter().chain(offer.shares.cells()).chain(devices)
     });
-    render(&["TYPE", "PRODUCT", "PROFILE", "DEVICES", "FREE"], rows)
+    let header = ["TYPE", "PRODUCT", "PROFILE"].into_iter().chain(OfferCells::HEADER);
+    render(&header.chain(["DEVICES", "FREE"]).collect::<Vec<_>>(), rows)
 }

@@ -1,5 +1,6 @@
 //! The node that the plan is for: its name, its GPUs, and who holds some of them already.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -12,13 +13,17 @@ use crate::cli::state::{Holder, NodeState};
 use crate::cli::{Usage, inspect};
 use crate::inventory::Inventory;
 use crate::ledger;
-use crate::model::names::NodeName;
+use crate::model::names::{DeviceName, NodeName};
+use crate::sharing::SharingPolicy;
+use crate::slices::{self, Offer, Offered};
 
 /// See the module's text.
 pub struct Site {
     pub node: NodeName,
     pub inventory: Inventory,
     pub held: Vec<Holder>,
+    /// How each board is offered.
+    pub offered: BTreeMap<DeviceName, Offered>,
     /// What had to be assumed.
     pub notes: Vec<String>,
 }
@@ -49,7 +54,11 @@ pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
         }
         (true, None) => "<not given>".to_owned(),
     };
-    Ok(Site { node: NodeName::new(node), inventory: state.inventory, held: state.claims, notes })
+    let mut offered = state.slices.offered;
+    if let (true, Inventory::Found(gpus)) = (offered.is_empty(), &state.inventory) {
+        offered = slices::offered(gpus, Offer::Shares(&SharingPolicy::default()));
+    }
+    Ok(Site { node: NodeName::new(node), inventory: state.inventory, held: state.claims, offered, notes })
 }
 
 /// A whole state, the inventory of one, or the GPUs alone. True: it tells of claims, too.

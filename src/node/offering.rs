@@ -1,0 +1,115 @@
+//! Whether GPUs are offered in shares: what the node is set to, and what this API server was seen to keep.
+//!
+//! An API server without the feature drops the fields of shares in silence (KEP-5075). It is asked before
+//! the first slice with shares is written, in a dry run, so that such a cluster sees whole GPUs from the
+//! first write on; and what a real write brings back counts the same. An answer holds for this process, and
+//! is asked for again every [`super::publisher::Pace::ask_again`] while something is missing.
+
+use tokio::time::Instant;
+
+use crate::sharing::SharingPolicy;
+use crate::slices::{Dropped, Offer, Seen};
+
+/// What the API server does with shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeps {
+    /// Nothing has shown it yet.
+    Untold,
+    Shares,
+    /// It drops their fields: GPUs are published whole.
+    WholeOnly,
+}
+
+#[derive(Debug)]
+pub(super) struct Offering {
+    policy: SharingPolicy,
+    keeps: Keeps,
+    /// What was dropped of shares when they were last tried.
+    dropped: Dropped,
+    /// When the API server was last asked, or told by itself.
+    pub told: Option<Instant>,
+}
+
+impl Offering {
+    pub fn new(policy: SharingPolicy) -> Self {
+        Self { policy, keeps: Keeps::Untold, dropped: Dropped::default(), told: None }
+    }
+
+    pub fn keeps(&self) -> Keeps {
+        self.keeps
+    }
+
+    /// How boards are to be published now.
+    pub fn offer(&self) -> Offer<'_> {
+        match self.keeps {
+            Keeps::Untold | Keeps::Shares => self.with_shares(),
+            Keeps::WholeOnly => Offer::WholeOnly,
+        }
+    }
+
+    /// How boards would be published if the API server kept shares.
+    pub fn with_shares(&self) -> Offer<'_> {
+        Offer::Shares(&self.policy)
+    }
+
+    /// What is known to be dropped though it is not sent any more.
+    pub fn dropped(&self) -> &Dropped {
+        &self.dropped
+    }
+
+    /// Shares that are stored are kept.
+    pub fn see(&mut self, seen: &Seen) {
+        let mut devices = seen.readable.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        if self.keeps == Keeps::Untold
+            && devices.any(|device| device.allow_multiple_allocations == Some(true))
+        {
+            self.keeps = Keeps::Shares;
+        }
+    }
+
+    /// What of slices with shares in them was not kept. True if boards are to be published otherwise now.
+    pub fn learn(&mut self, lost: &Dropped) -> bool {
+        self.told = Some(Instant::now());
+        self.dropped = lost.of_shares();
+        let keeps = if lost.shares() { Keeps::WholeOnly } else { Keeps::Shares };
+        let before = std::mem::replace(&mut self.keeps, keeps);
+        (before == Keeps::WholeOnly) != (keeps == Keeps::WholeOnly)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::resource::v1::{Device, ResourceSlice, ResourceSliceSpec};
+
+    use super::*;
+    use crate::slices::dropped;
+
+    fn spec(shared: Option<bool>) -> ResourceSliceSpec {
+        let device = Device { name: "gpu-0".into(), allow_multiple_allocations: shared, ..Device::default() };
+        ResourceSliceSpec { devices: Some(vec![device]), ..ResourceSliceSpec::default() }
+    }
+
+    fn is_whole_only(offering: &Offering) -> bool {
+        matches!(offering.offer(), Offer::WholeOnly)
+    }
+
+    #[tokio::test]
+    async fn shares_are_offered_until_they_are_seen_to_be_dropped() {
+        let mut offering = Offering::new(SharingPolicy::default());
+        assert!(!is_whole_only(&offering));
+        let lost = dropped(&spec(Some(true)), &spec(None));
+        assert!(offering.learn(&lost) && is_whole_only(&offering));
+        assert!(!offering.learn(&lost), "no news");
+        assert_eq!(offering.dropped(), &lost);
+        assert!(offering.learn(&Dropped::default()) && !is_whole_only(&offering));
+        assert!(offering.dropped().is_empty());
+    }
+
+    #[tokio::test]
+    async fn stored_shares_answer_the_question() {
+        let mut offering = Offering::new(SharingPolicy::default());
+        let slice = ResourceSlice { spec: spec(Some(true)), ..ResourceSlice::default() };
+        offering.see(&Seen { readable: vec![slice], ..Seen::default() });
+        assert_eq!(offering.keeps(), Keeps::Shares);
+    }
+}

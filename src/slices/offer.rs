@@ -1,0 +1,137 @@
+//! How boards are offered: in shares where that is possible, else whole; and what keeps pods off a device.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::gpu::{Gpu, MigMode, NodeGpus};
+use crate::model::names::DeviceName;
+use crate::model::quantity::Bytes;
+use crate::model::share::Isolation;
+use crate::sharing::{Shareable, SharingPolicy, shareable};
+
+/// What is to be published beside the GPUs' own facts.
+#[derive(Debug, Clone, Copy)]
+pub struct How<'a> {
+    pub offer: Offer<'a>,
+    pub taints: &'a Taints,
+}
+
+/// Whether boards are offered in shares.
+#[derive(Debug, Clone, Copy)]
+pub enum Offer<'a> {
+    /// Those that can be and may be shared.
+    Shares(&'a SharingPolicy),
+    /// None: the API server does not keep the fields that shares need (KEP-5075).
+    WholeOnly,
+}
+
+impl Offer<'_> {
+    /// What shares of the board may come to, or why it is only given whole.
+    pub(super) fn of(&self, gpu: &Gpu) -> Result<Shareable, String> {
+        let Self::Shares(policy) = self else {
+            let words = "this API server keeps no shares (feature gate DRAConsumableCapacity, on from Kubernetes 1.36)";
+            return Err(words.to_owned());
+        };
+        let found = shareable(gpu, policy).map_err(|reason| reason.to_string())?;
+        match i64::try_from(found.memory.0) {
+            Ok(_) => Ok(found),
+            Err(_) => Err("its memory is more than a quantity can hold".to_owned()),
+        }
+    }
+}
+
+/// How a board is offered, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Offered {
+    Shares {
+        /// For all shares together.
+        memory: Bytes,
+        /// Blocks of client slots, and client processes in each.
+        slots: u32,
+        processes_per_slot: u32,
+        isolation: Isolation,
+    },
+    Whole {
+        /// Why not in shares.
+        because: String,
+    },
+}
+
+/// How each board is offered. Boards in MIG mode are not: their MIG devices are.
+pub fn offered(gpus: &NodeGpus, offer: Offer<'_>) -> BTreeMap<DeviceName, Offered> {
+    let boards = gpus.gpus.iter().filter(|gpu| gpu.mig == MigMode::Off);
+    let one = |gpu: &Gpu| match offer.of(gpu) {
+        Ok(Shareable { memory, slots, slots_per_share, isolation }) => {
+            Offered::Shares { memory, slots, processes_per_slot: slots_per_share, isolation }
+        }
+        Err(because) => Offered::Whole { because },
+    };
+    boards.map(|gpu| (DeviceName::whole(gpu.minor), one(gpu))).collect()
+}
+
+/// Taints by device (KEP-5055), in the order in which they are published.
+pub type Taints = BTreeMap<DeviceName, Vec<Taint>>;
+
+/// Keeps pods off a device that do not tolerate it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taint {
+    /// With a domain: a label's key.
+    pub key: String,
+    /// A label's value; may be empty.
+    pub value: String,
+    pub effect: Effect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// Is shown and changes nothing.
+    None,
+    /// No new pod gets the device.
+    NoSchedule,
+    /// And pods that have it are evicted.
+    NoExecute,
+}
+
+impl Effect {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::tests::node_gpus;
+    use super::*;
+
+    #[test]
+    fn each_board_is_offered_in_shares_or_says_why_not() {
+        let mut gpus = node_gpus(4);
+        gpus.gpus[1].compute_capability = (6, 1);
+        gpus.gpus[2].mig = MigMode::On(vec![]);
+        let policy = SharingPolicy { exclusive: vec!["3".parse().unwrap()], ..SharingPolicy::default() };
+        let offered = offered(&gpus, Offer::Shares(&policy));
+        let words: Vec<String> = offered.iter().map(|(name, how)| format!("{name}: {how:?}")).collect();
+        assert_eq!(words.len(), 3, "{words:?}");
+        let shares = Offered::Shares {
+            memory: Bytes::from_mib(81_920 - 600 - 512),
+            slots: 16,
+            processes_per_slot: 3,
+            isolation: Isolation::Mps,
+        };
+        assert_eq!(offered[&DeviceName::whole(0)], shares);
+        assert!(words[1].contains("6.1") && words[2].contains("--exclusive-gpus 3"), "{words:?}");
+    }
+
+    #[test]
+    fn where_the_api_server_keeps_no_shares_every_board_says_so() {
+        for how in offered(&node_gpus(2), Offer::WholeOnly).values() {
+            assert!(format!("{how:?}").contains("DRAConsumableCapacity"), "{how:?}");
+        }
+    }
+}
