@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
 use super::lanes::{LaneError, Lanes};
+use super::reporter::Reporter;
 use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
 use crate::inventory::Inventory;
@@ -75,6 +76,7 @@ pub struct Preparer {
     pub lanes: Arc<Lanes>,
     pub executor: Arc<Executor>,
     pub metrics: NodeMetrics,
+    pub reporter: Reporter,
 }
 
 impl Claims for Preparer {
@@ -141,12 +143,18 @@ impl Preparer {
             let held = queued.hold()?;
             Ok(executor.prepare(&held, &allocated, &gpus)?)
         };
-        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+        let outcome = tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?;
+        if matches!(outcome, Ok(Outcome::Made(_)))
+            && let Some(record) = self.executor.store.get(&claim.uid)
+        {
+            self.reporter.prepared(record.intent);
+        }
+        outcome
     }
 
     async fn unprepare_timed(&self, claim: &ClaimRef) -> Result<(), PrepareError> {
         let start = Instant::now();
-        let result = self.release_one(&claim.uid).await;
+        let result = self.release_one(claim).await;
         let class = result.as_ref().map_or_else(PrepareError::class, |_| Class::Ok);
         self.metrics.operation(Operation::Unprepare, class, start.elapsed());
         match result {
@@ -165,13 +173,14 @@ impl Preparer {
     }
 
     /// Takes a claim back by its record alone. False if it had none.
-    pub async fn release_one(&self, claim: &ClaimUid) -> Result<bool, PrepareError> {
-        let gpus = self.recorded_gpus(claim).await?;
+    pub async fn release_one(&self, claim: &ClaimRef) -> Result<bool, PrepareError> {
+        let gpus = self.recorded_gpus(&claim.uid).await?;
+        self.reporter.released(claim.clone());
         if gpus.is_empty() {
             return Ok(false);
         }
         let queued = self.lanes.queue(gpus).await?;
-        let (executor, claim) = (self.executor.clone(), claim.clone());
+        let (executor, claim) = (self.executor.clone(), claim.uid.clone());
         let work = move || {
             let held = queued.hold()?;
             executor.release(&held, &claim)?;

@@ -87,6 +87,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         lanes: ledger.lanes,
         executor: ledger.executor,
         metrics: metrics.clone(),
+        reporter: reporter.clone(),
     });
     let registration =
         serve_kubelet(&settings, &preparer, &discovered, &mut tasks, &shutdown, registered).await?;

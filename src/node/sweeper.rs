@@ -75,7 +75,7 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
             Verdict::Fine => continue,
             Verdict::Release(why) => {
                 info!(%claim, why, "releasing what nobody uses any more");
-                (Repair::Released, preparer.release_one(&claim.uid).await.map(|_| ()))
+                (Repair::Released, preparer.release_one(&claim).await.map(|_| ()))
             }
             Verdict::RollBack => (Repair::RolledBack, roll_back(preparer, &record).await),
             Verdict::Restore => (Repair::Restored, preparer.prepare_one(&claim).await.map(|_| ())),

@@ -32,6 +32,7 @@ use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::executor::Executor;
 use tranche::node::lanes::Lanes;
 use tranche::node::preparer::Preparer;
+use tranche::node::reporter::Reporter;
 use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
 use tranche::ops::metrics::{self, NodeMetrics};
@@ -320,6 +321,7 @@ impl Site {
             lanes: Arc::new(Lanes::new(self.path("lanes"))),
             executor: Arc::new(executor),
             metrics: NodeMetrics::register(&mut registry),
+            reporter: Reporter::deaf(),
         };
         Ok(Life { preparer: Arc::new(preparer), host, registry })
     }
