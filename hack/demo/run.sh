@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The demo: a real cluster on this machine with a simulated node of eight H100s, one of them in MIG mode;
-# the driver runs on it from its image, and pods take GPUs. Ends with exit code 0 only when all of it was
-# seen. Leaves the cluster up (make demo-down ends it).
+# the driver runs on it from its image, pods take GPUs, and four of them share one. Ends with exit code 0
+# only when all of it was seen. Leaves the cluster up (make demo-down ends it).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 top="$(cd "$here/../.." && pwd)"
@@ -11,18 +11,18 @@ rig="$top/hack/rig/rig"
 kubectl() { "$rig" kubectl "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 
-say "1/5 building the driver, its image and the fake GPUs"
+say "1/6 building the driver, its image and the fake GPUs"
 "$top/hack/build.sh"
-say "2/5 a real cluster"
+say "2/6 a real cluster"
 "$rig" up
-say "3/5 the driver on it"
+say "3/6 the driver on it"
 "$top/hack/stage.sh" node-a=h100:8:7=1g.10gb,1g.10gb,2g.20gb
-say "4/5 pods that take GPUs"
+say "4/6 pods that take whole GPUs"
 kubectl apply -f "$here/workloads.yaml"
 kubectl -n demo rollout status deployment/inference --timeout=120s
 kubectl -n demo wait --for=condition=Ready pod/notebook --timeout=120s
 
-say "5/5 what a user sees"
+say "5/6 what a user sees"
 kubectl get resourceslices -o wide
 echo
 "$rig" kubectl -n tranche-system exec daemonset/tranche-node -- tranche inspect
@@ -43,10 +43,14 @@ done
 # What was promised, checked on what was seen.
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 gpus="$(grep -cE '^nvidia[0-9]+$' "$seen")"
-[ "$gpus" = 5 ] || fail "five pods should see one GPU node each; seen: $gpus"
-[ "$(grep -E '^nvidia[0-9]+$' "$seen" | sort -u | wc -l)" = 5 ] || fail "two pods see the same GPU"
-[ "$(grep -c '^NVIDIA_VISIBLE_DEVICES=void$' "$seen")" = 5 ] || fail "NVIDIA_VISIBLE_DEVICES is not void everywhere"
+[ "$gpus" = 7 ] || fail "seven pods should see one GPU node each; seen: $gpus"
+[ "$(grep -E '^nvidia[0-9]+$' "$seen" | sort -u | wc -l)" = 7 ] || fail "two pods see the same GPU"
+[ "$(grep -c '^NVIDIA_VISIBLE_DEVICES=void$' "$seen")" = 7 ] || fail "NVIDIA_VISIBLE_DEVICES is not void everywhere"
 grep -q '^nvidia-cap' "$seen" || fail "the MIG pod has no capability node"
-[ "$(grep -c 'libcuda.so.1 => /' "$seen")" = 5 ] || fail "libcuda.so.1 does not load in every pod"
+[ "$(grep -c 'libcuda.so.1 => /' "$seen")" = 7 ] || fail "libcuda.so.1 does not load in every pod"
+
+say "6/6 four pods on the one GPU that is left, each with a part of its own"
+"$here/shares.sh" node-a 6
+
 say "all of it was seen. The cluster stays up; 'make demo-down' ends it."
 echo "export KUBECONFIG=$("$rig" kubeconfig)"
