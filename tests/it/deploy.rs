@@ -10,6 +10,8 @@ use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, res
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tranche::node::config::WatchdogAction;
+use tranche::sharing::SharingPolicy;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -112,9 +114,20 @@ fn only_known_fields(object: &Value, place: &str) {
     }
 }
 
-fn daemonset(yaml: &str) -> Value {
-    let found = objects(yaml).into_iter().find(|object| object["kind"] == "DaemonSet");
-    found.expect("the chart renders a DaemonSet")
+fn daemonset(yaml: &str, name: &str) -> Value {
+    let mut objects = objects(yaml).into_iter();
+    let found = objects.find(|object| object["kind"] == "DaemonSet" && object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("the chart renders no DaemonSet {name}"))
+}
+
+/// The pod of a DaemonSet as the chart renders it.
+fn pod(yaml: &str, name: &str) -> Value {
+    daemonset(yaml, name)["spec"]["template"]["spec"].clone()
+}
+
+fn by_name<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let found = list.as_array().into_iter().flatten().find(|item| item["name"] == name);
+    found.unwrap_or_else(|| panic!("no {name} in {list}"))
 }
 
 #[test]
@@ -169,6 +182,12 @@ fn every_value_reaches_the_manifests() {
             r#"deviceClasses.extendedResource=false"#,
             r#"admissionPolicy.enabled=false"#,
             r#"metrics.scrapeAnnotations=true"#,
+            r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
+            r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
+            r#"mps={"enabled":true,"keepWarm":"90s","updateStrategy":{"type":"RollingUpdate"},
+                "priorityClassName":"other","terminationGracePeriodSeconds":77,"resources":{"limits":{"memory":"65Mi"}},
+                "podAnnotations":{"team":"mps"},"podLabels":{"zone":"y"},"extraEnv":[{"name":"RUST_LOG","value":"trace"}],
+                "extraHostPaths":[{"name":"fake","hostPath":"/run/fake-nvml"}]}"#,
             r#"node={"driverRoot":"/run/nvidia/driver","kubeletDir":"/data/kubelet","cdiDir":"/etc/cdi","logFormat":"text",
                 "ops":{"host":"[::]","port":9000},"nodeSelector":{"gpu":"yes"},
                 "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
@@ -186,7 +205,7 @@ fn every_value_reaches_the_manifests() {
         assert!(!object["kind"].as_str().expect("a kind").starts_with("ValidatingAdmission"));
         assert!(object["spec"].get("extendedResourceName").is_none());
     }
-    let rendered = daemonset(&yaml).to_string();
+    let rendered = daemonset(&yaml, "tranche-node").to_string();
     for part in [
         r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
         r#""imagePullPolicy":"Always""#,
@@ -196,6 +215,13 @@ fn every_value_reaches_the_manifests() {
         "--cdi-dir=/etc/cdi",
         "--ops-address=[::]:9000",
         "--log-format=text",
+        "--exclusive-gpus=0,T4",
+        "--mps-server-memory=1Gi",
+        "--processes-per-share=4",
+        "--unasked=nothing",
+        "--watchdog=observe",
+        "--watchdog-period=500ms",
+        "--watchdog-grace=128Mi",
         "--one=1",
         r#""path":"/run/nvidia/driver""#,
         r#""mountPath":"/data/kubelet/plugins_registry""#,
@@ -217,20 +243,96 @@ fn every_value_reaches_the_manifests() {
     ] {
         assert!(rendered.contains(part), "{part} is not in {rendered}");
     }
+    let rendered = daemonset(&yaml, "tranche-mps").to_string();
+    for part in [
+        r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
+        r#""imagePullSecrets":[{"name":"key"}]"#,
+        r#""value":"90s""#,
+        r#""value":"[::]:9000""#,
+        r#""value":"text""#,
+        r#""containerPort":9000"#,
+        r#""prometheus.io/port":"9000""#,
+        r#""path":"/run/nvidia/driver""#,
+        r#""gpu":"yes""#,
+        r#""key":"a""#,
+        r#""type":"RollingUpdate""#,
+        r#""priorityClassName":"other""#,
+        r#""terminationGracePeriodSeconds":77"#,
+        r#""memory":"65Mi""#,
+        r#""team":"mps""#,
+        r#""zone":"y""#,
+        r#""value":"trace""#,
+        r#""path":"/run/fake-nvml""#,
+    ] {
+        assert!(rendered.contains(part), "{part} is not in {rendered}");
+    }
 }
 
 #[test]
 fn kubelet_finds_the_sockets_under_the_path_it_is_told() {
     let text = fs::read_to_string(root().join("deploy/daemonset.yaml")).expect("it is there");
-    let pod = &daemonset(&text)["spec"]["template"]["spec"];
-    let volumes = pod["volumes"].as_array().expect("volumes");
+    let pod = pod(&text, "tranche-node");
     for name in ["plugins-registry", "plugin", "cdi"] {
-        let by_name = |item: &&Value| item["name"] == name;
-        let volume = volumes.iter().find(by_name).unwrap_or_else(|| panic!("no volume {name}"));
-        let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
-        let mount = mounts.iter().find(by_name).unwrap_or_else(|| panic!("no mount {name}"));
+        let volume = by_name(&pod["volumes"], name);
+        let mount = by_name(&pod["containers"][0]["volumeMounts"], name);
         assert_eq!(volume["hostPath"]["path"], mount["mountPath"], "{name}");
     }
+}
+
+#[test]
+fn node_and_mps_meet_in_one_folder_of_the_host() {
+    let text = |file: &str| fs::read_to_string(root().join(file)).expect("it is there");
+    let node = pod(&text("deploy/daemonset.yaml"), "tranche-node");
+    let mps = pod(&text("deploy/mps.yaml"), "tranche-mps");
+    for (pod, propagation) in [(&node, "HostToContainer"), (&mps, "Bidirectional")] {
+        // CDI files name it by its path on the host.
+        let volume = by_name(&pod["volumes"], "mps");
+        assert_eq!(volume["hostPath"]["path"], "/run/tranche/mps");
+        assert_eq!(volume["hostPath"]["type"], "DirectoryOrCreate", "either may come first");
+        let mount = by_name(&pod["containers"][0]["volumeMounts"], "mps");
+        assert_eq!((&mount["mountPath"], mount["readOnly"].as_bool()), (&volume["hostPath"]["path"], None));
+        assert_eq!(mount["mountPropagation"], propagation);
+        assert_eq!(pod["hostPID"], true);
+    }
+    assert_eq!(by_name(&mps["containers"][0]["env"], "MPS_DIR")["value"], "/run/tranche/mps");
+}
+
+#[test]
+fn what_keeps_the_daemons_is_left_alone_by_upgrades_and_by_the_api_server() {
+    let text = fs::read_to_string(root().join("deploy/mps.yaml")).expect("it is there");
+    let mps = daemonset(&text, "tranche-mps");
+    assert_eq!(mps["spec"]["updateStrategy"]["type"], "OnDelete");
+    let pod = pod(&text, "tranche-mps");
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(pod["priorityClassName"], "system-node-critical");
+    let rbac = fs::read_to_string(root().join("deploy/rbac.yaml")).expect("it is there");
+    assert!(!rbac.contains("tranche-mps"), "its account has no rights");
+    let selector = &mps["spec"]["selector"]["matchLabels"];
+    let node = fs::read_to_string(root().join("deploy/daemonset.yaml")).expect("it is there");
+    assert_ne!(*selector, daemonset(&node, "tranche-node")["spec"]["selector"]["matchLabels"]);
+    assert_eq!(*selector, mps["spec"]["template"]["metadata"]["labels"]);
+}
+
+#[test]
+fn the_node_plugin_understands_what_the_chart_tells_it() {
+    let text = fs::read_to_string(root().join("deploy/daemonset.yaml")).expect("it is there");
+    let pod = pod(&text, "tranche-node");
+    let args = pod["containers"][0]["args"].as_array().expect("args").iter().filter_map(Value::as_str);
+    let words = ["tranche"].into_iter().chain(args).chain(["--node-name=node-a"]);
+    let cli = tranche::cli::parse(words.map(Into::into)).unwrap_or_else(|said| panic!("{said}"));
+    let tranche::cli::Command::Node(args) = cli.command else { panic!("not the node plugin") };
+    let settings = tranche::cli::settings::node(*args).unwrap_or_else(|said| panic!("{said}"));
+    assert_eq!(settings.sharing, SharingPolicy::default(), "the chart's defaults are the program's");
+    assert_eq!(settings.watchdog.action, WatchdogAction::Terminate);
+}
+
+#[test]
+fn without_mps_every_gpu_is_given_whole() {
+    let Some(helm) = helm_for("without_mps_every_gpu_is_given_whole") else { return };
+    let yaml = render(&helm, &["mps.enabled=false", r#"sharing.exclusiveGPUs=["0"]"#]).expect("it renders");
+    let node = daemonset(&yaml, "tranche-node").to_string();
+    assert!(node.contains("--exclusive-gpus=all") && !node.contains("/run/tranche/mps"), "{node}");
+    assert!(!yaml.contains("tranche-mps"), "{yaml}");
 }
 
 #[test]
@@ -248,6 +350,14 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"image.repository="tranche:dev""#, "/image/repository"),
         (r#"image.pullPolicy="Sometimes""#, "/image/pullPolicy"),
         (r#"admissionPolicy.enabled="yes""#, "/admissionPolicy/enabled"),
+        (r#"sharing.exclusiveGPUs="all""#, "/sharing/exclusiveGPUs"),
+        (r#"sharing.exclusiveGPUs=["0,1"]"#, "/sharing/exclusiveGPUs/0"),
+        ("sharing.processesPerShare=25", "/sharing/processesPerShare"),
+        (r#"sharing.unasked="half""#, "/sharing/unasked"),
+        (r#"sharing.mpsServerMemory="512MB""#, "/sharing/mpsServerMemory"),
+        (r#"watchdog.action="kill""#, "/watchdog/action"),
+        (r#"watchdog.period="1""#, "/watchdog/period"),
+        (r#"mps.keepWarm="soon""#, "/mps/keepWarm"),
     ] {
         let said = render(&helm, &[value]).expect_err(value);
         assert!(said.contains(path), "{value}: {said}");
