@@ -4,22 +4,28 @@
 //! * [`Look`]: what one complete look at the node found, and what failed in it
 //! * [`Known`]: the inventory with the memory that tells a hiccup from a loss
 //! * [`Change`]: what became different, in words for logs and events
+//! * [`Ailments`]: what is wrong with boards, folded from Xids, looks and MPS daemons; [`xid()`]: what an
+//!   Xid says of its board
 //!
 //! Pure. May import: model. May name: serde.
 
+mod ailment;
 mod change;
 mod fold;
 mod settle;
 #[cfg(test)]
 mod tests;
+mod xid;
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::gpu::NodeGpus;
 use crate::model::names::DeviceUuid;
 
+pub use ailment::{Ailment, Ailments, DaemonDown, Effect, Kind, Place, Run, Xid};
 pub use change::Change;
 pub use fold::{ABSENT_LOOKS, FORGET_AFTER, Known, UNHEALTHY_AFTER};
+pub use xid::{Class, xid};
 
 /// What is known of the node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]

@@ -6,7 +6,7 @@ use crate::model::gpu::{
 };
 use crate::model::quantity::Bytes;
 
-fn gpu(minor: u32) -> Gpu {
+pub fn gpu(minor: u32) -> Gpu {
     Gpu {
         uuid: DeviceUuid::new(format!("GPU-{minor:08}")),
         minor,
@@ -35,7 +35,7 @@ fn mig(uuid: &str, start: u32) -> MigDevice {
     }
 }
 
-fn look(gpus: Vec<Gpu>) -> Look {
+pub fn look(gpus: Vec<Gpu>) -> Look {
     let driver = DriverVersions { driver: "580.159.04".to_owned(), cuda: "13.0".to_owned() };
     Look { gpus: NodeGpus { driver, gpus }, ..Look::default() }
 }

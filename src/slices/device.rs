@@ -310,7 +310,7 @@ mod tests {
         let gpus = node_gpus(2);
         let taint =
             Taint { key: "gpu.nvidia.com/xid".into(), value: "79".into(), effect: Effect::NoSchedule };
-        let bare = Taint { value: String::new(), effect: Effect::None, ..taint.clone() };
+        let bare = Taint { value: String::new(), effect: Effect::NoExecute, ..taint.clone() };
         let taints = Taints::from([(Device::Whole(&gpus.gpus[1]).name(), vec![taint, bare])]);
         let how = How { taints: &taints, ..whole() };
         assert_eq!(published(&gpus.driver, Device::Whole(&gpus.gpus[0]), how).taints, None);
@@ -318,7 +318,7 @@ mod tests {
             yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[1]), how))["taints"],
             serde_json::json!([
                 {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"},
-                {"key": "gpu.nvidia.com/xid", "effect": "None"},
+                {"key": "gpu.nvidia.com/xid", "effect": "NoExecute"},
             ])
         );
     }

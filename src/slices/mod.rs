@@ -3,10 +3,11 @@
 //! * [`desired`]: GPUs to slice contents; names, attributes and capacities are those of NVIDIA's driver,
 //!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
 //! * [`violations`]: the API server's limits, checked before anything is sent
+//! * [`taints`]: what ails the devices, so that pods are kept off
 //! * [`diff`]: contents and what is stored to the fewest writes; a pool's generation never goes back
 //! * [`dropped`]: which fields an API server without a feature gate has silently left out
 //!
-//! May import: model, sharing (what a board can grant). May name: k8s-openapi (as data only), serde,
+//! May import: model, inventory (ailments), sharing (what a board can grant). May name: k8s-openapi (as data only), serde,
 //! serde_json, thiserror.
 
 mod compare;
@@ -15,12 +16,14 @@ mod device;
 mod diff;
 mod offer;
 mod policy;
+mod taint;
 mod validate;
 
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired};
 pub use diff::{Change, Obsolete, Owner, Seen, Target, Write, diff};
 pub use offer::{Effect, How, Offer, Offered, Taint, Taints, offered};
+pub use taint::taints;
 pub use validate::{Violation, violations};
 
 /// Devices per slice, always: the API server takes 128, but only 64 once one of them has a taint, and a

@@ -86,8 +86,6 @@ pub struct Taint {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
-    /// Is shown and changes nothing.
-    None,
     /// No new pod gets the device.
     NoSchedule,
     /// And pods that have it are evicted.
@@ -97,7 +95,6 @@ pub enum Effect {
 impl Effect {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::None => "None",
             Self::NoSchedule => "NoSchedule",
             Self::NoExecute => "NoExecute",
         }

@@ -1,0 +1,68 @@
+//! What ails a device, as taints (KEP-5055).
+
+use super::{Effect, Taint, Taints};
+use crate::inventory::{self, Ailment, Ailments, Kind};
+use crate::model::gpu::{Device, Gpu, NodeGpus};
+use crate::model::names::DRIVER;
+
+/// The taints of each device that ails, the worst first; none for what is only told. Keys are those of
+/// NVIDIA's driver where it has them (`gpu.nvidia.com/xid`, its value the code; `gpu.nvidia.com/gpu-lost`).
+pub fn taints(gpus: &NodeGpus, ailments: &Ailments) -> Taints {
+    let of = |device: &Device<'_>| ailments.of(device).into_iter().filter_map(taint).collect::<Vec<_>>();
+    let devices = gpus.gpus.iter().flat_map(Gpu::devices);
+    devices.map(|device| (device.name(), of(&device))).filter(|(_, taints)| !taints.is_empty()).collect()
+}
+
+fn taint(ailment: &Ailment) -> Option<Taint> {
+    let effect = match ailment.kind.effect() {
+        inventory::Effect::Told => return None,
+        inventory::Effect::NoNewPods => Effect::NoSchedule,
+        inventory::Effect::NoPods => Effect::NoExecute,
+    };
+    let value = match ailment.kind {
+        Kind::Xid(code) => code.to_string(),
+        Kind::Unreachable | Kind::MpsDaemonDown => String::new(),
+    };
+    Some(Taint { key: format!("{DRIVER}/{}", ailment.kind.word()), value, effect })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::tests::{node_gpus, whole};
+    use super::*;
+    use crate::inventory::{DaemonDown, Inventory, Xid};
+    use crate::model::gpu::Health;
+    use crate::model::names::NodeName;
+    use crate::model::share::MpsGroup;
+    use crate::slices::{How, desired, violations};
+
+    #[test]
+    fn what_keeps_pods_off_is_a_taint_and_the_rest_is_not() {
+        let mut gpus = node_gpus(3);
+        gpus.gpus[1].health = Health::Unhealthy("GPU is lost".into());
+        let xid = |code| Xid { gpu: gpus.gpus[0].uuid.clone(), code, gpu_instance: None };
+        let down =
+            DaemonDown { group: MpsGroup::new([gpus.gpus[0].uuid.clone()]), reason: "it exited".into() };
+        let ailments =
+            [63, 48, 79, u64::MAX].iter().fold(Ailments::default(), |all, code| all.and_xid(&xid(*code), 1));
+        let ailments = ailments.and_facts(&Inventory::Found(gpus.clone()), &[down], 1);
+        let taints = taints(&gpus, &ailments);
+        let words = |name: &str| -> Vec<String> {
+            let all = taints.get(&name.into()).into_iter().flatten();
+            all.map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect.as_str())).collect()
+        };
+        assert_eq!(
+            words("gpu-0"),
+            [
+                "gpu.nvidia.com/gpu-lost=79:NoExecute",
+                "gpu.nvidia.com/xid=48:NoSchedule",
+                "gpu.nvidia.com/xid=18446744073709551615:NoSchedule",
+                "gpu.nvidia.com/mps-daemon-down=:NoSchedule",
+            ]
+        );
+        assert_eq!(words("gpu-1"), ["gpu.nvidia.com/unreachable=:NoSchedule"]);
+        assert_eq!(words("gpu-2"), [""; 0]);
+        let slices = desired(&gpus, &NodeName::new("n"), How { taints: &taints, ..whole() });
+        assert_eq!(violations(&slices), []);
+    }
+}
