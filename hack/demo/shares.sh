@@ -118,7 +118,7 @@ ended() { [ "$(kubectl -n shared get pod small -o jsonpath='{.status.containerSt
 until_true 30 "the end of the process that took too much" ended
 fake_nvml process remove "$minor" "$pid" >/dev/null
 kubectl -n shared get pod small
-told() { kubectl -n shared get events --field-selector involvedObject.name=small | grep -E 'Terminated|OverGrant|Exceeded|Violat'; }
+told() { kubectl -n shared get events --field-selector involvedObject.name=small | grep ProcessEnded; }
 until_true 30 "an event about it" told
 kubectl -n shared get events --field-selector involvedObject.name=small -o custom-columns='REASON:.reason,MESSAGE:.message'
 kubectl -n shared wait --for=condition=Ready pod/medium pod/quarter pod/rest --timeout=10s >/dev/null || fail "a neighbour was disturbed"
