@@ -8,6 +8,7 @@
 //!                                                ↑
 //!                                             sweeper (start, every minute)
 //! prepared, found, ailing ─→ reporter ─→ status.devices and events of claims
+//! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
@@ -27,5 +28,6 @@ mod run;
 pub mod state;
 pub mod store;
 pub mod sweeper;
+pub mod watchdog;
 
 pub use run::{NodeError, driver_root, run};

@@ -21,21 +21,22 @@ use super::publisher::{Guard, Publication, Publisher, TryLock};
 use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
+use super::watchdog::{self, LISTS_LIMIT, Watchdog};
 use super::{health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
-use crate::host::{FileLock, LocalHost, boot};
+use crate::host::{FileLock, LocalHost, LocalProcesses, boot};
 use crate::inventory::Inventory;
 use crate::kubelet::{self, Health, Registration};
 use crate::ledger::Phase;
 use crate::model::error_chain;
-use crate::model::names::{DRIVER, PoolName};
-use crate::nvml::{Nvml, Settings};
+use crate::model::names::{DRIVER, PodUid, PoolName};
+use crate::nvml::{Nvml, ProcessWatch, Settings};
 use crate::ops::OpsError;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
-use crate::ops::metrics::{self, NodeMetrics};
+use crate::ops::metrics::{self, ClaimMetrics, NodeMetrics};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
@@ -93,6 +94,8 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         serve_kubelet(&settings, &preparer, &discovered, &mut tasks, &shutdown, registered).await?;
     let published = publish(&settings, cluster, &discovered, &mut tasks, &shutdown);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
+    let watchdog = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
+    tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
 
     let node = settings.node_name.clone();
     let parts = Parts { node, discovered, published, registration, preparer, reporter };
@@ -105,6 +108,24 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let until = shutdown.clone();
     tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
+}
+
+fn watchdog(settings: &NodeSettings, preparer: &Preparer, metrics: ClaimMetrics) -> Watchdog {
+    let (watchdog, findings) = Watchdog::new(watchdog::Parts {
+        settings: settings.watchdog,
+        slots_per_share: settings.sharing.slots_per_share,
+        executor: preparer.executor.clone(),
+        cluster: preparer.cluster.clone(),
+        daemons: preparer.executor.daemons.clone(),
+        lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
+        processes: Arc::new(LocalProcesses { root: settings.host.proc_root.clone() }),
+        lock: settings.host.state_dir.join("watchdog.lock"),
+        own_pod: settings.pod_uid.as_deref().map(PodUid::new),
+        metrics,
+    });
+    // Nobody reports them yet: they are in the log.
+    drop(findings);
+    watchdog
 }
 
 struct Ledger {

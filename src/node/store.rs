@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::lanes::Held;
 use crate::host::{FileLock, Host, Lasting, LockError, durable};
-use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
+use crate::ledger::{self, Damage, HeldDevice, HoldMode, Intent, Mark, Phase, Record, Step};
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 
@@ -129,6 +129,14 @@ impl Store {
     /// All records, for the sweeper, metrics and `inspect`.
     pub fn all(&self) -> Vec<Record> {
         self.index().records.values().map(|stored| stored.record.clone()).collect()
+    }
+
+    /// Intents of all claims that hold a share, or look at devices as administrators, in whatever phase.
+    pub fn sharing(&self) -> Vec<Intent> {
+        let concerned = |device: &HeldDevice| matches!(device.mode, HoldMode::Share(_) | HoldMode::Admin);
+        let index = self.index();
+        let records = index.records.values().map(|stored| &stored.record.intent);
+        records.filter(|intent| intent.devices.iter().any(concerned)).cloned().collect()
     }
 
     /// A number that grows with every change of what [`Store::all`] gives, whoever made it. What another

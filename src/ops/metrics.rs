@@ -1,6 +1,8 @@
 //! The registry, and the node's metrics. Names follow Prometheus' rules: base units, `_total` on
 //! counters (the encoder adds it), prefix `tranche_`.
 
+mod claims;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +15,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use std::sync::atomic::AtomicU64;
+
+pub use claims::{ClaimMetrics, ShareLabels, ShareUse};
 
 /// Bounds in seconds. Fine round 1 ms, where a warm prepare should be; 45 s is kubelet's own limit
 /// for one call, so that what lies beyond it was given up by the caller.

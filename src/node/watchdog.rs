@@ -1,0 +1,462 @@
+//! The watchdog: sees to it that claims which share a GPU keep to what they were granted.
+//!
+//! ```text
+//! ledger ─→ shared devices ─→ NVML's process lists ─→ host PIDs ─→ pods ─→ claims
+//!                                                                            │ sharing::watch::fold
+//!          metrics, log, findings (to whoever reports them) ←── verdicts ←───┘
+//!                                  `tranche mps`, SIGKILL ←──┘
+//! ```
+//! Runs only while there are shares: a node without any pays nothing, not even for the library. Of two
+//! instances side by side (a rolling update) the one that holds the lock file watches.
+//!
+//! * `shares`: the ledger, as it is needed here · `table`: PIDs → processes · `knowledge`: whose they are
+//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is told
+
+mod accounts;
+mod act;
+mod finding;
+mod knowledge;
+mod shares;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{info, warn};
+
+use self::accounts::Roster;
+use self::act::{Ending, Outcome};
+use self::knowledge::{Knowledge, Owner, Servers, Users};
+use self::shares::Shared;
+use self::table::{Known, Table};
+use super::config;
+use super::executor::Executor;
+use crate::cluster::{ClaimError, Cluster};
+use crate::host::cgroup::Place;
+use crate::host::{FileLock, Processes};
+use crate::model::claim::ClaimRef;
+use crate::model::error_chain;
+use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
+use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
+use crate::ops::drain::Shutdown;
+use crate::ops::metrics::ClaimMetrics;
+use crate::sharing::watch::{BoardLook, Seen, Verdict, Watch, WatchPolicy};
+use crate::supervisor::Daemons;
+
+pub use finding::{Finding, FindingKind};
+
+/// Findings that may wait for whoever reports them; beyond that they are dropped and counted.
+pub const FINDINGS: usize = 256;
+/// How long NVML's lists of all shared devices may take.
+pub const LISTS_LIMIT: Duration = Duration::from_secs(2);
+/// Questions to the supervisor about clients that are under way at once.
+const TERMINATIONS_AT_ONCE: usize = 4;
+/// Between two tries for the lock.
+const LOCK_RETRY: Duration = Duration::from_millis(250);
+/// Looks in a row with processes that /proc does not show, after which it is said so.
+const UNSEEN_LOOKS: u32 = 8;
+
+/// What the watchdog works with.
+pub struct Parts {
+    pub settings: config::Watchdog,
+    /// Client processes in one block of slots.
+    pub slots_per_share: u32,
+    /// Whose ledger is watched.
+    pub executor: Arc<Executor>,
+    pub cluster: Arc<dyn Cluster>,
+    pub daemons: Arc<dyn Daemons>,
+    pub lists: ProcessWatch,
+    pub processes: Arc<dyn Processes>,
+    pub lock: PathBuf,
+    /// Our own pod: whatever runs in it is no tenant.
+    pub own_pod: Option<PodUid>,
+    pub metrics: ClaimMetrics,
+}
+
+/// See the module's text.
+pub struct Watchdog {
+    parts: Parts,
+    policy: WatchPolicy,
+    findings: mpsc::Sender<Finding>,
+    changes: watch::Receiver<u64>,
+    started: Instant,
+    devices: BTreeMap<DeviceUuid, Shared>,
+    rosters: BTreeMap<DeviceUuid, Roster>,
+    /// None only while a thread reads with it.
+    table: Option<Table>,
+    knowledge: Knowledge,
+    watch: Watch,
+    under_way: JoinSet<Told>,
+    terminations: Arc<Semaphore>,
+    failing: Failing,
+}
+
+/// What an undertaking beside the looks came to.
+enum Told {
+    Users { claim: ClaimUid, asked_ms: u64, users: Option<Users> },
+    Ledger { asked_ms: u64, read: bool },
+    Servers { asked_ms: u64, servers: Option<Servers> },
+    Ended(Ending, Outcome),
+}
+
+/// What fails, so that it is told once and not at every look.
+#[derive(Default)]
+struct Failing {
+    lists: Option<String>,
+    devices: BTreeMap<DeviceUuid, String>,
+    lock: bool,
+    unseen_looks: u32,
+}
+
+impl Watchdog {
+    /// The watchdog, and what it finds.
+    pub fn new(parts: Parts) -> (Self, mpsc::Receiver<Finding>) {
+        let (findings, found) = mpsc::channel(FINDINGS);
+        let terminate = parts.settings.action == config::WatchdogAction::Terminate;
+        let watchdog = Self {
+            policy: WatchPolicy { terminate, grace: parts.settings.grace },
+            findings,
+            changes: parts.executor.store.changes(),
+            started: Instant::now(),
+            devices: BTreeMap::new(),
+            rosters: BTreeMap::new(),
+            table: None,
+            knowledge: Knowledge::new(parts.own_pod.clone()),
+            watch: Watch::default(),
+            under_way: JoinSet::new(),
+            terminations: Arc::new(Semaphore::new(TERMINATIONS_AT_ONCE)),
+            failing: Failing::default(),
+            parts,
+        };
+        (watchdog, found)
+    }
+
+    /// Runs until the process is to end.
+    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
+        if self.parts.settings.action == config::WatchdogAction::Off {
+            shutdown.graceful().await;
+            return Ok(());
+        }
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.graceful() => return Ok(()),
+                () = self.until_shares() => {}
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.graceful() => return Ok(()),
+                () = self.while_shares() => {}
+            }
+        }
+    }
+
+    /// Waits for the first share. A change is looked into a period later: a burst of claims is looked at once,
+    /// and no container starts within that time.
+    async fn until_shares(&mut self) {
+        self.parts.lists.rest();
+        self.table = None;
+        self.watch = Watch::default();
+        self.parts.metrics.show(Vec::new());
+        loop {
+            self.read_ledger();
+            if !self.devices.is_empty() {
+                return;
+            }
+            // The sender lives as long as the ledger, which is ours too.
+            let _ = self.changes.changed().await;
+            tokio::time::sleep(self.parts.settings.period).await;
+        }
+    }
+
+    /// Watches until there are no shares.
+    async fn while_shares(&mut self) {
+        let _lock = self.lock().await;
+        let table = Table::new(self.parts.processes.clone());
+        if !self.parts.processes.pids_are_the_hosts() {
+            warn!(
+                "this process does not have the host's PID namespace (hostPID: true): NVML's PIDs may mean other \
+                 processes here, so only those that hold a GPU's device file open are believed"
+            );
+        }
+        self.table = Some(table);
+        info!(devices = self.devices.len(), action = ?self.parts.settings.action, "watching shared GPUs");
+        let period = self.parts.settings.period;
+        let mut ticks = tokio::time::interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !self.devices.is_empty() {
+            tokio::select! {
+                biased;
+                Some(told) = self.under_way.join_next() => match told {
+                    Ok(told) => self.learn(told),
+                    Err(error) => warn!(%error, "a task of the watchdog broke"),
+                },
+                _ = ticks.tick() => {
+                    let began = Instant::now();
+                    self.tick().await;
+                    let took = began.elapsed();
+                    self.parts.metrics.tick(took);
+                    let missed = took.as_micros() / period.as_micros().max(1);
+                    self.parts.metrics.missed_ticks.inc_by(u64::try_from(missed).unwrap_or(u64::MAX));
+                }
+            }
+        }
+        info!("no GPU is shared any more");
+    }
+
+    /// Waits until no other instance watches.
+    async fn lock(&mut self) -> FileLock {
+        loop {
+            match FileLock::try_acquire(&self.parts.lock) {
+                Ok(Some(lock)) => return lock,
+                Ok(None) => {}
+                Err(error) if !std::mem::replace(&mut self.failing.lock, true) => {
+                    warn!(error = error_chain(&error), "cannot take the watchdog's lock; trying again");
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(LOCK_RETRY).await;
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Takes over what the ledger says now.
+    fn read_ledger(&mut self) {
+        self.changes.mark_unchanged();
+        self.devices = shares::shared(&self.parts.executor.store.sharing());
+        self.knowledge.keep(self.devices.values().flat_map(Shared::claims));
+        self.watch.keep(&self.devices.keys().cloned().collect());
+        self.failing.devices.retain(|device, _| self.devices.contains_key(device));
+        self.rosters.clear();
+    }
+
+    /// One look at all shared devices.
+    async fn tick(&mut self) {
+        // The sender lives as long as the ledger, which is ours too.
+        if self.changes.has_changed().unwrap_or(false) {
+            self.read_ledger();
+        }
+        let devices: Vec<DeviceUuid> = self.devices.keys().cloned().collect();
+        let answers = self.parts.lists.processes(devices).await;
+        let answers = self.note_failures(answers);
+        self.read_processes(&answers).await;
+        let now_ms = self.now_ms();
+        let looks = self.looks(answers, now_ms);
+        let (verdicts, rows) = self.watch.fold(&self.policy, now_ms, &looks);
+        let rows = rows.into_iter().filter_map(|row| finding::row(&self.devices, &self.knowledge, row));
+        // Devices that did not answer keep what was shown of them.
+        if self.failing.devices.is_empty() && self.failing.lists.is_none() {
+            self.parts.metrics.show(rows.collect());
+        }
+        for verdict in verdicts {
+            self.carry_out(verdict);
+        }
+        self.ask(now_ms);
+    }
+
+    /// What devices answered. Failures are told when they begin, change or end.
+    fn note_failures(
+        &mut self,
+        answers: Result<Vec<BoardProcesses>, NvmlError>,
+    ) -> Vec<(DeviceUuid, Vec<GpuProcess>)> {
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                self.parts.metrics.failed_looks.inc();
+                let words = error_chain(&error);
+                if self.failing.lists.replace(words.clone()).as_ref() != Some(&words) {
+                    warn!(error = words, "shared GPUs cannot be watched; tried again at every look");
+                }
+                return Vec::new();
+            }
+        };
+        if self.failing.lists.take().is_some() {
+            info!("shared GPUs are watched again");
+        }
+        let mut found = Vec::new();
+        for BoardProcesses { board, processes } in answers {
+            match processes {
+                Ok(processes) => {
+                    if self.failing.devices.remove(&board).is_some() {
+                        info!(device = %board, "a shared GPU is watched again");
+                    }
+                    found.push((board, processes));
+                }
+                Err(error) => {
+                    self.parts.metrics.failed_looks.inc();
+                    let words = error_chain(&error);
+                    if self.failing.devices.insert(board.clone(), words.clone()).as_ref() != Some(&words) {
+                        warn!(device = %board, error = words, "a shared GPU cannot be watched");
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Finds out what stands behind the PIDs.
+    async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) {
+        let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
+        let Some(mut table) = self.table.take() else { return };
+        let asked = pids.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            table.look(&asked);
+            table
+        });
+        // A reader that panicked took its memory along: all is read anew.
+        let table = read.await.unwrap_or_else(|_| Table::new(self.parts.processes.clone()));
+        let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
+        self.table = Some(table);
+        self.failing.unseen_looks = if unseen == 0 { 0 } else { self.failing.unseen_looks + 1 };
+        if self.failing.unseen_looks == UNSEEN_LOOKS {
+            warn!(
+                processes = unseen,
+                "NVML tells of processes on shared GPUs that /proc does not show; what they use is not counted: \
+                 give the plugin the host's PID namespace (hostPID: true)"
+            );
+        }
+    }
+
+    /// The devices' processes, each on its account.
+    fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now_ms: u64) -> Vec<BoardLook> {
+        let Some(table) = &self.table else { return Vec::new() };
+        let all = answers.iter().flat_map(|(_, list)| list.iter());
+        self.knowledge.sight(all.filter_map(|process| table.get(process.pid)), now_ms);
+        let mut looks = Vec::new();
+        for (gpu, list) in answers {
+            let Some(device) = self.devices.get(&gpu) else { continue };
+            let (mut claimed, mut foreign) = (Vec::new(), Vec::new());
+            for (process, known) in list.iter().filter_map(|one| Some((one, table.get(one.pid)?))) {
+                match self.knowledge.owner(device, known) {
+                    Owner::Claim => claimed.push(seen(process, known, device)),
+                    Owner::Foreign => foreign.push(seen(process, known, device)),
+                    Owner::Exempt | Owner::Unknown => {}
+                }
+            }
+            let roster = self.rosters.entry(gpu.clone());
+            let slots = self.parts.slots_per_share;
+            let roster = roster.or_insert_with(|| Roster::new(device, &self.knowledge, slots));
+            looks.push(BoardLook { gpu, accounts: roster.fill(claimed), foreign });
+        }
+        looks
+    }
+
+    /// Starts the questions whose turn it is.
+    fn ask(&mut self, now_ms: u64) {
+        let questions = self.knowledge.questions(self.devices.values(), now_ms);
+        for claim in questions.claims {
+            let cluster = self.parts.cluster.clone();
+            self.under_way.spawn(async move {
+                let users = users(&*cluster, &claim).await;
+                Told::Users { claim: claim.uid, asked_ms: now_ms, users }
+            });
+        }
+        if questions.ledger {
+            let executor = self.parts.executor.clone();
+            self.under_way.spawn_blocking(move || {
+                let read = executor.store.read_again();
+                if let Err(error) = &read {
+                    warn!(error = error_chain(error), "cannot read the ledger again");
+                }
+                Told::Ledger { asked_ms: now_ms, read: read.is_ok() }
+            });
+        }
+        if questions.servers {
+            let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
+            self.under_way.spawn_blocking(move || {
+                let servers = act::servers(&*daemons, &*processes);
+                Told::Servers { asked_ms: now_ms, servers }
+            });
+        }
+    }
+
+    fn learn(&mut self, told: Told) {
+        match told {
+            Told::Users { claim, asked_ms, users } => {
+                self.knowledge.told_users(&claim, asked_ms, users);
+                self.rosters.clear();
+            }
+            Told::Ledger { asked_ms, read } => self.knowledge.told_ledger(asked_ms, read),
+            Told::Servers { asked_ms, servers } => self.knowledge.told_servers(asked_ms, servers),
+            Told::Ended(ending, outcome) => self.note_end(ending, outcome),
+        }
+    }
+
+    fn carry_out(&mut self, verdict: Verdict) {
+        if let Verdict::End { holder, seen, how } = verdict {
+            let groups = self.devices.get(&holder.gpu).map(|device| device.groups.clone());
+            let ending = Ending { holder, seen, how };
+            let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
+            let turns = self.terminations.clone();
+            self.under_way.spawn(async move {
+                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, turns).await;
+                Told::Ended(ending, outcome)
+            });
+            return;
+        }
+        for (labels, finding) in finding::of_verdict(&self.devices, &self.knowledge, &verdict) {
+            match (&finding.kind, labels) {
+                (FindingKind::Foreign { .. }, _) => {
+                    self.parts.metrics.foreign(finding.gpu.as_str(), finding.device.as_str());
+                }
+                (FindingKind::OverGrant(_) | FindingKind::TooManyProcesses { .. }, Some(labels)) => {
+                    self.parts.metrics.violation(&labels);
+                }
+                _ => {}
+            }
+            self.tell(finding);
+        }
+    }
+
+    fn note_end(&mut self, ending: Ending, outcome: Outcome) {
+        if let Outcome::Failed(_) = outcome {
+            self.parts.metrics.failed_terminations.inc();
+        }
+        for (labels, finding) in finding::of_end(&self.devices, &self.knowledge, &ending, outcome) {
+            match (&finding.kind, labels) {
+                (FindingKind::Ended { .. }, Some(labels)) => self.parts.metrics.termination(&labels),
+                (FindingKind::Ended { .. }, None) => {
+                    let (gpu, device) = (finding.gpu.as_str(), finding.device.as_str());
+                    self.parts.metrics.foreign_termination(gpu, device);
+                }
+                _ => {}
+            }
+            self.tell(finding);
+        }
+    }
+
+    fn tell(&self, finding: Finding) {
+        finding.log();
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.findings.try_send(finding) {
+            self.parts.metrics.dropped_findings.inc();
+        }
+    }
+}
+
+fn seen(process: &GpuProcess, known: &Known, device: &Shared) -> Seen {
+    let pod = match &known.place {
+        Place::Pod { pod, .. } => Some(pod.clone()),
+        Place::Host => None,
+    };
+    let client = process.mps_client && !device.groups.is_empty();
+    Seen { process: known.process, used: process.used, client, pod }
+}
+
+/// Who may use a claim; none if the API server's answer, or its silence, tells nothing.
+async fn users(cluster: &dyn Cluster, claim: &ClaimRef) -> Option<Users> {
+    match cluster.claim(claim).await {
+        Ok(found) => Some(Users { pods: found.pods, others: found.reserved_for_others }),
+        Err(ClaimError::Malformed { .. } | ClaimError::Call { .. }) => None,
+        // It is nobody's any more.
+        Err(_) => Some(Users::default()),
+    }
+}

@@ -1,0 +1,135 @@
+//! Claims of one device → accounts: claims that a pod has together are counted together.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::knowledge::Knowledge;
+use super::shares::Shared;
+use crate::model::claim::ClaimRef;
+use crate::model::names::PodUid;
+use crate::model::quantity::Bytes;
+use crate::model::share::{Grant, Isolation};
+use crate::sharing::watch::{Account, Granted, Seen};
+
+/// A device's accounts without their processes, and whose account a pod's processes are on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Roster {
+    accounts: Vec<Vec<Granted>>,
+    of_pod: HashMap<PodUid, usize>,
+}
+
+impl Roster {
+    /// `slots_per_share`: client processes in one block of slots.
+    pub fn new(device: &Shared, knowledge: &Knowledge, slots_per_share: u32) -> Self {
+        let mut accounts: BTreeMap<usize, Vec<Granted>> = BTreeMap::new();
+        let mut of_pod: HashMap<PodUid, usize> = HashMap::new();
+        for (number, (claim, grant)) in device.shares.iter().enumerate() {
+            let pods: Vec<PodUid> = knowledge.pods(&claim.uid).iter().map(|pod| pod.uid.clone()).collect();
+            let mut together = vec![granted(claim, grant, &pods, slots_per_share)];
+            for pod in &pods {
+                if let Some(others) = of_pod.get(pod).and_then(|number| accounts.remove(number)) {
+                    together.extend(others);
+                }
+            }
+            together.sort_by(|a, b| a.claim.cmp(&b.claim));
+            of_pod
+                .extend(together.iter().flat_map(|claim| claim.pods.iter().map(|pod| (pod.clone(), number))));
+            accounts.insert(number, together);
+        }
+        let numbers: HashMap<usize, usize> =
+            accounts.keys().enumerate().map(|(now, was)| (*was, now)).collect();
+        of_pod.values_mut().for_each(|number| *number = numbers.get(number).copied().unwrap_or_default());
+        Self { accounts: accounts.into_values().collect(), of_pod }
+    }
+
+    /// The accounts with these processes, each on its pod's.
+    pub fn fill(&self, processes: Vec<Seen>) -> Vec<Account> {
+        let empty = |claims: &Vec<Granted>| Account { claims: claims.clone(), processes: Vec::new() };
+        let mut accounts: Vec<Account> = self.accounts.iter().map(empty).collect();
+        for seen in processes {
+            let number = seen.pod.as_ref().and_then(|pod| self.of_pod.get(pod));
+            if let Some(account) = number.and_then(|number| accounts.get_mut(*number)) {
+                account.processes.push(seen);
+            }
+        }
+        accounts
+    }
+}
+
+fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u32) -> Granted {
+    // Slots are those of an MPS server; without one nobody runs out of them.
+    let processes = match grant.isolation {
+        Isolation::Mps | Isolation::Kernel => grant.slots.saturating_mul(slots_per_share),
+        Isolation::None | Isolation::Mig => u32::MAX,
+    };
+    Granted {
+        claim: claim.uid.clone(),
+        memory: (grant.memory != Bytes(0)).then_some(grant.memory),
+        part: (grant.memory != Bytes(0)).then(|| grant.memory_per_process()),
+        processes,
+        pods: pods.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::knowledge::Users;
+    use super::*;
+    use crate::model::claim::PodRef;
+    use crate::model::process::ProcessKey;
+
+    fn claim(name: &str) -> ClaimRef {
+        ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
+    }
+
+    /// Claims and their pods.
+    fn roster(claims: &[(&str, &[&str])]) -> Roster {
+        let memory = Bytes::from_mib(1000);
+        let grant = Grant { memory, compute: None, slots: 2, processes: 2, isolation: Isolation::Mps };
+        let shares: Vec<_> = claims.iter().map(|(name, _)| (claim(name), grant)).collect();
+        let device = Shared { device: "gpu-0".into(), shares, admins: Vec::new(), groups: BTreeSet::new() };
+        let mut knowledge = Knowledge::new(None);
+        knowledge.keep(device.claims());
+        for (name, pods) in claims {
+            let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
+            let users = Users { pods: pods.iter().map(pod).collect(), others: false };
+            knowledge.told_users(&(*name).into(), 0, Some(users));
+        }
+        Roster::new(&device, &knowledge, 3)
+    }
+
+    fn names(roster: &Roster) -> Vec<String> {
+        let name = |account: &Vec<Granted>| {
+            account.iter().map(|granted| granted.claim.to_string()).collect::<Vec<_>>().join("+")
+        };
+        let mut names: Vec<_> = roster.accounts.iter().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn claims_are_counted_together_if_a_pod_has_both() {
+        assert_eq!(names(&roster(&[("a", &["p"]), ("b", &["q"])])), ["a", "b"]);
+        assert_eq!(names(&roster(&[("a", &["p"]), ("b", &["p"])])), ["a+b"]);
+        let chain = roster(&[("a", &["p"]), ("x", &[]), ("b", &["q"]), ("c", &["q", "p"]), ("d", &["r"])]);
+        assert_eq!(names(&chain), ["a+b+c", "d", "x"]);
+        let seen = |pid, pod: &str| Seen {
+            process: ProcessKey { pid, started: 1 },
+            used: None,
+            client: false,
+            pod: Some(pod.into()),
+        };
+        let filled = chain.fill(vec![seen(1, "p"), seen(2, "q"), seen(3, "r"), seen(4, "nobody's")]);
+        let of = |count: usize| filled.iter().filter(|account| account.processes.len() == count).count();
+        assert_eq!((of(2), of(1), of(0)), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_grant_becomes_a_limit_a_part_and_a_number_of_processes() {
+        let granted = &roster(&[("a", &["p"])]).accounts[0][0];
+        assert_eq!(granted.memory, Some(Bytes::from_mib(1000)));
+        assert_eq!(granted.part, Some(Bytes::from_mib(500)));
+        assert_eq!(granted.processes, 6);
+    }
+}

@@ -1,0 +1,112 @@
+//! How a process is ended, and who the supervisor's own processes are.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+use super::knowledge::Servers;
+use crate::host::cgroup::Place;
+use crate::host::{End, Processes};
+use crate::model::error_chain;
+use crate::model::process::ProcessKey;
+use crate::model::share::MpsGroup;
+use crate::sharing::watch::{Holder, How, Seen};
+use crate::supervisor::words::DaemonPhase;
+use crate::supervisor::{Daemons, SupervisorError};
+
+/// A process that is to end.
+pub(super) struct Ending {
+    pub holder: Holder,
+    pub seen: Seen,
+    pub how: How,
+}
+
+/// What became of it.
+pub(super) enum Outcome {
+    Ended(How),
+    /// It was not there any more.
+    Gone,
+    /// Why not, in words. It is tried more firmly at a later look.
+    Failed(String),
+}
+
+/// Ends a process: through its daemon if that is how, else, or if no daemon knows it, by a signal.
+pub(super) async fn end(
+    ending: &Ending,
+    groups: BTreeSet<MpsGroup>,
+    daemons: Arc<dyn Daemons>,
+    processes: Arc<dyn Processes>,
+    turns: Arc<Semaphore>,
+) -> Outcome {
+    let process = ending.seen.process;
+    // A signal waits for nobody. The semaphore is never closed.
+    let _turn = match ending.how {
+        How::Terminate => turns.acquire().await.ok(),
+        How::Kill => None,
+    };
+    let how = ending.how;
+    let work = move || match how {
+        How::Kill => kill(process, &*processes),
+        How::Terminate => match terminate(process, &groups, &*daemons, &*processes) {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) => kill(process, &*processes),
+            Err(error) => Outcome::Failed(error_chain(&error)),
+        },
+    };
+    spawn_blocking(work).await.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+}
+
+/// None if the process is no daemon's client.
+fn terminate(
+    process: ProcessKey,
+    groups: &BTreeSet<MpsGroup>,
+    daemons: &dyn Daemons,
+    processes: &dyn Processes,
+) -> Result<Option<Outcome>, SupervisorError> {
+    for group in groups {
+        let clients = daemons.clients(group)?;
+        let Some(client) = clients.into_iter().find(|client| client.pid == process.pid) else { continue };
+        // The daemon knows PIDs only: they must still mean this process.
+        if !is_there(process, processes) {
+            return Ok(Some(Outcome::Gone));
+        }
+        daemons.terminate(group, client)?;
+        return Ok(Some(Outcome::Ended(How::Terminate)));
+    }
+    Ok(None)
+}
+
+fn is_there(process: ProcessKey, processes: &dyn Processes) -> bool {
+    processes.started(process.pid).is_ok_and(|started| started == Some(process.started))
+}
+
+fn kill(process: ProcessKey, processes: &dyn Processes) -> Outcome {
+    match processes.end(process) {
+        Ok(End::Signalled) => Outcome::Ended(How::Kill),
+        Ok(End::Gone) => Outcome::Gone,
+        Err(error) => Outcome::Failed(error_chain(&error)),
+    }
+}
+
+/// The supervisor's servers and daemons, and the pods that they run in; none if it does not answer.
+pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Option<Servers> {
+    let states = daemons.states().ok()?;
+    let mut servers = Servers::default();
+    for state in states {
+        let daemon = match state.phase {
+            DaemonPhase::Serving { pid } | DaemonPhase::Resting { pid } => Some(pid),
+            DaemonPhase::Down { .. } => None,
+        };
+        for pid in state.servers.iter().map(|server| server.pid).chain(daemon) {
+            if let Ok(Some(started)) = processes.started(pid) {
+                servers.processes.insert(ProcessKey { pid, started });
+            }
+            if let Ok(Some(Place::Pod { pod, .. })) = processes.place(pid) {
+                servers.pods.insert(pod);
+            }
+        }
+    }
+    Some(servers)
+}

@@ -1,0 +1,230 @@
+//! What the watchdog found, with the names that people know: for events, conditions, metrics and the log.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use tracing::{debug, info, warn};
+
+use super::act::{Ending, Outcome};
+use super::knowledge::Knowledge;
+use super::shares::Shared;
+use crate::model::claim::{ClaimRef, PodRef};
+use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
+use crate::model::process::ProcessKey;
+use crate::model::quantity::Bytes;
+use crate::ops::metrics::{ShareLabels, ShareUse};
+use crate::sharing::Usage;
+use crate::sharing::watch::{Holder, How, Numbers, Seen, Trouble, Verdict};
+
+/// Something to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The claim that it is about; none: a process of no claim.
+    pub claim: Option<ClaimRef>,
+    /// The claim's pods, as far as they are known.
+    pub pods: Vec<PodRef>,
+    pub gpu: DeviceUuid,
+    pub device: DeviceName,
+    pub kind: FindingKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FindingKind {
+    /// The claim uses more than it was granted: told once, until it recovers.
+    OverGrant(Numbers),
+    /// More processes than the claim's client slots are for.
+    TooManyProcesses {
+        processes: usize,
+        allowed: u32,
+    },
+    Recovered {
+        from: Trouble,
+        numbers: Numbers,
+        lasted_ms: u64,
+    },
+    /// A process of no claim uses the shared GPU.
+    Foreign {
+        process: ProcessKey,
+        used: Option<Bytes>,
+        pod: Option<PodUid>,
+    },
+    /// A process was ended for one of these.
+    Ended {
+        process: ProcessKey,
+        used: Option<Bytes>,
+        how: How,
+    },
+    /// A process should have been ended, and is tried again.
+    NotEnded {
+        process: ProcessKey,
+        problem: String,
+    },
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OverGrant(numbers) => write!(
+                f,
+                "uses {} MiB and was granted {} MiB ({} processes)",
+                numbers.used.mib_ceil(),
+                numbers.limit.mib_floor(),
+                numbers.processes
+            ),
+            Self::TooManyProcesses { processes, allowed } => {
+                write!(f, "has {processes} processes on the GPU and client slots for {allowed}")
+            }
+            Self::Recovered { from, numbers, lasted_ms } => {
+                let seconds = lasted_ms / 1000;
+                match from {
+                    Trouble::Memory => write!(
+                        f,
+                        "uses {} of its {} MiB again, after {seconds} s over its grant",
+                        numbers.used.mib_ceil(),
+                        numbers.limit.mib_floor()
+                    ),
+                    Trouble::Processes => {
+                        write!(f, "has {} processes again, after {seconds} s of too many", numbers.processes)
+                    }
+                }
+            }
+            Self::Foreign { process, used, pod } => {
+                write!(f, "process {process} uses {} of the shared GPU", mib(*used))?;
+                match pod {
+                    Some(pod) => write!(f, "; its pod ({pod}) has no claim for it"),
+                    None => f.write_str("; it belongs to no pod"),
+                }
+            }
+            Self::Ended { process, used, how: How::Terminate } => {
+                write!(f, "process {process} with {} was terminated by the MPS daemon", mib(*used))
+            }
+            Self::Ended { process, used, how: How::Kill } => {
+                write!(f, "process {process} with {} was killed", mib(*used))
+            }
+            Self::NotEnded { process, problem } => {
+                write!(f, "process {process} should have been ended, but was not: {problem}")
+            }
+        }
+    }
+}
+
+fn mib(used: Option<Bytes>) -> String {
+    used.map_or("an unknown amount of memory".to_owned(), |used| format!("{} MiB", used.mib_ceil()))
+}
+
+impl Finding {
+    pub(super) fn log(&self) {
+        let (device, gpu, kind) = (&self.device, &self.gpu, &self.kind);
+        let claim = self.claim.as_ref().map_or("none".to_owned(), ToString::to_string);
+        match kind {
+            FindingKind::Recovered { .. } => info!(claim, %device, %gpu, "{kind}"),
+            _ => warn!(claim, %device, %gpu, "{kind}"),
+        }
+    }
+}
+
+type Devices = BTreeMap<DeviceUuid, Shared>;
+/// A finding, and the row of the metrics that it counts on, if it is a claim's.
+type Labelled = (Option<ShareLabels>, Finding);
+
+/// What a verdict means to people: one finding for each claim concerned.
+pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Verdict) -> Vec<Labelled> {
+    let place = Place { devices, knowledge };
+    match verdict {
+        Verdict::Over { holder, numbers } => place.about(holder, None, &FindingKind::OverGrant(*numbers)),
+        Verdict::Crowded { holder, processes, allowed } => {
+            let kind = FindingKind::TooManyProcesses { processes: *processes, allowed: *allowed };
+            place.about(holder, None, &kind)
+        }
+        Verdict::Recovered { holder, from, numbers, lasted_ms } => {
+            let kind = FindingKind::Recovered { from: *from, numbers: *numbers, lasted_ms: *lasted_ms };
+            place.about(holder, None, &kind)
+        }
+        Verdict::Foreign { gpu, seen } => {
+            let Seen { process, used, pod, .. } = seen.clone();
+            let nobody = Holder { gpu: gpu.clone(), claims: Vec::new() };
+            place.about(&nobody, None, &FindingKind::Foreign { process, used, pod })
+        }
+        Verdict::End { .. } => Vec::new(),
+    }
+}
+
+/// What the end of a process means to people.
+pub(super) fn of_end(
+    devices: &Devices,
+    knowledge: &Knowledge,
+    ending: &Ending,
+    outcome: Outcome,
+) -> Vec<Labelled> {
+    let Ending { holder, seen: Seen { process, used, pod, .. }, .. } = ending;
+    let (process, used) = (*process, *used);
+    let kind = match outcome {
+        Outcome::Ended(how) => FindingKind::Ended { process, used, how },
+        Outcome::Failed(problem) => FindingKind::NotEnded { process, problem },
+        Outcome::Gone => {
+            debug!(%process, "it ended before it was to");
+            return Vec::new();
+        }
+    };
+    Place { devices, knowledge }.about(holder, pod.as_ref(), &kind)
+}
+
+struct Place<'a> {
+    devices: &'a Devices,
+    knowledge: &'a Knowledge,
+}
+
+impl Place<'_> {
+    /// One finding for each claim of the holder, or one about nobody. Counted on the row of that pod, or of
+    /// the claim's first.
+    fn about(&self, holder: &Holder, pod: Option<&PodUid>, kind: &FindingKind) -> Vec<Labelled> {
+        let Some(device) = self.devices.get(&holder.gpu) else { return Vec::new() };
+        let finding = |claim: Option<ClaimRef>, pods: &[PodRef]| Finding {
+            claim,
+            pods: pods.to_vec(),
+            gpu: holder.gpu.clone(),
+            device: device.device.clone(),
+            kind: kind.clone(),
+        };
+        if holder.claims.is_empty() {
+            return vec![(None, finding(None, &[]))];
+        }
+        let claims = holder.claims.iter().filter_map(|uid| claim(device, uid));
+        let mut told = Vec::new();
+        for claim in claims {
+            let pods = self.knowledge.pods(&claim.uid);
+            let pod = pods.iter().find(|one| Some(&one.uid) == pod).or(pods.first());
+            let row = labels(claim, pod, &holder.gpu, &device.device);
+            told.push((Some(row), finding(Some(claim.clone()), pods)));
+        }
+        told
+    }
+}
+
+/// A row of figures with the names that it is shown under.
+pub(super) fn row(devices: &Devices, knowledge: &Knowledge, usage: Usage) -> Option<(ShareLabels, ShareUse)> {
+    let device = devices.get(&usage.gpu)?;
+    let claim = claim(device, &usage.claim)?;
+    let pod = knowledge.pods(&claim.uid).iter().find(|pod| Some(&pod.uid) == usage.pod.as_ref());
+    let figures = ShareUse {
+        limit: usage.limit.map(|limit| limit.0),
+        used: usage.used.0,
+        peak: usage.peak.0,
+        processes: usage.processes,
+    };
+    Some((labels(claim, pod, &usage.gpu, &device.device), figures))
+}
+
+fn claim<'a>(device: &'a Shared, uid: &ClaimUid) -> Option<&'a ClaimRef> {
+    device.shares.iter().map(|(claim, _)| claim).find(|claim| claim.uid == *uid)
+}
+
+fn labels(claim: &ClaimRef, pod: Option<&PodRef>, gpu: &DeviceUuid, device: &DeviceName) -> ShareLabels {
+    ShareLabels {
+        namespace: claim.namespace.clone(),
+        pod: pod.map_or_else(String::new, |pod| pod.name.clone()),
+        claim: claim.name.clone(),
+        gpu: gpu.to_string(),
+        device: device.to_string(),
+    }
+}

@@ -1,0 +1,241 @@
+//! Whose a process is, as far as that is known, and what must be asked before it is.
+//!
+//! Silence is no fact. A process is foreign only if whoever could say otherwise was asked after it was first
+//! seen, and answered: the API server for the pods of every claim on the device, the ledger for claims that
+//! another instance of the plugin prepared, the supervisor for its servers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::shares::Shared;
+use super::table::Known;
+use crate::host::cgroup::Place;
+use crate::model::claim::{ClaimRef, PodRef};
+use crate::model::names::{ClaimUid, PodUid};
+use crate::model::process::ProcessKey;
+
+/// Between two questions of one kind, or about one claim, in milliseconds.
+const ASK_EVERY_MS: u64 = 1000;
+
+/// Whose a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A pod of one of the device's claims.
+    Claim,
+    /// An MPS server, an administrator's, our own.
+    Exempt,
+    /// Nobody's, by all accounts.
+    Foreign,
+    /// Not known yet.
+    Unknown,
+}
+
+/// One question that is asked again and again.
+#[derive(Debug, Default)]
+struct Asked {
+    /// When the question was put that was answered last.
+    answered_ms: Option<u64>,
+    last_ms: Option<u64>,
+    under_way: bool,
+    wanted: bool,
+}
+
+impl Asked {
+    /// True if the answer tells of everything that there was at that time.
+    fn covers(&self, since_ms: u64) -> bool {
+        self.answered_ms.is_some_and(|answered| answered >= since_ms)
+    }
+
+    /// Takes the turn to ask, if it is wanted and not too soon.
+    fn take_turn(&mut self, now_ms: u64) -> bool {
+        let soon = self.last_ms.is_some_and(|last| now_ms < last + ASK_EVERY_MS);
+        if !self.wanted || self.under_way || soon {
+            return false;
+        }
+        *self = Self { answered_ms: self.answered_ms, last_ms: Some(now_ms), under_way: true, wanted: false };
+        true
+    }
+
+    fn answered(&mut self, as_of_ms: Option<u64>) {
+        self.under_way = false;
+        self.answered_ms = self.answered_ms.max(as_of_ms);
+    }
+}
+
+/// What the API server says of a claim's users.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Users {
+    pub pods: Vec<PodRef>,
+    /// Others than pods may use it too, so that no pod is known not to.
+    pub others: bool,
+}
+
+/// What the supervisor says of its own processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Servers {
+    pub processes: BTreeSet<ProcessKey>,
+    /// The pods that they, and the daemons, run in.
+    pub pods: BTreeSet<PodUid>,
+}
+
+#[derive(Debug, Default)]
+struct ClaimKnown {
+    asked: Asked,
+    users: Users,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Knowledge {
+    claims: HashMap<ClaimUid, ClaimKnown>,
+    ledger: Asked,
+    servers_asked: Asked,
+    servers: Servers,
+    own_pod: Option<PodUid>,
+    /// When pods, and processes of the host, were first seen.
+    first_ms: HashMap<Subject, u64>,
+    /// Some process was found in a pod: the names of control groups are understood here.
+    pods_are_seen: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Subject {
+    Pod(PodUid),
+    Process(ProcessKey),
+}
+
+/// Who is to be asked now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Questions {
+    pub claims: Vec<ClaimRef>,
+    pub ledger: bool,
+    pub servers: bool,
+}
+
+impl Knowledge {
+    pub fn new(own_pod: Option<PodUid>) -> Self {
+        Self { own_pod, ..Self::default() }
+    }
+
+    /// Forgets what concerns nobody any more.
+    pub fn keep<'a>(&mut self, claims: impl Iterator<Item = &'a ClaimRef>) {
+        let mut before = std::mem::take(&mut self.claims);
+        for claim in claims {
+            let known = before.remove(&claim.uid).unwrap_or_default();
+            self.claims.entry(claim.uid.clone()).or_insert(known);
+        }
+    }
+
+    /// Notes who is there now.
+    pub fn sight<'a>(&mut self, processes: impl Iterator<Item = &'a Known>, now_ms: u64) {
+        let mut before = std::mem::take(&mut self.first_ms);
+        for known in processes {
+            let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
+            self.pods_are_seen |= subjects[1].is_some();
+            for subject in subjects.into_iter().flatten() {
+                let first = before.remove(&subject).unwrap_or(now_ms);
+                self.first_ms.entry(subject).or_insert(first);
+            }
+        }
+    }
+
+    /// Whose the process is. What is missing to know it is noted as wanted.
+    pub fn owner(&mut self, device: &Shared, known: &Known) -> Owner {
+        if let Some(owner) = self.belongs(device, known) {
+            return owner;
+        }
+        let seen = self.first_ms.get(&Subject::Process(known.process)).copied().unwrap_or(u64::MAX);
+        let subject = pod(known).cloned().map(Subject::Pod);
+        let since = subject.and_then(|subject| self.first_ms.get(&subject).copied()).unwrap_or(seen);
+        let mut sure = known.believed && self.pods_are_seen;
+        sure &= want(&mut self.ledger, since);
+        if !device.groups.is_empty() {
+            sure &= want(&mut self.servers_asked, seen);
+        }
+        if known.place != Place::Host {
+            for claim in device.claims() {
+                let claim = self.claims.entry(claim.uid.clone()).or_default();
+                sure &= want(&mut claim.asked, since) & !claim.users.others;
+            }
+        }
+        if sure { Owner::Foreign } else { Owner::Unknown }
+    }
+
+    fn belongs(&self, device: &Shared, known: &Known) -> Option<Owner> {
+        let is_us = known.process.pid == std::process::id();
+        if is_us || self.servers.processes.contains(&known.process) {
+            return Some(Owner::Exempt);
+        }
+        let pod = pod(known)?;
+        let has = |claim: &ClaimRef| self.pods(&claim.uid).iter().any(|user| user.uid == *pod);
+        if known.believed && device.shares.iter().any(|(claim, _)| has(claim)) {
+            return Some(Owner::Claim);
+        }
+        let ours = self.own_pod.as_ref() == Some(pod) || self.servers.pods.contains(pod);
+        (ours || device.admins.iter().any(has)).then_some(Owner::Exempt)
+    }
+
+    /// The pods that may use a claim, as far as they are known.
+    pub fn pods(&self, claim: &ClaimUid) -> &[PodRef] {
+        self.claims.get(claim).map_or(&[], |known| &known.users.pods)
+    }
+
+    /// Whom to ask now: nobody twice within a second, nobody who has not answered yet.
+    pub fn questions<'a>(&mut self, devices: impl Iterator<Item = &'a Shared>, now_ms: u64) -> Questions {
+        let mut asked = BTreeMap::new();
+        for claim in devices.flat_map(Shared::claims) {
+            let known = self.claims.entry(claim.uid.clone()).or_default();
+            // Whoever reads the metrics wants to know the pods before their first process.
+            known.asked.wanted |= known.asked.answered_ms.is_none();
+            if known.asked.take_turn(now_ms) {
+                asked.insert(claim.uid.clone(), claim.clone());
+            }
+        }
+        let claims = asked.into_values().collect();
+        let (ledger, servers) = (self.ledger.take_turn(now_ms), self.servers_asked.take_turn(now_ms));
+        Questions { claims, ledger, servers }
+    }
+
+    /// The API server's answer about a claim; none: it said nothing that could be relied on.
+    pub fn told_users(&mut self, claim: &ClaimUid, asked_ms: u64, users: Option<Users>) {
+        let Some(known) = self.claims.get_mut(claim) else { return };
+        known.asked.answered(users.is_some().then_some(asked_ms));
+        let Some(mut users) = users else { return };
+        let now: HashSet<PodUid> = users.pods.iter().map(|pod| pod.uid.clone()).collect();
+        // A pod that was deleted may still be ending: it stays the claim's until its processes are gone.
+        let ending = std::mem::take(&mut known.users.pods).into_iter().filter(|pod| {
+            !now.contains(&pod.uid) && self.first_ms.contains_key(&Subject::Pod(pod.uid.clone()))
+        });
+        users.pods.extend(ending);
+        known.users = users;
+    }
+
+    /// All records were read again, or could not be.
+    pub fn told_ledger(&mut self, asked_ms: u64, read: bool) {
+        self.ledger.answered(read.then_some(asked_ms));
+    }
+
+    /// The supervisor's answer; none: it said nothing.
+    pub fn told_servers(&mut self, asked_ms: u64, servers: Option<Servers>) {
+        self.servers_asked.answered(servers.is_some().then_some(asked_ms));
+        if let Some(servers) = servers {
+            self.pods_are_seen |= !servers.pods.is_empty();
+            self.servers = servers;
+        }
+    }
+}
+
+fn want(asked: &mut Asked, since_ms: u64) -> bool {
+    let covers = asked.covers(since_ms);
+    asked.wanted |= !covers;
+    covers
+}
+
+fn pod(known: &Known) -> Option<&PodUid> {
+    match &known.place {
+        Place::Pod { pod, .. } => Some(pod),
+        Place::Host => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! Who is taken for whom, and what must have been said before.
+
+use super::*;
+use crate::model::quantity::Bytes;
+use crate::model::share::{Grant, Isolation, MpsGroup};
+
+const POD: &str = "pod-of-a";
+
+fn claim(name: &str) -> ClaimRef {
+    ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
+}
+
+/// A GPU with shares of claims a and b, served by MPS.
+fn device() -> Shared {
+    let memory = Bytes::from_mib(1000);
+    let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
+    Shared {
+        device: "gpu-0".into(),
+        shares: vec![(claim("a"), grant), (claim("b"), grant)],
+        admins: vec![claim("admin")],
+        groups: BTreeSet::from([MpsGroup::new(["GPU-0".into()])]),
+    }
+}
+
+fn process(pid: u32, place: Place) -> Known {
+    Known { process: ProcessKey { pid, started: 1 }, place, believed: true }
+}
+
+fn in_pod(pid: u32, pod: &str) -> Known {
+    process(pid, Place::Pod { pod: pod.into(), container: None })
+}
+
+fn users(pods: &[&str]) -> Option<Users> {
+    let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
+    Some(Users { pods: pods.iter().map(pod).collect(), others: false })
+}
+
+/// Everything was asked at this time, and answered: claim a has a pod, an administrator another.
+fn informed(at_ms: u64) -> Knowledge {
+    let mut knowledge = Knowledge::new(Some("our-pod".into()));
+    knowledge.keep(device().claims());
+    knowledge.told_users(&"a".into(), at_ms, users(&[POD]));
+    knowledge.told_users(&"b".into(), at_ms, users(&[]));
+    knowledge.told_users(&"admin".into(), at_ms, users(&["pod-of-admin"]));
+    knowledge.told_ledger(at_ms, true);
+    knowledge.told_servers(at_ms, Some(servers()));
+    knowledge
+}
+
+fn servers() -> Servers {
+    let processes = BTreeSet::from([ProcessKey { pid: 77, started: 1 }]);
+    Servers { processes, pods: BTreeSet::from(["pod-of-mps".into()]) }
+}
+
+fn owner(knowledge: &mut Knowledge, known: &Known, now_ms: u64) -> Owner {
+    knowledge.sight([known].into_iter(), now_ms);
+    knowledge.owner(&device(), known)
+}
+
+#[test]
+fn each_process_is_somebodys_or_foreign() {
+    let knowledge = &mut informed(1000);
+    assert_eq!(owner(knowledge, &in_pod(1, POD), 500), Owner::Claim);
+    assert_eq!(owner(knowledge, &in_pod(2, "pod-of-admin"), 500), Owner::Exempt);
+    assert_eq!(owner(knowledge, &in_pod(3, "our-pod"), 500), Owner::Exempt);
+    assert_eq!(owner(knowledge, &in_pod(4, "pod-of-mps"), 500), Owner::Exempt);
+    assert_eq!(owner(knowledge, &process(77, Place::Host), 500), Owner::Exempt, "an MPS server");
+    assert_eq!(owner(knowledge, &in_pod(std::process::id(), "strange"), 500), Owner::Exempt);
+    assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Foreign);
+    assert_eq!(owner(knowledge, &process(6, Place::Host), 500), Owner::Foreign);
+    let reborn = Known { process: ProcessKey { pid: 77, started: 2 }, ..process(77, Place::Host) };
+    assert_eq!(owner(knowledge, &reborn, 500), Owner::Foreign, "the server's PID is not the server");
+}
+
+#[test]
+fn an_answer_from_before_it_was_seen_makes_nobody_foreign() {
+    let knowledge = &mut informed(1000);
+    let late = in_pod(5, "strange");
+    assert_eq!(owner(knowledge, &late, 1001), Owner::Unknown);
+    let asked = knowledge.questions([&device()].into_iter(), 1001);
+    let wanted = vec![claim("a"), claim("admin"), claim("b")];
+    assert_eq!(asked, Questions { claims: wanted, ledger: true, servers: true });
+    assert_eq!(knowledge.questions([&device()].into_iter(), 1001), Questions::default(), "once");
+    for name in ["a", "b", "admin"] {
+        assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "{name} may have it");
+        knowledge.told_users(&name.into(), 1001, users(&[]));
+    }
+    knowledge.told_ledger(1001, true);
+    assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "it may be a server");
+    knowledge.told_servers(1001, Some(servers()));
+    assert_eq!(owner(knowledge, &late, 1100), Owner::Foreign);
+}
+
+#[test]
+fn silence_is_no_fact_and_is_asked_again_once_a_second() {
+    let knowledge = &mut informed(1000);
+    let late = in_pod(5, "strange");
+    owner(knowledge, &late, 2000);
+    let mut asked_at = Vec::new();
+    for now_ms in (2000..6000).step_by(250) {
+        assert_eq!(owner(knowledge, &late, now_ms), Owner::Unknown);
+        let asked = knowledge.questions([&device()].into_iter(), now_ms);
+        if asked.claims.contains(&claim("a")) {
+            asked_at.push(now_ms);
+            knowledge.told_users(&"a".into(), now_ms, None);
+        }
+        if asked.ledger {
+            knowledge.told_ledger(now_ms, false);
+        }
+        if asked.servers {
+            knowledge.told_servers(now_ms, None);
+        }
+    }
+    assert_eq!(asked_at, [2000, 3000, 4000, 5000]);
+    assert_eq!(owner(knowledge, &in_pod(1, POD), 6000), Owner::Claim, "what was known stays known");
+}
+
+#[test]
+fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
+    let knowledge = &mut informed(1000);
+    knowledge.told_users(&"b".into(), 1000, Some(Users { others: true, ..Users::default() }));
+    assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Unknown);
+    assert_eq!(owner(knowledge, &process(6, Place::Host), 500), Owner::Foreign, "but a host's process is");
+}
+
+#[test]
+fn a_host_process_is_judged_only_where_pods_can_be_told() {
+    let mut blind = Knowledge::new(None);
+    blind.keep(device().claims());
+    blind.told_ledger(1000, true);
+    blind.told_servers(1000, Some(Servers::default()));
+    let lone = process(6, Place::Host);
+    assert_eq!(owner(&mut blind, &lone, 500), Owner::Unknown, "perhaps all look like this here");
+    blind.sight([&lone, &in_pod(9, "any")].into_iter(), 600);
+    assert_eq!(owner(&mut blind, &lone, 700), Owner::Foreign);
+    let not_believed = Known { believed: false, ..process(8, Place::Host) };
+    assert_eq!(owner(&mut blind, &not_believed, 700), Owner::Unknown, "it holds no device file");
+}
+
+#[test]
+fn a_deleted_pod_stays_the_claims_until_its_processes_are_gone() {
+    let knowledge = &mut informed(1000);
+    let ending = in_pod(1, POD);
+    knowledge.sight([&ending].into_iter(), 500);
+    knowledge.told_users(&"a".into(), 1500, users(&["next"]));
+    assert_eq!(owner(knowledge, &ending, 1600), Owner::Claim);
+    knowledge.sight([].into_iter(), 1700);
+    knowledge.told_users(&"a".into(), 1800, users(&["next"]));
+    let pods: Vec<_> = knowledge.pods(&"a".into()).iter().map(|pod| pod.uid.as_str()).collect();
+    assert_eq!(pods, ["next"]);
+}
+
+#[test]
+fn every_claim_is_asked_about_once_at_the_start() {
+    let mut fresh = Knowledge::new(None);
+    let devices = [device(), device()];
+    let asked = fresh.questions(devices.iter(), 0);
+    assert_eq!(asked.claims.len(), 3, "each once, on however many devices");
+    assert!(!asked.ledger && !asked.servers);
+    fresh.keep([].into_iter());
+    assert_eq!(fresh.pods(&"a".into()), []);
+}

@@ -1,0 +1,64 @@
+//! Host PIDs → processes and whose they are, remembered as long as they run.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::host::Processes;
+use crate::host::cgroup::Place;
+use crate::model::process::ProcessKey;
+
+/// What is known of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Known {
+    pub process: ProcessKey,
+    pub place: Place,
+    /// It really is a process that uses a GPU: NVML's PIDs are the host's, and where ours are others, or where
+    /// the process is in no pod, it must hold a GPU's device file open to be believed one.
+    pub believed: bool,
+}
+
+/// Blocks its thread while it reads. A process that stays costs one read at each look.
+pub(super) struct Table {
+    processes: Arc<dyn Processes>,
+    known: HashMap<u32, Known>,
+    on_host: bool,
+}
+
+impl Table {
+    pub fn new(processes: Arc<dyn Processes>) -> Self {
+        let on_host = processes.pids_are_the_hosts();
+        Self { processes, known: HashMap::new(), on_host }
+    }
+
+    /// Learns of these processes and forgets the others.
+    pub fn look(&mut self, pids: &BTreeSet<u32>) {
+        let mut before = std::mem::take(&mut self.known);
+        for &pid in pids {
+            // A process that cannot be read is one that is not known: nothing follows from it.
+            let Ok(Some(started)) = self.processes.started(pid) else { continue };
+            let process = ProcessKey { pid, started };
+            let same = before.remove(&pid).filter(|known| known.process == process && known.is_settled());
+            if let Some(known) = same.or_else(|| self.read(process)) {
+                self.known.insert(pid, known);
+            }
+        }
+    }
+
+    fn read(&self, process: ProcessKey) -> Option<Known> {
+        let place = self.processes.place(process.pid).ok().flatten()?;
+        let sure = self.on_host && place != Place::Host;
+        let believed = sure || self.processes.uses_gpu(process.pid).unwrap_or(false);
+        Some(Known { process, place, believed })
+    }
+
+    pub fn get(&self, pid: u32) -> Option<&Known> {
+        self.known.get(&pid)
+    }
+}
+
+impl Known {
+    /// Nothing about it changes any more. A process of the host may yet be moved into a pod.
+    fn is_settled(&self) -> bool {
+        self.believed && self.place != Place::Host
+    }
+}
