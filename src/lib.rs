@@ -17,12 +17,14 @@ pub mod slices;
 
 // Ring 2, edges: one peer each, no decisions.
 pub mod cluster;
+pub mod daemon;
 pub mod host;
 pub mod kubelet;
 pub mod nvml;
 pub mod supervisor;
 
 // Ring 3, loops: own tasks, queues, timers.
+pub mod mps;
 pub mod node;
 pub mod ops;
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, inspect, plan, settings};
+use tranche::daemon::launch::{Launch, SUBCOMMAND};
 use tranche::ops::logs;
 
 /// File work and waits inside NVML; more would only add stacks.
@@ -37,12 +38,30 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
             let control = logs::init(log.format, &log.filter)?;
             runtime()?.block_on(tranche::node::run(node, control))?;
         }
+        Command::Mps(args) => {
+            let (log, mps) = settings::log_and_mps(log, *args)?;
+            let control = logs::init(log.format, &log.filter)?;
+            runtime()?.block_on(tranche::mps::run(mps, control))?;
+        }
+        Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
         Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,
         Command::Completion { shell } => cli::print(&completion::script(shell, called))?,
         Command::Version => cli::print(format!("tranche {}\n", cli::version()).as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns only if it failed.
+fn become_daemon(launch: &str) -> anyhow::Error {
+    let launch: Launch = match serde_json::from_str(launch) {
+        Ok(launch) => launch,
+        Err(error) => return cli::Usage(format!("{SUBCOMMAND} is for `tranche mps` only: {error}")).into(),
+    };
+    for words in launch.leave_cgroups() {
+        eprintln!("{words}");
+    }
+    launch.enter().into()
 }
 
 /// One thread for everything that waits: a node has little to compute, and each further thread

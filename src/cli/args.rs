@@ -53,6 +53,40 @@ pub struct NodeArgs {
     pub watchdog: WatchdogArgs,
 }
 
+/// How to supervise MPS daemons.
+#[derive(Debug, Clone, Default, Args)]
+pub struct MpsArgs {
+    /// Folder of the socket and the daemons, here and on the host [default: /run/tranche/mps].
+    #[arg(long, env = "MPS_DIR", hide_env_values = true)]
+    pub mps_dir: Option<String>,
+    /// Root of the driver's files as this process sees it [default: /driver-root].
+    #[arg(long, env = "DRIVER_ROOT", hide_env_values = true)]
+    pub driver_root: Option<String>,
+    /// The program nvidia-cuda-mps-control, as this process sees it [default: looked for below the driver
+    /// root].
+    #[arg(long, env = "MPS_CONTROL", hide_env_values = true)]
+    pub mps_control: Option<String>,
+    /// The host's /sys as this process sees it [default: /sys].
+    #[arg(long, env = "SYSFS_ROOT", hide_env_values = true)]
+    pub sysfs_root: Option<String>,
+    /// The host's control groups as this process sees them [default: /sys/fs/cgroup].
+    #[arg(long, env = "CGROUP_ROOT", hide_env_values = true)]
+    pub cgroup_root: Option<String>,
+    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
+    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
+    pub ops_address: Option<String>,
+    /// How long a daemon is kept that nobody needs [default: 10m].
+    #[arg(long, env = "KEEP_WARM", hide_env_values = true)]
+    pub keep_warm: Option<String>,
+    /// How often daemons are looked at [default: 2s].
+    #[arg(long, env = "CHECK_INTERVAL", hide_env_values = true)]
+    pub check_interval: Option<String>,
+    /// Whether each daemon gets a small file system and mounts of its own: own, or none where mounting is
+    /// not permitted [default: own].
+    #[arg(long, env = "MPS_MOUNTS", hide_env_values = true)]
+    pub mps_mounts: Option<String>,
+}
+
 /// Which GPUs are shared, and how they are counted.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SharingArgs {

@@ -25,7 +25,7 @@ use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use args::{LogArgs, NodeArgs};
+use args::{LogArgs, MpsArgs, NodeArgs};
 
 /// A mistake of the caller, as opposed to a failure (1).
 pub const EXIT_USAGE: u8 = 2;
@@ -51,6 +51,11 @@ pub struct Cli {
 pub enum Command {
     /// Run the node plugin: publish this node's GPUs and prepare claims for kubelet.
     Node(Box<NodeArgs>),
+    /// Supervise this node's MPS control daemons, one per shared GPU.
+    Mps(Box<MpsArgs>),
+    /// Become an MPS control daemon; `mps` runs it.
+    #[command(hide = true)]
+    MpsLaunch { launch: String },
     /// Show what preparing a claim would do, without doing it.
     Plan(Box<plan::PlanArgs>),
     /// Show what this node has, publishes and has handed out, by asking the running node plugin.

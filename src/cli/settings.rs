@@ -5,14 +5,20 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::daemon::Housing;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
+use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
 
-use super::args::{HostArgs, LogArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs};
+use super::args::{HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs};
 
+const DRIVER_ROOT: &str = "/driver-root";
+const MPS_DIR: &str = "/run/tranche/mps";
+/// Whatever became of its file.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 const OPS_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 /// The client library tells each failed call as an error of its own; ours tells it once, with what follows.
 const DEFAULT_FILTER: &str = "info,kube_client=off";
@@ -77,14 +83,60 @@ pub fn log(args: LogArgs) -> Result<LogSettings, BadSettings> {
 /// # Errors
 /// Every mistake in the flags.
 pub fn log_and_node(log_args: LogArgs, args: NodeArgs) -> Result<(LogSettings, NodeSettings), BadSettings> {
-    match (log(log_args), node(args)) {
-        (Ok(log), Ok(node)) => Ok((log, node)),
+    both(log(log_args), node(args))
+}
+
+/// As [`log_and_node`].
+///
+/// # Errors
+/// Every mistake in the flags.
+pub fn log_and_mps(log_args: LogArgs, args: MpsArgs) -> Result<(LogSettings, MpsSettings), BadSettings> {
+    both(log(log_args), mps(args))
+}
+
+fn both<A, B>(a: Result<A, BadSettings>, b: Result<B, BadSettings>) -> Result<(A, B), BadSettings> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
         (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => Err(mistakes),
         (Err(BadSettings(mut all)), Err(BadSettings(more))) => {
             all.extend(more);
             Err(BadSettings(all))
         }
     }
+}
+
+/// # Errors
+/// Every mistake in the flags.
+pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
+    let MpsArgs {
+        mps_dir,
+        driver_root,
+        mps_control,
+        sysfs_root,
+        cgroup_root,
+        ops_address,
+        keep_warm,
+        check_interval,
+        mps_mounts,
+    } = args;
+    let mut reader = Reader::default();
+    let usual = Timing::DEFAULT;
+    let settings = MpsSettings {
+        folder: reader.path("--mps-dir", mps_dir, MPS_DIR),
+        driver_root: reader.path("--driver-root", driver_root, DRIVER_ROOT),
+        control: given(mps_control).map(|path| reader.path("--mps-control", Some(path), "")),
+        launcher: THIS_PROGRAM.into(),
+        housing: reader.parsed("--mps-mounts", mps_mounts, Housing::Mounted, housing),
+        sysfs_root: reader.path("--sysfs-root", sysfs_root, "/sys"),
+        cgroup_root: reader.path("--cgroup-root", cgroup_root, "/sys/fs/cgroup"),
+        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        timing: Timing {
+            keep_warm: reader.parsed("--keep-warm", keep_warm, usual.keep_warm, interval),
+            check_interval: reader.parsed("--check-interval", check_interval, usual.check_interval, interval),
+            ..usual
+        },
+    };
+    reader.finish(settings)
 }
 
 /// # Errors
@@ -195,7 +247,7 @@ impl Reader {
     fn roots(&mut self, args: RootArgs) -> Roots {
         let RootArgs { driver_root, driver_root_on_host, dev_root } = args;
         Roots {
-            driver_root: self.path("--driver-root", driver_root, "/driver-root"),
+            driver_root: self.path("--driver-root", driver_root, DRIVER_ROOT),
             driver_root_on_host: self.path("--driver-root-on-host", driver_root_on_host, "/"),
             dev_root: given(dev_root).map(|path| self.path("--dev-root", Some(path), "")),
         }
@@ -233,7 +285,7 @@ impl Reader {
             state_dir: self.path("--state-dir", state_dir, kubelet_dir.join("plugins").join(DRIVER)),
             kubelet_dir,
             cdi_dir: self.path("--cdi-dir", cdi_dir, "/var/run/cdi"),
-            mps_dir: self.path("--mps-dir", mps_dir, "/run/tranche/mps"),
+            mps_dir: self.path("--mps-dir", mps_dir, MPS_DIR),
             boot_id_file: self.path("--boot-id-file", boot_id_file, "/proc/sys/kernel/random/boot_id"),
             sysfs_root: self.path("--sysfs-root", sysfs_root, "/sys"),
             proc_root: self.path("--proc-root", proc_root, "/proc"),
@@ -327,6 +379,14 @@ fn action(text: &str) -> Result<WatchdogAction, String> {
     }
 }
 
+fn housing(text: &str) -> Result<Housing, String> {
+    match text {
+        "own" => Ok(Housing::Mounted),
+        "none" => Ok(Housing::Plain),
+        _ => Err(format!("{text:?} is not known; write own or none")),
+    }
+}
+
 fn is_dns_subdomain(name: &str) -> bool {
     let is_label = |label: &str| {
         let inner = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
@@ -393,6 +453,24 @@ mod tests {
             "--ops-address (or OPS_ADDRESS): \"localhost\" is no address; write one such as",
             "--sweep-interval (or SWEEP_INTERVAL): \"60\" is no duration",
         ] {
+            assert!(words.contains(part), "{part} is missing from\n{words}");
+        }
+    }
+
+    #[test]
+    fn the_supervisor_needs_no_flag_and_tells_all_mistakes() {
+        let settings = mps(MpsArgs::default()).unwrap();
+        assert_eq!(settings.folder, node(named()).unwrap().host.mps_dir, "one folder for both");
+        assert_eq!(settings.timing, Timing::DEFAULT);
+        assert_eq!(settings.housing, Housing::Mounted);
+        let bad = MpsArgs {
+            keep_warm: Some("long".to_owned()),
+            mps_control: Some("mps".to_owned()),
+            mps_mounts: Some("yes".to_owned()),
+            ..MpsArgs::default()
+        };
+        let words = mps(bad).unwrap_err().to_string();
+        for part in ["3 to change", "--keep-warm (or KEEP_WARM)", "--mps-control", "write own or none"] {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }
     }

@@ -131,6 +131,27 @@ fn libcuda_arch(
     files.filter_map(|path| libraries::elf_arch(&look.view.inside.join(path))).next()
 }
 
+/// A program of the driver below a root, free of links, relative to the root.
+pub fn program(root: &RootView, name: &str) -> Option<PathBuf> {
+    let look = Looker::new(root);
+    let places = places::BINARY_DIRECTORIES.iter().map(|directory| format!("{directory}/{name}"));
+    places.filter_map(|place| look.resolve(place)).find(|path| root.inside.join(path).is_file())
+}
+
+/// True if the root has a dynamic loader of its own: its programs want its own C library.
+pub fn has_loader(root: &RootView) -> bool {
+    let look = Looker::new(root);
+    places::LOADERS.iter().any(|place| look.resolve(place).is_some())
+}
+
+/// Directories below the root where the driver's libraries and programs may be, as this process sees them.
+pub fn search_paths(root: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let below = |places: &[&str]| {
+        places.iter().map(|place| root.join(place)).filter(|path| path.is_dir()).collect::<Vec<_>>()
+    };
+    (below(&places::LIBRARIES), below(&places::BINARY_DIRECTORIES))
+}
+
 fn binaries(look: &Looker<'_>) -> Vec<RootFile> {
     let find = |name: &&str| {
         let places = places::BINARY_DIRECTORIES.iter().map(|directory| format!("{directory}/{name}"));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use super::driver_root::{self, RootView};
 use crate::model::names::DeviceUuid;
 
 /// nvidia-smi answers in tens to hundreds of milliseconds; kubelet waits 45 s for the whole claim.
@@ -31,12 +32,8 @@ pub enum ProgramError {
 ///
 /// There is no NVML call for it; `nvidia-smi compute-policy` is the driver's own way.
 pub fn set_time_slice(driver_root: &Path, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
-    const PLACES: [&str; 5] =
-        ["usr/bin", "usr/local/bin", "bin", "usr/lib/nvidia/current", "usr/local/nvidia/bin"];
-    let path = PLACES
-        .iter()
-        .map(|place| driver_root.join(place).join("nvidia-smi"))
-        .find(|path| path.is_file())
+    let path = driver_root::program(&RootView::new(driver_root, ""), "nvidia-smi")
+        .map(|below| driver_root.join(below))
         .ok_or_else(|| ProgramError::Missing { root: driver_root.to_owned() })?;
     let mut command = Command::new(&path);
     command
@@ -47,14 +44,8 @@ pub fn set_time_slice(driver_root: &Path, gpu: &DeviceUuid, level: u8) -> Result
 
 /// Where nvidia-smi finds libnvidia-ml.so.1.
 fn library_path(root: &Path) -> String {
-    const PLACES: [&str; 5] = [
-        "usr/lib64",
-        "usr/lib/x86_64-linux-gnu",
-        "usr/lib/aarch64-linux-gnu",
-        "usr/lib/x86_64-linux-gnu/nvidia/current",
-        "usr/local/nvidia/lib64",
-    ];
-    PLACES.map(|place| root.join(place).display().to_string()).join(":")
+    let (libraries, _) = driver_root::search_paths(root);
+    libraries.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
 fn run(path: &Path, command: &mut Command) -> Result<(), ProgramError> {

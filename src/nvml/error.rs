@@ -6,6 +6,9 @@ use std::time::Duration;
 use nvml_wrapper::error::NvmlError as Code;
 use thiserror::Error;
 
+use super::ComputeMode;
+use crate::model::names::DeviceUuid;
+
 /// Why NVML could not be asked, or did not answer.
 #[derive(Debug, Error)]
 pub enum NvmlError {
@@ -42,6 +45,11 @@ pub enum NvmlError {
     },
     #[error("{call}{} answered {what}, which cannot be right; the device is left out", device(.index))]
     Nonsense { call: &'static str, index: Option<u32>, what: String },
+    #[error(
+        "the compute mode of {gpu} is not {} although it was set; does something else set it (nvidia-smi -c)?",
+        mode_words(*.wanted)
+    )]
+    ModeRefused { gpu: DeviceUuid, wanted: ComputeMode },
     #[error("the NVML thread could not be started: {0}; the node has no memory or threads left")]
     NoThread(std::io::Error),
     #[error("the NVML thread ended before it answered; the next look starts another")]
@@ -101,6 +109,14 @@ fn words(code: &Code) -> String {
         }
         Code::UnexpectedVariant(number) => format!("error {number}"),
         other => other.to_string(),
+    }
+}
+
+/// As nvidia-smi has it.
+fn mode_words(mode: ComputeMode) -> &'static str {
+    match mode {
+        ComputeMode::Default => "Default",
+        ComputeMode::ExclusiveProcess => "Exclusive_Process",
     }
 }
 

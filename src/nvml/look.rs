@@ -12,7 +12,7 @@ use crate::model::quantity::Bytes;
 
 use super::events::BoardName;
 use super::worker::Progress;
-use super::{NvmlError, mig, raw, sysfs, words};
+use super::{ComputeMode, NvmlError, mig, raw, sysfs, words};
 
 /// No node has more: what is beyond is taken for nonsense.
 const MAX_GPUS: u32 = 64;
@@ -71,6 +71,19 @@ impl<'a> Session<'a> {
             }
         }
         Ok((look, boards))
+    }
+
+    /// A board's compute mode, after setting it if one is given and another is in force.
+    pub fn mode(&self, gpu: &DeviceUuid, set: Option<ComputeMode>) -> Result<Option<ComputeMode>, NvmlError> {
+        let mut device =
+            self.call("nvmlDeviceGetHandleByUUID", None, || self.nvml.device_by_uuid(gpu.as_str()))?;
+        let found = self.call("nvmlDeviceGetComputeMode", None, || device.compute_mode())?;
+        let found = words::compute_mode(&found);
+        let Some(mode) = set.filter(|mode| found != Some(*mode)) else { return Ok(found) };
+        let raw = words::of_compute_mode(mode);
+        self.call("nvmlDeviceSetComputeMode", None, || device.set_compute_mode(raw))?;
+        let found = self.call("nvmlDeviceGetComputeMode", None, || device.compute_mode())?;
+        Ok(words::compute_mode(&found))
     }
 
     fn versions(&self) -> Result<DriverVersions, NvmlError> {

@@ -4,7 +4,7 @@
 //! time from a driver root, all calls are made by one thread of its own behind a bounded queue, and
 //! every question has a deadline.
 //!
-//! * [`Gpus`]: what the loops ask for; [`Nvml`] is the real thing
+//! * [`Gpus`]: what discovery asks for; [`ComputeModes`]: what the MPS supervisor does; [`Nvml`] is both
 //! * [`ProcessWatch`]: who uses the boards, asked several times a second, apart from the looks
 //! * [`DeviceFiles`]: tells when device files or the library change
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and what is heard
@@ -50,6 +50,31 @@ pub trait Gpus: Send + Sync + 'static {
 
     /// Threads that wait in a call that did not return within its deadline.
     fn stuck_threads(&self) -> usize;
+}
+
+/// Who may use a board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Default,
+    /// One process: with MPS its server, so that nobody gets past it.
+    ExclusiveProcess,
+}
+
+/// The compute modes of boards; MIG devices have none. A mode is lost when the driver is reloaded.
+pub trait ComputeModes: Send + Sync + 'static {
+    /// The mode in force; `None` is one that we never set.
+    fn compute_mode(
+        &self,
+        gpu: &DeviceUuid,
+    ) -> impl Future<Output = Result<Option<ComputeMode>, NvmlError>> + Send;
+
+    /// Sets a mode and reads it back. One that is in force already is left alone.
+    fn set_compute_mode(
+        &self,
+        gpu: &DeviceUuid,
+        mode: ComputeMode,
+    ) -> impl Future<Output = Result<(), NvmlError>> + Send;
 }
 
 /// Which library a look uses.

@@ -7,14 +7,17 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 
 use crate::inventory::Look;
+use crate::model::names::DeviceUuid;
 
 use super::events::{BoardName, Events};
 use super::look::Session;
 use super::worker::{Progress, Reply, Workers};
-use super::{GpuEvent, Gpus, Load, NvmlError, library, worker};
+use super::{ComputeMode, ComputeModes, GpuEvent, Gpus, Load, NvmlError, library, worker};
 
 /// Events that may wait for a slow reader; it loses the oldest beyond that, and is told how many.
 const EVENTS: usize = 64;
+/// How long a board's compute mode may take. The first call loads the library and wakes the boards.
+const MODE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the edge is told at the start.
 #[derive(Debug, Clone)]
@@ -41,9 +44,17 @@ pub struct Nvml {
 }
 
 #[derive(Debug)]
-struct Command {
-    load: Load,
-    reply: Reply<Look>,
+enum Command {
+    Look {
+        load: Load,
+        reply: Reply<Look>,
+    },
+    /// Reads a board's mode, after setting it if one is given.
+    Mode {
+        gpu: DeviceUuid,
+        set: Option<ComputeMode>,
+        reply: Reply<Option<ComputeMode>>,
+    },
 }
 
 impl Nvml {
@@ -58,11 +69,38 @@ impl Nvml {
     }
 }
 
-impl Gpus for Nvml {
-    async fn look(&self, load: Load) -> Result<Look, NvmlError> {
+impl Nvml {
+    /// Hands a command to the thread and waits for its answer, at most `limit`.
+    async fn exchange<T>(
+        &self,
+        limit: Duration,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, NvmlError> {
         let (settings, sender) = (self.settings.clone(), self.events.clone());
         let serve = move |queue, progress| Room { settings, progress, sender, open: None }.serve(queue);
-        self.workers.ask(self.settings.look_limit, serve, |reply| Command { load, reply }).await
+        self.workers.ask(limit, serve, command).await
+    }
+}
+
+impl ComputeModes for Nvml {
+    async fn compute_mode(&self, gpu: &DeviceUuid) -> Result<Option<ComputeMode>, NvmlError> {
+        let gpu = gpu.clone();
+        self.exchange(MODE_LIMIT, |reply| Command::Mode { gpu, set: None, reply }).await
+    }
+
+    async fn set_compute_mode(&self, gpu: &DeviceUuid, mode: ComputeMode) -> Result<(), NvmlError> {
+        let (board, set) = (gpu.clone(), Some(mode));
+        let found = self.exchange(MODE_LIMIT, |reply| Command::Mode { gpu: board, set, reply }).await?;
+        match found == set {
+            true => Ok(()),
+            false => Err(NvmlError::ModeRefused { gpu: gpu.clone(), wanted: mode }),
+        }
+    }
+}
+
+impl Gpus for Nvml {
+    async fn look(&self, load: Load) -> Result<Look, NvmlError> {
+        self.exchange(self.settings.look_limit, |reply| Command::Look { load, reply }).await
     }
 
     fn events(&self) -> broadcast::Receiver<GpuEvent> {
@@ -91,12 +129,29 @@ struct Open {
 
 impl Room {
     fn serve(mut self, mut queue: mpsc::Receiver<Command>) {
-        while let Some(Command { load, reply }) = queue.blocking_recv() {
-            let look = self.look(load);
-            // Nobody waits any more: the caller missed its deadline and said so itself.
-            let _ = reply.send(look);
+        while let Some(command) = queue.blocking_recv() {
+            // An answer that cannot be sent: the caller missed its deadline and said so itself.
+            match command {
+                Command::Look { load, reply } => drop(reply.send(self.look(load))),
+                Command::Mode { gpu, set, reply } => drop(reply.send(self.mode(&gpu, set))),
+            }
         }
         self.close();
+    }
+
+    fn mode(&mut self, gpu: &DeviceUuid, set: Option<ComputeMode>) -> Result<Option<ComputeMode>, NvmlError> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.open()?,
+        };
+        let session =
+            Session { nvml: &open.nvml, sys_root: &self.settings.sys_root, progress: &self.progress };
+        let mode = session.mode(gpu, set);
+        self.open = Some(open);
+        if mode.as_ref().is_err_and(NvmlError::wants_reload) {
+            self.close();
+        }
+        mode
     }
 
     fn look(&mut self, load: Load) -> Result<Look, NvmlError> {

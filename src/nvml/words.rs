@@ -1,9 +1,10 @@
 //! Texts and tables: NVML's strings made harmless, its numbers in the words of NVIDIA's driver.
 
-use nvml_wrapper::enum_wrappers::device::Brand;
+use nvml_wrapper::enum_wrappers::device::{Brand, ComputeMode as RawMode};
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper_sys::bindings as sys;
 
+use super::ComputeMode;
 use crate::model::names::DeviceUuid;
 
 /// The longest text that a DRA attribute can hold (resource.k8s.io/v1).
@@ -53,6 +54,22 @@ pub(super) fn brand(brand: &Brand) -> &'static str {
         Brand::Nvidia => "Nvidia",
         Brand::GeForceRTX => "GeForceRTX",
         Brand::TitanRTX => "TitanRTX",
+    }
+}
+
+/// `None` for a mode that we never set.
+pub(super) fn compute_mode(mode: &RawMode) -> Option<ComputeMode> {
+    match mode {
+        RawMode::Default => Some(ComputeMode::Default),
+        RawMode::ExclusiveProcess => Some(ComputeMode::ExclusiveProcess),
+        RawMode::ExclusiveThread | RawMode::Prohibited => None,
+    }
+}
+
+pub(super) fn of_compute_mode(mode: ComputeMode) -> RawMode {
+    match mode {
+        ComputeMode::Default => RawMode::Default,
+        ComputeMode::ExclusiveProcess => RawMode::ExclusiveProcess,
     }
 }
 

@@ -2,6 +2,7 @@
 //! counters (the encoder adds it), prefix `tranche_`.
 
 mod claims;
+mod mps;
 
 use std::fmt;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use prometheus_client::registry::Registry;
 use std::sync::atomic::AtomicU64;
 
 pub use claims::{ClaimMetrics, ShareLabels, ShareUse};
+pub use mps::MpsMetrics;
 
 /// Bounds in seconds. Fine round 1 ms, where a warm prepare should be; 45 s is kubelet's own limit
 /// for one call, so that what lies beyond it was given up by the caller.

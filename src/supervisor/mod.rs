@@ -5,14 +5,17 @@
 //!
 //! * [`words`]: what is asked and answered, versioned
 //! * [`Daemons`]: the questions, as `node` asks them; [`Asker`] asks the real supervisor
+//! * [`Listener`]: the supervisor's side; it hands questions to whoever [`Answers`]
 //!
 //! May import: model. May name: tokio, serde_json, nix, std::os::unix::net.
 
 mod asker;
+mod listener;
 pub mod words;
 
 pub use crate::model::share::{CLIENT_FOLDER, SHM_FOLDER};
 pub use asker::Asker;
+pub use listener::{Answers, ListenError, Listener};
 
 use thiserror::Error;
 

@@ -26,9 +26,11 @@ pub const ROOMS: &[Room] = &[
     room("kubelet", 2, &["model"]),
     room("cluster", 2, &["model"]),
     room("supervisor", 2, &["model"]),
+    room("daemon", 2, &["model"]),
     // The driver's files and device nodes, as data.
     room("host", 2, &["model", "cdi"]),
     room("ops", 3, &["model"]),
+    room("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
     room(
         "node",
         3,
@@ -67,9 +69,11 @@ pub const ROOMS: &[Room] = &[
             "kubelet",
             "cluster",
             "supervisor",
+            "daemon",
             "host",
             "ops",
             "node",
+            "mps",
         ],
     ),
 ];
@@ -93,7 +97,7 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("std::process", Where::FromRing(2)),
     ("std::thread", Where::FromRing(2)),
     ("std::env", Where::FromRing(4)),
-    ("nix", Where::Rooms(&["host", "nvml", "supervisor"])),
+    ("nix", Where::Rooms(&["host", "nvml", "supervisor", "daemon"])),
     ("nvml_wrapper", Where::Rooms(&["nvml"])),
     ("nvml_wrapper_sys", Where::Rooms(&["nvml"])),
     ("tonic", Where::Rooms(&["kubelet"])),

@@ -52,6 +52,9 @@ pub const BINARY_DIRECTORIES: [&str; 8] = [
     "run/opengl-driver/bin",
 ];
 
+/// Dynamic loaders of the GNU C library.
+pub const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
+
 /// Other files that libraries read, mounted at the same place. `{version}` is the driver's.
 pub const FILES: [&str; 13] = [
     "etc/OpenCL/vendors/nvidia.icd",

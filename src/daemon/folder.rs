@@ -1,0 +1,236 @@
+//! A daemon's folder:
+//!
+//! | below it | what | who sees it |
+//! |---|---|---|
+//! | `pipe/` | the daemon's own sockets, its pid file | the daemon, us |
+//! | `log/` | control.log, server.log | the daemon, us |
+//! | `shm/` | memory that servers and clients exchange | the daemon, tenants (as /dev/shm) |
+//! | `client/` | hard links to the two files of `pipe/` that a client uses | tenants, read-only |
+//! | `state.json` | what was asked for | us |
+//!
+//! The links are made only when the limits are in force, so that no client can come before them.
+//! All of it is a tmpfs of bounded size: whatever tenants write, the node's own memory is not the loser.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde::{Deserialize, Serialize};
+
+use super::{DaemonError, files};
+
+/// For logs and for what clients and server exchange; a client takes well under 1 MiB.
+const TMPFS_OPTIONS: &str = "size=64m,mode=0755";
+/// What a client uses of a pipe directory (the names are in libcuda).
+const CLIENT_FILES: [&str; 2] = ["control", "log"];
+/// A log beyond this is cut; the newest part stays beside it under another name.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+const LOG_BYTES_KEPT: u64 = 1 << 20;
+
+/// What stands round a daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Housing {
+    /// A tmpfs of bounded size, and a mount namespace of its own.
+    Mounted,
+    /// A plain folder, and the namespaces of its parent: for places where mounting is not permitted.
+    Plain,
+}
+
+/// Where one daemon lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+    pub fn pipe(&self) -> PathBuf {
+        self.0.join("pipe")
+    }
+    pub fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+    pub fn shm(&self) -> PathBuf {
+        self.0.join("shm")
+    }
+    pub fn client(&self) -> PathBuf {
+        self.0.join("client")
+    }
+
+    /// Makes the folder with all that is fixed in it. One that is there stays as it is.
+    pub fn make(&self, housing: Housing) -> Result<(), DaemonError> {
+        folder(&self.0, 0o755)?;
+        if housing == Housing::Mounted && !self.is_mounted()? {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            mount(Some("tmpfs"), &self.0, Some("tmpfs"), flags, Some(TMPFS_OPTIONS))
+                .map_err(|errno| files("mount a tmpfs on", &self.0)(errno.into()))?;
+        }
+        // A server runs as its first client's user and passes through; what is in it nobody needs to list.
+        folder(&self.pipe(), 0o711)?;
+        folder(&self.log(), 0o755)?;
+        folder(&self.shm(), 0o1777)?;
+        folder(&self.client(), 0o755)
+    }
+
+    fn is_mounted(&self) -> Result<bool, DaemonError> {
+        let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(files("look at", path));
+        let parent = self.0.parent().unwrap_or(Path::new("/"));
+        Ok(device(&self.0)? != device(parent)?)
+    }
+
+    /// Lets clients in.
+    pub fn open(&self) -> Result<(), DaemonError> {
+        if self.is_open() {
+            return Ok(());
+        }
+        self.close()?;
+        for name in CLIENT_FILES {
+            let (from, to) = (self.pipe().join(name), self.client().join(name));
+            fs::hard_link(&from, &to).map_err(files("link", &from))?;
+        }
+        Ok(())
+    }
+
+    /// True if clients find this daemon, and not one that is dead.
+    pub fn is_open(&self) -> bool {
+        let id = |path: PathBuf| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+        CLIENT_FILES.iter().all(|name| {
+            let daemons = id(self.pipe().join(name));
+            daemons.is_some() && daemons == id(self.client().join(name))
+        })
+    }
+
+    /// Lets no further client in. Those that are connected stay.
+    pub fn close(&self) -> Result<(), DaemonError> {
+        for name in CLIENT_FILES {
+            let path = self.client().join(name);
+            absent_is_fine(fs::remove_file(&path)).map_err(files("remove", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the daemon's logs small: every question leaves lines in them.
+    pub fn trim_logs(&self) -> Result<(), DaemonError> {
+        for name in ["control.log", "server.log"] {
+            let path = self.log().join(name);
+            absent_is_fine(trim(&path)).map_err(files("cut", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the folder with all that is in it. No daemon may live there any more.
+    pub fn remove(&self) -> Result<(), DaemonError> {
+        // A plain folder is no mount point: EINVAL. Anything else shows when the folder is removed.
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+        absent_is_fine(fs::remove_dir_all(&self.0)).map_err(files("remove", &self.0))
+    }
+}
+
+fn folder(path: &Path, mode: u32) -> Result<(), DaemonError> {
+    fs::create_dir_all(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .map_err(files("make the folder", path))
+}
+
+fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The daemon appends, so it goes on at the new end. What it writes between copy and cut is lost.
+fn trim(path: &Path) -> io::Result<()> {
+    let mut log = OpenOptions::new().read(true).write(true).open(path)?;
+    if log.metadata()?.len() <= LOG_BYTES_MAX {
+        return Ok(());
+    }
+    log.seek(SeekFrom::End(-i64::try_from(LOG_BYTES_KEPT).unwrap_or(i64::MAX)))?;
+    let mut newest = Vec::new();
+    (&log).take(LOG_BYTES_KEPT).read_to_end(&mut newest)?;
+    File::create(path.with_extension("log.1"))?.write_all(&newest)?;
+    log.set_len(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made() -> (tempfile::TempDir, Folder) {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::new(dir.path().join("GPU-1"));
+        folder.make(Housing::Plain).unwrap();
+        (dir, folder)
+    }
+
+    fn daemon_comes_up(folder: &Folder) {
+        for name in ["control", "log", "control_privileged"] {
+            let path = folder.pipe().join(name);
+            let _ = fs::remove_file(&path);
+            fs::write(path, "").unwrap();
+        }
+    }
+
+    #[test]
+    fn clients_see_two_files_while_it_is_open_and_none_when_it_is_closed() {
+        let (_dir, folder) = made();
+        assert!(folder.open().is_err(), "no daemon yet");
+        daemon_comes_up(&folder);
+        assert!(!folder.is_open());
+        folder.open().unwrap();
+        assert!(folder.is_open());
+        assert_eq!(fs::read_dir(folder.client()).unwrap().count(), 2);
+        folder.close().unwrap();
+        folder.close().unwrap();
+        assert_eq!(fs::read_dir(folder.client()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn links_of_a_dead_daemon_are_replaced() {
+        let (_dir, folder) = made();
+        daemon_comes_up(&folder);
+        folder.open().unwrap();
+        // Under another name, so that the new file cannot have the old one's number.
+        fs::rename(folder.pipe().join("control"), folder.pipe().join("old")).unwrap();
+        daemon_comes_up(&folder);
+        assert!(!folder.is_open());
+        folder.open().unwrap();
+        assert!(folder.is_open());
+    }
+
+    #[test]
+    fn a_long_log_is_cut_and_its_newest_part_kept() {
+        let (_dir, folder) = made();
+        folder.trim_logs().unwrap();
+        let path = folder.log().join("control.log");
+        let mut text = vec![b'.'; usize::try_from(LOG_BYTES_MAX).unwrap()];
+        fs::write(&path, &text).unwrap();
+        folder.trim_logs().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), LOG_BYTES_MAX, "not yet too long");
+        text.extend(b"the end");
+        fs::write(&path, &text).unwrap();
+        folder.trim_logs().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+        let kept = fs::read(folder.log().join("control.log.1")).unwrap();
+        assert!(kept.ends_with(b"the end"));
+        assert_eq!(u64::try_from(kept.len()).unwrap(), LOG_BYTES_KEPT);
+    }
+
+    #[test]
+    fn making_twice_keeps_what_is_there_and_removing_takes_all() {
+        let (_dir, folder) = made();
+        daemon_comes_up(&folder);
+        folder.make(Housing::Plain).unwrap();
+        assert!(folder.pipe().join("control").exists());
+        let mode = fs::metadata(folder.shm()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o1777);
+        folder.remove().unwrap();
+        folder.remove().unwrap();
+        assert!(!folder.path().exists());
+    }
+}

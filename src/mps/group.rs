@@ -1,0 +1,357 @@
+//! One group: what is wanted of it, its daemon, its boards. Everything that changes it holds its lock.
+
+mod check;
+mod end;
+mod limits;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::record::{Record, Wish};
+use super::tools::Tools;
+use crate::daemon::{DaemonError, Folder, Process, words};
+use crate::model::error_chain;
+use crate::model::names::DeviceUuid;
+use crate::model::share::{MpsGroup, MpsLimits};
+use crate::nvml::{ComputeMode, ComputeModes, NvmlError};
+use crate::supervisor::words::{DaemonPhase, DaemonState, Server};
+
+/// Why a group is not as it was wanted.
+#[derive(Debug, Error)]
+pub enum GroupError {
+    #[error(
+        "nvidia-cuda-mps-control is not below the driver root {}; install the driver's MPS programs there, or name \
+         the program with --mps-control", .root.display()
+    )]
+    NoDriver { root: PathBuf },
+    #[error("there is no program at {}; correct --mps-control", .path.display())]
+    NoProgram { path: PathBuf },
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    #[error("the MPS daemon was started and does not answer{}", bracketed(.said))]
+    NotUp { said: String, source: DaemonError },
+    #[error("the MPS daemon was told {wanted} and says {found}; the limits are not in force")]
+    NotTaken { wanted: String, found: String },
+    #[error("cannot write down what is wanted of the MPS daemon of {group}")]
+    Record { group: MpsGroup, source: io::Error },
+    #[error("the compute mode of {gpu} cannot be set")]
+    Boards { gpu: DeviceUuid, source: NvmlError },
+    #[error("processes {pids:?} of the MPS daemon of {group} do not end; reset the GPU or the node")]
+    Lingering { group: MpsGroup, pids: Vec<u32> },
+    #[error("{group} cannot be served: the MPS daemon of {other} has a device of it and is in use")]
+    Overlap { group: MpsGroup, other: MpsGroup },
+    #[error("{0}")]
+    Invalid(String),
+    /// The group was given up meanwhile: ask for a new one.
+    #[error("the MPS daemon is being ended; try again")]
+    Retired,
+}
+
+fn bracketed(words: &str) -> String {
+    if words.is_empty() { String::new() } else { format!(" (it said: {words})") }
+}
+
+/// See the room's words.
+pub struct Group<B> {
+    tools: Arc<Tools<B>>,
+    group: MpsGroup,
+    folder: Folder,
+    /// Somebody wants it, or is about to: no other group may have its devices.
+    wanted: AtomicBool,
+    /// As it was last; for those who do not wait.
+    seen: Mutex<Seen>,
+    state: tokio::sync::Mutex<State>,
+}
+
+struct Seen {
+    state: DaemonState,
+    daemon: Option<Process>,
+}
+
+struct State {
+    record: Record,
+    /// The wish's limits are the daemon's, as read back, and clients find it.
+    in_force: bool,
+    answers: words::Limits,
+    servers: Vec<Server>,
+    /// Since the last time that it came up.
+    serving_since: Option<Instant>,
+    resting_since: Instant,
+    down: Option<Down>,
+    /// When to try again, the next time that something fails.
+    delay: Duration,
+    /// It did not answer once; it may just be slow.
+    doubtful: bool,
+    /// What is wrong with its boards, so that it is told once.
+    boards_told: Option<String>,
+    retired: bool,
+}
+
+struct Down {
+    reason: String,
+    retry_at: Instant,
+}
+
+impl<B: ComputeModes> Group<B> {
+    /// As the record has it; a daemon that lives is taken over as it is. The next check tells how it is.
+    pub fn new(tools: Arc<Tools<B>>, mut record: Record) -> Self {
+        let folder = tools.folder(&record.group);
+        if !record.daemon.is_some_and(Process::is_alive)
+            && let Some(found) = Process::daemon_of(&folder)
+        {
+            record.daemon = Some(found);
+        }
+        let state = State {
+            in_force: false,
+            answers: words::Limits::default(),
+            servers: Vec::new(),
+            serving_since: None,
+            resting_since: Instant::now(),
+            down: None,
+            delay: tools.timing().backoff,
+            doubtful: false,
+            boards_told: None,
+            retired: false,
+            record,
+        };
+        Self {
+            group: state.record.group.clone(),
+            folder,
+            wanted: AtomicBool::new(state.record.wish != Wish::Rest),
+            seen: Mutex::new(Seen { state: state.describe(), daemon: state.record.daemon }),
+            state: tokio::sync::Mutex::new(state),
+            tools,
+        }
+    }
+
+    pub fn group(&self) -> &MpsGroup {
+        &self.group
+    }
+
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Says that it is about to be wanted; a keep or a rest follows.
+    pub fn reserve(&self) {
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// As it was last.
+    pub fn seen(&self) -> DaemonState {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
+    }
+
+    pub async fn is_retired(&self) -> bool {
+        self.state.lock().await.retired
+    }
+
+    /// See to it that the daemon serves with these limits. What was wanted before still is if that fails.
+    pub async fn keep(&self, exclusive: bool, limits: &MpsLimits) -> Result<DaemonState, GroupError> {
+        if let Some(state) = self.warm(exclusive, limits) {
+            return Ok(state);
+        }
+        let mut state = self.state.lock().await;
+        if state.retired {
+            return Err(GroupError::Retired);
+        }
+        let wish = Wish::Serve { exclusive, limits: limits.clone() };
+        let before = std::mem::replace(&mut state.record.wish, wish);
+        let kept = match self.note_before_effect(&mut state, exclusive) {
+            Ok(()) => self.serve(&mut state).await,
+            Err(error) => Err(error),
+        };
+        if kept.is_err() {
+            self.take_back(&mut state, before).await;
+        }
+        self.wanted.store(state.record.wish != Wish::Rest, Ordering::Relaxed);
+        let described = self.publish(&state);
+        kept.map(|()| described)
+    }
+
+    /// The answer without a lock, a file or a child: nothing is to be done.
+    fn warm(&self, exclusive: bool, limits: &MpsLimits) -> Option<DaemonState> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &seen.state;
+        let same = matches!(state.phase, DaemonPhase::Serving { .. })
+            && state.exclusive == exclusive
+            && state.limits.as_ref() == Some(limits);
+        (same && seen.daemon.is_some_and(Process::is_alive)).then(|| state.clone())
+    }
+
+    fn note_before_effect(&self, state: &mut State, exclusive: bool) -> Result<(), GroupError> {
+        self.tools.make(&self.folder)?;
+        state.record.boards_taken |= exclusive;
+        self.note(state)
+    }
+
+    fn note(&self, state: &State) -> Result<(), GroupError> {
+        let written = state.record.write(self.folder.path());
+        written.map_err(|source| GroupError::Record { group: self.group.clone(), source })
+    }
+
+    /// Boards, daemon, limits, links: in this order, each only if it is not so already.
+    async fn serve(&self, state: &mut State) -> Result<(), GroupError> {
+        let Wish::Serve { exclusive, limits } = state.record.wish.clone() else { return Ok(()) };
+        match exclusive {
+            true => self.take_boards().await?,
+            false => self.release_boards(state).await?,
+        }
+        if let Some(daemon) = state.record.daemon.filter(|daemon| !daemon.is_alive()) {
+            self.died(state, daemon);
+        }
+        if state.record.daemon.is_none() {
+            self.start(state).await?;
+        }
+        self.put_in_force(state, &limits).await?;
+        state.down = None;
+        state.doubtful = false;
+        state.serving_since.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    async fn start(&self, state: &mut State) -> Result<(), GroupError> {
+        state.in_force = false;
+        state.serving_since = None;
+        self.folder.close()?;
+        state.record.daemon = match Process::daemon_of(&self.folder) {
+            Some(found) => Some(found),
+            None => {
+                let started = self.tools.launch(&self.group, &self.folder).await?;
+                self.tools.metrics.starts.inc();
+                Some(started)
+            }
+        };
+        self.note(state)
+    }
+
+    async fn take_back(&self, state: &mut State, before: Wish) {
+        state.record.wish = before;
+        if state.record.wish == Wish::Rest {
+            state.resting_since = Instant::now();
+            if let Err(error) = self.release_boards(state).await {
+                warn!(group = %self.group, error = error_chain(&error), "boards are not back yet; tried again");
+            }
+        }
+        if let Err(error) = self.note(state) {
+            warn!(group = %self.group, error = error_chain(&error), "what is wanted is not written down");
+        }
+    }
+
+    async fn take_boards(&self) -> Result<(), GroupError> {
+        self.set_boards(ComputeMode::ExclusiveProcess).await
+    }
+
+    /// Back to DEFAULT, if they were taken.
+    async fn release_boards(&self, state: &mut State) -> Result<(), GroupError> {
+        if !state.record.boards_taken {
+            return Ok(());
+        }
+        self.set_boards(ComputeMode::Default).await?;
+        state.record.boards_taken = false;
+        self.note(state)
+    }
+
+    /// All of them, whatever fails; the first error.
+    async fn set_boards(&self, mode: ComputeMode) -> Result<(), GroupError> {
+        let mut first = Ok(());
+        for gpu in self.group.devices() {
+            let set = self.tools.boards.set_compute_mode(gpu, mode).await;
+            let set = set.map_err(|source| GroupError::Boards { gpu: gpu.clone(), source });
+            first = first.and(set);
+        }
+        first
+    }
+
+    /// Every client process of every server.
+    pub async fn clients(&self) -> Result<Vec<crate::supervisor::words::Client>, GroupError> {
+        if !self.has_daemon() {
+            return Ok(Vec::new());
+        }
+        let mut clients = Vec::new();
+        for server in self.pids("get_server_list".to_owned()).await? {
+            let pids = self.pids(format!("get_client_list {server}")).await?;
+            clients.extend(pids.into_iter().map(|pid| crate::supervisor::words::Client { server, pid }));
+        }
+        Ok(clients)
+    }
+
+    fn has_daemon(&self) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.daemon.is_some_and(Process::is_alive)
+    }
+
+    /// A list of process ids; none of a server that ended meanwhile.
+    async fn pids(&self, command: String) -> Result<Vec<u32>, GroupError> {
+        let answer = self.tools.ask(&self.folder, std::slice::from_ref(&command)).await?;
+        match words::pids(&answer) {
+            Some(pids) => Ok(pids),
+            None if words::is_not_found(&answer) => Ok(Vec::new()),
+            None => Err(DaemonError::NotUnderstood { command, answer }.into()),
+        }
+    }
+
+    /// Ends one client. One that is gone is fine.
+    pub async fn terminate(&self, client: crate::supervisor::words::Client) -> Result<(), GroupError> {
+        let command = format!("terminate_client {} {}", client.server, client.pid);
+        let answer = self.tools.ask(&self.folder, std::slice::from_ref(&command)).await?;
+        info!(group = %self.group, ?client, answer = answer.trim(), "client terminated");
+        if words::is_not_found(&answer) {
+            return Ok(());
+        }
+        match answer.trim().parse::<i64>() {
+            Ok(status) if status != 0 => Err(DaemonError::NotUnderstood { command, answer }.into()),
+            _ => {
+                self.tools.metrics.termination("client");
+                Ok(())
+            }
+        }
+    }
+
+    /// Shows the state to those who do not wait.
+    fn publish(&self, state: &State) -> DaemonState {
+        let described = state.describe();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen = Seen { state: described.clone(), daemon: state.record.daemon };
+        described
+    }
+}
+
+impl State {
+    fn describe(&self) -> DaemonState {
+        let (exclusive, limits) = match &self.record.wish {
+            Wish::Rest => (self.record.boards_taken, None),
+            Wish::Serve { exclusive, limits } => (*exclusive, Some(limits.clone())),
+        };
+        DaemonState {
+            group: self.record.group.clone(),
+            exclusive,
+            phase: self.phase(),
+            limits,
+            memory_answers: self.answers.memory.clone(),
+            compute_answer: self.answers.compute.clone(),
+            deaths: self.record.deaths,
+            servers: self.servers.clone(),
+        }
+    }
+
+    fn phase(&self) -> DaemonPhase {
+        let reason =
+            |usual: &str| self.down.as_ref().map_or_else(|| usual.to_owned(), |down| down.reason.clone());
+        match (&self.record.wish, self.record.daemon) {
+            (Wish::Serve { .. }, Some(daemon)) if self.in_force => DaemonPhase::Serving { pid: daemon.pid },
+            (Wish::Serve { .. }, _) => {
+                DaemonPhase::Down { reason: reason("its limits are not in force yet") }
+            }
+            (Wish::Rest, Some(daemon)) => DaemonPhase::Resting { pid: daemon.pid },
+            (Wish::Rest, None) => DaemonPhase::Down { reason: reason("nobody needs it") },
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The look at a group every few seconds: does it live, does it answer, is all as it was asked for?
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::limits::Agreed;
+use super::{Down, Group, GroupError, State};
+use crate::daemon::{DaemonError, Process};
+use crate::model::error_chain;
+use crate::model::share::MpsLimits;
+use crate::mps::record::Wish;
+use crate::nvml::{ComputeMode, ComputeModes};
+
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// A daemon that served for so long did not fail at its start: back-off begins anew.
+const STEADY: Duration = Duration::from_secs(60);
+
+impl<B: ComputeModes> Group<B> {
+    pub async fn check(&self) {
+        let mut state = self.state.lock().await;
+        if state.retired {
+            return;
+        }
+        match state.record.wish.clone() {
+            Wish::Rest => self.check_resting(&mut state).await,
+            Wish::Serve { exclusive, limits } => self.check_serving(&mut state, exclusive, &limits).await,
+        }
+        if !state.retired
+            && let Err(error) = self.folder.trim_logs()
+        {
+            debug!(group = %self.group, error = error_chain(&error), "logs are not cut");
+        }
+        self.publish(&state);
+    }
+
+    async fn check_serving(&self, state: &mut State, exclusive: bool, limits: &MpsLimits) {
+        if let Some(daemon) = state.record.daemon.filter(|daemon| !daemon.is_alive()) {
+            self.died(state, daemon);
+        }
+        if state.record.daemon.is_none() || state.down.is_some() {
+            self.try_again(state).await;
+            return;
+        }
+        if exclusive {
+            self.check_boards(state).await;
+        }
+        match self.put_in_force(state, limits).await {
+            Ok(agreed) => {
+                state.doubtful = false;
+                state.serving_since.get_or_insert_with(Instant::now);
+                if agreed == Agreed::AfterSetting {
+                    warn!(group = %self.group, "the daemon's limits were not what was asked for; set again");
+                    self.tools.metrics.reassertion("limits");
+                }
+            }
+            Err(error) => self.failed(state, &error),
+        }
+    }
+
+    async fn try_again(&self, state: &mut State) {
+        if state.down.as_ref().is_some_and(|down| Instant::now() < down.retry_at) {
+            return;
+        }
+        match self.serve(state).await {
+            Ok(()) => info!(group = %self.group, "the MPS daemon serves again"),
+            Err(error) => self.failed(state, &error),
+        }
+    }
+
+    /// What it left behind would hold the boards: its servers are ended, too. Their clients are lost
+    /// already: a server does not outlive its daemon's socket.
+    pub(super) fn died(&self, state: &mut State, daemon: Process) {
+        self.keep_clients_out();
+        error!(group = %self.group, pid = daemon.pid, "the MPS daemon ended; its tenants' CUDA processes fail");
+        self.tools.metrics.deaths.inc();
+        for server in daemon.servers() {
+            self.tools.metrics.termination("server");
+            if let Err(error) = server.kill() {
+                warn!(group = %self.group, pid = server.pid, %error, "a server without a daemon cannot be ended");
+            }
+        }
+        let steady = state.serving_since.is_some_and(|since| since.elapsed() >= STEADY);
+        if steady {
+            state.delay = self.tools.timing().backoff;
+        }
+        state.in_force = false;
+        state.serving_since = None;
+        state.servers.clear();
+        state.record.daemon = None;
+        state.record.deaths += 1;
+        if let Err(error) = self.note(state) {
+            warn!(group = %self.group, error = error_chain(&error), "a daemon's death is not written down");
+        }
+        let reason = format!("the daemon (process {}) ended; it is started again", daemon.pid);
+        self.down(state, reason);
+    }
+
+    fn down(&self, state: &mut State, reason: String) {
+        state.down = Some(Down { reason, retry_at: Instant::now() + state.delay });
+        state.delay = (state.delay * 2).min(BACKOFF_MAX);
+    }
+
+    fn failed(&self, state: &mut State, error: &GroupError) {
+        let silent = matches!(
+            error,
+            GroupError::Daemon(DaemonError::Mute { .. } | DaemonError::Gone { .. })
+                | GroupError::NotUp { .. }
+        );
+        let words = error_chain(error);
+        if silent && !state.doubtful {
+            // Clients are kept out already; a machine that was busy for a moment gets a second chance at once.
+            state.doubtful = true;
+            state.down = Some(Down { reason: words, retry_at: Instant::now() });
+            return;
+        }
+        warn!(group = %self.group, error = words, "the MPS daemon does not serve");
+        if silent && let Some(daemon) = state.record.daemon {
+            self.end_if_useless(daemon);
+        }
+        self.down(state, words);
+    }
+
+    /// One that does not answer and has no servers serves nobody: the next check finds it dead. With
+    /// servers, tenants may still be at work, and it is left to people.
+    fn end_if_useless(&self, daemon: Process) {
+        if !daemon.servers().is_empty() {
+            warn!(group = %self.group, pid = daemon.pid, "left alone: its servers may still be at work");
+            return;
+        }
+        self.tools.metrics.termination("daemon");
+        if let Err(error) = daemon.kill() {
+            warn!(group = %self.group, pid = daemon.pid, %error, "the mute MPS daemon cannot be ended");
+        }
+    }
+
+    /// A driver that was loaded again has forgotten the mode.
+    async fn check_boards(&self, state: &mut State) {
+        for gpu in self.group.devices() {
+            let wanted = ComputeMode::ExclusiveProcess;
+            let checked = match self.tools.boards.compute_mode(gpu).await {
+                Ok(mode) if mode == Some(wanted) => Ok(()),
+                Ok(_) => {
+                    warn!(%gpu, "the compute mode was not what was asked for; set again");
+                    self.tools.metrics.reassertion("compute_mode");
+                    self.tools.boards.set_compute_mode(gpu, wanted).await
+                }
+                Err(error) => Err(error),
+            };
+            let told = checked.err().map(|error| format!("{gpu}: {}", error_chain(&error)));
+            if let Some(words) = &told
+                && state.boards_told != told
+            {
+                error!(words, "the compute mode is not certain: processes may get past MPS");
+            }
+            state.boards_told = told;
+        }
+    }
+
+    async fn check_resting(&self, state: &mut State) {
+        if state.record.boards_taken
+            && let Err(error) = self.release_boards(state).await
+        {
+            debug!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
+            return;
+        }
+        let alive = state.record.daemon.is_some_and(Process::is_alive);
+        if !alive || state.resting_since.elapsed() >= self.tools.timing().keep_warm {
+            self.retire(state).await;
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Nobody needs it: servers end, boards go back, and in the end the daemon goes.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::{Group, GroupError, State};
+use crate::daemon::{Process, words};
+use crate::model::error_chain;
+use crate::mps::record::Wish;
+use crate::nvml::ComputeModes;
+
+/// A server ends when it is asked to, as soon as its clients have gone; then it is ended.
+const SERVER_LIMIT: Duration = Duration::from_secs(4);
+const QUIT_LIMIT: Duration = Duration::from_secs(3);
+/// Ends of processes cannot be waited for here: they are not our children.
+const POLL: Duration = Duration::from_millis(20);
+
+impl<B: ComputeModes> Group<B> {
+    /// Keeps clients out, ends the servers, gives the boards back. The daemon may stay for a while.
+    pub async fn rest(&self) -> Result<(), GroupError> {
+        let mut state = self.state.lock().await;
+        if state.retired || (state.record.wish == Wish::Rest && !state.record.boards_taken) {
+            return Ok(());
+        }
+        self.keep_clients_out();
+        state.record.wish = Wish::Rest;
+        state.in_force = false;
+        state.down = None;
+        state.doubtful = false;
+        state.resting_since = Instant::now();
+        let noted = self.note(&state);
+        self.publish(&state);
+        let ended = self.end_servers(&mut state).await;
+        let released = self.release_boards(&mut state).await;
+        self.publish(&state);
+        // Reserved meanwhile: whoever did it waits for the lock and says so again.
+        self.wanted.store(false, std::sync::atomic::Ordering::Relaxed);
+        noted.and(ended).and(released)
+    }
+
+    async fn end_servers(&self, state: &mut State) -> Result<(), GroupError> {
+        state.servers.clear();
+        let Some(daemon) = state.record.daemon else { return Ok(()) };
+        if daemon.is_alive() {
+            for force in ["", " -f"] {
+                match self.shut_down_servers(force).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => {}
+                    Err(error) => {
+                        warn!(group = %self.group, error = error_chain(&error), "servers cannot be ended in peace");
+                        break;
+                    }
+                }
+            }
+        }
+        self.end_daemon(state).await
+    }
+
+    /// True if none is left.
+    async fn shut_down_servers(&self, force: &str) -> Result<bool, GroupError> {
+        let list = || self.pids("get_server_list".to_owned());
+        for server in list().await? {
+            info!(group = %self.group, server, force = !force.is_empty(), "ending a server");
+            if !force.is_empty() {
+                self.tools.metrics.termination("server");
+            }
+            let said = self.tools.ask(&self.folder, &[format!("shutdown_server {server}{force}")]).await?;
+            if words::is_not_found(&said) {
+                continue;
+            }
+        }
+        let deadline = Instant::now() + SERVER_LIMIT;
+        loop {
+            if list().await?.is_empty() {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Asked to quit, and ended with its servers if it does not.
+    async fn end_daemon(&self, state: &mut State) -> Result<(), GroupError> {
+        let Some(daemon) = state.record.daemon else { return Ok(()) };
+        if daemon.is_alive() {
+            if let Err(error) = self.tools.ask(&self.folder, &["quit".to_owned()]).await {
+                warn!(group = %self.group, error = error_chain(&error), "the MPS daemon cannot be asked to quit");
+            }
+            if !gone(&[daemon], QUIT_LIMIT).await {
+                warn!(group = %self.group, pid = daemon.pid, "the MPS daemon does not quit; it is ended");
+                self.tools.metrics.termination("daemon");
+            }
+        }
+        let mut left = daemon.servers();
+        left.push(daemon);
+        for process in &left {
+            if let Err(error) = process.kill() {
+                warn!(group = %self.group, pid = process.pid, %error, "cannot be ended");
+            }
+        }
+        if !gone(&left, QUIT_LIMIT).await {
+            let alive = left.iter().filter(|process| process.is_alive());
+            let pids = alive.map(|process| process.pid).collect();
+            return Err(GroupError::Lingering { group: self.group.clone(), pids });
+        }
+        state.record.daemon = None;
+        self.note(state)
+    }
+
+    /// Ends the daemon and takes the folder away.
+    pub(super) async fn retire(&self, state: &mut State) {
+        self.keep_clients_out();
+        let ended = match self.end_daemon(state).await {
+            Ok(()) => self.folder.remove().map_err(GroupError::from),
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => {
+                info!(group = %self.group, "the MPS daemon was ended: nobody needs it");
+                state.retired = true;
+            }
+            Err(error) => {
+                warn!(group = %self.group, error = error_chain(&error), "an MPS daemon that nobody needs is not gone");
+            }
+        }
+    }
+
+    /// Ends the daemon if nobody needs it. True if it is gone.
+    pub async fn retire_if_resting(&self) -> bool {
+        let mut state = self.state.lock().await;
+        if !state.retired && state.record.wish == Wish::Rest && !state.record.boards_taken {
+            self.retire(&mut state).await;
+        }
+        self.publish(&state);
+        state.retired
+    }
+}
+
+/// True if they end within the time.
+async fn gone(processes: &[Process], limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    while processes.iter().any(|process| process.is_alive()) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        sleep(POLL).await;
+    }
+    true
+}

@@ -1,0 +1,226 @@
+//! All groups: who asks for which, and which may not be together.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::join_all;
+use tracing::{error, info, warn};
+
+use super::group::{Group, GroupError};
+use super::record::Record;
+use super::tools::Tools;
+use crate::host::durable;
+use crate::model::error_chain;
+use crate::model::quantity::Bytes;
+use crate::model::share::{MpsGroup, MpsLimits};
+use crate::nvml::ComputeModes;
+use crate::supervisor::Answers;
+use crate::supervisor::words::{Ask, Client, DaemonPhase, DaemonState, Say};
+
+/// A group that is being given up as it is asked for is made anew; more often than this it is not bad luck.
+const ATTEMPTS: usize = 3;
+/// `sun_path` has 108 bytes (unix(7)); the longest name below a daemon's folder.
+const SOCKET_BYTES_MAX: usize = 107;
+const LONGEST_SOCKET: &str = "pipe/control_privileged";
+/// An NVML UUID, with room.
+const UUID_BYTES_MAX: usize = 64;
+
+/// See the room's words.
+pub struct Supervisor<B> {
+    tools: Arc<Tools<B>>,
+    /// By the name of their folder.
+    groups: Mutex<BTreeMap<String, Arc<Group<B>>>>,
+}
+
+type Groups<B> = BTreeMap<String, Arc<Group<B>>>;
+
+impl<B: ComputeModes> Supervisor<B> {
+    pub fn new(tools: Tools<B>) -> Self {
+        Self { tools: Arc::new(tools), groups: Mutex::default() }
+    }
+
+    fn groups(&self) -> std::sync::MutexGuard<'_, Groups<B>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> Vec<Arc<Group<B>>> {
+        self.groups().values().cloned().collect()
+    }
+
+    /// Takes over what an earlier supervisor left, and looks at each once.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub async fn adopt(&self) -> io::Result<()> {
+        for name in durable::names(self.tools.root())? {
+            let folder = self.tools.root().join(&name);
+            match Record::read(&folder) {
+                Ok(None) => {}
+                Ok(Some(record)) if record.group.folder() == name => {
+                    info!(group = %record.group, wish = ?record.wish, daemon = ?record.daemon, "found a daemon's folder");
+                    let group = Group::new(self.tools.clone(), record);
+                    self.groups().insert(name, Arc::new(group));
+                }
+                Ok(Some(record)) => {
+                    error!(folder = %folder.display(), group = %record.group, "left alone: it is of another group");
+                }
+                Err(error) => error!(
+                    folder = %folder.display(), %error,
+                    "left alone: its state.json cannot be read; end the daemon in it and remove the folder"
+                ),
+            }
+        }
+        self.check().await;
+        Ok(())
+    }
+
+    /// Looks at every group once, all at the same time.
+    pub async fn check(&self) {
+        let all = self.all();
+        join_all(all.iter().map(|group| group.check())).await;
+        for group in all {
+            if group.is_retired().await {
+                self.forget(&group);
+            }
+        }
+        let phases = self.states().into_iter().map(|state| state.phase);
+        let (mut serving, mut resting, mut down) = (0, 0, 0);
+        for phase in phases {
+            match phase {
+                DaemonPhase::Serving { .. } => serving += 1,
+                DaemonPhase::Resting { .. } => resting += 1,
+                DaemonPhase::Down { .. } => down += 1,
+            }
+        }
+        self.tools.metrics.daemons(serving, resting, down);
+    }
+
+    fn forget(&self, gone: &Arc<Group<B>>) {
+        self.groups().retain(|_, group| !Arc::ptr_eq(group, gone));
+    }
+
+    /// Ends the daemons that nobody needs; the others outlive this process.
+    pub async fn end_resting(&self) {
+        let all = self.all();
+        join_all(all.iter().map(|group| group.retire_if_resting())).await;
+    }
+
+    pub fn states(&self) -> Vec<DaemonState> {
+        self.all().iter().map(|group| group.seen()).collect()
+    }
+
+    pub async fn keep(
+        &self,
+        group: &MpsGroup,
+        exclusive: bool,
+        limits: &MpsLimits,
+    ) -> Result<DaemonState, GroupError> {
+        self.understand(group, limits)?;
+        for _ in 0..ATTEMPTS {
+            let (wanted, in_the_way) = self.reserve(group)?;
+            for other in in_the_way {
+                if other.retire_if_resting().await {
+                    self.forget(&other);
+                }
+            }
+            match wanted.keep(exclusive, limits).await {
+                Err(GroupError::Retired) => self.forget(&wanted),
+                done => return done,
+            }
+        }
+        Err(GroupError::Retired)
+    }
+
+    /// The group, and those that rest and have a device of it. From here on no other group gets its devices.
+    #[expect(clippy::type_complexity, reason = "a group, and groups")]
+    fn reserve(&self, group: &MpsGroup) -> Result<(Arc<Group<B>>, Vec<Arc<Group<B>>>), GroupError> {
+        let mut groups = self.groups();
+        let shares = |other: &MpsGroup| other.devices().iter().any(|device| group.ordinal(device).is_some());
+        let others = groups.values().filter(|other| other.group() != group && shares(other.group()));
+        let others: Vec<_> = others.cloned().collect();
+        if let Some(other) = others.iter().find(|other| other.is_wanted()) {
+            return Err(GroupError::Overlap { group: group.clone(), other: other.group().clone() });
+        }
+        let tools = &self.tools;
+        let make = || Arc::new(Group::new(tools.clone(), Record::new(group.clone())));
+        let wanted = groups.entry(group.folder()).or_insert_with(make).clone();
+        wanted.reserve();
+        Ok((wanted, others))
+    }
+
+    /// Refuses what would be misunderstood further down.
+    fn understand(&self, group: &MpsGroup, limits: &MpsLimits) -> Result<(), GroupError> {
+        let invalid = |words: String| Err(GroupError::Invalid(words));
+        let devices = group.devices();
+        let is_uuid = |text: &str| {
+            let harmless = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            !text.is_empty() && text.len() <= UUID_BYTES_MAX && harmless
+        };
+        if devices.is_empty() || !devices.iter().all(|device| is_uuid(device.as_str())) {
+            return invalid(format!("{group:?} is no group of GPU UUIDs"));
+        }
+        if limits.memory.len() != devices.len() {
+            return invalid(format!("{} memory limits for {} devices", limits.memory.len(), devices.len()));
+        }
+        // The daemon takes 0 for "no limit".
+        let is_too_small = |limit: &Option<Bytes>| limit.is_some_and(|limit| limit.mib_floor() == 0);
+        if limits.memory.iter().any(is_too_small) {
+            return invalid("a memory limit below 1 MiB cannot be set".to_owned());
+        }
+        let socket = self.tools.folder(group).path().join(LONGEST_SOCKET);
+        match socket.as_os_str().len() <= SOCKET_BYTES_MAX {
+            true => Ok(()),
+            false => invalid(format!(
+                "{} is longer than the {SOCKET_BYTES_MAX} bytes of a socket's path; choose a shorter --mps-dir",
+                socket.display()
+            )),
+        }
+    }
+
+    fn find(&self, group: &MpsGroup) -> Option<Arc<Group<B>>> {
+        self.groups().get(&group.folder()).filter(|found| found.group() == group).cloned()
+    }
+
+    pub async fn rest(&self, group: &MpsGroup) -> Result<(), GroupError> {
+        match self.find(group) {
+            Some(group) => group.rest().await,
+            None => Ok(()),
+        }
+    }
+
+    pub async fn clients(&self, group: &MpsGroup) -> Result<Vec<Client>, GroupError> {
+        match self.find(group) {
+            Some(group) => group.clients().await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    pub async fn terminate(&self, group: &MpsGroup, client: Client) -> Result<(), GroupError> {
+        match self.find(group) {
+            Some(group) => group.terminate(client).await,
+            None => Err(GroupError::Invalid(format!("no MPS daemon serves {group}"))),
+        }
+    }
+}
+
+impl<B: ComputeModes> Answers for Supervisor<B> {
+    async fn answer(&self, ask: Ask) -> Say {
+        self.tools.metrics.questions.inc();
+        let done = match &ask {
+            Ask::Keep { group, exclusive, limits } => {
+                self.keep(group, *exclusive, limits).await.map(|state| Say::Kept(Box::new(state)))
+            }
+            Ask::Rest { group } => self.rest(group).await.map(|()| Say::Done),
+            Ask::States => Ok(Say::States(self.states())),
+            Ask::Clients { group } => self.clients(group).await.map(Say::Clients),
+            Ask::Terminate { group, client } => self.terminate(group, *client).await.map(|()| Say::Done),
+        };
+        done.unwrap_or_else(|error| {
+            let words = error_chain(&error);
+            warn!(?ask, words, "refused");
+            self.tools.metrics.refusals.inc();
+            Say::Refused(words)
+        })
+    }
+}
