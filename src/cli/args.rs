@@ -156,7 +156,10 @@ pub struct HostArgs {
     /// The host's /sys as this process sees it [default: /sys].
     #[arg(long, env = "SYSFS_ROOT", hide_env_values = true)]
     pub sysfs_root: Option<String>,
-    /// The host's /proc as this process sees it [default: /proc].
+    /// Where the driver's kernel modules tell of themselves [default: /proc].
     #[arg(long, env = "PROC_ROOT", hide_env_values = true)]
     pub proc_root: Option<String>,
+    /// Where the host's processes are shown; needs the host's PID namespace [default: /proc].
+    #[arg(long, env = "PROCESS_ROOT", hide_env_values = true)]
+    pub process_root: Option<String>,
 }

@@ -279,7 +279,16 @@ impl Reader {
     }
 
     fn host_paths(&mut self, args: HostArgs) -> HostPaths {
-        let HostArgs { kubelet_dir, cdi_dir, state_dir, mps_dir, boot_id_file, sysfs_root, proc_root } = args;
+        let HostArgs {
+            kubelet_dir,
+            cdi_dir,
+            state_dir,
+            mps_dir,
+            boot_id_file,
+            sysfs_root,
+            proc_root,
+            process_root,
+        } = args;
         let kubelet_dir = self.path("--kubelet-dir", kubelet_dir, "/var/lib/kubelet");
         HostPaths {
             state_dir: self.path("--state-dir", state_dir, kubelet_dir.join("plugins").join(DRIVER)),
@@ -289,6 +298,7 @@ impl Reader {
             boot_id_file: self.path("--boot-id-file", boot_id_file, "/proc/sys/kernel/random/boot_id"),
             sysfs_root: self.path("--sysfs-root", sysfs_root, "/sys"),
             proc_root: self.path("--proc-root", proc_root, "/proc"),
+            process_root: self.path("--process-root", process_root, "/proc"),
         }
     }
 }

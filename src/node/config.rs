@@ -60,6 +60,8 @@ pub struct HostPaths {
     pub boot_id_file: PathBuf,
     pub sysfs_root: PathBuf,
     pub proc_root: PathBuf,
+    /// Where the host's processes are shown.
+    pub process_root: PathBuf,
 }
 
 /// Where NVIDIA's driver is.

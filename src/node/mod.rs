@@ -18,6 +18,7 @@ pub mod config;
 mod daemons;
 pub mod discovery;
 pub mod executor;
+mod findings;
 pub mod health;
 pub mod lanes;
 pub mod offering;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -22,7 +22,7 @@ use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, LISTS_LIMIT, Watchdog};
-use super::{health, sweeper};
+use super::{findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
@@ -94,8 +94,9 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         serve_kubelet(&settings, &preparer, &discovered, &mut tasks, &shutdown, registered).await?;
     let published = publish(&settings, cluster, &discovered, &mut tasks, &shutdown);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
-    let watchdog = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
+    let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
     tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
+    tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
 
     let node = settings.node_name.clone();
     let parts = Parts { node, discovered, published, registration, preparer, reporter };
@@ -110,22 +111,23 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
-fn watchdog(settings: &NodeSettings, preparer: &Preparer, metrics: ClaimMetrics) -> Watchdog {
-    let (watchdog, findings) = Watchdog::new(watchdog::Parts {
+fn watchdog(
+    settings: &NodeSettings,
+    preparer: &Preparer,
+    metrics: ClaimMetrics,
+) -> (Watchdog, mpsc::Receiver<watchdog::Finding>) {
+    Watchdog::new(watchdog::Parts {
         settings: settings.watchdog,
         slots_per_share: settings.sharing.slots_per_share,
         executor: preparer.executor.clone(),
         cluster: preparer.cluster.clone(),
         daemons: preparer.executor.daemons.clone(),
         lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
-        processes: Arc::new(LocalProcesses { root: settings.host.proc_root.clone() }),
+        processes: Arc::new(LocalProcesses { root: settings.host.process_root.clone() }),
         lock: settings.host.state_dir.join("watchdog.lock"),
         own_pod: settings.pod_uid.as_deref().map(PodUid::new),
         metrics,
-    });
-    // Nobody reports them yet: they are in the log.
-    drop(findings);
-    watchdog
+    })
 }
 
 struct Ledger {
