@@ -144,6 +144,12 @@ impl<B: ComputeModes> Group<B> {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
+    /// Takes a reservation back: it is wanted if the record says so.
+    pub async fn settle(&self) {
+        let state = self.state.lock().await;
+        self.wanted.store(state.record.wish != Wish::Rest, Ordering::Relaxed);
+    }
+
     /// As it was last.
     pub fn seen(&self) -> DaemonState {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
@@ -162,6 +168,8 @@ impl<B: ComputeModes> Group<B> {
         if state.retired {
             return Err(GroupError::Retired);
         }
+        // A rest may have been first.
+        self.reserve();
         let wish = Wish::Serve { exclusive, limits: limits.clone() };
         let before = std::mem::replace(&mut state.record.wish, wish);
         let kept = match self.note_before_effect(&mut state, exclusive) {

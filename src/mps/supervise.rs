@@ -120,9 +120,12 @@ impl<B: ComputeModes> Supervisor<B> {
         for _ in 0..ATTEMPTS {
             let (wanted, in_the_way) = self.reserve(group)?;
             for other in in_the_way {
-                if other.retire_if_resting().await {
-                    self.forget(&other);
+                // What it still owes its boards would be set on ours.
+                if !other.retire_if_resting().await {
+                    wanted.settle().await;
+                    return Err(GroupError::Overlap { group: group.clone(), other: other.group().clone() });
                 }
+                self.forget(&other);
             }
             match wanted.keep(exclusive, limits).await {
                 Err(GroupError::Retired) => self.forget(&wanted),

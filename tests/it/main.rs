@@ -12,6 +12,7 @@ mod fake_kubelet;
 mod fake_mps;
 mod kubelet;
 mod mock_api;
+mod mps;
 mod node;
 mod nvml;
 mod plan;

@@ -19,7 +19,7 @@ use tranche::inventory::{Inventory, Look};
 use tranche::model::gpu::{Gpu, Health, Memory, MigDevice, MigMode};
 use tranche::model::quantity::Bytes;
 use tranche::node::discovery::{Discovered, Discovery, Policy, watch_files};
-use tranche::nvml::{GpuEvent, Gpus, Load, Nvml, NvmlError, Settings};
+use tranche::nvml::{ComputeMode, ComputeModes, GpuEvent, Gpus, Load, Nvml, NvmlError, Settings};
 
 /// What a test waits for must have come within this time.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -444,4 +444,22 @@ async fn a_call_that_fails_for_a_moment_is_in_the_words() {
     let look = look(&node.nvml()).await;
     let words = &look.failed[0].reason;
     assert_eq!(words, "nvmlDeviceGetUUID on the GPU with index 1: an internal driver error occurred");
+}
+
+#[tokio::test]
+async fn a_boards_compute_mode_is_set_read_back_and_its_loss_seen() {
+    let node = Node::with(json!({"profile": "h100", "count": 2}));
+    let nvml = node.nvml();
+    let boards: Vec<_> = look(&nvml).await.gpus.gpus.into_iter().map(|gpu| gpu.uuid).collect();
+    assert_eq!(nvml.compute_mode(&boards[1]).await.unwrap(), Some(ComputeMode::Default));
+    nvml.set_compute_mode(&boards[1], ComputeMode::ExclusiveProcess).await.unwrap();
+    assert_eq!(nvml.compute_mode(&boards[1]).await.unwrap(), Some(ComputeMode::ExclusiveProcess));
+    assert_eq!(nvml.compute_mode(&boards[0]).await.unwrap(), Some(ComputeMode::Default), "one board's alone");
+    // Somebody else sets it to what we never set.
+    node.set(json!({"profile": "h100", "count": 2, "gpus": {"1": {"compute_mode": 2}}}));
+    assert_eq!(nvml.compute_mode(&boards[1]).await.unwrap(), None);
+    nvml.set_compute_mode(&boards[1], ComputeMode::Default).await.unwrap();
+    assert_eq!(nvml.compute_mode(&boards[1]).await.unwrap(), Some(ComputeMode::Default));
+    let unknown = nvml.compute_mode(&"GPU-none".into()).await.unwrap_err();
+    assert!(matches!(unknown, NvmlError::Nvml { .. }), "{unknown}");
 }

@@ -163,7 +163,6 @@ impl<B: ComputeModes> Group<B> {
             && let Err(error) = self.release_boards(state).await
         {
             debug!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
-            return;
         }
         let alive = state.record.daemon.is_some_and(Process::is_alive);
         if !alive || state.resting_since.elapsed() >= self.tools.timing().keep_warm {

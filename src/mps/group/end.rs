@@ -111,28 +111,31 @@ impl<B: ComputeModes> Group<B> {
         self.note(state)
     }
 
-    /// Ends the daemon and takes the folder away.
+    /// Ends the daemon and takes the folder away; the folder stays while boards are still owed.
     pub(super) async fn retire(&self, state: &mut State) {
         self.keep_clients_out();
+        let had_daemon = state.record.daemon.is_some();
         let ended = match self.end_daemon(state).await {
-            Ok(()) => self.folder.remove().map_err(GroupError::from),
+            Ok(()) if state.record.boards_taken => Ok(()),
+            Ok(()) => self.folder.remove().map(|()| state.retired = true).map_err(GroupError::from),
             Err(error) => Err(error),
         };
         match ended {
-            Ok(()) => {
-                info!(group = %self.group, "the MPS daemon was ended: nobody needs it");
-                state.retired = true;
-            }
+            Ok(()) if had_daemon => info!(group = %self.group, "the MPS daemon was ended: nobody needs it"),
+            Ok(()) => {}
             Err(error) => {
                 warn!(group = %self.group, error = error_chain(&error), "an MPS daemon that nobody needs is not gone");
             }
         }
     }
 
-    /// Ends the daemon if nobody needs it. True if it is gone.
+    /// Ends the daemon if nobody needs it. True if nothing of the group is left.
     pub async fn retire_if_resting(&self) -> bool {
         let mut state = self.state.lock().await;
-        if !state.retired && state.record.wish == Wish::Rest && !state.record.boards_taken {
+        if !state.retired && state.record.wish == Wish::Rest {
+            if let Err(error) = self.release_boards(&mut state).await {
+                warn!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
+            }
             self.retire(&mut state).await;
         }
         self.publish(&state);
