@@ -3,7 +3,8 @@
 # shellcheck shell=bash
 
 # The parts of the GNU C library (and gcc's unwinder) that a library opened at
-# run time, such as NVIDIA's libnvidia-ml.so.1, asks for.
+# run time, such as NVIDIA's libnvidia-ml.so.1, asks for, and that the driver's
+# own nvidia-cuda-mps-control and nvidia-cuda-mps-server are linked with.
 RUNTIME_LIBS=(libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libgcc_s.so.1)
 
 # lib_path NAME: where this machine keeps the library, as its linker cache says.

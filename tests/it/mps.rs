@@ -92,6 +92,8 @@ impl ComputeModes for Boards {
 struct Bed {
     dir: TempDir,
     control: PathBuf,
+    /// Where the program is looked for, if it is.
+    driver_root: Option<PathBuf>,
     boards: Boards,
     housing: Housing,
     keep_warm: Duration,
@@ -123,6 +125,7 @@ impl Bed {
         Self {
             dir,
             control,
+            driver_root: None,
             boards: Boards::default(),
             housing: Housing::Plain,
             keep_warm: Duration::from_secs(600),
@@ -137,8 +140,8 @@ impl Bed {
     fn supervisor(&self) -> Supervisor<Boards> {
         let settings = MpsSettings {
             folder: self.mps(),
-            driver_root: "/nonexistent".into(),
-            control: Some(self.control.clone()),
+            control: self.driver_root.is_none().then(|| self.control.clone()),
+            driver_root: self.driver_root.clone().unwrap_or("/nonexistent".into()),
             launcher: env!("CARGO_BIN_EXE_tranche").into(),
             housing: self.housing,
             sysfs_root: "/sys".into(),
@@ -653,11 +656,7 @@ fn wait_until_asked(asker: &Asker, what: impl Fn(&DaemonState) -> bool) {
 
 #[tokio::test]
 async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with_it() {
-    let Some(mut bed) = Bed::new() else { return };
-    if !Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: mounting is not permitted here");
-        return;
-    }
+    let Some(mut bed) = Bed::new().filter(|_| may_mount()) else { return };
     (bed.housing, bed.keep_warm) = (Housing::Mounted, Duration::ZERO);
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let daemon = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
@@ -676,4 +675,46 @@ async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with
     supervisor.rest(&gpu).await.unwrap();
     supervisor.check().await;
     assert!(!folder.path().exists() && !fs::read_to_string("/proc/self/mounts").unwrap().contains(&path));
+}
+
+fn may_mount() -> bool {
+    let may = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    if !may {
+        eprintln!("SKIPPED: mounting is not permitted here");
+    }
+    may
+}
+
+/// A root as a driver container has it: the program with a C library of its own.
+fn driver_root(control: &Path, root: &Path) {
+    for name in ["usr/bin", "dev", "proc", "tmp", "lib64"] {
+        fs::create_dir_all(root.join(name)).unwrap();
+    }
+    fs::copy(control, root.join("usr/bin/nvidia-cuda-mps-control")).unwrap();
+    let listing = Command::new("ldd").arg(control).output().unwrap();
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    for library in listing.split_whitespace().filter(|word| word.starts_with('/')) {
+        let inside = root.join(library.trim_start_matches('/'));
+        fs::create_dir_all(inside.parent().unwrap()).unwrap();
+        fs::copy(library, inside).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_driver_root_with_a_loader_of_its_own_is_the_daemons_root() {
+    let Some(mut bed) = Bed::new().filter(|_| may_mount()) else { return };
+    let root = bed.dir.path().join("driver");
+    driver_root(&bed.control, &root);
+    (bed.housing, bed.driver_root) = (Housing::Mounted, Some(root.clone()));
+    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let state = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
+    assert_eq!(fs::read_link(format!("/proc/{}/root", pid(&state))).unwrap(), root);
+    assert_eq!(state.memory_answers, ["1G"]);
+    assert!(bed.clients_find_it(&gpu));
+    assert!(
+        fs::read_to_string(bed.folder(&gpu).log().join("control.log")).unwrap().contains("Starting control")
+    );
+    assert_eq!(fs::read_dir(root.join("tmp")).unwrap().count(), 0, "its mounts are its own");
+    supervisor.check().await;
+    assert_eq!(only(&supervisor), state);
 }
