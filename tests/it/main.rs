@@ -20,3 +20,4 @@ mod reporter;
 mod shares;
 mod site;
 mod stop_at;
+mod watchdog;

@@ -17,9 +17,12 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tranche::inventory::{Inventory, Look};
 use tranche::model::gpu::{Gpu, Health, Memory, MigDevice, MigMode};
+use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::node::discovery::{Discovered, Discovery, Policy, watch_files};
-use tranche::nvml::{ComputeMode, ComputeModes, GpuEvent, Gpus, Load, Nvml, NvmlError, Settings};
+use tranche::nvml::{
+    BoardProcesses, ComputeMode, ComputeModes, GpuEvent, Gpus, Load, Nvml, NvmlError, ProcessWatch, Settings,
+};
 
 /// What a test waits for must have come within this time.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -46,7 +49,7 @@ fn library() -> &'static Path {
 }
 
 /// A node: a driver root, a /sys and a /dev.
-struct Node {
+pub struct Node {
     dir: TempDir,
 }
 
@@ -62,14 +65,14 @@ impl Node {
     }
 
     /// A node with a driver, and what its control file says.
-    fn with(control: Value) -> Self {
+    pub fn with(control: Value) -> Self {
         let node = Self::bare();
         node.set(control);
         node.install("580.159.04");
         node
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -85,7 +88,7 @@ impl Node {
         symlink(format!("/usr/lib64/{file}"), link).unwrap();
     }
 
-    fn set(&self, control: Value) {
+    pub fn set(&self, control: Value) {
         let new = self.path("control.new");
         fs::write(&new, control.to_string()).unwrap();
         fs::rename(new, self.lib64().join("control.json")).unwrap();
@@ -97,6 +100,16 @@ impl Node {
 
     fn nvml_within(&self, look_limit: Duration) -> Nvml {
         Nvml::new(Settings { driver_root: self.path("root"), sys_root: self.path("sys"), look_limit })
+    }
+
+    /// Calls of this function that the library has noted, where the control file says `log_calls`.
+    pub fn calls(&self, function: &str) -> usize {
+        let log = fs::read_to_string(self.lib64().join("calls.log")).unwrap_or_default();
+        log.lines().filter(|line| line.split(' ').nth(2) == Some(function)).count()
+    }
+
+    fn processes(&self, limit: Duration) -> ProcessWatch {
+        ProcessWatch::new(self.path("root"), limit)
     }
 
     /// Discovery that looks at once, and then only when there is a reason.
@@ -462,4 +475,107 @@ async fn a_boards_compute_mode_is_set_read_back_and_its_loss_seen() {
     assert_eq!(nvml.compute_mode(&boards[1]).await.unwrap(), Some(ComputeMode::Default));
     let unknown = nvml.compute_mode(&"GPU-none".into()).await.unwrap_err();
     assert!(matches!(unknown, NvmlError::Nvml { .. }), "{unknown}");
+}
+
+fn boards(names: &[&str]) -> Vec<DeviceUuid> {
+    names.iter().map(|name| DeviceUuid::from(*name)).collect()
+}
+
+/// PID, MiB and whether it is an MPS client.
+fn listed(board: &BoardProcesses) -> Vec<(u32, Option<u64>, bool)> {
+    let processes = board.processes.as_ref().unwrap();
+    processes.iter().map(|p| (p.pid, p.used.map(Bytes::mib_floor), p.mps_client)).collect()
+}
+
+#[tokio::test]
+async fn a_process_is_listed_once_whatever_it_does_on_the_board() {
+    let processes = json!([
+        {"pid": 10, "used_mib": 418}, {"pid": 11, "used_mib": 438, "kind": "mps"},
+        {"pid": 12, "used_mib": 438, "kind": "mps"}, {"pid": 13, "used_mib": 7, "kind": "graphics"},
+        {"pid": 14, "kind": "compute"},
+    ]);
+    let gpus = json!({"0": {"uuid": "GPU-0", "processes": processes}, "1": {"uuid": "GPU-1"}});
+    let node = Node::with(json!({"profile": "h100", "count": 2, "gpus": gpus}));
+    let watch = node.processes(DEADLINE);
+    let answer = watch.processes(boards(&["GPU-1", "GPU-0"])).await.unwrap();
+    assert_eq!(listed(&answer[0]), []);
+    let expected = [
+        (10, Some(418), false),
+        (11, Some(438), true),
+        (12, Some(438), true),
+        (13, Some(7), false),
+        (14, None, false),
+    ];
+    assert_eq!(listed(&answer[1]), expected);
+}
+
+#[tokio::test]
+async fn a_list_that_grew_is_read_again_and_a_failing_board_spoils_no_other() {
+    let control = |count: u32, extra: Value| {
+        let processes: Vec<Value> = (1..=count).map(|pid| json!({"pid": pid, "used_mib": pid})).collect();
+        let mut zero = json!({"uuid": "GPU-0", "processes": processes});
+        zero.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"profile": "h100", "count": 2, "log_calls": true,
+               "gpus": {"0": zero, "1": {"uuid": "GPU-1", "processes": [{"pid": 9, "used_mib": 9}]}}})
+    };
+    let node = Node::with(control(1, json!({})));
+    let watch = node.processes(DEADLINE);
+    let both = || boards(&["GPU-0", "GPU-1", "GPU-nowhere"]);
+    for count in [1, 31, 32, 33, 200, 1000, 3] {
+        node.set(control(count, json!({})));
+        let answer = watch.processes(both()).await.unwrap();
+        assert_eq!(listed(&answer[0]).len(), count as usize);
+        assert_eq!(listed(&answer[1]), [(9, Some(9), false)]);
+        let words = answer[2].processes.as_ref().unwrap_err().to_string();
+        assert!(words.contains("nvmlDeviceGetHandleByUUID"), "{words}");
+    }
+    assert_eq!(node.calls("nvmlDeviceGetHandleByUUID"), 2 + 7, "handles are kept, but not a missing one's");
+    node.set(control(5, json!({"lost": true})));
+    let answer = watch.processes(both()).await.unwrap();
+    assert!(answer[0].processes.as_ref().unwrap_err().to_string().contains("fallen off the bus"));
+    assert_eq!(listed(&answer[1]), [(9, Some(9), false)]);
+    node.set(control(5, json!({})));
+    assert_eq!(listed(&watch.processes(both()).await.unwrap()[0]).len(), 5, "it is back");
+}
+
+#[tokio::test]
+async fn an_old_driver_without_mps_or_graphics_lists_still_tells_its_processes() {
+    let missing = ["nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"];
+    let gpus = json!({"0": {"uuid": "GPU-0", "processes": [{"pid": 10, "used_mib": 418}]}});
+    let control = json!({"profile": "t4", "gpus": gpus, "missing": missing});
+    let node = Node::with(control.clone());
+    let watch = node.processes(DEADLINE);
+    let answer = watch.processes(boards(&["GPU-0"])).await.unwrap();
+    assert_eq!(listed(&answer[0]), [(10, Some(418), false)]);
+    // The driver goes and comes back: the library is started anew.
+    let mut unloaded = control.clone();
+    unloaded["driver_loaded"] = json!(false);
+    node.set(unloaded);
+    let words = watch.processes(boards(&["GPU-0"])).await.unwrap_err().to_string();
+    assert!(words.contains("modprobe nvidia"), "{words}");
+    node.set(control);
+    assert_eq!(listed(&watch.processes(boards(&["GPU-0"])).await.unwrap()[0]).len(), 1);
+}
+
+#[tokio::test]
+async fn process_lists_do_not_wait_for_a_look_and_a_hang_is_told_in_time() {
+    let control = |faults: Value| {
+        let zero = json!({"uuid": "GPU-0", "processes": [{"pid": 10, "used_mib": 418}]});
+        json!({"profile": "h100", "gpus": {"0": zero}, "faults": faults})
+    };
+    let node = Node::with(control(json!({"nvmlDeviceGetName": {"delay_ms": 5_000}})));
+    let (nvml, watch) = (node.nvml(), node.processes(Duration::from_secs(2)));
+    let look = tokio::spawn(async move { nvml.look(Load::Keep).await });
+    for _ in 0..3 {
+        let answer = watch.processes(boards(&["GPU-0"])).await.unwrap();
+        assert_eq!(listed(&answer[0]).len(), 1);
+    }
+    assert!(!look.is_finished(), "the look is still at it");
+    node.set(control(json!({"nvmlDeviceGetComputeRunningProcesses_v3": {"delay_ms": 4_000}})));
+    let error = watch.processes(boards(&["GPU-0"])).await.unwrap_err();
+    assert!(error.to_string().starts_with("nvmlDeviceGetComputeRunningProcesses_v3"), "{error}");
+    assert_eq!(watch.stuck_threads(), 1);
+    node.set(control(json!({})));
+    assert_eq!(listed(&watch.processes(boards(&["GPU-0"])).await.unwrap()[0]).len(), 1);
+    timeout(DEADLINE, look).await.unwrap().unwrap().unwrap();
 }

@@ -92,6 +92,13 @@ impl Claim {
         self
     }
 
+    /// Pods that may use it, by UID; their names are made from it.
+    pub fn reserved_for(mut self, pods: &[&str]) -> Self {
+        let pod = |uid: &&str| json!({"resource": "pods", "name": format!("pod-{}", &uid[..4]), "uid": uid});
+        self.0["status"]["reservedFor"] = pods.iter().map(pod).collect();
+        self
+    }
+
     pub fn interval(self, interval: &str) -> Self {
         let sharing = json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}});
         self.config(&[], gpu_config(sharing))

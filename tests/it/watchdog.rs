@@ -1,0 +1,668 @@
+//! The watchdog against the fake NVML, with real processes: children of the test that NVML is told to list, in
+//! a /proc of the test's making that says whose they are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tranche::host::cgroup::Place;
+use tranche::host::{End, EndError, FileLock, LocalProcesses, Processes};
+use tranche::ledger::{HeldDevice, HoldMode, Intent, Step};
+use tranche::model::claim::PreparedDevice;
+use tranche::model::names::{DeviceName, DeviceUuid, PoolName};
+use tranche::model::process::ProcessKey;
+use tranche::model::quantity::Bytes;
+use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
+use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
+use tranche::node::watchdog::{Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog};
+use tranche::nvml::ProcessWatch;
+use tranche::ops::drain::Shutdown;
+use tranche::ops::metrics::{self, ClaimMetrics};
+use tranche::sharing::watch::How;
+use tranche::supervisor::words::{Client, DaemonPhase, DaemonState, Server};
+use tranche::supervisor::{Daemons, SupervisorError};
+
+use crate::nvml::Node;
+use crate::site::{Claim, Life, NODE, Site};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PERIOD: Duration = Duration::from_millis(50);
+
+const MINE: &str = "11111111-0000-4000-8000-000000000001";
+const NEIGHBOUR: &str = "22222222-0000-4000-8000-000000000002";
+const STRANGER: &str = "33333333-0000-4000-8000-000000000003";
+const MPS: &str = "44444444-0000-4000-8000-000000000004";
+
+/// The supervisor: knows clients, and notes whom it was asked to terminate.
+#[derive(Default)]
+struct FakeDaemons(Mutex<Told>);
+
+#[derive(Default)]
+struct Told {
+    clients: Vec<Client>,
+    servers: Vec<u32>,
+    silent: bool,
+    terminated: Vec<Client>,
+    /// Done at a termination, before it is noted.
+    hook: Option<Box<dyn FnMut() + Send>>,
+    /// Done when it is asked for its clients.
+    before_clients: Option<Box<dyn FnMut() + Send>>,
+}
+
+impl FakeDaemons {
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap()
+    }
+
+    fn heard(&self) -> Result<MutexGuard<'_, Told>, SupervisorError> {
+        let told = self.told();
+        match told.silent {
+            true => Err(SupervisorError::Timeout { seconds: 20 }),
+            false => Ok(told),
+        }
+    }
+}
+
+impl Daemons for FakeDaemons {
+    fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
+        unimplemented!("the watchdog keeps no daemons")
+    }
+    fn rest(&self, _: &MpsGroup) -> Result<(), SupervisorError> {
+        unimplemented!("the watchdog keeps no daemons")
+    }
+    fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
+        let told = self.heard()?;
+        let servers = told.servers.iter().map(|pid| Server { pid: *pid, state: "ACTIVE".into() }).collect();
+        Ok(vec![DaemonState {
+            group: group(),
+            exclusive: true,
+            phase: DaemonPhase::Serving { pid: u32::MAX },
+            limits: None,
+            memory_answers: Vec::new(),
+            compute_answer: String::new(),
+            deaths: 0,
+            servers,
+        }])
+    }
+    fn clients(&self, asked: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {
+        assert_eq!(*asked, group());
+        let mut told = self.heard()?;
+        if let Some(hook) = &mut told.before_clients {
+            hook();
+        }
+        Ok(told.clients.clone())
+    }
+    fn terminate(&self, _: &MpsGroup, client: Client) -> Result<(), SupervisorError> {
+        let mut told = self.heard()?;
+        if let Some(hook) = &mut told.hook {
+            hook();
+        }
+        told.terminated.push(client);
+        Ok(())
+    }
+}
+
+fn group() -> MpsGroup {
+    MpsGroup::new([gpu(0)])
+}
+
+fn gpu(number: u32) -> DeviceUuid {
+    DeviceUuid::new(format!("GPU-{number}"))
+}
+
+/// A /proc of the test's making.
+struct Proc(TempDir);
+
+impl Proc {
+    fn new() -> Self {
+        let proc = Self(tempfile::tempdir().unwrap());
+        let own = std::process::id().to_string();
+        fs::create_dir_all(proc.path(&format!("{own}/ns"))).unwrap();
+        symlink(&own, proc.path("self")).unwrap();
+        symlink("pid:[4026531836]", proc.path(&format!("{own}/ns/pid"))).unwrap();
+        proc
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.0.path().join(below)
+    }
+
+    /// Shows a process as one of a pod, or of the host.
+    fn show(&self, pid: u32, pod: Option<&str>) {
+        fs::create_dir_all(self.path(&format!("{pid}/fd"))).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        fs::write(self.path(&format!("{pid}/stat")), stat).unwrap();
+        let group = pod.map_or("/system.slice/job.service".to_owned(), |pod| format!("/kubepods/pod{pod}/c"));
+        fs::write(self.path(&format!("{pid}/cgroup")), format!("0::{group}\n")).unwrap();
+    }
+
+    /// The process holds a GPU's device file open.
+    fn open_gpu(&self, pid: u32) {
+        symlink("/dev/nvidia0", self.path(&format!("{pid}/fd/7"))).unwrap();
+    }
+
+    fn set_started(&self, pid: u32, started: u64) {
+        let stat = format!("{pid} (sleep) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n");
+        fs::write(self.path(&format!("{pid}/stat")), stat).unwrap();
+    }
+}
+
+/// A child that sleeps, ended with the test.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn new() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+
+    fn was_killed(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some_and(|status| status.signal() == Some(9))
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One GPU process, as the control file has it; gone from the lists when it ends.
+fn process(pid: u32, mib: u64, kind: &str) -> Value {
+    json!({"pid": pid, "used_mib": mib, "kind": kind, "only_if_alive": true})
+}
+
+fn control(processes: Vec<Value>) -> Value {
+    json!({"profile": "h100", "log_calls": true,
+           "gpus": {"0": {"uuid": "GPU-0", "processes": processes}}})
+}
+
+struct Bench {
+    node: Arc<Node>,
+    site: Site,
+    life: Life,
+    proc: Arc<Proc>,
+    daemons: Arc<FakeDaemons>,
+    registry: Registry,
+    shutdown: Shutdown,
+    findings: Option<mpsc::Receiver<Finding>>,
+    found: Vec<Finding>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let site = Site::new();
+        let life = site.life();
+        Self {
+            node: Arc::new(Node::with(control(Vec::new()))),
+            life,
+            site,
+            proc: Arc::new(Proc::new()),
+            daemons: Arc::default(),
+            registry: metrics::registry(),
+            shutdown: Shutdown::new(),
+            findings: None,
+            found: Vec::new(),
+        }
+    }
+
+    /// Grants a claim 1000 MiB of GPU-0, as preparing it would, and reserves it for a pod.
+    async fn share(&self, name: &str, pod: &str) -> Claim {
+        let claim = Claim::new(name, &["gpu-0"]).reserved_for(&[pod]);
+        self.site.api.put(&claim);
+        self.record(&claim, 0).await;
+        claim
+    }
+
+    async fn record(&self, claim: &Claim, number: u32) {
+        let memory = Bytes::from_mib(1000);
+        let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
+        let needs = MpsLimits { memory: vec![Some(memory)], compute: None };
+        let answer = PreparedDevice {
+            requests: vec!["r0".into()],
+            pool: PoolName::from(NODE),
+            device: DeviceName::whole(number),
+            cdi_ids: Vec::new(),
+            share_id: None,
+        };
+        let uuid = gpu(number);
+        let mode = HoldMode::Share(grant);
+        let intent = Intent {
+            claim: claim.id(),
+            boot: self.site.boot(),
+            devices: vec![HeldDevice { answer, uuid: uuid.clone(), gpu: uuid.clone(), mode }],
+            steps: vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }],
+        };
+        let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
+        self.life.preparer.executor.store.begin(&held, &intent).unwrap();
+    }
+
+    async fn release(&self, claim: &Claim) {
+        let held = self.life.preparer.lanes.queue(vec![gpu(0)]).await.unwrap().hold().unwrap();
+        self.life.preparer.executor.store.end(&held, &claim.id().uid).unwrap();
+    }
+
+    fn start(&mut self, action: WatchdogAction) {
+        let processes = Arc::new(LocalProcesses { root: self.proc.path("") });
+        self.start_with(action, processes);
+    }
+
+    fn start_with(&mut self, action: WatchdogAction, processes: Arc<dyn Processes>) {
+        let (watchdog, findings) = Watchdog::new(Parts {
+            settings: WatchdogSettings { action, period: PERIOD, grace: Bytes::from_mib(64) },
+            slots_per_share: 3,
+            executor: self.life.preparer.executor.clone(),
+            cluster: self.site.api.clone(),
+            daemons: self.daemons.clone(),
+            lists: ProcessWatch::new(self.node.path("root"), LISTS_LIMIT),
+            processes,
+            lock: self.node.path("watchdog.lock"),
+            own_pod: None,
+            metrics: ClaimMetrics::register(&mut self.registry),
+        });
+        self.findings = Some(findings);
+        tokio::spawn(watchdog.run(self.shutdown.clone()));
+    }
+
+    fn looks(&self) -> usize {
+        self.node.calls("nvmlDeviceGetComputeRunningProcesses_v3")
+    }
+
+    /// Lets the watchdog look at least this often.
+    async fn wait_for_looks(&mut self, count: usize) {
+        let from = self.looks();
+        until("looks", || self.looks() >= from + count).await;
+    }
+
+    fn take_findings(&mut self) {
+        while let Ok(finding) = self.findings.as_mut().unwrap().try_recv() {
+            self.found.push(finding);
+        }
+    }
+
+    async fn wait_for_finding(&mut self, what: &str, is_it: impl Fn(&Finding) -> bool) -> Finding {
+        let began = Instant::now();
+        loop {
+            self.take_findings();
+            if let Some(found) = self.found.iter().find(|finding| is_it(finding)) {
+                return found.clone();
+            }
+            assert!(began.elapsed() < PATIENCE, "no {what} among {:?}", self.found);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn metric(&self, name: &str) -> Option<f64> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map(|value| value.parse().unwrap())
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.shutdown.begin("the test is done");
+    }
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < PATIENCE, "{what}: still waiting");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn labels(claim: &str, pod: &str) -> String {
+    format!(
+        "{{namespace=\"team\",pod=\"pod-{}\",claim=\"{claim}\",gpu=\"GPU-0\",device=\"gpu-0\"}}",
+        &pod[..4]
+    )
+}
+
+#[tokio::test]
+async fn who_is_over_is_ended_and_its_neighbour_goes_on() {
+    let mut bench = Bench::new();
+    let (mut offender, mut neighbour) = (Sleeper::new(), Sleeper::new());
+    bench.proc.show(offender.pid(), Some(MINE));
+    bench.proc.show(neighbour.pid(), Some(NEIGHBOUR));
+    let client = Client { server: 1, pid: offender.pid() };
+    bench.daemons.told().clients = vec![Client { server: 1, pid: neighbour.pid() }, client];
+    bench.share("mine", MINE).await;
+    bench.share("neighbours", NEIGHBOUR).await;
+    let used =
+        |mib| control(vec![process(offender.pid(), mib, "mps"), process(neighbour.pid(), 1000, "mps")]);
+    bench.node.set(used(900));
+    bench.start(WatchdogAction::Terminate);
+    until("it is shown", || {
+        bench.metric(&format!("tranche_claim_memory_used_bytes{}", labels("mine", MINE)))
+            == Some(f64::from(900 << 20))
+    })
+    .await;
+    bench.wait_for_looks(5).await;
+
+    let before = bench.looks();
+    bench.node.set(used(3000));
+    until("the client is terminated", || !bench.daemons.told().terminated.is_empty()).await;
+    let looks = bench.looks() - before;
+    // One that was under way, two that count, one more while the supervisor is asked.
+    assert!(looks <= 4, "{looks} looks");
+    // The daemon's word did nothing: it is killed.
+    until("it is killed", || offender.was_killed()).await;
+    assert!(neighbour.lives());
+    assert_eq!(bench.daemons.told().terminated, [client], "once");
+
+    let over = bench.wait_for_finding("violation", |f| matches!(f.kind, FindingKind::OverGrant(_))).await;
+    let FindingKind::OverGrant(numbers) = over.kind else { unreachable!() };
+    assert_eq!((numbers.used, numbers.limit), (Bytes::from_mib(3000), Bytes::from_mib(1000)));
+    assert_eq!(over.claim.unwrap().name, "mine");
+    assert_eq!(over.pods[0].uid.as_str(), MINE);
+    for how in [How::Terminate, How::Kill] {
+        bench
+            .wait_for_finding(
+                "end",
+                |f| matches!(f.kind, FindingKind::Ended { how: done, .. } if done == how),
+            )
+            .await;
+    }
+    bench.wait_for_finding("recovery", |f| matches!(f.kind, FindingKind::Recovered { .. })).await;
+    assert!(bench.found.iter().all(|f| f.claim.as_ref().is_some_and(|claim| claim.name == "mine")));
+    let row = |name: &str, claim, pod| bench.metric(&format!("tranche_claim_{name}{}", labels(claim, pod)));
+    assert_eq!(row("violations_total", "mine", MINE), Some(1.0));
+    assert_eq!(row("terminations_total", "mine", MINE), Some(2.0));
+    assert_eq!(row("memory_peak_bytes", "mine", MINE), Some(3000.0 * 1024.0 * 1024.0));
+    assert_eq!(row("memory_limit_bytes", "mine", MINE), Some(1000.0 * 1024.0 * 1024.0));
+    assert_eq!(row("violations_total", "neighbours", NEIGHBOUR), Some(0.0));
+    assert_eq!(row("memory_used_bytes", "neighbours", NEIGHBOUR), Some(1000.0 * 1024.0 * 1024.0));
+}
+
+#[tokio::test]
+async fn observing_tells_all_and_ends_nothing() {
+    let mut bench = Bench::new();
+    let mut all = [Sleeper::new(), Sleeper::new(), Sleeper::new()];
+    let [offender, stranger, host] = [all[0].pid(), all[1].pid(), all[2].pid()];
+    bench.proc.show(offender, Some(MINE));
+    bench.proc.show(stranger, Some(STRANGER));
+    bench.proc.show(host, None);
+    bench.proc.open_gpu(host);
+    bench.share("mine", MINE).await;
+    bench.node.set(control(vec![
+        process(offender, 9000, "compute"),
+        process(stranger, 5, "compute"),
+        process(host, 5, "compute"),
+    ]));
+    bench.start(WatchdogAction::Observe);
+    bench.wait_for_finding("violation", |f| matches!(f.kind, FindingKind::OverGrant(_))).await;
+    for pid in [stranger, host] {
+        bench
+            .wait_for_finding(
+                "foreign",
+                |f| matches!(&f.kind, FindingKind::Foreign { process, .. } if process.pid == pid),
+            )
+            .await;
+    }
+    bench.wait_for_looks(10).await;
+    assert!(all.iter_mut().all(Sleeper::lives));
+    bench.take_findings();
+    assert_eq!(bench.found.len(), 3, "each once: {:?}", bench.found);
+}
+
+#[tokio::test]
+async fn whoever_belongs_to_no_claim_is_ended_but_servers_and_helpers_are_not() {
+    let mut bench = Bench::new();
+    let [mut mine, mut stranger, mut host, mut helper, mut server] =
+        std::array::from_fn::<_, 5, _>(|_| Sleeper::new());
+    for (process, pod) in [
+        (&mine, Some(MINE)),
+        (&stranger, Some(STRANGER)),
+        (&host, None),
+        (&helper, None),
+        (&server, Some(MPS)),
+    ] {
+        bench.proc.show(process.pid(), pod);
+    }
+    bench.proc.open_gpu(host.pid());
+    bench.daemons.told().servers = vec![server.pid()];
+    bench.share("mine", MINE).await;
+    let all = [&mine, &stranger, &host, &helper, &server];
+    bench.node.set(control(all.iter().map(|one| process(one.pid(), 100, "compute")).collect()));
+    bench.start(WatchdogAction::Terminate);
+    until("the stranger is killed", || stranger.was_killed()).await;
+    until("the host's process is killed", || host.was_killed()).await;
+    bench.wait_for_looks(10).await;
+    assert!(mine.lives() && server.lives());
+    assert!(helper.lives(), "it holds no device file: NVML's PID may mean another");
+    let end = bench
+        .wait_for_finding(
+            "end",
+            |f| matches!(f.kind, FindingKind::Ended { process, .. } if process.pid == stranger.pid()),
+        )
+        .await;
+    assert_eq!(end.claim, None);
+    let metric =
+        bench.metric("tranche_foreign_gpu_process_terminations_total{gpu=\"GPU-0\",device=\"gpu-0\"}");
+    assert_eq!(metric, Some(2.0));
+}
+
+#[tokio::test]
+async fn while_the_api_server_or_the_supervisor_is_silent_nobody_is_foreign() {
+    let mut bench = Bench::new();
+    let mut late = Sleeper::new();
+    bench.proc.show(late.pid(), Some(STRANGER));
+    bench.site.api.silent.store(true, Ordering::SeqCst);
+    bench.daemons.told().silent = true;
+    let mine = bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(late.pid(), 100, "compute")]));
+    bench.start(WatchdogAction::Terminate);
+    bench.wait_for_looks(30).await;
+    bench.site.api.silent.store(false, Ordering::SeqCst);
+    bench.wait_for_looks(30).await;
+    assert!(late.lives());
+    bench.take_findings();
+    assert_eq!(bench.found, []);
+    // It was the claim's all along: the allocation had another pod added.
+    bench.site.api.put(&mine.clone().reserved_for(&[MINE, STRANGER]));
+    bench.daemons.told().silent = false;
+    let used = format!("tranche_claim_memory_used_bytes{}", labels("mine", STRANGER));
+    let known = until("it is known as the claim's, or ended", || {
+        bench.metric(&used) == Some(f64::from(100 << 20)) || late.was_killed()
+    });
+    known.await;
+    // The claim had been read before the pod was added: from then on everybody had answered.
+    bench.take_findings();
+}
+
+#[tokio::test]
+async fn a_pod_that_is_added_to_a_claim_is_found_before_anybody_is_blamed() {
+    let mut bench = Bench::new();
+    let (mut first, mut second) = (Sleeper::new(), Sleeper::new());
+    bench.proc.show(first.pid(), Some(MINE));
+    bench.proc.show(second.pid(), Some(STRANGER));
+    let mine = bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(first.pid(), 100, "compute")]));
+    bench.start(WatchdogAction::Terminate);
+    let used = |pod| format!("tranche_claim_memory_used_bytes{}", labels("mine", pod));
+    until("the first is known", || bench.metric(&used(MINE)) == Some(f64::from(100 << 20))).await;
+    bench.site.api.put(&mine.reserved_for(&[MINE, STRANGER]));
+    bench
+        .node
+        .set(control(vec![process(first.pid(), 100, "compute"), process(second.pid(), 200, "compute")]));
+    until("the second is known", || bench.metric(&used(STRANGER)) == Some(f64::from(200 << 20))).await;
+    assert!(first.lives() && second.lives());
+    bench.take_findings();
+    assert_eq!(bench.found, []);
+}
+
+#[tokio::test]
+async fn a_pid_that_came_again_is_not_ended_for_its_forerunner() {
+    let mut bench = Bench::new();
+    let mut reborn = Sleeper::new();
+    let pid = reborn.pid();
+    bench.proc.show(pid, Some(MINE));
+    bench.proc.set_started(pid, 1000);
+    bench.daemons.told().clients = vec![Client { server: 1, pid }];
+    // Between the verdict and its execution the process ends, and its PID comes again.
+    let (node, proc) = (bench.node.clone(), bench.proc.clone());
+    bench.daemons.told().before_clients = Some(Box::new(move || {
+        proc.set_started(pid, 2000);
+        node.set(control(vec![process(pid, 100, "mps")]));
+    }));
+    bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(pid, 3000, "mps")]));
+    bench.start(WatchdogAction::Terminate);
+    bench.wait_for_finding("recovery", |f| matches!(f.kind, FindingKind::Recovered { .. })).await;
+    bench.wait_for_looks(10).await;
+    assert!(reborn.lives());
+    assert_eq!(bench.daemons.told().terminated, []);
+    bench.take_findings();
+    assert!(!bench.found.iter().any(|f| matches!(f.kind, FindingKind::Ended { .. })), "{:?}", bench.found);
+}
+
+#[tokio::test]
+async fn without_shares_nothing_is_asked_and_only_one_instance_watches() {
+    let mut bench = Bench::new();
+    let mut offender = Sleeper::new();
+    bench.proc.show(offender.pid(), Some(MINE));
+    bench.node.set(control(vec![process(offender.pid(), 3000, "compute")]));
+    let other = FileLock::try_acquire(&bench.node.path("watchdog.lock")).unwrap();
+    bench.start(WatchdogAction::Terminate);
+    let whole = Claim::new("whole", &["gpu-1"]);
+    bench.site.api.put(&whole);
+    bench.life.prepared(&whole, "a whole GPU").await;
+    assert_eq!(bench.node.calls("nvmlInit_v2"), 0, "the library is not even loaded");
+    let mine = bench.share("mine", MINE).await;
+    wait_a_moment().await;
+    assert_eq!(bench.looks(), 0, "another instance watches");
+    drop(other);
+    until("it is killed", || offender.was_killed()).await;
+
+    bench.release(&mine).await;
+    until("the library is let go of", || bench.node.calls("nvmlShutdown") == 1).await;
+    let used = format!("tranche_claim_memory_limit_bytes{}", labels("mine", MINE));
+    until("its metrics go", || bench.metric(&used).is_none()).await;
+    until("the lock is free", || FileLock::try_acquire(&bench.node.path("watchdog.lock")).unwrap().is_some())
+        .await;
+}
+
+/// Long enough for several periods, and for a try at the lock.
+async fn wait_a_moment() {
+    tokio::time::sleep(8 * PERIOD).await;
+}
+
+#[tokio::test]
+async fn a_driver_that_fails_for_a_while_ends_nobody_and_is_watched_again() {
+    let mut bench = Bench::new();
+    let mut offender = Sleeper::new();
+    bench.proc.show(offender.pid(), Some(MINE));
+    bench.share("mine", MINE).await;
+    let mut failing = control(vec![process(offender.pid(), 3000, "compute")]);
+    failing["faults"] = json!({"nvmlDeviceGetComputeRunningProcesses_v3": {"return": "UNKNOWN"}});
+    bench.node.set(failing);
+    bench.start(WatchdogAction::Terminate);
+    bench.wait_for_looks(6).await;
+    assert!(offender.lives());
+    assert!(bench.metric("tranche_watchdog_failed_looks_total").is_some_and(|count| count >= 5.0));
+    bench.node.set(control(vec![process(offender.pid(), 3000, "compute")]));
+    until("it is killed", || offender.was_killed()).await;
+}
+
+/// Processes that exist only as numbers, and how often each question was asked.
+struct Counted {
+    pods: BTreeMap<u32, &'static str>,
+    started: AtomicUsize,
+    other: AtomicUsize,
+    ended: AtomicU64,
+}
+
+impl Processes for Counted {
+    fn started(&self, pid: u32) -> io::Result<Option<u64>> {
+        self.started.fetch_add(1, Ordering::SeqCst);
+        Ok(self.pods.contains_key(&pid).then_some(1))
+    }
+    fn place(&self, pid: u32) -> io::Result<Option<Place>> {
+        self.other.fetch_add(1, Ordering::SeqCst);
+        Ok(self.pods.get(&pid).map(|pod| Place::Pod { pod: (*pod).into(), container: None }))
+    }
+    fn uses_gpu(&self, _: u32) -> io::Result<bool> {
+        self.other.fetch_add(1, Ordering::SeqCst);
+        Ok(false)
+    }
+    fn pids_are_the_hosts(&self) -> bool {
+        true
+    }
+    fn end(&self, _: ProcessKey) -> Result<End, EndError> {
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        Ok(End::Gone)
+    }
+}
+
+#[tokio::test]
+async fn sixty_clients_on_each_of_sixteen_gpus_cost_three_calls_a_gpu_and_one_read_a_client() {
+    const GPUS: u32 = 16;
+    const CLIENTS: u32 = 60;
+    let mut bench = Bench::new();
+    let (mut gpus, mut pods) = (BTreeMap::new(), BTreeMap::new());
+    for number in 0..GPUS {
+        let pids = (0..CLIENTS).map(|client| 100_000 + number * 1000 + client);
+        let processes: Vec<Value> =
+            pids.clone().map(|pid| json!({"pid": pid, "used_mib": 5, "kind": "mps"})).collect();
+        gpus.insert(number.to_string(), json!({"uuid": gpu(number), "processes": processes}));
+        pods.extend(pids.map(|pid| (pid, MINE)));
+        let claim = Claim::new(&format!("c{number}"), &["gpu-0"]).reserved_for(&[MINE]);
+        bench.site.api.put(&claim);
+        bench.record(&claim, number).await;
+    }
+    bench.node.set(json!({"profile": "h100", "count": GPUS, "log_calls": true, "gpus": gpus}));
+    let zero = || AtomicUsize::new(0);
+    let counted = Arc::new(Counted { pods, started: zero(), other: zero(), ended: AtomicU64::new(0) });
+    bench.start_with(WatchdogAction::Terminate, counted.clone());
+    let last = gpu(GPUS - 1);
+    let row = format!(
+        "tranche_claim_gpu_processes{{namespace=\"team\",pod=\"pod-{}\",claim=\"c{}\",gpu=\"{last}\",device=\"gpu-{}\"}}",
+        &MINE[..4],
+        GPUS - 1,
+        GPUS - 1
+    );
+    until("all are known", || bench.metric(&row) == Some(f64::from(CLIENTS))).await;
+    let ticks = || bench.metric("tranche_watchdog_tick_duration_seconds_count").unwrap();
+    let (ticks_before, reads, others) =
+        (ticks(), counted.started.load(Ordering::SeqCst), counted.other.load(Ordering::SeqCst));
+    until("more looks", || ticks() >= ticks_before + 10.0).await;
+    let looks = counted.started.load(Ordering::SeqCst).abs_diff(reads) / (GPUS * CLIENTS) as usize;
+    let passed = (ticks() - ticks_before) as usize;
+    assert!(looks <= passed + 1, "{looks} rounds of reads in {passed} looks");
+    assert_eq!(counted.other.load(Ordering::SeqCst), others, "a process that stays is not read again");
+    assert_eq!(others, (GPUS * CLIENTS) as usize, "each was read once");
+    bench.shutdown.begin("counted");
+    let asked = |list: &str| bench.node.calls(&format!("nvmlDeviceGet{list}RunningProcesses_v3"));
+    let rounds = asked("Graphics").div_ceil(GPUS as usize);
+    for list in ["Compute", "MPSCompute"] {
+        let growing = GPUS as usize;
+        assert!(asked(list) <= (rounds + 1) * GPUS as usize + growing, "{list}: {} in {rounds}", asked(list));
+    }
+    assert_eq!(bench.node.calls("nvmlDeviceGetHandleByUUID"), GPUS as usize);
+    assert_eq!(counted.ended.load(Ordering::SeqCst), 0);
+    let seconds = bench.metric("tranche_watchdog_tick_duration_seconds_sum").unwrap();
+    println!("{} looks, {:.1} ms each", ticks(), seconds / ticks() * 1e3);
+}
