@@ -16,6 +16,8 @@ use super::events::Subject;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DRIVER, NodeName};
 
+/// The synthetic resource that writing our entries needs a permission for.
+const DRIVER_RULE: &str = "resourceclaims/driver";
 /// The API server refuses longer names of managers.
 const MANAGER_BYTES: usize = 128;
 
@@ -50,9 +52,9 @@ pub enum ReportError {
     #[error("claim {claim} is not allocated any more; nothing to report")]
     NotAllocated { claim: ClaimRef },
     #[error(
-        "status.devices of claim {claim} may not be written; the node plugin's ClusterRole needs patch on \
-         resourceclaims/status and, from Kubernetes 1.36 on, associated-node:patch on resourceclaims/driver \
-         with the resource name {DRIVER}"
+        "status.devices of claim {claim} may not be read or written; the node plugin's ClusterRole needs get on \
+         resourceclaims, patch on resourceclaims/status and, from Kubernetes 1.36 on, associated-node:patch on \
+         {DRIVER_RULE} with the resource name {DRIVER}"
     )]
     Forbidden {
         claim: ClaimRef,
@@ -86,10 +88,18 @@ impl ReportError {
 
     fn of(claim: &ClaimRef, source: CallError) -> Self {
         let claim = claim.clone();
-        match source {
-            // With our UID in the object and force, only another claim's UID can be in conflict.
-            CallError::NotFound { .. } | CallError::Conflict { .. } => Self::Gone { claim },
-            source => Self::Call { claim, source: Box::new(source) },
+        match &source {
+            CallError::NotFound { .. } => Self::Gone { claim },
+            // Our object has the UID of the claim that is meant; the API server finds another's.
+            CallError::Refused { code: 422, message, .. } if message.contains("metadata.uid") => {
+                Self::Gone { claim }
+            }
+            // From 1.36 on, for lack of the second rule.
+            CallError::Refused { code: 422, message, .. } if message.contains(DRIVER_RULE) => {
+                Self::Forbidden { claim, source: Box::new(source) }
+            }
+            CallError::Forbidden { .. } => Self::Forbidden { claim, source: Box::new(source) },
+            _ => Self::Call { claim, source: Box::new(source) },
         }
     }
 }
@@ -118,13 +128,8 @@ impl ClaimReports for KubeCluster {
                 "metadata": {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid},
                 "status": {"devices": entries},
             }));
-            let stored = match call(self.limit(), what, api.patch_status(&claim.name, &apply, &ours)).await {
-                Ok(stored) => stored,
-                Err(source @ CallError::Forbidden { .. }) => {
-                    return Err(ReportError::Forbidden { claim: claim.clone(), source: Box::new(source) });
-                }
-                Err(source) => return Err(ReportError::of(claim, source)),
-            };
+            let stored = call(self.limit(), what, api.patch_status(&claim.name, &apply, &ours)).await;
+            let stored = stored.map_err(|source| ReportError::of(claim, source))?;
             match entries.len() > of_ours(stored).len() {
                 true => Err(ReportError::NotKept),
                 false => Ok(()),

@@ -70,7 +70,8 @@ pub struct Pace {
     pub retry_most: Duration,
     /// Of one kind, a claim gets one event in this time.
     pub again: Duration,
-    /// For which nothing is written once the API server said that it may not be, or is not kept.
+    /// For which a claim is left alone once the API server said that it may not be written, and all are
+    /// once it keeps nothing.
     pub mute: Duration,
 }
 
@@ -142,6 +143,8 @@ pub struct Reporting {
     ill: BTreeMap<(DeviceUuid, Part), Ailment>,
     /// Nothing is written before.
     muted: Option<Instant>,
+    /// When a failure was last logged as a warning: they come in crowds.
+    warned: Option<Instant>,
 }
 
 /// A claim of this node.
@@ -182,7 +185,7 @@ impl Reporting {
         let reporter = Reporter { queue: sender, counts: counts.clone(), events: Some(events.clone()) };
         let (known, ill) = (BTreeMap::new(), BTreeMap::new());
         let pace = Pace::default();
-        (reporter, Self { claims, events, queue, counts, pace, known, ill, muted: None })
+        (reporter, Self { claims, events, queue, counts, pace, known, ill, muted: None, warned: None })
     }
 
     pub fn with_pace(self, pace: Pace) -> Self {
@@ -332,21 +335,21 @@ impl Reporting {
         let Some(known) = self.known.get_mut(uid) else { return };
         let now = Instant::now();
         let later = match error {
-            ReportError::Forbidden { .. } | ReportError::NotKept => {
-                let until = now + self.pace.mute;
-                warn!(error = error_chain(error), "no device status is told for a while; claims work");
-                self.muted = Some(until);
-                until
+            // Of the API server, so that no claim's will be.
+            ReportError::NotKept => {
+                self.muted = Some(now + self.pace.mute);
+                now + self.pace.mute
             }
-            _ => {
-                let doubled = self.pace.retry.saturating_mul(1 << known.failures.min(16));
-                match known.failures {
-                    0 => warn!(error = error_chain(error), "a claim's device status is told later"),
-                    _ => debug!(error = error_chain(error), "a claim's device status is told later"),
-                }
-                now + doubled.min(self.pace.retry_most)
-            }
+            // Often of all claims, but also of one whose allocation is not bound to this node alone.
+            ReportError::Forbidden { .. } => now + self.pace.mute,
+            _ => now + doubled(self.pace.retry, known.failures).min(self.pace.retry_most),
         };
+        if known.failures == 0 && self.warned.is_none_or(|at| now >= at + self.pace.again) {
+            warn!(error = error_chain(error), "a claim's device status is told later; the claim works");
+            self.warned = Some(now);
+        } else {
+            debug!(error = error_chain(error), "a claim's device status is told later");
+        }
         known.failures = known.failures.saturating_add(1);
         known.due = Some(known.due.map_or(later, |due| due.min(later)));
     }
@@ -416,6 +419,10 @@ impl Known {
             }
         }
     }
+}
+
+fn doubled(pause: Duration, times: u32) -> Duration {
+    pause.saturating_mul(1 << times.min(16))
 }
 
 /// Ends when the visit does; never without one.

@@ -1,6 +1,9 @@
 //! deploy/ and charts/ on a real API server: both forms are taken, a node's plugin can write what is
 //! its own and nothing else, and the chart refuses what cannot work.
 
+mod pods;
+mod reports;
+
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};

@@ -181,6 +181,7 @@ fn every_value_reaches_the_manifests() {
             r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key"]}"#,
             r#"deviceClasses.extendedResource=false"#,
             r#"admissionPolicy.enabled=false"#,
+            r#"podPolicy={"env":"off","privileged":"off","hostNamespaces":false,"hostPath":"off","root":"off"}"#,
             r#"metrics.scrapeAnnotations=true"#,
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
             r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
@@ -327,6 +328,43 @@ fn the_node_plugin_understands_what_the_chart_tells_it() {
 }
 
 #[test]
+fn each_rule_for_pods_has_the_action_that_is_asked_for() {
+    let Some(helm) = helm_for("each_rule_for_pods_has_the_action_that_is_asked_for") else { return };
+    let actions = |set: &[&str]| -> Vec<String> {
+        let yaml = render(&helm, set).unwrap_or_else(|said| panic!("{said}"));
+        let bindings =
+            objects(&yaml).into_iter().filter(|one| one["kind"] == "ValidatingAdmissionPolicyBinding");
+        let told = bindings.map(|one| {
+            let name = one["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            assert_eq!(one["spec"]["policyName"], name, "a binding binds the policy of its name");
+            format!("{name} {}", one["spec"]["validationActions"][0].as_str().unwrap_or_default())
+        });
+        let mut told: Vec<String> = told.filter(|one| one.starts_with("tranche-pods-")).collect();
+        told.sort();
+        told
+    };
+    assert_eq!(
+        actions(&[]),
+        [
+            "tranche-pods-env Deny",
+            "tranche-pods-host-namespaces Deny",
+            "tranche-pods-host-path Deny",
+            "tranche-pods-privileged Deny",
+            "tranche-pods-root Warn",
+        ]
+    );
+    let set = [r#"podPolicy={"env":"off","privileged":false,"hostPath":"Warn","root":"Deny"}"#];
+    assert_eq!(
+        actions(&set),
+        ["tranche-pods-host-namespaces Deny", "tranche-pods-host-path Warn", "tranche-pods-root Deny"]
+    );
+    // Folders that were moved are guarded where they are.
+    let moved = [r#"node={"kubeletDir":"/data/kubelet","cdiDir":"/data/cdi"}"#];
+    let yaml = render(&helm, &moved).expect("it renders");
+    assert!(yaml.contains("'/data/kubelet/plugins'") && yaml.contains("'/data/cdi'"), "{yaml}");
+}
+
+#[test]
 fn without_mps_every_gpu_is_given_whole() {
     let Some(helm) = helm_for("without_mps_every_gpu_is_given_whole") else { return };
     let yaml = render(&helm, &["mps.enabled=false", r#"sharing.exclusiveGPUs=["0"]"#]).expect("it renders");
@@ -350,6 +388,9 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"image.repository="tranche:dev""#, "/image/repository"),
         (r#"image.pullPolicy="Sometimes""#, "/image/pullPolicy"),
         (r#"admissionPolicy.enabled="yes""#, "/admissionPolicy/enabled"),
+        (r#"podPolicy.env="deny""#, "/podPolicy/env"),
+        ("podPolicy.root=true", "/podPolicy/root"),
+        ("podPolicy.all=false", "'all' not allowed"),
         (r#"sharing.exclusiveGPUs="all""#, "/sharing/exclusiveGPUs"),
         (r#"sharing.exclusiveGPUs=["0,1"]"#, "/sharing/exclusiveGPUs/0"),
         ("sharing.processesPerShare=25", "/sharing/processesPerShare"),

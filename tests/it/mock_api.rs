@@ -42,6 +42,8 @@ pub enum Verb {
 pub enum Failure {
     /// Answers with this status and reason; nothing is done.
     Status(u16, &'static str),
+    /// Answers with this status and message; nothing is done.
+    Said(u16, &'static str),
     /// The connection breaks before anything is done.
     Broken,
     /// It is done, but the connection breaks before the answer.
@@ -216,6 +218,7 @@ impl MockApi {
             Some(Failure::Status(code, reason)) => {
                 Answer::Status(code, reason, "as the test wants".to_owned())
             }
+            Some(Failure::Said(code, message)) => Answer::Status(code, "Invalid", message.to_owned()),
             Some(Failure::Broken) => {
                 self.tick();
                 return broken();
@@ -441,7 +444,8 @@ impl State {
         let mut object = stored.clone();
         let uid = &asked.body["metadata"]["uid"];
         if !uid.is_null() && *uid != object["metadata"]["uid"] {
-            return Answer::Status(409, "Conflict", "Precondition failed: UID in precondition".to_owned());
+            let message = "metadata.uid: Invalid value: field is immutable";
+            return Answer::Status(422, "Invalid", message.to_owned());
         }
         let list = |value: &Value| value["status"]["devices"].as_array().cloned().unwrap_or_default();
         let key = |entry: &Value| ["driver", "pool", "device", "shareID"].map(|field| text(&entry[field]));

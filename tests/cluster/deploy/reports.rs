@@ -1,0 +1,130 @@
+//! The device status of claims and the events, written with the rights that deploy/ gives, on a real API
+//! server.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tranche::cluster::KubeCluster;
+use tranche::cluster::status::{ClaimReports, ReportError};
+use tranche::conditions::{self, Finding, Seen, Standing, Usage};
+use tranche::ledger::{HeldDevice, HoldMode};
+use tranche::model::claim::{ClaimRef, PreparedDevice};
+use tranche::model::error_chain;
+use tranche::model::names::{ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
+use tranche::model::quantity::Bytes;
+use tranche::model::share::{Grant, Isolation, Percent};
+
+use super::{LIMIT, NAMESPACE, NODE, allocated_claim, apply_plain, plugin, policy_in_force, wait_until};
+use crate::rig::Rig;
+
+fn held() -> HeldDevice {
+    let grant = Grant {
+        memory: Bytes::from_mib(2000),
+        compute: Percent::try_from(25_u8).ok(),
+        slots: 1,
+        processes: 1,
+        isolation: Isolation::Mps,
+    };
+    let answer = PreparedDevice {
+        requests: vec!["gpu".to_owned()],
+        pool: PoolName::new(NODE),
+        device: DeviceName::new("gpu-0"),
+        cdi_ids: Vec::new(),
+        share_id: None,
+    };
+    let gpu = DeviceUuid::new("GPU-0");
+    HeldDevice { answer, uuid: gpu.clone(), gpu, mode: HoldMode::Share(grant) }
+}
+
+fn reference(claim: &ResourceClaim) -> ClaimRef {
+    let meta = &claim.metadata;
+    let text = |field: &Option<String>| field.clone().expect("a stored claim has it");
+    ClaimRef { namespace: text(&meta.namespace), name: text(&meta.name), uid: ClaimUid::new(text(&meta.uid)) }
+}
+
+/// A claim on the node, one elsewhere, and the API server as the node's plugin sees it.
+async fn claims(rig: &Rig) -> (Client, KubeCluster, ClaimRef, ClaimRef) {
+    apply_plain(rig);
+    let admin = rig.client().await;
+    rig.on_end(&["kubectl", "-n", NAMESPACE, "delete", "resourceclaims", "--all", "--wait=false"]);
+    let here = reference(&allocated_claim(&admin, "here", NODE).await);
+    let elsewhere = reference(&allocated_claim(&admin, "elsewhere", "node-x").await);
+    let by_plugin = plugin(rig, &admin).await;
+    policy_in_force(&Api::all(by_plugin.clone())).await;
+    (admin, KubeCluster::with_client(by_plugin, NodeName::new(NODE)), here, elsewhere)
+}
+
+#[tokio::test]
+async fn the_plugin_tells_a_claim_what_it_was_granted() {
+    let Some(rig) = Rig::bare("the_plugin_tells_a_claim_what_it_was_granted") else { return };
+    let (admin, cluster, here, elsewhere) = claims(&rig).await;
+    let api: Api<ResourceClaim> = Api::namespaced(admin, NAMESPACE);
+    let other = json!({"status": {"devices": [
+        {"driver": "nic.example.com", "pool": NODE, "device": "nic-0", "data": {"vlan": 7}}]}});
+    api.patch_status("here", &PatchParams::default(), &Patch::Merge(other)).await.expect("as another driver");
+
+    let mut standing = Standing::default();
+    let before = cluster.reported(&here).await.expect("the claim can be read").entries;
+    let entries = conditions::entries(&[held()], &standing, &before, jiff::Timestamp::now());
+    cluster.report(&here, &entries).await.unwrap_or_else(|error| panic!("{}", error_chain(&error)));
+    let stored = cluster.reported(&here).await.expect("the claim can be read").entries;
+    assert!(!conditions::differ(&stored, &entries), "what is stored is what was told: {stored:?}");
+
+    let usage = Usage { used: Bytes::from_mib(2300), granted: Bytes::from_mib(2000) };
+    let over = Finding { claim: here.clone(), gpu: DeviceUuid::new("GPU-0"), usage, seen: Seen::Over };
+    assert!(standing.find(&over));
+    let entries = conditions::entries(&[held()], &standing, &stored, jiff::Timestamp::now());
+    cluster.report(&here, &entries).await.unwrap_or_else(|error| panic!("{}", error_chain(&error)));
+    let claim = api.get("here").await.expect("it is there");
+    let devices: Value = serde_json::to_value(claim.status.expect("a status").devices).expect("JSON");
+    let devices = devices.as_array().expect("entries");
+    assert_eq!(devices.len(), 2, "one of ours, one of the other driver's: {devices:?}");
+    let ours = devices.iter().find(|entry| entry["driver"] == "gpu.nvidia.com").expect("ours");
+    assert_eq!((&ours["data"]["memoryMiB"], &ours["data"]["isolation"]), (&json!(2000), &json!("mps")));
+    let limits = ours["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == "WithinLimits");
+    assert_eq!(limits.expect("the condition")["status"], "False");
+
+    let gone = ClaimRef { uid: ClaimUid::new("11111111-2222-3333-4444-555555555555"), ..here };
+    let error = cluster.report(&gone, &entries).await.expect_err("another claim of that name");
+    assert!(matches!(error, ReportError::Gone { .. }), "{}", error_chain(&error));
+    assert_eq!(cluster.reported(&gone).await.expect_err("the same").label(), "gone");
+
+    let held =
+        HeldDevice { answer: PreparedDevice { pool: PoolName::new("node-x"), ..held().answer }, ..held() };
+    let entries = conditions::entries(&[held], &Standing::default(), &[], jiff::Timestamp::now());
+    let error = cluster.report(&elsewhere, &entries).await.expect_err("a claim of another node");
+    println!("another node's claim: {}", error_chain(&error));
+    let stored = cluster.reported(&elsewhere).await.expect("it can be read").entries;
+    assert!(stored.is_empty(), "{stored:?}");
+}
+
+#[tokio::test]
+async fn a_permission_that_is_missing_is_named() {
+    let Some(rig) = Rig::bare("a_permission_that_is_missing_is_named") else { return };
+    let (_, cluster, here, _) = claims(&rig).await;
+    // Different each time: what changes nothing needs no permission.
+    let seconds = std::sync::atomic::AtomicI64::new(0);
+    let told = || async {
+        let second = seconds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let at = jiff::Timestamp::from_second(second).expect("a time");
+        cluster.report(&here, &conditions::entries(&[held()], &Standing::default(), &[], at)).await
+    };
+    let rules = rig.kubectl(&["get", "clusterrole", "tranche-node", "-o", "json"]);
+    let rules: Value = serde_json::from_str(&rules).expect("JSON");
+    let without = |resource: &str| -> Vec<Value> {
+        let rules = rules["rules"].as_array().expect("rules").iter();
+        rules.filter(|rule| rule["resources"][0] != resource).cloned().collect()
+    };
+    for resource in ["resourceclaims/driver", "resourceclaims/status"] {
+        let patch = json!({"rules": without(resource)}).to_string();
+        rig.kubectl(&["patch", "clusterrole", "tranche-node", "--type=merge", "-p", &patch]);
+        let error = wait_until("a refusal", LIMIT, || async { told().await.err() }).await;
+        println!("without {resource}: {}", error_chain(&error));
+        assert!(matches!(error, ReportError::Forbidden { .. }), "{}", error_chain(&error));
+        assert!(error.to_string().contains(resource), "{error}");
+        let patch = json!({"rules": rules["rules"]}).to_string();
+        rig.kubectl(&["patch", "clusterrole", "tranche-node", "--type=merge", "-p", &patch]);
+        wait_until("the permission to be back", LIMIT, || async { told().await.ok() }).await;
+    }
+}
