@@ -1,0 +1,122 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::limits;
+
+/// Tries on a real GPU whether the limits of a share hold.
+#[derive(Debug, Parser)]
+#[command(name = "gpu-check", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The experiments: what each does, needs, and when it passes. Needs no GPU.
+    List,
+    /// Runs experiments. Without a GPU it says what it would have done, and succeeds.
+    Run(Box<Run>),
+    /// Puts back what a run that was cut off has left: the compute mode, a daemon.
+    Restore(Place),
+    /// A tenant: this program once more.
+    #[command(hide = true)]
+    Guest {
+        #[arg(long)]
+        library: PathBuf,
+    },
+}
+
+/// Where things are.
+#[derive(Debug, Clone, Args)]
+pub struct Place {
+    /// Where NVIDIA's driver is installed.
+    #[arg(long, default_value = "/")]
+    pub driver_root: PathBuf,
+    /// nvidia-cuda-mps-control [default: below the driver root].
+    #[arg(long)]
+    pub mps_control: Option<PathBuf>,
+    /// libnvidia-ml.so.1 [default: below the driver root].
+    #[arg(long)]
+    pub nvml: Option<PathBuf>,
+    /// For daemons, logs and the compute mode that is to be put back.
+    #[arg(long, default_value = "/run/tranche-gpu-check")]
+    pub state: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Which experiments, e.g. E1 E9 [default: all].
+    pub experiments: Vec<String>,
+    /// Memory of the share that is tried.
+    #[arg(long, default_value = "2000Mi", value_parser = limits::mib)]
+    pub memory: u64,
+    /// Its percentage of the multiprocessors.
+    #[arg(long, default_value = "25", value_parser = limits::percent)]
+    pub compute: u8,
+    /// Index or UUID [default: the first that is in no MIG mode].
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// Write the results here, too, with all their numbers.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the table here, too.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Fail where there is no GPU.
+    #[arg(long)]
+    pub require_gpu: bool,
+    /// Fewer percentages and shorter measurements.
+    #[arg(long)]
+    pub quick: bool,
+    /// The driver's program: its `tranche mps` then makes the environment, and E23 can be run.
+    #[arg(long, value_name = "PATH")]
+    pub tranche: Option<PathBuf>,
+    /// How it is started; {folder} is its folder, {root} the driver root.
+    #[arg(long, default_value = "mps --mps-dir {folder} --driver-root {root}", requires = "tranche")]
+    pub tranche_args: String,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(arguments: &[&str]) -> Result<Run, clap::Error> {
+        let cli = Cli::try_parse_from(["gpu-check", "run"].iter().chain(arguments))?;
+        match cli.command {
+            Command::Run(run) => Ok(*run),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_share_has_sensible_numbers_unless_others_are_given() {
+        let plain = run(&[]).unwrap();
+        assert_eq!((plain.memory, plain.compute, plain.experiments.len()), (2000, 25, 0));
+        let other = run(&["E1", "E2", "--memory", "4Gi", "--compute", "50"]).unwrap();
+        assert_eq!((other.memory, other.compute, other.experiments.len()), (4096, 50, 2));
+    }
+
+    #[test]
+    fn bad_numbers_are_refused_with_words() {
+        for (arguments, word) in [
+            (["--memory", "2000"], "2000Mi"),
+            (["--compute", "0"], "1 to 100"),
+            (["--memory", "1Mi"], "512Mi"),
+        ] {
+            let words = run(&arguments).unwrap_err().to_string();
+            assert!(words.contains(word), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

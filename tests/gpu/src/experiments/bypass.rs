@@ -1,0 +1,171 @@
+//! E9 to E11: what a client's own environment can change.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::mib;
+use crate::limits::{COMPUTE, Limits, MEMORY, MIB, PIPE, within};
+use crate::nvml::Mode;
+use crate::stage::Stage;
+use crate::table::{Finding, Verdict};
+use crate::tenant::Start;
+use crate::words::{DEVICE_UNAVAILABLE, Do, Failure, Opened, Said, Stop, Way};
+
+type Env = Vec<(String, String)>;
+
+/// How far a process came with an environment of its own making.
+enum Attempt {
+    Refused(Failure),
+    /// Died, or no answer.
+    Lost(String),
+    Got {
+        opened: Opened,
+        bytes: u64,
+        stop: Stop,
+    },
+}
+
+impl Attempt {
+    fn words(&self) -> String {
+        match self {
+            Self::Refused(failure) => format!("refused: {failure}"),
+            Self::Lost(words) => words.clone(),
+            Self::Got { opened, bytes, stop } => {
+                format!("{} on {} multiprocessors; {}", mib(*bytes), opened.multiprocessors, stop.words())
+            }
+        }
+    }
+
+    fn got_in(&self) -> bool {
+        matches!(self, Self::Got { .. })
+    }
+}
+
+fn attempt(stage: &Stage, name: &str, env: Env) -> Result<Attempt> {
+    let mut tenant = stage.start(Start { name: name.to_owned(), env, ..Start::default() })?;
+    let opened = match tenant.try_ask(Do::Open)? {
+        Ok(Said::Opened(opened)) => opened,
+        Ok(Said::Failed(failure)) => return Ok(Attempt::Refused(failure)),
+        Ok(other) => return tenant.unexpected(&other),
+        Err(silence) => return Ok(Attempt::Lost(silence.to_string())),
+    };
+    let (bytes, stop) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    Ok(Attempt::Got { opened, bytes, stop })
+}
+
+/// E9
+pub fn around(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let empty = stage.folder().join("empty");
+    std::fs::create_dir_all(&empty)?;
+    let visible = stage.bare_env();
+    let mut wrong = visible.clone();
+    wrong.push((PIPE.to_owned(), empty.display().to_string()));
+    let ways = [("no pipe variable", visible), ("empty pipe folder", wrong)];
+    let mut findings = Vec::new();
+    for (way, env) in &ways {
+        // As it would be without the mode that shares set: the reason why they set it.
+        stage.serve(stage.limits)?;
+        stage.set_mode(Mode::Default)?;
+        let seen = attempt(stage, "e9", env.clone())?;
+        let verdict = Verdict::as_expected_if(seen.got_in());
+        let expected = "the whole GPU, without MPS: why shares need the other mode";
+        findings.push(Finding::new(&format!("{way}, DEFAULT"), expected, seen.words(), verdict));
+    }
+    for (way, env) in &ways {
+        for busy in [true, false] {
+            findings.push(exclusive(stage, way, env.clone(), busy)?);
+        }
+    }
+    Ok(findings)
+}
+
+/// `busy`: a server holds the GPU for another client. Idle, nobody does.
+fn exclusive(stage: &Stage, way: &str, env: Env, busy: bool) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let mut neighbour = None;
+    if busy {
+        let mut tenant = stage.tenant("e9-neighbour", stage.limits)?;
+        tenant.open()?;
+        neighbour = Some(tenant);
+    }
+    let seen = attempt(stage, "e9", env)?;
+    drop(neighbour);
+    let state = if busy { "MPS busy" } else { "MPS idle" };
+    let code = match &seen {
+        Attempt::Refused(failure) => json!(failure.code),
+        _ => json!(null),
+    };
+    let verdict = Verdict::holds_if(!seen.got_in());
+    let expected = format!("refused ({DEVICE_UNAVAILABLE}, device unavailable)");
+    let part = format!("{way}, EXCLUSIVE_PROCESS, {state}");
+    Ok(Finding::new(&part, expected, seen.words(), verdict).with(json!({"code": code})))
+}
+
+/// E10
+pub fn raised(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let big = stage.memory() + 4096;
+    let uuid = stage.gpu.uuid.clone();
+    let memory = |text: String| vec![(MEMORY, Some(text))];
+    let changes = [
+        ("memory raised by number", memory(format!("0={big}M"))),
+        ("memory raised by UUID", memory(format!("{uuid}={big}M"))),
+        ("memory raised by both", memory(format!("0={big}M,{uuid}={big}M"))),
+        ("compute raised", vec![(COMPUTE, Some("100".to_owned()))]),
+        ("both variables removed", vec![(MEMORY, None), (COMPUTE, None)]),
+    ];
+    changes.into_iter().map(|(part, changes)| changed(stage, part, &changes)).collect()
+}
+
+/// E11
+pub fn invisible(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let (share, big) = (stage.memory(), stage.memory() + 4096);
+    let nobody = "GPU-00000000-0000-0000-0000-000000000000";
+    let texts = [
+        ("visible and a foreign UUID", format!("0={share}M,{nobody}={big}M")),
+        ("a foreign UUID only", format!("{nobody}={big}M")),
+        ("visible and a foreign number", format!("0={share}M,7={big}M")),
+        ("nonsense", "everything".to_owned()),
+    ];
+    texts.into_iter().map(|(part, text)| changed(stage, part, &[(MEMORY, Some(text))])).collect()
+}
+
+/// A client whose variables differ from what it was given, under the share's daemon.
+fn changed(stage: &Stage, part: &str, changes: &[(&str, Option<String>)]) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let granted = multiprocessors(stage)?;
+    let mut env = stage.env(stage.limits);
+    for (name, value) in changes {
+        env.retain(|(other, _)| other != name);
+        env.extend(value.iter().map(|value| ((*name).to_owned(), value.clone())));
+    }
+    let seen = attempt(stage, "client", env)?;
+    let verdict = match &seen {
+        Attempt::Got { opened, bytes, .. } => {
+            Verdict::holds_if(within(*bytes, stage.memory()) && opened.multiprocessors <= granted)
+        }
+        // Nothing was gained.
+        Attempt::Refused(_) | Attempt::Lost(_) => Verdict::Holds,
+    };
+    let expected = format!("≤ {} MiB, ≤ {granted} multiprocessors, or refused", stage.memory());
+    let figures = match &seen {
+        Attempt::Got { opened, bytes, .. } => {
+            json!({"mib": bytes / MIB, "multiprocessors": opened.multiprocessors, "granted": granted})
+        }
+        _ => json!({"granted": granted}),
+    };
+    Ok(Finding::new(part, expected, seen.words(), verdict).with(figures))
+}
+
+/// Of a client that does as it is told.
+pub fn multiprocessors(stage: &Stage) -> Result<u32> {
+    let mut tenant = stage.tenant("obedient", stage.limits)?;
+    tenant.open().map(|opened| opened.multiprocessors)
+}
+
+/// What a client gets that sets no limits itself: bytes and multiprocessors.
+pub fn without_variables(stage: &Stage) -> Result<(u64, u32)> {
+    let mut tenant = stage.tenant("without-variables", Limits::default())?;
+    let opened = tenant.open()?;
+    let (bytes, _) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    Ok((bytes, opened.multiprocessors))
+}

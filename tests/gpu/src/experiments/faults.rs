@@ -1,0 +1,210 @@
+//! E19, E20, E22, E23: what one tenant's end, or the daemon's, does to the others.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::bypass::without_variables;
+use super::mib;
+use crate::limits::within;
+use crate::mps;
+use crate::stage::Stage;
+use crate::table::{Finding, Verdict};
+use crate::tenant::Tenant;
+use crate::words::{Do, Said};
+
+/// A kernel that is surely still running when its process is ended.
+const LONG_MS: u64 = 8000;
+/// For a neighbour's answer: it may have to wait for the long kernel.
+const NEIGHBOUR: Duration = Duration::from_secs(25);
+const RECOVERY: Duration = Duration::from_secs(30);
+
+/// E19
+pub fn killed(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for (part, terminate) in [("SIGKILL", false), ("terminate_client, then SIGKILL", true)] {
+        stage.serve(stage.limits)?;
+        let mut neighbour = stage.tenant("e19-neighbour", stage.limits)?;
+        neighbour.open()?;
+        let mut victim = stage.tenant("e19-victim", stage.limits)?;
+        victim.open()?;
+        victim.ask(Do::Spin { ms: LONG_MS })?;
+        let said = match terminate {
+            true => match stage.daemon.terminate(victim.pid()) {
+                Ok(text) if text.is_empty() => "terminate_client: no words; ".to_owned(),
+                Ok(text) => format!("terminate_client: {text}; "),
+                Err(error) => format!("terminate_client: {error:#}; "),
+            },
+            false => String::new(),
+        };
+        victim.kill()?;
+        let begin = Instant::now();
+        let (neighbours, goes_on) = works(&mut neighbour)?;
+        let answered = begin.elapsed().as_secs_f64();
+        let mut new = stage.tenant("e19-new", stage.limits)?;
+        let (news, starts) = opens(&mut new)?;
+        let states = states(stage);
+        let seen = format!("{said}neighbour {neighbours} after {answered:.1} s; new client {news}; {states}");
+        let verdict = Verdict::holds_if(goes_on && starts);
+        let figures = json!({"neighbour_s": answered, "neighbour": goes_on, "new_client": starts});
+        findings.push(
+            Finding::new(part, "the neighbour goes on, a new client starts", seen, verdict).with(figures),
+        );
+    }
+    Ok(findings)
+}
+
+fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
+    tenant.tell(&Do::Work { ms: 200 })?;
+    Ok(match tenant.hear(NEIGHBOUR)? {
+        Ok(Said::Worked { .. }) => ("goes on".to_owned(), true),
+        Ok(Said::Failed(failure)) => (format!("has {failure}"), false),
+        Ok(other) => return tenant.unexpected(&other),
+        Err(silence) => (silence.to_string(), false),
+    })
+}
+
+fn opens(tenant: &mut Tenant) -> Result<(String, bool)> {
+    tenant.tell(&Do::Open)?;
+    Ok(match tenant.hear(NEIGHBOUR)? {
+        Ok(Said::Opened(opened)) => (format!("opens in {:.0} ms", opened.open_ms), true),
+        Ok(Said::Failed(failure)) => (format!("is refused: {failure}"), false),
+        Ok(other) => return tenant.unexpected(&other),
+        Err(silence) => (silence.to_string(), false),
+    })
+}
+
+/// What the daemon says of its servers.
+fn states(stage: &Stage) -> String {
+    let servers = stage.daemon.servers().unwrap_or_default();
+    let state = |server: &u32| {
+        let state = stage.daemon.ask(&format!("get_server_status {server}"));
+        state.unwrap_or_else(|error| format!("{error:#}"))
+    };
+    match servers.is_empty() {
+        true => "no server".to_owned(),
+        false => format!("servers {}", servers.iter().map(state).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// E20
+pub fn stray(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let mut neighbour = stage.tenant("e20-neighbour", stage.limits)?;
+    neighbour.open()?;
+    let mut culprit = stage.tenant("e20-culprit", stage.limits)?;
+    culprit.open()?;
+    let fault = match culprit.try_ask(Do::Stray)? {
+        Ok(Said::Failed(failure)) => failure.to_string(),
+        Ok(other) => format!("{other:?}"),
+        Err(silence) => silence.to_string(),
+    };
+    let (neighbours, goes_on) = works(&mut neighbour)?;
+    let states_then = states(stage);
+    let blast = Finding::new(
+        "neighbour",
+        "it dies with the culprit: MPS's nature, and why it is said in the docs",
+        format!("culprit: {fault}; neighbour {neighbours}; {states_then}"),
+        Verdict::as_expected_if(!goes_on),
+    )
+    .with(json!({"neighbour": goes_on}));
+    neighbour.let_go();
+    drop((culprit, neighbour));
+    Ok(vec![blast, serves_again(stage)?])
+}
+
+/// Our recovery: all clients end, then new ones are let in.
+fn serves_again(stage: &Stage) -> Result<Finding> {
+    let begin = Instant::now();
+    let mut attempts = 0;
+    let (words, works) = loop {
+        attempts += 1;
+        let mut tenant = stage.tenant("e20-after", stage.limits)?;
+        let (words, opened) = opens(&mut tenant)?;
+        if opened || begin.elapsed() > RECOVERY {
+            break (words, opened);
+        }
+    };
+    let seconds = begin.elapsed().as_secs_f64();
+    let seen = format!(
+        "a new client {words} {seconds:.1} s after the last one ended, {attempts} attempts; {}",
+        states(stage)
+    );
+    let verdict = Verdict::as_expected_if(works && seconds < RECOVERY.as_secs_f64());
+    let figures = json!({"seconds": seconds, "attempts": attempts});
+    Ok(Finding::new("recovery", "serves again within 30 s", seen, verdict).with(figures))
+}
+
+/// E22
+pub fn daemon_dies(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let (_, granted) = without_variables(stage)?;
+    let mut tenant = stage.tenant("e22", stage.limits)?;
+    tenant.open()?;
+    let daemon = stage.daemon.pid().context("the daemon's process")?;
+    let servers = stage.daemon.family();
+    let begin = Instant::now();
+    mps::end(daemon)?;
+    let (lives, _) = works(&mut tenant)?;
+    let left = servers.iter().filter(|server| mps::is_mps(**server)).count();
+    let mut findings = Vec::new();
+    if stage.supervisor.is_none() {
+        let mut new = stage.tenant("e22-meanwhile", stage.limits)?;
+        let (news, opened) = opens(&mut new)?;
+        let seen =
+            format!("a new client {news}; the live one {lives}; {left} of {} servers live", servers.len());
+        let verdict = Verdict::holds_if(!opened);
+        findings.push(Finding::new("while there is no daemon", "no new client gets the GPU", seen, verdict));
+    }
+    tenant.let_go();
+    drop(tenant);
+    match &stage.supervisor {
+        Some(supervisor) => {
+            let uuid = stage.gpu.uuid.as_str();
+            let again = || supervisor.serving(uuid).ok().flatten().filter(|pid| *pid != u64::from(daemon));
+            mps::wait_until(RECOVERY, again).context("the supervisor starts the daemon again")?;
+        }
+        None => {
+            servers.into_iter().try_for_each(mps::end)?;
+            stage.daemon.start(&stage.gpu.uuid, stage.limits)?;
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let (bytes, multiprocessors) = without_variables(stage)?;
+    let who = if stage.supervisor.is_some() { "`tranche mps`" } else { "this program" };
+    let seen = format!(
+        "{who} had it serve again after {seconds:.1} s; a client without variables gets {} and {multiprocessors} multiprocessors",
+        mib(bytes)
+    );
+    let verdict = Verdict::holds_if(within(bytes, stage.memory()) && multiprocessors <= granted);
+    let expected = format!("≤ {} MiB and {granted} multiprocessors for the first new client", stage.memory());
+    findings.push(
+        Finding::new("after it was started again", expected, seen, verdict).with(json!({"seconds": seconds})),
+    );
+    Ok(findings)
+}
+
+/// E23
+pub fn supervisor_restarts(stage: &mut Stage) -> Result<Vec<Finding>> {
+    if stage.supervisor.is_none() {
+        return Ok(vec![Finding::not_run("", "needs the driver's supervisor: --tranche PATH")]);
+    }
+    stage.serve(stage.limits)?;
+    let (_, granted) = without_variables(stage)?;
+    let mut tenant = stage.tenant("e23", stage.limits)?;
+    tenant.open()?;
+    let before = stage.daemon.pid();
+    stage.supervisor.as_mut().context("the supervisor")?.restart()?;
+    let (lives, goes_on) = works(&mut tenant)?;
+    let same = stage.daemon.pid() == before;
+    let (bytes, multiprocessors) = without_variables(stage)?;
+    let seen = format!(
+        "the client {lives}; {}; a new client without variables gets {} and {multiprocessors} multiprocessors",
+        if same { "the same daemon" } else { "another daemon" },
+        mib(bytes)
+    );
+    let kept = within(bytes, stage.memory()) && multiprocessors <= granted;
+    let expected = format!("goes on; ≤ {} MiB and {granted} multiprocessors", stage.memory());
+    Ok(vec![Finding::new("", expected, seen, Verdict::holds_if(goes_on && same && kept))])
+}

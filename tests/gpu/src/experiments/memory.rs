@@ -1,0 +1,168 @@
+//! E1 to E4: does the memory limit hold, whichever way memory is taken?
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::mib;
+use crate::limits::{Limits, within};
+use crate::stage::Stage;
+use crate::table::{Finding, Verdict};
+use crate::tenant::{PATIENCE, Tenant};
+use crate::words::{Do, Said, Stop, Way};
+
+/// E1
+pub fn ceiling(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let mut tenant = stage.tenant("e1", stage.limits)?;
+    let opened = tenant.open()?;
+    let (bytes, stop) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    tenant.ask(Do::Touch)?;
+    let counted = stage.counted(&[tenant.pid()])?;
+    let lives = matches!(tenant.try_ask(Do::Info)?, Ok(Said::Memory { .. }));
+    let seen = format!(
+        "{}; {}; {}; before it free {} of {}; NVML counts {}",
+        mib(bytes),
+        stop.words(),
+        if lives { "lives on" } else { "the process is lost" },
+        mib(opened.free),
+        mib(opened.total),
+        mib(counted),
+    );
+    let verdict = match within(bytes, stage.memory()) {
+        false => Verdict::Leaks,
+        true => Verdict::as_expected_if(stop.is_out_of_memory() && lives),
+    };
+    let figures = json!({
+        "bytes": bytes, "free": opened.free, "total": opened.total, "nvml_bytes": counted, "lives": lives,
+        "open_ms": opened.open_ms,
+    });
+    Ok(vec![Finding::new("", limit_words(stage.memory()), seen, verdict).with(figures)])
+}
+
+fn limit_words(mib: u64) -> String {
+    format!("≤ {mib} MiB, out of memory, lives on")
+}
+
+/// E2
+pub fn four_processes(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let share = stage.memory();
+    let mut findings = Vec::new();
+    for (part, each) in [("all of the share each", share), ("maxProcesses 4", share / 4)] {
+        let limits = Limits { memory: Some(each), ..stage.limits };
+        stage.serve(limits)?;
+        let mut tenants = open_all(stage, 4, limits)?;
+        let most = stage.beyond(each);
+        for tenant in &mut tenants {
+            tenant.tell(&Do::Grow { way: Way::Linear, step: STEP, most, pause_ms: 0 })?;
+        }
+        let grown = tenants.iter_mut().map(Tenant::grown).collect::<Result<Vec<_>>>()?;
+        let bytes: Vec<u64> = grown.iter().map(|(bytes, _)| *bytes).collect();
+        let sum = bytes.iter().sum();
+        let pids: Vec<u32> = tenants.iter().map(Tenant::pid).collect();
+        let counted = stage.counted(&pids)?;
+        let seen = format!("{} in all ({}); NVML counts {}", mib(sum), list(&bytes), mib(counted));
+        let expected = format!("the sum ≤ {share} MiB");
+        let verdict = Verdict::holds_if(within(sum, share));
+        let figures = json!({"bytes": bytes, "nvml_bytes": counted});
+        findings.push(Finding::new(part, expected, seen, verdict).with(figures));
+    }
+    Ok(findings)
+}
+
+const STEP: u64 = crate::tenant::STEP;
+
+fn open_all(stage: &Stage, count: usize, limits: Limits) -> Result<Vec<Tenant>> {
+    let start = |number| {
+        let mut tenant = stage.tenant(&format!("tenant{number}"), limits)?;
+        tenant.open().map(|_| tenant)
+    };
+    (0..count).map(start).collect()
+}
+
+fn list(bytes: &[u64]) -> String {
+    bytes.iter().map(|one| mib(*one)).collect::<Vec<_>>().join(", ")
+}
+
+/// E3
+pub fn pools(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let mut findings = Vec::new();
+    for (part, way) in [("default pool", Way::Stream), ("a pool of its own", Way::Pool)] {
+        let mut tenant = stage.tenant("e3", stage.limits)?;
+        tenant.open()?;
+        let (bytes, stop) = tenant.grow(way, stage.beyond(stage.memory()))?;
+        tenant.ask(Do::Free)?;
+        // What was trimmed away can be had again in another way.
+        let (again, _) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+        let seen = format!("{}; {}; after free and trim {} again", mib(bytes), stop.words(), mib(again));
+        let verdict = match within(bytes, stage.memory()) && within(again, stage.memory()) {
+            false => Verdict::Leaks,
+            true => Verdict::as_expected_if(stop.is_out_of_memory() && again + 2 * STEP >= bytes),
+        };
+        let expected = format!("{}; all of it free again", limit_words(stage.memory()));
+        let figures = json!({"bytes": bytes, "again": again});
+        findings.push(Finding::new(part, expected, seen, verdict).with(figures));
+    }
+    Ok(findings)
+}
+
+/// E4
+pub fn chunks(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let (share, most) = (stage.memory(), stage.beyond(stage.memory()));
+    let mut first = stage.tenant("e4-first", stage.limits)?;
+    first.open()?;
+    let (bytes, stop) = first.grow(Way::Chunks, most)?;
+    let verdict = match within(bytes, share) {
+        false => Verdict::Leaks,
+        true => Verdict::as_expected_if(stop.is_out_of_memory()),
+    };
+    let seen = format!("{}; {}", mib(bytes), stop.words());
+    let mut findings = vec![
+        Finding::new("created and mapped", limit_words(share), seen, verdict).with(json!({"bytes": bytes})),
+    ];
+    findings.push(handed_over(stage, &mut first)?);
+    Ok(findings)
+}
+
+/// The first hands all it has to a second, lets go, and takes again; the second takes beside what it got.
+fn handed_over(stage: &Stage, first: &mut Tenant) -> Result<Finding> {
+    let part = "handed to a second process";
+    let (share, most) = (stage.memory(), stage.beyond(stage.memory()));
+    let mut second = stage.tenant("e4-second", stage.limits)?;
+    second.open()?;
+    let socket = stage.folder().join("chunks.sock");
+    // A run that was cut off may have left it.
+    let _ = std::fs::remove_file(&socket);
+    first.tell(&Do::Export { socket: socket.clone() })?;
+    second.tell(&Do::Import { socket })?;
+    if let Ok(Said::Failed(failure)) = first.hear(PATIENCE)? {
+        return Ok(Finding::not_run(part, failure.to_string()));
+    }
+    let (received, refusal) = match second.hear(PATIENCE)? {
+        Ok(Said::Imported { bytes, stop }) => (bytes, stop),
+        Ok(other) => return second.unexpected(&other),
+        Err(silence) => return Ok(Finding::not_run(part, silence.to_string())),
+    };
+    first.ask(Do::Free)?;
+    let (again, _) = first.grow(Way::Chunks, most)?;
+    let (own, _) = second.grow(Way::Chunks, most)?;
+    let counted = stage.counted(&[first.pid(), second.pid()])?;
+    let sum = again + received + own;
+    let refused = match refusal {
+        Stop::Enough => String::new(),
+        Stop::Refused(failure) => format!(" ({failure})"),
+    };
+    let seen = format!(
+        "second received {}{refused}, first took {} anew, second {} of its own: {} in all, NVML counts {}",
+        mib(received),
+        mib(again),
+        mib(own),
+        mib(sum),
+        mib(counted)
+    );
+    let figures = json!({"received": received, "again": again, "own": own, "nvml_bytes": counted});
+    let verdict = Verdict::holds_if(within(sum, 2 * share) && within(received + own, share));
+    Ok(Finding::new(part, format!("second ≤ {share} MiB, both ≤ {} MiB", 2 * share), seen, verdict)
+        .with(figures))
+}

@@ -1,0 +1,208 @@
+//! E25, E26: what a watchdog can see through NVML, and how fast it can act.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::mib;
+use crate::limits::{MIB, tolerance};
+use crate::nvml::{List, Mode};
+use crate::signals;
+use crate::stage::Stage;
+use crate::table::{Finding, Verdict};
+use crate::tenant::{STEP, Start, Tenant};
+use crate::words::{Do, Way};
+
+const HELD: u64 = 256 << 20;
+/// As the node looks.
+const PERIOD: Duration = Duration::from_millis(200);
+const DEADLINE: Duration = Duration::from_secs(120);
+const REACTION_S: f64 = 1.0;
+
+/// E25
+pub fn lists(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.bare(Mode::Default)?;
+    let mut bare = stage.bare_tenant("e25-bare")?;
+    holds(&mut bare)?;
+    let pid = bare.pid();
+    let mut findings = vec![listed(stage, "a bare process", pid)?];
+    drop(bare);
+
+    stage.serve(stage.limits)?;
+    let mut client = stage.tenant("e25-client", stage.limits)?;
+    holds(&mut client)?;
+    findings.push(listed(stage, "an MPS client", client.pid())?);
+    findings.push(servers(stage, client.pid())?);
+    drop(client);
+
+    let part = "an MPS client in a PID namespace";
+    let start = Start {
+        name: "e25-namespace".to_owned(),
+        env: stage.env(stage.limits),
+        pid_namespace: true,
+        ..Start::default()
+    };
+    findings.push(match namespaced(stage, start) {
+        Ok(pid_of) => listed(stage, part, pid_of.1)?,
+        Err(error) => Finding::not_run(part, format!("{error:#}")),
+    });
+    findings.push(Finding::not_run("a graphics process", "none of ours draws"));
+    Ok(findings)
+}
+
+fn holds(tenant: &mut Tenant) -> Result<()> {
+    tenant.open()?;
+    tenant.grow(Way::Linear, HELD).map(drop)
+}
+
+/// The tenant, to be kept, and its number on the host: the child of `unshare`.
+fn namespaced(stage: &Stage, start: Start) -> Result<(Tenant, u32)> {
+    let mut tenant = stage.start(start)?;
+    holds(&mut tenant)?;
+    let parent = tenant.pid();
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
+        .context("the child of unshare")?;
+    let pid = children.split_whitespace().next().context("unshare has no child")?.parse()?;
+    Ok((tenant, pid))
+}
+
+/// Where a process that holds [`HELD`] bytes is named.
+fn listed(stage: &Stage, part: &str, pid: u32) -> Result<Finding> {
+    let mut named = Vec::new();
+    let mut enough = false;
+    let mut figures = serde_json::Map::new();
+    for list in List::ALL {
+        let all = match stage.nvml.processes(&stage.gpu.uuid, list) {
+            Ok(all) => all,
+            Err(error) => {
+                named.push(format!("{}: {error:#}", list.name()));
+                continue;
+            }
+        };
+        figures.insert(list.name().to_owned(), json!(all));
+        if let Some(bytes) = all.get(&pid) {
+            enough |= bytes.is_some_and(|bytes| bytes >= HELD);
+            named.push(format!("{}: {}", list.name(), bytes.map_or("bytes unknown".to_owned(), mib)));
+        } else if !all.is_empty() {
+            named.push(format!("{}: not it, but {:?}", list.name(), all.keys().collect::<Vec<_>>()));
+        }
+    }
+    let seen = if named.is_empty() { "in no list".to_owned() } else { named.join("; ") };
+    let expected = format!("its host PID with ≥ {} in a list", mib(HELD));
+    Ok(Finding::new(part, expected, seen, Verdict::as_expected_if(enough)).with(Value::Object(figures)))
+}
+
+/// Are a client's bytes counted a second time for the server?
+fn servers(stage: &Stage, client: u32) -> Result<Finding> {
+    let all = stage.nvml.merged(&stage.gpu.uuid)?;
+    let servers = stage.daemon.servers()?;
+    let bytes: u64 = servers.iter().filter_map(|server| all.get(server)).sum();
+    let known = stage.daemon.clients()?.iter().any(|(_, pid)| *pid == client);
+    let (_, used) = stage.nvml.memory(&stage.gpu.uuid)?;
+    let sum: u64 = all.values().sum();
+    let seen = format!(
+        "servers {servers:?} with {}; all processes {}, the board {}; MPS {} the client by its host PID",
+        mib(bytes),
+        mib(sum),
+        mib(used),
+        if known { "knows" } else { "does not know" },
+    );
+    let verdict = Verdict::as_expected_if(known && bytes < HELD * 2);
+    let figures = json!({"server_bytes": bytes, "sum": sum, "board": used});
+    Ok(Finding::new("the MPS server", "its own memory, not its clients'", seen, verdict).with(figures))
+}
+
+/// E26
+pub fn reaction(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for (part, pause_ms) in [("fast growth", 0), ("slow growth (16 MiB in 40 ms)", 40)] {
+        findings.push(reaction_to(stage, part, pause_ms)?);
+    }
+    findings.push(cost_of_looking(stage)?);
+    Ok(findings)
+}
+
+fn reaction_to(stage: &Stage, part: &str, pause_ms: u64) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let share = stage.memory();
+    let allowed = (share + tolerance(share)) * MIB;
+    let mut tenants = [stage.tenant("e26-first", stage.limits)?, stage.tenant("e26-second", stage.limits)?];
+    for tenant in &mut tenants {
+        tenant.open()?;
+    }
+    for tenant in &mut tenants {
+        tenant.tell(&Do::Grow { way: Way::Linear, step: STEP, most: stage.beyond(share), pause_ms })?;
+    }
+    let pids = tenants.each_ref().map(Tenant::pid);
+    let begin = Instant::now();
+    let (mut most, mut looks_over) = (0, 0);
+    // Twice in a row over the sum, as the node has it.
+    let mut crossed = begin;
+    while looks_over < 2 {
+        signals::go_on()?;
+        if begin.elapsed() > DEADLINE {
+            bail!("the two processes did not pass {share} MiB; the most was {}", mib(most));
+        }
+        wait_for(PERIOD);
+        let sum = stage.counted(&pids)?;
+        most = most.max(sum);
+        looks_over = if sum > allowed { looks_over + 1 } else { 0 };
+        if looks_over == 1 {
+            crossed = Instant::now();
+        }
+    }
+    let said = stage.daemon.terminate(pids[1])?;
+    let below = loop {
+        signals::go_on()?;
+        let sum = stage.counted(&pids)?;
+        most = most.max(sum);
+        if sum <= allowed {
+            break crossed.elapsed().as_secs_f64();
+        }
+        if crossed.elapsed() > DEADLINE {
+            bail!("terminate_client ({said}) did not free the memory within {} s", DEADLINE.as_secs());
+        }
+        wait_for(Duration::from_millis(10));
+    };
+    let over = most.saturating_sub(share * MIB);
+    let seen = format!("below again {below:.2} s after the first look over it; at most {} over", mib(over));
+    let expected = format!("≤ {REACTION_S} s");
+    let figures = json!({"seconds": below, "overshoot_bytes": over, "period_ms": PERIOD.as_millis() as u64});
+    Ok(Finding::new(part, expected, seen, Verdict::as_expected_if(below <= REACTION_S)).with(figures))
+}
+
+fn cost_of_looking(stage: &Stage) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let counts: &[usize] = if stage.quick { &[1, 10] } else { &[1, 10, 40] };
+    let mut tenants: Vec<Tenant> = Vec::new();
+    let mut costs = Vec::new();
+    for count in counts {
+        while tenants.len() < *count {
+            let mut tenant = stage.tenant(&format!("e26-{}", tenants.len()), stage.limits)?;
+            tenant.open()?;
+            tenants.push(tenant);
+        }
+        let begin = Instant::now();
+        for _ in 0..50 {
+            stage.nvml.merged(&stage.gpu.uuid)?;
+        }
+        costs.push((*count, begin.elapsed().as_secs_f64() * 1e6 / 50.0));
+    }
+    tenants.iter_mut().for_each(Tenant::let_go);
+    let words: Vec<String> =
+        costs.iter().map(|(count, micros)| format!("{count} clients: {micros:.0} µs")).collect();
+    let worst = costs.iter().map(|(_, micros)| *micros).fold(0.0, f64::max);
+    let seen = format!(
+        "{} for a look; at one each 200 ms at most {:.2} % of a core",
+        words.join(", "),
+        worst / 2000.0
+    );
+    let verdict = Verdict::as_expected_if(worst < 20_000.0);
+    Ok(Finding::new("cost of a look", "< 20 ms", seen, verdict).with(json!({"micros": costs})))
+}
+
+fn wait_for(time: Duration) {
+    std::thread::sleep(time);
+}
