@@ -34,6 +34,7 @@ fmt:
 	cargo fmt
 	cargo fmt --manifest-path hack/fake-nvml/Cargo.toml
 	cargo fmt --manifest-path benches/node/Cargo.toml
+	cargo fmt --manifest-path tests/gpu/Cargo.toml
 
 lint:
 	.ci/run lint

@@ -8,6 +8,8 @@ start=$SECONDS
 fake() { CARGO_TARGET_DIR="$target/fake" cargo "$@" --release --locked --manifest-path hack/fake-nvml/Cargo.toml; }
 fake build # the tests alone leave no library behind
 fake test
+# The experiments for a machine with a GPU: here only that they build, and their own tests.
+CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests/gpu/Cargo.toml
 # The cluster tests need a rig: hack/test-cluster.sh runs them.
 TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so" cargo test --locked --lib --bins --test it --test tidy
 echo "-- unit and contract tests took $((SECONDS - start)) s"

@@ -56,6 +56,11 @@ pub fn within(bytes: u64, mib: u64) -> bool {
     bytes <= (mib + tolerance(mib)) * MIB
 }
 
+/// Not so little that something else must be wrong: half of the limit. A context takes its part of it.
+pub fn usable(bytes: u64, mib: u64) -> bool {
+    bytes >= mib * MIB / 2
+}
+
 /// Multiprocessors that a percentage comes to, as published for MPS: rounded down to an even number, and at
 /// least two. What is odd of all of them is given at 100 %.
 pub fn expected_multiprocessors(all: u32, percent: u8) -> u32 {
@@ -139,6 +144,7 @@ mod tests {
     fn a_limit_holds_up_to_the_tolerance() {
         assert_eq!((tolerance(2000), tolerance(20_000)), (64, 200));
         assert!(within(2064 * MIB, 2000) && !within(2064 * MIB + 1, 2000));
+        assert!(usable(1000 * MIB, 2000) && !usable(999 * MIB, 2000));
         assert!(within(20_200 * MIB, 20_000) && !within(20_201 * MIB, 20_000));
     }
 

@@ -127,9 +127,9 @@ fn all_of(
         }
     };
     let Ground { driver, nvml, gpu } = ground;
-    let folder = wanted.place.state.clone();
+    let state = wanted.place.state.clone();
     let quick = wanted.quick;
-    let mut stage = Stage::set(Parts { gpu, nvml, limits, quick, supervisor, driver, folder })?;
+    let mut stage = Stage::set(Parts { gpu, nvml, limits, quick, supervisor, driver, state })?;
     for one in chosen {
         signals::go_on()?;
         eprintln!("== {} {}", one.id, one.title);

@@ -103,7 +103,8 @@ impl Daemon {
     fn set(&self, limits: Limits) -> Result<()> {
         for command in limits.commands() {
             let said = self.ask(&command)?;
-            if !said.is_empty() {
+            // A percentage that was set is repeated; a memory limit is not.
+            if !said.is_empty() && said.parse::<f32>().is_err() {
                 bail!("{command}: {said}");
             }
         }

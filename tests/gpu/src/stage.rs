@@ -1,5 +1,6 @@
 //! The environment of the experiments: one GPU, its compute mode, one daemon, tenants.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -40,13 +41,13 @@ pub struct Parts {
     pub quick: bool,
     pub supervisor: Option<Supervisor>,
     pub driver: Driver,
-    pub folder: PathBuf,
+    pub state: PathBuf,
 }
 
 impl Stage {
     /// Refuses a GPU that somebody uses.
     pub fn set(parts: Parts) -> Result<Self> {
-        let Parts { gpu, nvml, limits, quick, supervisor, driver, folder } = parts;
+        let Parts { gpu, nvml, limits, quick, supervisor, driver, state } = parts;
         let users = nvml.merged(&gpu.uuid)?;
         if !users.is_empty() {
             bail!(
@@ -59,10 +60,11 @@ impl Stage {
             driver.control.clone().context("no nvidia-cuda-mps-control (name it: --mps-control)")?;
         let daemon_folder = match &supervisor {
             Some(supervisor) => supervisor.daemon_folder(&gpu.uuid),
-            None => folder.join("mps").join(&gpu.uuid),
+            None => state.join("mps").join(&gpu.uuid),
         };
         let daemon = Daemon::at(program, daemon_folder);
-        let guard = Guard::take(nvml.clone(), &folder, &gpu.uuid)?;
+        let folder = fresh(state.join("run"))?;
+        let guard = Guard::take(nvml.clone(), &state, &gpu.uuid)?;
         Ok(Self { gpu, nvml, limits, quick, daemon, supervisor, driver, folder, guard })
     }
 
@@ -147,10 +149,26 @@ impl Stage {
     }
 }
 
+/// For logs, sockets and copies: what is in it is to be of this run.
+fn fresh(folder: PathBuf) -> Result<PathBuf> {
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    Ok(folder)
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Err(error) = self.end_daemon() {
             eprintln!("gpu-check: the MPS daemon could not be ended: {error:#}; run `gpu-check restore`");
+        }
+        // The supervisor's daemons outlive it; nobody needs this one any more.
+        if let Some(supervisor) = self.supervisor.take() {
+            drop(supervisor);
+            if let Err(error) = self.daemon.quit() {
+                eprintln!("gpu-check: the supervisor's daemon could not be ended: {error:#}");
+            }
         }
     }
 }

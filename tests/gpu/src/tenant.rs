@@ -1,7 +1,8 @@
 //! A process of a claim: this program once more, with the environment that its container would have.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -23,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub enum Who {
     #[default]
     Root,
-    /// A user without any rights: 65534.
+    /// [`NOBODY`]
     Nobody,
 }
 
@@ -64,7 +65,10 @@ impl std::fmt::Display for Silence {
 impl Tenant {
     /// `library`: libcuda; `folder`: where what it says on stderr is kept.
     pub fn start(library: &Path, folder: &Path, start: Start) -> Result<Self> {
-        let program = std::env::current_exe().context("find this program")?;
+        let mut program = std::env::current_exe().context("find this program")?;
+        if start.who == Who::Nobody {
+            program = for_all(&program, folder)?;
+        }
         let log = folder.join(format!("{}.log", start.name));
         let mut command = match start.pid_namespace {
             true => {
@@ -77,7 +81,7 @@ impl Tenant {
         command.arg("guest").arg("--library").arg(library);
         without_cuda(&mut command).envs(start.env);
         if start.who == Who::Nobody {
-            command.uid(65534).gid(65534);
+            command.uid(NOBODY).gid(NOBODY);
         }
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         let mut child = command.spawn().with_context(|| format!("start the tenant {}", start.name))?;
@@ -230,6 +234,21 @@ impl Drop for Tenant {
             let _ = self.kill();
         }
     }
+}
+
+/// A user without any rights.
+pub const NOBODY: u32 = 65534;
+
+/// A copy that every user may run, wherever the program itself lies.
+pub fn for_all(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let name = program.file_name().context("a program's name")?;
+    let copy = folder.join(name);
+    if !copy.exists() {
+        fs::copy(program, &copy)
+            .with_context(|| format!("copy {} to {}", program.display(), copy.display()))?;
+        fs::set_permissions(&copy, Permissions::from_mode(0o755))?;
+    }
+    Ok(copy)
 }
 
 /// One step of growing.

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 /// Codes of the CUDA driver API that decide something here.
 pub const OUT_OF_MEMORY: i32 = 2;
 pub const DEVICE_UNAVAILABLE: i32 = 46;
+/// No connection, a failed call, a server that is not ready.
+pub const MPS_CODES: std::ops::RangeInclusive<i32> = 805..=807;
 pub const MPS_MAX_CLIENTS: i32 = 808;
 /// No code of CUDA's: the driver does not have the function.
 pub const ABSENT: i32 = -1;

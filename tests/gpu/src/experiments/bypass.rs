@@ -3,13 +3,13 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::mib;
+use super::{mib, part};
 use crate::limits::{COMPUTE, Limits, MEMORY, MIB, PIPE, within};
 use crate::nvml::Mode;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::Start;
-use crate::words::{DEVICE_UNAVAILABLE, Do, Failure, Opened, Said, Stop, Way};
+use crate::words::{DEVICE_UNAVAILABLE, Do, Failure, MPS_CODES, Opened, Said, Stop, Way};
 
 type Env = Vec<(String, String)>;
 
@@ -63,24 +63,31 @@ pub fn around(stage: &mut Stage) -> Result<Vec<Finding>> {
     let ways = [("no pipe variable", visible), ("empty pipe folder", wrong)];
     let mut findings = Vec::new();
     for (way, env) in &ways {
-        // As it would be without the mode that shares set: the reason why they set it.
-        stage.serve(stage.limits)?;
-        stage.set_mode(Mode::Default)?;
-        let seen = attempt(stage, "e9", env.clone())?;
-        let verdict = Verdict::as_expected_if(seen.got_in());
-        let expected = "the whole GPU, without MPS: why shares need the other mode";
-        findings.push(Finding::new(&format!("{way}, DEFAULT"), expected, seen.words(), verdict));
+        let name = format!("{way}, DEFAULT");
+        findings.push(part(&name, in_default_mode(stage, &name, env.clone()))?);
     }
     for (way, env) in &ways {
         for busy in [true, false] {
-            findings.push(exclusive(stage, way, env.clone(), busy)?);
+            let state = if busy { "MPS busy" } else { "MPS idle" };
+            let name = format!("{way}, EXCLUSIVE_PROCESS, {state}");
+            findings.push(part(&name, exclusive(stage, &name, env.clone(), busy))?);
         }
     }
     Ok(findings)
 }
 
+/// As it would be without the mode that shares set: the reason why they set it.
+fn in_default_mode(stage: &Stage, name: &str, env: Env) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    stage.set_mode(Mode::Default)?;
+    let seen = attempt(stage, "e9", env)?;
+    let verdict = Verdict::as_expected_if(seen.got_in());
+    let expected = "the whole GPU, without MPS: why shares need the other mode";
+    Ok(Finding::new(name, expected, seen.words(), verdict))
+}
+
 /// `busy`: a server holds the GPU for another client. Idle, nobody does.
-fn exclusive(stage: &Stage, way: &str, env: Env, busy: bool) -> Result<Finding> {
+fn exclusive(stage: &Stage, name: &str, env: Env, busy: bool) -> Result<Finding> {
     stage.serve(stage.limits)?;
     let mut neighbour = None;
     if busy {
@@ -90,15 +97,15 @@ fn exclusive(stage: &Stage, way: &str, env: Env, busy: bool) -> Result<Finding> 
     }
     let seen = attempt(stage, "e9", env)?;
     drop(neighbour);
-    let state = if busy { "MPS busy" } else { "MPS idle" };
     let code = match &seen {
-        Attempt::Refused(failure) => json!(failure.code),
-        _ => json!(null),
+        Attempt::Refused(failure) => Some(failure.code),
+        _ => None,
     };
-    let verdict = Verdict::holds_if(!seen.got_in());
+    // Another refusal would not be because of the mode.
+    let by_mode = code == Some(DEVICE_UNAVAILABLE) || code.is_some_and(|code| MPS_CODES.contains(&code));
+    let verdict = if seen.got_in() { Verdict::Leaks } else { Verdict::as_expected_if(by_mode) };
     let expected = format!("refused ({DEVICE_UNAVAILABLE}, device unavailable)");
-    let part = format!("{way}, EXCLUSIVE_PROCESS, {state}");
-    Ok(Finding::new(&part, expected, seen.words(), verdict).with(json!({"code": code})))
+    Ok(Finding::new(name, expected, seen.words(), verdict).with(json!({"code": code})))
 }
 
 /// E10
@@ -113,7 +120,7 @@ pub fn raised(stage: &mut Stage) -> Result<Vec<Finding>> {
         ("compute raised", vec![(COMPUTE, Some("100".to_owned()))]),
         ("both variables removed", vec![(MEMORY, None), (COMPUTE, None)]),
     ];
-    changes.into_iter().map(|(part, changes)| changed(stage, part, &changes)).collect()
+    changes.into_iter().map(|(name, changes)| part(name, changed(stage, name, &changes))).collect()
 }
 
 /// E11
@@ -126,7 +133,7 @@ pub fn invisible(stage: &mut Stage) -> Result<Vec<Finding>> {
         ("visible and a foreign number", format!("0={share}M,7={big}M")),
         ("nonsense", "everything".to_owned()),
     ];
-    texts.into_iter().map(|(part, text)| changed(stage, part, &[(MEMORY, Some(text))])).collect()
+    texts.into_iter().map(|(name, text)| part(name, changed(stage, name, &[(MEMORY, Some(text))]))).collect()
 }
 
 /// A client whose variables differ from what it was given, under the share's daemon.

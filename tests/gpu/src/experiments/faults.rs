@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::bypass::without_variables;
-use super::mib;
+use super::{mib, part};
 use crate::limits::within;
 use crate::mps;
 use crate::stage::Stage;
@@ -22,37 +22,36 @@ const RECOVERY: Duration = Duration::from_secs(30);
 
 /// E19
 pub fn killed(stage: &mut Stage) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    for (part, terminate) in [("SIGKILL", false), ("terminate_client, then SIGKILL", true)] {
-        stage.serve(stage.limits)?;
-        let mut neighbour = stage.tenant("e19-neighbour", stage.limits)?;
-        neighbour.open()?;
-        let mut victim = stage.tenant("e19-victim", stage.limits)?;
-        victim.open()?;
-        victim.ask(Do::Spin { ms: LONG_MS })?;
-        let said = match terminate {
-            true => match stage.daemon.terminate(victim.pid()) {
-                Ok(text) if text.is_empty() => "terminate_client: no words; ".to_owned(),
-                Ok(text) => format!("terminate_client: {text}; "),
-                Err(error) => format!("terminate_client: {error:#}; "),
-            },
-            false => String::new(),
-        };
-        victim.kill()?;
-        let begin = Instant::now();
-        let (neighbours, goes_on) = works(&mut neighbour)?;
-        let answered = begin.elapsed().as_secs_f64();
-        let mut new = stage.tenant("e19-new", stage.limits)?;
-        let (news, starts) = opens(&mut new)?;
-        let states = states(stage);
-        let seen = format!("{said}neighbour {neighbours} after {answered:.1} s; new client {news}; {states}");
-        let verdict = Verdict::holds_if(goes_on && starts);
-        let figures = json!({"neighbour_s": answered, "neighbour": goes_on, "new_client": starts});
-        findings.push(
-            Finding::new(part, "the neighbour goes on, a new client starts", seen, verdict).with(figures),
-        );
-    }
-    Ok(findings)
+    [("SIGKILL", false), ("terminate_client, then SIGKILL", true)]
+        .into_iter()
+        .map(|(name, terminate)| part(name, killed_by(stage, name, terminate)))
+        .collect()
+}
+
+fn killed_by(stage: &Stage, name: &str, terminate: bool) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let mut neighbour = stage.tenant("e19-neighbour", stage.limits)?;
+    neighbour.open()?;
+    let mut victim = stage.tenant("e19-victim", stage.limits)?;
+    victim.open()?;
+    victim.ask(Do::Spin { ms: LONG_MS })?;
+    let said = if terminate {
+        let said = stage.daemon.terminate(victim.pid()).unwrap_or_else(|error| format!("{error:#}"));
+        format!("terminate_client said {said:?}; ")
+    } else {
+        String::new()
+    };
+    victim.kill()?;
+    let begin = Instant::now();
+    let (neighbours, goes_on) = works(&mut neighbour)?;
+    let answered = begin.elapsed().as_secs_f64();
+    let mut new = stage.tenant("e19-new", stage.limits)?;
+    let (news, starts) = opens(&mut new)?;
+    let states = states(stage);
+    let seen = format!("{said}neighbour {neighbours} after {answered:.1} s; new client {news}; {states}");
+    let verdict = Verdict::holds_if(goes_on && starts);
+    let figures = json!({"neighbour_s": answered, "neighbour": goes_on, "new_client": starts});
+    Ok(Finding::new(name, "the neighbour goes on, a new client starts", seen, verdict).with(figures))
 }
 
 fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
@@ -111,7 +110,7 @@ pub fn stray(stage: &mut Stage) -> Result<Vec<Finding>> {
     .with(json!({"neighbour": goes_on}));
     neighbour.let_go();
     drop((culprit, neighbour));
-    Ok(vec![blast, serves_again(stage)?])
+    Ok(vec![blast, part("recovery", serves_again(stage))?])
 }
 
 /// Our recovery: all clients end, then new ones are let in.

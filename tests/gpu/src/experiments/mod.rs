@@ -12,6 +12,7 @@ mod watch;
 
 use anyhow::{Result, bail};
 
+use crate::signals;
 use crate::stage::Stage;
 use crate::table::Finding;
 
@@ -39,7 +40,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E2",
         title: "four processes of one claim",
-        does: "four processes do E1 at once: each with all of the share, then each with a quarter (maxProcesses: 4)",
+        does: "have four processes do E1 at once: each with all of the share, then each with a quarter (maxProcesses: 4)",
         needs: MPS,
         passes: "with maxProcesses the sum is ≤ the share; without, MPS gives each its limit (the watchdog's part)",
         run: memory::four_processes,
@@ -47,7 +48,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E3",
         title: "stream-ordered memory",
-        does: "E1 from the default pool and from a pool of the process's own; then free and trim",
+        does: "do E1 from the default pool and from a pool of the process's own; then free and trim",
         needs: MPS,
         passes: EACH,
         run: memory::pools,
@@ -55,7 +56,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E4",
         title: "virtual memory management",
-        does: "E1 with created and mapped chunks; export them to a second process, let go, take again",
+        does: "do E1 with created and mapped chunks; export them to a second process, let go, take again",
         needs: MPS,
         passes: "no process gets more than its limit, the two together not more than twice",
         run: memory::chunks,
@@ -71,7 +72,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E9",
         title: "going round MPS",
-        does: "no pipe variable, an empty pipe folder; in DEFAULT and in EXCLUSIVE_PROCESS mode; with MPS busy and idle",
+        does: "start processes without the pipe variable, and with an empty pipe folder; in DEFAULT and in EXCLUSIVE_PROCESS mode; with MPS busy and idle",
         needs: MPS,
         passes: "in EXCLUSIVE_PROCESS mode no process gets the GPU without MPS",
         run: bypass::around,
@@ -79,7 +80,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E10",
         title: "a client's own, higher limit",
-        does: "limit variables raised, removed, by number and by UUID",
+        does: "start clients with limit variables raised, by number and by UUID, and removed",
         needs: MPS,
         passes: "the daemon's limits hold",
         run: bypass::raised,
@@ -87,7 +88,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E11",
         title: "a limit for a GPU that is not visible",
-        does: "a limit variable that also names a GPU that the client does not see",
+        does: "start clients whose limit variable names a GPU that they do not see",
         needs: MPS,
         passes: "the daemon's limit holds",
         run: bypass::invisible,
@@ -95,7 +96,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E12",
         title: "rounding of percentages",
-        does: "the multiprocessors that a client is told of at 1 % to 100 %",
+        does: "read how many multiprocessors a client is told of at 1 % to 100 %",
         needs: MPS,
         passes: "even numbers, rounded down, at least 2: what tranche counts with",
         run: compute::rounding,
@@ -103,7 +104,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E13",
         title: "which multiprocessors run",
-        does: "a kernel records the multiprocessor of each block: one tenant, then two at once",
+        does: "have a kernel record the multiprocessor of each block: one tenant, then two at once",
         needs: MPS,
         passes: "distinct multiprocessors ≤ those granted",
         run: compute::whereabouts,
@@ -111,7 +112,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E15",
         title: "compute of four processes",
-        does: "throughput of one process without a cap, one with the share's, four with it",
+        does: "measure the throughput of one process without a cap, one with the share's, four with it",
         needs: MPS,
         passes: "one process stays at its share; four are expected to get four times that (MPS limits processes)",
         run: compute::four_processes,
@@ -119,7 +120,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E16",
         title: "orders to the daemon from a tenant",
-        does: "control commands through the tenant's folder as root, as nobody, as root of a user namespace",
+        does: "give control commands through the tenant's folder as root, as nobody, as root of a user namespace",
         needs: MPS,
         passes: "no order changes a limit, ends a neighbour or the daemon",
         run: orders::given,
@@ -127,7 +128,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E19",
         title: "end of a tenant in mid-kernel",
-        does: "SIGKILL while a kernel runs; then the same after terminate_client",
+        does: "SIGKILL a tenant while its kernel runs; then the same after terminate_client",
         needs: MPS,
         passes: "the neighbour goes on and a new client starts",
         run: faults::killed,
@@ -135,7 +136,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E20",
         title: "write to a foreign address",
-        does: "an illegal write in one tenant; who dies, how long until the GPU serves again",
+        does: "write to an illegal address in one tenant; record who dies and how long it takes until the GPU serves again",
         needs: MPS,
         passes: "the GPU serves again within 30 s once all clients have gone (that they all die is MPS's nature)",
         run: faults::stray,
@@ -167,7 +168,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E25",
         title: "what NVML lists",
-        does: "a bare process, an MPS client, a client in a PID namespace: which list, which PID, how many bytes",
+        does: "start a bare process, an MPS client, a client in a PID namespace; record which list, which PID, how many bytes",
         needs: "MPS, unshare",
         passes: "every process appears by its host PID with its bytes in at least one list",
         run: watch::lists,
@@ -175,7 +176,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E26",
         title: "reaction of a watchdog",
-        does: "two processes pass their claim's sum, slowly and fast; NVML looked at every 200 ms, terminate_client after two looks; cost of a look with 1, 10 and 40 clients",
+        does: "let two processes pass their claim's sum, slowly and fast; NVML looked at every 200 ms, terminate_client after two looks; cost of a look with 1, 10 and 40 clients",
         needs: MPS,
         passes: "below the sum again within 1 s of the first look over it",
         run: watch::reaction,
@@ -183,7 +184,7 @@ pub const ALL: [Experiment; 20] = [
     Experiment {
         id: "E28",
         title: "what the layers cost",
-        does: "launch latency, small allocations, arithmetic: bare and as the only share; matrix products where there is PyTorch",
+        does: "time launches, small allocations and arithmetic, bare and as the only share; matrix products where there is PyTorch",
         needs: MPS,
         passes: "throughput within 2 % of bare",
         run: cost::layers,
@@ -200,6 +201,12 @@ pub fn chosen(ids: &[String]) -> Result<Vec<&'static Experiment>> {
     }
     let wanted = |one: &&Experiment| ids.is_empty() || ids.iter().any(|id| one.id.eq_ignore_ascii_case(id));
     Ok(ALL.iter().filter(wanted).collect())
+}
+
+/// What goes wrong in one part is that part's row; the other parts go on. A signal ends them all.
+fn part(name: &str, found: Result<Finding>) -> Result<Finding> {
+    signals::go_on()?;
+    Ok(found.unwrap_or_else(|error| Finding::not_run(name, format!("{error:#}"))))
 }
 
 /// Whole MiB, for people.

@@ -3,19 +3,17 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
 
 use super::bypass::without_variables;
-use super::mib;
+use super::{mib, part};
 use crate::limits::within;
 use crate::mps::wait_until;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
-use crate::tenant::{PATIENCE, Start, Tenant, Who};
+use crate::tenant::{NOBODY, PATIENCE, Start, Tenant, Who, for_all};
 use crate::words::{Do, Said};
-
-const NOBODY: u32 = 65534;
 
 /// Who gives the orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,64 +34,71 @@ impl Giver {
     }
 
     /// The driver's control program, as this giver would run it.
-    fn program(self, stage: &Stage) -> Command {
-        let control = stage.daemon.program();
+    fn program(self, stage: &Stage) -> Result<Command> {
+        if self == Self::Root {
+            return Ok(Command::new(stage.daemon.program()));
+        }
+        let copy = for_all(stage.daemon.program(), stage.folder())?;
         let mut command = match self {
             Self::NamespaceRoot => {
                 let mut unshare = Command::new("unshare");
-                unshare.args(["--user", "--map-root-user", "--"]).arg(control);
+                unshare.args(["--user", "--map-root-user", "--"]).arg(copy);
                 unshare
             }
-            _ => Command::new(control),
+            _ => Command::new(copy),
         };
-        if self != Self::Root {
-            command.uid(NOBODY).gid(NOBODY);
-        }
-        command
+        command.uid(NOBODY).gid(NOBODY);
+        Ok(command)
     }
 
-    /// The answer, or what went wrong, in one line.
-    fn order(self, stage: &Stage, order: &str) -> String {
-        match stage.daemon.ask_through(&stage.daemon.client(), order, self.program(stage)) {
-            Ok(text) if text.is_empty() => format!("`{order}`: no answer"),
-            Ok(text) => format!("`{order}`: {}", text.lines().collect::<Vec<_>>().join("; ")),
-            Err(error) => format!("`{order}`: {error:#}"),
+    /// Order and answer in one line. An error: it could not even be given.
+    fn order(self, stage: &Stage, order: &str) -> Result<String> {
+        let text = stage.daemon.ask_through(&stage.daemon.client(), order, self.program(stage)?)?;
+        if text.starts_with("unshare:") {
+            bail!(text);
         }
+        let text = if text.is_empty() {
+            "no answer".to_owned()
+        } else {
+            text.lines().collect::<Vec<_>>().join("; ")
+        };
+        Ok(format!("`{order}`: {text}"))
+    }
+
+    fn orders(self, stage: &Stage, orders: &[String]) -> Result<Vec<String>> {
+        orders.iter().map(|order| self.order(stage, order)).collect()
     }
 }
 
 /// E16
 pub fn given(stage: &mut Stage) -> Result<Vec<Finding>> {
-    let mut findings = vec![client_as_nobody(stage)?];
+    let name = "a client of user 65534 beside one of root";
+    let mut findings = vec![part(name, client_as_nobody(stage, name))?];
     for giver in [Giver::Root, Giver::Nobody, Giver::NamespaceRoot] {
-        stage.serve(stage.limits)?;
-        let mut neighbour = stage.tenant("e16-neighbour", stage.limits)?;
-        neighbour.open()?;
-        findings.push(limits(stage, giver)?);
-        findings.push(neighbour_is_ended(stage, giver, &mut neighbour)?);
-        findings.push(daemon_is_ended(stage, giver)?);
+        for (what, order) in [
+            ("limits", limits as fn(&Stage, &str, Giver) -> Result<Finding>),
+            ("neighbour", neighbour),
+            ("daemon", daemon),
+        ] {
+            let name = format!("{what}, {}", giver.name());
+            let found = stage.serve(stage.limits).and_then(|()| order(stage, &name, giver));
+            findings.push(part(&name, found)?);
+        }
     }
     Ok(findings)
 }
 
 /// Does MPS serve more than one user at once?
-fn client_as_nobody(stage: &Stage) -> Result<Finding> {
-    let part = "a client of user 65534 beside one of root";
+fn client_as_nobody(stage: &Stage, part: &str) -> Result<Finding> {
     stage.serve(stage.limits)?;
-    let mut neighbour = stage.tenant("e16-neighbour", stage.limits)?;
-    neighbour.open()?;
+    let _neighbour = beside(stage)?;
     let start = Start {
         name: "e16-nobody".to_owned(),
         env: stage.env(stage.limits),
         who: Who::Nobody,
         ..Start::default()
     };
-    let mut tenant = match stage.start(start) {
-        Ok(tenant) => tenant,
-        Err(error) => {
-            return Ok(Finding::not_run(part, format!("{error:#}; put gpu-check where all may run it")));
-        }
-    };
+    let mut tenant = stage.start(start)?;
     let (seen, works) = match tenant.try_ask(Do::Open)? {
         Ok(Said::Opened(opened)) => (format!("opened in {:.0} ms", opened.open_ms), true),
         Ok(Said::Failed(failure)) => (failure.to_string(), false),
@@ -103,11 +108,18 @@ fn client_as_nobody(stage: &Stage) -> Result<Finding> {
     Ok(Finding::new(part, "it opens", seen, Verdict::as_expected_if(works)))
 }
 
+/// A tenant that has done nothing wrong. With it there is a server.
+fn beside(stage: &Stage) -> Result<Tenant> {
+    let mut neighbour = stage.tenant("e16-neighbour", stage.limits)?;
+    neighbour.open().map(|_| neighbour)
+}
+
 fn server(stage: &Stage) -> Result<u32> {
     Ok(stage.daemon.servers()?.first().copied().unwrap_or(0))
 }
 
-fn limits(stage: &Stage, giver: Giver) -> Result<Finding> {
+fn limits(stage: &Stage, part: &str, giver: Giver) -> Result<Finding> {
+    let _neighbour = beside(stage)?;
     let (server, big) = (server(stage)?, stage.memory() + 4096);
     let (_, granted) = without_variables(stage)?;
     let orders = [
@@ -118,7 +130,7 @@ fn limits(stage: &Stage, giver: Giver) -> Result<Finding> {
         format!("set_active_thread_percentage {server} 100"),
         format!("start_server -uid {NOBODY}"),
     ];
-    let answers: Vec<String> = orders.iter().map(|order| giver.order(stage, order)).collect();
+    let answers = giver.orders(stage, &orders)?;
     let (bytes, multiprocessors) = without_variables(stage)?;
     let default = stage.daemon.ask("get_default_active_thread_percentage")?;
     let seen = format!(
@@ -129,15 +141,15 @@ fn limits(stage: &Stage, giver: Giver) -> Result<Finding> {
     let same = default.parse::<f32>().ok() == Some(stage.limits.compute.unwrap_or(100).into());
     let verdict = Verdict::holds_if(within(bytes, stage.memory()) && multiprocessors <= granted && same);
     let expected = format!("a new client still gets ≤ {} MiB and {granted} multiprocessors", stage.memory());
-    let part = format!("limits, {}", giver.name());
-    Ok(Finding::new(&part, expected, seen, verdict).with(json!({"answers": answers})))
+    Ok(Finding::new(part, expected, seen, verdict).with(json!({"answers": answers})))
 }
 
-fn neighbour_is_ended(stage: &Stage, giver: Giver, neighbour: &mut Tenant) -> Result<Finding> {
+fn neighbour(stage: &Stage, part: &str, giver: Giver) -> Result<Finding> {
+    let mut neighbour = beside(stage)?;
     let server = server(stage)?;
     let orders =
         [format!("terminate_client {server} {}", neighbour.pid()), format!("shutdown_server {server} -f")];
-    let answers: Vec<String> = orders.iter().map(|order| giver.order(stage, order)).collect();
+    let answers = giver.orders(stage, &orders)?;
     neighbour.tell(&Do::Work { ms: 200 })?;
     let (seen, lives) = match neighbour.hear(PATIENCE)? {
         Ok(Said::Worked { .. }) => ("the neighbour goes on".to_owned(), true),
@@ -146,18 +158,16 @@ fn neighbour_is_ended(stage: &Stage, giver: Giver, neighbour: &mut Tenant) -> Re
         Err(silence) => (format!("the neighbour: {silence}"), false),
     };
     let seen = format!("{seen}; {}", answers.join("; "));
-    let part = format!("neighbour, {}", giver.name());
     let verdict = Verdict::holds_if(lives);
-    Ok(Finding::new(&part, "the neighbour goes on", seen, verdict).with(json!({"answers": answers})))
+    Ok(Finding::new(part, "the neighbour goes on", seen, verdict).with(json!({"answers": answers})))
 }
 
-fn daemon_is_ended(stage: &Stage, giver: Giver) -> Result<Finding> {
+fn daemon(stage: &Stage, part: &str, giver: Giver) -> Result<Finding> {
     let before = stage.daemon.pid();
-    let answers: Vec<String> = ["quit -t 1", "quit"].iter().map(|order| giver.order(stage, order)).collect();
+    let answers = giver.orders(stage, &["quit -t 1".to_owned(), "quit".to_owned()])?;
     let gone = wait_until(std::time::Duration::from_secs(3), || (stage.daemon.pid() != before).then_some(()));
     let seen = if gone.is_ok() { "the daemon is gone" } else { "the daemon lives" };
     let verdict = Verdict::holds_if(gone.is_err());
     let seen = format!("{seen}; {}", answers.join("; "));
-    let part = format!("daemon, {}", giver.name());
-    Ok(Finding::new(&part, "the daemon lives", seen, verdict).with(json!({"answers": answers})))
+    Ok(Finding::new(part, "the daemon lives", seen, verdict).with(json!({"answers": answers})))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::mib;
-use crate::limits::within;
+use super::{mib, part};
+use crate::limits::{usable, within};
 use crate::program;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
@@ -62,17 +62,14 @@ pub fn tensors(stage: &mut Stage) -> Result<Vec<Finding>> {
         ("expandable segments", Some(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))),
         ("no caching", Some(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))),
     ];
-    ways.into_iter().map(|(part, variable)| tensors_by(stage, part, variable)).collect()
+    ways.into_iter().map(|(name, variable)| part(name, tensors_by(stage, name, variable))).collect()
 }
 
 fn tensors_by(stage: &Stage, part: &str, variable: Option<(&str, &str)>) -> Result<Finding> {
     let share = stage.memory();
     let mut env = stage.env(stage.limits);
     env.extend(variable.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let seen = match python(TENSORS, &[&stage.beyond(share).to_string()], &env) {
-        Ok(seen) => seen,
-        Err(error) => return Ok(Finding::not_run(part, format!("{error:#}"))),
-    };
+    let seen = python(TENSORS, &[&stage.beyond(share).to_string()], &env)?;
     let number = |name: &str| seen[name].as_u64().unwrap_or(0);
     let (error, lives) = (seen["error"].as_str().unwrap_or(""), seen["lives"] == json!(true));
     let observed = format!(
@@ -85,7 +82,9 @@ fn tensors_by(stage: &Stage, part: &str, variable: Option<(&str, &str)>) -> Resu
     );
     let verdict = match within(number("bytes"), share) {
         false => Verdict::Leaks,
-        true => Verdict::as_expected_if(error == "OutOfMemoryError" && lives),
+        true => {
+            Verdict::as_expected_if(error == "OutOfMemoryError" && lives && usable(number("bytes"), share))
+        }
     };
     Ok(Finding::new(part, format!("≤ {share} MiB, OutOfMemoryError, goes on"), observed, verdict).with(seen))
 }

@@ -1,6 +1,6 @@
 //! E21: how many clients a GPU takes.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
 
 use crate::stage::Stage;
@@ -27,6 +27,9 @@ pub fn exhausted(stage: &mut Stage) -> Result<Vec<Finding>> {
         }
     }
     let count = tenants.len();
+    if let (0, Some((_, words))) = (count, &refusal) {
+        bail!("not even one: {words}");
+    }
     // Together, or each end is waited for alone.
     tenants.iter_mut().for_each(crate::tenant::Tenant::let_go);
     drop(tenants);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::mib;
+use super::{mib, part};
 use crate::limits::{MIB, tolerance};
 use crate::nvml::{List, Mode};
 use crate::signals;
@@ -23,49 +23,52 @@ const REACTION_S: f64 = 1.0;
 
 /// E25
 pub fn lists(stage: &mut Stage) -> Result<Vec<Finding>> {
-    stage.bare(Mode::Default)?;
-    let mut bare = stage.bare_tenant("e25-bare")?;
-    holds(&mut bare)?;
-    let pid = bare.pid();
-    let mut findings = vec![listed(stage, "a bare process", pid)?];
-    drop(bare);
-
-    stage.serve(stage.limits)?;
-    let mut client = stage.tenant("e25-client", stage.limits)?;
-    holds(&mut client)?;
-    findings.push(listed(stage, "an MPS client", client.pid())?);
-    findings.push(servers(stage, client.pid())?);
-    drop(client);
-
-    let part = "an MPS client in a PID namespace";
-    let start = Start {
-        name: "e25-namespace".to_owned(),
-        env: stage.env(stage.limits),
-        pid_namespace: true,
-        ..Start::default()
-    };
-    findings.push(match namespaced(stage, start) {
-        Ok(pid_of) => listed(stage, part, pid_of.1)?,
-        Err(error) => Finding::not_run(part, format!("{error:#}")),
-    });
+    let bare = "a bare process";
+    let mut findings = vec![part(bare, a_bare_one(stage, bare))?];
+    let client = "an MPS client";
+    let found = a_client(stage).and_then(|tenant| listed(stage, client, tenant.pid()));
+    findings.push(part(client, found)?);
+    let found = a_client(stage).and_then(|tenant| servers(stage, tenant.pid()));
+    findings.push(part("the MPS server", found)?);
+    let inside = "an MPS client in a PID namespace";
+    findings.push(part(inside, a_namespaced_one(stage, inside))?);
     findings.push(Finding::not_run("a graphics process", "none of ours draws"));
     Ok(findings)
 }
 
-fn holds(tenant: &mut Tenant) -> Result<()> {
-    tenant.open()?;
-    tenant.grow(Way::Linear, HELD).map(drop)
+fn a_client(stage: &Stage) -> Result<Tenant> {
+    stage.serve(stage.limits)?;
+    let mut client = stage.tenant("e25-client", stage.limits)?;
+    holds(&mut client).map(|()| client)
 }
 
-/// The tenant, to be kept, and its number on the host: the child of `unshare`.
-fn namespaced(stage: &Stage, start: Start) -> Result<(Tenant, u32)> {
-    let mut tenant = stage.start(start)?;
+fn a_bare_one(stage: &Stage, name: &str) -> Result<Finding> {
+    stage.bare(Mode::Default)?;
+    let mut bare = stage.bare_tenant("e25-bare")?;
+    holds(&mut bare)?;
+    listed(stage, name, bare.pid())
+}
+
+/// Its number on the host is that of the child of `unshare`.
+fn a_namespaced_one(stage: &Stage, name: &str) -> Result<Finding> {
+    stage.serve(stage.limits)?;
+    let mut tenant = stage.start(Start {
+        name: "e25-namespace".to_owned(),
+        env: stage.env(stage.limits),
+        pid_namespace: true,
+        ..Start::default()
+    })?;
     holds(&mut tenant)?;
     let parent = tenant.pid();
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
         .context("the child of unshare")?;
     let pid = children.split_whitespace().next().context("unshare has no child")?.parse()?;
-    Ok((tenant, pid))
+    listed(stage, name, pid)
+}
+
+fn holds(tenant: &mut Tenant) -> Result<()> {
+    tenant.open()?;
+    tenant.grow(Way::Linear, HELD).map(drop)
 }
 
 /// Where a process that holds [`HELD`] bytes is named.
@@ -117,10 +120,10 @@ fn servers(stage: &Stage, client: u32) -> Result<Finding> {
 /// E26
 pub fn reaction(stage: &mut Stage) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    for (part, pause_ms) in [("fast growth", 0), ("slow growth (16 MiB in 40 ms)", 40)] {
-        findings.push(reaction_to(stage, part, pause_ms)?);
+    for (name, pause_ms) in [("fast growth", 0), ("slow growth (16 MiB in 40 ms)", 40)] {
+        findings.push(part(name, reaction_to(stage, name, pause_ms))?);
     }
-    findings.push(cost_of_looking(stage)?);
+    findings.push(part("cost of a look", cost_of_looking(stage))?);
     Ok(findings)
 }
 
