@@ -47,6 +47,10 @@ pub struct Place {
     pub state: PathBuf,
 }
 
+/// Without mounts of the daemon's own: tenants here are in no container and use the machine's /dev/shm.
+const TRANCHE_ARGS: &str =
+    "mps --mps-dir {folder} --driver-root {root} --mps-mounts none --ops-address 127.0.0.1:0";
+
 #[derive(Debug, Args)]
 pub struct Run {
     /// Which experiments, e.g. E1 E9 [default: all].
@@ -76,7 +80,7 @@ pub struct Run {
     #[arg(long, value_name = "PATH")]
     pub tranche: Option<PathBuf>,
     /// How it is started; {folder} is its folder, {root} the driver root.
-    #[arg(long, default_value = "mps --mps-dir {folder} --driver-root {root}", requires = "tranche")]
+    #[arg(long, default_value = TRANCHE_ARGS, requires = "tranche")]
     pub tranche_args: String,
     #[command(flatten)]
     pub place: Place,

@@ -18,8 +18,18 @@ pub struct Output {
     pub success: bool,
 }
 
-/// Runs it with `input` on stdin; killed at the deadline.
-pub fn run_until(mut command: Command, input: &str, limit: Duration) -> Result<Output> {
+/// Runs it with `input` on stdin; killed at the deadline. A signal does not end it: putting things back
+/// takes programs, too.
+pub fn run_until(command: Command, input: &str, limit: Duration) -> Result<Output> {
+    run_until_or(command, input, limit, || false)
+}
+
+/// As [`run_until`], for what takes long: a signal ends it.
+pub fn run_until_stopped(command: Command, input: &str, limit: Duration) -> Result<Output> {
+    run_until_or(command, input, limit, signals::stopped)
+}
+
+fn run_until_or(mut command: Command, input: &str, limit: Duration, stopped: fn() -> bool) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {name}"))?;
@@ -35,12 +45,12 @@ pub fn run_until(mut command: Command, input: &str, limit: Duration) -> Result<O
             break status;
         }
         let late = Instant::now() >= deadline;
-        if late || signals::stopped() {
+        if late || stopped() {
             child.kill().and_then(|()| child.wait()).with_context(|| format!("end {name}"))?;
-            match late {
-                true => bail!("{name} took longer than {} s", limit.as_secs()),
-                false => signals::go_on()?,
+            if late {
+                bail!("{name} took longer than {} s", limit.as_secs());
             }
+            bail!("{name} was ended: the run was stopped");
         }
         thread::sleep(PAUSE);
     };

@@ -1,37 +1,32 @@
 //! A signal ends the run between two steps, so that everything is put back on the way out.
+//!
+//! Handlers, not a blocked mask: child processes would inherit a mask, and never hear of SIGTERM.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{SigSet, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-static STOP: AtomicBool = AtomicBool::new(false);
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on SIGINT, SIGTERM and SIGHUP only set a mark. To be called before there are other threads.
+/// From now on SIGINT, SIGTERM and SIGHUP only set a mark.
 pub fn watch() -> Result<()> {
-    let mut set = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        set.add(signal);
+    let stop = STOP.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, stop.clone()).context("handle signals")?;
     }
-    set.thread_block().context("block signals")?;
-    thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        while let Ok(signal) = set.wait() {
-            eprintln!("gpu-check: {signal}: ending the tenants, putting the compute mode back");
-            STOP.store(true, Ordering::Relaxed);
-        }
-    })?;
     Ok(())
 }
 
 pub fn stopped() -> bool {
-    STOP.load(Ordering::Relaxed)
+    STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
 }
 
 /// An error once a signal came.
 pub fn go_on() -> Result<()> {
     if stopped() {
-        bail!("the run was stopped by a signal");
+        bail!("the run was stopped by a signal; what it changed is put back");
     }
     Ok(())
 }

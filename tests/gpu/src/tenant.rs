@@ -73,7 +73,7 @@ impl Tenant {
         let mut command = match start.pid_namespace {
             true => {
                 let mut unshare = Command::new("unshare");
-                unshare.args(["--pid", "--fork", "--kill-child", "--"]).arg(&program);
+                unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(&program);
                 unshare
             }
             false => Command::new(&program),

@@ -99,7 +99,7 @@ pub fn products(env: &[(String, String)]) -> Result<f64> {
 pub fn torch() -> Result<(), String> {
     let mut command = Command::new("python3");
     command.args(["-c", "import torch"]);
-    match program::run_until(command, "", LIMIT) {
+    match program::run_until_stopped(command, "", LIMIT) {
         Ok(output) if output.success => Ok(()),
         Ok(output) => {
             let last = output.text.lines().last().unwrap_or("no words").to_owned();
@@ -113,7 +113,7 @@ fn python(text: &str, arguments: &[&str], env: &[(String, String)]) -> Result<Va
     let mut command = Command::new("python3");
     command.args(["-c", text]).args(arguments);
     without_cuda(&mut command).envs(env.iter().map(|(name, value)| (name, value)));
-    let output = program::run_until(command, "", LIMIT)?;
+    let output = program::run_until_stopped(command, "", LIMIT)?;
     let answer = output.text.lines().find(|line| line.starts_with('{'));
     let answer = answer.with_context(|| output.text.lines().last().unwrap_or("no answer").to_owned())?;
     serde_json::from_str(answer).context("the answer of python3")
