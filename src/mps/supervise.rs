@@ -55,6 +55,10 @@ impl<B: ComputeModes> Supervisor<B> {
     pub async fn adopt(&self) -> io::Result<()> {
         for name in durable::names(self.tools.root())? {
             let folder = self.tools.root().join(&name);
+            // The socket and its lock lie beside the folders.
+            if !folder.is_dir() {
+                continue;
+            }
             match Record::read(&folder) {
                 Ok(None) => {}
                 Ok(Some(record)) if record.group.folder() == name => {
