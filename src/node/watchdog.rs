@@ -11,10 +11,12 @@
 //!
 //! * `shares`: the ledger, as it is needed here · `table`: PIDs → processes · `knowledge`: whose they are
 //! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is told
+//! * `hand`: threads of its own, since it must not wait behind claims that are being prepared
 
 mod accounts;
 mod act;
 mod finding;
+mod hand;
 mod knowledge;
 mod shares;
 mod table;
@@ -25,13 +27,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::accounts::Roster;
-use self::act::{Ending, Outcome};
+use self::act::{Ending, Hands, Outcome};
+use self::hand::Hand;
 use self::knowledge::{Knowledge, Owner, Servers, Users};
 use self::shares::Shared;
 use self::table::{Known, Table};
@@ -55,10 +58,10 @@ pub use finding::{Finding, FindingKind};
 pub const FINDINGS: usize = 256;
 /// How long NVML's lists of all shared devices may take.
 pub const LISTS_LIMIT: Duration = Duration::from_secs(2);
-/// Questions to the supervisor about clients that are under way at once.
-const TERMINATIONS_AT_ONCE: usize = 4;
 /// Between two tries for the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(250);
+/// Between two tries to start the threads.
+const THREADS_RETRY: Duration = Duration::from_secs(1);
 /// Looks in a row with processes that /proc does not show, after which it is said so.
 const UNSEEN_LOOKS: u32 = 8;
 
@@ -88,12 +91,12 @@ pub struct Watchdog {
     started: Instant,
     devices: BTreeMap<DeviceUuid, Shared>,
     rosters: BTreeMap<DeviceUuid, Roster>,
-    /// None only while a thread reads with it.
+    /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
+    hands: Option<Hands>,
     knowledge: Knowledge,
     watch: Watch,
     under_way: JoinSet<Told>,
-    terminations: Arc<Semaphore>,
     failing: Failing,
 }
 
@@ -127,10 +130,10 @@ impl Watchdog {
             devices: BTreeMap::new(),
             rosters: BTreeMap::new(),
             table: None,
+            hands: None,
             knowledge: Knowledge::new(parts.own_pod.clone()),
             watch: Watch::default(),
             under_way: JoinSet::new(),
-            terminations: Arc::new(Semaphore::new(TERMINATIONS_AT_ONCE)),
             failing: Failing::default(),
             parts,
         };
@@ -161,7 +164,7 @@ impl Watchdog {
     /// and no container starts within that time.
     async fn until_shares(&mut self) {
         self.parts.lists.rest();
-        self.table = None;
+        (self.table, self.hands) = (None, None);
         self.watch = Watch::default();
         self.parts.metrics.show(Vec::new());
         loop {
@@ -178,6 +181,7 @@ impl Watchdog {
     /// Watches until there are no shares.
     async fn while_shares(&mut self) {
         let _lock = self.lock().await;
+        self.hands = Some(hands().await);
         let table = Table::new(self.parts.processes.clone());
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
@@ -308,12 +312,16 @@ impl Watchdog {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         let Some(mut table) = self.table.take() else { return };
         let asked = pids.clone();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = move || {
             table.look(&asked);
             table
-        });
-        // A reader that panicked took its memory along: all is read anew.
-        let table = read.await.unwrap_or_else(|_| Table::new(self.parts.processes.clone()));
+        };
+        let read = match &self.hands {
+            Some(hands) => hands.reader.run(read).await,
+            None => None,
+        };
+        // A reader that broke took its memory along: all is read anew.
+        let table = read.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);
         self.failing.unseen_looks = if unseen == 0 { 0 } else { self.failing.unseen_looks + 1 };
@@ -360,21 +368,22 @@ impl Watchdog {
                 Told::Users { claim: claim.uid, asked_ms: now_ms, users }
             });
         }
+        let Some(hands) = self.hands.clone() else { return };
         if questions.ledger {
-            let executor = self.parts.executor.clone();
-            self.under_way.spawn_blocking(move || {
-                let read = executor.store.read_again();
-                if let Err(error) = &read {
+            let (asker, executor) = (hands.asker.clone(), self.parts.executor.clone());
+            self.under_way.spawn(async move {
+                let read = asker.run(move || executor.store.read_again()).await;
+                if let Some(Err(error)) = &read {
                     warn!(error = error_chain(error), "cannot read the ledger again");
                 }
-                Told::Ledger { asked_ms: now_ms, read: read.is_ok() }
+                Told::Ledger { asked_ms: now_ms, read: matches!(read, Some(Ok(()))) }
             });
         }
         if questions.servers {
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            self.under_way.spawn_blocking(move || {
-                let servers = act::servers(&*daemons, &*processes);
-                Told::Servers { asked_ms: now_ms, servers }
+            self.under_way.spawn(async move {
+                let servers = hands.asker.run(move || act::servers(&*daemons, &*processes)).await;
+                Told::Servers { asked_ms: now_ms, servers: servers.flatten() }
             });
         }
     }
@@ -393,12 +402,12 @@ impl Watchdog {
 
     fn carry_out(&mut self, verdict: Verdict) {
         if let Verdict::End { holder, seen, how } = verdict {
+            let Some(hands) = self.hands.clone() else { return };
             let groups = self.devices.get(&holder.gpu).map(|device| device.groups.clone());
             let ending = Ending { holder, seen, how };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            let turns = self.terminations.clone();
             self.under_way.spawn(async move {
-                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, turns).await;
+                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, hands).await;
                 Told::Ended(ending, outcome)
             });
             return;
@@ -439,6 +448,21 @@ impl Watchdog {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.findings.try_send(finding) {
             self.parts.metrics.dropped_findings.inc();
         }
+    }
+}
+
+/// The threads, as soon as they can be had.
+async fn hands() -> Hands {
+    let mut told = false;
+    loop {
+        match Hand::new("watch-processes").and_then(|reader| Ok((reader, Hand::new("watch-daemons")?))) {
+            Ok((reader, asker)) => return Hands { reader, asker },
+            Err(error) if !std::mem::replace(&mut told, true) => {
+                warn!(%error, "the watchdog's threads cannot be started; trying again");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(THREADS_RETRY).await;
     }
 }
 

@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
-
+use super::hand::Hand;
 use super::knowledge::Servers;
 use crate::host::cgroup::Place;
 use crate::host::{End, Processes};
@@ -32,30 +30,36 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
+/// Who does what blocks. Apart, because the supervisor may take its time.
+#[derive(Clone)]
+pub(super) struct Hands {
+    /// Reads /proc and sends signals.
+    pub reader: Hand,
+    /// Asks the supervisor, and reads the ledger.
+    pub asker: Hand,
+}
+
 /// Ends a process: through its daemon if that is how, else, or if no daemon knows it, by a signal.
 pub(super) async fn end(
     ending: &Ending,
     groups: BTreeSet<MpsGroup>,
     daemons: Arc<dyn Daemons>,
     processes: Arc<dyn Processes>,
-    turns: Arc<Semaphore>,
+    hands: Hands,
 ) -> Outcome {
     let process = ending.seen.process;
-    // A signal waits for nobody. The semaphore is never closed.
-    let _turn = match ending.how {
-        How::Terminate => turns.acquire().await.ok(),
-        How::Kill => None,
+    let outcome = match ending.how {
+        How::Kill => hands.reader.run(move || kill(process, &*processes)).await,
+        How::Terminate => {
+            let work = move || match terminate(process, &groups, &*daemons, &*processes) {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => kill(process, &*processes),
+                Err(error) => Outcome::Failed(error_chain(&error)),
+            };
+            hands.asker.run(work).await
+        }
     };
-    let how = ending.how;
-    let work = move || match how {
-        How::Kill => kill(process, &*processes),
-        How::Terminate => match terminate(process, &groups, &*daemons, &*processes) {
-            Ok(Some(outcome)) => outcome,
-            Ok(None) => kill(process, &*processes),
-            Err(error) => Outcome::Failed(error_chain(&error)),
-        },
-    };
-    spawn_blocking(work).await.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+    outcome.unwrap_or_else(|| Outcome::Failed("a thread of the watchdog broke".to_owned()))
 }
 
 /// None if the process is no daemon's client.
