@@ -18,6 +18,7 @@ pub struct NodeState {
     pub inventory: Inventory,
     pub discovery: Looks,
     pub slices: Published,
+    pub ailments: Vec<Ailing>,
     pub kubelet: Kubelet,
     pub claims: Vec<Holder>,
 }
@@ -41,6 +42,17 @@ pub struct Looks {
     /// From the end of the last look on.
     pub next_look_in_seconds: f64,
     pub stuck_threads: usize,
+}
+
+/// Something that is wrong with devices.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Ailing {
+    pub devices: Vec<DeviceName>,
+    pub effect: String,
+    /// Seconds since 1970.
+    pub since: i64,
+    pub words: String,
 }
 
 /// What has become of the ResourceSlices.

@@ -18,6 +18,9 @@ use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
 /// Changes of files that may wait; more say nothing new.
 const CHANGES: usize = 8;
+/// How soon the GPUs are looked at again because their events are not heard; doubles up to the other.
+const DEAF_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_DEAF_PAUSE: Duration = Duration::from_secs(600);
 /// How often directories that did not exist are tried again.
 const REFRESH: Duration = Duration::from_secs(30);
 
@@ -90,6 +93,30 @@ pub struct DiscoveryState {
 pub struct Discovered {
     pub inventory: watch::Receiver<Inventory>,
     pub state: watch::Receiver<DiscoveryState>,
+    pub events: GpuEvents,
+}
+
+/// What the GPUs tell by themselves, for whoever asks.
+#[derive(Debug)]
+pub struct GpuEvents(broadcast::Receiver<GpuEvent>);
+
+impl GpuEvents {
+    /// The events from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<GpuEvent> {
+        self.0.resubscribe()
+    }
+}
+
+impl Clone for GpuEvents {
+    fn clone(&self) -> Self {
+        Self(self.subscribe())
+    }
+}
+
+impl From<broadcast::Receiver<GpuEvent>> for GpuEvents {
+    fn from(events: broadcast::Receiver<GpuEvent>) -> Self {
+        Self(events)
+    }
 }
 
 /// The loop. Made by [`Discovery::new`], driven by [`Discovery::run`].
@@ -104,6 +131,7 @@ pub struct Discovery<G> {
     incomplete: u32,
     /// From the last look to the next.
     pause: Duration,
+    deaf: Deaf,
     inventory: watch::Sender<Inventory>,
     state: watch::Sender<DiscoveryState>,
 }
@@ -116,8 +144,11 @@ impl<G: Gpus> Discovery<G> {
         let events = Some(gpus.events());
         let (files, known) = (Some(files), Known::default());
         let pause = Duration::ZERO;
-        let discovery = Self { gpus, policy, events, files, known, incomplete: 0, pause, inventory, state };
-        (discovery, Discovered { inventory: inventory_out, state: state_out })
+        let out = Discovered { inventory: inventory_out, state: state_out, events: gpus.events().into() };
+        let deaf = Deaf::default();
+        let discovery =
+            Self { gpus, policy, events, files, known, incomplete: 0, pause, deaf, inventory, state };
+        (discovery, out)
     }
 
     /// Looks until `stop`. Never fails: what goes wrong is in the inventory and the state.
@@ -206,15 +237,54 @@ impl<G: Gpus> Discovery<G> {
                     FilesChanged::Boards | FilesChanged::Library => return Load::Anew,
                 },
                 event = next_event(&mut self.events) => match event {
-                    Ok(event) if tell(&event) => return Load::Keep,
-                    Ok(_) => {}
+                    Ok(event) => if tell(&event) {
+                        return Load::Keep
+                    } else {
+                        self.deaf.heard_of(Instant::now());
+                    },
                     Err(missed) => {
                         self.state.send_modify(|state| state.events_missed += missed);
                         return Load::Keep;
                     }
                 },
+                () = until(self.deaf.due) => {
+                    self.deaf.looked(Instant::now());
+                    // Waits for events with the library as it is now.
+                    return Load::Anew;
+                }
             }
         }
+    }
+}
+
+/// Events that are not heard are a reason to look soon: the driver may be another one. A new library may be
+/// as deaf at once, so that this reason comes less and less often.
+#[derive(Debug, Default)]
+struct Deaf {
+    due: Option<Instant>,
+    /// The last look for this reason, and how long the next one must wait.
+    last: Option<(Instant, Duration)>,
+}
+
+impl Deaf {
+    fn heard_of(&mut self, now: Instant) {
+        let at = self.last.map_or(now, |(at, pause)| now.max(at + pause));
+        self.due.get_or_insert(at);
+    }
+
+    fn looked(&mut self, now: Instant) {
+        self.due = None;
+        // One that comes long after the last one is new.
+        let recent = self.last.filter(|(at, pause)| now < *at + *pause + LONGEST_DEAF_PAUSE);
+        let pause = recent.map_or(DEAF_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_DEAF_PAUSE));
+        self.last = Some((now, pause));
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -487,6 +557,25 @@ mod tests {
         }
         let missed = node.out.state.wait_for(|state| state.events_missed > 0).await.unwrap();
         assert_eq!(missed.events_missed, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deaf_ears_are_a_reason_to_look_but_not_over_and_over() {
+        let mut node = start(vec![(AT_ONCE, Some(found(1)))]);
+        let deaf = |node: &Running| {
+            node.driver.events.send(GpuEvent::Deaf { words: "not supported".into() }).unwrap();
+        };
+        node.until(|i| healthy(i) == Some(1)).await;
+        deaf(&node);
+        assert_eq!(node.looks(2).await[1], (300, Load::Anew));
+        // The new library is deaf at once, each time.
+        for count in 3..6 {
+            deaf(&node);
+            node.looks(count).await;
+        }
+        let looks = node.looks(5).await;
+        let anew: Vec<_> = looks.iter().filter(|(_, load)| *load == Load::Anew).map(|(at, _)| *at).collect();
+        assert_eq!(anew[..3], [300, 10_300, 30_300], "{looks:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,17 +1,17 @@
-//! What kubelet shows of the devices' health: every allocatable device, as the inventory has it.
+//! What kubelet shows of the devices' health: every allocatable device, as inventory and ailments have it.
 
 use std::convert::Infallible;
 
 use tokio::sync::watch;
 
-use crate::inventory::Inventory;
+use crate::inventory::{Ailments, Effect, Inventory};
 use crate::kubelet::DeviceHealth;
-use crate::model::gpu::Health;
+use crate::model::gpu::{Device, Health};
 use crate::model::names::PoolName;
 use crate::ops::drain::Shutdown;
 
-/// The complete set of devices with their health.
-pub fn of(inventory: &Inventory, pool: &PoolName) -> Vec<DeviceHealth> {
+/// The complete set of devices with their health. What is only told leaves a device healthy.
+pub fn of(inventory: &Inventory, ailments: &Ailments, pool: &PoolName) -> Vec<DeviceHealth> {
     let Inventory::Found(gpus) = inventory else { return Vec::new() };
     let devices = gpus.devices();
     devices
@@ -19,23 +19,33 @@ pub fn of(inventory: &Inventory, pool: &PoolName) -> Vec<DeviceHealth> {
         .map(|(name, device)| DeviceHealth {
             pool: pool.clone(),
             device: name,
-            state: match &device.gpu().health {
-                Health::Healthy => Ok(()),
-                Health::Unhealthy(reason) => Err(reason.clone()),
-            },
+            state: state(&device, ailments),
         })
         .collect()
 }
 
-/// Keeps `health` up to date with the inventory.
+fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
+    let found = ailments.of(device).into_iter().filter(|ailment| ailment.kind.effect() > Effect::Told);
+    let mut words: Vec<&str> = found.map(|ailment| ailment.words.as_str()).collect();
+    // Said here without waiting for the ailments to be told.
+    if let Health::Unhealthy(reason) = &device.gpu().health
+        && !words.contains(&reason.as_str())
+    {
+        words.push(reason);
+    }
+    if words.is_empty() { Ok(()) } else { Err(words.join("; ")) }
+}
+
+/// Keeps `health` up to date with inventory and ailments.
 pub async fn run(
     mut inventory: watch::Receiver<Inventory>,
+    mut ailments: watch::Receiver<Ailments>,
     pool: PoolName,
     health: watch::Sender<Vec<DeviceHealth>>,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
     loop {
-        let now = of(&inventory.borrow_and_update(), &pool);
+        let now = of(&inventory.borrow_and_update(), &ailments.borrow_and_update(), &pool);
         health.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;
@@ -43,6 +53,7 @@ pub async fn run(
         });
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
+            Ok(()) = ailments.changed() => {}
             changed = inventory.changed() => if changed.is_err() {
                 // Discovery has ended: so does the process, or is about to.
                 shutdown.graceful().await;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! NVML ─→ discovery ─→ watch<Inventory> ─→ publisher ─→ ResourceSlices
-//!                            ├──────────→ health ────→ kubelet's health stream
+//!             │              ├──────────→ health ────→ kubelet's health stream
+//!             └→ ailments ─→ watch<Ailments>: to both
 //!                            └──────────→ preparer ←── kubelet's calls
 //!                                           └→ lanes → executor → ledger (store), CDI file, GPU
 //!                                                ↑
@@ -14,6 +15,7 @@
 //!
 //! May import: everything below, and ops. May name: tokio, tracing.
 
+pub mod ailments;
 pub mod config;
 mod daemons;
 pub mod discovery;
@@ -23,6 +25,7 @@ pub mod health;
 pub mod lanes;
 pub mod offering;
 pub mod preparer;
+pub mod publication;
 pub mod publisher;
 pub mod reporter;
 mod run;

@@ -21,51 +21,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::offering::{Keeps, Offering};
+pub use super::publication::{Pace, Phase, Publication};
 use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
-use crate::inventory::Inventory;
+use crate::inventory::{Ailments, Inventory};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
-use crate::model::names::{DeviceName, NodeName};
+use crate::model::names::NodeName;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Change, Dropped, How, Obsolete, Offer, Offered, Owner, Seen, SliceContent, Taints, Target, Write,
-    desired, diff, dropped, offered, violations,
+    Change, Dropped, How, Obsolete, Offer, Owner, Seen, SliceContent, Taints, Target, Write, desired, diff,
+    dropped, offered, taints, violations,
 };
-
-/// How long things wait. The defaults are for production; tests take shorter ones.
-#[derive(Debug, Clone, Copy)]
-pub struct Pace {
-    /// Between two writes of changed content. The first, and what is missing, does not wait.
-    pub content: Duration,
-    /// Between two repairs of what somebody else edited.
-    pub repair: Duration,
-    /// Between two repairs of what somebody else deleted; the first does not wait.
-    pub missing: Duration,
-    /// Between two looks that somebody else's writes cause.
-    pub look: Duration,
-    /// After the first failure; doubles up to `retry_most`.
-    pub retry: Duration,
-    pub retry_most: Duration,
-    /// Between two tries to get the lock.
-    pub lock: Duration,
-    /// Until an API server that does not keep everything is asked whether it does now.
-    pub ask_again: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            content: Duration::from_secs(10),
-            repair: Duration::from_secs(30),
-            missing: Duration::from_secs(1),
-            look: Duration::from_secs(1),
-            retry: Duration::from_millis(200),
-            retry_most: Duration::from_secs(30),
-            lock: Duration::from_millis(250),
-            ask_again: Duration::from_secs(3600),
-        }
-    }
-}
 
 /// Held while this instance publishes; dropping it lets the next one.
 pub type Guard = Box<dyn Send>;
@@ -73,44 +39,6 @@ pub type Guard = Box<dyn Send>;
 /// Tries to become the one instance that publishes: `None` while another one is (two live side by side
 /// during a roll-over with surge). Never waits. The words of an error are shown to people.
 pub type TryLock = Box<dyn Fn() -> Result<Option<Guard>, String> + Send>;
-
-/// What has been published, for readiness, metrics and `tranche inspect`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Publication {
-    pub phase: Phase,
-    /// The pool's generation in the API server; 0 as long as it is not known.
-    pub generation: i64,
-    pub slices: usize,
-    pub devices: usize,
-    /// Why the pool is published empty, if the inventory is unavailable.
-    pub empty_because: Option<String>,
-    /// Creations, replacements and deletions since the start.
-    pub writes: u64,
-    /// Failed tries since the start.
-    pub failures: u64,
-    /// What this API server does not keep.
-    pub dropped: Dropped,
-    /// And whether it keeps shares.
-    pub keeps: Keeps,
-    /// How each board is offered.
-    pub offered: BTreeMap<DeviceName, Offered>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
-    /// Another instance publishes.
-    WaitingForLock,
-    /// The GPUs have not been looked at yet.
-    WaitingForInventory,
-    /// The inventory is to be written: now, or as soon as the pace allows.
-    Pending,
-    /// The API server has what the inventory wants.
-    Published,
-    /// The last try failed; it is tried again.
-    Failing { error: String },
-    /// The slices stay as they are.
-    Stopped,
-}
 
 /// Why one try failed.
 #[derive(Debug, Error)]
@@ -135,6 +63,7 @@ pub struct Publisher {
     cluster: Arc<dyn Cluster>,
     node: NodeName,
     inventory: watch::Receiver<Inventory>,
+    ailments: Option<watch::Receiver<Ailments>>,
     pace: Pace,
     state: watch::Sender<Publication>,
     offering: Offering,
@@ -185,6 +114,7 @@ impl Publisher {
             cluster,
             node,
             inventory,
+            ailments: None,
             pace: Pace::default(),
             state,
             offering: Offering::new(SharingPolicy::default()),
@@ -209,6 +139,11 @@ impl Publisher {
     /// Another policy than the default one.
     pub fn with_sharing(self, policy: SharingPolicy) -> Self {
         Self { offering: Offering::new(policy), ..self }
+    }
+
+    /// Devices that ail are tainted.
+    pub fn with_ailments(self, ailments: watch::Receiver<Ailments>) -> Self {
+        Self { ailments: Some(ailments), ..self }
     }
 
     /// Publishes until `stop`, or until the inventory's sender is gone. The lock is given back at once
@@ -256,6 +191,7 @@ impl Publisher {
                     Ok(()) => self.take_inventory(),
                     Err(_) => return,
                 },
+                () = changed(&mut self.ailments) => self.take_inventory(),
                 Some(event) = events.next() => self.take_event(&event),
                 () = until(due) => {
                     self.due = None;
@@ -273,6 +209,9 @@ impl Publisher {
             Inventory::Found(gpus) => (gpus.clone(), None),
             Inventory::Unavailable { reason } => (NodeGpus::default(), Some(reason.clone())),
         };
+        if let Some(ailments) = &mut self.ailments {
+            self.taints = taints(&gpus, &ailments.borrow_and_update());
+        }
         let offered = offered(&gpus, self.offering.offer());
         let keeps = self.offering.keeps();
         self.state.send_if_modified(|state| {
@@ -570,6 +509,17 @@ impl Publisher {
         (self.node.as_str(), self.failures_in_row).hash(&mut hasher);
         full.mul_f64(0.5 + (hasher.finish() % 512) as f64 / 1024.0)
     }
+}
+
+/// The next change of what ails the devices; never, once there will be none.
+async fn changed(ailments: &mut Option<watch::Receiver<Ailments>>) {
+    if let Some(receiver) = ailments
+        && receiver.changed().await.is_ok()
+    {
+        return;
+    }
+    // The last ones stay.
+    std::future::pending().await
 }
 
 async fn until(due: Option<Instant>) {

@@ -22,12 +22,12 @@ use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, LISTS_LIMIT, Watchdog};
-use super::{findings, health, sweeper};
+use super::{ailments, findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
 use crate::host::{FileLock, LocalHost, LocalProcesses, boot};
-use crate::inventory::Inventory;
+use crate::inventory::{Ailments, Inventory};
 use crate::kubelet::{self, Health, Registration};
 use crate::ledger::Phase;
 use crate::model::error_chain;
@@ -90,16 +90,20 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         metrics: metrics.clone(),
         reporter: reporter.clone(),
     });
+    let ailments = watch_ailments(&settings, &preparer, &discovered, &mut tasks, &shutdown);
+    let (sender, devices) = watch::channel(Vec::new());
+    let (inventory, pool) = (discovered.inventory.clone(), preparer.executor.pool.clone());
+    tasks.spawn("health", health::run(inventory, ailments.clone(), pool, sender, shutdown.clone()));
     let registration =
-        serve_kubelet(&settings, &preparer, &discovered, &mut tasks, &shutdown, registered).await?;
-    let published = publish(&settings, cluster, &discovered, &mut tasks, &shutdown);
+        serve_kubelet(&settings, &preparer, devices, &mut tasks, &shutdown, registered).await?;
+    let published = publish(&settings, cluster, (&discovered, &ailments), &mut tasks, &shutdown);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
     let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
     tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
     tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
 
     let node = settings.node_name.clone();
-    let parts = Parts { node, discovered, published, registration, preparer, reporter };
+    let parts = Parts { node, discovered, ailments, published, registration, preparer, reporter };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));
@@ -250,18 +254,32 @@ fn report(
     reporter
 }
 
+fn watch_ailments(
+    settings: &NodeSettings,
+    preparer: &Preparer,
+    discovered: &Discovered,
+    tasks: &mut Tasks,
+    shutdown: &Shutdown,
+) -> watch::Receiver<Ailments> {
+    let (watch, ailments) = ailments::Watch::new(ailments::Sources {
+        discovered: discovered.clone(),
+        executor: preparer.executor.clone(),
+        folder: settings.host.state_dir.clone(),
+        sys_root: settings.host.sysfs_root.clone(),
+        every: ailments::Sources::EVERY,
+    });
+    tasks.spawn("ailments", watch.run(shutdown.clone()));
+    ailments
+}
+
 async fn serve_kubelet(
     settings: &NodeSettings,
     preparer: &Arc<Preparer>,
-    discovered: &Discovered,
+    devices: watch::Receiver<Vec<kubelet::DeviceHealth>>,
     tasks: &mut Tasks,
     shutdown: &Shutdown,
     registered: Token,
 ) -> Result<watch::Receiver<Registration>, NodeError> {
-    let (sender, devices) = watch::channel(Vec::new());
-    let pool = preparer.executor.pool.clone();
-    let inventory = discovered.inventory.clone();
-    tasks.spawn("health", health::run(inventory, pool, sender, shutdown.clone()));
     let config = kubelet::Config {
         driver: DRIVER.to_owned(),
         kubelet_dir: settings.host.kubelet_dir.clone(),
@@ -287,7 +305,7 @@ async fn serve_kubelet(
 fn publish(
     settings: &NodeSettings,
     cluster: Arc<dyn Cluster>,
-    discovered: &Discovered,
+    (discovered, ailments): (&Discovered, &watch::Receiver<Ailments>),
     tasks: &mut Tasks,
     shutdown: &Shutdown,
 ) -> watch::Receiver<Publication> {
@@ -298,7 +316,7 @@ fn publish(
     });
     let inventory = discovered.inventory.clone();
     let (publisher, published) = Publisher::new(cluster, settings.node_name.clone(), inventory);
-    let publisher = publisher.with_sharing(settings.sharing.clone());
+    let publisher = publisher.with_sharing(settings.sharing.clone()).with_ailments(ailments.clone());
     let stop = stop(shutdown, tasks);
     tasks.spawn("publisher", async move {
         publisher.run(lock, stop).await;

@@ -11,7 +11,7 @@ use super::discovery::{Discovered, DiscoveryState};
 use super::preparer::Preparer;
 use super::publisher::{Phase, Publication};
 use super::reporter::Reporter;
-use crate::inventory::Inventory;
+use crate::inventory::{Ailment, Ailments, Inventory, Kind};
 use crate::kubelet::Registration;
 use crate::model::gpu::{Device, Health};
 use crate::model::names::NodeName;
@@ -27,6 +27,7 @@ const GAUGES_EVERY: Duration = Duration::from_secs(5);
 pub struct Parts {
     pub node: NodeName,
     pub discovered: Discovered,
+    pub ailments: watch::Receiver<Ailments>,
     pub published: watch::Receiver<Publication>,
     pub registration: watch::Receiver<Registration>,
     pub preparer: Arc<Preparer>,
@@ -48,6 +49,8 @@ impl Parts {
         dump.add("inventory", move || json!(*inventory.borrow()));
         let discovery = self.discovered.state.clone();
         dump.add("discovery", move || looks(&discovery.borrow()));
+        let (inventory, ails) = (self.discovered.inventory.clone(), self.ailments.clone());
+        dump.add("ailments", move || ailments(&inventory.borrow(), &ails.borrow()));
         let published = self.published.clone();
         dump.add("slices", move || publication(&published.borrow()));
         let registration = self.registration.clone();
@@ -77,6 +80,25 @@ fn looks(state: &DiscoveryState) -> Value {
         "stuckThreads": state.stuck_threads,
         "eventsMissed": state.events_missed,
     })
+}
+
+/// Each with the devices that it concerns.
+fn ailments(inventory: &Inventory, ailments: &Ailments) -> Value {
+    let devices = match inventory {
+        Inventory::Found(gpus) => gpus.devices(),
+        Inventory::Unknown | Inventory::Unavailable { .. } => Default::default(),
+    };
+    let one = |ailment: &Ailment| {
+        let concerned = devices.iter().filter(|(_, device)| ailments.of(device).contains(&ailment));
+        json!({
+            "devices": concerned.map(|(name, _)| name).collect::<Vec<_>>(),
+            "kind": ailment.kind.word(),
+            "effect": format!("{:?}", ailment.kind.effect()),
+            "since": ailment.since,
+            "words": ailment.words,
+        })
+    };
+    ailments.iter().map(one).collect()
 }
 
 fn publication(published: &Publication) -> Value {
@@ -148,6 +170,10 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> R
         let phases = ["applying", "ready", "releasing"];
         for (phase, count) in phases.into_iter().zip(parts.preparer.executor.store.phases()) {
             metrics.ledger_records(phase, count);
+        }
+        for kind in Kind::WORDS {
+            let count = parts.ailments.borrow().iter().filter(|ailment| ailment.kind.word() == kind).count();
+            metrics.ailments(kind, count);
         }
         counted.looks(&parts.discovered.state.borrow(), &metrics);
         counted.publication(&parts.published.borrow(), &metrics);

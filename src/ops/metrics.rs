@@ -112,6 +112,7 @@ impl MetricConstructor<Histogram> for OperationHistogram {
 pub struct NodeMetrics {
     operations: Family<OperationLabels, Histogram, OperationHistogram>,
     devices: Family<DeviceLabels, Gauge>,
+    ailments: Family<KindLabels, Gauge>,
     ledger_records: Family<PhaseLabels, Gauge>,
     /// Creations, replacements and deletions of this node's slices.
     pub slice_writes: Counter,
@@ -156,6 +157,11 @@ impl NodeMetrics {
         self.devices.get_or_create(&DeviceLabels { r#type, health }).set(gauge_value(count));
     }
 
+    /// How many ailments of a kind the devices have now. Tell every kind, the absent ones too.
+    pub fn ailments(&self, kind: &'static str, count: usize) {
+        self.ailments.get_or_create(&KindLabels { kind }).set(gauge_value(count));
+    }
+
     /// How many records the ledger has now in a phase. Tell every phase, the empty ones too.
     pub fn ledger_records(&self, phase: &'static str, count: usize) {
         self.ledger_records.get_or_create(&PhaseLabels { phase }).set(gauge_value(count));
@@ -171,6 +177,7 @@ impl NodeMetrics {
         let metrics = Self {
             operations: Family::new_with_constructor(OperationHistogram),
             devices: Family::default(),
+            ailments: Family::default(),
             ledger_records: Family::default(),
             slice_writes: Counter::default(),
             slice_failures: Counter::default(),
@@ -241,6 +248,11 @@ impl NodeMetrics {
 
     fn register_slices(&self, registry: &mut Registry) {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
+        registry.register(
+            "ailments",
+            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down), by kind",
+            self.ailments.clone(),
+        );
         registry.register(
             "slice_writes",
             "ResourceSlices of this node created, replaced or deleted",
@@ -324,6 +336,7 @@ mod tests {
         metrics.operation(Operation::Prepare, Outcome::NotYet, Duration::from_micros(1500));
         metrics.devices(DeviceType::Gpu, DeviceHealth::Healthy, 8);
         metrics.ledger_records("ready", 3);
+        metrics.ailments("xid", 2);
         metrics.slice_writes.inc();
         metrics.discovery_looks.inc_by(2);
         metrics.discovery_last_look.set(0.25);
@@ -336,6 +349,7 @@ mod tests {
             "tranche_claim_operation_duration_seconds_bucket{le=\"0.002\",operation=\"prepare\",result=\"not_yet\"} 1",
             "tranche_devices{type=\"gpu\",health=\"healthy\"} 8",
             "tranche_ledger_records{phase=\"ready\"} 3",
+            "tranche_ailments{kind=\"xid\"} 2",
             "tranche_slice_writes_total 1",
             "tranche_discovery_looks_total 2",
             "tranche_discovery_last_look_seconds 0.25",

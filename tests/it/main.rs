@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod ailments;
 mod cdi;
 mod cluster;
 mod crash;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cli::state::{Holder, NodeState};
+use crate::cli::state::{Ailing, Holder, NodeState};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
@@ -34,6 +34,7 @@ pub fn tables(state: &NodeState, width: Width) -> String {
             text.push('\n');
             text.push_str(&devices(gpus, state, width));
             notes.extend(boards(gpus));
+            notes.extend(state.ailments.iter().map(ailing));
             notes.extend(only_whole(&state.slices.offered));
             notes.extend(held_but_gone(gpus, &state.claims));
         }
@@ -262,6 +263,13 @@ fn notes(state: &NodeState) -> Vec<String> {
     notes
 }
 
+/// `gpu-3 (NoNewPods since 2026-01-01T00:00:00Z): Xid 48: …`
+fn ailing(ailing: &Ailing) -> String {
+    let devices: Vec<_> = ailing.devices.iter().map(DeviceName::as_str).collect();
+    let since = jiff::Timestamp::from_second(ailing.since).map(|at| at.to_string()).unwrap_or_default();
+    format!("{} ({} since {since}): {}.", listed(&devices), ailing.effect, ailing.words)
+}
+
 /// What is to be said of boards.
 fn boards(gpus: &NodeGpus) -> Vec<String> {
     let mut notes = Vec::new();
@@ -365,6 +373,8 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
         let broken = json!({"Unhealthy": "fell off the bus"});
         state["inventory"]["Found"]["gpus"] = json!([gpu(3, json!({"On": []}), broken)]);
         state["claims"][0]["phase"] = json!("Releasing");
+        state["ailments"] = json!([{"devices": ["gpu-3"], "kind": "xid", "effect": "NoNewPods", "since": 1_767_225_600,
+                                    "words": "Xid 48: memory has an uncorrectable error"}]);
         state["kubelet"] = json!({"registration": "Refused", "reason": "another driver has the name"});
         state["slices"]["error"] = json!("forbidden");
         let whole = json!({"whole": {"because": "it is in MIG mode"}});
@@ -377,6 +387,7 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
             "Kubelet refused the plugin: another driver has the name\n",
             "The last look failed (2 in a row): NVML is gone\n",
             "cannot be written; it is tried again: forbidden\n",
+            "gpu-3 (NoNewPods since 2026-01-01T00:00:00Z): Xid 48: memory has an uncorrectable error.\n",
             "does not keep spec.devices[].allowMultipleAllocations\n",
             "Only given whole: gpu-3, gpu-4: it is in MIG mode.\n",
             "GPU 3 (NVIDIA H100) is unhealthy: fell off the bus\n",

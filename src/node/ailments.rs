@@ -1,0 +1,408 @@
+//! Keeps what ails the boards up to date: Xids as NVML tells of them, looks at the GPUs, and, while claims
+//! need MPS daemons, whether those serve. The publisher makes taints of it, the health stream says it.
+//!
+//! Xids are told once and outlast this process in [`FILE`], with the boot and the driver's load in which
+//! they were seen; another one clears them, since it means a reset. Who has reset a board alone removes the
+//! file: then they are forgotten too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+use super::discovery::Discovered;
+use super::executor::Executor;
+use crate::host::{Lasting, boot};
+use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Run, Xid};
+use crate::ledger::{Phase, Step};
+use crate::model::error_chain;
+use crate::model::share::MpsGroup;
+use crate::nvml::GpuEvent;
+use crate::ops::drain::Shutdown;
+use crate::supervisor::words::{DaemonPhase, DaemonState};
+
+/// In the state folder.
+pub const FILE: &str = "ailments.json";
+const VERSION: u32 = 1;
+/// The kernel module whose load is a reset of every board.
+const MODULE: &str = "nvidia";
+/// An uncorrectable ECC error, which the driver tells as an Xid too.
+const XID_ECC: u64 = 48;
+/// So many questions in a row without an answer of `tranche mps` before its daemons count as down: it is
+/// being updated, say.
+const SILENT_POLLS: u32 = 10;
+/// So many answers in a row without a daemon that claims need: they come before the sweeper has asked for it.
+const MISSING_POLLS: u32 = 3;
+
+/// What the loop needs.
+pub struct Sources {
+    pub discovered: Discovered,
+    /// For the ledger, the MPS daemons and the boot.
+    pub executor: Arc<Executor>,
+    /// Where [`FILE`] is kept.
+    pub folder: PathBuf,
+    pub sys_root: PathBuf,
+    /// From one look at daemons, driver and file to the next.
+    pub every: Duration,
+}
+
+impl Sources {
+    /// A daemon's death is seen within this and the time of an answer.
+    pub const EVERY: Duration = Duration::from_secs(1);
+}
+
+/// The loop. Made by [`Watch::new`], driven by [`Watch::run`].
+pub struct Watch {
+    sources: Arc<Sources>,
+    run: Run,
+    known: Ailments,
+    daemons: Daemons,
+    saving: Saving,
+    /// Times that the file was brought up to date.
+    saves: u64,
+    events: broadcast::Receiver<GpuEvent>,
+    out: watch::Sender<Ailments>,
+}
+
+/// How [`FILE`] stands to what is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Saving {
+    Saved,
+    Due,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Remembered {
+    version: u32,
+    run: Run,
+    ailments: Vec<Ailment>,
+}
+
+/// What one look at daemons, driver and file found.
+struct Seen {
+    driver: Option<u64>,
+    file_is_there: bool,
+    /// Saves before the look: what was written since it cannot have seen.
+    saves: u64,
+    /// The groups that claims need, and what `tranche mps` says of all; none if none is needed.
+    needed: BTreeSet<MpsGroup>,
+    states: Option<Result<Vec<DaemonState>, String>>,
+}
+
+impl Watch {
+    /// Reads what is remembered; blocks for that. Events count from now on.
+    pub fn new(sources: Sources) -> (Self, watch::Receiver<Ailments>) {
+        let driver = boot::module_load(&sources.sys_root, MODULE);
+        let run = Run { boot: sources.executor.boot.clone(), driver };
+        // What is there already, and right, is not written: another instance may be about to.
+        let (known, saving) = match read(&sources.folder) {
+            Some(earlier) => {
+                let known = Ailments::recalled(earlier.ailments.clone(), &earlier.run, &run);
+                let right = earlier.run == run && earlier.ailments == known.lasting();
+                (known, if right { Saving::Saved } else { Saving::Due })
+            }
+            None => (Ailments::default(), Saving::Saved),
+        };
+        for ailment in known.iter() {
+            warn!(place = ?ailment.place, "remembered: {}", ailment.words);
+        }
+        let (out, receiver) = watch::channel(known.clone());
+        let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
+        let sources = Arc::new(sources);
+        (Self { sources, run, known, daemons, saving, saves: 0, events, out }, receiver)
+    }
+
+    /// Watches until the process is to end.
+    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
+        let mut inventory = self.sources.discovered.inventory.clone();
+        let mut ticks = tokio::time::interval(self.sources.every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut looking: Option<JoinHandle<Seen>> = None;
+        inventory.mark_changed();
+        loop {
+            tokio::select! {
+                () = shutdown.graceful() => return Ok(()),
+                event = next_event(&mut self.events) => self.take_event(event),
+                Ok(()) = inventory.changed() => self.take_facts(&inventory.borrow_and_update()),
+                seen = ended(&mut looking) => {
+                    looking = None;
+                    if let Some(seen) = seen {
+                        self.take_seen(seen);
+                        self.take_facts(&inventory.borrow());
+                    }
+                }
+                _ = ticks.tick(), if looking.is_none() => {
+                    let (sources, saves) = (self.sources.clone(), self.saves);
+                    looking = Some(tokio::task::spawn_blocking(move || look(&sources, saves)));
+                }
+            }
+            self.tell();
+            self.save().await;
+        }
+    }
+
+    fn take_event(&mut self, event: GpuEvent) {
+        let xid = match event {
+            GpuEvent::Xid { gpu, code, gpu_instance, .. } => Xid { gpu, code, gpu_instance },
+            GpuEvent::EccDoubleBit { gpu } => Xid { gpu, code: XID_ECC, gpu_instance: None },
+            GpuEvent::MigChanged { .. } | GpuEvent::Deaf { .. } => return,
+        };
+        self.set(self.known.and_xid(&xid, now()));
+    }
+
+    fn take_facts(&mut self, inventory: &Inventory) {
+        self.set(self.known.and_facts(inventory, &self.daemons.down, now()));
+    }
+
+    fn take_seen(&mut self, seen: Seen) {
+        self.daemons.take(&seen.needed, seen.states);
+        let now = Run { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
+        if now != self.run {
+            let kept = Ailments::recalled(self.known.lasting(), &self.run, &now);
+            if kept.is_empty() && !self.known.lasting().is_empty() {
+                info!("the driver was loaded anew: Xids seen before are over");
+            }
+            self.run = now;
+            self.set(kept);
+            self.saving = Saving::Due;
+        }
+        let removed = self.saving == Saving::Saved && seen.saves == self.saves && !seen.file_is_there;
+        if removed && !self.known.lasting().is_empty() {
+            info!(file = FILE, "the file was removed: Xids seen before are forgotten");
+            self.set(self.known.cured());
+        }
+    }
+
+    fn set(&mut self, next: Ailments) {
+        if next.lasting() != self.known.lasting() {
+            self.saving = Saving::Due;
+        }
+        self.known = next;
+    }
+
+    /// Publishes what has changed, and says so in the log.
+    fn tell(&self) {
+        let before = self.out.borrow().clone();
+        if before == self.known {
+            return;
+        }
+        let has = |all: &Ailments, one: &Ailment| {
+            all.iter().any(|other| (&other.place, other.kind) == (&one.place, one.kind))
+        };
+        for ailment in self.known.iter().filter(|ailment| !has(&before, ailment)) {
+            warn!(place = ?ailment.place, effect = ?ailment.kind.effect(), "{}", ailment.words);
+        }
+        for ailment in before.iter().filter(|ailment| !has(&self.known, ailment)) {
+            info!(place = ?ailment.place, "over: {}", ailment.words);
+        }
+        self.out.send_replace(self.known.clone());
+    }
+
+    /// Brings the file up to date. What fails is tried again with the next tick.
+    async fn save(&mut self) {
+        if self.saving == Saving::Saved {
+            return;
+        }
+        let (sources, ailments) = (self.sources.clone(), self.known.lasting());
+        let remembered = Remembered { version: VERSION, run: self.run.clone(), ailments };
+        let written = tokio::task::spawn_blocking(move || write(&sources, &remembered)).await;
+        match written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
+            Ok(()) => (self.saving, self.saves) = (Saving::Saved, self.saves + 1),
+            Err(error) => {
+                error!(file = FILE, %error, "what ails the GPUs cannot be remembered; trying again")
+            }
+        }
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The next event; never, once there will be none.
+async fn next_event(events: &mut broadcast::Receiver<GpuEvent>) -> GpuEvent {
+    loop {
+        match events.recv().await {
+            Ok(event) => return event,
+            // Discovery counts them.
+            Err(RecvError::Lagged(missed)) => {
+                warn!(missed, "GPU events came too fast; some Xids may be unknown")
+            }
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+/// The look's end; a look that panicked found nothing.
+async fn ended(looking: &mut Option<JoinHandle<Seen>>) -> Option<Seen> {
+    match looking {
+        Some(look) => look.await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+fn look(sources: &Sources, saves: u64) -> Seen {
+    let needed = needed(&sources.executor);
+    let states = || sources.executor.daemons.states().map_err(|error| error_chain(&error));
+    Seen {
+        driver: boot::module_load(&sources.sys_root, MODULE),
+        file_is_there: sources.folder.join(FILE).exists(),
+        saves,
+        states: (!needed.is_empty()).then(states),
+        needed,
+    }
+}
+
+/// The groups whose daemons running claims use.
+fn needed(executor: &Executor) -> BTreeSet<MpsGroup> {
+    let records = executor.store.all().into_iter();
+    let running = records.filter(|r| r.phase == Phase::Ready && r.intent.boot == executor.boot);
+    let steps = running.flat_map(|record| record.intent.steps);
+    steps.filter_map(|step| if let Step::Mps { group, .. } = step { Some(group) } else { None }).collect()
+}
+
+fn read(folder: &Path) -> Option<Remembered> {
+    let bytes = match std::fs::read(folder.join(FILE)) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            warn!(file = FILE, %error, "what ailed the GPUs before cannot be read");
+            return None;
+        }
+    };
+    let read = serde_json::from_slice::<Remembered>(&bytes);
+    read.inspect_err(|error| warn!(file = FILE, %error, "what ailed the GPUs before is not understood"))
+        .ok()
+        .filter(|remembered| remembered.version == VERSION)
+}
+
+/// Without anything to remember there is no file.
+fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
+    let host = &sources.executor.host;
+    if remembered.ailments.is_empty() {
+        return host.remove(&sources.folder.join(FILE)).map(drop);
+    }
+    let bytes = serde_json::to_vec(remembered)?;
+    host.write(&sources.folder, FILE, &bytes, Lasting::Power)
+}
+
+/// Which daemons are down, from one answer of `tranche mps` to the next.
+#[derive(Debug, Default)]
+struct Daemons {
+    down: Vec<DaemonDown>,
+    silent: u32,
+    missing: BTreeMap<MpsGroup, u32>,
+}
+
+impl Daemons {
+    fn take(&mut self, needed: &BTreeSet<MpsGroup>, states: Option<Result<Vec<DaemonState>, String>>) {
+        self.down.retain(|daemon| needed.contains(&daemon.group));
+        self.missing.retain(|group, _| needed.contains(group));
+        match states {
+            None => self.silent = 0,
+            Some(Ok(states)) => {
+                self.silent = 0;
+                let down = needed.iter().filter_map(|group| Some((group, self.reason(group, &states)?)));
+                let down: Vec<_> = down.collect::<BTreeMap<_, _>>().into_iter().collect();
+                self.down = down
+                    .into_iter()
+                    .map(|(group, reason)| DaemonDown { group: group.clone(), reason })
+                    .collect();
+            }
+            Some(Err(reason)) => {
+                self.silent = self.silent.saturating_add(1);
+                if self.silent >= SILENT_POLLS {
+                    let daemon =
+                        |group: &MpsGroup| DaemonDown { group: group.clone(), reason: reason.clone() };
+                    self.down = needed.iter().map(daemon).collect();
+                }
+            }
+        }
+    }
+
+    /// Why a group's daemon counts as down.
+    fn reason(&mut self, group: &MpsGroup, states: &[DaemonState]) -> Option<String> {
+        let phase = states.iter().find(|state| state.group == *group).map(|state| &state.phase);
+        match phase {
+            Some(DaemonPhase::Serving { .. }) => {
+                self.missing.remove(group);
+                None
+            }
+            Some(DaemonPhase::Down { reason }) => Some(reason.clone()),
+            Some(DaemonPhase::Resting { .. }) | None => {
+                let times = self.missing.entry(group.clone()).or_default();
+                *times = times.saturating_add(1);
+                (*times >= MISSING_POLLS)
+                    .then(|| "`tranche mps` does not keep it for these claims".to_owned())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(name: &str) -> MpsGroup {
+        MpsGroup::new([name.into()])
+    }
+
+    fn state(name: &str, phase: DaemonPhase) -> DaemonState {
+        DaemonState {
+            group: group(name),
+            exclusive: true,
+            phase,
+            limits: None,
+            memory_answers: Vec::new(),
+            compute_answer: String::new(),
+            deaths: 0,
+            servers: Vec::new(),
+        }
+    }
+
+    fn down(daemons: &Daemons) -> Vec<(String, &str)> {
+        daemons.down.iter().map(|daemon| (daemon.group.to_string(), daemon.reason.as_str())).collect()
+    }
+
+    #[test]
+    fn a_dead_daemon_is_told_at_once_and_a_missing_one_after_a_while() {
+        let needed = BTreeSet::from([group("a"), group("b"), group("c")]);
+        let states = || {
+            let dead = DaemonPhase::Down { reason: "it exited".into() };
+            Some(Ok(vec![state("a", dead), state("b", DaemonPhase::Serving { pid: 1 })]))
+        };
+        let mut daemons = Daemons::default();
+        daemons.take(&needed, states());
+        assert_eq!(down(&daemons), [("a".to_owned(), "it exited")]);
+        for _ in 1..MISSING_POLLS {
+            daemons.take(&needed, states());
+        }
+        assert_eq!(down(&daemons).len(), 2);
+        assert!(down(&daemons)[1].1.contains("tranche mps"), "{daemons:?}");
+        let all = ["a", "b", "c"].map(|name| state(name, DaemonPhase::Serving { pid: 1 }));
+        daemons.take(&needed, Some(Ok(all.to_vec())));
+        assert_eq!(down(&daemons), []);
+    }
+
+    #[test]
+    fn a_supervisor_that_does_not_answer_is_given_time() {
+        let needed = BTreeSet::from([group("a")]);
+        let mut daemons = Daemons::default();
+        for _ in 1..SILENT_POLLS {
+            daemons.take(&needed, Some(Err("no answer".into())));
+            assert_eq!(down(&daemons), []);
+        }
+        daemons.take(&needed, Some(Err("no answer".into())));
+        assert_eq!(down(&daemons), [("a".to_owned(), "no answer")]);
+        daemons.take(&BTreeSet::new(), None);
+        assert_eq!(down(&daemons), [], "nobody needs it any more");
+    }
+}

@@ -1,0 +1,314 @@
+//! What ails a GPU, from what NVML and `tranche mps` tell to the taints in the API server and the words for
+//! kubelet, over restarts, reboots and a driver that is loaded anew.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tranche::cluster::KubeCluster;
+use tranche::inventory::{Ailments, Inventory};
+use tranche::model::gpu::Health;
+use tranche::model::names::{NodeName, PoolName};
+use tranche::node::ailments::{FILE, Sources, Watch};
+use tranche::node::discovery::{Discovered, DiscoveryState};
+use tranche::node::health;
+use tranche::node::publisher::{Pace, Publication, Publisher};
+use tranche::nvml::GpuEvent;
+use tranche::ops::drain::Shutdown;
+
+use crate::fake_mps::Trouble;
+use crate::mock_api::{MockApi, PATIENCE, Verb};
+use crate::site::{Claim, Life, NODE, Site, uuid};
+
+const SLICES: &str = "resourceslices";
+
+/// A node whose ailments are watched and published; its process can be started anew.
+struct Ward {
+    site: Site,
+    api: MockApi,
+    events: broadcast::Sender<GpuEvent>,
+}
+
+/// One run of the process.
+struct Run<'a> {
+    ward: &'a Ward,
+    life: Life,
+    ailments: watch::Receiver<Ailments>,
+    published: watch::Receiver<Publication>,
+    shutdown: Shutdown,
+    stop: CancellationToken,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Ward {
+    fn new() -> Self {
+        let site = Site::with_whole_gpus(2);
+        let api = MockApi::new();
+        api.put("nodes", json!({"metadata": {"name": NODE, "uid": "node-uid"}}));
+        fs::create_dir_all(site.path("sys/module/nvidia")).unwrap();
+        fs::create_dir_all(site.path("state")).unwrap();
+        Self { site, api, events: broadcast::channel(8).0 }
+    }
+
+    fn start(&self) -> Run<'_> {
+        let life = self.site.life();
+        let discovered = Discovered {
+            inventory: self.site.gpus.subscribe(),
+            state: watch::channel(DiscoveryState::default()).1,
+            events: self.events.subscribe().into(),
+        };
+        let (watch, ailments) = Watch::new(Sources {
+            discovered,
+            executor: life.preparer.executor.clone(),
+            folder: self.site.path("state"),
+            sys_root: self.site.path("sys"),
+            every: Duration::from_millis(10),
+        });
+        let cluster = Arc::new(KubeCluster::with_client(self.api.client(), NodeName::new(NODE)));
+        let (publisher, published) = Publisher::new(cluster, NodeName::new(NODE), self.site.gpus.subscribe());
+        let publisher = publisher.with_pace(quick()).with_ailments(ailments.clone());
+        let (shutdown, stop) = (Shutdown::new(), CancellationToken::new());
+        let (until, publishing) = (shutdown.clone(), stop.clone());
+        let tasks = [
+            tokio::spawn(async move { drop(watch.run(until).await) }),
+            tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
+        ];
+        Run { ward: self, life, ailments, published, shutdown, stop, tasks }
+    }
+
+    fn xid(&self, minor: u32, code: u64) {
+        let (gpu_instance, compute_instance) = (None, None);
+        self.events.send(GpuEvent::Xid { gpu: uuid(minor), code, gpu_instance, compute_instance }).unwrap();
+    }
+
+    /// `key=value:effect` of each taint of a GPU, as the API server has them; none while it has no slice.
+    fn taints(&self, minor: u32) -> Option<Vec<String>> {
+        let slices = self.api.list(SLICES);
+        let mut devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array()).flatten();
+        let device = devices.find(|device| device["name"] == format!("gpu-{minor}"))?;
+        let text = |taint: &Value, key: &str| taint[key].as_str().unwrap_or_default().to_owned();
+        let one = |t: &Value| format!("{}={}:{}", text(t, "key"), text(t, "value"), text(t, "effect"));
+        Some(device["taints"].as_array().into_iter().flatten().map(one).collect())
+    }
+
+    async fn until_taints(&self, minor: u32, taints: &[&str]) {
+        let there = |_: &MockApi| self.taints(minor).is_some_and(|found| found == taints);
+        self.api.until(&format!("gpu-{minor} has the taints {taints:?}"), there).await;
+    }
+
+    fn file_is_there(&self) -> bool {
+        self.site.path("state").join(FILE).exists()
+    }
+
+    /// What the kernel does when the driver is unloaded and loaded.
+    fn load_driver_anew(&self) {
+        let modules = self.site.path("sys/module");
+        fs::create_dir(modules.join("new")).unwrap();
+        fs::rename(modules.join("nvidia"), modules.join("old")).unwrap();
+        fs::rename(modules.join("new"), modules.join("nvidia")).unwrap();
+    }
+}
+
+fn quick() -> Pace {
+    let zero = Duration::ZERO;
+    let short = Duration::from_millis(10);
+    Pace {
+        content: zero,
+        repair: zero,
+        missing: zero,
+        look: zero,
+        retry: short,
+        lock: short,
+        ..Pace::default()
+    }
+}
+
+impl Run<'_> {
+    async fn end(self) {
+        self.shutdown.begin("the test");
+        self.stop.cancel();
+        for task in self.tasks {
+            tokio::time::timeout(PATIENCE, task).await.expect("it ends").unwrap();
+        }
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn(&Ailments) -> bool) {
+        let mut ailments = self.ailments.clone();
+        let found = tokio::time::timeout(PATIENCE, ailments.wait_for(holds)).await.is_ok();
+        assert!(found, "waited in vain for {what}: {:?}", self.ailments.borrow());
+    }
+
+    async fn until_published(&self, what: &str, holds: impl Fn(&Publication) -> bool) {
+        let mut published = self.published.clone();
+        let found = tokio::time::timeout(PATIENCE, published.wait_for(holds)).await.is_ok();
+        assert!(found, "waited in vain for {what}: {:?}", self.published.borrow());
+    }
+
+    /// What kubelet is told of a GPU; none if it is healthy.
+    fn unhealthy(&self, minor: u32) -> Option<String> {
+        let pool = PoolName::new(NODE);
+        let told = health::of(&self.ward.site.gpus.borrow(), &self.ailments.borrow(), &pool);
+        let device = told.into_iter().find(|device| device.device.as_str() == format!("gpu-{minor}"));
+        device.unwrap().state.err()
+    }
+}
+
+const XID_48: &str = "gpu.nvidia.com/xid=48:NoSchedule";
+
+#[tokio::test]
+async fn an_xid_keeps_pods_off_until_the_driver_is_loaded_anew_over_restarts_too() {
+    let ward = Ward::new();
+    let run = ward.start();
+    ward.until_taints(0, &[]).await;
+    ward.xid(0, 48);
+    ward.until_taints(0, &[XID_48]).await;
+    let words = run.unhealthy(0).unwrap();
+    assert!(words.contains("Xid 48") && words.contains("reset"), "{words}");
+    assert_eq!((ward.taints(1), run.unhealthy(1)), (Some(vec![]), None), "the other GPU is well");
+    ward.until_file().await;
+    run.end().await;
+
+    let writes = ward.api.writes(SLICES);
+    let run = ward.start();
+    run.until("what was remembered", |ailments| !ailments.is_empty()).await;
+    run.until_published("both GPUs", |p| p.devices == 2).await;
+    assert_eq!((ward.taints(0).unwrap(), ward.api.writes(SLICES)), (vec![XID_48.to_owned()], writes));
+
+    ward.load_driver_anew();
+    ward.until_taints(0, &[]).await;
+    assert_eq!(run.unhealthy(0), None);
+    run.end().await;
+    assert!(!ward.file_is_there(), "there is nothing to remember");
+}
+
+impl Ward {
+    /// Waits until what is remembered lasts.
+    async fn until_file(&self) {
+        let there = async {
+            while !self.file_is_there() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, there).await.expect("the file is written");
+    }
+}
+
+#[tokio::test]
+async fn a_reboot_and_a_word_from_the_administrator_clear_xids() {
+    let ward = Ward::new();
+    let run = ward.start();
+    ward.xid(1, 119);
+    ward.until_taints(1, &["gpu.nvidia.com/xid=119:NoSchedule"]).await;
+    ward.until_file().await;
+    fs::remove_file(ward.site.path("state").join(FILE)).unwrap();
+    ward.until_taints(1, &[]).await;
+
+    ward.xid(1, 95);
+    ward.until_taints(1, &["gpu.nvidia.com/xid=95:NoSchedule"]).await;
+    ward.until_file().await;
+    run.end().await;
+    ward.site.reboot();
+    let run = ward.start();
+    ward.until_taints(1, &[]).await;
+    assert!(run.ailments.borrow().is_empty());
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_lost_board_loses_its_pods_and_a_programs_fault_costs_nothing() {
+    let ward = Ward::new();
+    let run = ward.start();
+    for code in [13, 31, 43, 45] {
+        ward.xid(0, code);
+    }
+    ward.xid(0, 63);
+    run.until("the worn memory", |ailments| !ailments.is_empty()).await;
+    assert_eq!(run.ailments.borrow().iter().count(), 1, "programs' faults ail nobody");
+    assert_eq!(run.unhealthy(0), None, "what can wait is told elsewhere");
+    ward.xid(1, 79);
+    ward.until_taints(1, &["gpu.nvidia.com/gpu-lost=79:NoExecute"]).await;
+    assert_eq!(ward.taints(0), Some(vec![]));
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_cannot_be_read_is_tainted_while_that_is_so() {
+    let ward = Ward::new();
+    let run = ward.start();
+    ward.until_taints(0, &[]).await;
+    let set = |health: Health| {
+        ward.site.gpus.send_modify(|inventory| {
+            let Inventory::Found(gpus) = inventory else { unreachable!() };
+            gpus.gpus[0].health = health;
+        });
+    };
+    set(Health::Unhealthy("the GPU does not answer".into()));
+    ward.until_taints(0, &["gpu.nvidia.com/unreachable=:NoSchedule"]).await;
+    assert_eq!(run.unhealthy(0).as_deref(), Some("the GPU does not answer"), "said once");
+    set(Health::Healthy);
+    ward.until_taints(0, &[]).await;
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_dead_mps_daemon_taints_its_gpu_until_it_serves_again() {
+    let ward = Ward::new();
+    let run = ward.start();
+    let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
+    ward.site.api.put(&claim);
+    run.life.prepared(&claim, "share").await;
+    ward.site.mps.forget_all();
+    ward.until_taints(0, &["gpu.nvidia.com/mps-daemon-down=:NoSchedule"]).await;
+    assert!(run.unhealthy(0).unwrap().contains("MPS daemon"));
+    run.life.sweep().await.unwrap();
+    ward.until_taints(0, &[]).await;
+
+    ward.site.mps.trouble(Some(Trouble::Away));
+    run.until("the supervisor's absence", |ailments| !ailments.is_empty()).await;
+    assert!(run.unhealthy(0).unwrap().contains("tranche mps"), "{:?}", run.unhealthy(0));
+    ward.site.mps.trouble(None);
+    run.until("its return", Ailments::is_empty).await;
+    run.end().await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_drops_taints_is_not_written_to_over_and_over() {
+    let ward = Ward::new();
+    ward.api.drop_fields(&["taints"]);
+    let run = ward.start();
+    ward.until_taints(0, &[]).await;
+    ward.xid(0, 48);
+    run.until_published("the loss", |p| p.dropped.to_string().contains("DRADeviceTaints")).await;
+    assert!(run.unhealthy(0).is_some(), "kubelet is told all the same");
+    let writes = ward.api.writes(SLICES);
+    for code in [62, 119] {
+        ward.xid(1, code);
+        run.until("the Xid", |ailments| ailments.iter().any(|a| a.words.contains(&format!("Xid {code}"))))
+            .await;
+    }
+    let looks = ward.api.count(Verb::List, SLICES);
+    ward.api.cut_watches(true);
+    ward.api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    assert_eq!(ward.api.writes(SLICES), writes);
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_forgets_and_does_not_stop_the_start() {
+    let ward = Ward::new();
+    for text in
+        ["", "{\"version\":", "{\"version\":99,\"run\":{\"boot\":\"b\",\"driver\":1},\"ailments\":[]}"]
+    {
+        fs::write(ward.site.path("state").join(FILE), text).unwrap();
+        let run = ward.start();
+        assert!(run.ailments.borrow().is_empty());
+        ward.xid(0, 48);
+        run.until("the Xid", |ailments| !ailments.is_empty()).await;
+        run.end().await;
+        fs::remove_file(ward.site.path("state").join(FILE)).unwrap();
+    }
+}
