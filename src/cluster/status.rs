@@ -66,7 +66,7 @@ pub enum ReportError {
          see there what claims were granted"
     )]
     NotKept,
-    #[error("status.devices of claim {claim} is not told: {call}", call = .source.what_failed())]
+    #[error("status.devices of claim {claim} is not told; it will be tried again")]
     Call {
         claim: ClaimRef,
         #[source]
