@@ -39,6 +39,7 @@ spec:
     - name: main
       image: docker.io/local/glibc:1
       imagePullPolicy: Never
+      securityContext: {allowPrivilegeEscalation: false}
       resources: {claims: [{name: gpu}]}
 ---
 YAML

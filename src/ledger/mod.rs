@@ -14,6 +14,8 @@ mod tests;
 pub use audit::{Finding, audit};
 pub use codec::{Damage, Decoded, decode, encode_intent, encode_mark};
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::claim::{ClaimRef, PreparedDevice};
@@ -53,6 +55,21 @@ pub enum HoldMode {
     Share(Grant),
     /// Administrative access: holds nothing, changes nothing.
     Admin,
+}
+
+impl fmt::Display for HoldMode {
+    /// For people: `Whole`, `2000 MiB`, `20124 MiB, 25 %`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("Whole"),
+            Self::Mig => f.write_str("Mig"),
+            Self::Admin => f.write_str("Admin"),
+            Self::Share(grant) => {
+                write!(f, "{} MiB", grant.memory.mib_floor())?;
+                grant.compute.map_or(Ok(()), |percent| write!(f, ", {percent}"))
+            }
+        }
+    }
 }
 
 /// One effect, with all that its undoing needs.

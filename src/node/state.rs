@@ -148,7 +148,7 @@ fn claims(preparer: &Preparer) -> Value {
                 "intent": record.intent,
                 "devices": record.intent.devices.iter().map(|held| json!({
                     "device": held.answer.device,
-                    "mode": format!("{:?}", held.mode),
+                    "mode": held.mode.to_string(),
                     "requests": held.answer.requests,
                 })).collect::<Vec<_>>(),
             })

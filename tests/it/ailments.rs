@@ -74,7 +74,7 @@ impl Ward {
         let (shutdown, stop) = (Shutdown::new(), CancellationToken::new());
         let (until, publishing) = (shutdown.clone(), stop.clone());
         let tasks = [
-            tokio::spawn(async move { drop(watch.run(until).await) }),
+            tokio::spawn(async move { _ = watch.run(until).await }),
             tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
         ];
         Run { ward: self, life, ailments, published, shutdown, stop, tasks }

@@ -226,7 +226,7 @@ fn holders(claims: &[Holder]) -> BTreeMap<DeviceName, Vec<String>> {
             other => format!(", {other}"),
         };
         for held in &holder.intent.devices {
-            let words = format!("{}/{} ({:?}{phase})", claim.namespace, claim.name, held.mode);
+            let words = format!("{}/{} ({}{phase})", claim.namespace, claim.name, held.mode);
             by_device.entry(held.answer.device.clone()).or_default().push(words);
         }
     }

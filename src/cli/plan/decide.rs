@@ -133,7 +133,7 @@ fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Pl
         product: target.device.gpu().product_name.clone(),
         profile: profile(&target.device),
         uuid: target.device.uuid().clone(),
-        held_as: format!("{:?}", target.mode),
+        held_as: target.mode.to_string(),
         settings: why::settings(target.settings.sharing.as_ref()),
         because,
         cdi_ids: cdi_ids.to_vec(),
