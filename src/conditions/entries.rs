@@ -141,7 +141,6 @@ fn healthy(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Condition 
     };
     let reason = match first {
         Part::Board => "DeviceUnhealthy",
-        Part::Fault => "DeviceFault",
         Part::Mps => "MpsUnhealthy",
     };
     let told: Vec<String> = ill.iter().map(|(part, why)| words::ill(&held.gpu, *part, why)).collect();

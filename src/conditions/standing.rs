@@ -51,8 +51,6 @@ pub struct Ailment {
 pub enum Part {
     /// The board itself.
     Board,
-    /// Something that the driver told of, and that lasts until a reset: an Xid.
-    Fault,
     /// The MPS daemon or server that its shares need.
     Mps,
 }

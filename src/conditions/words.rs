@@ -64,10 +64,6 @@ pub fn ailing(ailment: &Ailment) -> Telling {
         (Health::Unhealthy(why), Part::Board) => {
             telling("DeviceUnhealthy", Tone::Warning, ill(gpu, *part, why))
         }
-        (Health::Unhealthy(why), Part::Fault) => telling("DeviceFault", Tone::Warning, ill(gpu, *part, why)),
-        (Health::Healthy, Part::Fault) => {
-            telling("DeviceFaultCleared", Tone::Normal, format!("the fault of {gpu} is cleared"))
-        }
         (Health::Unhealthy(why), Part::Mps) => telling("MpsUnhealthy", Tone::Warning, ill(gpu, *part, why)),
         (Health::Healthy, Part::Board) => {
             telling("DeviceRecovered", Tone::Normal, format!("{gpu} works again"))
@@ -127,7 +123,6 @@ pub(super) fn bypass(gpu: &DeviceUuid, pid: u32, usage: Usage) -> String {
 pub(super) fn ill(gpu: &DeviceUuid, part: Part, why: &str) -> String {
     match part {
         Part::Board => format!("{gpu} is not healthy: {why}"),
-        Part::Fault => format!("{gpu} has a fault: {why}"),
         Part::Mps => format!("MPS on {gpu} does not work: {why}"),
     }
 }

@@ -101,8 +101,6 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
     tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
     tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
-    let (ill, inventory) = (ailments.clone(), discovered.inventory.clone());
-    tasks.spawn("ailing", findings::ailing(ill, inventory, reporter.clone(), shutdown.clone()));
 
     let node = settings.node_name.clone();
     let parts = Parts { node, discovered, ailments, published, registration, preparer, reporter };
