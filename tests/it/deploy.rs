@@ -10,6 +10,7 @@ use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, res
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tranche::cli::args::MpsArgs;
 use tranche::node::config::WatchdogAction;
 use tranche::sharing::SharingPolicy;
 
@@ -325,6 +326,26 @@ fn the_node_plugin_understands_what_the_chart_tells_it() {
     let settings = tranche::cli::settings::node(*args).unwrap_or_else(|said| panic!("{said}"));
     assert_eq!(settings.sharing, SharingPolicy::default(), "the chart's defaults are the program's");
     assert_eq!(settings.watchdog.action, WatchdogAction::Terminate);
+}
+
+#[test]
+fn the_keeper_of_the_daemons_understands_what_the_chart_tells_it() {
+    let text = fs::read_to_string(root().join("deploy/mps.yaml")).expect("it is there");
+    let pod = pod(&text, "tranche-mps");
+    let env = pod["containers"][0]["env"].as_array().expect("env").iter();
+    // Every variable has a flag of its name: one that the program does not know would be overlooked.
+    let flags: Vec<String> = env
+        .map(|one| {
+            let name = one["name"].as_str().expect("a name").to_lowercase().replace('_', "-");
+            format!("--{name}={}", one["value"].as_str().expect("a value"))
+        })
+        .collect();
+    let words = ["tranche", "mps"].into_iter().chain(flags.iter().map(String::as_str));
+    let cli = tranche::cli::parse(words.map(Into::into)).unwrap_or_else(|said| panic!("{said}"));
+    let tranche::cli::Command::Mps(args) = cli.command else { panic!("not the keeper of the daemons") };
+    let told = tranche::cli::settings::mps(*args).unwrap_or_else(|said| panic!("{said}"));
+    let usual = tranche::cli::settings::mps(MpsArgs::default()).expect("the defaults are usable");
+    assert_eq!(told, usual, "the chart's defaults are the program's");
 }
 
 #[test]
