@@ -156,6 +156,21 @@ impl Ailments {
         found
     }
 
+    /// The inventory with boards unhealthy that should not be used: in words, what ails the whole of each.
+    pub fn judged(&self, inventory: &Inventory) -> Inventory {
+        let Inventory::Found(gpus) = inventory else { return inventory.clone() };
+        let mut gpus = gpus.clone();
+        for gpu in gpus.gpus.iter_mut().filter(|gpu| gpu.health == Health::Healthy) {
+            let place = Place::Board(gpu.uuid.clone());
+            let ills = self.iter().filter(|one| one.place == place && one.kind.effect() > Effect::Told);
+            let words: Vec<&str> = ills.map(|ailment| ailment.words.as_str()).collect();
+            if !words.is_empty() {
+                gpu.health = Health::Unhealthy(words.join("; "));
+            }
+        }
+        Inventory::Found(gpus)
+    }
+
     /// What must outlast this process.
     pub fn lasting(&self) -> Vec<Ailment> {
         self.iter().filter(|ailment| matches!(ailment.kind, Kind::Xid(_))).cloned().collect()
@@ -358,6 +373,17 @@ mod tests {
         assert!(again.of(&Device::Whole(&zero))[0].words.contains("it exited"));
         assert!(again.lasting().is_empty(), "the next process sees for itself");
         assert!(again.and_facts(&well, &[], 10).is_empty());
+    }
+
+    #[test]
+    fn a_board_that_should_not_be_used_is_judged_unhealthy() {
+        let ailments = Ailments::default().and_xid(&event(48), 1).and_xid(&event(62), 1);
+        let ailments = ailments.and_xid(&Xid { gpu: gpu(1).uuid, code: 63, gpu_instance: None }, 1);
+        let Inventory::Found(judged) = ailments.judged(&Inventory::Found(found(2))) else { panic!() };
+        let Health::Unhealthy(words) = &judged.gpus[0].health else { panic!() };
+        assert!(words.contains("Xid 48") && words.contains("Xid 62"), "{words}");
+        assert_eq!(judged.gpus[1].health, Health::Healthy, "worn is not ill");
+        assert_eq!(ailments.judged(&Inventory::Unknown), Inventory::Unknown);
     }
 
     #[test]

@@ -54,6 +54,9 @@ const TABLE: &[Line] = &[
     (&[166, 170], Harmless, "a remark about confidential computing"),
     // 154 sums up what others ask for, 171 and 172 say more of a 48.
     (&[154, 171, 172], Harmless, "a remark beside another Xid"),
+    // The catalogue asks for a reset. But a program can bring it about, and must not be able to take the
+    // board from its neighbours; where a reset is due, others follow (NVIDIA's own plugins ignore it too).
+    (&[109], Worn, "switching between programs timed out"),
     // RESTART_APP or IGNORE, and a reset when it suits.
     (&[63], Worn, "a row of memory is to be remapped at the next reset"),
     (&[92], Worn, "memory corrects many single-bit errors"),
@@ -73,7 +76,6 @@ const TABLE: &[Line] = &[
     (&[64], Broken, "a row of memory could not be remapped"),
     (&[74, 149], Broken, "an NVLink failed"),
     (&[95], Broken, "a memory error was not contained: any program on the board may be hit"),
-    (&[109], Broken, "switching between programs timed out"),
     (&[110], Broken, "a security fault"),
     (&[119, 120], Broken, "the board's system processor (GSP) does not answer or failed"),
     (&[136, 155], Broken, "an NVLink is down"),
@@ -109,10 +111,10 @@ mod tests {
         for code in [13, 31, 43, 45, 68, 69, 154] {
             assert_eq!(xid(code).0, Class::Harmless, "{code}");
         }
-        for code in [63, 92, 94] {
+        for code in [63, 92, 94, 109] {
             assert_eq!(xid(code).0, Class::Worn, "{code}");
         }
-        for code in [46, 48, 62, 64, 74, 95, 109, 119, 120, 140, 143] {
+        for code in [46, 48, 62, 64, 74, 95, 119, 120, 140, 143] {
             assert_eq!(xid(code).0, Class::Broken, "{code}");
         }
         assert_eq!(xid(79).0, Class::Lost);

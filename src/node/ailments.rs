@@ -1,5 +1,6 @@
 //! Keeps what ails the boards up to date: Xids as NVML tells of them, looks at the GPUs, and, while claims
-//! need MPS daemons, whether those serve. The publisher makes taints of it, the health stream says it.
+//! need MPS daemons, whether those serve. The publisher makes taints of it, the health stream says it, and the
+//! reporter tells the claims concerned.
 //!
 //! Xids are told once and outlast this process in [`FILE`], with the boot and the driver's load in which
 //! they were seen; another one clears them, since it means a reset. Who has reset a board alone removes the
@@ -20,10 +21,14 @@ use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
 use super::executor::Executor;
+use super::reporter::Reporter;
+use crate::conditions;
 use crate::host::{Lasting, boot};
-use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Run, Xid};
+use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, Xid};
 use crate::ledger::{Phase, Step};
 use crate::model::error_chain;
+use crate::model::gpu::Health;
+use crate::model::names::DeviceUuid;
 use crate::model::share::MpsGroup;
 use crate::nvml::GpuEvent;
 use crate::ops::drain::Shutdown;
@@ -70,6 +75,15 @@ pub struct Watch {
     saves: u64,
     events: broadcast::Receiver<GpuEvent>,
     out: watch::Sender<Ailments>,
+    judged: watch::Sender<Inventory>,
+}
+
+/// What the loop publishes.
+#[derive(Debug, Clone)]
+pub struct Told {
+    pub ailments: watch::Receiver<Ailments>,
+    /// The inventory with [`Ailments::judged`] health.
+    pub judged: watch::Receiver<Inventory>,
 }
 
 /// How [`FILE`] stands to what is known.
@@ -99,7 +113,7 @@ struct Seen {
 
 impl Watch {
     /// Reads what is remembered; blocks for that. Events count from now on.
-    pub fn new(sources: Sources) -> (Self, watch::Receiver<Ailments>) {
+    pub fn new(sources: Sources) -> (Self, Told) {
         let driver = boot::module_load(&sources.sys_root, MODULE);
         let run = Run { boot: sources.executor.boot.clone(), driver };
         // What is there already, and right, is not written: another instance may be about to.
@@ -114,10 +128,12 @@ impl Watch {
         for ailment in known.iter() {
             warn!(place = ?ailment.place, "remembered: {}", ailment.words);
         }
-        let (out, receiver) = watch::channel(known.clone());
+        let (out, ailments) = watch::channel(known.clone());
+        let (judged, judged_out) = watch::channel(Inventory::Unknown);
+        let told = Told { ailments, judged: judged_out };
         let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
         let sources = Arc::new(sources);
-        (Self { sources, run, known, daemons, saving, saves: 0, events, out }, receiver)
+        (Self { sources, run, known, daemons, saving, saves: 0, events, out, judged }, told)
     }
 
     /// Watches until the process is to end.
@@ -145,6 +161,7 @@ impl Watch {
                 }
             }
             self.tell();
+            self.judge(&inventory.borrow());
             self.save().await;
         }
     }
@@ -204,6 +221,15 @@ impl Watch {
             info!(place = ?ailment.place, "over: {}", ailment.words);
         }
         self.out.send_replace(self.known.clone());
+    }
+
+    fn judge(&self, inventory: &Inventory) {
+        let now = self.known.judged(inventory);
+        self.judged.send_if_modified(|before| {
+            let differs = *before != now;
+            *before = now;
+            differs
+        });
     }
 
     /// Brings the file up to date. What fails is tried again with the next tick.
@@ -292,6 +318,42 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
     }
     let bytes = serde_json::to_vec(remembered)?;
     host.write(&sources.folder, FILE, &bytes, Lasting::Power)
+}
+
+/// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again.
+pub async fn report_daemons(
+    mut ailments: watch::Receiver<Ailments>,
+    reporter: Reporter,
+    shutdown: Shutdown,
+) -> Result<(), Infallible> {
+    let mut ill = BTreeMap::<DeviceUuid, String>::new();
+    loop {
+        let now = daemons_down(&ailments.borrow_and_update());
+        for gpu in ill.keys().filter(|gpu| !now.contains_key(*gpu)) {
+            reporter.ailing(of_mps(gpu, Health::Healthy));
+        }
+        for (gpu, words) in now.iter().filter(|(gpu, words)| ill.get(*gpu) != Some(words)) {
+            reporter.ailing(of_mps(gpu, Health::Unhealthy(words.clone())));
+        }
+        ill = now;
+        tokio::select! {
+            () = shutdown.graceful() => return Ok(()),
+            Ok(()) = ailments.changed() => {}
+        }
+    }
+}
+
+/// By device: a board, unless the daemon serves MIG devices.
+fn daemons_down(ailments: &Ailments) -> BTreeMap<DeviceUuid, String> {
+    let down = ailments.iter().filter_map(|ailment| match (&ailment.place, ailment.kind) {
+        (Place::Device(device), Kind::MpsDaemonDown) => Some((device.clone(), ailment.words.clone())),
+        _ => None,
+    });
+    down.collect()
+}
+
+fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
+    conditions::Ailment { gpu: gpu.clone(), part: conditions::Part::Mps, health }
 }
 
 /// Which daemons are down, from one answer of `tranche mps` to the next.

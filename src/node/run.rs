@@ -81,7 +81,9 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &mut tasks, &shutdown, looked);
-    let reporter = report(api, &ledger.executor, &discovered, &mut tasks, &shutdown);
+    let told = watch_ailments(&settings, &ledger.executor, &discovered, &mut tasks, &shutdown);
+    let ailments = told.ailments.clone();
+    let reporter = report(api, &ledger.executor, told, &mut tasks, &shutdown);
     let preparer = Arc::new(Preparer {
         cluster: cluster.clone(),
         inventory: discovered.inventory.clone(),
@@ -90,7 +92,6 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         metrics: metrics.clone(),
         reporter: reporter.clone(),
     });
-    let ailments = watch_ailments(&settings, &preparer, &discovered, &mut tasks, &shutdown);
     let (sender, devices) = watch::channel(Vec::new());
     let (inventory, pool) = (discovered.inventory.clone(), preparer.executor.pool.clone());
     tasks.spawn("health", health::run(inventory, ailments.clone(), pool, sender, shutdown.clone()));
@@ -233,7 +234,7 @@ fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, loo
 fn report(
     api: Arc<KubeCluster>,
     executor: &Executor,
-    discovered: &Discovered,
+    told: ailments::Told,
     tasks: &mut Tasks,
     shutdown: &Shutdown,
 ) -> Reporter {
@@ -250,26 +251,28 @@ fn report(
     let records = executor.store.all();
     let ready = records.iter().filter(|record| record.phase == Phase::Ready);
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
-    tasks.spawn("reporter", reporting.run(discovered.inventory.clone(), shutdown.clone()));
+    tasks.spawn("reporter", reporting.run(told.judged, shutdown.clone()));
+    let daemons = ailments::report_daemons(told.ailments, reporter.clone(), shutdown.clone());
+    tasks.spawn("daemon reports", daemons);
     reporter
 }
 
 fn watch_ailments(
     settings: &NodeSettings,
-    preparer: &Preparer,
+    executor: &Arc<Executor>,
     discovered: &Discovered,
     tasks: &mut Tasks,
     shutdown: &Shutdown,
-) -> watch::Receiver<Ailments> {
-    let (watch, ailments) = ailments::Watch::new(ailments::Sources {
+) -> ailments::Told {
+    let (watch, told) = ailments::Watch::new(ailments::Sources {
         discovered: discovered.clone(),
-        executor: preparer.executor.clone(),
+        executor: executor.clone(),
         folder: settings.host.state_dir.clone(),
         sys_root: settings.host.sysfs_root.clone(),
         every: ailments::Sources::EVERY,
     });
     tasks.spawn("ailments", watch.run(shutdown.clone()));
-    ailments
+    told
 }
 
 async fn serve_kubelet(

@@ -38,6 +38,8 @@ struct Run<'a> {
     ward: &'a Ward,
     life: Life,
     ailments: watch::Receiver<Ailments>,
+    /// As the reporter is given it.
+    judged: watch::Receiver<Inventory>,
     published: watch::Receiver<Publication>,
     shutdown: Shutdown,
     stop: CancellationToken,
@@ -61,13 +63,14 @@ impl Ward {
             state: watch::channel(DiscoveryState::default()).1,
             events: self.events.subscribe().into(),
         };
-        let (watch, ailments) = Watch::new(Sources {
+        let (watch, told) = Watch::new(Sources {
             discovered,
             executor: life.preparer.executor.clone(),
             folder: self.site.path("state"),
             sys_root: self.site.path("sys"),
             every: Duration::from_millis(10),
         });
+        let ailments = told.ailments.clone();
         let cluster = Arc::new(KubeCluster::with_client(self.api.client(), NodeName::new(NODE)));
         let (publisher, published) = Publisher::new(cluster, NodeName::new(NODE), self.site.gpus.subscribe());
         let publisher = publisher.with_pace(quick()).with_ailments(ailments.clone());
@@ -77,7 +80,7 @@ impl Ward {
             tokio::spawn(async move { _ = watch.run(until).await }),
             tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
         ];
-        Run { ward: self, life, ailments, published, shutdown, stop, tasks }
+        Run { ward: self, life, ailments, judged: told.judged, published, shutdown, stop, tasks }
     }
 
     fn xid(&self, minor: u32, code: u64) {
@@ -231,6 +234,12 @@ async fn a_lost_board_loses_its_pods_and_a_programs_fault_costs_nothing() {
     assert_eq!(run.unhealthy(0), None, "what can wait is told elsewhere");
     ward.xid(1, 79);
     ward.until_taints(1, &["gpu.nvidia.com/gpu-lost=79:NoExecute"]).await;
+    let ill = |inventory: &Inventory| {
+        let Inventory::Found(gpus) = inventory else { return vec![] };
+        gpus.gpus.iter().filter(|gpu| gpu.health != Health::Healthy).map(|gpu| gpu.minor).collect()
+    };
+    let judged = run.judged.clone().wait_for(|inventory| ill(inventory) == [1]).await.is_ok();
+    assert!(judged, "claims on the lost board are told");
     assert_eq!(ward.taints(0), Some(vec![]));
     run.end().await;
 }

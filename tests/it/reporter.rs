@@ -9,14 +9,15 @@ use tokio::task::JoinHandle;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::conditions::{Ailment, Finding, Part, Seen, Usage};
-use tranche::inventory::Inventory;
+use tranche::inventory::{Ailments, DaemonDown, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
 use tranche::model::gpu::{Gpu, Health, NodeGpus};
 use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
-use tranche::model::share::{Grant, Isolation, Percent};
+use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
+use tranche::node::ailments::report_daemons;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
 use tranche::ops::drain::Shutdown;
 
@@ -222,6 +223,25 @@ async fn what_ails_already_is_told_to_a_claim_that_comes_later() {
     desk.reporter.ailing(Ailment { gpu: DeviceUuid::new("GPU-0"), part: Part::Mps, health });
     desk.reporter.prepared(intent);
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    desk.stop().await;
+}
+
+#[tokio::test]
+async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    let mut desk = Desk::start(&api, quick(), vec![intent]);
+    let (ailments, told) = watch::channel(Ailments::default());
+    let run = report_daemons(told, desk.reporter.clone(), desk.shutdown.clone());
+    desk.tasks.insert(0, tokio::spawn(async move { drop(run.await) }));
+    let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
+    ailments.send_replace(Ailments::default().and_facts(&Inventory::Unknown, &[down], 1));
+    api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    let ill = condition(&api, "train", "DeviceHealthy").unwrap();
+    assert!(ill["message"].as_str().unwrap().contains("it exited"), "{ill}");
+    ailments.send_replace(Ailments::default());
+    api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
     desk.stop().await;
 }
 
