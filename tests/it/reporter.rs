@@ -234,7 +234,7 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let mut desk = Desk::start(&api, quick(), vec![intent]);
     let (ailments, told) = watch::channel(Ailments::default());
     let run = report_daemons(told, desk.reporter.clone(), desk.shutdown.clone());
-    desk.tasks.insert(0, tokio::spawn(async move { drop(run.await) }));
+    desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
     ailments.send_replace(Ailments::default().and_facts(&Inventory::Unknown, &[down], 1));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
