@@ -1,6 +1,5 @@
 //! From what the watchdog found to what people are told of it.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use tokio::sync::mpsc;
@@ -8,8 +7,6 @@ use tokio::sync::mpsc;
 use super::reporter::Reporter;
 use super::watchdog::{Finding, FindingKind};
 use crate::conditions::{self, Seen, Usage};
-use crate::model::names::{ClaimUid, DeviceUuid};
-use crate::model::quantity::Bytes;
 use crate::ops::drain::Shutdown;
 use crate::sharing::watch::{Numbers, Trouble};
 
@@ -19,13 +16,12 @@ pub async fn run(
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
-    let mut last = BTreeMap::new();
     loop {
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
             finding = findings.recv() => match finding {
                 Some(finding) => {
-                    if let Some(told) = told(finding, &mut last) {
+                    if let Some(told) = told(finding) {
                         reporter.found(told);
                     }
                 }
@@ -38,36 +34,60 @@ pub async fn run(
     }
 }
 
-type Usages = BTreeMap<(ClaimUid, DeviceUuid), Usage>;
-
-/// What concerns a claim's memory. A process's end is told with the usage for which it was ended. What
-/// concerns no claim, and what is tried again, is in the log and the metrics.
-fn told(finding: Finding, last: &mut Usages) -> Option<conditions::Finding> {
+/// What concerns a claim's memory. What concerns no claim, and what is tried again, is in the log and the
+/// metrics.
+fn told(finding: Finding) -> Option<conditions::Finding> {
     let Finding { claim, gpu, kind, .. } = finding;
-    let claim = claim?;
-    let key = (claim.uid.clone(), gpu.clone());
-    let (usage, seen) = match kind {
-        FindingKind::OverGrant(numbers) => {
-            last.insert(key, usage(numbers));
-            (usage(numbers), Seen::Over)
+    let (numbers, seen) = match kind {
+        FindingKind::OverGrant(numbers) => (numbers, Seen::Over),
+        FindingKind::Ended { process, numbers: Some(numbers), .. } => {
+            (numbers, Seen::Ended { pid: process.pid })
         }
-        FindingKind::Ended { process, used, .. } => {
-            let known = last.get(&key).copied();
-            let alone = Usage { used: used.unwrap_or(Bytes(0)), granted: Bytes(0) };
-            (known.unwrap_or(alone), Seen::Ended { pid: process.pid })
-        }
-        FindingKind::Recovered { from: Trouble::Memory, numbers, .. } => {
-            last.remove(&key);
-            (usage(numbers), Seen::Within)
-        }
+        FindingKind::Recovered { from: Trouble::Memory, numbers, .. } => (numbers, Seen::Within),
         FindingKind::Recovered { .. }
+        | FindingKind::Ended { .. }
         | FindingKind::TooManyProcesses { .. }
         | FindingKind::Foreign { .. }
         | FindingKind::NotEnded { .. } => return None,
     };
-    Some(conditions::Finding { claim, gpu, usage, seen })
+    Some(conditions::Finding { claim: claim?, gpu, usage: usage(numbers), seen })
 }
 
 fn usage(numbers: Numbers) -> Usage {
     Usage { used: numbers.used, granted: numbers.limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::claim::ClaimRef;
+    use crate::model::process::ProcessKey;
+    use crate::model::quantity::Bytes;
+    use crate::sharing::watch::How;
+
+    fn finding(claim: bool, kind: FindingKind) -> Finding {
+        let claim = claim.then(|| ClaimRef { namespace: "team".into(), name: "c".into(), uid: "c".into() });
+        Finding { claim, pods: Vec::new(), gpu: "GPU-0".into(), device: "gpu-0".into(), kind }
+    }
+
+    #[test]
+    fn a_claim_hears_what_concerns_its_memory_with_both_numbers() {
+        let mib = Bytes::from_mib;
+        let numbers = Numbers { limit: mib(1000), used: mib(3000), peak: mib(3000), processes: 2, uncounted: 0 };
+        let process = ProcessKey { pid: 7, started: 1 };
+        let ended =
+            |numbers| FindingKind::Ended { process, used: Some(mib(2500)), how: How::Terminate, numbers };
+        for (kind, expected) in [
+            (FindingKind::OverGrant(numbers), Seen::Over),
+            (ended(Some(numbers)), Seen::Ended { pid: 7 }),
+            (FindingKind::Recovered { from: Trouble::Memory, numbers, lasted_ms: 1 }, Seen::Within),
+        ] {
+            let told = told(finding(true, kind)).unwrap();
+            assert_eq!(told.seen, expected);
+            assert_eq!((told.usage.used, told.usage.granted), (mib(3000), mib(1000)));
+        }
+        let fewer = FindingKind::Recovered { from: Trouble::Processes, numbers, lasted_ms: 1 };
+        assert_eq!(told(finding(true, fewer)), None);
+        assert_eq!(told(finding(false, ended(None))), None, "of no claim");
+    }
 }

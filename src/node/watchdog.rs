@@ -401,10 +401,10 @@ impl Watchdog {
     }
 
     fn carry_out(&mut self, verdict: Verdict) {
-        if let Verdict::End { holder, seen, how } = verdict {
+        if let Verdict::End { holder, seen, how, numbers } = verdict {
             let Some(hands) = self.hands.clone() else { return };
             let groups = self.devices.get(&holder.gpu).map(|device| device.groups.clone());
-            let ending = Ending { holder, seen, how };
+            let ending = Ending { holder, seen, how, numbers };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             self.under_way.spawn(async move {
                 let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, hands).await;

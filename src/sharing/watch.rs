@@ -130,11 +130,12 @@ pub enum Verdict {
         gpu: DeviceUuid,
         seen: Seen,
     },
-    /// A process is to be ended. Without claims: it is foreign.
+    /// A process is to be ended, for these figures of its account. Without claims: it is foreign.
     End {
         holder: Holder,
         seen: Seen,
         how: How,
+        numbers: Option<Numbers>,
     },
 }
 
@@ -260,10 +261,19 @@ struct Fold<'a> {
     verdicts: &'a mut Vec<Verdict>,
 }
 
+/// For what a process is ended.
+#[derive(Clone, Copy)]
+struct Cause<'a> {
+    claims: &'a [ClaimUid],
+    numbers: Option<Numbers>,
+}
+
+const FOREIGN: Cause<'static> = Cause { claims: &[], numbers: None };
+
 impl Fold<'_> {
-    fn end(&mut self, claims: &[ClaimUid], seen: &Seen, how: How) {
-        let holder = Holder { gpu: self.gpu.clone(), claims: claims.to_vec() };
-        self.verdicts.push(Verdict::End { holder, seen: seen.clone(), how });
+    fn end(&mut self, cause: Cause<'_>, seen: &Seen, how: How) {
+        let holder = Holder { gpu: self.gpu.clone(), claims: cause.claims.to_vec() };
+        self.verdicts.push(Verdict::End { holder, seen: seen.clone(), how, numbers: cause.numbers });
     }
 }
 
@@ -310,7 +320,7 @@ impl Board {
                 fold.verdicts.push(Verdict::Foreign { gpu: fold.gpu.clone(), seen: seen.clone() });
             }
             if fold.policy.terminate && episode.is_on() {
-                let told = escalate(endings.remove(&seen.process), &[], seen, fold);
+                let told = escalate(endings.remove(&seen.process), FOREIGN, seen, fold);
                 ending.insert(seen.process, told);
             }
             episodes.insert(seen.process, episode);
@@ -320,7 +330,7 @@ impl Board {
 }
 
 /// Tells a process to end that is still there: at first, then more firmly.
-fn escalate(before: Option<Ending>, claims: &[ClaimUid], seen: &Seen, fold: &mut Fold<'_>) -> Ending {
+fn escalate(before: Option<Ending>, cause: Cause<'_>, seen: &Seen, fold: &mut Fold<'_>) -> Ending {
     let how = match before {
         None if seen.client => How::Terminate,
         None => How::Kill,
@@ -336,7 +346,7 @@ fn escalate(before: Option<Ending>, claims: &[ClaimUid], seen: &Seen, fold: &mut
             How::Kill
         }
     };
-    fold.end(claims, seen, how);
+    fold.end(cause, seen, how);
     Ending { how, looks: 0 }
 }
 
@@ -358,12 +368,13 @@ impl State {
         if !fold.policy.terminate {
             return;
         }
+        let cause = Cause { claims, numbers: Some(self.numbers(account, limit, used)) };
         let mut staying = Vec::new();
         for seen in &account.processes {
             // Back within the grant: what could not be ended may live.
             match endings.remove(&seen.process).filter(|_| used > limit && holds(seen)) {
                 Some(told) => {
-                    let told = escalate(Some(told), claims, seen, fold);
+                    let told = escalate(Some(told), cause, seen, fold);
                     ending.insert(seen.process, told);
                 }
                 None => staying.push(seen),
@@ -382,7 +393,7 @@ impl State {
                 break;
             }
             left -= seen.used.unwrap_or_default().0;
-            ending.insert(seen.process, escalate(None, claims, seen, fold));
+            ending.insert(seen.process, escalate(None, cause, seen, fold));
         }
     }
 

@@ -268,8 +268,12 @@ impl Bench {
     }
 
     fn start_with(&mut self, action: WatchdogAction, processes: Arc<dyn Processes>) {
+        self.start_every(PERIOD, action, processes);
+    }
+
+    fn start_every(&mut self, period: Duration, action: WatchdogAction, processes: Arc<dyn Processes>) {
         let (watchdog, findings) = Watchdog::new(Parts {
-            settings: WatchdogSettings { action, period: PERIOD, grace: Bytes::from_mib(64) },
+            settings: WatchdogSettings { action, period, grace: Bytes::from_mib(64) },
             slots_per_share: 3,
             executor: self.life.preparer.executor.clone(),
             cluster: self.site.api.clone(),
@@ -558,6 +562,52 @@ async fn without_shares_nothing_is_asked_and_only_one_instance_watches() {
     assert_eq!(bench.node.calls("nvmlInit_v2"), 1);
     bench.share("next", MINE).await;
     until("the library, let go of, is loaded anew", || bench.node.calls("nvmlInit_v2") == 2).await;
+}
+
+/// At the period of production. The fastest of three, because this machine may be busy with others' work.
+#[tokio::test]
+async fn from_crossing_to_the_first_action_it_takes_less_than_a_second() {
+    let mut fastest = Duration::MAX;
+    for _ in 0..3 {
+        let mut bench = Bench::new();
+        let offender = Sleeper::new();
+        let pid = offender.pid();
+        bench.proc.show(pid, Some(MINE));
+        bench.daemons.told().clients = vec![Client { server: 1, pid }];
+        bench.share("mine", MINE).await;
+        bench.node.set(control(vec![process(pid, 100, "mps")]));
+        let processes = Arc::new(LocalProcesses { root: bench.proc.path("") });
+        bench.start_every(Duration::from_millis(250), WatchdogAction::Terminate, processes);
+        let used = format!("tranche_claim_memory_used_bytes{}", labels("mine", MINE));
+        until("it is known", || bench.metric(&used) == Some(f64::from(100 << 20))).await;
+        let crossing = Instant::now();
+        bench.node.set(control(vec![process(pid, 3000, "mps")]));
+        until("it is terminated", || !bench.daemons.told().terminated.is_empty()).await;
+        fastest = fastest.min(crossing.elapsed());
+    }
+    println!("{} ms", fastest.as_millis());
+    assert!(fastest < Duration::from_secs(1), "{} ms", fastest.as_millis());
+}
+
+/// Claims that are being prepared may hold all threads that the process has for blocking work.
+#[test]
+fn it_does_not_wait_behind_other_peoples_work() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    let (done, busy) = std::sync::mpsc::channel::<()>();
+    runtime.block_on(async {
+        let held = tokio::task::spawn_blocking(move || drop(busy.recv()));
+        let mut bench = Bench::new();
+        let mut offender = Sleeper::new();
+        bench.proc.show(offender.pid(), Some(MINE));
+        bench.share("mine", MINE).await;
+        bench.node.set(control(vec![process(offender.pid(), 3000, "compute")]));
+        bench.start(WatchdogAction::Terminate);
+        until("it is killed", || offender.was_killed()).await;
+        assert!(!held.is_finished());
+        drop(done);
+        held.await.unwrap();
+    });
 }
 
 /// Long enough for several periods, and for a try at the lock.

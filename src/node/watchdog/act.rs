@@ -10,7 +10,7 @@ use crate::host::{End, Processes};
 use crate::model::error_chain;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
-use crate::sharing::watch::{Holder, How, Seen};
+use crate::sharing::watch::{Holder, How, Numbers, Seen};
 use crate::supervisor::words::DaemonPhase;
 use crate::supervisor::{Daemons, SupervisorError};
 
@@ -19,6 +19,8 @@ pub(super) struct Ending {
     pub holder: Holder,
     pub seen: Seen,
     pub how: How,
+    /// Of the account that it is ended for; none: it is on no account.
+    pub numbers: Option<Numbers>,
 }
 
 /// What became of it.

@@ -48,11 +48,12 @@ pub enum FindingKind {
         used: Option<Bytes>,
         pod: Option<PodUid>,
     },
-    /// A process was ended for one of these.
+    /// A process was ended, for these figures of its claim; without any: it was of no claim.
     Ended {
         process: ProcessKey,
         used: Option<Bytes>,
         how: How,
+        numbers: Option<Numbers>,
     },
     /// A process should have been ended, and is tried again.
     NotEnded {
@@ -95,10 +96,10 @@ impl fmt::Display for FindingKind {
                     None => f.write_str("; it belongs to no pod"),
                 }
             }
-            Self::Ended { process, used, how: How::Terminate } => {
+            Self::Ended { process, used, how: How::Terminate, .. } => {
                 write!(f, "process {process} with {} was terminated by the MPS daemon", mib(*used))
             }
-            Self::Ended { process, used, how: How::Kill } => {
+            Self::Ended { process, used, how: How::Kill, .. } => {
                 write!(f, "process {process} with {} was killed", mib(*used))
             }
             Self::NotEnded { process, problem } => {
@@ -156,10 +157,10 @@ pub(super) fn of_end(
     ending: &Ending,
     outcome: Outcome,
 ) -> Vec<Labelled> {
-    let Ending { holder, seen: Seen { process, used, pod, .. }, .. } = ending;
-    let (process, used) = (*process, *used);
+    let Ending { holder, seen: Seen { process, used, pod, .. }, numbers, .. } = ending;
+    let (process, used, numbers) = (*process, *used, *numbers);
     let kind = match outcome {
-        Outcome::Ended(how) => FindingKind::Ended { process, used, how },
+        Outcome::Ended(how) => FindingKind::Ended { process, used, how, numbers },
         Outcome::Failed(problem) => FindingKind::NotEnded { process, problem },
         Outcome::Gone => {
             debug!(%process, "it ended before it was to");
