@@ -48,7 +48,8 @@ use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
 use crate::ops::drain::Shutdown;
-use crate::ops::metrics::ClaimMetrics;
+use crate::ops::metrics::{ClaimMetrics, ShareLabels, ShareUse};
+use crate::sharing::Usage;
 use crate::sharing::watch::{BoardLook, Seen, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
 
@@ -96,6 +97,8 @@ pub struct Watchdog {
     hands: Option<Hands>,
     knowledge: Knowledge,
     watch: Watch,
+    /// Rows of the metrics.
+    shown: BTreeMap<DeviceUuid, Vec<(ShareLabels, ShareUse)>>,
     under_way: JoinSet<Told>,
     failing: Failing,
 }
@@ -133,6 +136,7 @@ impl Watchdog {
             hands: None,
             knowledge: Knowledge::new(parts.own_pod.clone()),
             watch: Watch::default(),
+            shown: BTreeMap::new(),
             under_way: JoinSet::new(),
             failing: Failing::default(),
             parts,
@@ -239,6 +243,7 @@ impl Watchdog {
         self.devices = shares::shared(&self.parts.executor.store.sharing());
         self.knowledge.keep(self.devices.values().flat_map(Shared::claims));
         self.watch.keep(&self.devices.keys().cloned().collect());
+        self.shown.retain(|device, _| self.devices.contains_key(device));
         self.failing.devices.retain(|device, _| self.devices.contains_key(device));
         self.rosters.clear();
     }
@@ -256,15 +261,21 @@ impl Watchdog {
         let now_ms = self.now_ms();
         let looks = self.looks(answers, now_ms);
         let (verdicts, rows) = self.watch.fold(&self.policy, now_ms, &looks);
-        let rows = rows.into_iter().filter_map(|row| finding::row(&self.devices, &self.knowledge, row));
-        // Devices that did not answer keep what was shown of them.
-        if self.failing.devices.is_empty() && self.failing.lists.is_none() {
-            self.parts.metrics.show(rows.collect());
-        }
+        self.show(&looks, rows);
         for verdict in verdicts {
             self.carry_out(verdict);
         }
         self.ask(now_ms);
+    }
+
+    /// Brings the metrics up to date. A device that did not answer keeps what was shown of it.
+    fn show(&mut self, looks: &[BoardLook], rows: Vec<Usage>) {
+        self.shown.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
+        for row in rows {
+            let gpu = row.gpu.clone();
+            self.shown.entry(gpu).or_default().extend(finding::row(&self.devices, &self.knowledge, row));
+        }
+        self.parts.metrics.show(self.shown.values().flatten().cloned().collect());
     }
 
     /// What devices answered. Failures are told when they begin, change or end.

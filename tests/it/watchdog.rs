@@ -596,7 +596,7 @@ fn it_does_not_wait_behind_other_peoples_work() {
     let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
     let (done, busy) = std::sync::mpsc::channel::<()>();
     runtime.block_on(async {
-        let held = tokio::task::spawn_blocking(move || drop(busy.recv()));
+        let held = tokio::task::spawn_blocking(move || busy.recv().is_err());
         let mut bench = Bench::new();
         let mut offender = Sleeper::new();
         bench.proc.show(offender.pid(), Some(MINE));
@@ -606,7 +606,7 @@ fn it_does_not_wait_behind_other_peoples_work() {
         until("it is killed", || offender.was_killed()).await;
         assert!(!held.is_finished());
         drop(done);
-        held.await.unwrap();
+        assert!(held.await.unwrap());
     });
 }
 
