@@ -73,7 +73,8 @@ mod tests {
     #[test]
     fn a_claim_hears_what_concerns_its_memory_with_both_numbers() {
         let mib = Bytes::from_mib;
-        let numbers = Numbers { limit: mib(1000), used: mib(3000), peak: mib(3000), processes: 2, uncounted: 0 };
+        let numbers =
+            Numbers { limit: mib(1000), used: mib(3000), peak: mib(3000), processes: 2, uncounted: 0 };
         let process = ProcessKey { pid: 7, started: 1 };
         let ended =
             |numbers| FindingKind::Ended { process, used: Some(mib(2500)), how: How::Terminate, numbers };
