@@ -9,6 +9,7 @@ use crate::inventory::Inventory;
 use crate::ledger::Intent;
 use crate::model::names::DeviceName;
 use crate::slices::Offered;
+use crate::supervisor::words::DaemonState;
 
 /// The parts that people are shown; `node::state` writes them.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -21,6 +22,8 @@ pub struct NodeState {
     pub ailments: Vec<Ailing>,
     pub kubelet: Kubelet,
     pub claims: Vec<Holder>,
+    /// MPS daemons, while claims need them.
+    pub mps: Vec<DaemonState>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -76,6 +76,7 @@ pub struct Watch {
     events: broadcast::Receiver<GpuEvent>,
     out: watch::Sender<Ailments>,
     judged: watch::Sender<Inventory>,
+    states: watch::Sender<Vec<DaemonState>>,
 }
 
 /// What the loop publishes.
@@ -84,6 +85,8 @@ pub struct Told {
     pub ailments: watch::Receiver<Ailments>,
     /// The inventory with [`Ailments::judged`] health.
     pub judged: watch::Receiver<Inventory>,
+    /// What `tranche mps` last said of its daemons; empty while no claim needs one.
+    pub states: watch::Receiver<Vec<DaemonState>>,
 }
 
 /// How [`FILE`] stands to what is known.
@@ -130,10 +133,11 @@ impl Watch {
         }
         let (out, ailments) = watch::channel(known.clone());
         let (judged, judged_out) = watch::channel(Inventory::Unknown);
-        let told = Told { ailments, judged: judged_out };
+        let (states, states_out) = watch::channel(Vec::new());
+        let told = Told { ailments, judged: judged_out, states: states_out };
         let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
         let sources = Arc::new(sources);
-        (Self { sources, run, known, daemons, saving, saves: 0, events, out, judged }, told)
+        (Self { sources, run, known, daemons, saving, saves: 0, events, out, judged, states }, told)
     }
 
     /// Watches until the process is to end.
@@ -180,6 +184,11 @@ impl Watch {
     }
 
     fn take_seen(&mut self, seen: Seen) {
+        match &seen.states {
+            None => _ = self.states.send_replace(Vec::new()),
+            Some(Ok(states)) => _ = self.states.send_replace(states.clone()),
+            Some(Err(_)) => {}
+        }
         self.daemons.take(&seen.needed, seen.states);
         let now = Run { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
         if now != self.run {

@@ -82,7 +82,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &mut tasks, &shutdown, looked);
     let told = watch_ailments(&settings, &ledger.executor, &discovered, &mut tasks, &shutdown);
-    let ailments = told.ailments.clone();
+    let (ailments, daemons) = (told.ailments.clone(), told.states.clone());
     let reporter = report(api, &ledger.executor, told, &mut tasks, &shutdown);
     let preparer = Arc::new(Preparer {
         cluster: cluster.clone(),
@@ -104,7 +104,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
 
     let node = settings.node_name.clone();
-    let parts = Parts { node, discovered, ailments, published, registration, preparer, reporter };
+    let parts = Parts { node, discovered, ailments, published, registration, preparer, reporter, daemons };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));

@@ -18,6 +18,7 @@ use crate::model::names::NodeName;
 use crate::ops::drain::Shutdown;
 use crate::ops::metrics::{DeviceHealth, DeviceType, NodeMetrics};
 use crate::ops::server::StateDump;
+use crate::supervisor::words::DaemonState;
 
 /// Gauges are read by people and scrapers, seldom more often.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);
@@ -32,6 +33,7 @@ pub struct Parts {
     pub registration: watch::Receiver<Registration>,
     pub preparer: Arc<Preparer>,
     pub reporter: Reporter,
+    pub daemons: watch::Receiver<Vec<DaemonState>>,
 }
 
 impl Parts {
@@ -61,6 +63,8 @@ impl Parts {
         });
         let reporter = self.reporter.clone();
         dump.add("reports", move || reports(&reporter));
+        let daemons = self.daemons.clone();
+        dump.add("mps", move || json!(*daemons.borrow()));
         let preparer = self.preparer.clone();
         dump.add("claims", move || claims(&preparer));
     }

@@ -8,9 +8,10 @@ use crate::cli::state::{Ailing, Holder, NodeState};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
-use crate::model::names::DeviceName;
+use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::share::Isolation;
 use crate::slices::Offered;
+use crate::supervisor::words::{DaemonPhase, DaemonState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
@@ -33,6 +34,7 @@ pub fn tables(state: &NodeState, width: Width) -> String {
         Inventory::Found(gpus) => {
             text.push('\n');
             text.push_str(&devices(gpus, state, width));
+            text.push_str(&daemons(gpus, &state.mps));
             notes.extend(boards(gpus));
             notes.extend(state.ailments.iter().map(ailing));
             notes.extend(only_whole(&state.slices.offered));
@@ -98,6 +100,44 @@ fn span(seconds: f64) -> String {
         s if s < 48.0 * 3600.0 => format!("{:.0}h", s / 3600.0),
         s => format!("{:.0}d", s / 86400.0),
     }
+}
+
+/// The MPS daemons: what each was told, and what it answers when asked.
+fn daemons(gpus: &NodeGpus, daemons: &[DaemonState]) -> String {
+    if daemons.is_empty() {
+        return String::new();
+    }
+    let name = |uuid: &DeviceUuid| {
+        let devices = gpus.devices();
+        let found = devices.iter().find(|(_, device)| device.uuid() == uuid);
+        found.map_or_else(|| uuid.to_string(), |(name, _)| name.to_string())
+    };
+    let header =
+        ["MPS DAEMON OF", "PHASE", "MEMORY PER CLIENT", "ANSWERS", "THREADS", "ANSWERS", "SERVERS", "DEATHS"];
+    let rows = daemons.iter().map(|daemon| {
+        let limits = daemon.limits.as_ref();
+        let memory = limits.iter().flat_map(|limits| &limits.memory);
+        let memory: Vec<String> =
+            memory.map(|limit| or_none(limit.map(|l| format!("{} MiB", l.mib_floor())))).collect();
+        let phase = match &daemon.phase {
+            DaemonPhase::Serving { pid } => format!("Serving ({pid})"),
+            DaemonPhase::Resting { pid } => format!("Resting ({pid})"),
+            DaemonPhase::Down { reason } => format!("Down: {reason}"),
+        };
+        let servers: Vec<String> =
+            daemon.servers.iter().map(|server| format!("{} {}", server.pid, server.state)).collect();
+        [
+            listed(&daemon.group.devices().iter().map(name).collect::<Vec<_>>()),
+            phase,
+            listed(&memory),
+            listed(&daemon.memory_answers),
+            or_none(limits.and_then(|limits| limits.compute).map(|percent| percent.to_string())),
+            or_none(Some(daemon.compute_answer.as_str())),
+            listed(&servers),
+            daemon.deaths.to_string(),
+        ]
+    });
+    format!("\n{}", render(&header, rows))
 }
 
 fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
@@ -357,6 +397,26 @@ gpu-0                   gpu    NVIDIA H100   <none>    81559Mi   81047Mi     16x
 gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <none>   mig         Healthy   <none>
 ";
         assert_eq!(shown(working(), Width::Usual), expected);
+    }
+
+    #[test]
+    fn mps_daemons_show_what_they_were_told_and_what_they_answer() {
+        let mut state = working();
+        state["mps"] = json!([
+            {"group": ["GPU-0"], "exclusive": true, "phase": {"Serving": {"pid": 71}},
+             "limits": {"memory": [10_737_418_240_u64], "compute": 25}, "memory_answers": ["10G"],
+             "compute_answer": "25.0", "deaths": 1, "servers": [{"pid": 90, "state": "ACTIVE"}]},
+            {"group": ["GPU-7"], "exclusive": true, "phase": {"Down": {"reason": "it ended"}},
+             "limits": {"memory": [null], "compute": null}, "memory_answers": [], "compute_answer": "",
+             "deaths": 0, "servers": []},
+        ]);
+        let text = shown(state, Width::Usual);
+        let row = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
+        let cells: Vec<String> =
+            row("gpu-0   Serving").split("   ").map(|cell| cell.trim().to_owned()).collect();
+        let cells: Vec<&String> = cells.iter().filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(cells, ["gpu-0", "Serving (71)", "10240 MiB", "10G", "25 %", "25.0", "90 ACTIVE", "1"]);
+        assert!(row("GPU-7").contains("Down: it ended"), "{text}");
     }
 
     #[test]
