@@ -330,7 +330,7 @@ fn all_of_a_board_is_the_board_itself() {
 #[test]
 fn shares_add_up_and_never_beyond_the_board() {
     let first = planned(&claim("c1", vec![share("a", "gpu-0", 40 << 10, 50)]), &[]).unwrap().intent;
-    let second = planned(&claim("c2", vec![share("b", "gpu-0", 30 << 10, 50)]), &[first.clone()]);
+    let second = planned(&claim("c2", vec![share("b", "gpu-0", 30 << 10, 50)]), std::slice::from_ref(&first));
     let held = [first, second.unwrap().intent];
     let rest = GRANTABLE_MIB - (70 << 10);
     assert!(planned(&claim("c3", vec![share("c", "gpu-0", rest, 0)]), &held).is_ok());
