@@ -118,6 +118,9 @@ pub struct WatchdogArgs {
     /// How far over its grant a claim is left alone [default: 64Mi].
     #[arg(long, env = "WATCHDOG_GRACE", hide_env_values = true)]
     pub watchdog_grace: Option<String>,
+    /// Whose process numbers NVML tells: host, or own (simulated GPUs in a PID namespace) [default: host].
+    #[arg(long, env = "WATCHDOG_PIDS", hide_env_values = true)]
+    pub watchdog_pids: Option<String>,
 }
 
 /// Where NVIDIA's driver is, as this process sees it and as the host does.

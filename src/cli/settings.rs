@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::daemon::Housing;
+use crate::host::PidNumbers;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::mps::config::{MpsSettings, Timing};
@@ -270,11 +271,12 @@ impl Reader {
     }
 
     fn watchdog(&mut self, args: WatchdogArgs) -> Watchdog {
-        let WatchdogArgs { watchdog, watchdog_period, watchdog_grace } = args;
+        let WatchdogArgs { watchdog, watchdog_period, watchdog_grace, watchdog_pids } = args;
         Watchdog {
             action: self.parsed("--watchdog", watchdog, WatchdogAction::Terminate, action),
             period: self.parsed("--watchdog-period", watchdog_period, WATCHDOG_PERIOD, interval),
             grace: self.parsed("--watchdog-grace", watchdog_grace, WATCHDOG_GRACE, memory),
+            pids: self.parsed("--watchdog-pids", watchdog_pids, PidNumbers::OfHost, pids),
         }
     }
 
@@ -394,6 +396,14 @@ fn housing(text: &str) -> Result<Housing, String> {
         "own" => Ok(Housing::Mounted),
         "none" => Ok(Housing::Plain),
         _ => Err(format!("{text:?} is not known; write own or none")),
+    }
+}
+
+fn pids(text: &str) -> Result<PidNumbers, String> {
+    match text {
+        "host" => Ok(PidNumbers::OfHost),
+        "own" => Ok(PidNumbers::AsSeen),
+        _ => Err(format!("{text:?} is not known; write host or own")),
     }
 }
 

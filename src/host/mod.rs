@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use durable::Lasting;
 pub use lock::{FileLock, LockError};
-pub use process::{End, EndError, LocalProcesses, Processes};
+pub use process::{End, EndError, LocalProcesses, PidNumbers, Processes};
 pub use program::ProgramError;
 
 use crate::model::names::DeviceUuid;

@@ -62,10 +62,21 @@ pub enum EndError {
     Signal { pid: u32, source: io::Error },
 }
 
+/// Whose numbers NVML tells processes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PidNumbers {
+    /// The host's, as the driver does: believed only in the host's PID namespace.
+    #[default]
+    OfHost,
+    /// Those of whatever PID namespace this process is in: simulated GPUs.
+    AsSeen,
+}
+
 /// The processes below a proc file system, normally /proc.
 #[derive(Debug, Clone)]
 pub struct LocalProcesses {
     pub root: PathBuf,
+    pub numbers: PidNumbers,
 }
 
 impl LocalProcesses {
@@ -117,6 +128,9 @@ impl Processes for LocalProcesses {
     }
 
     fn pids_are_the_hosts(&self) -> bool {
+        if self.numbers == PidNumbers::AsSeen {
+            return true;
+        }
         let own = std::fs::read_link(self.root.join("self/ns/pid"));
         own.is_ok_and(|own| own.to_str() == Some(HOST_PID_NAMESPACE))
     }
@@ -204,7 +218,7 @@ mod tests {
     }
 
     fn real() -> LocalProcesses {
-        LocalProcesses { root: "/proc".into() }
+        LocalProcesses { root: "/proc".into(), numbers: PidNumbers::OfHost }
     }
 
     fn key(child: &Child) -> ProcessKey {
@@ -251,7 +265,7 @@ mod tests {
         let mut child = child();
         let root = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("1", root.path().join("self")).unwrap();
-        let elsewhere = LocalProcesses { root: root.path().to_owned() };
+        let elsewhere = LocalProcesses { root: root.path().to_owned(), numbers: PidNumbers::OfHost };
         let words = elsewhere.end(key(&child)).unwrap_err().to_string();
         assert!(words.contains("hostPID"), "{words}");
         for own in [0, 1, std::process::id()] {

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
@@ -37,6 +38,8 @@ use crate::supervisor::words::{DaemonPhase, DaemonState};
 /// In the state folder.
 pub const FILE: &str = "ailments.json";
 const VERSION: u32 = 1;
+/// So many times rarer are the looks while nothing ails and nobody needs a daemon.
+const IDLE_LOOKS: u32 = 10;
 /// The kernel module whose load is a reset of every board.
 const MODULE: &str = "nvidia";
 /// An uncorrectable ECC error, which the driver tells as an Xid too.
@@ -77,6 +80,8 @@ pub struct Watch {
     out: watch::Sender<Ailments>,
     judged: watch::Sender<Inventory>,
     states: watch::Sender<Vec<DaemonState>>,
+    /// Claims need daemons, as of the last look.
+    needs_daemons: bool,
 }
 
 /// What the loop publishes.
@@ -137,14 +142,29 @@ impl Watch {
         let told = Told { ailments, judged: judged_out, states: states_out };
         let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
         let sources = Arc::new(sources);
-        (Self { sources, run, known, daemons, saving, saves: 0, events, out, judged, states }, told)
+        (
+            Self {
+                sources,
+                run,
+                known,
+                daemons,
+                saving,
+                saves: 0,
+                events,
+                out,
+                judged,
+                states,
+                needs_daemons: false,
+            },
+            told,
+        )
     }
 
     /// Watches until the process is to end.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
         let mut inventory = self.sources.discovered.inventory.clone();
-        let mut ticks = tokio::time::interval(self.sources.every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ledger = self.sources.executor.store.changes();
+        let mut next = Instant::now();
         let mut looking: Option<JoinHandle<Seen>> = None;
         inventory.mark_changed();
         loop {
@@ -159,7 +179,9 @@ impl Watch {
                         self.take_facts(&inventory.borrow());
                     }
                 }
-                _ = ticks.tick(), if looking.is_none() => {
+                Ok(()) = ledger.changed() => next = Instant::now(),
+                () = sleep_until(next), if looking.is_none() => {
+                    next = Instant::now() + self.pause();
                     let (sources, saves) = (self.sources.clone(), self.saves);
                     looking = Some(tokio::task::spawn_blocking(move || look(&sources, saves)));
                 }
@@ -168,6 +190,12 @@ impl Watch {
             self.judge(&inventory.borrow());
             self.save().await;
         }
+    }
+
+    /// While nothing ails and no claim needs a daemon there is little to see.
+    fn pause(&self) -> Duration {
+        let idle = !self.needs_daemons && self.known.is_empty();
+        self.sources.every * if idle { IDLE_LOOKS } else { 1 }
     }
 
     fn take_event(&mut self, event: GpuEvent) {
@@ -184,6 +212,7 @@ impl Watch {
     }
 
     fn take_seen(&mut self, seen: Seen) {
+        self.needs_daemons = seen.states.is_some();
         match &seen.states {
             None => _ = self.states.send_replace(Vec::new()),
             Some(Ok(states)) => _ = self.states.send_replace(states.clone()),

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::host::PidNumbers;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::sharing::SharingPolicy;
@@ -31,6 +32,7 @@ pub struct Watchdog {
     pub period: Duration,
     /// Over the grant by more than this, a process is ended.
     pub grace: Bytes,
+    pub pids: PidNumbers,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -128,7 +128,10 @@ fn watchdog(
         cluster: preparer.cluster.clone(),
         daemons: preparer.executor.daemons.clone(),
         lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
-        processes: Arc::new(LocalProcesses { root: settings.host.process_root.clone() }),
+        processes: Arc::new(LocalProcesses {
+            root: settings.host.process_root.clone(),
+            numbers: settings.watchdog.pids,
+        }),
         lock: settings.host.state_dir.join("watchdog.lock"),
         own_pod: settings.pod_uid.as_deref().map(PodUid::new),
         metrics,

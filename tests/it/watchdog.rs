@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tranche::host::cgroup::Place;
-use tranche::host::{End, EndError, FileLock, LocalProcesses, Processes};
+use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNumbers, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Step};
 use tranche::model::claim::PreparedDevice;
 use tranche::model::names::{DeviceName, DeviceUuid, PoolName};
@@ -263,7 +263,7 @@ impl Bench {
     }
 
     fn start(&mut self, action: WatchdogAction) {
-        let processes = Arc::new(LocalProcesses { root: self.proc.path("") });
+        let processes = Arc::new(LocalProcesses { root: self.proc.path(""), numbers: PidNumbers::OfHost });
         self.start_with(action, processes);
     }
 
@@ -273,7 +273,12 @@ impl Bench {
 
     fn start_every(&mut self, period: Duration, action: WatchdogAction, processes: Arc<dyn Processes>) {
         let (watchdog, findings) = Watchdog::new(Parts {
-            settings: WatchdogSettings { action, period, grace: Bytes::from_mib(64) },
+            settings: WatchdogSettings {
+                action,
+                period,
+                grace: Bytes::from_mib(64),
+                pids: PidNumbers::OfHost,
+            },
             slots_per_share: 3,
             executor: self.life.preparer.executor.clone(),
             cluster: self.site.api.clone(),
@@ -576,7 +581,7 @@ async fn from_crossing_to_the_first_action_it_takes_less_than_a_second() {
         bench.daemons.told().clients = vec![Client { server: 1, pid }];
         bench.share("mine", MINE).await;
         bench.node.set(control(vec![process(pid, 100, "mps")]));
-        let processes = Arc::new(LocalProcesses { root: bench.proc.path("") });
+        let processes = Arc::new(LocalProcesses { root: bench.proc.path(""), numbers: PidNumbers::OfHost });
         bench.start_every(Duration::from_millis(250), WatchdogAction::Terminate, processes);
         let used = format!("tranche_claim_memory_used_bytes{}", labels("mine", MINE));
         until("it is known", || bench.metric(&used) == Some(f64::from(100 << 20))).await;
