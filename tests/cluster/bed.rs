@@ -103,7 +103,7 @@ impl Bed {
         println!("{}: {:.1} s", self.test, self.begin.elapsed().as_secs_f64());
     }
 
-    /// Waits until no node has a record, container edits or a temporary file left.
+    /// Waits until no node has a record, container edits, a temporary file or a board for MPS alone left.
     pub async fn wait_clean(&self) {
         let left = || self.nodes.iter().flat_map(|node| self.left_on(node)).collect::<Vec<_>>();
         let end = Instant::now() + PATIENCE;
@@ -116,6 +116,9 @@ impl Bed {
     fn left_on(&self, node: &str) -> Vec<String> {
         let mut left = self.files(node, &format!("{STATE}/ledger"));
         left.extend(self.files(node, "/var/run/cdi"));
+        left.extend(
+            self.exclusive_boards(node).into_iter().map(|board| format!("board {board} is exclusive")),
+        );
         left.into_iter().map(|file| format!("{node}: {file}")).collect()
     }
 
@@ -143,13 +146,18 @@ impl Bed {
 
     /// Creates a claim that is already given a device.
     pub async fn create_allocated(&self, name: &str, node: &str, device: &str) {
-        let devices = json!({"requests": [crate::manifests::gpu("gpu")]});
-        let mut object = crate::manifests::claim(name, devices);
+        let (request, status) = (crate::manifests::gpu("gpu"), crate::manifests::allocation(node, device));
+        self.create_with_status(name, request, status).await;
+    }
+
+    /// Creates a claim with one request and gives it a status by hand.
+    pub async fn create_with_status(&self, name: &str, request: Value, status: Value) {
+        let mut object = crate::manifests::claim(name, json!({"requests": [request]}));
         object["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
         self.create(object).await;
         let claims: Api<ResourceClaim> = self.api();
         let mut claim = claims.get(name).await.expect("the claim was created");
-        claim.status = from(crate::manifests::allocation(node, device));
+        claim.status = from(status);
         claims
             .replace_status(name, &PostParams::default(), &claim)
             .await
@@ -286,22 +294,32 @@ impl Bed {
 
     /// The plugin's pods on this node, newest first.
     pub async fn plugins(&self, node: &str) -> Vec<Pod> {
+        self.pods_of("node", node).await
+    }
+
+    /// The driver's pods of a component, `node` or `mps`, on this node, newest first.
+    pub async fn pods_of(&self, component: &str, node: &str) -> Vec<Pod> {
         let list = ListParams::default()
-            .labels("app.kubernetes.io/component=node")
+            .labels(&format!("app.kubernetes.io/component={component}"))
             .fields(&format!("spec.nodeName={node}"));
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM);
-        let mut pods = pods.list(&list).await.expect("the plugin's pods can be listed").items;
+        let mut pods = pods.list(&list).await.expect("the driver's pods can be listed").items;
         pods.sort_by_key(|pod| std::cmp::Reverse(pod.metadata.creation_timestamp.clone()));
         pods
     }
 
     /// The plugin's pod on this node that is ready and not on its way out.
     pub async fn plugin(&self, node: &str) -> Pod {
+        self.pod_of("node", node).await
+    }
+
+    /// The driver's pod of a component that is ready and not on its way out.
+    pub async fn pod_of(&self, component: &str, node: &str) -> Pod {
         let ready = || async {
-            let pods = self.plugins(node).await;
+            let pods = self.pods_of(component, node).await;
             pods.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod))
         };
-        wait_until(&format!("the plugin to be ready on {node}"), PATIENCE, ready).await
+        wait_until(&format!("{component} to be ready on {node}"), PATIENCE, ready).await
     }
 
     /// Waits until the node's newest plugin says that kubelet knows it; how long that took.
@@ -352,6 +370,31 @@ impl Bed {
         let text = fs::read_to_string(self.host(node, "/run/fake-nvml/state.json")).unwrap_or_default();
         let state: Value = serde_json::from_str(&text).unwrap_or_default();
         state["gpus"][board].clone()
+    }
+
+    /// The boards that MPS has for itself, in NVML's EXCLUSIVE_PROCESS mode (3).
+    pub fn exclusive_boards(&self, node: &str) -> Vec<String> {
+        let text = fs::read_to_string(self.host(node, "/run/fake-nvml/state.json")).unwrap_or_default();
+        let state: Value = serde_json::from_str(&text).unwrap_or_default();
+        let boards = state["gpus"].as_object().cloned().unwrap_or_default();
+        let exclusive = boards.into_iter().filter(|(_, board)| board["compute_mode"]["value"] == 3);
+        exclusive.map(|(minor, _)| minor).collect()
+    }
+
+    /// Runs a script on a node, among its processes and mounts.
+    pub fn on_node(&self, node: &str, script: &str) -> String {
+        self.rig.run(&["node-exec", node, "sh", "-c", script])
+    }
+
+    /// The process of a pod's first container, as its node numbers it.
+    pub fn pid_of(&self, node: &str, pod: &Pod) -> u32 {
+        let id = container_id(pod);
+        let id = id.strip_prefix("containerd://").expect("the runtime is containerd");
+        let list = self.rig.run(&["ctr", node, "-n", "k8s.io", "tasks", "ls"]);
+        let words = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let pid =
+            words.filter(|words| words.first() == Some(&id)).find_map(|words| words.get(1)?.parse().ok());
+        pid.expect("the container has a task")
     }
 
     /// Ends a container with SIGKILL.

@@ -20,5 +20,6 @@ mod manifests;
 mod pods;
 mod restarts;
 mod rig;
+mod shares;
 mod sharing;
 mod upgrade;

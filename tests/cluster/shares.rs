@@ -1,0 +1,187 @@
+//! Shares of a GPU, with NVIDIA's own MPS control daemon: what containers get, what the daemon, the board and
+//! the cluster say of it, and what is left of it when something fails.
+
+mod churn;
+mod daemons;
+mod grants;
+mod refusals;
+mod watchdog;
+mod whole_only;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, PATIENCE, SOON, ask, life, minor_of};
+use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
+use crate::rig::wait_until;
+
+const NODE: &str = "node-a";
+/// NVIDIA's program, as the node has it.
+const CONTROL: &str = "/driver/usr/bin/nvidia-cuda-mps-control";
+
+/// A bed on a cluster that keeps shares, or None and a line that says so.
+async fn bed(test: &str) -> Option<Bed> {
+    let bed = Bed::of_env(test).await?;
+    if bed.release().await < 36 {
+        println!("SKIPPED: the API server keeps no shares before Kubernetes 1.36: {test}");
+        return None;
+    }
+    Some(bed)
+}
+
+/// A GPU that can be shared, and its daemon.
+#[derive(Debug, Clone)]
+struct Board {
+    node: String,
+    device: String,
+    uuid: String,
+    /// What may be granted of it.
+    grantable_mib: u64,
+}
+
+/// What must not change while somebody has a share.
+#[derive(Debug, PartialEq, Eq)]
+struct Standing {
+    daemon: Option<u32>,
+    /// The files that clients use, with their inodes.
+    door: Vec<String>,
+    limits: Limits,
+    /// Containers, and how often they were restarted.
+    lives: Vec<(String, i32)>,
+}
+
+/// The daemon's defaults, in its own words: memory (none: empty) and percent of threads.
+type Limits = (String, String);
+
+fn limits(memory: &str, compute: &str) -> Limits {
+    (memory.to_owned(), compute.to_owned())
+}
+
+impl Board {
+    /// Every GPU of the node that is offered in shares, by number.
+    async fn all(bed: &Bed, node: &str) -> Vec<Self> {
+        let mut boards = Vec::new();
+        for device in bed.published(node).await {
+            if device.allow_multiple_allocations != Some(true) {
+                continue;
+            }
+            let uuid = device.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+            let memory = device.capacity.as_ref().and_then(|all| all.get("memory"));
+            boards.push(Self {
+                node: node.to_owned(),
+                uuid: uuid.expect("a GPU has a UUID"),
+                grantable_mib: mib(&memory.expect("a shareable GPU has memory").value.0),
+                device: device.name,
+            });
+        }
+        boards.sort_by_key(|board| minor_of(&board.device));
+        boards
+    }
+
+    async fn first(bed: &Bed) -> Self {
+        Self::all(bed, NODE).await.into_iter().next().expect("the node has GPUs that can be shared")
+    }
+
+    fn folder(&self) -> String {
+        format!("/run/tranche/mps/{}", self.uuid)
+    }
+
+    /// What NVIDIA's program answers on the daemon's own socket, by lines.
+    fn ask(&self, bed: &Bed, commands: &[&str]) -> Vec<String> {
+        let (script, folder) = (commands.join("\n"), self.folder());
+        let script = format!("echo '{script}' | CUDA_MPS_PIPE_DIRECTORY={folder}/pipe {CONTROL}");
+        bed.on_node(&self.node, &script).lines().map(str::to_owned).collect()
+    }
+
+    fn limits(&self, bed: &Bed) -> Limits {
+        let commands = ["get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage"];
+        match &self.ask(bed, &commands)[..] {
+            [compute] => limits("", compute),
+            [memory, compute] => limits(memory, compute),
+            other => panic!("the daemon of {} answers {other:?}", self.device),
+        }
+    }
+
+    async fn wait_limits(&self, bed: &Bed, wanted: &Limits) {
+        let now = || async { (self.limits(bed) == *wanted).then_some(()) };
+        wait_until(&format!("the daemon of {} to have the limits {wanted:?}", self.device), SOON, now).await;
+    }
+
+    /// What clients find in the folder that containers get: name and inode.
+    fn door(&self, bed: &Bed) -> Vec<String> {
+        let script = format!("cd {}/client && ls -A | xargs -r stat -c '%n %i'", self.folder());
+        bed.on_node(&self.node, &script).lines().map(str::to_owned).collect()
+    }
+
+    fn is_exclusive(&self, bed: &Bed) -> bool {
+        bed.exclusive_boards(&self.node).contains(&minor_of(&self.device).to_string())
+    }
+
+    /// What `tranche mps` says of the daemon.
+    async fn daemon(&self, bed: &Bed) -> Option<Value> {
+        let answer = ask(&bed.pod_of("mps", &self.node).await, "/state")?;
+        let state: Value = serde_json::from_str(&answer).expect("the state is JSON");
+        state["daemons"].as_array()?.iter().find(|daemon| daemon["group"] == json!([self.uuid])).cloned()
+    }
+
+    async fn pid(&self, bed: &Bed) -> Option<u32> {
+        self.daemon(bed).await?["phase"]["Serving"]["pid"].as_u64()?.try_into().ok()
+    }
+
+    /// A claim for a part of this GPU, and a pod of its name that runs with it.
+    async fn tenant(&self, bed: &Bed, name: &str, memory: &str, compute: u32) -> Pod {
+        let request = of_gpu(&self.uuid, share(memory, compute));
+        bed.create(claim(name, json!({"requests": [request]}))).await;
+        bed.create(as_nobody(user_of(name, name))).await;
+        bed.wait_ready(name).await
+    }
+
+    async fn standing(&self, bed: &Bed, pods: &[&str]) -> Standing {
+        let mut lives = Vec::new();
+        for pod in pods {
+            lives.push(life(&bed.wait_ready(pod).await));
+        }
+        let (door, limits) = (self.door(bed), self.limits(bed));
+        Standing { daemon: self.pid(bed).await, door, limits, lives }
+    }
+
+    /// Waits until nobody is served: clients are kept out, and the board is anyone's.
+    async fn wait_rest(&self, bed: &Bed) {
+        let rests = || async {
+            let state = self.daemon(bed).await?;
+            let resting = state["phase"]["Resting"].is_object() && state["limits"].is_null();
+            (resting && !self.is_exclusive(bed) && self.door(bed).is_empty()).then_some(())
+        };
+        wait_until(&format!("the daemon of {} to rest", self.device), SOON, rests).await;
+    }
+}
+
+/// Whole MiB of a quantity with a binary suffix, as slices have it.
+fn mib(quantity: &str) -> u64 {
+    let number = |suffix| quantity.strip_suffix(suffix).and_then(|number: &str| number.parse::<u64>().ok());
+    let gib = || number("Gi").map(|gib| gib * 1024);
+    number("Mi").or_else(gib).unwrap_or_else(|| panic!("{quantity} is no number of Mi or Gi"))
+}
+
+/// The variables of a container that MPS reads, sorted.
+fn mps_env(bed: &Bed, pod: &str, container: &str) -> Vec<String> {
+    let mut env: Vec<_> =
+        bed.exec(pod, container, "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
+    env.sort();
+    env
+}
+
+/// Waits until the pod waits for the scheduler; its words.
+async fn wait_unschedulable(bed: &Bed, pod: &str) -> String {
+    let told = || async {
+        let conditions = bed.api::<Pod>().get(pod).await.ok()?.status?.conditions?;
+        conditions.into_iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?.message
+    };
+    wait_until(&format!("the scheduler to find no place for {pod}"), PATIENCE, told).await
+}
+
+/// Waits for an event of the pod that begins so.
+async fn wait_event(bed: &Bed, pod: &str, start: &str) -> String {
+    let told = || async { bed.events(pod).await.into_iter().find(|event| event.starts_with(start)) };
+    wait_until(&format!("an event {start} of {pod}"), SOON, told).await
+}

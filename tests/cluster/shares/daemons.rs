@@ -1,0 +1,181 @@
+//! The driver restarts and daemons die, with shares in use.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use super::{Board, CONTROL, bed, limits, wait_event, wait_unschedulable};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
+use crate::rig::wait_until;
+
+/// Deletes the driver's pod of a component and waits for the next one to be ready.
+async fn replace(bed: &Bed, component: &str, node: &str) {
+    let old = bed.pod_of(component, node).await;
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    pods.delete(old.metadata.name.as_deref().unwrap(), &DeleteParams::default()).await.unwrap();
+    let gone = || async {
+        let now = bed.pods_of(component, node).await;
+        now.iter().all(|pod| pod.metadata.uid != old.metadata.uid).then_some(())
+    };
+    wait_until(&format!("the old pod of {component} to be gone"), PATIENCE, gone).await;
+    bed.pod_of(component, node).await;
+}
+
+#[tokio::test]
+async fn the_driver_restarts_and_no_share_notices() {
+    let Some(bed) = bed("the_driver_restarts_and_no_share_notices").await else { return };
+    let board = Board::first(&bed).await;
+    board.tenant(&bed, "one", "2000Mi", 25).await;
+    board.tenant(&bed, "two", "10Gi", 30).await;
+    let living = ["one", "two"];
+    let before = board.standing(&bed, &living).await;
+    assert!(before.daemon.is_some() && before.door.len() == 2, "{before:?}");
+    assert_eq!(before.limits, limits("10G", "30.0"));
+    replace(&bed, "node", &board.node).await;
+    bed.registered(&board.node, PATIENCE).await;
+    assert_eq!(board.standing(&bed, &living).await, before, "the node plugin was replaced");
+    replace(&bed, "mps", &board.node).await;
+    assert_eq!(board.standing(&bed, &living).await, before, "the supervisor was replaced");
+    let supervisor = bed.pod_of("mps", &board.node).await;
+    bed.kill9(&board.node, &supervisor);
+    let again = || async {
+        let now = bed.pod_of("mps", &board.node).await;
+        (life(&now).1 > life(&supervisor).1).then_some(())
+    };
+    wait_until("kubelet to start the supervisor again", PATIENCE, again).await;
+    assert_eq!(board.standing(&bed, &living).await, before, "the supervisor was killed");
+
+    // What is new works, and the same daemon serves it.
+    board.tenant(&bed, "three", "20Gi", 45).await;
+    let after = board.standing(&bed, &living).await;
+    assert_eq!((after.daemon, &after.door, &after.lives), (before.daemon, &before.door, &before.lives));
+    assert_eq!(after.limits, limits("20G", "45.0"));
+    for pod in ["one", "two", "three"] {
+        bed.delete(pod).await;
+    }
+    bed.wait_clean().await;
+    board.wait_rest(&bed).await;
+    bed.end().await;
+}
+
+/// The program's own record of what became of clients' files and of the limits: asked the moment that the
+/// files are there again.
+#[tokio::test]
+async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() {
+    let Some(bed) = bed("a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client").await else {
+        return;
+    };
+    let board = Board::first(&bed).await;
+    board.tenant(&bed, "one", "2000Mi", 25).await;
+    board.tenant(&bed, "two", "500Mi", 30).await;
+    let before = board.standing(&bed, &["one", "two"]).await;
+    let deaths = board.daemon(&bed).await.unwrap()["deaths"].as_u64().unwrap();
+    let watch = format!(
+        r#"cd {folder} || exit 1
+        kill -9 $(cat pipe/nvidia-cuda-mps-control.pid)
+        timeout 20 sh -c 'while [ -e client/control ]; do sleep 0.01; done' && echo "clients are kept out"
+        timeout 60 sh -c 'until [ -e client/control ]; do sleep 0.01; done' && echo "clients are let in"
+        printf '%s\n' 'get_default_device_pinned_mem_limit 0' get_default_active_thread_percentage |
+            CUDA_MPS_PIPE_DIRECTORY=$PWD/client {CONTROL}"#,
+        folder = board.folder()
+    );
+    let seen = bed.on_node(&board.node, &watch);
+    assert_eq!(seen, "clients are kept out\nclients are let in\n1G\n30.0\n");
+    for pod in ["one", "two"] {
+        let ill = wait_event(&bed, pod, "MpsUnhealthy").await;
+        assert!(ill.contains(&board.uuid) && ill.contains("ended"), "{ill}");
+        wait_event(&bed, pod, "MpsRecovered").await;
+    }
+    let after = board.standing(&bed, &["one", "two"]).await;
+    assert_eq!(
+        (&after.limits, &after.lives),
+        (&before.limits, &before.lives),
+        "containers are not restarted"
+    );
+    assert_ne!(after.daemon, before.daemon);
+    assert_eq!(board.daemon(&bed).await.unwrap()["deaths"], deaths + 1);
+    assert!(board.is_exclusive(&bed));
+    // Containers that run find the new daemon where the old one was.
+    let reach = "echo get_default_active_thread_percentage | timeout 10 nvidia-cuda-mps-control 2>&1";
+    assert_eq!(bed.exec("one", "main", reach), "30.0\n");
+    let healthy = || async { (condition(&bed, "one", "DeviceHealthy").await? == "True").then_some(()) };
+    wait_until("the claim to be told healthy", PATIENCE, healthy).await;
+    bed.end().await;
+}
+
+/// The status of a condition of the claim's one device.
+async fn condition(bed: &Bed, claim: &str, type_: &str) -> Option<String> {
+    let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
+    let conditions = claim.status?.devices?.first()?.conditions.clone()?;
+    conditions.into_iter().find(|one| one.type_ == type_).map(|one| one.status)
+}
+
+async fn taints(bed: &Bed, board: &Board) -> Vec<String> {
+    let devices = bed.published(&board.node).await;
+    let device = devices.into_iter().find(|device| device.name == board.device).expect("it stays published");
+    device.taints.into_iter().flatten().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect()
+}
+
+/// Puts the node's control program back when dropped, whatever became of the test.
+struct Hidden<'a>(&'a Bed, String);
+
+impl<'a> Hidden<'a> {
+    fn new(bed: &'a Bed, node: &str) -> Self {
+        let hidden = Self(bed, node.to_owned());
+        fs::rename(hidden.program(), hidden.program().with_extension("hidden"))
+            .expect("the program is there");
+        hidden
+    }
+
+    fn program(&self) -> std::path::PathBuf {
+        self.0.host(&self.1, CONTROL)
+    }
+}
+
+impl Drop for Hidden<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = fs::rename(self.program().with_extension("hidden"), self.program()) {
+            println!("putting the node right: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_whose_daemon_stays_down_is_tainted_until_it_serves() {
+    let Some(bed) = bed("a_gpu_whose_daemon_stays_down_is_tainted_until_it_serves").await else { return };
+    let board = Board::first(&bed).await;
+    let one = board.tenant(&bed, "one", "2000Mi", 25).await;
+    let hidden = Hidden::new(&bed, &board.node);
+    bed.on_node(&board.node, &format!("kill -9 $(cat {}/pipe/nvidia-cuda-mps-control.pid)", board.folder()));
+    let shut = || async { board.door(&bed).is_empty().then_some(()) };
+    wait_until("clients to be kept out", PATIENCE, shut).await;
+    let tainted = || async {
+        (taints(&bed, &board).await == ["gpu.nvidia.com/mps-daemon-down:NoSchedule"]).then_some(())
+    };
+    wait_until("the GPU to be tainted", PATIENCE, tainted).await;
+    let ill = || async { (condition(&bed, "one", "DeviceHealthy").await? == "False").then_some(()) };
+    wait_until("the claim to be told unhealthy", PATIENCE, ill).await;
+    wait_event(&bed, "one", "MpsUnhealthy").await;
+    let request = of_gpu(&board.uuid, share("1Gi", 0));
+    bed.create(claim("late", json!({"requests": [request]}))).await;
+    bed.create(as_nobody(user_of("late", "late"))).await;
+    println!("beside a tainted GPU: {}", wait_unschedulable(&bed, "late").await);
+    assert!(board.door(&bed).is_empty(), "clients are still kept out");
+    assert_eq!(board.pid(&bed).await, None);
+
+    drop(hidden);
+    let serves = || async { board.pid(&bed).await };
+    wait_until("a daemon to serve again", PATIENCE, serves).await;
+    wait_event(&bed, "one", "MpsRecovered").await;
+    bed.wait_ready("late").await;
+    let clean = || async { taints(&bed, &board).await.is_empty().then_some(()) };
+    wait_until("the taint to be gone", PATIENCE, clean).await;
+    assert_eq!(board.limits(&bed), limits("1G", "100.0"));
+    assert_eq!(life(&bed.wait_ready("one").await), life(&one), "the container was restarted");
+    bed.end().await;
+}

@@ -1,0 +1,88 @@
+//! Who takes more than was granted is ended, and nobody else.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::{Board, bed, wait_event};
+use crate::bed::{Bed, SOON, life, minor_of, sum};
+use crate::rig::wait_until;
+
+/// A simulated process of a pod on the board, gone when dropped.
+struct Process<'a> {
+    bed: &'a Bed,
+    board: &'a Board,
+    pid: String,
+}
+
+impl<'a> Process<'a> {
+    fn of(bed: &'a Bed, board: &'a Board, pod: &Pod, mib: u32) -> Self {
+        let process = Self { bed, board, pid: bed.pid_of(&board.node, pod).to_string() };
+        let (minor, mib) = (minor_of(&board.device).to_string(), mib.to_string());
+        let words = ["process", "add", &minor, &process.pid, &mib, "--kind", "mps", "--only-if-alive"];
+        bed.fake(&board.node, &words);
+        process
+    }
+}
+
+impl Drop for Process<'_> {
+    fn drop(&mut self) {
+        let minor = minor_of(&self.board.device).to_string();
+        if let Err(said) = self.bed.try_fake(&self.board.node, &["process", "remove", &minor, &self.pid]) {
+            println!("putting the node right: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
+    let Some(bed) = bed("who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not").await else {
+        return;
+    };
+    let board = Board::first(&bed).await;
+    let greedy = board.tenant(&bed, "greedy", "2000Mi", 25).await;
+    let modest = board.tenant(&bed, "modest", "10Gi", 25).await;
+    let modests = Process::of(&bed, &board, &modest, 10_000);
+    let row = |name: &str, pod: &str| {
+        format!("tranche_claim_{name}{{namespace=\"{}\",pod=\"{pod}\"", bed.namespace)
+    };
+    let used = |mib: u32, pod: &'static str| {
+        let (bed, row) = (&bed, &row);
+        move || async move {
+            let metrics = bed.metrics(super::NODE).await;
+            (sum(&metrics, &row("memory_used_bytes", pod)) == f64::from(mib) * 1_048_576.0).then_some(())
+        }
+    };
+    wait_until("the modest one's use to be told", SOON, used(10_000, "modest")).await;
+    // Within the grant, and up to 64 MiB beyond, nothing happens.
+    let greedys = Process::of(&bed, &board, &greedy, 1990);
+    wait_until("the greedy one's use to be told", SOON, used(1990, "greedy")).await;
+    let looks = sum(&bed.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
+    let more = || async {
+        let now = sum(&bed.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
+        (now >= looks + 8.0).then_some(())
+    };
+    wait_until("eight more looks", SOON, more).await;
+    assert_eq!(life(&bed.wait_ready("greedy").await), life(&greedy), "ended though it was within its grant");
+    drop(greedys);
+
+    let greedys = Process::of(&bed, &board, &greedy, 4096);
+    let begin = std::time::Instant::now();
+    let ended = || async {
+        let pod: Pod = bed.api().get("greedy").await.ok()?;
+        let status = pod.status?.container_statuses?.into_iter().next()?;
+        let code = status.last_state?.terminated?.exit_code;
+        (status.restart_count == life(&greedy).1 + 1 && code == 137).then_some(())
+    };
+    wait_until("the greedy one to be ended", SOON, ended).await;
+    println!("seen ended after {:.1} s", begin.elapsed().as_secs_f64());
+    let event = wait_event(&bed, "greedy", "ProcessEnded").await;
+    assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
+    let metrics = bed.metrics(super::NODE).await;
+    let counted = |name: &str, pod: &str| sum(&metrics, &row(name, pod));
+    assert_eq!((counted("violations_total", "greedy"), counted("terminations_total", "greedy")), (1.0, 1.0));
+    assert_eq!((counted("violations_total", "modest"), counted("terminations_total", "modest")), (0.0, 0.0));
+    assert_eq!(counted("memory_limit_bytes", "greedy"), 2000.0 * 1_048_576.0);
+    assert_eq!(life(&bed.wait_ready("modest").await), life(&modest), "the neighbour was disturbed");
+    drop((greedys, modests));
+    bed.wait_ready("greedy").await;
+    bed.end().await;
+}

@@ -1,0 +1,53 @@
+//! Where the API server keeps no shares (before Kubernetes 1.36, or with the gate off): whole GPUs, as ever.
+
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, sum};
+use crate::manifests::{claim, gpu, user_of};
+use crate::rig::wait_until;
+
+#[tokio::test]
+async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
+    let Some(bed) = Bed::of_env("a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop").await
+    else {
+        return;
+    };
+    if bed.release().await >= 36 {
+        println!("SKIPPED: this cluster keeps shares");
+        return;
+    }
+    let node = bed.nodes[0].clone();
+    let versions = || async {
+        let slices = bed.slices(&node).await;
+        slices.into_iter().map(|slice| slice.metadata.resource_version).collect::<Vec<_>>()
+    };
+    for device in bed.published(&node).await {
+        let json = serde_json::to_value(&device).unwrap();
+        assert!(json["allowMultipleAllocations"].is_null(), "{json}");
+        let capacity = json["capacity"].as_object().unwrap();
+        assert!(capacity.values().all(|one: &Value| one["requestPolicy"].is_null()), "{json}");
+        if json["attributes"]["type"]["string"] == "gpu" {
+            assert_eq!(capacity.keys().collect::<Vec<_>>(), ["memory"], "{json}");
+            assert_eq!(json["attributes"]["isolation"]["string"], "none", "{json}");
+        }
+    }
+    let state = bed.state(&node).await;
+    let offered = state["slices"]["offered"].as_object().unwrap();
+    let because = offered["gpu-0"]["whole"]["because"].as_str().unwrap_or_default();
+    assert!(because.contains("DRAConsumableCapacity"), "the state says why: {offered:?}");
+
+    let (before, metrics) = (versions().await, bed.metrics(&node).await);
+    let looks = sum(&metrics, "tranche_discovery_looks_total");
+    bed.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(user_of("whole", "whole")).await;
+    bed.wait_ready("whole").await;
+    assert_eq!(bed.inside("whole", "main").gpus.len(), 1);
+    assert_eq!(bed.exec("whole", "main", "env | grep ^CUDA_MPS || true"), "");
+    bed.delete("whole").await;
+    // A look at the GPUs is what could begin a loop.
+    let looked =
+        || async { (sum(&bed.metrics(&node).await, "tranche_discovery_looks_total") > looks).then_some(()) };
+    wait_until("another look at the GPUs", std::time::Duration::from_secs(75), looked).await;
+    assert_eq!(versions().await, before, "slices were written though nothing changed");
+    bed.end().await;
+}
