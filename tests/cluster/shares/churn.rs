@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use futures::StreamExt;
+use futures::future::join_all;
 use serde_json::{Value, json};
 
 use super::{Board, bed};
@@ -12,7 +12,8 @@ use crate::bed::{Bed, failed_operations};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
 
 const PODS: usize = 50;
-const WAVES: usize = 2;
+/// Some fill their board, so that others have to wait until they go.
+const SIZES: [(&str, u32); 4] = [("1Gi", 0), ("12Gi", 20), ("20Gi", 0), ("3000Mi", 20)];
 
 /// What the ledger has of one board.
 #[derive(Debug, Default)]
@@ -53,9 +54,16 @@ fn granted(state: &Value, boards: &[Board]) -> BTreeMap<String, Granted> {
 
 /// When nothing is under way: each board that has shares is for MPS alone, its daemon as loose as the loosest
 /// share; each other board is anyone's, its daemon at rest.
-async fn settled(bed: &Bed, boards: &[Board]) -> usize {
+async fn settled(bed: &Bed, nodes: &[Vec<Board>]) -> usize {
     let mut claims = 0;
-    let node = &boards[0].node;
+    for boards in nodes {
+        claims += settled_on(bed, &boards[0].node, boards).await;
+    }
+    claims
+}
+
+async fn settled_on(bed: &Bed, node: &str, boards: &[Board]) -> usize {
+    let mut claims = 0;
     let granted = granted(&bed.state(node).await, boards);
     for board in boards {
         let sum = &granted[&board.uuid];
@@ -91,12 +99,9 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     }
     nodes.retain(|boards| !boards.is_empty());
     let boards: Vec<&Board> = nodes.iter().flatten().collect();
-    // Sizes that fill a board, so that many have to wait until others go.
-    let sizes = ["1Gi", "12Gi", "20Gi", "3000Mi"];
     for (number, board) in boards.iter().enumerate() {
-        for (which, size) in sizes.iter().enumerate() {
-            let compute = if which % 2 == 0 { 0 } else { 20 };
-            let request = of_gpu(&board.uuid, share(size, compute));
+        for (which, (memory, compute)) in SIZES.iter().enumerate() {
+            let request = of_gpu(&board.uuid, share(memory, *compute));
             bed.create(template(&format!("gpu-{number}-{which}"), json!({"requests": [request]}))).await;
         }
     }
@@ -107,38 +112,23 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     let begin = Instant::now();
     let over = Cell::new(false);
     let waves = async {
-        for wave in 0..WAVES {
-            let names: Vec<String> = (0..PODS).map(|number| format!("w{wave}-{number}")).collect();
-            for (number, name) in names.iter().enumerate() {
-                let template =
-                    format!("gpu-{}-{}", number % boards.len(), (number / boards.len() + wave) % sizes.len());
-                let mut pod = as_nobody(by_template(&template, name));
-                pod["spec"]["restartPolicy"] = json!("Never");
-                pod["spec"]["terminationGracePeriodSeconds"] = json!(u8::from(number % 2 == 0));
-                bed.create(pod).await;
-            }
-            let (stay, go) = names.split_at(PODS / 2);
-            each(go, async |name| drop(bed.wait_ready(name).await)).await;
-            each(stay, async |name| drop(bed.wait_ready(name).await)).await;
-            println!("wave {wave}: all Ready after {:.1} s", begin.elapsed().as_secs_f64());
-            let mut claims = 0;
-            for boards in &nodes {
-                claims += settled(&bed, boards).await;
-            }
-            assert_eq!(claims, PODS, "every pod has its claim in a ledger");
-            each(go, async |name| bed.delete(name).await).await;
-            for boards in &nodes {
-                settled(&bed, boards).await;
-            }
-            each(stay, async |name| bed.delete(name).await).await;
-            for boards in &nodes {
-                assert_eq!(settled(&bed, boards).await, 0, "nothing is held");
-            }
-        }
+        let first: Vec<String> = (0..PODS).map(|number| format!("first-{number}")).collect();
+        let (stay, go) = first.split_at(PODS / 2);
+        start(&bed, &first, boards.len()).await;
+        println!("{PODS} shares are Ready after {:.1} s", begin.elapsed().as_secs_f64());
+        assert_eq!(settled(&bed, &nodes).await, PODS, "every pod has its claim in a ledger");
+        // What goes makes room for others at once.
+        let second: Vec<String> = (0..PODS / 2).map(|number| format!("second-{number}")).collect();
+        futures::join!(end(&bed, go), start(&bed, &second, boards.len()));
+        assert_eq!(settled(&bed, &nodes).await, PODS);
+        end(&bed, stay).await;
+        assert_eq!(settled(&bed, &nodes).await, PODS / 2);
+        end(&bed, &second).await;
+        assert_eq!(settled(&bed, &nodes).await, 0, "nothing is held");
         over.set(true);
     };
     futures::join!(waves, watch(&bed, &nodes, &over));
-    println!("{} shares in {:.1} s", WAVES * PODS, begin.elapsed().as_secs_f64());
+    println!("{} shares in {:.1} s", PODS + PODS / 2, begin.elapsed().as_secs_f64());
     bed.wait_clean().await;
     for boards in &nodes {
         failures += failed_operations(&bed.metrics(&boards[0].node).await);
@@ -147,9 +137,21 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     bed.end().await;
 }
 
-async fn each(names: &[String], act: impl AsyncFn(&String)) {
-    let acts = futures::stream::iter(names).map(|name| act(name));
-    acts.buffer_unordered(PODS).collect::<Vec<()>>().await;
+/// Starts a pod of each name, on the boards in turn, and waits until all run.
+async fn start(bed: &Bed, names: &[String], boards: usize) {
+    for (number, name) in names.iter().enumerate() {
+        let template = format!("gpu-{}-{}", number % boards, number / boards % SIZES.len());
+        let mut pod = as_nobody(by_template(&template, name));
+        pod["spec"]["restartPolicy"] = json!("Never");
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(number % 2);
+        bed.create(pod).await;
+    }
+    join_all(names.iter().map(|name| bed.wait_ready(name))).await;
+}
+
+/// Deletes all of them and waits until they are gone.
+async fn end(bed: &Bed, names: &[String]) {
+    join_all(names.iter().map(|name| bed.delete(name))).await;
 }
 
 /// Looks at the ledgers without end, whatever is under way.
