@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event, watcher};
@@ -36,10 +36,18 @@ pub enum Access {
     Exclusive,
     /// Makes a record and container edits, and holds nothing: any number fits on a GPU.
     Admin,
+    /// A part, as kube-scheduler gives it: memory in MiB, compute in percent, one block of client slots.
+    Share {
+        mib: u32,
+        percent: u8,
+    },
 }
 
-/// Makes the namespace and the node, if they are not there, and removes an earlier run's claims.
+/// Makes the namespace and the node, if they are not there, and removes an earlier run's claims and pods.
 pub async fn prepare(client: &Client) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    // No kubelet sees to their end.
+    pods.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default()).await?;
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
     claims.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
@@ -77,6 +85,42 @@ pub async fn claims(
     stream::iter(all).buffered(MAKERS).try_collect().await
 }
 
+/// Reserves each claim for a pod of its own on our node, which never runs; the pods' UIDs, in order.
+pub async fn reserve(client: &Client, claims: &[Claim]) -> Result<Vec<String>> {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    until_account(client, NAMESPACE).await?;
+    let all = claims.iter().map(|claim| {
+        let (api, pods, name) = (api.clone(), pods.clone(), claim.name.clone());
+        async move { reserve_one(&api, &pods, &name).await.with_context(|| format!("pod of claim {name}")) }
+    });
+    stream::iter(all).buffered(MAKERS).try_collect().await
+}
+
+async fn reserve_one(api: &Api<ResourceClaim>, pods: &Api<Pod>, name: &str) -> Result<String> {
+    let spec = json!({
+        "nodeName": NODE,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": "main", "image": "docker.io/local/busybox:1"}],
+    });
+    let pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec}))?;
+    let made = pods.create(&PostParams::default(), &pod).await?;
+    let uid = made.metadata.uid.context("the API server gave no UID")?;
+    let user = json!({"resource": "pods", "name": name, "uid": uid});
+    let status = json!({"status": {"reservedFor": [user]}});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(uid)
+}
+
+/// Waits until the namespace's pods may be made.
+pub async fn until_account(client: &Client, namespace: &str) -> Result<()> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let there =
+        kube::runtime::wait::await_condition(accounts, "default", |account: Option<&_>| account.is_some());
+    timeout(PATIENCE, there).await.context("no default service account")??;
+    Ok(())
+}
+
 async fn claim(api: &Api<ResourceClaim>, name: &str, device: &str, access: Access) -> Result<Claim> {
     let mut exactly = json!({"deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 1});
     let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device});
@@ -84,18 +128,27 @@ async fn claim(api: &Api<ResourceClaim>, name: &str, device: &str, access: Acces
         exactly["adminAccess"] = json!(true);
         result["adminAccess"] = json!(true);
     }
+    if let Access::Share { mib, percent } = access {
+        let (memory, compute) = (format!("{mib}Mi"), percent.to_string());
+        exactly["capacity"] = json!({"requests": {"memory": memory, "compute": compute}});
+        result["consumedCapacity"] = json!({"memory": memory, "compute": compute, "shares": "1"});
+    }
     let object = json!({
         "metadata": {"name": name},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
     });
     let made = api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    let uid = made.metadata.uid.context("the API server gave no UID")?;
+    if matches!(access, Access::Share { .. }) {
+        // Any UUID that no other share has.
+        result["shareID"] = json!(uid);
+    }
     let field = json!({"key": "metadata.name", "operator": "In", "values": [NODE]});
     let status = json!({"status": {"allocation": {
         "devices": {"results": [result]},
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
     }}});
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
-    let uid = made.metadata.uid.context("the API server gave no UID")?;
     Ok(Claim { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid })
 }
 

@@ -1,24 +1,17 @@
 //! Prepare and unprepare through the socket: one at a time, beside live claims, and many at once.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures::future::try_join_all;
 use kube::Client;
 
-use tranche::cluster::{Cluster, Endpoint, KubeCluster};
 use tranche::kubelet::pb::dra::Claim;
-use tranche::model::claim::ClaimRef;
-use tranche::model::names::{ClaimUid, NodeName};
 
-use crate::api::{self, Access, NODE};
-use crate::calls::Socket;
-use crate::fake_kubelet::FakeKubelet;
+use crate::api::Access;
+use crate::bench::{Bench, Start};
 use crate::figures::{Report, Samples};
-use crate::plugin::{Plugin, Setting};
+use crate::plugin::Setting;
 
 const GPUS: usize = 16;
 const ALONE: usize = 300;
@@ -33,7 +26,8 @@ const WAVES: [(usize, usize, bool, &str); 3] =
 /// Everything of this file, into the report.
 pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
     let gpus = setting.gpus("whole", &["--profile", "h100", "--count", "16"]).await?;
-    let bench = Bench::start(setting, client, &gpus, GPUS).await?;
+    let start = Start { folder: "l16", gpus: &gpus, devices: GPUS, more: Vec::new() };
+    let bench = Bench::start(setting, client, start).await?;
     bench.alone(report).await?;
     bench.beside_live(report).await?;
     bench.waves(report, false).await?;
@@ -43,43 +37,13 @@ pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) ->
     let mut arguments = vec!["--profile", "h100", "--count", "16"];
     arguments.extend(cut.iter().flat_map(|cut| ["--mig", cut]));
     let gpus = setting.gpus("mig", &arguments).await?;
-    let bench = Bench::start(setting, client, &gpus, GPUS * 7).await?;
+    let start = Start { folder: "l112", gpus: &gpus, devices: GPUS * 7, more: Vec::new() };
+    let bench = Bench::start(setting, client, start).await?;
     bench.waves(report, true).await?;
     bench.plugin.stop().await
 }
 
-/// A running plugin that is registered, and whose slices are there.
-struct Bench<'a> {
-    client: &'a Client,
-    /// The driver's own client, in this process.
-    cluster: KubeCluster,
-    plugin: Plugin,
-    socket: Socket,
-    folder: std::path::PathBuf,
-    devices: Vec<String>,
-    _kubelet: FakeKubelet,
-}
-
-impl<'a> Bench<'a> {
-    async fn start(setting: &Setting, client: &'a Client, gpus: &Path, count: usize) -> Result<Self> {
-        let slices = api::watch_slices(client).await?;
-        api::delete_slices(client, &slices).await?;
-        let folder = setting.folder(&format!("l{count}"))?;
-        let kubelet = FakeKubelet::start(&folder);
-        let plugin = setting.start(&folder, gpus)?;
-        let socket = Socket::registered(&kubelet).await?;
-        let devices = api::devices(client, count).await.with_context(|| plugin.last_words())?;
-        let endpoint = Endpoint::Kubeconfig(setting.kubeconfig.clone());
-        let cluster = KubeCluster::connect(&endpoint, NodeName::new(NODE)).await?;
-        Ok(Self { client, cluster, plugin, socket, folder, devices, _kubelet: kubelet })
-    }
-
-    /// Claims on the node's devices, one after the other.
-    async fn claims(&self, prefix: &str, count: usize, access: Access) -> Result<Vec<Claim>> {
-        let devices = self.devices.iter().cycle().take(count).cloned().collect();
-        api::claims(self.client, prefix, devices, access).await
-    }
-
+impl Bench<'_> {
     async fn alone(&self, report: &mut Report) -> Result<()> {
         let claims = self.claims("alone", WARM_UP + ALONE, Access::Exclusive).await?;
         let (warm_up, claims) = claims.split_at(WARM_UP);
@@ -159,46 +123,4 @@ impl<'a> Bench<'a> {
     async fn wave(&self, claims: &[Claim]) -> Result<(Vec<Duration>, Vec<Duration>)> {
         Ok((self.socket.prepare_all(claims).await?, self.socket.unprepare_all(claims).await?))
     }
-
-    /// For each claim: GET, prepare, a sync of the same kind, unprepare.
-    async fn one_at_a_time(&self, claims: &[Claim]) -> Result<Took> {
-        let mut took = Took::default();
-        for claim in claims {
-            took.get.push(self.get(claim).await?);
-            took.prepare.push(self.socket.prepare(claim).await?);
-            took.synced.push(synced(&self.folder)?);
-            took.unprepare.push(self.socket.unprepare(claim).await?);
-        }
-        Ok(took)
-    }
-
-    async fn get(&self, claim: &Claim) -> Result<Duration> {
-        let uid = ClaimUid::new(&claim.uid);
-        let claim = ClaimRef { namespace: claim.namespace.clone(), name: claim.name.clone(), uid };
-        let begun = Instant::now();
-        self.cluster.claim(&claim).await?;
-        Ok(begun.elapsed())
-    }
-}
-
-#[derive(Default)]
-struct Took {
-    get: Samples,
-    prepare: Samples,
-    synced: Samples,
-    unprepare: Samples,
-}
-
-/// The least that a durable record costs on this disk, without us.
-fn synced(folder: &Path) -> Result<Duration> {
-    let (temp, file) = (folder.join("probe.tmp"), folder.join("probe"));
-    let begun = Instant::now();
-    let mut probe = File::create(&temp)?;
-    probe.write_all(&[b'x'; 1024])?;
-    probe.sync_data()?;
-    fs::rename(&temp, &file)?;
-    File::open(folder)?.sync_all()?;
-    let took = begun.elapsed();
-    fs::remove_file(file)?;
-    Ok(took)
 }

@@ -1,4 +1,5 @@
-//! Measures the node plugin: prepare and unprepare through its socket, start, idle, and pods on a real cluster.
+//! Measures the node plugin: prepare and unprepare through its socket, of whole GPUs and of shares, the watchdog,
+//! start, idle, and pods on a real cluster.
 //! `hack/bench.sh` sets everything up and says where it is by the environment.
 //!
 //! Nothing here asserts on a time: the table says what was measured and what is aimed at.
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 mod api;
+mod bench;
 mod calls;
 #[path = "../../../tests/it/fake_kubelet.rs"]
 #[allow(clippy::unwrap_used, clippy::expect_used)]
@@ -20,7 +22,9 @@ mod latency;
 mod machine;
 mod plugin;
 mod pods;
+mod shares;
 mod start;
+mod watchdog;
 
 use figures::Report;
 use plugin::Setting;
@@ -30,6 +34,9 @@ const NOTES: &str = "
    another day on a like machine with 2 cores. Memory converted to MiB.
 ** The live claims have administrative access, which makes records and container edits and holds no GPU; the
    timed claims are whole GPUs.
+*** Fifteen shares with four processes each, on every GPU; processor time less that of the plugin with the
+   watchdog off. The processes are real, the list of them is the simulated NVML's. The reaction is the time until
+   a process is dead that takes too much; the period is 250 ms, and two looks in a row must say so.
 Prepare is timed by the caller, through the socket, durable ledger and the claim's GET included. GET, prepare,
 sync and unprepare take turns, claim by claim. Times in ms.";
 
@@ -59,13 +66,20 @@ async fn run() -> Result<()> {
     let mut report = Report::default();
     report.note(machine);
     report.note(NOTES);
-    let parts = env::var("BENCH_PARTS").unwrap_or_else(|_| "start latency idle pods".to_owned());
+    let parts =
+        env::var("BENCH_PARTS").unwrap_or_else(|_| "start latency shares watchdog idle pods".to_owned());
     let wanted = |part: &str| parts.split_whitespace().any(|wanted| wanted == part);
     if wanted("start") {
         start::measure(&setting, &client, &mut report).await.context("start")?;
     }
     if wanted("latency") {
         latency::measure(&setting, &client, &mut report).await.context("latency")?;
+    }
+    if wanted("shares") {
+        shares::measure(&setting, &client, &mut report).await.context("shares")?;
+    }
+    if wanted("watchdog") {
+        watchdog::measure(&setting, &client, &mut report).await.context("watchdog")?;
     }
     // A process's own time and memory do not depend on what runs beside it: the pods come meanwhile.
     let (mut of_idle, mut of_pods) = (Report::default(), Report::default());

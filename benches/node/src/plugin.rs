@@ -1,23 +1,29 @@
-//! The measured process: `tranche node` of the release build, with folders of its own and simulated GPUs.
+//! The measured processes: `tranche node` and `tranche mps` of the release build, with folders of their own and
+//! simulated GPUs.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
+use serde_json::Value;
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use tranche::host::driver_root::{self, DriverRoot};
+use tranche::supervisor::SOCKET;
 
-use crate::api::NODE;
+use crate::api::{NODE, PATIENCE};
 
 /// What an end may take before it is enforced.
 const END: Duration = Duration::from_secs(30);
+/// Between two looks at what should be there soon, where nothing is timed.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Where everything lies that a measured process needs.
 #[derive(Debug, Clone)]
@@ -53,50 +59,84 @@ impl Setting {
         Ok(dir)
     }
 
-    /// Starts the plugin in `folder`.
-    pub fn start(&self, folder: &Path, gpus: &Path) -> Result<Plugin> {
+    /// Starts the plugin in `folder`, with these arguments beside the usual ones.
+    pub fn start(&self, folder: &Path, gpus: &Path, more: &[String]) -> Result<Process> {
+        let mut command = Command::new(&self.tranche);
+        command.args(["node", "--node-name", NODE]);
+        for (flag, path) in [
+            ("--kubelet-dir", folder),
+            ("--cdi-dir", &folder.join("cdi")),
+            ("--driver-root-on-host", &self.driver_root),
+            ("--proc-root", &self.driver_root.join("proc")),
+            ("--kubeconfig", &self.kubeconfig),
+        ] {
+            command.arg(flag).arg(path);
+        }
+        command.args(more);
+        self.spawn(command, folder, gpus)
+    }
+
+    /// Starts the keeper of the MPS daemons, with the driver's own control program, and waits until it answers.
+    pub async fn start_mps(&self, folder: &Path, gpus: &Path) -> Result<Process> {
+        // Daemons leave the control group of a container; here there is none, and what they enter is a folder.
+        let cgroup = self.folder("cgroup")?;
+        fs::write(cgroup.join("cgroup.procs"), "")?;
+        let mut command = Command::new(&self.tranche);
+        command.arg("mps").arg("--mps-dir").arg(folder).arg("--cgroup-root").arg(cgroup);
+        let mps = self.spawn(command, folder, gpus)?;
+        let deadline = Instant::now() + PATIENCE;
+        while !folder.join(SOCKET).exists() {
+            if Instant::now() > deadline {
+                bail!("tranche mps does not listen; its last words: {}", mps.last_words());
+            }
+            sleep(LOOK).await;
+        }
+        Ok(mps)
+    }
+
+    fn spawn(&self, mut command: Command, folder: &Path, gpus: &Path) -> Result<Process> {
         let log = fs::File::create(folder.join("log"))?;
-        let child = Command::new(&self.tranche)
-            .arg("node")
-            .args(["--node-name", NODE, "--ops-address", "127.0.0.1:0", "--log-format", "json"])
-            .arg("--kubelet-dir")
-            .arg(folder)
-            .arg("--cdi-dir")
-            .arg(folder.join("cdi"))
-            .arg("--driver-root")
+        let child = command
+            .args(["--ops-address", "127.0.0.1:0", "--log-format", "json", "--driver-root"])
             .arg(&self.driver_root)
-            .arg("--driver-root-on-host")
-            .arg(&self.driver_root)
-            .arg("--proc-root")
-            .arg(self.driver_root.join("proc"))
-            .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
             .env("FAKE_NVML_DIR", gpus)
             .stdin(Stdio::null())
             .stderr(log)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start {}", self.tranche.display()))?;
-        let pid = child.id().context("the plugin ended at once")?;
-        Ok(Plugin { child, pid: i32::try_from(pid)?, log: folder.join("log") })
+        let pid = child.id().context("it ended at once")?;
+        Ok(Process { child, pid: i32::try_from(pid)?, log: folder.join("log") })
     }
 }
 
-/// A running plugin; killed when dropped.
-pub struct Plugin {
+/// A running process; killed when dropped.
+pub struct Process {
     child: Child,
     pid: i32,
     log: PathBuf,
 }
 
-impl Plugin {
+impl Process {
     /// Asks it to end, and waits.
     pub async fn stop(mut self) -> Result<()> {
         kill(Pid::from_raw(self.pid), Signal::SIGTERM)?;
-        match timeout(END, self.child.wait()).await.context("the plugin does not end")?? {
+        match timeout(END, self.child.wait()).await.context("it does not end")?? {
             status if status.success() => Ok(()),
-            _ => bail!("the plugin failed; its last words: {}", self.last_words()),
+            _ => bail!("it failed; its last words: {}", self.last_words()),
         }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Where it serves its metrics, once it says so.
+    pub fn ops_address(&self) -> Result<SocketAddr> {
+        let text = fs::read_to_string(&self.log)?;
+        let told = text.lines().find(|line| line.contains("metrics and state are served"));
+        let told: Value = serde_json::from_str(told.context("it serves no metrics yet")?)?;
+        Ok(told["address"].as_str().context("no address in the log")?.parse()?)
     }
 
     /// Its log's last lines.

@@ -57,12 +57,7 @@ async fn set_up(client: &Client) -> Result<()> {
     });
     let templates: Api<ResourceClaimTemplate> = Api::namespaced(client.clone(), NAMESPACE);
     templates.create(&made, &serde_json::from_value(template)?).await?;
-    let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
-        Api::namespaced(client.clone(), NAMESPACE);
-    let there =
-        kube::runtime::wait::await_condition(accounts, "default", |account: Option<&_>| account.is_some());
-    tokio::time::timeout(api::PATIENCE, there).await.context("no default service account")??;
-    Ok(())
+    api::until_account(client, NAMESPACE).await
 }
 
 /// Creates the pod and waits until it is seen to run.

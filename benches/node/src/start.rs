@@ -26,7 +26,7 @@ pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) ->
         let folder = setting.folder(&format!("s{number}"))?;
         let kubelet = FakeKubelet::start(&folder);
         let begun = Instant::now();
-        let plugin = setting.start(&folder, &gpus)?;
+        let plugin = setting.start(&folder, &gpus, &[])?;
         let register = async {
             Socket::registered(&kubelet).await?;
             anyhow::Ok(begun.elapsed())
@@ -50,7 +50,7 @@ pub async fn idle(setting: &Setting, client: &Client, report: &mut Report) -> Re
     let slices = api::watch_slices(client).await?;
     let folder = setting.folder("i")?;
     let kubelet = FakeKubelet::start(&folder);
-    let plugin = setting.start(&folder, &gpus)?;
+    let plugin = setting.start(&folder, &gpus, &[])?;
     let socket = Socket::registered(&kubelet).await?;
     socket.watch_health().await?;
     slices.until("slices", |seen| !seen.is_empty()).await?;
