@@ -355,9 +355,10 @@ impl State {
             |usual: &str| self.down.as_ref().map_or_else(|| usual.to_owned(), |down| down.reason.clone());
         match (&self.record.wish, self.record.daemon) {
             (Wish::Serve { .. }, Some(daemon)) if self.in_force => DaemonPhase::Serving { pid: daemon.pid },
-            (Wish::Serve { .. }, _) => {
-                DaemonPhase::Down { reason: reason("its limits are not in force yet") }
+            (Wish::Serve { .. }, Some(daemon)) if self.down.is_none() => {
+                DaemonPhase::Settling { pid: daemon.pid }
             }
+            (Wish::Serve { .. }, _) => DaemonPhase::Down { reason: reason("it is being started") },
             (Wish::Rest, Some(daemon)) => DaemonPhase::Resting { pid: daemon.pid },
             (Wish::Rest, None) => DaemonPhase::Down { reason: reason("nobody needs it") },
         }

@@ -92,7 +92,7 @@ impl<B: ComputeModes> Supervisor<B> {
         let (mut serving, mut resting, mut down) = (0, 0, 0);
         for phase in phases {
             match phase {
-                DaemonPhase::Serving { .. } => serving += 1,
+                DaemonPhase::Serving { .. } | DaemonPhase::Settling { .. } => serving += 1,
                 DaemonPhase::Resting { .. } => resting += 1,
                 DaemonPhase::Down { .. } => down += 1,
             }

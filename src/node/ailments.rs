@@ -47,7 +47,8 @@ const XID_ECC: u64 = 48;
 /// So many questions in a row without an answer of `tranche mps` before its daemons count as down: it is
 /// being updated, say.
 const SILENT_POLLS: u32 = 10;
-/// So many answers in a row without a daemon that claims need: they come before the sweeper has asked for it.
+/// So many answers in a row without a daemon that claims need, or with one whose limits are being set: a claim
+/// may come before the sweeper has asked for its daemon, and each new claim may need other limits.
 const MISSING_POLLS: u32 = 3;
 
 /// What the loop needs.
@@ -437,13 +438,17 @@ impl Daemons {
                 None
             }
             Some(DaemonPhase::Down { reason }) => Some(reason.clone()),
+            Some(DaemonPhase::Settling { .. }) => self.missing_for(group, "its limits are not in force"),
             Some(DaemonPhase::Resting { .. }) | None => {
-                let times = self.missing.entry(group.clone()).or_default();
-                *times = times.saturating_add(1);
-                (*times >= MISSING_POLLS)
-                    .then(|| "`tranche mps` does not keep it for these claims".to_owned())
+                self.missing_for(group, "`tranche mps` does not keep it for these claims")
             }
         }
+    }
+
+    fn missing_for(&mut self, group: &MpsGroup, words: &str) -> Option<String> {
+        let times = self.missing.entry(group.clone()).or_default();
+        *times = times.saturating_add(1);
+        (*times >= MISSING_POLLS).then(|| words.to_owned())
     }
 }
 
@@ -490,6 +495,24 @@ mod tests {
         let all = ["a", "b", "c"].map(|name| state(name, DaemonPhase::Serving { pid: 1 }));
         daemons.take(&needed, Some(Ok(all.to_vec())));
         assert_eq!(down(&daemons), []);
+    }
+
+    #[test]
+    fn limits_that_are_being_set_are_no_ailment_unless_it_takes_for_ever() {
+        let needed = BTreeSet::from([group("a")]);
+        let look = |phase: DaemonPhase| Some(Ok(vec![state("a", phase)]));
+        let mut daemons = Daemons::default();
+        for _ in 0..3 {
+            for _ in 1..MISSING_POLLS {
+                daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }));
+                assert_eq!(down(&daemons), []);
+            }
+            daemons.take(&needed, look(DaemonPhase::Serving { pid: 1 }));
+        }
+        for _ in 0..MISSING_POLLS {
+            daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }));
+        }
+        assert_eq!(down(&daemons), [("a".to_owned(), "its limits are not in force")]);
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct DaemonState {
 pub enum DaemonPhase {
     /// Answers, with the limits that were asked for.
     Serving { pid: u32 },
+    /// Alive and well; other limits are being set, or were not taken and are set again soon.
+    Settling { pid: u32 },
     /// Alive, and nobody needs it.
     Resting { pid: u32 },
     /// Dead or mute, for the reason given; it is started again after a while.

@@ -191,7 +191,7 @@ fn limits(mib: &[u64], compute: u8) -> MpsLimits {
 
 fn pid(state: &DaemonState) -> u32 {
     match state.phase {
-        DaemonPhase::Serving { pid } | DaemonPhase::Resting { pid } => pid,
+        DaemonPhase::Serving { pid } | DaemonPhase::Settling { pid } | DaemonPhase::Resting { pid } => pid,
         DaemonPhase::Down { ref reason } => panic!("down: {reason}"),
     }
 }

@@ -121,6 +121,7 @@ fn daemons(gpus: &NodeGpus, daemons: &[DaemonState]) -> String {
             memory.map(|limit| or_none(limit.map(|l| format!("{} MiB", l.mib_floor())))).collect();
         let phase = match &daemon.phase {
             DaemonPhase::Serving { pid } => format!("Serving ({pid})"),
+            DaemonPhase::Settling { pid } => format!("Settling ({pid})"),
             DaemonPhase::Resting { pid } => format!("Resting ({pid})"),
             DaemonPhase::Down { reason } => format!("Down: {reason}"),
         };

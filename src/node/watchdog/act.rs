@@ -102,7 +102,9 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Optio
     let mut servers = Servers::default();
     for state in states {
         let daemon = match state.phase {
-            DaemonPhase::Serving { pid } | DaemonPhase::Resting { pid } => Some(pid),
+            DaemonPhase::Serving { pid } | DaemonPhase::Settling { pid } | DaemonPhase::Resting { pid } => {
+                Some(pid)
+            }
             DaemonPhase::Down { .. } => None,
         };
         for pid in state.servers.iter().map(|server| server.pid).chain(daemon) {

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::Event;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{Board, bed};
-use crate::bed::{Bed, failed_operations};
+use crate::bed::{Bed, failed_operations, sum};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
 
 const PODS: usize = 50;
@@ -105,45 +107,81 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
             bed.create(template(&format!("gpu-{number}-{which}"), json!({"requests": [request]}))).await;
         }
     }
-    let mut failures = 0.0;
-    for boards in &nodes {
-        failures -= failed_operations(&bed.metrics(&boards[0].node).await);
-    }
+    let before = told(&bed, &nodes).await;
     let begin = Instant::now();
     let over = Cell::new(false);
     let waves = async {
-        let first: Vec<String> = (0..PODS).map(|number| format!("first-{number}")).collect();
+        let first = names("first", PODS);
         let (stay, go) = first.split_at(PODS / 2);
-        start(&bed, &first, boards.len()).await;
+        start(&bed, &first, boards.len(), 1).await;
         println!("{PODS} shares are Ready after {:.1} s", begin.elapsed().as_secs_f64());
         assert_eq!(settled(&bed, &nodes).await, PODS, "every pod has its claim in a ledger");
         // What goes makes room for others at once.
-        let second: Vec<String> = (0..PODS / 2).map(|number| format!("second-{number}")).collect();
-        futures::join!(end(&bed, go), start(&bed, &second, boards.len()));
+        let second = names("second", PODS / 2);
+        futures::join!(end(&bed, go), start(&bed, &second, boards.len(), 0));
         assert_eq!(settled(&bed, &nodes).await, PODS);
+        assert_eq!(told(&bed, &nodes).await, before, "operations that failed, refusals, slice writes");
+        // Without a grace period pods are gone from the API server before their containers are, and their
+        // shares are given away at once: those wait until there is room.
+        let third = names("third", PODS / 4);
+        futures::join!(end(&bed, &second), start(&bed, &third, boards.len(), 1));
+        assert_eq!(settled(&bed, &nodes).await, PODS / 2 + PODS / 4);
         end(&bed, stay).await;
-        assert_eq!(settled(&bed, &nodes).await, PODS / 2);
-        end(&bed, &second).await;
+        end(&bed, &third).await;
         assert_eq!(settled(&bed, &nodes).await, 0, "nothing is held");
         over.set(true);
     };
     futures::join!(waves, watch(&bed, &nodes, &over));
-    println!("{} shares in {:.1} s", PODS + PODS / 2, begin.elapsed().as_secs_f64());
+    println!("{} shares in {:.1} s", PODS + PODS / 2 + PODS / 4, begin.elapsed().as_secs_f64());
     bed.wait_clean().await;
-    for boards in &nodes {
-        failures += failed_operations(&bed.metrics(&boards[0].node).await);
-    }
-    assert_eq!(failures, 0.0, "operations that failed");
+    let after = told(&bed, &nodes).await;
+    assert_eq!(
+        after.failed - before.failed,
+        after.refused - before.refused,
+        "no other failure than for want of room"
+    );
+    assert_eq!(after.slice_writes, before.slice_writes, "no device changed");
+    let events = bed.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    let bad = events
+        .into_iter()
+        .filter(|event| event.reason.as_deref().is_some_and(|reason| BAD.contains(&reason)));
+    assert_eq!(bad.map(|event| event.message).collect::<Vec<_>>(), []);
     bed.end().await;
 }
 
+/// What nobody may be told of while all is well.
+const BAD: [&str; 4] = ["MpsUnhealthy", "DeviceUnhealthy", "GrantExceeded", "ProcessEnded"];
+
+/// What the plugins of all nodes have counted.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    failed: f64,
+    refused: f64,
+    slice_writes: f64,
+}
+
+async fn told(bed: &Bed, nodes: &[Vec<Board>]) -> Told {
+    let mut told = Told::default();
+    for boards in nodes {
+        let metrics = bed.metrics(&boards[0].node).await;
+        told.failed += failed_operations(&metrics);
+        told.refused += sum(&metrics, "tranche_refused_double_allocations_total");
+        told.slice_writes += sum(&metrics, "tranche_slice_writes_total");
+    }
+    told
+}
+
+fn names(wave: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{wave}-{number}")).collect()
+}
+
 /// Starts a pod of each name, on the boards in turn, and waits until all run.
-async fn start(bed: &Bed, names: &[String], boards: usize) {
+async fn start(bed: &Bed, names: &[String], boards: usize, grace: u32) {
     for (number, name) in names.iter().enumerate() {
         let template = format!("gpu-{}-{}", number % boards, number / boards % SIZES.len());
         let mut pod = as_nobody(by_template(&template, name));
         pod["spec"]["restartPolicy"] = json!("Never");
-        pod["spec"]["terminationGracePeriodSeconds"] = json!(number % 2);
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
         bed.create(pod).await;
     }
     join_all(names.iter().map(|name| bed.wait_ready(name))).await;
