@@ -44,12 +44,12 @@ const IDLE_LOOKS: u32 = 10;
 const MODULE: &str = "nvidia";
 /// An uncorrectable ECC error, which the driver tells as an Xid too.
 const XID_ECC: u64 = 48;
-/// So many questions in a row without an answer of `tranche mps` before its daemons count as down: it is
-/// being updated, say.
-const SILENT_POLLS: u32 = 10;
-/// So many answers in a row without a daemon that claims need, or with one whose limits are being set: a claim
-/// may come before the sweeper has asked for its daemon, and each new claim may need other limits.
-const MISSING_POLLS: u32 = 3;
+/// For so many looks' time without an answer `tranche mps` is believed to be away for a moment: it is being
+/// updated, say. Then its daemons count as down.
+const SILENT_LOOKS: u32 = 10;
+/// The same for a daemon that claims need and that is not there, or whose limits are being set: a claim may
+/// come before the sweeper has asked for its daemon, and each new claim may need other limits.
+const MISSING_LOOKS: u32 = 3;
 
 /// What the loop needs.
 pub struct Sources {
@@ -165,7 +165,7 @@ impl Watch {
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
         let mut inventory = self.sources.discovered.inventory.clone();
         let mut ledger = self.sources.executor.store.changes();
-        let mut next = Instant::now();
+        let (mut last, mut next) = (Instant::now(), Instant::now());
         let mut looking: Option<JoinHandle<Seen>> = None;
         inventory.mark_changed();
         loop {
@@ -180,9 +180,11 @@ impl Watch {
                         self.take_facts(&inventory.borrow());
                     }
                 }
-                Ok(()) = ledger.changed() => next = Instant::now(),
+                // Not at once: many claims come together.
+                Ok(()) = ledger.changed() => next = next.min(last + self.sources.every),
                 () = sleep_until(next), if looking.is_none() => {
-                    next = Instant::now() + self.pause();
+                    last = Instant::now();
+                    next = last + self.pause();
                     let (sources, saves) = (self.sources.clone(), self.saves);
                     looking = Some(tokio::task::spawn_blocking(move || look(&sources, saves)));
                 }
@@ -219,7 +221,7 @@ impl Watch {
             Some(Ok(states)) => _ = self.states.send_replace(states.clone()),
             Some(Err(_)) => {}
         }
-        self.daemons.take(&seen.needed, seen.states);
+        self.daemons.take(&seen.needed, seen.states, (Instant::now(), self.sources.every));
         let now = Run { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
         if now != self.run {
             let kept = Ailments::recalled(self.known.lasting(), &self.run, &now);
@@ -399,19 +401,27 @@ fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
 #[derive(Debug, Default)]
 struct Daemons {
     down: Vec<DaemonDown>,
-    silent: u32,
-    missing: BTreeMap<MpsGroup, u32>,
+    /// Since when.
+    silent: Option<Instant>,
+    missing: BTreeMap<MpsGroup, Instant>,
 }
 
 impl Daemons {
-    fn take(&mut self, needed: &BTreeSet<MpsGroup>, states: Option<Result<Vec<DaemonState>, String>>) {
+    /// Takes in a look of this moment; `every` is from one look to the next.
+    fn take(
+        &mut self,
+        needed: &BTreeSet<MpsGroup>,
+        states: Option<Result<Vec<DaemonState>, String>>,
+        (now, every): (Instant, Duration),
+    ) {
         self.down.retain(|daemon| needed.contains(&daemon.group));
         self.missing.retain(|group, _| needed.contains(group));
         match states {
-            None => self.silent = 0,
+            None => self.silent = None,
             Some(Ok(states)) => {
-                self.silent = 0;
-                let down = needed.iter().filter_map(|group| Some((group, self.reason(group, &states)?)));
+                self.silent = None;
+                let mut reason = |group: &MpsGroup| self.reason(group, &states, now, every);
+                let down = needed.iter().filter_map(|group| Some((group, reason(group)?)));
                 let down: Vec<_> = down.collect::<BTreeMap<_, _>>().into_iter().collect();
                 self.down = down
                     .into_iter()
@@ -419,8 +429,7 @@ impl Daemons {
                     .collect();
             }
             Some(Err(reason)) => {
-                self.silent = self.silent.saturating_add(1);
-                if self.silent >= SILENT_POLLS {
+                if now.duration_since(*self.silent.get_or_insert(now)) >= every * SILENT_LOOKS {
                     let daemon =
                         |group: &MpsGroup| DaemonDown { group: group.clone(), reason: reason.clone() };
                     self.down = needed.iter().map(daemon).collect();
@@ -430,25 +439,25 @@ impl Daemons {
     }
 
     /// Why a group's daemon counts as down.
-    fn reason(&mut self, group: &MpsGroup, states: &[DaemonState]) -> Option<String> {
+    fn reason(
+        &mut self,
+        group: &MpsGroup,
+        states: &[DaemonState],
+        now: Instant,
+        every: Duration,
+    ) -> Option<String> {
         let phase = states.iter().find(|state| state.group == *group).map(|state| &state.phase);
-        match phase {
+        let words = match phase {
             Some(DaemonPhase::Serving { .. }) => {
                 self.missing.remove(group);
-                None
+                return None;
             }
-            Some(DaemonPhase::Down { reason }) => Some(reason.clone()),
-            Some(DaemonPhase::Settling { .. }) => self.missing_for(group, "its limits are not in force"),
-            Some(DaemonPhase::Resting { .. }) | None => {
-                self.missing_for(group, "`tranche mps` does not keep it for these claims")
-            }
-        }
-    }
-
-    fn missing_for(&mut self, group: &MpsGroup, words: &str) -> Option<String> {
-        let times = self.missing.entry(group.clone()).or_default();
-        *times = times.saturating_add(1);
-        (*times >= MISSING_POLLS).then(|| words.to_owned())
+            Some(DaemonPhase::Down { reason }) => return Some(reason.clone()),
+            Some(DaemonPhase::Settling { .. }) => "its limits are not in force",
+            Some(DaemonPhase::Resting { .. }) | None => "`tranche mps` does not keep it for these claims",
+        };
+        let since = *self.missing.entry(group.clone()).or_insert(now);
+        (now.duration_since(since) >= every * MISSING_LOOKS).then(|| words.to_owned())
     }
 }
 
@@ -477,55 +486,60 @@ mod tests {
         daemons.down.iter().map(|daemon| (daemon.group.to_string(), daemon.reason.as_str())).collect()
     }
 
+    const EVERY: Duration = Duration::from_secs(1);
+
+    /// Looks at this many seconds from `begin` on.
+    fn at(begin: Instant, seconds: u32) -> (Instant, Duration) {
+        (begin + EVERY * seconds, EVERY)
+    }
+
     #[test]
     fn a_dead_daemon_is_told_at_once_and_a_missing_one_after_a_while() {
-        let needed = BTreeSet::from([group("a"), group("b"), group("c")]);
+        let (needed, begin) = (BTreeSet::from([group("a"), group("b"), group("c")]), Instant::now());
         let states = || {
             let dead = DaemonPhase::Down { reason: "it exited".into() };
             Some(Ok(vec![state("a", dead), state("b", DaemonPhase::Serving { pid: 1 })]))
         };
         let mut daemons = Daemons::default();
-        daemons.take(&needed, states());
-        assert_eq!(down(&daemons), [("a".to_owned(), "it exited")]);
-        for _ in 1..MISSING_POLLS {
-            daemons.take(&needed, states());
+        for _ in 0..10 {
+            // However often it is looked.
+            daemons.take(&needed, states(), at(begin, 0));
+            assert_eq!(down(&daemons), [("a".to_owned(), "it exited")]);
         }
+        daemons.take(&needed, states(), at(begin, MISSING_LOOKS));
         assert_eq!(down(&daemons).len(), 2);
         assert!(down(&daemons)[1].1.contains("tranche mps"), "{daemons:?}");
         let all = ["a", "b", "c"].map(|name| state(name, DaemonPhase::Serving { pid: 1 }));
-        daemons.take(&needed, Some(Ok(all.to_vec())));
+        daemons.take(&needed, Some(Ok(all.to_vec())), at(begin, MISSING_LOOKS));
         assert_eq!(down(&daemons), []);
     }
 
     #[test]
     fn limits_that_are_being_set_are_no_ailment_unless_it_takes_for_ever() {
-        let needed = BTreeSet::from([group("a")]);
+        let (needed, begin) = (BTreeSet::from([group("a")]), Instant::now());
         let look = |phase: DaemonPhase| Some(Ok(vec![state("a", phase)]));
         let mut daemons = Daemons::default();
-        for _ in 0..3 {
-            for _ in 1..MISSING_POLLS {
-                daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }));
-                assert_eq!(down(&daemons), []);
-            }
-            daemons.take(&needed, look(DaemonPhase::Serving { pid: 1 }));
+        for second in (0..20).step_by(2) {
+            daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, second));
+            assert_eq!(down(&daemons), []);
+            daemons.take(&needed, look(DaemonPhase::Serving { pid: 1 }), at(begin, second + 1));
         }
-        for _ in 0..MISSING_POLLS {
-            daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }));
-        }
+        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 20));
+        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 20 + MISSING_LOOKS));
         assert_eq!(down(&daemons), [("a".to_owned(), "its limits are not in force")]);
     }
 
     #[test]
     fn a_supervisor_that_does_not_answer_is_given_time() {
-        let needed = BTreeSet::from([group("a")]);
+        let (needed, begin) = (BTreeSet::from([group("a")]), Instant::now());
         let mut daemons = Daemons::default();
-        for _ in 1..SILENT_POLLS {
-            daemons.take(&needed, Some(Err("no answer".into())));
+        for second in 0..SILENT_LOOKS {
+            daemons.take(&needed, Some(Err("no answer".into())), at(begin, second));
             assert_eq!(down(&daemons), []);
         }
-        daemons.take(&needed, Some(Err("no answer".into())));
+        daemons.take(&needed, Some(Err("no answer".into())), at(begin, SILENT_LOOKS));
         assert_eq!(down(&daemons), [("a".to_owned(), "no answer")]);
-        daemons.take(&BTreeSet::new(), None);
+        daemons.take(&BTreeSet::new(), None, at(begin, SILENT_LOOKS));
         assert_eq!(down(&daemons), [], "nobody needs it any more");
     }
 }
