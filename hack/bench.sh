@@ -35,6 +35,7 @@ esac
 start=$SECONDS
 # In namespaces of its own: MPS daemons and their mounts go with it, whatever becomes of the program. The first
 # process in there is a shell, which clears away daemons that end.
+# shellcheck disable=SC2016 # the inner shell's
 KUBECONFIG="$("$rig" kubeconfig)" BENCH_WORK="$work" BENCH_JSON="$target/bench.json" \
   BENCH_DRIVER_ROOT="$work/driver" BENCH_FAKE_NVML="$target/fake/release/fake-nvml" \
   BENCH_TRANCHE="${BENCH_TRANCHE:-$target/release/tranche}" \
