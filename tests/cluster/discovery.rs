@@ -1,15 +1,17 @@
 //! GPUs that change while the plugin runs, and what it says of them.
 
+use std::fs;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, minor_of};
-use crate::manifests::{claim, gpu, on, time_slicing, user_of};
+use crate::bed::{Bed, PATIENCE, devices_of, minor_of};
+use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
 use crate::rig::wait_until;
 
 const NODE: &str = "node-a";
+const AILMENTS: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ailments.json";
 const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger";
 /// As hack/test-cluster.sh stages it.
 const MIG: &str = "1g.10gb,1g.10gb,2g.20gb";
@@ -19,6 +21,8 @@ struct AtEnd<'a>(&'a Bed, &'a [&'a str]);
 
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
+        // Xids are remembered until a reset; who resets a board alone removes this.
+        let _ = fs::remove_file(self.0.host(NODE, AILMENTS));
         if let Err(said) = self.0.try_fake(NODE, self.1) {
             println!("putting the node right: fake-nvml {:?}: {said}", self.1);
         }
@@ -78,7 +82,7 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
         return;
     };
     let before = bed.published_names(NODE).await;
-    bed.create(claim("c", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(claim("c", json!({"requests": [tolerant(gpu("gpu"))]}))).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
     bed.wait_ready("p").await;
     let device = bed.devices_of("c").await.remove(0);
@@ -100,15 +104,72 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
             resources.iter().any(|one| one["resources"][0]["health"] == "Unhealthy").then_some(())
         };
         wait_until("the pod's status to say Unhealthy", PATIENCE, told).await;
+        let tainted = || async { (taints(&bed, &device).await == [LOST]).then_some(()) };
+        wait_until("the GPU to be tainted", PATIENCE, tainted).await;
     }
     // A claim on a broken GPU is released as any other.
     bed.delete("p").await;
     bed.wait_clean().await;
     bed.fake(NODE, &["recover", &board]);
     let healthy = || async { health(&bed, &board).await.filter(|health| health == "Healthy") };
-    wait_until("the GPU to be healthy again", PATIENCE, healthy).await;
+    wait_until("the GPU to answer again", PATIENCE, healthy).await;
     drop(undo);
+    wait_well(&bed).await;
     bed.end().await;
+}
+
+/// The cluster's own controller takes pods off a device with such a taint.
+#[tokio::test]
+async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
+    let Some(bed) = Bed::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await
+    else {
+        return;
+    };
+    if bed.release().await < 36 {
+        println!("SKIPPED: devices have no taints before Kubernetes 1.36");
+        return;
+    }
+    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(on(NODE, by_template("one-gpu", "p"))).await;
+    bed.wait_ready("p").await;
+    let device = devices_of(&bed.claim_of("p").await).remove(0);
+    let board = minor_of(&device).to_string();
+    let words = ["recover", board.as_str()];
+    let undo = AtEnd(&bed, &words);
+    bed.fake(NODE, &["xid", &board, "79"]);
+    bed.fake(NODE, &["lose", &board]);
+    bed.gone("p").await;
+    bed.create(on(NODE, by_template("one-gpu", "q"))).await;
+    bed.wait_ready("q").await;
+    assert_ne!(devices_of(&bed.claim_of("q").await), [device]);
+    drop(undo);
+    wait_well(&bed).await;
+    bed.end().await;
+}
+
+const LOST: &str = "gpu.nvidia.com/gpu-lost=79:NoExecute";
+
+/// The same request, for devices whatever their taints.
+fn tolerant(mut request: Value) -> Value {
+    request["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
+    request
+}
+
+/// `key=value:effect` of each taint of the device, as published.
+async fn taints(bed: &Bed, device: &str) -> Vec<String> {
+    let devices = bed.published(NODE).await.into_iter().filter(|one| one.name == device);
+    let all = devices.flat_map(|one| one.taints.unwrap_or_default());
+    all.map(|one| format!("{}={}:{}", one.key, one.value.unwrap_or_default(), one.effect)).collect()
+}
+
+/// Waits until nothing ails the node's devices, and none is told to.
+async fn wait_well(bed: &Bed) {
+    let well = || async {
+        let ailing = bed.state(NODE).await["ailments"].as_array().is_some_and(|all| !all.is_empty());
+        let tainted = bed.published(NODE).await.into_iter().any(|device| device.taints.is_some());
+        (!ailing && !tainted).then_some(())
+    };
+    wait_until("all devices to be well", PATIENCE, well).await;
 }
 
 /// Its setting cannot be put back: the pod ends all the same, the GPU stays taken until it is back.
@@ -117,7 +178,9 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
     let Some(bed) = Bed::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await else {
         return;
     };
-    bed.create(claim("c", time_slicing("Medium"))).await;
+    let mut sliced = time_slicing("Medium");
+    sliced["requests"][0] = tolerant(sliced["requests"][0].take());
+    bed.create(claim("c", sliced)).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
     bed.wait_ready("p").await;
     let board = minor_of(&bed.devices_of("c").await[0]).to_string();
@@ -135,6 +198,7 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
     bed.wait_clean().await;
     assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 0);
     drop(undo);
+    wait_well(&bed).await;
     bed.end().await;
 }
 

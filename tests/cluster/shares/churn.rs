@@ -14,8 +14,10 @@ use crate::bed::{Bed, failed_operations, sum};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
 
 const PODS: usize = 50;
-/// Some fill their board, so that others have to wait until they go.
-const SIZES: [(&str, u32); 4] = [("1Gi", 0), ("12Gi", 20), ("20Gi", 0), ("3000Mi", 20)];
+/// Percent of a GPU's memory and of its compute: of the pods that come first, in turn, and of those that come
+/// later, which need the room of others.
+const FIRST: [(u64, u32); 4] = [(2, 0), (10, 20), (22, 0), (4, 20)];
+const LATER: (u64, u32) = (24, 0);
 
 /// What the ledger has of one board.
 #[derive(Debug, Default)]
@@ -102,37 +104,40 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     nodes.retain(|boards| !boards.is_empty());
     let boards: Vec<&Board> = nodes.iter().flatten().collect();
     for (number, board) in boards.iter().enumerate() {
-        for (which, (memory, compute)) in SIZES.iter().enumerate() {
-            let request = of_gpu(&board.uuid, share(memory, *compute));
+        for (which, (memory, compute)) in FIRST.into_iter().chain([LATER]).enumerate() {
+            let memory = format!("{}Mi", board.grantable_mib * memory / 100);
+            let request = of_gpu(&board.uuid, share(&memory, compute));
             bed.create(template(&format!("gpu-{number}-{which}"), json!({"requests": [request]}))).await;
         }
     }
     let before = told(&bed, &nodes).await;
     let begin = Instant::now();
     let over = Cell::new(false);
+    let in_turn = |number: usize| (number % boards.len(), number / boards.len() % FIRST.len());
+    let later = |number: usize| (number % boards.len(), FIRST.len());
     let waves = async {
         let first = names("first", PODS);
-        let (stay, go) = first.split_at(PODS / 2);
-        start(&bed, &first, boards.len(), 1).await;
+        let (stay, go) = first.split_at(PODS - PODS / 4);
+        start(&bed, &first, 1, in_turn).await;
         println!("{PODS} shares are Ready after {:.1} s", begin.elapsed().as_secs_f64());
         assert_eq!(settled(&bed, &nodes).await, PODS, "every pod has its claim in a ledger");
         // What goes makes room for others at once.
-        let second = names("second", PODS / 2);
-        futures::join!(end(&bed, go), start(&bed, &second, boards.len(), 0));
+        let second = names("second", PODS / 4);
+        futures::join!(end(&bed, go), start(&bed, &second, 0, later));
         assert_eq!(settled(&bed, &nodes).await, PODS);
         assert_eq!(told(&bed, &nodes).await, before, "operations that failed, refusals, slice writes");
         // Without a grace period pods are gone from the API server before their containers are, and their
         // shares are given away at once: those wait until there is room.
         let third = names("third", PODS / 4);
-        futures::join!(end(&bed, &second), start(&bed, &third, boards.len(), 1));
-        assert_eq!(settled(&bed, &nodes).await, PODS / 2 + PODS / 4);
+        futures::join!(end(&bed, &second), start(&bed, &third, 1, later));
+        assert_eq!(settled(&bed, &nodes).await, PODS);
         end(&bed, stay).await;
         end(&bed, &third).await;
         assert_eq!(settled(&bed, &nodes).await, 0, "nothing is held");
         over.set(true);
     };
     futures::join!(waves, watch(&bed, &nodes, &over));
-    println!("{} shares in {:.1} s", PODS + PODS / 2 + PODS / 4, begin.elapsed().as_secs_f64());
+    println!("{} shares in {:.1} s", PODS + PODS / 4 + PODS / 4, begin.elapsed().as_secs_f64());
     bed.wait_clean().await;
     let after = told(&bed, &nodes).await;
     assert_eq!(
@@ -175,10 +180,11 @@ fn names(wave: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{wave}-{number}")).collect()
 }
 
-/// Starts a pod of each name, on the boards in turn, and waits until all run.
-async fn start(bed: &Bed, names: &[String], boards: usize, grace: u32) {
+/// Starts a pod of each name, with the board and the size that its number has, and waits until all run.
+async fn start(bed: &Bed, names: &[String], grace: u32, of: impl Fn(usize) -> (usize, usize)) {
     for (number, name) in names.iter().enumerate() {
-        let template = format!("gpu-{}-{}", number % boards, number / boards % SIZES.len());
+        let (board, size) = of(number);
+        let template = format!("gpu-{board}-{size}");
         let mut pod = as_nobody(by_template(&template, name));
         pod["spec"]["restartPolicy"] = json!("Never");
         pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
