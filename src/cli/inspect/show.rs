@@ -412,12 +412,14 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
              "deaths": 0, "servers": []},
         ]);
         let text = shown(state, Width::Usual);
-        let row = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
-        let cells: Vec<String> =
-            row("gpu-0   Serving").split("   ").map(|cell| cell.trim().to_owned()).collect();
-        let cells: Vec<&String> = cells.iter().filter(|cell| !cell.is_empty()).collect();
+        let row = |of: &str, has: &str| {
+            let row = text.lines().find(|line| line.starts_with(of) && line.contains(has));
+            row.unwrap_or_else(|| panic!("no row of {of} with {has} in\n{text}")).to_owned()
+        };
+        let serving = row("gpu-0", "Serving");
+        let cells: Vec<&str> = serving.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(cells, ["gpu-0", "Serving (71)", "10240 MiB", "10G", "25 %", "25.0", "90 ACTIVE", "1"]);
-        assert!(row("GPU-7").contains("Down: it ended"), "{text}");
+        row("GPU-7", "Down: it ended");
     }
 
     #[test]
