@@ -279,6 +279,15 @@ impl Bed {
         Api::<ResourceSlice>::all(self.client.clone()).list(&of_node).await.expect("slices").items
     }
 
+    /// What changes whenever a slice of any node is written.
+    pub async fn versions(&self) -> Vec<Option<String>> {
+        let mut versions = Vec::new();
+        for node in &self.nodes {
+            versions.extend(self.slices(node).await.into_iter().map(|slice| slice.metadata.resource_version));
+        }
+        versions
+    }
+
     /// Their devices, by name.
     pub async fn published(&self, node: &str) -> Vec<Device> {
         let slices = self.slices(node).await;

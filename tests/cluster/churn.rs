@@ -16,7 +16,7 @@ const AT_ONCE: usize = 8;
 async fn a_hundred_pods_leave_nothing_behind() {
     let Some(bed) = Bed::of_env("a_hundred_pods_leave_nothing_behind").await else { return };
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
-    let before = versions(&bed).await;
+    let before = bed.versions().await;
     let (mut writes, mut failures) = (0.0, 0.0);
     for node in &bed.nodes {
         let metrics = bed.metrics(node).await;
@@ -28,7 +28,7 @@ async fn a_hundred_pods_leave_nothing_behind() {
     lives.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     println!("{PODS} pods in {:.1} s", begin.elapsed().as_secs_f64());
     bed.wait_clean().await;
-    assert_eq!(versions(&bed).await, before, "slices were written though no device changed");
+    assert_eq!(bed.versions().await, before, "slices were written though no device changed");
     for node in bed.nodes.clone() {
         let empty =
             || async { (sum(&bed.metrics(&node).await, "tranche_ledger_records{") == 0.0).then_some(()) };
@@ -46,12 +46,4 @@ async fn live(bed: &Bed, name: String) {
     bed.create(by_template("one-gpu", &name)).await;
     bed.wait_ready(&name).await;
     bed.delete(&name).await;
-}
-
-async fn versions(bed: &Bed) -> Vec<Option<String>> {
-    let mut versions = Vec::new();
-    for node in &bed.nodes {
-        versions.extend(bed.slices(node).await.into_iter().map(|slice| slice.metadata.resource_version));
-    }
-    versions
 }

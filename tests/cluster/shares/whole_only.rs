@@ -17,10 +17,6 @@ async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
         return;
     }
     let node = bed.nodes[0].clone();
-    let versions = || async {
-        let slices = bed.slices(&node).await;
-        slices.into_iter().map(|slice| slice.metadata.resource_version).collect::<Vec<_>>()
-    };
     for device in bed.published(&node).await {
         let json = serde_json::to_value(&device).unwrap();
         assert!(json["allowMultipleAllocations"].is_null(), "{json}");
@@ -36,7 +32,7 @@ async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
     let because = offered["gpu-0"]["whole"]["because"].as_str().unwrap_or_default();
     assert!(because.contains("DRAConsumableCapacity"), "the state says why: {offered:?}");
 
-    let (before, metrics) = (versions().await, bed.metrics(&node).await);
+    let (before, metrics) = (bed.versions().await, bed.metrics(&node).await);
     let looks = sum(&metrics, "tranche_discovery_looks_total");
     bed.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("whole", "whole")).await;
@@ -48,6 +44,6 @@ async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
     let looked =
         || async { (sum(&bed.metrics(&node).await, "tranche_discovery_looks_total") > looks).then_some(()) };
     wait_until("another look at the GPUs", std::time::Duration::from_secs(75), looked).await;
-    assert_eq!(versions().await, before, "slices were written though nothing changed");
+    assert_eq!(bed.versions().await, before, "slices were written though nothing changed");
     bed.end().await;
 }
