@@ -189,6 +189,8 @@ impl Watch {
                     looking = Some(tokio::task::spawn_blocking(move || look(&sources, saves)));
                 }
             }
+            // What was just learnt may call for closer looks.
+            next = next.min(last + self.pause());
             self.tell();
             self.judge(&inventory.borrow());
             self.save().await;

@@ -12,7 +12,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of, node_of};
-use crate::manifests::{by_template, claim, container, gpu, on, pod, template, time_slicing, user_of};
+use crate::manifests::{by_template, claim, container, gpu, on, pod, share, template, time_slicing, user_of};
 use crate::rig::wait_until;
 
 /// One whole GPU and nothing else.
@@ -181,12 +181,19 @@ async fn a_time_slice_is_set_while_the_claim_lives() {
 async fn an_administrator_looks_in_beside_a_user() {
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
     let Some(bed) = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await else { return };
-    bed.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
+    let mut all = json!({"name": "all", "exactly": {
+        "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
+    let mut mine = gpu("gpu");
+    if bed.release().await >= 36 {
+        // The scheduler (seen with 1.37.0) wants room for an administrator, too, where GPUs are shared: beside
+        // one that is given whole there is none.
+        mine = share("10Gi", 0);
+        all["exactly"]["capacity"] = json!({"requests": {"memory": "1Mi"}});
+    }
+    bed.create(claim("mine", json!({"requests": [mine]}))).await;
     bed.create(on("node-a", user_of("mine", "user"))).await;
     let user = bed.wait_ready("user").await;
     let mine = minor_of(&bed.devices_of("mine").await[0]);
-    let all = json!({"name": "all", "exactly": {
-        "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
     bed.create(claim("all", json!({"requests": [all]}))).await;
     bed.create(on("node-a", user_of("all", "monitor"))).await;
     bed.wait_ready("monitor").await;
