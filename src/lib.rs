@@ -6,6 +6,7 @@
 pub mod model;
 
 // Ring 1, decisions: pure, synchronous, no clock, no randomness.
+pub mod allocate;
 pub mod cdi;
 pub mod conditions;
 pub mod inventory;

@@ -19,6 +19,7 @@ pub const ROOMS: &[Room] = &[
     room("cdi", 1, &["model"]),
     room("ledger", 1, &["model"]),
     room("sharing", 1, &["model"]),
+    room("allocate", 1, &["model", "params"]),
     room("conditions", 1, &["model", "ledger"]),
     room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
@@ -58,6 +59,7 @@ pub const ROOMS: &[Room] = &[
         &[
             "model",
             "params",
+            "allocate",
             "inventory",
             "slices",
             "cdi",

@@ -1,0 +1,108 @@
+//! What a pod asks for.
+
+use std::collections::BTreeSet;
+
+use crate::model::names::NodeName;
+use crate::model::quantity::Bytes;
+use crate::model::share::{Isolation, Percent};
+use crate::params::{Amount, Fraction, GpuShare};
+
+/// One pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodAsk {
+    pub shape: Shape,
+    /// Nodes that the pod may run on, as far as its selectors, affinity, taints and past refusals tell.
+    pub nodes: Nodes,
+}
+
+impl From<Shape> for PodAsk {
+    fn from(shape: Shape) -> Self {
+        Self { shape, nodes: Nodes::Any }
+    }
+}
+
+/// Everything that pods made from one template have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shape {
+    /// Different GPUs of one node, the same part of each. 0: the pod only needs CPU and memory.
+    pub gpus: u32,
+    pub part: Part,
+    /// Of each GPU's multiprocessors; none: nothing is kept for it.
+    pub compute: Option<Percent>,
+    /// Blocks of client slots on each GPU; a whole GPU takes all.
+    pub slots: u32,
+    pub minimum_isolation: Isolation,
+    /// Parts of products' names, in any case: one must be in the GPU's. Empty: any GPU.
+    pub products: Vec<String>,
+    /// What the pod asks of its node: thousandths of a CPU, bytes.
+    pub cpu_milli: u64,
+    pub memory: Bytes,
+}
+
+/// How much of each GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The GPU for itself.
+    Whole,
+    /// Rounded up to whole MiB.
+    Memory(Bytes),
+    /// Of what can be granted of the GPU that is chosen.
+    Fraction(Fraction),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Nodes {
+    #[default]
+    Any,
+    Only(BTreeSet<NodeName>),
+    Except(BTreeSet<NodeName>),
+}
+
+impl Nodes {
+    pub fn allow(&self, name: &NodeName) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(names) => names.contains(name),
+            Self::Except(names) => !names.contains(name),
+        }
+    }
+}
+
+impl Shape {
+    /// A pod without GPUs, CPU or memory: to be filled in.
+    pub fn empty() -> Self {
+        Self {
+            gpus: 0,
+            part: Part::Whole,
+            compute: None,
+            slots: 1,
+            minimum_isolation: Isolation::None,
+            products: Vec::new(),
+            cpu_milli: 0,
+            memory: Bytes(0),
+        }
+    }
+
+    /// What a claim's parameters ask of each of `gpus` GPUs. No amount: whole GPUs. A fraction's compute
+    /// follows from it unless it is given.
+    pub fn of(share: &GpuShare, gpus: u32) -> Self {
+        let (part, follows) = match share.amount {
+            None => (Part::Whole, None),
+            Some(Amount::Memory(bytes)) => (Part::Memory(bytes), None),
+            Some(Amount::Fraction(fraction)) => (Part::Fraction(fraction), fraction.percent()),
+        };
+        let minimum_isolation = share.minimum_isolation.unwrap_or(Isolation::None);
+        Self { gpus, part, compute: share.compute.or(follows), minimum_isolation, ..Self::empty() }
+    }
+}
+
+impl Part {
+    /// In whole MiB of a GPU of which `grantable` MiB can be granted.
+    pub(super) fn mib(self, grantable: u64) -> u64 {
+        match self {
+            Self::Whole => grantable,
+            Self::Memory(bytes) => bytes.mib_ceil(),
+            Self::Fraction(fraction) => fraction.of(Bytes::from_mib(grantable)).mib_ceil(),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Is anything granted twice? The sum of placements against what there is, and against the index's own counts.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::index::Index;
+use super::node::{COMPUTE_ALL, Gpu, GpuGrant};
+use crate::model::names::{DeviceName, NodeName};
+
+/// What must never be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Finding {
+    #[error("{node}/{device}: {granted} MiB are granted of {all}; delete one of its claims")]
+    Memory { node: NodeName, device: DeviceName, granted: u64, all: u64 },
+    #[error("{node}/{device}: {granted} % of compute are granted; delete one of its claims")]
+    Compute { node: NodeName, device: DeviceName, granted: u32 },
+    #[error(
+        "{node}/{device}: {granted} blocks of client slots are granted of {all}; delete one of its claims"
+    )]
+    Slots { node: NodeName, device: DeviceName, granted: u32, all: u32 },
+    #[error("{node}/{device}: the index counts other than its placements add up to; this is a defect")]
+    Count { node: NodeName, device: DeviceName },
+}
+
+/// Every GPU that is granted beyond what it has; nothing if all is well.
+pub fn audit(index: &Index) -> Vec<Finding> {
+    let mut sums: BTreeMap<(&NodeName, &DeviceName), (u64, u32, u32)> = BTreeMap::new();
+    for placement in index.placements.values() {
+        for grant in &placement.gpus {
+            add(sums.entry((&placement.node, &grant.device)).or_default(), grant);
+        }
+    }
+    let mut findings = Vec::new();
+    for node in index.nodes.all.iter().flatten() {
+        for gpu in &node.gpus {
+            let sum = sums.get(&(&node.name, &gpu.device)).copied().unwrap_or_default();
+            findings.extend(check(&node.name, gpu, sum));
+        }
+    }
+    findings
+}
+
+fn add(sum: &mut (u64, u32, u32), grant: &GpuGrant) {
+    *sum = (sum.0 + grant.memory.mib_ceil(), sum.1 + grant.percent(), sum.2 + grant.slots);
+}
+
+fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> Vec<Finding> {
+    let name = || (node.clone(), gpu.device.clone());
+    let mut findings = Vec::new();
+    if mib > gpu.memory_mib {
+        let (node, device) = name();
+        findings.push(Finding::Memory { node, device, granted: mib, all: gpu.memory_mib });
+    }
+    if percent > COMPUTE_ALL {
+        let (node, device) = name();
+        findings.push(Finding::Compute { node, device, granted: percent });
+    }
+    if slots > gpu.slots {
+        let (node, device) = name();
+        findings.push(Finding::Slots { node, device, granted: slots, all: gpu.slots });
+    }
+    if (mib, percent, slots) != (gpu.used_mib, gpu.used_compute, gpu.used_slots) {
+        let (node, device) = name();
+        findings.push(Finding::Count { node, device });
+    }
+    findings
+}

@@ -1,0 +1,69 @@
+//! The decision for a pod, or for all pods of a gang.
+
+use std::cmp::Reverse;
+
+use super::ask::PodAsk;
+use super::explain::{Explanation, explain};
+use super::fit::placement;
+use super::index::Index;
+use super::node::Placement;
+use super::score::{NO, Policy, rate};
+
+/// Where the pods go, in the order in which they were asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    pub placements: Vec<Placement>,
+}
+
+/// Chooses node and GPUs for each pod: all pods, or none. Whoever acts on it calls [`Index::apply`]; the index
+/// itself stays as it is, save for scores that it keeps.
+///
+/// A single pod is placed wherever there is a place for it. Pods of a gang are placed one after another, the
+/// largest first: a gang that only fits in a cleverer order is refused.
+///
+/// # Errors
+/// A pod does not fit: why not, with numbers, as of the pods placed before it.
+pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
+    if let [pod] = pods {
+        let found = place(index, pod, policy).map(|(_, placement)| placement);
+        let placements = vec![found.ok_or_else(|| explain(index, pod, (0, 1)))?];
+        return Ok(Decision { placements });
+    }
+    let mut order: Vec<usize> = (0..pods.len()).collect();
+    let largest = index.nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
+    let size = |pod: &PodAsk| (pod.shape.gpus, pod.shape.part.mib(largest), pod.shape.cpu_milli);
+    order.sort_by_key(|at| Reverse(size(&pods[*at])));
+    let mut placed: Vec<(usize, usize, Placement)> = Vec::with_capacity(pods.len());
+    let mut refused = None;
+    for at in order {
+        match place(index, &pods[at], policy) {
+            Some((id, placement)) => {
+                index.nodes.take(id, &placement);
+                placed.push((at, id, placement));
+            }
+            None => {
+                refused = Some(explain(index, &pods[at], (placed.len(), pods.len())));
+                break;
+            }
+        }
+    }
+    for (_, id, placement) in &placed {
+        index.nodes.give(*id, placement);
+    }
+    placed.sort_by_key(|(at, ..)| *at);
+    let placements = placed.into_iter().map(|(.., placement)| placement).collect();
+    refused.map_or(Ok(Decision { placements }), Err)
+}
+
+/// The best place for one pod, and the number of its node.
+fn place(index: &mut Index, pod: &PodAsk, policy: Policy) -> Option<(usize, Placement)> {
+    let Index { nodes, workload, boards, .. } = index;
+    let (board, scratch) = boards.get(nodes, workload, policy, &pod.shape);
+    let name = |id: usize| nodes.all[id].as_ref().map(|node| &node.name);
+    let id = board.best(|id| name(id).is_some_and(|name| pod.nodes.allow(name)))?;
+    let node = nodes.all[id].as_ref()?;
+    if rate(policy, node, &board.terms, &workload.targets, scratch) == NO {
+        return None;
+    }
+    Some((id, placement(&pod.shape, &board.terms, node, &scratch.picked)))
+}

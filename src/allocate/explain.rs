@@ -1,0 +1,260 @@
+//! Why a pod fits nowhere, with numbers: what was needed, the most that there is, and where.
+
+use std::fmt;
+
+use super::ask::{Part, PodAsk};
+use super::fit::{Terms, Unfit, needs};
+use super::index::Index;
+use super::node::{Gpu, Node};
+
+/// Why a pod, or the first pod of a gang that did not fit, was not placed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// Pods of the gang that were placed before it, and all of them; 0 of 1 for a single pod.
+    pub gang: (usize, usize),
+    pub shortage: Shortage,
+    pub skipped: Skipped,
+}
+
+/// What was short, of the candidates that were left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shortage {
+    /// There is no GPU, or no node, that the pod might use.
+    Candidates { gpus: u32 },
+    /// MiB on one GPU.
+    Memory { needed: u64, largest: u64, candidates: usize, at: String },
+    /// The GPU must be idle.
+    Whole { candidates: usize },
+    /// Percent on one GPU.
+    Compute { needed: u32, largest: u32, candidates: usize, at: String },
+    /// Blocks of client slots on one GPU.
+    Slots { needed: u32, largest: u32, candidates: usize, at: String },
+    /// GPUs of one node that fit.
+    Gpus { needed: usize, most: usize, node: String },
+}
+
+/// What was no candidate, each counted once, by the first reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// Nodes that the pod may not run on.
+    pub nodes_not_allowed: usize,
+    /// Nodes without the CPU: how many, what is needed, the most that is left (thousandths), and where.
+    pub cpu: Option<(usize, u64, u64, String)>,
+    /// The same for memory, in MiB.
+    pub memory: Option<(usize, u64, u64, String)>,
+    /// GPUs.
+    pub closed: usize,
+    pub other_product: usize,
+    pub isolation: usize,
+    /// Less can be granted of them than is asked, even idle.
+    pub too_small: usize,
+}
+
+/// Looks at everything once more: only done for a refusal.
+pub(super) fn explain(index: &Index, pod: &PodAsk, gang: (usize, usize)) -> Explanation {
+    let classes = &index.nodes.classes;
+    let terms = Terms::new(&pod.shape, classes);
+    let fit: Vec<_> = classes.iter().map(|class| needs(&pod.shape, class)).collect();
+    let (mut skipped, mut most) = (Skipped::default(), Most::default());
+    for node in index.nodes.all.iter().flatten() {
+        if !pod.nodes.allow(&node.name) {
+            skipped.nodes_not_allowed += 1;
+        } else if node.free_cpu_milli() < terms.cpu_milli {
+            more(&mut skipped.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
+        } else if node.free_memory_mib() < terms.memory_mib {
+            more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
+        } else {
+            most.look(node, &terms, &fit, &mut skipped);
+        }
+    }
+    Explanation { gang, shortage: most.shortage(pod, &terms), skipped }
+}
+
+fn more(entry: &mut Option<(usize, u64, u64, String)>, needed: u64, left: u64, node: &Node) {
+    let (count, _, most, _) = entry.get_or_insert_with(|| (0, needed, left, node.name.to_string()));
+    *count += 1;
+    if left > *most {
+        *entry = Some((*count, needed, left, node.name.to_string()));
+    }
+}
+
+/// The most there is of each thing, and where.
+#[derive(Default)]
+struct Most<'a> {
+    candidates: usize,
+    with_memory: usize,
+    memory: Option<Top<'a, u64>>,
+    compute: Option<Top<'a, u32>>,
+    /// Of GPUs with the memory and the compute.
+    slots: Option<Top<'a, u32>>,
+    fitting: usize,
+    fitting_on: Option<&'a Node>,
+}
+
+struct Top<'a, T> {
+    free: T,
+    needed: T,
+    node: &'a Node,
+    gpu: &'a Gpu,
+}
+
+impl<'a, T: PartialOrd> Top<'a, T> {
+    /// The first of equals stays.
+    fn raise(top: &mut Option<Self>, free: T, needed: T, (node, gpu): (&'a Node, &'a Gpu)) {
+        if top.as_ref().is_none_or(|top| free > top.free) {
+            *top = Some(Self { free, needed, node, gpu });
+        }
+    }
+
+    fn at(&self) -> String {
+        format!("{}/{}", self.node.name, self.gpu.device)
+    }
+}
+
+impl<'a> Most<'a> {
+    fn look(
+        &mut self,
+        node: &'a Node,
+        terms: &Terms,
+        fit: &[Result<(u64, u32), Unfit>],
+        skipped: &mut Skipped,
+    ) {
+        let mut fitting = 0;
+        for gpu in &node.gpus {
+            let (mib, slots) = match fit[gpu.class] {
+                _ if gpu.closed => {
+                    skipped.closed += 1;
+                    continue;
+                }
+                Ok(needs) => needs,
+                Err(unfit) => {
+                    *skipped.unfit(unfit) += 1;
+                    continue;
+                }
+            };
+            self.candidates += 1;
+            let at = (node, gpu);
+            Top::raise(&mut self.memory, gpu.free_mib(), mib, at);
+            if gpu.free_mib() < mib {
+                continue;
+            }
+            self.with_memory += 1;
+            Top::raise(&mut self.compute, gpu.free_compute(), terms.compute, at);
+            if gpu.free_compute() >= terms.compute {
+                Top::raise(&mut self.slots, gpu.free_slots(), slots, at);
+                fitting += usize::from(gpu.free_slots() >= slots);
+            }
+        }
+        if fitting > self.fitting {
+            (self.fitting, self.fitting_on) = (fitting, Some(node));
+        }
+    }
+
+    fn shortage(&self, pod: &PodAsk, terms: &Terms) -> Shortage {
+        let Some(memory) = &self.memory else { return Shortage::Candidates { gpus: pod.shape.gpus } };
+        if let Some(node) = self.fitting_on {
+            let node = node.name.to_string();
+            return Shortage::Gpus { needed: terms.gpus, most: self.fitting, node };
+        }
+        if pod.shape.part == Part::Whole {
+            return Shortage::Whole { candidates: self.candidates };
+        }
+        let candidates = self.with_memory;
+        if let Some(top) = &self.slots {
+            return Shortage::Slots { needed: top.needed, largest: top.free, candidates, at: top.at() };
+        }
+        if let Some(top) = &self.compute {
+            return Shortage::Compute { needed: top.needed, largest: top.free, candidates, at: top.at() };
+        }
+        let (needed, largest, candidates) = (memory.needed, memory.free, self.candidates);
+        Shortage::Memory { needed, largest, candidates, at: memory.at() }
+    }
+}
+
+impl Skipped {
+    fn unfit(&mut self, unfit: Unfit) -> &mut usize {
+        match unfit {
+            Unfit::Product => &mut self.other_product,
+            Unfit::Isolation => &mut self.isolation,
+            Unfit::Small => &mut self.too_small,
+        }
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Candidates { gpus: 0 } => f.write_str("no node has room for the pod"),
+            Self::Candidates { gpus } => write!(f, "needs {gpus} GPU{}; there is no candidate", s(*gpus)),
+            Self::Memory { needed, largest, candidates, at } => write!(
+                f,
+                "needs {needed} MiB; largest free on {candidates} candidate GPU{} is {largest} MiB on node {at}",
+                s(*candidates as u32)
+            ),
+            Self::Whole { candidates } => {
+                write!(f, "needs a whole GPU; none of {candidates} candidates is idle")
+            }
+            Self::Compute { needed, largest, candidates, at } => write!(
+                f,
+                "needs {needed} % of compute; most free on {candidates} GPU{} with the memory is {largest} % \
+                 on node {at}",
+                s(*candidates as u32)
+            ),
+            Self::Slots { needed, largest, candidates, at } => write!(
+                f,
+                "needs {needed} block{} of client slots; most free on {candidates} GPU{} with the memory is \
+                 {largest} on node {at}",
+                s(*needed),
+                s(*candidates as u32)
+            ),
+            Self::Gpus { needed, most, node } => {
+                write!(f, "needs {needed} GPUs of one node; the most that fit are {most} on node {node}")
+            }
+        }
+    }
+}
+
+fn s(count: u32) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words = Vec::new();
+        let mut add = |count: usize, what: &str| {
+            if count > 0 {
+                words.push(format!("{count} {what}"));
+            }
+        };
+        add(self.too_small, "GPUs too small even idle");
+        add(self.other_product, "GPUs of another product");
+        add(self.isolation, "GPUs below the isolation asked for");
+        add(self.closed, "GPUs held by others");
+        add(self.nodes_not_allowed, "nodes that the pod may not run on");
+        if let Some((count, needed, most, node)) = &self.cpu {
+            words.push(format!("{count} nodes without {needed}m CPU (most left is {most}m on node {node})"));
+        }
+        if let Some((count, needed, most, node)) = &self.memory {
+            words.push(format!(
+                "{count} nodes without {needed} MiB of memory (most left is {most} MiB on node {node})"
+            ));
+        }
+        f.write_str(&words.join(", "))
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (placed, all) = self.gang;
+        if all > 1 {
+            write!(f, "the gang's {all} pods do not fit together: beside {placed} of them, the next ")?;
+        }
+        write!(f, "{}", self.shortage)?;
+        if self.skipped != Skipped::default() {
+            write!(f, "; left out: {}", self.skipped)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Explanation {}

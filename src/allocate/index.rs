@@ -1,0 +1,223 @@
+//! Nodes, GPUs, and what is granted of them. A change costs O(log n); scores that it touches are renewed when
+//! somebody asks for them.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::ask::Shape;
+use super::board::Boards;
+use super::fit::first;
+use super::fragment::Workload;
+use super::node::{Class, Gpu, Node, NodeSpec, NodeView, Placement};
+use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::quantity::Bytes;
+
+/// Something is spoken of that the index does not have.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Unknown {
+    #[error("node {0} is not in the index; it has no GPUs, or its slices have not been seen yet")]
+    Node(NodeName),
+    #[error("node {0} has no device {1} in the index; look at its slices")]
+    Device(NodeName, DeviceName),
+    #[error("pod {0} is placed already; remove its placement first")]
+    Placed(PodUid),
+}
+
+#[derive(Debug, Default)]
+pub struct Index {
+    pub(super) nodes: Nodes,
+    ids: BTreeMap<NodeName, usize>,
+    /// Places in `nodes` that are free again.
+    gaps: Vec<usize>,
+    pub(super) placements: BTreeMap<PodUid, Placement>,
+    pub(super) workload: Workload,
+    pub(super) boards: Boards,
+}
+
+/// What scores are made from.
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    pub all: Vec<Option<Node>>,
+    pub classes: Vec<Class>,
+    /// Nodes in the order in which they changed, since `forgotten` changes ago.
+    pub changed: Vec<u32>,
+    pub forgotten: u64,
+}
+
+/// So many changes are remembered per node; who has missed more starts anew.
+const CHANGES_PER_NODE_MAX: usize = 4;
+const CHANGES_MIN: usize = 1024;
+
+impl Nodes {
+    pub fn now(&self) -> u64 {
+        self.forgotten + self.changed.len() as u64
+    }
+
+    fn touch(&mut self, id: usize) {
+        if let Some(node) = &mut self.all[id] {
+            node.version = node.version.wrapping_add(1);
+        }
+        if self.changed.len() >= CHANGES_MIN.max(CHANGES_PER_NODE_MAX * self.all.len()) {
+            self.forgotten += self.changed.len() as u64;
+            self.changed.clear();
+        }
+        // More nodes than a u32 counts fit into no cluster.
+        self.changed.push(id as u32);
+    }
+
+    fn class(&mut self, class: Class) -> usize {
+        match self.classes.iter().position(|known| *known == class) {
+            Some(at) => at,
+            None => {
+                self.classes.push(class);
+                self.classes.len() - 1
+            }
+        }
+    }
+
+    pub fn take(&mut self, id: usize, placement: &Placement) {
+        if let Some(node) = &mut self.all[id] {
+            node.take(placement);
+        }
+        self.touch(id);
+    }
+
+    pub fn give(&mut self, id: usize, placement: &Placement) {
+        if let Some(node) = &mut self.all[id] {
+            node.give(placement);
+        }
+        self.touch(id);
+    }
+}
+
+impl Index {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a node, or replaces what was known of one. Placements on it stay; they count for devices of the
+    /// same name. GPUs that were closed stay closed.
+    pub fn insert_node(&mut self, spec: &NodeSpec) {
+        let known = self.ids.get(&spec.name).copied();
+        let gpus = spec.gpus.iter().map(|gpu| Gpu::new(gpu, self.nodes.class(Class::of(gpu)))).collect();
+        let mut node = Node {
+            name: spec.name.clone(),
+            cpu_milli: spec.cpu_milli,
+            memory_mib: spec.memory.mib_floor(),
+            used_cpu_milli: 0,
+            used_memory_mib: 0,
+            gpus,
+            version: 0,
+        };
+        for placement in self.placements.values().filter(|placement| placement.node == spec.name) {
+            node.take(placement);
+        }
+        let id = known.or_else(|| self.gaps.pop()).unwrap_or(self.nodes.all.len());
+        match self.nodes.all.get_mut(id) {
+            Some(place) => {
+                if let Some(old) = place.take() {
+                    node.version = old.version;
+                    for gpu in old.gpus.iter().filter(|gpu| gpu.closed) {
+                        node.gpu_mut(&gpu.device).into_iter().for_each(|same| same.closed = true);
+                    }
+                }
+                *place = Some(node);
+            }
+            None => self.nodes.all.push(Some(node)),
+        }
+        self.ids.insert(spec.name.clone(), id);
+        self.nodes.touch(id);
+        self.workload.classes_changed(&self.nodes.classes);
+    }
+
+    /// Forgets a node. Placements on it stay until they are removed, and count again if it comes back.
+    pub fn remove_node(&mut self, name: &NodeName) {
+        if let Some(id) = self.ids.remove(name) {
+            self.nodes.all[id] = None;
+            self.nodes.touch(id);
+            self.gaps.push(id);
+        }
+    }
+
+    /// Says how much CPU and memory our pods may take on a node: what it has, less what other pods take.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn set_room(&mut self, name: &NodeName, cpu_milli: u64, memory: Bytes) -> Result<(), Unknown> {
+        let (id, node) = self.node_mut(name)?;
+        node.cpu_milli = cpu_milli;
+        node.memory_mib = memory.mib_floor();
+        self.nodes.touch(id);
+        Ok(())
+    }
+
+    /// Closes a GPU to our shares (somebody else has it), or opens it again.
+    ///
+    /// # Errors
+    /// There is no such node or device.
+    pub fn set_closed(&mut self, name: &NodeName, device: &DeviceName, closed: bool) -> Result<(), Unknown> {
+        let (id, node) = self.node_mut(name)?;
+        let gpu = node.gpu_mut(device).ok_or_else(|| Unknown::Device(name.clone(), device.clone()))?;
+        gpu.closed = closed;
+        self.nodes.touch(id);
+        Ok(())
+    }
+
+    /// Records what a pod has. What there is does not matter here: a grant that somebody gave is a fact, and
+    /// [`super::audit()`] tells if it is too much.
+    ///
+    /// # Errors
+    /// There is no such node or device, or the pod is placed already. Nothing has changed then.
+    pub fn apply(&mut self, pod: &PodUid, placement: &Placement) -> Result<(), Unknown> {
+        if self.placements.contains_key(pod) {
+            return Err(Unknown::Placed(pod.clone()));
+        }
+        let (id, node) = self.node_mut(&placement.node)?;
+        for grant in &placement.gpus {
+            if node.gpu_mut(&grant.device).is_none() {
+                return Err(Unknown::Device(placement.node.clone(), grant.device.clone()));
+            }
+        }
+        self.nodes.take(id, placement);
+        self.placements.insert(pod.clone(), placement.clone());
+        Ok(())
+    }
+
+    /// Takes back what a pod had; what that was.
+    pub fn remove(&mut self, pod: &PodUid) -> Option<Placement> {
+        let placement = self.placements.remove(pod)?;
+        if let Some(id) = self.ids.get(&placement.node) {
+            self.nodes.give(*id, &placement);
+        }
+        Some(placement)
+    }
+
+    /// Counts a pod that arrived, once: the policy `fragmentation` expects more like it.
+    pub fn seen(&mut self, shape: &Shape) {
+        self.workload.seen(shape, &self.nodes.classes);
+    }
+
+    pub fn placement(&self, pod: &PodUid) -> Option<&Placement> {
+        self.placements.get(pod)
+    }
+
+    /// In the order in which they were added.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+        self.nodes.all.iter().flatten().map(NodeView)
+    }
+
+    fn node_mut(&mut self, name: &NodeName) -> Result<(usize, &mut Node), Unknown> {
+        let id = self.ids.get(name).copied();
+        let node = id.and_then(|id| self.nodes.all[id].as_mut().map(|node| (id, node)));
+        node.ok_or_else(|| Unknown::Node(name.clone()))
+    }
+}
+
+impl Index {
+    /// Where the pod would go on a node if GPUs were taken in their order, without any score: how a scheduler
+    /// chooses that does not rate devices.
+    pub fn first_fit(&self, node: &NodeName, shape: &Shape) -> Option<Placement> {
+        first(&self.nodes, self.ids.get(node).copied()?, shape)
+    }
+}

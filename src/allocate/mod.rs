@@ -1,0 +1,33 @@
+//! Which GPUs a pod's shares are placed on, over all nodes: the controller's decision, and `tranche simulate`'s.
+//!
+//! * [`ask`]: what a pod asks: how many GPUs, how much of each, what its node must have left
+//! * [`index`]: nodes, GPUs and what is granted of them; cheap to change
+//! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
+//! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
+//! * [`audit`]: is anything granted twice
+//!
+//! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
+//! all; so is a gang of pods.
+//!
+//! May import: model, params. May name: thiserror.
+
+pub mod ask;
+mod audit;
+mod board;
+mod decide;
+mod explain;
+mod fit;
+mod fragment;
+pub mod index;
+mod node;
+mod score;
+#[cfg(test)]
+mod tests;
+
+pub use ask::{Nodes, Part, PodAsk, Shape};
+pub use audit::{Finding, audit};
+pub use decide::{Decision, decide};
+pub use explain::{Explanation, Shortage, Skipped};
+pub use index::{Index, Unknown};
+pub use node::{GpuGrant, GpuSpec, GpuView, NodeSpec, NodeView, Placement};
+pub use score::Policy;

@@ -1,0 +1,246 @@
+//! A node and its GPUs, and what is granted of them.
+
+use crate::model::names::{DeviceName, NodeName};
+use crate::model::quantity::Bytes;
+use crate::model::share::{Isolation, Percent};
+
+/// A node as the cluster tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSpec {
+    pub name: NodeName,
+    /// What pods placed by us may take: thousandths of a CPU, bytes.
+    pub cpu_milli: u64,
+    pub memory: Bytes,
+    pub gpus: Vec<GpuSpec>,
+}
+
+/// What can be granted of a GPU, all shares together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuSpec {
+    pub device: DeviceName,
+    pub product: String,
+    /// Rounded down to whole MiB.
+    pub memory: Bytes,
+    /// Blocks of client slots.
+    pub slots: u32,
+    /// The rung that shares of it stand on.
+    pub isolation: Isolation,
+}
+
+/// Where a pod goes, and what it gets there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    pub node: NodeName,
+    /// In the node's order of GPUs, each once.
+    pub gpus: Vec<GpuGrant>,
+    pub cpu_milli: u64,
+    pub memory: Bytes,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuGrant {
+    pub device: DeviceName,
+    /// Whole MiB.
+    pub memory: Bytes,
+    pub compute: Option<Percent>,
+    pub slots: u32,
+}
+
+impl GpuGrant {
+    pub(super) fn percent(&self) -> u32 {
+        self.compute.map_or(0, |percent| u32::from(percent.get()))
+    }
+}
+
+/// GPUs of which the same can be granted under the same conditions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Class {
+    pub product: String,
+    pub memory_mib: u64,
+    pub slots: u32,
+    pub isolation: Isolation,
+}
+
+impl Class {
+    pub fn of(spec: &GpuSpec) -> Self {
+        Self {
+            product: spec.product.to_lowercase(),
+            memory_mib: spec.memory.mib_floor(),
+            slots: spec.slots,
+            isolation: spec.isolation,
+        }
+    }
+}
+
+pub(super) const COMPUTE_ALL: u32 = 100;
+
+/// A GPU as the allocator sees it. What is used may exceed what there is: others grant, too.
+#[derive(Debug, Clone)]
+pub(super) struct Gpu {
+    pub device: DeviceName,
+    pub class: usize,
+    pub isolation: Isolation,
+    /// Somebody else's: no share of ours may go there.
+    pub closed: bool,
+    pub memory_mib: u64,
+    pub slots: u32,
+    pub used_mib: u64,
+    pub used_compute: u32,
+    pub used_slots: u32,
+    /// Sizes of the shares, in MiB, and how many of each. Few: a GPU has few slots.
+    pub sizes: Vec<(u64, u32)>,
+}
+
+impl Gpu {
+    pub fn new(spec: &GpuSpec, class: usize) -> Self {
+        Self {
+            device: spec.device.clone(),
+            class,
+            isolation: spec.isolation,
+            closed: false,
+            memory_mib: spec.memory.mib_floor(),
+            slots: spec.slots,
+            used_mib: 0,
+            used_compute: 0,
+            used_slots: 0,
+            sizes: Vec::new(),
+        }
+    }
+
+    pub fn free_mib(&self) -> u64 {
+        self.memory_mib.saturating_sub(self.used_mib)
+    }
+    pub fn free_compute(&self) -> u32 {
+        COMPUTE_ALL.saturating_sub(self.used_compute)
+    }
+    pub fn free_slots(&self) -> u32 {
+        self.slots.saturating_sub(self.used_slots)
+    }
+
+    /// Memory that somebody could still get.
+    pub fn usable_mib(&self) -> u64 {
+        if self.closed || self.free_slots() == 0 { 0 } else { self.free_mib() }
+    }
+
+    /// True if a share of this size would stand beside one of another size.
+    pub fn mixes(&self, mib: u64) -> bool {
+        self.sizes.iter().any(|(size, _)| *size != mib)
+    }
+
+    pub fn take(&mut self, grant: &GpuGrant) {
+        let mib = grant.memory.mib_ceil();
+        self.used_mib = self.used_mib.saturating_add(mib);
+        self.used_compute = self.used_compute.saturating_add(grant.percent());
+        self.used_slots = self.used_slots.saturating_add(grant.slots);
+        match self.sizes.iter_mut().find(|(size, _)| *size == mib) {
+            Some((_, count)) => *count += 1,
+            None => self.sizes.push((mib, 1)),
+        }
+    }
+
+    pub fn give(&mut self, grant: &GpuGrant) {
+        let mib = grant.memory.mib_ceil();
+        self.used_mib = self.used_mib.saturating_sub(mib);
+        self.used_compute = self.used_compute.saturating_sub(grant.percent());
+        self.used_slots = self.used_slots.saturating_sub(grant.slots);
+        if let Some((_, count)) = self.sizes.iter_mut().find(|(size, _)| *size == mib) {
+            *count -= 1;
+        }
+        self.sizes.retain(|(_, count)| *count > 0);
+    }
+}
+
+/// A node as the allocator sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub name: NodeName,
+    pub cpu_milli: u64,
+    pub memory_mib: u64,
+    pub used_cpu_milli: u64,
+    pub used_memory_mib: u64,
+    pub gpus: Vec<Gpu>,
+    /// Grows with each change, so that kept scores can tell.
+    pub version: u32,
+}
+
+impl Node {
+    pub fn free_cpu_milli(&self) -> u64 {
+        self.cpu_milli.saturating_sub(self.used_cpu_milli)
+    }
+    pub fn free_memory_mib(&self) -> u64 {
+        self.memory_mib.saturating_sub(self.used_memory_mib)
+    }
+    pub fn usable_mib(&self) -> u64 {
+        self.gpus.iter().map(Gpu::usable_mib).sum()
+    }
+
+    pub fn gpu_mut(&mut self, device: &DeviceName) -> Option<&mut Gpu> {
+        self.gpus.iter_mut().find(|gpu| gpu.device == *device)
+    }
+
+    /// Devices that the node lacks are left out.
+    pub fn take(&mut self, placement: &Placement) {
+        self.used_cpu_milli = self.used_cpu_milli.saturating_add(placement.cpu_milli);
+        self.used_memory_mib = self.used_memory_mib.saturating_add(placement.memory.mib_ceil());
+        for grant in &placement.gpus {
+            if let Some(gpu) = self.gpu_mut(&grant.device) {
+                gpu.take(grant);
+            }
+        }
+    }
+
+    pub fn give(&mut self, placement: &Placement) {
+        self.used_cpu_milli = self.used_cpu_milli.saturating_sub(placement.cpu_milli);
+        self.used_memory_mib = self.used_memory_mib.saturating_sub(placement.memory.mib_ceil());
+        for grant in &placement.gpus {
+            if let Some(gpu) = self.gpu_mut(&grant.device) {
+                gpu.give(grant);
+            }
+        }
+    }
+}
+
+/// A node as others may look at it.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a>(pub(super) &'a Node);
+
+impl<'a> NodeView<'a> {
+    pub fn name(&self) -> &'a NodeName {
+        &self.0.name
+    }
+    /// Total and left, in thousandths of a CPU.
+    pub fn cpu_milli(&self) -> (u64, u64) {
+        (self.0.cpu_milli, self.0.free_cpu_milli())
+    }
+    /// Total and left.
+    pub fn memory(&self) -> (Bytes, Bytes) {
+        (Bytes::from_mib(self.0.memory_mib), Bytes::from_mib(self.0.free_memory_mib()))
+    }
+    pub fn gpus(&self) -> impl Iterator<Item = GpuView<'a>> + use<'a> {
+        self.0.gpus.iter().map(GpuView)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct GpuView<'a>(&'a Gpu);
+
+impl<'a> GpuView<'a> {
+    pub fn device(&self) -> &'a DeviceName {
+        &self.0.device
+    }
+    /// What can be granted in all, and what is left of it.
+    pub fn memory(&self) -> (Bytes, Bytes) {
+        (Bytes::from_mib(self.0.memory_mib), Bytes::from_mib(self.0.free_mib()))
+    }
+    /// Percent left.
+    pub fn compute(&self) -> u32 {
+        self.0.free_compute()
+    }
+    /// Blocks left.
+    pub fn slots(&self) -> u32 {
+        self.0.free_slots()
+    }
+    pub fn closed(&self) -> bool {
+        self.0.closed
+    }
+}

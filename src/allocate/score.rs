@@ -1,0 +1,165 @@
+//! How well a pod would sit on a node. Lower is better; equal scores go to the node that was added first.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::fit::Terms;
+use super::fragment::{Tally, Targets};
+use super::node::{Gpu, Node};
+use crate::model::share::Isolation;
+
+/// What placements aim at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Policy {
+    /// Leave as little as possible on the GPU, then on the node: whole GPUs and whole nodes stay free.
+    #[default]
+    Pack,
+    /// Leave as much as possible: neighbours are few.
+    Spread,
+    /// Make as little as possible unusable for pods like those seen so far.
+    Fragmentation,
+}
+
+impl Policy {
+    pub const ALL: [Self; 3] = [Self::Pack, Self::Spread, Self::Fragmentation];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pack => "pack",
+            Self::Spread => "spread",
+            Self::Fragmentation => "fragmentation",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|policy| policy.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is no policy; use pack, spread or fragmentation"))
+    }
+}
+
+/// Three numbers in one, the first outweighs the second, the second the third.
+pub(super) type Score = u128;
+/// The pod does not fit.
+pub(super) const NO: Score = u128::MAX;
+
+const SECOND_BITS: u32 = 40;
+const THIRD_BITS: u32 = 24;
+
+fn score(first: u64, second: u64, third: u64) -> Score {
+    let second = u128::from(second.min((1 << SECOND_BITS) - 1));
+    let third = u128::from(third.min((1 << THIRD_BITS) - 1));
+    // The largest first would collide with `NO`.
+    let first = u128::from(first.min(u64::MAX - 1));
+    first << (SECOND_BITS + THIRD_BITS) | second << THIRD_BITS | third
+}
+
+/// Work space, so that scoring allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Fitting GPUs: cost, place.
+    fitting: Vec<(u64, usize)>,
+    /// The GPUs chosen last.
+    pub picked: Vec<usize>,
+    tally: Tally,
+}
+
+/// The pod's score on a node, with the best of the node's GPUs, which are left in `scratch.picked`.
+pub(super) fn rate(
+    policy: Policy,
+    node: &Node,
+    terms: &Terms,
+    targets: &Targets,
+    scratch: &mut Scratch,
+) -> Score {
+    scratch.picked.clear();
+    scratch.fitting.clear();
+    if !terms.node_has_room(node) {
+        return NO;
+    }
+    for (at, gpu) in node.gpus.iter().enumerate().take(if terms.gpus == 0 { 0 } else { usize::MAX }) {
+        if let Some(left) = terms.left(gpu) {
+            scratch.fitting.push((cost(policy, gpu, left, terms.mib(gpu)), at));
+        }
+    }
+    if scratch.fitting.len() < terms.gpus {
+        return NO;
+    }
+    if policy == Policy::Fragmentation && terms.gpus == 1 {
+        return by_fragmentation(node, terms, targets, scratch);
+    }
+    scratch.fitting.sort_unstable();
+    scratch.picked.extend(scratch.fitting.iter().take(terms.gpus).map(|(_, at)| *at));
+    let taken: u64 = scratch.picked.iter().map(|at| terms.mib(&node.gpus[*at])).sum();
+    let free = node.usable_mib() - taken;
+    let cpu = node.free_cpu_milli() - terms.cpu_milli;
+    let costs =
+        scratch.fitting.iter().take(terms.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
+    match policy {
+        Policy::Pack => score(costs, free, cpu),
+        Policy::Spread => score(costs, MUCH - free.min(MUCH), MANY - cpu.min(MANY)),
+        Policy::Fragmentation => {
+            let Scratch { picked, tally, .. } = scratch;
+            tally.count(targets, node, None);
+            let before = tally.lost(targets);
+            tally.count(targets, node, Some((terms, picked)));
+            let after = tally.lost(targets);
+            score(gradient(before, after), free, cpu)
+        }
+    }
+}
+
+/// To turn "the more the better" round.
+const MUCH: u64 = (1 << SECOND_BITS) - 1;
+const MANY: u64 = (1 << THIRD_BITS) - 1;
+
+/// What it costs to use a GPU of a node, for choosing among them.
+fn cost(policy: Policy, gpu: &Gpu, left: u64, mib: u64) -> u64 {
+    match policy {
+        // On this rung a limit is exact where all shares have one size: mixing two weighs as much as leaving
+        // room for one more share.
+        Policy::Pack if gpu.isolation == Isolation::Mps && gpu.mixes(mib) => left.saturating_add(mib),
+        Policy::Pack | Policy::Fragmentation => left,
+        Policy::Spread => MUCH - left.min(MUCH),
+    }
+}
+
+/// A share goes to the GPU where it makes least unusable.
+fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut Scratch) -> Score {
+    let Scratch { fitting, picked, tally } = scratch;
+    tally.count(targets, node, None);
+    let before = tally.lost(targets);
+    tally.feed(targets, node, terms.cpu_milli, terms.memory_mib);
+    let mut best: Option<(u64, u64, usize)> = None;
+    for (nth, &(left, at)) in fitting.iter().enumerate() {
+        let class = node.gpus[at].class;
+        // GPUs in the same state score the same.
+        if fitting[..nth].iter().any(|&(other, seen)| other == left && node.gpus[seen].class == class) {
+            continue;
+        }
+        let free = node.gpus[at].usable_mib();
+        let after = tally.lost_with(targets, class, free, left);
+        let candidate = (gradient(before, after), left, at);
+        if best.is_none_or(|best| candidate < best) {
+            best = Some(candidate);
+        }
+    }
+    let Some((gradient, left, at)) = best else { return NO };
+    picked.push(at);
+    let taken = node.gpus[at].free_mib() - left;
+    score(gradient, node.usable_mib() - taken, node.free_cpu_milli() - terms.cpu_milli)
+}
+
+/// What more is lost, as a number that is never negative.
+fn gradient(before: u64, after: u64) -> u64 {
+    (1_u64 << 62).saturating_add(after).saturating_sub(before)
+}
