@@ -4,6 +4,7 @@
 //! * [`settings`]: what it means, or everything that is wrong with it
 //! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
 //! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
+//! * [`simulate`]: a trace of pods, replayed against the controller's allocator
 //! * [`table`]: tables as kubectl prints them
 //! * [`completion`]: scripts for shells
 //!
@@ -16,6 +17,7 @@ pub mod inspect;
 pub mod manifest;
 pub mod plan;
 pub mod settings;
+pub mod simulate;
 pub mod state;
 pub mod table;
 
@@ -60,6 +62,8 @@ pub enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Show what this node has, publishes and has handed out, by asking the running node plugin.
     Inspect(inspect::InspectArgs),
+    /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
+    Simulate(Box<simulate::SimulateArgs>),
     /// Print a completion script for a shell.
     Completion { shell: completion::Shell },
     /// Print version and commit.
