@@ -163,6 +163,15 @@ impl Executor {
         }
     }
 
+    /// True if the claim's record is the one that was judged before its lanes were taken.
+    pub fn is_still(&self, held: &Held, judged: &Record) -> Result<bool, StoreError> {
+        self.store.refresh(held)?;
+        let same = |record: Record| {
+            record.intent == judged.intent && (record.phase == Phase::Ready) == (judged.phase == Phase::Ready)
+        };
+        Ok(self.store.get(&judged.intent.claim.uid).is_some_and(same))
+    }
+
     /// True if the claim is ready, in this boot, and its container edits are where the runtime looks.
     pub fn is_real(&self, record: &Record) -> bool {
         let file = record.cdi_file().map(|file| self.cdi_dir.join(file));

@@ -13,13 +13,14 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
-use super::lanes::{LaneError, Lanes};
+use super::lanes::{Held, LaneError, Lanes};
 use super::reporter::Reporter;
 use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
 use crate::inventory::Inventory;
 use crate::kubelet::{Claims, Prepared};
-use crate::model::claim::{ClaimRef, PreparedDevice};
+use crate::ledger::Record;
+use crate::model::claim::{AllocatedClaim, ClaimRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{ClaimUid, DeviceUuid};
@@ -137,19 +138,45 @@ impl Preparer {
         let (allocated, recorded) = tokio::try_join!(claim_read, self.recorded_gpus(&claim.uid))?;
         let mut lanes = gpus_of(&allocated, &gpus);
         lanes.extend(recorded);
-        let queued = self.lanes.queue(lanes).await?;
-        let executor = self.executor.clone();
-        let work = move || {
-            let held = queued.hold()?;
-            Ok(executor.prepare(&held, &allocated, &gpus)?)
+        let prepare = move |executor: &Executor, held: &Held| Ok(executor.prepare(held, &allocated, &gpus)?);
+        let outcome = self.within(lanes, prepare).await?;
+        self.tell(&claim.uid, &outcome);
+        Ok(outcome)
+    }
+
+    /// Prepares again what a ready claim lacks. False, and nothing done, if its record is no longer as it was
+    /// `judged`: what kubelet has released meanwhile, it does not release again.
+    pub async fn restore(&self, judged: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
+        let (gpus, claim) = (self.gpus().await?, judged.intent.claim.uid.clone());
+        let mut lanes = gpus_of(&allocated, &gpus);
+        lanes.extend(judged.gpus());
+        let restore = move |executor: &Executor, held: &Held| match executor.is_still(held, &judged)? {
+            true => Ok(Some(executor.prepare(held, &allocated, &gpus)?)),
+            false => Ok(None),
         };
-        let outcome = tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?;
-        if matches!(outcome, Ok(Outcome::Made(_)))
-            && let Some(record) = self.executor.store.get(&claim.uid)
+        let outcome = self.within(lanes, restore).await?;
+        outcome.iter().for_each(|outcome| self.tell(&claim, outcome));
+        Ok(outcome.is_some())
+    }
+
+    fn tell(&self, claim: &ClaimUid, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Made(_))
+            && let Some(record) = self.executor.store.get(claim)
         {
             self.reporter.prepared(record.intent);
         }
-        outcome
+    }
+
+    /// Does something that blocks while the lanes of `gpus` are held.
+    async fn within<T: Send + 'static>(
+        &self,
+        gpus: Vec<DeviceUuid>,
+        act: impl FnOnce(&Executor, &Held) -> Result<T, PrepareError> + Send + 'static,
+    ) -> Result<T, PrepareError> {
+        let queued = self.lanes.queue(gpus).await?;
+        let executor = self.executor.clone();
+        let work = move || act(&executor, &queued.hold()?);
+        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
     }
 
     async fn unprepare_timed(&self, claim: &ClaimRef) -> Result<(), PrepareError> {
@@ -179,14 +206,24 @@ impl Preparer {
         if gpus.is_empty() {
             return Ok(false);
         }
-        let queued = self.lanes.queue(gpus).await?;
-        let (executor, claim) = (self.executor.clone(), claim.uid.clone());
-        let work = move || {
-            let held = queued.hold()?;
-            executor.release(&held, &claim)?;
-            Ok(true)
+        let claim = claim.uid.clone();
+        self.within(gpus, move |executor, held| Ok(executor.release(held, &claim)?)).await?;
+        Ok(true)
+    }
+
+    /// Takes a claim back, if its record still is as it was `judged`. False, and nothing done, if it is not:
+    /// kubelet has released it meanwhile, or prepared it for another allocation.
+    pub async fn take_back(&self, judged: Record) -> Result<bool, PrepareError> {
+        let (gpus, claim) = (judged.gpus(), judged.intent.claim.clone());
+        let release = move |executor: &Executor, held: &Held| match executor.is_still(held, &judged)? {
+            true => Ok(executor.release(held, &judged.intent.claim.uid).map(|()| true)?),
+            false => Ok(false),
         };
-        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+        let done = self.within(gpus, release).await;
+        if !matches!(done, Ok(false)) {
+            self.reporter.released(claim);
+        }
+        done
     }
 
     /// The boards that the claim's record names; none without a record.

@@ -8,7 +8,8 @@
 //! | a CDI file of ours that no record owns | removed |
 //! | an MPS daemon that is not as the ledger's claims need it, or that none needs | set, or left to rest |
 //!
-//! What the API server does not answer for is left alone: silence is no fact.
+//! What the API server does not answer for is left alone: silence is no fact. And what is found is dealt with
+//! only if it is still so with the GPU's lane held: kubelet may have been faster.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -23,6 +24,7 @@ use crate::cdi;
 use crate::cluster::ClaimState;
 use crate::host::{durable, memory};
 use crate::ledger::{self, Phase, Record};
+use crate::model::claim::AllocatedClaim;
 use crate::model::error_chain;
 use crate::model::names::PoolName;
 use crate::ops::drain::Shutdown;
@@ -75,11 +77,14 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
             Verdict::Fine => continue,
             Verdict::Release(why) => {
                 info!(%claim, why, "releasing what nobody uses any more");
-                (Repair::Released, preparer.release_one(&claim).await.map(|_| ()))
+                (Repair::Released, preparer.take_back(record).await)
             }
-            Verdict::RollBack => (Repair::RolledBack, roll_back(preparer, &record).await),
-            Verdict::Restore => (Repair::Restored, preparer.prepare_one(&claim).await.map(|_| ())),
+            Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record).await),
+            Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
         };
+        if matches!(result, Ok(false)) {
+            continue;
+        }
         sweep.count(what, &result);
         preparer.metrics.repair(what.word());
         if let Err(error) = result {
@@ -128,12 +133,12 @@ impl Repair {
 }
 
 impl Sweep {
-    fn count(&mut self, what: Repair, result: &Result<(), PrepareError>) {
+    fn count(&mut self, what: Repair, result: &Result<bool, PrepareError>) {
         let counter = match (result, what) {
             (Err(_), _) => &mut self.failed,
-            (Ok(()), Repair::RolledBack) => &mut self.rolled_back,
-            (Ok(()), Repair::Restored) => &mut self.restored,
-            (Ok(()), Repair::Released) => &mut self.released,
+            (Ok(_), Repair::RolledBack) => &mut self.rolled_back,
+            (Ok(_), Repair::Restored) => &mut self.restored,
+            (Ok(_), Repair::Released) => &mut self.released,
         };
         *counter += 1;
     }
@@ -143,7 +148,7 @@ enum Verdict {
     Fine,
     Release(&'static str),
     RollBack,
-    Restore,
+    Restore(AllocatedClaim),
 }
 
 async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdict {
@@ -158,24 +163,9 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
         ClaimState::Allocated(claim) if claim.results.iter().all(|result| result.pool != *pool) => {
             Verdict::Release("the claim is allocated on another node")
         }
-        ClaimState::Allocated(_) if !preparer.executor.is_real(record) => Verdict::Restore,
+        ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => Verdict::Restore(claim),
         ClaimState::Allocated(_) | ClaimState::Unknown { .. } => Verdict::Fine,
     }
-}
-
-/// Takes back a half-done preparation or release, unless a call of kubelet's has finished it meanwhile.
-async fn roll_back(preparer: &Preparer, record: &Record) -> Result<(), PrepareError> {
-    let queued = preparer.lanes.queue(record.gpus()).await?;
-    let (executor, uid) = (preparer.executor.clone(), record.intent.claim.uid.clone());
-    let work = move || {
-        let held = queued.hold()?;
-        executor.store.refresh(&held)?;
-        match executor.store.get(&uid) {
-            Some(record) if record.phase != Phase::Ready => Ok(executor.release(&held, &uid)?),
-            _ => Ok(()),
-        }
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
 }
 
 /// Removes CDI files that carry our name and that no record owns, and unfinished ones.

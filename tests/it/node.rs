@@ -548,7 +548,7 @@ impl ReadOnly {
         match bound {
             Ok(()) => Some(Self(path)),
             Err(error) => {
-                eprintln!("SKIPPED: cannot mount here ({error}); needs CAP_SYS_ADMIN");
+                crate::skipped(&format!("cannot mount here ({error}); needs CAP_SYS_ADMIN"));
                 None
             }
         }
@@ -711,6 +711,38 @@ async fn a_reboot_is_noticed_where_the_cdi_folder_outlives_it() {
         assert_eq!(site.time_slice(0), 3, "swept: {swept}");
         assert!(site.is_ready(&sliced()) && site.edits(&sliced()).is_some());
     }
+}
+
+#[tokio::test]
+async fn what_kubelet_releases_under_the_sweepers_eyes_stays_released() {
+    let site = Site::new();
+    let life = Arc::new(site.life());
+    let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "0");
+    site.api.put(&claim);
+    life.prepared(&claim, "kubelet").await;
+    let (other, ended) = (life.clone(), claim.clone());
+    // The claim outlives its pod by a moment.
+    site.api.meanwhile(async move { other.unprepare(&ended).await.unwrap() });
+    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    site.check_empty("after the sweep");
+}
+
+#[tokio::test]
+async fn what_kubelet_prepares_anew_under_the_sweepers_eyes_stays_prepared() {
+    let site = Site::new();
+    let life = Arc::new(site.life());
+    let before = Claim::new("train", &["gpu-0"]);
+    site.api.put(&before);
+    life.prepared(&before, "as it was first allocated").await;
+    site.api.put(&before.clone().with("/status", json!({})));
+    let anew = Claim::new("train", &["gpu-1"]);
+    let (other, api, again) = (life.clone(), site.api.clone(), anew.clone());
+    site.api.meanwhile(async move {
+        api.put(&again);
+        other.prepared(&again, "as it is allocated now").await;
+    });
+    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    assert!(site.is_ready(&anew) && site.edits(&anew).is_some(), "taken back under its pod");
 }
 
 #[tokio::test]

@@ -147,6 +147,8 @@ pub fn gpu_config(sharing: Value) -> Value {
 pub struct Api {
     claims: Mutex<BTreeMap<(String, String), ResourceClaim>>,
     pub silent: AtomicBool,
+    /// What happens while the next answer is on its way.
+    meanwhile: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
 impl Api {
@@ -160,6 +162,11 @@ impl Api {
     pub fn remove(&self, claim: &Claim) {
         let id = claim.id();
         self.claims.lock().unwrap().remove(&(id.namespace, id.name));
+    }
+
+    /// Has something happen after the next question is answered, and before the answer arrives.
+    pub fn meanwhile(&self, what: impl Future<Output = ()> + Send + 'static) {
+        *self.meanwhile.lock().unwrap() = Some(what.boxed());
     }
 
     fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
@@ -176,7 +183,15 @@ impl Api {
 
 impl Cluster for Api {
     fn claim<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
-        async move { self.read(claim) }.boxed()
+        async move {
+            let answer = self.read(claim);
+            let meanwhile = self.meanwhile.lock().unwrap().take();
+            if let Some(meanwhile) = meanwhile {
+                meanwhile.await;
+            }
+            answer
+        }
+        .boxed()
     }
     fn node_uid(&self) -> BoxFuture<'_, Result<String, CallError>> {
         unimplemented!("preparing asks for claims only")
