@@ -125,7 +125,7 @@ const REAL_ROOT: &str = "TRANCHE_TEST_DRIVER_ROOT";
 #[test]
 fn a_real_driver_root() {
     let Some(dir) = std::env::var_os(REAL_ROOT) else {
-        eprintln!("SKIPPED: set {REAL_ROOT} to an unpacked NVIDIA driver to scan a real one");
+        crate::skipped(&format!("set {REAL_ROOT} to an unpacked NVIDIA driver to scan a real one"));
         return;
     };
     let dir = PathBuf::from(dir);

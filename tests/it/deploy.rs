@@ -39,7 +39,7 @@ fn helm() -> Option<PathBuf> {
 fn helm_for(test: &str) -> Option<PathBuf> {
     let found = helm();
     if found.is_none() {
-        println!("SKIPPED: no helm: {test} needs it (hack/rig/rig build-helm, or HELM=/path/to/helm)");
+        crate::skipped(&format!("no helm: {test} needs it (hack/rig/rig build-helm, or HELM=/path/to/helm)"));
     }
     found
 }

@@ -37,10 +37,12 @@ fn control() -> Option<PathBuf> {
             versions.map(|version| version.path().join("usr/bin/nvidia-cuda-mps-control")).next()
         }
     };
+    let asked_for = std::env::var_os("TRANCHE_MPS_CONTROL");
     let found = found.filter(|path| path.is_file());
+    assert!(found.is_some() || asked_for.is_none(), "TRANCHE_MPS_CONTROL: no program at {asked_for:?}");
     if found.is_none() {
-        eprintln!(
-            "SKIPPED: no nvidia-cuda-mps-control; set TRANCHE_MPS_CONTROL, or let the rig fetch the driver"
+        crate::skipped(
+            "no nvidia-cuda-mps-control; set TRANCHE_MPS_CONTROL, or run hack/rig/rig build-driver",
         );
     }
     found
@@ -680,7 +682,7 @@ async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with
 fn may_mount() -> bool {
     let may = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
     if !may {
-        eprintln!("SKIPPED: mounting is not permitted here");
+        crate::skipped("mounting is not permitted here");
     }
     may
 }

@@ -85,7 +85,9 @@ fn a_bad_file_is_refused_with_line_and_field() {
 #[test]
 fn the_public_trace_is_packed_as_well_as_the_paper_packs_it() {
     let Some(data) = env::var_os("TRANCHE_DATA") else {
-        eprintln!("skipped: TRANCHE_DATA does not name a folder with openb/");
+        // Past the harness, which keeps the words of tests that pass to itself.
+        let words = b"SKIPPED: TRANCHE_DATA does not name a folder with openb/\n";
+        std::io::Write::write_all(&mut std::io::stderr(), words).unwrap();
         return;
     };
     let read = |name: &str| fs::read_to_string(Path::new(&data).join("openb").join(name)).unwrap();

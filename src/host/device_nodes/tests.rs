@@ -43,7 +43,9 @@ fn make_node(dir: &tempfile::TempDir, place: &str, major: u64, minor: u64) -> bo
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let made = mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(major, minor));
     if let Err(error) = made {
-        eprintln!("SKIPPED: device nodes cannot be made here ({error}); needs CAP_MKNOD");
+        // Past the harness, which keeps the words of tests that pass to itself.
+        let words = format!("SKIPPED: device nodes cannot be made here ({error}); needs CAP_MKNOD\n");
+        std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()).unwrap();
     }
     made.is_ok()
 }

@@ -29,7 +29,9 @@ fn the_python_binding_is_content() {
     let binding = match binding() {
         Ok(binding) => binding,
         Err(reason) => {
-            println!("SKIPPED: the Python binding is not to be had: {reason}");
+            // Past the harness, which keeps the words of tests that pass to itself.
+            let words = format!("SKIPPED: the Python binding is not to be had: {reason}\n");
+            std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()).unwrap();
             return;
         }
     };
