@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::replay::Random;
 use super::report::micros_at;
 use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, decide};
 use crate::cli::table;
@@ -71,7 +70,7 @@ fn template(nth: u64) -> Shape {
 /// Decisions for known templates, and for new ones.
 fn measure(nodes: u32, policy: Policy) -> (Vec<Duration>, Vec<Duration>) {
     let mut index = cluster(nodes);
-    let mut random = Random::new(1);
+    let mut random = fastrand::Rng::with_seed(1);
     let (mut live, mut took, mut pods) = (Vec::new(), Vec::new(), 0_u64);
     let mut step = |index: &mut Index, shape: Shape, live: &mut Vec<PodUid>| {
         index.seen(&shape);
@@ -92,20 +91,20 @@ fn measure(nodes: u32, policy: Policy) -> (Vec<Duration>, Vec<Duration>) {
     // Filled until pods are turned away now and then.
     let mut refused = 0;
     while refused < 50 {
-        let shape = template(random.below(TEMPLATES as usize) as u64);
+        let shape = template(random.u64(..TEMPLATES));
         refused += u32::from(!step(&mut index, shape, &mut live).1);
     }
     while took.len() < DECISIONS {
-        while live.len() > 1 && random.below(2) == 0 {
-            let gone = live.swap_remove(random.below(live.len()));
+        while live.len() > 1 && random.bool() {
+            let gone = live.swap_remove(random.usize(..live.len()));
             index.remove(&gone);
         }
-        let shape = template(random.below(TEMPLATES as usize) as u64);
+        let shape = template(random.u64(..TEMPLATES));
         took.push(step(&mut index, shape, &mut live).0);
     }
     let mut new = Vec::new();
     for nth in 0..NEW as u64 {
-        let gone = live.swap_remove(random.below(live.len()));
+        let gone = live.swap_remove(random.usize(..live.len()));
         index.remove(&gone);
         let part = Part::Memory(Bytes::from_mib(1_001 + 2 * nth));
         new.push(step(&mut index, Shape { part, ..template(1) }, &mut live).0);

@@ -70,34 +70,10 @@ impl Run {
     }
 }
 
-/// SplitMix64: small, and the same everywhere.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Below `end`, which is not 0.
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((bits ^ (bits >> 31)) % end as u64) as usize
-    }
-
-    pub fn shuffle<T>(&mut self, list: &mut [T]) {
-        for last in (1..list.len()).rev() {
-            list.swap(last, self.below(last + 1));
-        }
-    }
-}
-
 /// Pods in random order, again and again, until the load is requested. The one that would exceed it is left out.
 fn arrivals(trace: &Trace, load: f64, seed: u32) -> Vec<&Pod> {
     let most = (trace.capacity_milli() as f64 * load) as u64;
-    let mut random = Random::new(u64::from(seed));
+    let mut random = fastrand::Rng::with_seed(u64::from(seed));
     let (mut list, mut requested) = (Vec::new(), 0);
     loop {
         let mut round: Vec<&Pod> = trace.pods.iter().collect();
