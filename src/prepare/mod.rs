@@ -45,8 +45,9 @@ pub enum Refusal {
     #[error("device {device} cannot be used: {reason}")]
     Unhealthy { device: DeviceName, reason: String },
     #[error(
-        "device {device} is in use by claim {holder} on this node; it was allocated twice. \
-         The claim that holds it goes on undisturbed; delete one of the two"
+        "device {device} is in use by claim {holder} on this node, which goes on undisturbed. \
+         If that claim is just ending, kubelet's next attempt succeeds; otherwise the device was allocated twice: \
+         delete one of the two"
     )]
     InUse { device: DeviceName, holder: ClaimRef },
     #[error("device {device} was given as a share, but it is not shareable: {reason}")]

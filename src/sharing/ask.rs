@@ -29,21 +29,26 @@ pub enum ShareError {
     Missing(&'static str),
     #[error("the allocation gives the share {quantity} of {name}, which is no whole number of {unit}")]
     Number { name: &'static str, quantity: String, unit: &'static str },
+    #[error(
+        "the allocation gives the share less than 1 MiB of memory, which no limit can express; ask for more"
+    )]
+    TooLittle,
     #[error("the allocation's share of compute cannot be set: {0}")]
     Compute(#[from] NoPercent),
     #[error(
         "the share of {wanted} MiB does not fit: {granted} of {grantable} MiB are granted to {others} other \
-         claims; the board was allocated twice. They go on undisturbed; delete one of the claims"
+         claims, which go on undisturbed. One of them may just be ending, then kubelet's next attempt succeeds; \
+         otherwise the board was allocated twice, and one of the claims must be deleted"
     )]
     Memory { wanted: u64, granted: u64, grantable: u64, others: usize },
     #[error(
         "the share of {wanted} blocks of client slots does not fit: {granted} of {all} are granted to {others} \
-         other claims; delete one of the claims"
+         other claims. One of them may just be ending, then kubelet's next attempt succeeds; otherwise delete one"
     )]
     Slots { wanted: u32, granted: u32, all: u32, others: usize },
     #[error(
-        "the share of {wanted} % of compute does not fit: {granted} % are granted to {others} other claims; \
-         delete one of the claims"
+        "the share of {wanted} % of compute does not fit: {granted} % are granted to {others} other claims. \
+         One of them may just be ending, then kubelet's next attempt succeeds; otherwise delete one"
     )]
     ComputeSum { wanted: u32, granted: u32, others: usize },
     #[error(
@@ -71,7 +76,7 @@ pub fn ask(consumed: &[(String, Quantity)], board: &Shareable) -> Result<Asked, 
     }
     let memory = Bytes::from_mib(Bytes(memory).mib_floor());
     if memory.0 == 0 {
-        return Err(ShareError::TooManyProcesses { memory: 0, processes: 1 });
+        return Err(ShareError::TooLittle);
     }
     let compute = if capped { Some(Percent::try_from(compute)?) } else { None };
     Ok(Asked::Share { memory, compute, slots: u32::try_from(slots).unwrap_or(u32::MAX) })
@@ -167,7 +172,7 @@ mod tests {
         assert_eq!(asked(&[("compute", "25")]), Err(ShareError::Missing(MEMORY)));
         assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "500m")]), Err(ShareError::Number { .. })));
         assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "101")]), Err(ShareError::Compute(_))));
-        assert!(asked(&[("memory", "1000")]).is_err(), "less than 1 MiB");
+        assert_eq!(asked(&[("memory", "1000")]), Err(ShareError::TooLittle));
     }
 
     #[test]
