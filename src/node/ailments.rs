@@ -26,7 +26,7 @@ use super::reporter::Reporter;
 use crate::conditions;
 use crate::host::{Lasting, boot};
 use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, Xid};
-use crate::ledger::{Phase, Step};
+use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::gpu::Health;
 use crate::model::names::DeviceUuid;
@@ -319,7 +319,9 @@ async fn ended(looking: &mut Option<JoinHandle<Seen>>) -> Option<Seen> {
 }
 
 fn look(sources: &Sources, saves: u64) -> Seen {
-    let needed = needed(&sources.executor);
+    // The groups whose daemons running claims use.
+    let (store, boot) = (&sources.executor.store, &sources.executor.boot);
+    let needed: BTreeSet<_> = store.mps_groups(boot, |phase| *phase == Phase::Ready).into_keys().collect();
     let states = || sources.executor.daemons.states().map_err(|error| error_chain(&error));
     Seen {
         driver: boot::module_load(&sources.sys_root, MODULE),
@@ -328,14 +330,6 @@ fn look(sources: &Sources, saves: u64) -> Seen {
         states: (!needed.is_empty()).then(states),
         needed,
     }
-}
-
-/// The groups whose daemons running claims use.
-fn needed(executor: &Executor) -> BTreeSet<MpsGroup> {
-    let records = executor.store.all().into_iter();
-    let running = records.filter(|r| r.phase == Phase::Ready && r.intent.boot == executor.boot);
-    let steps = running.flat_map(|record| record.intent.steps);
-    steps.filter_map(|step| if let Step::Mps { group, .. } = step { Some(group) } else { None }).collect()
 }
 
 fn read(folder: &Path) -> Option<Remembered> {

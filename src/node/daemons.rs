@@ -1,6 +1,5 @@
 //! The sweeper's look at MPS daemons: each is as the ledger's claims need it, and none is kept for nobody.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tracing::{info, warn};
@@ -8,9 +7,10 @@ use tracing::{info, warn};
 use super::executor::{Executor, StepError};
 use super::lanes::LaneError;
 use super::preparer::Preparer;
+use super::store::MpsUsers;
 use super::sweeper::Sweep;
 use crate::inventory::Inventory;
-use crate::ledger::{Phase, Record, Step};
+use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::gpu::Gpu;
 use crate::model::names::DeviceUuid;
@@ -21,7 +21,8 @@ use crate::supervisor::words::{DaemonPhase, DaemonState};
 
 /// Compares daemons and ledger, and mends what differs, a group at a time.
 pub async fn sweep(preparer: &Preparer, sweep: &mut Sweep) {
-    let needed = needed(&preparer.executor);
+    let executor = &preparer.executor;
+    let needed = executor.store.mps_groups(&executor.boot, |phase| *phase != Phase::Releasing);
     let states = match states(preparer).await {
         Ok(states) => states,
         // A node without shares does not need `tranche mps`.
@@ -32,7 +33,7 @@ pub async fn sweep(preparer: &Preparer, sweep: &mut Sweep) {
             return;
         }
     };
-    for (group, (exclusive, lanes)) in &needed {
+    for (group, MpsUsers { exclusive, lanes }) in &needed {
         if !is_as_needed(preparer, &states, group) {
             mend(preparer, group, *exclusive, lanes.clone(), sweep).await;
         }
@@ -47,21 +48,6 @@ async fn states(preparer: &Preparer) -> Result<Vec<DaemonState>, SupervisorError
     let asked = tokio::task::spawn_blocking(move || executor.daemons.states()).await;
     // The task panicked: as good as no answer.
     asked.unwrap_or_else(|error| Err(SupervisorError::Answer { problem: error.to_string() }))
-}
-
-/// Every group that a claim of this boot needs, with the boards whose lanes its claims take.
-fn needed(executor: &Executor) -> BTreeMap<MpsGroup, (bool, Vec<DeviceUuid>)> {
-    let mut groups: BTreeMap<MpsGroup, (bool, Vec<DeviceUuid>)> = BTreeMap::new();
-    let needing = |record: &Record| record.intent.boot == executor.boot && record.phase != Phase::Releasing;
-    for record in executor.store.all().into_iter().filter(needing) {
-        for step in &record.intent.steps {
-            if let Step::Mps { group, exclusive, .. } = step {
-                let entry = groups.entry(group.clone()).or_insert((*exclusive, Vec::new()));
-                entry.1.extend(record.gpus());
-            }
-        }
-    }
-    groups
 }
 
 fn is_as_needed(preparer: &Preparer, states: &[DaemonState], group: &MpsGroup) -> bool {

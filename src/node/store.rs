@@ -48,6 +48,12 @@ pub enum StoreError {
     Lane(#[from] LockError),
 }
 
+/// Who uses an MPS group: whether its boards are for MPS alone, and those whose lanes its claims take.
+pub struct MpsUsers {
+    pub exclusive: bool,
+    pub lanes: Vec<DeviceUuid>,
+}
+
 /// See the module's text.
 pub struct Store {
     folder: PathBuf,
@@ -163,6 +169,22 @@ impl Store {
         let index = self.index();
         let records = index.records.values().map(|stored| &stored.record.intent);
         records.filter(|intent| intent.devices.iter().any(|d| gpus.contains(&d.gpu))).cloned().collect()
+    }
+
+    /// The MPS groups of the claims of this boot that are in such a phase.
+    pub fn mps_groups(&self, boot: &BootId, of: impl Fn(&Phase) -> bool) -> BTreeMap<MpsGroup, MpsUsers> {
+        let mut groups = BTreeMap::new();
+        let index = self.index();
+        let records = index.records.values().map(|stored| &stored.record);
+        for record in records.filter(|record| record.intent.boot == *boot && of(&record.phase)) {
+            for step in &record.intent.steps {
+                if let Step::Mps { group, exclusive, .. } = step {
+                    let fresh = || MpsUsers { exclusive: *exclusive, lanes: Vec::new() };
+                    groups.entry(group.clone()).or_insert_with(fresh).lanes.extend(record.gpus());
+                }
+            }
+        }
+        groups
     }
 
     /// What the claims of this boot, but for one, need of a group's MPS daemon. Those that are being
