@@ -28,6 +28,17 @@ pub enum Params {
     Share(GpuShare),
 }
 
+impl Params {
+    /// The object's `kind`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Gpu(_) => "GpuConfig",
+            Self::Mig(_) => "MigDeviceConfig",
+            Self::Share(_) => "GpuShare",
+        }
+    }
+}
+
 /// How the containers of *one claim* share its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sharing {

@@ -57,15 +57,16 @@ pub fn resolve(
             // Written for all requests: means those of its kind.
             _ if config.requests.is_empty() => {}
             (params, device) => {
-                let kind = match params {
-                    Params::Gpu(_) | Params::Share(_) => "GpuConfig",
-                    Params::Mig(_) => "MigDeviceConfig",
-                };
                 let device = match device {
                     Device::Whole(_) => format!("the whole GPU {}", device.name()),
                     Device::Mig { .. } => format!("the MIG device {}", device.name()),
                 };
-                return Err(ResolveError::WrongKind { index, kind, request: request.clone(), device });
+                return Err(ResolveError::WrongKind {
+                    index,
+                    kind: params.kind(),
+                    request: request.clone(),
+                    device,
+                });
             }
         }
     }

@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use super::gauge_value;
+
 /// Bounds in seconds; the period is 0.25 s unless configured otherwise.
 const TICK_SECONDS: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 
@@ -95,11 +97,11 @@ impl ClaimMetrics {
         let mut now = BTreeSet::new();
         for (labels, row) in rows {
             match row.limit {
-                Some(limit) => drop(self.limit.get_or_create(&labels).set(gauge(limit))),
+                Some(limit) => drop(self.limit.get_or_create(&labels).set(gauge_value(limit))),
                 None => drop(self.limit.remove(&labels)),
             }
-            self.used.get_or_create(&labels).set(gauge(row.used));
-            self.peak.get_or_create(&labels).set(gauge(row.peak));
+            self.used.get_or_create(&labels).set(gauge_value(row.used));
+            self.peak.get_or_create(&labels).set(gauge_value(row.peak));
             self.processes.get_or_create(&labels).set(i64::try_from(row.processes).unwrap_or(i64::MAX));
             // From 0 on, so that a rate has a first value.
             drop(self.violations.get_or_create(&labels));
@@ -218,10 +220,6 @@ impl ClaimMetrics {
 
 fn gpu_labels(gpu: &str, device: &str) -> GpuLabels {
     GpuLabels { gpu: gpu.to_owned(), device: device.to_owned() }
-}
-
-fn gauge(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
