@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// The DRA driver name. Users' manifests, DeviceClasses and dcgm-exporter key on it.
 pub const DRIVER: &str = "gpu.nvidia.com";
+/// The DeviceClass whose claims our controller allocates.
+pub const SHARED_CLASS: &str = "shared.gpu.nvidia.com";
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
