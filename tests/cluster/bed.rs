@@ -345,6 +345,12 @@ impl Bed {
         serde_json::from_str(&answer).expect("its state is JSON")
     }
 
+    /// What `tranche mps` on the node tells of itself.
+    pub async fn mps_state(&self, node: &str) -> Value {
+        let answer = ask(&self.pod_of("mps", node).await, "/state").expect("the supervisor answers");
+        serde_json::from_str(&answer).expect("its state is JSON")
+    }
+
     pub async fn metrics(&self, node: &str) -> String {
         ask(&self.plugin(node).await, "/metrics").expect("the plugin answers")
     }

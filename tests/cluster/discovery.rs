@@ -147,6 +147,38 @@ async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
     bed.end().await;
 }
 
+/// No reset has been seen: the board is not trusted because another process looks at it.
+#[tokio::test]
+async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise() {
+    let test = "an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise";
+    let Some(bed) = Bed::of_env(test).await else { return };
+    if bed.release().await < 36 {
+        println!("SKIPPED: devices have no taints before Kubernetes 1.36");
+        return;
+    }
+    let device = "gpu-0";
+    let undo = AtEnd(&bed, &["recover", "0"]);
+    bed.fake(NODE, &["xid", "0", "48"]);
+    let ailing = || async { taints(&bed, device).await.into_iter().find(|taint| taint.contains("=48:")) };
+    let taint = wait_until("the GPU to be tainted", PATIENCE, ailing).await;
+    assert!(taint.ends_with(":NoSchedule"), "{taint}");
+    bed.kill9(NODE, &bed.plugin(NODE).await);
+    let restarted = || async { (crate::bed::life(bed.plugins(NODE).await.first()?).1 > 0).then_some(()) };
+    wait_until("the plugin to be restarted", PATIENCE, restarted).await;
+    bed.registered(NODE, PATIENCE).await;
+    let known = || async {
+        let state = bed.state(NODE).await;
+        let looked = state["discovery"]["looks"].as_u64().is_some_and(|looks| looks > 0);
+        looked.then(|| state["ailments"].clone())
+    };
+    let ailments = wait_until("its first look", PATIENCE, known).await;
+    assert_eq!(ailments[0]["devices"], json!([device]), "{ailments}");
+    assert_eq!(taints(&bed, device).await, [taint]);
+    drop(undo);
+    wait_well(&bed).await;
+    bed.end().await;
+}
+
 const LOST: &str = "gpu.nvidia.com/gpu-lost=79:NoExecute";
 
 /// The same request, for devices whatever their taints.

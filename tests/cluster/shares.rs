@@ -5,13 +5,14 @@ mod churn;
 mod daemons;
 mod grants;
 mod refusals;
+mod settings;
 mod watchdog;
 mod whole_only;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SOON, ask, life, minor_of};
+use crate::bed::{Bed, PATIENCE, SOON, life, minor_of};
 use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::wait_until;
 
@@ -119,9 +120,11 @@ impl Board {
 
     /// What `tranche mps` says of the daemon.
     async fn daemon(&self, bed: &Bed) -> Option<Value> {
-        let answer = ask(&bed.pod_of("mps", &self.node).await, "/state")?;
-        let state: Value = serde_json::from_str(&answer).expect("the state is JSON");
-        state["daemons"].as_array()?.iter().find(|daemon| daemon["group"] == json!([self.uuid])).cloned()
+        bed.mps_state(&self.node).await["daemons"]
+            .as_array()?
+            .iter()
+            .find(|daemon| daemon["group"] == json!([self.uuid]))
+            .cloned()
     }
 
     async fn pid(&self, bed: &Bed) -> Option<u32> {

@@ -8,6 +8,42 @@ use crate::bed::{Bed, SOON, minor_of};
 use crate::manifests::{as_nobody, claim, container, gpu, of_gpu, parameters, pod, share, user_of};
 use crate::rig::wait_until;
 
+/// A MIG device is one claim's; its containers share it under limits as on a whole GPU.
+#[tokio::test]
+async fn a_mig_device_carries_mps_within_one_claim() {
+    let Some(bed) = bed("a_mig_device_carries_mps_within_one_claim").await else { return };
+    let mps = json!({"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "4Gi"});
+    let sharing = json!({"sharing": {"strategy": "MPS", "mpsConfig": mps}});
+    let config = parameters("resource.nvidia.com/v1beta1", "MigDeviceConfig", sharing);
+    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com"}});
+    bed.create(claim("mig", json!({"requests": [request], "config": config}))).await;
+    let containers =
+        json!([container("left", json!([{"name": "c"}])), container("right", json!([{"name": "c"}]))]);
+    bed.create(as_nobody(pod("mig", json!([{"name": "c", "resourceClaimName": "mig"}]), containers))).await;
+    bed.wait_ready("mig").await;
+    let device = bed.devices_of("mig").await.remove(0);
+    let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device);
+    let uuid = published.and_then(|one| one.attributes?.get("uuid")?.string.clone());
+    for side in ["left", "right"] {
+        let env = mps_env(&bed, "mig", side);
+        let expected = [
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
+            "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps",
+        ];
+        assert_eq!(env, expected, "{side}");
+        assert_eq!(bed.exec("mig", side, "ls -A /run/nvidia-mps"), "control\nlog\n", "{side}");
+    }
+    let state = bed.mps_state(super::NODE).await;
+    let serves = |daemon: &&Value| daemon["phase"]["Serving"].is_object();
+    let serving: Vec<_> = state["daemons"].as_array().unwrap().iter().filter(serves).collect();
+    assert_eq!(serving.len(), 1, "{state:#}");
+    assert_eq!(serving[0]["group"], json!([uuid.expect("a MIG device has a UUID")]));
+    bed.delete("mig").await;
+    bed.wait_clean().await;
+    bed.end().await;
+}
+
 /// A claim's one entry of status.devices.
 async fn told_of(bed: &Bed, claim: &str) -> Value {
     let told = || async {
@@ -160,6 +196,49 @@ async fn nvidias_mps_settings_hold_within_one_claim() {
     bed.delete("both").await;
     bed.wait_clean().await;
     board.wait_rest(&bed).await;
+    bed.end().await;
+}
+
+/// A process is the client of one daemon: a claim's GPUs have one together.
+#[tokio::test]
+async fn a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each() {
+    let Some(bed) = bed("a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each").await else { return };
+    let boards = Board::all(&bed, super::NODE).await;
+    let (one, two) = (&boards[0], &boards[1]);
+    let (mut left, mut right) = (share("2000Mi", 25), share("4Gi", 25));
+    (left["name"], right["name"]) = (json!("left"), json!("right"));
+    let requests = json!([of_gpu(&one.uuid, left), of_gpu(&two.uuid, right)]);
+    bed.create(claim("pair", json!({ "requests": requests }))).await;
+    bed.create(as_nobody(user_of("pair", "pair"))).await;
+    bed.wait_ready("pair").await;
+    let mut both = [one.uuid.clone(), two.uuid.clone()];
+    both.sort();
+    let first: (u64, u64) = if both[0] == one.uuid { (2000, 4096) } else { (4096, 2000) };
+    let expected = [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25".to_owned(),
+        format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={}M,1={}M", first.0, first.1),
+        "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps".to_owned(),
+    ];
+    assert_eq!(mps_env(&bed, "pair", "main"), expected);
+    let mut minors = [minor_of(&one.device), minor_of(&two.device)];
+    minors.sort_unstable();
+    assert_eq!(bed.inside("pair", "main").gpus, minors);
+    assert!(one.is_exclusive(&bed) && two.is_exclusive(&bed));
+    let state = bed.mps_state(super::NODE).await;
+    let daemons = state["daemons"].as_array().unwrap();
+    let serving: Vec<_> = daemons.iter().filter(|daemon| daemon["phase"]["Serving"].is_object()).collect();
+    assert_eq!(serving.len(), 1, "{daemons:#?}");
+    assert_eq!(serving[0]["group"], json!(both));
+    assert_eq!(serving[0]["limits"]["memory"], json!([first.0 << 20, first.1 << 20]));
+
+    // Who wants one of the two for its own has to wait: it would need another daemon on the same GPU.
+    bed.create(claim("single", json!({"requests": [of_gpu(&one.uuid, share("1Gi", 0))]}))).await;
+    bed.create(as_nobody(user_of("single", "single"))).await;
+    bed.wait_refused("single", &["pair"]).await;
+    bed.delete("pair").await;
+    bed.wait_ready("single").await;
+    bed.delete("single").await;
+    bed.wait_clean().await;
     bed.end().await;
 }
 

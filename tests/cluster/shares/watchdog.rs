@@ -7,14 +7,14 @@ use crate::bed::{Bed, SOON, life, minor_of, sum};
 use crate::rig::wait_until;
 
 /// A simulated process of a pod on the board, gone when dropped.
-struct Process<'a> {
+pub struct Process<'a> {
     bed: &'a Bed,
     board: &'a Board,
     pid: String,
 }
 
 impl<'a> Process<'a> {
-    fn of(bed: &'a Bed, board: &'a Board, pod: &Pod, mib: u32) -> Self {
+    pub fn of(bed: &'a Bed, board: &'a Board, pod: &Pod, mib: u32) -> Self {
         let process = Self { bed, board, pid: bed.pid_of(&board.node, pod).to_string() };
         let (minor, mib) = (minor_of(&board.device).to_string(), mib.to_string());
         let words = ["process", "add", &minor, &process.pid, &mib, "--kind", "mps", "--only-if-alive"];
