@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Interval, MpsSettings, Params, Sharing, gpu_share};
+use super::{Interval, MpsSettings, Params, Sharing, gpu_share, grant};
 use crate::model::quantity::{Bytes, Quantity};
 
 const API_VERSION: &str = "resource.nvidia.com/v1beta1";
@@ -47,6 +47,7 @@ pub fn decode(parameters: &Value) -> Result<Params, ParamsError> {
             Ok(Params::Mig(sharing(config)?))
         }
         (gpu_share::API_VERSION, "GpuShare") => gpu_share::decode(parameters).map(Params::Share),
+        (gpu_share::API_VERSION, grant::KIND) => grant::decode(parameters).map(Params::Grant),
         (gpu_share::API_VERSION, kind) => {
             Err(ParamsError::new("kind", format!("{kind:?} is not known; use GpuShare")))
         }

@@ -2,19 +2,22 @@
 //!
 //! The kinds are those that users of NVIDIA's driver already write, `GpuConfig` and `MigDeviceConfig` of
 //! `resource.nvidia.com/v1beta1`, and our own `GpuShare` of `tranche.dev/v1alpha1`, all with the same
-//! strictness: an unknown field is an error.
+//! strictness: an unknown field is an error. `ShareGrant` is what our controller writes into allocations.
 //! [`decode`] turns one JSON object into [`Params`]; [`resolve`] picks what one device gets.
 //!
 //! May import: model. May name: serde_json, serde_path_to_error.
 
 mod decode;
 mod gpu_share;
+mod grant;
 mod resolve;
 
 pub use decode::{ParamsError, decode};
 pub use gpu_share::{Amount, Fraction, GpuShare};
-pub use resolve::{DeviceSettings, ResolveError, resolve};
+pub use grant::{GrantedDevice, ShareGrant};
+pub use resolve::{DeviceSettings, ResolveError, grant_of, resolve};
 
+use crate::model::claim::ConfigSource;
 use crate::model::quantity::Bytes;
 
 /// One decoded and validated parameters object.
@@ -26,6 +29,8 @@ pub enum Params {
     Mig(Option<Sharing>),
     /// `GpuShare`: for parts of a GPU.
     Share(GpuShare),
+    /// `ShareGrant`: what the controller gave. Only of use with [`Params::check_source`].
+    Grant(ShareGrant),
 }
 
 impl Params {
@@ -35,6 +40,19 @@ impl Params {
             Self::Gpu(_) => "GpuConfig",
             Self::Mig(_) => "MigDeviceConfig",
             Self::Share(_) => "GpuShare",
+            Self::Grant(_) => grant::KIND,
+        }
+    }
+
+    /// Fails if an object of this kind cannot come from there: a claim's author grants himself nothing.
+    pub fn check_source(&self, source: ConfigSource) -> Result<(), ParamsError> {
+        match (self, source) {
+            (Self::Grant(_), ConfigSource::FromClaim) => Err(ParamsError::new(
+                "kind",
+                "a ShareGrant is what the controller writes into an allocation, never a part of a claim; \
+                 to ask for a share, write a GpuShare",
+            )),
+            _ => Ok(()),
         }
     }
 }
