@@ -43,7 +43,7 @@ impl Offering {
     pub fn offer(&self) -> Offer<'_> {
         match self.keeps {
             Keeps::Untold | Keeps::Shares => self.with_shares(),
-            Keeps::WholeOnly => Offer::WholeOnly,
+            Keeps::WholeOnly => Offer::WholeOnly(&self.policy),
         }
     }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn is_whole_only(offering: &Offering) -> bool {
-        matches!(offering.offer(), Offer::WholeOnly)
+        matches!(offering.offer(), Offer::WholeOnly(_))
     }
 
     #[tokio::test]

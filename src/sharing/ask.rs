@@ -33,6 +33,11 @@ pub enum ShareError {
         "the allocation gives the share less than 1 MiB of memory, which no limit can express; ask for more"
     )]
     TooLittle,
+    #[error(
+        "the allocation counts {counted} {unit} of {name}, but the controller's ShareGrant says {granted}: one \
+         of the two was changed; delete the claim so that it is allocated again"
+    )]
+    Disagree { name: &'static str, unit: &'static str, counted: u64, granted: u64 },
     #[error("the allocation's share of compute cannot be set: {0}")]
     Compute(#[from] NoPercent),
     #[error(
@@ -80,6 +85,24 @@ pub fn ask(consumed: &[(String, Quantity)], board: &Shareable) -> Result<Asked, 
     }
     let compute = if capped { Some(Percent::try_from(compute)?) } else { None };
     Ok(Asked::Share { memory, compute, slots: u32::try_from(slots).unwrap_or(u32::MAX) })
+}
+
+/// Checks that `consumedCapacity` counts exactly what was granted: the scheduler's books are made of it.
+pub fn agree(consumed: &[(String, Quantity)], grant: &Grant) -> Result<(), ShareError> {
+    let memory = whole(consumed, MEMORY, "bytes")?.ok_or(ShareError::Missing(MEMORY))?;
+    let compute = whole(consumed, COMPUTE, "percent")?.unwrap_or(0);
+    let slots = whole(consumed, SHARES, "blocks")?.unwrap_or(1);
+    let percent = grant.compute.map_or(0, |percent| u64::from(percent.get()));
+    for (name, unit, counted, granted) in [
+        (MEMORY, "bytes", memory, grant.memory.0),
+        (COMPUTE, "percent", compute, percent),
+        (SHARES, "blocks", slots, u64::from(grant.slots)),
+    ] {
+        if counted != granted {
+            return Err(ShareError::Disagree { name, unit, counted, granted });
+        }
+    }
+    Ok(())
 }
 
 fn whole(
@@ -173,6 +196,26 @@ mod tests {
         assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "500m")]), Err(ShareError::Number { .. })));
         assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "101")]), Err(ShareError::Compute(_))));
         assert_eq!(asked(&[("memory", "1000")]), Err(ShareError::TooLittle));
+    }
+
+    #[test]
+    fn what_is_counted_is_what_was_granted() {
+        let agreed = |numbers: [&str; 3]| {
+            let names = [MEMORY, COMPUTE, SHARES].into_iter().zip(numbers);
+            let consumed: Vec<_> = names.map(|(name, n)| (name.to_owned(), n.parse().unwrap())).collect();
+            agree(&consumed, &grant(2000, 25, 2, 1)).map_err(|error| error.to_string())
+        };
+        assert_eq!(agreed(["2000Mi", "25", "2"]), Ok(()));
+        for (numbers, word) in [
+            (["2001Mi", "25", "2"], "bytes of memory"),
+            (["2000Mi", "0", "2"], "0 percent of compute"),
+            (["2000Mi", "25", "1"], "ShareGrant says 2"),
+            (["2000Mi", "25500m", "2"], "no whole number"),
+        ] {
+            let words = agreed(numbers).unwrap_err();
+            assert!(words.contains(word), "{words}");
+        }
+        assert_eq!(agree(&[], &grant(1, 0, 1, 1)), Err(ShareError::Missing(MEMORY)));
     }
 
     #[test]

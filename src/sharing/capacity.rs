@@ -15,6 +15,14 @@ pub const MEMORY: &str = "memory";
 pub const COMPUTE: &str = "compute";
 pub const SHARES: &str = "shares";
 
+/// Names of the attributes of a board that can be shared: the rung (a word), and for all shares together
+/// whole MiB, blocks of client slots, and client processes in one block. Attributes and not capacities,
+/// because API servers without KEP-5075 keep them too, and because a capacity would be consumed.
+pub const ISOLATION: &str = "isolation";
+pub const GRANTABLE_MIB: &str = "grantableMemoryMiB";
+pub const SLOTS: &str = "shareSlots";
+pub const PROCESSES_PER_SLOT: &str = "processesPerSlot";
+
 /// Client contexts that an MPS server takes on one device: 48, 60 from CUDA 13 on (MPS guide, "Limits").
 pub const CLIENT_SLOTS: u32 = 48;
 

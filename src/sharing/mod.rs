@@ -2,7 +2,7 @@
 //! the others, and which MPS limits follow.
 //!
 //! * [`capacity`]: a board and the node's policy → what may be granted of it, or why nothing
-//! * [`ask`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]
+//! * [`ask`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]; [`agree`]
 //! * [`watch`]: looks at the boards' processes → who is over its grant, and who is to be ended
 //! * [`mps`]: grants → what a client needs, what a daemon is set to, the client's environment
 //!
@@ -14,10 +14,10 @@ mod mps;
 mod usage;
 pub mod watch;
 
-pub use ask::{Asked, ShareError, ask, fits};
+pub use ask::{Asked, ShareError, agree, ask, fits};
 pub use capacity::{
-    CLIENT_SLOTS, COMPUTE, GpuSelector, MEMORY, NotShareable, SHARES, Shareable, SharingPolicy, Unasked,
-    rung, shareable,
+    CLIENT_SLOTS, COMPUTE, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable, PROCESSES_PER_SLOT,
+    SHARES, SLOTS, Shareable, SharingPolicy, Unasked, rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
 pub use usage::Usage;

@@ -53,6 +53,8 @@ fn in_order(gpus: &NodeGpus) -> Vec<Device<'_>> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::LazyLock;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -67,7 +69,8 @@ pub(super) mod tests {
     /// As a whole, without taints.
     pub fn whole() -> How<'static> {
         static NONE: Taints = Taints::new();
-        How { offer: Offer::WholeOnly, taints: &NONE }
+        static POLICY: LazyLock<SharingPolicy> = LazyLock::new(SharingPolicy::default);
+        How { offer: Offer::WholeOnly(&POLICY), taints: &NONE }
     }
 
     /// In shares, without taints.
@@ -223,7 +226,8 @@ pub(super) mod tests {
             let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, unasked };
             let slices = desired(&gpus, &NodeName::new("node-a"), shared(&policy));
             prop_assert_eq!(violations(&slices), []);
-            let slices = desired(&gpus, &NodeName::new("node-a"), self::whole());
+            let how = How { offer: Offer::WholeOnly(&policy), ..self::whole() };
+            let slices = desired(&gpus, &NodeName::new("node-a"), how);
             prop_assert_eq!(violations(&slices), []);
         }
     }

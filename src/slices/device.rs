@@ -11,10 +11,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use super::{ENTRIES_PER_DEVICE, How, Offer, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
 use crate::model::quantity::Bytes;
-use crate::sharing::{COMPUTE, MEMORY, SHARES, Shareable, Unasked};
-
-/// The rung of enforcement in force on a device.
-const ISOLATION: &str = "isolation";
+use crate::sharing::{
+    COMPUTE, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, Unasked,
+};
 
 /// `device` as it is published. Names without a domain belong to the driver.
 pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: How<'_>) -> ApiDevice {
@@ -85,11 +84,15 @@ impl Entries {
         if let Some(count) = gpu.multiprocessors {
             self.int("multiprocessors", count.into());
         }
-        if let (Offer::Shares(policy), Ok(shareable)) = (offer, offer.of(gpu)) {
-            self.shares(&shareable, policy.unasked);
-            return true;
+        match (offer.of(gpu), offer) {
+            (Ok(shareable), Offer::Shares(policy)) => {
+                self.grantable(&shareable);
+                self.shares(&shareable, policy.unasked);
+                return true;
+            }
+            (Ok(shareable), Offer::WholeOnly(_)) => self.grantable(&shareable),
+            (Err(_), _) => self.string(ISOLATION, "none"),
         }
-        self.string(ISOLATION, "none");
         // A board whose memory is not known has none to be counted.
         if let Memory::Known { total, .. } = gpu.memory {
             self.bytes(MEMORY, total);
@@ -97,9 +100,18 @@ impl Entries {
         false
     }
 
-    /// What shares may come to. Each capacity has a default: of one without, the first share would take all.
-    fn shares(&mut self, shareable: &Shareable, unasked: Unasked) {
+    /// What shares may come to, for our controller: the same words whatever the API server keeps.
+    fn grantable(&mut self, shareable: &Shareable) {
         self.string(ISOLATION, shareable.isolation.as_str());
+        // Less than 2^44: a board of more bytes than a quantity can hold is not shared.
+        self.int(GRANTABLE_MIB, i64::try_from(shareable.memory.mib_floor()).unwrap_or(i64::MAX));
+        self.int(SLOTS, shareable.slots.into());
+        self.int(PROCESSES_PER_SLOT, shareable.slots_per_share.into());
+    }
+
+    /// The same for the scheduler. Each capacity has a default: of one without, the first share would take
+    /// all.
+    fn shares(&mut self, shareable: &Shareable, unasked: Unasked) {
         let memory = shareable.memory.to_quantity_string();
         let mib = Bytes::from_mib(1).to_quantity_string();
         match unasked {
@@ -262,8 +274,11 @@ mod tests {
                     "resource.kubernetes.io/pciBusID": {"string": "0000:10:00.0"},
                     "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
                     "resource.kubernetes.io/numaNode": {"int": 1},
-                    "isolation": {"string": "none"},
+                    "isolation": {"string": "mps"},
                     "multiprocessors": {"int": 132},
+                    "grantableMemoryMiB": {"int": 80_808},
+                    "shareSlots": {"int": 16},
+                    "processesPerSlot": {"int": 3},
                 },
                 "capacity": {"memory": {"value": "80Gi"}},
             })
@@ -295,14 +310,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_shared_is_published_as_without_shares() {
+    fn a_gpu_that_is_not_shared_is_published_alike_everywhere() {
         let gpus = node_gpus(1);
         let device = Device::Whole(&gpus.gpus[0]);
         let policy = SharingPolicy { exclusive: vec!["all".parse().unwrap()], ..SharingPolicy::default() };
-        assert_eq!(
-            published(&gpus.driver, device, shared(&policy)),
-            published(&gpus.driver, device, whole())
-        );
+        let alone = published(&gpus.driver, device, shared(&policy));
+        let how = How { offer: Offer::WholeOnly(&policy), ..whole() };
+        assert_eq!(alone, published(&gpus.driver, device, how));
+        let yaml = yaml(&alone);
+        assert_eq!(yaml["attributes"]["isolation"]["string"], "none");
+        assert!(yaml["attributes"]["grantableMemoryMiB"].is_null(), "{yaml}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! * [`desired`]: GPUs to slice contents; names, attributes and capacities are those of NVIDIA's driver,
 //!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
 //! * [`violations`]: the API server's limits, checked before anything is sent
+//! * [`Grantable`]: a published board, read back by who places shares on it
 //! * [`taints`]: what ails the devices, so that pods are kept off
 //! * [`diff`]: contents and what is stored to the fewest writes; a pool's generation never goes back
 //! * [`dropped`]: which fields an API server without a feature gate has silently left out
@@ -14,6 +15,7 @@ mod compare;
 mod content;
 mod device;
 mod diff;
+mod grantable;
 mod offer;
 mod policy;
 mod taint;
@@ -22,6 +24,7 @@ mod validate;
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired};
 pub use diff::{Change, Obsolete, Owner, Seen, Target, Write, diff};
+pub use grantable::Grantable;
 pub use offer::{Effect, How, Offer, Offered, Taint, Taints, offered};
 pub use taint::taints;
 pub use validate::{Violation, violations};

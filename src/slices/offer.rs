@@ -17,22 +17,20 @@ pub struct How<'a> {
     pub taints: &'a Taints,
 }
 
-/// Whether boards are offered in shares.
+/// Who places shares of the boards that can be and may be shared.
 #[derive(Debug, Clone, Copy)]
 pub enum Offer<'a> {
-    /// Those that can be and may be shared.
+    /// The scheduler and our controller.
     Shares(&'a SharingPolicy),
-    /// None: the API server does not keep the fields that shares need (KEP-5075).
-    WholeOnly,
+    /// Our controller alone: the API server does not keep the fields that the scheduler needs (KEP-5075), so
+    /// it gives boards whole.
+    WholeOnly(&'a SharingPolicy),
 }
 
 impl Offer<'_> {
     /// What shares of the board may come to, or why it is only given whole.
     pub(super) fn of(&self, gpu: &Gpu) -> Result<Shareable, String> {
-        let Self::Shares(policy) = self else {
-            let words = "this API server keeps no shares (feature gate DRAConsumableCapacity, on from Kubernetes 1.36)";
-            return Err(words.to_owned());
-        };
+        let (Self::Shares(policy) | Self::WholeOnly(policy)) = self;
         let found = shareable(gpu, policy).map_err(|reason| reason.to_string())?;
         match i64::try_from(found.memory.0) {
             Ok(_) => Ok(found),
@@ -53,20 +51,36 @@ pub enum Offered {
         processes_per_slot: u32,
         isolation: Isolation,
     },
+    /// Whole by the scheduler, in shares by our controller.
+    ControllerShares {
+        memory: Bytes,
+        slots: u32,
+        processes_per_slot: u32,
+        isolation: Isolation,
+        /// Why not in shares by the scheduler.
+        because: String,
+    },
     Whole {
         /// Why not in shares.
         because: String,
     },
 }
 
+const NOT_KEPT: &str =
+    "this API server keeps no shares (feature gate DRAConsumableCapacity, on from Kubernetes 1.36)";
+
 /// How each board is offered. Boards in MIG mode are not: their MIG devices are.
 pub fn offered(gpus: &NodeGpus, offer: Offer<'_>) -> BTreeMap<DeviceName, Offered> {
     let boards = gpus.gpus.iter().filter(|gpu| gpu.mig == MigMode::Off);
-    let one = |gpu: &Gpu| match offer.of(gpu) {
-        Ok(Shareable { memory, slots, slots_per_share, isolation }) => {
+    let one = |gpu: &Gpu| match (offer.of(gpu), offer) {
+        (Ok(Shareable { memory, slots, slots_per_share, isolation }), Offer::Shares(_)) => {
             Offered::Shares { memory, slots, processes_per_slot: slots_per_share, isolation }
         }
-        Err(because) => Offered::Whole { because },
+        (Ok(Shareable { memory, slots, slots_per_share, isolation }), Offer::WholeOnly(_)) => {
+            let (because, processes_per_slot) = (NOT_KEPT.to_owned(), slots_per_share);
+            Offered::ControllerShares { memory, slots, processes_per_slot, isolation, because }
+        }
+        (Err(because), _) => Offered::Whole { because },
     };
     boards.map(|gpu| (DeviceName::whole(gpu.minor), one(gpu))).collect()
 }
@@ -126,9 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn where_the_api_server_keeps_no_shares_every_board_says_so() {
-        for how in offered(&node_gpus(2), Offer::WholeOnly).values() {
-            assert!(format!("{how:?}").contains("DRAConsumableCapacity"), "{how:?}");
-        }
+    fn where_the_api_server_keeps_no_shares_only_the_controller_shares_and_every_board_says_so() {
+        let policy = SharingPolicy { exclusive: vec!["1".parse().unwrap()], ..SharingPolicy::default() };
+        let offered = offered(&node_gpus(2), Offer::WholeOnly(&policy));
+        let Offered::ControllerShares { slots: 16, because, .. } = &offered[&DeviceName::whole(0)] else {
+            panic!("{offered:?}");
+        };
+        assert!(because.contains("DRAConsumableCapacity"), "{because}");
+        let never = format!("{:?}", offered[&DeviceName::whole(1)]);
+        assert!(never.contains("--exclusive-gpus 1"), "{never}");
     }
 }

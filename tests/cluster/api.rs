@@ -203,7 +203,7 @@ async fn every_profile_is_taken_and_kept_as_it_is() {
     for (name, gpus) in profiles() {
         let unasked = |unasked| SharingPolicy { unasked, ..SharingPolicy::default() };
         let (all, nothing) = (unasked(Unasked::Whole), unasked(Unasked::Nothing));
-        for offer in [Offer::WholeOnly, Offer::Shares(&all), Offer::Shares(&nothing)] {
+        for offer in [Offer::WholeOnly(&all), Offer::Shares(&all), Offer::Shares(&nothing)] {
             let how = How { offer, taints: &Taints::new() };
             let contents = desired(&gpus, &real.node, how);
             assert_eq!(violations(&contents), [], "{name}");

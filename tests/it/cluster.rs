@@ -473,9 +473,13 @@ fn assert_shared(device: &Value) {
     assert_eq!(device["capacity"]["compute"]["requestPolicy"]["default"], "0", "{device}");
 }
 
+/// As the scheduler sees it. `isolation` is that of shares which our controller may place.
 #[track_caller]
-fn assert_whole(device: &Value) {
-    assert_eq!(device["attributes"]["isolation"]["string"], "none", "{device}");
+fn assert_whole(device: &Value, isolation: &str) {
+    assert!(device["allowMultipleAllocations"].is_null(), "{device}");
+    assert_eq!(device["attributes"]["isolation"]["string"], isolation, "{device}");
+    let grantable = &device["attributes"]["grantableMemoryMiB"]["int"];
+    assert_eq!(grantable.as_u64(), (isolation == "mps").then_some(81_408), "{device}");
     assert_eq!(device["capacity"], json!({"memory": {"value": "80Gi"}}), "{device}");
 }
 
@@ -501,7 +505,7 @@ async fn gpus_are_offered_in_shares_as_the_policy_has_it() {
     assert_eq!((state.writes, state.keeps), (1, Keeps::Shares));
     let devices = api.list(SLICES)[0]["spec"]["devices"].clone();
     assert_shared(&devices[0]);
-    assert_whole(&devices[1]);
+    assert_whole(&devices[1], "none");
     assert!(matches!(state.offered[&"gpu-0".into()], Offered::Shares { slots: 16, .. }));
     let why = format!("{:?}", state.offered[&"gpu-1".into()]);
     assert!(why.contains("--exclusive-gpus 1"), "{why}");
@@ -516,7 +520,7 @@ async fn an_api_server_without_shares_gets_whole_gpus_in_one_write() {
     let state = rig.published(1).await;
     assert_eq!((state.writes, state.keeps), (1, Keeps::WholeOnly));
     assert!(state.dropped.shares() && state.dropped.to_string().contains("DRAConsumableCapacity"));
-    assert_whole(&first_device(&api));
+    assert_whole(&first_device(&api), "mps");
     for _ in 0..3 {
         looked_again(&api).await;
     }
@@ -547,7 +551,7 @@ async fn a_dry_run_that_fails_leaves_it_to_the_first_write() {
         let state =
             rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
         assert_eq!(state.writes, 2, "{failure:?}");
-        assert_whole(&first_device(&api));
+        assert_whole(&first_device(&api), "mps");
         looked_again(&api).await;
         assert_eq!(api.writes(SLICES), 2, "{failure:?}");
     }
@@ -570,7 +574,7 @@ async fn an_api_server_that_learns_shares_is_found_out_and_one_that_forgets_them
     api.drop_fields(&SHARES);
     rig.find(gpus(2));
     rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
-    assert_whole(&first_device(&api));
+    assert_whole(&first_device(&api), "mps");
 }
 
 #[tokio::test]

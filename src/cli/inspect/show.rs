@@ -210,13 +210,17 @@ impl Offer {
             (Device::Mig { .. }, _) => alone(Some(Isolation::Mig)),
             (Device::Whole(_), None) => alone(None),
             (Device::Whole(_), Some(Offered::Whole { .. })) => alone(Some(Isolation::None)),
-            (Device::Whole(_), Some(Offered::Shares { memory, slots, processes_per_slot, isolation })) => {
-                Self {
-                    shareable: Some(memory.to_quantity_string()),
-                    slots: Some(format!("{slots}x{processes_per_slot}")),
-                    isolation: Some(isolation.as_str()),
-                }
-            }
+            (
+                Device::Whole(_),
+                Some(
+                    Offered::Shares { memory, slots, processes_per_slot, isolation }
+                    | Offered::ControllerShares { memory, slots, processes_per_slot, isolation, .. },
+                ),
+            ) => Self {
+                shareable: Some(memory.to_quantity_string()),
+                slots: Some(format!("{slots}x{processes_per_slot}")),
+                isolation: Some(isolation.as_str()),
+            },
         }
     }
 
@@ -226,16 +230,21 @@ impl Offer {
     }
 }
 
-/// Why boards are given whole only: a line for each reason.
+/// Why boards are given whole only, if not by everybody then by the scheduler: a line for each reason.
 pub fn only_whole(offered: &BTreeMap<DeviceName, Offered>) -> Vec<String> {
-    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    let mut by_reason = BTreeMap::<(&str, &str), Vec<&str>>::new();
     for (device, how) in offered {
-        if let Offered::Whole { because } = how {
-            by_reason.entry(because).or_default().push(device.as_str());
-        }
+        let reason = match how {
+            Offered::Shares { .. } => continue,
+            Offered::ControllerShares { because, .. } => {
+                ("Only shared by class shared.gpu.nvidia.com", because.as_str())
+            }
+            Offered::Whole { because } => ("Only given whole", because.as_str()),
+        };
+        by_reason.entry(reason).or_default().push(device.as_str());
     }
-    let line = |(because, devices): (&str, Vec<&str>)| {
-        format!("Only given whole: {}: {because}.", devices.join(", "))
+    let line = |((what, because), devices): ((&str, &str), Vec<&str>)| {
+        format!("{what}: {}: {because}.", devices.join(", "))
     };
     by_reason.into_iter().map(line).collect()
 }

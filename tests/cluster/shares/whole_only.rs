@@ -24,12 +24,14 @@ async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
         assert!(capacity.values().all(|one: &Value| one["requestPolicy"].is_null()), "{json}");
         if json["attributes"]["type"]["string"] == "gpu" {
             assert_eq!(capacity.keys().collect::<Vec<_>>(), ["memory"], "{json}");
-            assert_eq!(json["attributes"]["isolation"]["string"], "none", "{json}");
+            // What the controller places shares by.
+            assert_eq!(json["attributes"]["isolation"]["string"], "mps", "{json}");
+            assert!(json["attributes"]["grantableMemoryMiB"]["int"].as_u64() > Some(0), "{json}");
         }
     }
     let state = bed.state(&node).await;
     let offered = state["slices"]["offered"].as_object().unwrap();
-    let because = offered["gpu-0"]["whole"]["because"].as_str().unwrap_or_default();
+    let because = offered["gpu-0"]["controllerShares"]["because"].as_str().unwrap_or_default();
     assert!(because.contains("DRAConsumableCapacity"), "the state says why: {offered:?}");
 
     let (before, metrics) = (bed.versions().await, bed.metrics(&node).await);
