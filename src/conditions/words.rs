@@ -134,6 +134,7 @@ fn mib(bytes: crate::model::quantity::Bytes) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::ledger::Placer;
     use crate::model::claim::{ClaimRef, PreparedDevice};
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;
@@ -161,6 +162,7 @@ pub(super) mod tests {
             uuid: "GPU-0".into(),
             gpu: "GPU-0".into(),
             mode,
+            placer: Placer::default(),
         }
     }
 

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{HoldMode, Record, Step};
+use super::{HeldDevice, HoldMode, Record, Step};
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::share::MpsGroup;
 
 /// A contradiction between records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// Two claims hold one device, or a part of a board that another holds as a whole.
+    /// Two claims hold one device, or a part of a board that another holds as a whole, or shares of it that
+    /// the scheduler and our controller placed.
     HeldTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
     /// Two claims need different MPS daemons for one device.
     ServedTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
@@ -56,24 +57,21 @@ fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Findin
 }
 
 fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
-    let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &DeviceUuid, HoldMode)>> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &HeldDevice)>> = BTreeMap::new();
     for record in records {
         for held in &record.intent.devices {
             if held.mode != HoldMode::Admin {
-                by_gpu.entry(&held.gpu).or_default().push((&record.intent.claim.uid, &held.uuid, held.mode));
+                by_gpu.entry(&held.gpu).or_default().push((&record.intent.claim.uid, held));
             }
         }
     }
     let mut findings = Vec::new();
     for holds in by_gpu.values() {
-        for (index, (claim, uuid, mode)) in holds.iter().enumerate() {
-            for (other_claim, other_uuid, other_mode) in &holds[..index] {
-                let shares = [mode, other_mode].map(|mode| matches!(mode, HoldMode::Share(_)));
-                let mixed = shares[0] != shares[1] || [*mode, *other_mode].contains(&HoldMode::Whole);
-                let twice = uuid == other_uuid && shares != [true, true];
-                if claim != other_claim && (mixed || twice) {
+        for (index, (claim, held)) in holds.iter().enumerate() {
+            for (other_claim, other) in &holds[..index] {
+                if claim != other_claim && exclude(held, other) {
                     findings.push(Finding::HeldTwice {
-                        device: (*uuid).clone(),
+                        device: held.uuid.clone(),
                         claims: ((*other_claim).clone(), (*claim).clone()),
                     });
                 }
@@ -81,4 +79,12 @@ fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding>
         }
     }
     findings
+}
+
+/// Two holds on one board that must not be there for two claims.
+fn exclude(one: &HeldDevice, other: &HeldDevice) -> bool {
+    let shares = [one, other].map(|held| matches!(held.mode, HoldMode::Share(_)));
+    let mixed = shares[0] != shares[1] || [one.mode, other.mode].contains(&HoldMode::Whole);
+    let twice = one.uuid == other.uuid && shares != [true, true];
+    mixed || twice || (shares == [true, true] && one.placer != other.placer)
 }

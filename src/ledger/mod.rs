@@ -42,6 +42,35 @@ pub struct HeldDevice {
     pub uuid: DeviceUuid,
     pub gpu: DeviceUuid,
     pub mode: HoldMode,
+    /// Not in records of before the controller: then it was the scheduler.
+    #[serde(default, skip_serializing_if = "Placer::is_scheduler")]
+    pub placer: Placer,
+}
+
+/// Who gave the device to the claim. Each keeps books of a board's shares that the other does not trust, so
+/// shares of both on one board are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Placer {
+    /// Any scheduler that reads ResourceSlices.
+    #[default]
+    Scheduler,
+    /// Our controller, with a `ShareGrant`.
+    Controller,
+}
+
+impl Placer {
+    fn is_scheduler(&self) -> bool {
+        *self == Self::Scheduler
+    }
+}
+
+impl fmt::Display for Placer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scheduler => "the scheduler",
+            Self::Controller => "the controller",
+        })
+    }
 }
 
 /// What a held device is to the claim.

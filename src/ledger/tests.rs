@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::names::{ClaimUid, DeviceName, PoolName};
+use crate::model::quantity::Bytes;
+use crate::model::share::{Isolation, Percent};
 
 pub fn intent() -> Intent {
     Intent {
@@ -18,6 +20,7 @@ pub fn intent() -> Intent {
             uuid: DeviceUuid::from("GPU-3"),
             gpu: DeviceUuid::from("GPU-3"),
             mode: HoldMode::Whole,
+            placer: Placer::Scheduler,
         }],
         steps: vec![
             Step::TimeSlice { gpu: DeviceUuid::from("GPU-3"), level: 2 },
@@ -57,6 +60,48 @@ fn the_first_releases_files_stay_readable() {
     let decoded = decode(file).unwrap();
     assert_eq!(decoded.record.intent, intent());
     assert_eq!(decoded.record.phase, Phase::Ready);
+}
+
+/// A share as the controller places it on a cluster that keeps no share ids.
+fn controllers_share() -> Intent {
+    let mut intent = intent();
+    let device = &mut intent.devices[0];
+    let memory = Bytes::from_mib(2000);
+    let compute = Percent::try_from(25_u8).ok();
+    device.mode =
+        HoldMode::Share(Grant { memory, compute, slots: 1, processes: 2, isolation: Isolation::Mps });
+    device.placer = Placer::Controller;
+    let needs = MpsLimits { memory: vec![Some(Bytes::from_mib(1000))], compute };
+    let group = MpsGroup::new([DeviceUuid::from("GPU-3")]);
+    intent.steps[0] = Step::Mps { group, exclusive: true, needs };
+    intent
+}
+
+#[test]
+fn a_share_of_the_controllers_is_read_back_as_such() {
+    let file = include_bytes!("../../tests/data/ledger/v1-controllers-share.rec");
+    let decoded = decode(file).unwrap();
+    assert_eq!(decoded.record.intent, controllers_share());
+    assert_eq!(
+        encode_intent(&controllers_share()).unwrap(),
+        file.split_inclusive(|b| *b == b'\n').next().unwrap()
+    );
+}
+
+#[test]
+fn what_the_scheduler_placed_is_written_as_before_there_was_a_controller() {
+    let line = String::from_utf8(encode_intent(&intent()).unwrap()).unwrap();
+    assert!(!line.contains("placer"), "an older release can read it: {line}");
+}
+
+#[test]
+fn shares_of_both_placers_on_one_board_are_found() {
+    let one = Record { intent: controllers_share(), phase: Phase::Ready };
+    let mut two = one.clone();
+    two.intent.claim.uid = ClaimUid::from("c-2");
+    assert_eq!(audit([&one, &two]), []);
+    two.intent.devices[0].placer = Placer::Scheduler;
+    assert_eq!(audit([&one, &two]).len(), 1);
 }
 
 #[test]

@@ -64,12 +64,23 @@ pub struct Allocated {
 /// What kind of access a result gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
-    /// The whole device, for this claim alone.
+    /// The whole device, for this claim alone; unless a `ShareGrant` says which part of it: API servers
+    /// before 1.36 keep no share ids.
     Exclusive,
     /// A share of the device (KEP-5075): capacities by name.
     Share { id: String, consumed: Vec<(String, Quantity)> },
     /// `adminAccess`: to look at, beside whoever uses it. Counts for nothing, changes nothing.
     Admin,
+}
+
+impl Access {
+    /// Of a share, where the API server keeps it.
+    pub fn share_id(&self) -> Option<&str> {
+        match self {
+            Self::Share { id, .. } => Some(id),
+            Self::Exclusive | Self::Admin => None,
+        }
+    }
 }
 
 /// One `status.allocation.devices.config[]` entry for our driver.

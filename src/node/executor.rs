@@ -111,7 +111,8 @@ impl Executor {
         let uid = &claim.claim.uid;
         let record = match self.store.get(uid) {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
-                if self.is_real(&record) && self.serve_again(&record).is_ok() {
+                let same = prepare::as_recorded(claim, &record.intent);
+                if same && self.is_real(&record) && self.serve_again(&record).is_ok() {
                     return Ok(Outcome::Already(record.answer()));
                 }
                 Some(record)
@@ -300,7 +301,7 @@ pub fn gpus_of(claim: &AllocatedClaim, gpus: &NodeGpus) -> Vec<DeviceUuid> {
     devices.map(|device| device.gpu().uuid.clone()).collect()
 }
 
-/// True if the record is that of the allocation as it is now, not of one that was cleared since.
+/// True if the record is for the devices of the allocation as it is now, not of one that was cleared since.
 fn means(record: &Record, claim: &AllocatedClaim) -> bool {
     let recorded: BTreeSet<_> = record.intent.devices.iter().map(|device| &device.answer.device).collect();
     let allocated: BTreeSet<_> = claim.results.iter().map(|result| &result.device).collect();

@@ -16,13 +16,15 @@ mod targets;
 mod tests;
 
 pub use plan::{Facts, Plan, nodes, plan};
+pub use share::as_recorded;
 pub use targets::{Site, Target, targets};
 
 use thiserror::Error;
 
 use crate::cdi::CdiError;
+use crate::ledger::Placer;
 use crate::model::claim::ClaimRef;
-use crate::model::names::{DeviceName, NodeName, PoolName, RequestName};
+use crate::model::names::{DeviceName, DeviceUuid, NodeName, PoolName, RequestName};
 use crate::model::share::{Isolation, MpsGroup};
 use crate::params::ResolveError;
 use crate::sharing::{NotShareable, ShareError};
@@ -70,6 +72,22 @@ pub enum Refusal {
     )]
     AmountTwice { device: DeviceName, field: &'static str },
     #[error(
+        "the controller granted a share of {granted}, but {device} is {found}: a name moves with the board's \
+         number, a UUID does not; delete the claim so that it is allocated again"
+    )]
+    OtherBoard { device: DeviceName, granted: DeviceUuid, found: DeviceUuid },
+    #[error(
+        "the controller promised isolation {promised}, but {device} offers {offered}; \
+         delete the claim so that it is allocated again"
+    )]
+    Promised { device: DeviceName, promised: Isolation, offered: Isolation },
+    #[error(
+        "shares of {device} cannot come from the scheduler and from the controller at once, and claim {holder} \
+         has one that {placer} placed, which goes on undisturbed. If that claim is just ending, kubelet's next \
+         attempt succeeds; otherwise delete one of the two"
+    )]
+    OtherPlacer { device: DeviceName, holder: ClaimRef, placer: Placer },
+    #[error(
         "minimumIsolation is {demanded}, but {device} offers {offered}; select devices by their attribute \
          isolation, or demand less"
     )]
@@ -105,7 +123,7 @@ impl Refusal {
             )
         };
         match self {
-            Self::InUse { .. } => true,
+            Self::InUse { .. } | Self::OtherPlacer { .. } => true,
             Self::Share { source, .. } => over(source),
             _ => false,
         }

@@ -94,5 +94,6 @@ fn held(target: &Target<'_>, cdi_id: &str, pool: &PoolName) -> HeldDevice {
         uuid: target.device.uuid().clone(),
         gpu: target.device.gpu().uuid.clone(),
         mode: target.mode,
+        placer: target.placer(),
     }
 }

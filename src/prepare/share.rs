@@ -1,28 +1,26 @@
-//! A share of a board: what the allocation asks for, and whether it can stand beside what is there.
+//! A share of a board: what the allocation gives, and whether it can stand beside what is there.
+
+use std::collections::BTreeSet;
 
 use super::{Refusal, Site};
-use crate::ledger::{HoldMode, Intent, Step};
-use crate::model::claim::AllocatedClaim;
+use crate::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
+use crate::model::claim::{Access, AllocatedClaim};
 use crate::model::gpu::{Device, Gpu};
 use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{Grant, Isolation, MpsGroup};
-use crate::params::{Amount, DeviceSettings};
-use crate::sharing::{self, Asked, Unasked};
+use crate::params::{self, Amount, DeviceSettings, GrantedDevice};
+use crate::sharing::{self, Asked, Shareable, Unasked};
 
-/// What a result with a share id gives the claim: a part of the board, or all of it.
+/// What a result with a share id gives the claim, by the scheduler's numbers: a part of the board, or all of
+/// it.
 pub(super) fn mode(
     device: &Device<'_>,
     consumed: &[(String, Quantity)],
     settings: &DeviceSettings,
     site: Site<'_>,
 ) -> Result<HoldMode, Refusal> {
-    let name = device.name();
-    let Device::Whole(gpu) = device else {
-        return Err(Refusal::NotShareable { device: name, reason: sharing::NotShareable::Mig });
-    };
-    let board = sharing::shareable(gpu, site.sharing)
-        .map_err(|reason| Refusal::NotShareable { device: name.clone(), reason })?;
+    let (name, board) = (device.name(), board(device, site)?);
     let wrong = |source| Refusal::Share { device: name.clone(), source };
     let (memory, compute, slots, isolation) = match sharing::ask(consumed, &board).map_err(wrong)? {
         Asked::Whole => return Ok(HoldMode::Whole),
@@ -31,40 +29,87 @@ pub(super) fn mode(
         Asked::Share { memory, compute, slots } => (memory, compute, slots, board.isolation),
     };
     check_settings(&name, settings)?;
-    let processes = settings.share.max_processes.unwrap_or(1);
-    Ok(HoldMode::Share(Grant { memory, compute, slots, processes, isolation }))
+    Ok(HoldMode::Share(Grant { memory, compute, slots, processes: processes(settings), isolation }))
 }
 
-/// Settings that a share cannot have, or that contradict its allocation.
+/// What our controller gave of the device: exactly those numbers, on that very board. Where the API server
+/// keeps the scheduler's form as well, both must say the same.
+pub(super) fn granted(
+    device: &Device<'_>,
+    access: &Access,
+    granted: &GrantedDevice,
+    settings: &DeviceSettings,
+    site: Site<'_>,
+) -> Result<HoldMode, Refusal> {
+    let name = device.name();
+    if *device.uuid() != granted.gpu {
+        let (granted, found) = (granted.gpu.clone(), device.uuid().clone());
+        return Err(Refusal::OtherBoard { device: name, granted, found });
+    }
+    let offered = board(device, site)?.isolation;
+    if granted.isolation > offered {
+        return Err(Refusal::Promised { device: name, promised: granted.isolation, offered });
+    }
+    let GrantedDevice { memory, compute, slots, .. } = *granted;
+    // Never lower than what was promised, and as high as the board can.
+    let grant = Grant { memory, compute, slots, processes: processes(settings), isolation: offered };
+    if let Access::Share { consumed, .. } = access {
+        let wrong = |source| Refusal::Share { device: name.clone(), source };
+        sharing::agree(consumed, &grant).map_err(wrong)?;
+    }
+    check_settings(&name, settings)?;
+    Ok(HoldMode::Share(grant))
+}
+
+fn board(device: &Device<'_>, site: Site<'_>) -> Result<Shareable, Refusal> {
+    let found = match device {
+        Device::Whole(gpu) => sharing::shareable(gpu, site.sharing),
+        Device::Mig { .. } => Err(sharing::NotShareable::Mig),
+    };
+    found.map_err(|reason| Refusal::NotShareable { device: device.name(), reason })
+}
+
+fn processes(settings: &DeviceSettings) -> u32 {
+    settings.share.max_processes.unwrap_or(1)
+}
+
+/// Settings that a share cannot have, or that contradict its allocation. What the controller grants is
+/// what `GpuShare` asked for: there the amount is in its place.
 fn check_settings(device: &DeviceName, settings: &DeviceSettings) -> Result<(), Refusal> {
     if settings.sharing.is_some() {
         return Err(Refusal::SharingOfAShare { device: device.clone() });
     }
     match settings.share.amount {
-        None => Ok(()),
-        Some(amount) => Err(Refusal::AmountTwice {
+        Some(amount) if settings.grant.is_none() => Err(Refusal::AmountTwice {
             device: device.clone(),
             field: match amount {
                 Amount::Memory(_) => "memory",
                 Amount::Fraction(_) => "fraction",
             },
         }),
+        _ => Ok(()),
     }
 }
 
-/// Checks a share against the other claims on its board: the sum of grants, and one mechanism per board.
-pub(super) fn fits(
-    claim: &AllocatedClaim,
-    gpu: &Gpu,
-    grant: &Grant,
-    before: &[Grant],
-    site: Site<'_>,
-) -> Result<(), Refusal> {
+/// A share that is to stand on a board.
+pub(super) struct Part<'a> {
+    pub gpu: &'a Gpu,
+    pub grant: &'a Grant,
+    pub placer: Placer,
+    /// The claim's other shares of the board.
+    pub before: &'a [Grant],
+}
+
+/// Checks a share against the other claims on its board: the sum of grants, one mechanism, and one placer.
+pub(super) fn fits(claim: &AllocatedClaim, part: &Part<'_>, site: Site<'_>) -> Result<(), Refusal> {
+    let Part { gpu, grant, placer, before } = part;
     let device = DeviceName::whole(gpu.minor);
-    let board = sharing::shareable(gpu, site.sharing)
-        .map_err(|reason| Refusal::NotShareable { device: device.clone(), reason })?;
+    let board = board(&Device::Whole(gpu), site)?;
     let mut others = before.to_vec();
-    for (holder, other) in grants_of_others(claim, gpu, site) {
+    for (holder, held, other) in grants_of_others(claim, gpu, site) {
+        if held.placer != *placer {
+            return Err(Refusal::OtherPlacer { device, holder: holder.claim.clone(), placer: held.placer });
+        }
         if (other.isolation == Isolation::None) != (grant.isolation == Isolation::None) {
             return Err(Refusal::OtherMechanism { device, holder: holder.claim.clone() });
         }
@@ -99,12 +144,35 @@ fn grants_of_others<'a>(
     claim: &'a AllocatedClaim,
     gpu: &'a Gpu,
     site: Site<'a>,
-) -> impl Iterator<Item = (&'a Intent, &'a Grant)> {
+) -> impl Iterator<Item = (&'a Intent, &'a HeldDevice, &'a Grant)> {
     let others = site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid);
     others.flat_map(|holder| holder.devices.iter().map(move |held| (holder, held))).filter_map(
         move |(holder, held)| match &held.mode {
-            HoldMode::Share(grant) if held.gpu == gpu.uuid => Some((holder, grant)),
+            HoldMode::Share(grant) if held.gpu == gpu.uuid => Some((holder, held, grant)),
             _ => None,
         },
     )
+}
+
+/// True if the record is that of the allocation as it is now, not of one that was cleared since: the same
+/// devices and share ids, and what the controller granted of them.
+pub fn as_recorded(claim: &AllocatedClaim, intent: &Intent) -> bool {
+    let recorded: BTreeSet<_> =
+        intent.devices.iter().map(|held| (&held.answer.device, held.answer.share_id.as_deref())).collect();
+    let allocated: BTreeSet<_> =
+        claim.results.iter().map(|result| (&result.device, result.access.share_id())).collect();
+    recorded == allocated && intent.devices.iter().all(|held| as_granted(claim, held))
+}
+
+fn as_granted(claim: &AllocatedClaim, held: &HeldDevice) -> bool {
+    let mut results = claim.results.iter().filter(|result| result.access != Access::Admin);
+    let result = results.find(|result| result.device == held.answer.device);
+    let Ok(granted) = result.map_or(Ok(None), |result| params::grant_of(claim, result)) else { return false };
+    match (granted, held.placer, held.mode) {
+        (None, Placer::Scheduler, _) => true,
+        (Some(granted), Placer::Controller, HoldMode::Share(grant)) => {
+            (granted.memory, granted.compute, granted.slots) == (grant.memory, grant.compute, grant.slots)
+        }
+        _ => false,
+    }
 }

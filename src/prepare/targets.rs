@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Refusal, share};
-use crate::ledger::{HoldMode, Intent};
+use crate::ledger::{HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::gpu::{Device, Health, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
@@ -39,6 +39,10 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
+    pub fn placer(&self) -> Placer {
+        placer(&self.settings)
+    }
+
     /// One claim, two results for one device: it is held if either holds it.
     fn merge(&mut self, other: Self) {
         self.requests.extend(other.requests);
@@ -86,13 +90,13 @@ fn target<'a>(
         return Err(Refusal::Unhealthy { device: name, reason: reason.clone() });
     }
     let settings = resolve(claim, &result.request, &device)?;
-    let (mode, share_id) = match (&result.access, device) {
-        (Access::Share { id, consumed }, _) => {
-            (share::mode(&device, consumed, &settings, site)?, Some(id.clone()))
-        }
-        (_, Device::Whole(_)) => (HoldMode::Whole, None),
-        (_, Device::Mig { .. }) => (HoldMode::Mig, None),
+    let mode = match (&settings.grant, &result.access, device) {
+        (Some(granted), access, _) => share::granted(&device, access, granted, &settings, site)?,
+        (None, Access::Share { consumed, .. }, _) => share::mode(&device, consumed, &settings, site)?,
+        (None, _, Device::Whole(_)) => HoldMode::Whole,
+        (None, _, Device::Mig { .. }) => HoldMode::Mig,
     };
+    let share_id = result.access.share_id().map(str::to_owned);
     check_isolation(&name, mode, &settings)?;
     if let Some(holder) = holder(claim, &device, mode, site) {
         return Err(Refusal::InUse { device: name, holder: holder.claim.clone() });
@@ -102,9 +106,17 @@ fn target<'a>(
             HoldMode::Share(grant) => Some(grant),
             _ => None,
         });
-        share::fits(claim, device.gpu(), grant, &own.collect::<Vec<_>>(), site)?;
+        let (before, placer) = (own.collect::<Vec<_>>(), placer(&settings));
+        share::fits(claim, &share::Part { gpu: device.gpu(), grant, placer, before: &before }, site)?;
     }
     Ok(Target { device, name, mode, share_id, requests, settings })
+}
+
+fn placer(settings: &DeviceSettings) -> Placer {
+    match settings.grant {
+        Some(_) => Placer::Controller,
+        None => Placer::Scheduler,
+    }
 }
 
 /// Nobody shares a device that is held whole, so only parts can be too weak.

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::cdi::{Arch, DeviceNode, DeviceNodes, DriverFiles, HostPath, Node, NodeState, RootFiles};
-use crate::ledger::{HoldMode, Intent, Step};
+use crate::ledger::{HoldMode, Intent, Placer, Step};
 use crate::model::claim::{Access, Allocated, AllocatedClaim, Config, ConfigSource};
 use crate::model::gpu::*;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
@@ -433,4 +433,181 @@ fn a_claim_may_share_its_own_devices_by_mps() {
     cut.configs = vec![mps("MigDeviceConfig")];
     let steps = planned(&cut, &[]).unwrap().intent.steps;
     assert!(matches!(&steps[0], Step::Mps { exclusive: false, group, .. } if group.folder() == "MIG-0"));
+}
+
+/// What the controller writes for requests: a part of each device, `Mi` and percent (0: not capped).
+fn share_grant(requests: &[&str], parts: &[(&str, &str, u64, u64)]) -> Config {
+    let part = |(device, gpu, mib, compute): &(&str, &str, u64, u64)| {
+        let mut part = json!({"device": device, "gpu": gpu, "memory": format!("{mib}Mi"), "slots": 1, "isolation": "mps"});
+        if *compute > 0 {
+            part["compute"] = json!(compute);
+        }
+        part
+    };
+    let devices: Vec<_> = parts.iter().map(part).collect();
+    let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": devices});
+    let requests = requests.iter().map(|request| (*request).to_owned()).collect();
+    Config { source: ConfigSource::FromClass, requests, parameters }
+}
+
+/// A claim with one request that the controller gave a part of one board.
+fn granted(uid: &str, result: Allocated, mib: u64, compute: u64) -> AllocatedClaim {
+    let gpu = format!("GPU-{}", result.device.as_str().trim_start_matches("gpu-"));
+    let entry = share_grant(&[result.request.as_str()], &[(result.device.as_str(), &gpu, mib, compute)]);
+    let mut claim = claim(uid, vec![result]);
+    claim.configs = vec![entry];
+    claim
+}
+
+#[test]
+fn a_share_of_the_controllers_is_the_same_with_and_without_a_share_id() {
+    let bare = planned(&granted("c1", result("gpu", "gpu-0"), 2000, 25), &[]).unwrap();
+    let counted = planned(&granted("c1", share("gpu", "gpu-0", 2000, 25), 2000, 25), &[]).unwrap();
+    for plan in [&bare, &counted] {
+        let device = &plan.intent.devices[0];
+        let HoldMode::Share(grant) = device.mode else { panic!("{:?}", device.mode) };
+        assert_eq!((grant.memory, grant.isolation), (Bytes::from_mib(2000), Isolation::Mps));
+        assert_eq!(device.placer, Placer::Controller);
+        let group = MpsGroup::new(["GPU-0".into()]);
+        assert_eq!(plan.intent.steps[0], Step::Mps { group, exclusive: true, needs: limits(&[2000], 25) });
+        assert!(env(plan, 0).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()));
+    }
+    assert_eq!(bare.intent.devices[0].answer.cdi_ids, ["k8s.gpu.nvidia.com/claim=c1-gpu-0"]);
+    assert_eq!(bare.intent.devices[0].answer.share_id, None);
+    assert_eq!(counted.intent.devices[0].answer.cdi_ids, ["k8s.gpu.nvidia.com/claim=c1-gpu-0-share-of-gpu"]);
+}
+
+#[test]
+fn the_entry_may_name_the_request_its_alternative_or_its_parent() {
+    for name in ["gpu/small", "gpu"] {
+        let mut claim = granted("c1", result("gpu/small", "gpu-0"), 2000, 0);
+        claim.requests.push(RequestName::new("gpu/large"));
+        claim.configs[0].requests = vec![name.to_owned()];
+        let plan = planned(&claim, &[]).unwrap();
+        assert_eq!(plan.intent.devices[0].placer, Placer::Controller, "{name}");
+        assert_eq!(plan.intent.devices[0].answer.requests, ["gpu"], "{name}");
+    }
+}
+
+#[test]
+fn what_the_author_asked_for_stays_beside_what_the_controller_gave() {
+    let mut claim = granted("c1", result("gpu", "gpu-0"), 3000, 0);
+    let asked = json!({"fraction": "0.25", "compute": 30, "maxProcesses": 3, "minimumIsolation": "mps"});
+    claim.configs.push(gpu_share(asked));
+    let plan = planned(&claim, &[]).unwrap();
+    assert!(env(&plan, 0).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M".to_owned()));
+    claim.configs[1] = gpu_share(json!({"memory": "3000Mi", "maxProcesses": 4}));
+    assert!(words(planned(&claim, &[])).contains("maxProcesses is 4"));
+    claim.configs[1] = gpu_share(json!({"memory": "3000Mi", "minimumIsolation": "kernel"}));
+    assert!(words(planned(&claim, &[])).contains("offers mps"));
+    claim.configs[1] = config(&[], "Long");
+    assert!(words(planned(&claim, &[])).contains("sharing.strategy"));
+}
+
+#[test]
+fn grants_of_the_controllers_add_up_and_never_beyond_the_board() {
+    let first = planned(&granted("c1", result("a", "gpu-0"), 40 << 10, 50), &[]).unwrap().intent;
+    let rest = GRANTABLE_MIB - (40 << 10);
+    let held = [first];
+    assert!(planned(&granted("c2", result("b", "gpu-0"), rest, 50), &held).is_ok());
+    for (mib, compute, part) in [(rest + 1, 0, "40960 of 81408 MiB"), (1, 51, "51 %")] {
+        let refused = planned(&granted("c2", result("b", "gpu-0"), mib, compute), &held);
+        assert!(refused.as_ref().is_err_and(Refusal::is_double_allocation));
+        assert!(words(refused).contains(part));
+    }
+    // All of a board is a share too: the controller may add nothing to it, but says so by its own books.
+    let all = planned(&granted("c3", result("c", "gpu-1"), GRANTABLE_MIB, 0), &held).unwrap().intent;
+    assert!(matches!(all.devices[0].mode, HoldMode::Share(_)));
+}
+
+#[test]
+fn shares_of_the_scheduler_and_of_the_controller_do_not_meet_on_a_board() {
+    let ours = planned(&granted("c1", result("a", "gpu-0"), 1024, 0), &[]).unwrap().intent;
+    let theirs = planned(&claim("c2", vec![share("b", "gpu-1", 1024, 0)]), &[]).unwrap().intent;
+    let whole = planned(&claim("c4", vec![result("w", "gpu-1")]), &[]).unwrap().intent;
+    let held = [ours, theirs];
+    for (other, parts) in [
+        (claim("c3", vec![share("c", "gpu-0", 1, 0)]), ["team/claim-c1", "that the controller placed"]),
+        (granted("c3", share("c", "gpu-1", 1, 0), 1, 0), ["team/claim-c2", "that the scheduler placed"]),
+        (granted("c3", result("c", "gpu-1"), 1, 0), ["team/claim-c2", "that the scheduler placed"]),
+        (claim("c3", vec![result("c", "gpu-0")]), ["gpu-0 is in use", "team/claim-c1"]),
+    ] {
+        let refused = planned(&other, &held);
+        assert!(refused.as_ref().is_err_and(Refusal::is_double_allocation), "{refused:?}");
+        let words = words(refused);
+        assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+    }
+    let refused = words(planned(&granted("c3", result("c", "gpu-1"), 1, 0), &[whole]));
+    assert!(refused.contains("gpu-1 is in use by claim team/claim-c4"), "{refused}");
+}
+
+#[test]
+fn several_boards_of_the_controllers_have_one_daemon_with_limits_of_their_own() {
+    let mut claim = claim("c1", vec![result("gpus", "gpu-1"), result("gpus", "gpu-0")]);
+    let parts = [("gpu-1", "GPU-1", 2000, 25), ("gpu-0", "GPU-0", 1000, 25)];
+    claim.configs = vec![share_grant(&["gpus"], &parts)];
+    let plan = planned(&claim, &[]).unwrap();
+    let group = MpsGroup::new(["GPU-0".into(), "GPU-1".into()]);
+    let needs = limits(&[1000, 2000], 25);
+    assert_eq!(plan.intent.steps[0], Step::Mps { group, exclusive: true, needs });
+    for device in 0..2 {
+        assert!(env(&plan, device).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1000M,1=2000M".to_owned()));
+    }
+    assert!(plan.intent.devices.iter().all(|held| held.placer == Placer::Controller));
+}
+
+#[test]
+fn a_grant_that_cannot_be_meant_is_refused() {
+    let bare = || granted("c1", result("gpu", "gpu-0"), 2000, 25);
+    let with = |config: Config| AllocatedClaim { configs: vec![config], ..bare() };
+    let source = ConfigSource::FromClaim;
+    let changed = |field: &str, value: serde_json::Value| {
+        let mut entry = bare().configs.remove(0);
+        entry.parameters["devices"][0][field] = value;
+        with(entry)
+    };
+    let twice = AllocatedClaim { results: vec![result("gpu", "gpu-0"), result("gpu", "gpu-0")], ..bare() };
+    let mut again = bare();
+    again.configs.push(again.configs[0].clone());
+    let two = AllocatedClaim { results: vec![result("gpu", "gpu-0"), result("gpu", "gpu-1")], ..bare() };
+    let mut mig = granted("c1", result("gpu", "gpu-2-mig-1g10gb-19-0"), 2000, 0);
+    mig.configs[0].parameters["devices"][0]["gpu"] = json!("MIG-0");
+    for (claim, word) in [
+        (with(Config { source, ..bare().configs.remove(0) }), "never a part of a claim"),
+        (with(share_grant(&[], &[("gpu-0", "GPU-0", 1, 0)])), "names no request"),
+        (with(share_grant(&["other"], &[("gpu-0", "GPU-0", 1, 0)])), "\"other\""),
+        (with(share_grant(&["gpu"], &[("gpu-1", "GPU-1", 1, 0)])), "grants a share of gpu-1"),
+        (changed("gpu", json!("GPU-1")), "granted a share of GPU-1, but gpu-0 is GPU-0"),
+        (changed("memory", json!("0")), "devices[0].memory"),
+        (changed("memory", json!(format!("{}Mi", GRANTABLE_MIB + 1))), "does not fit"),
+        (changed("slots", json!(17)), "17 blocks of client slots"),
+        (changed("isolation", json!("kernel")), "promised isolation kernel, but gpu-0 offers mps"),
+        (changed("more", json!(1)), "devices[0].more"),
+        (twice, "more than once"),
+        (again, "more than once"),
+        (two, "was given gpu-1, but its ShareGrant"),
+        (mig, "MIG mode"),
+        (granted("c1", share("gpu", "gpu-0", 2001, 25), 2000, 25), "bytes of memory, but"),
+        (granted("c1", share("gpu", "gpu-0", 2000, 0), 2000, 25), "0 percent of compute"),
+    ] {
+        let words = words(planned(&claim, &[]));
+        assert!(words.contains(word), "{word:?} is not in: {words}");
+    }
+    let only_whole = SharingPolicy { exclusive: vec!["0".parse().unwrap()], ..SharingPolicy::default() };
+    assert!(words(planned_by(&only_whole, &node_gpus(), &bare(), &[])).contains("--exclusive-gpus 0"));
+}
+
+#[test]
+fn a_record_is_of_the_allocation_as_long_as_its_numbers_are() {
+    let bare = granted("c1", result("gpu", "gpu-0"), 2000, 25);
+    let counted = granted("c1", share("gpu", "gpu-0", 2000, 25), 2000, 25);
+    let scheduled = claim("c1", vec![share("gpu", "gpu-0", 2000, 25)]);
+    let more = granted("c1", result("gpu", "gpu-0"), 2001, 25);
+    let whole = claim("c1", vec![result("gpu", "gpu-0")]);
+    let all = [bare, counted, scheduled, more, whole];
+    for (n, recorded) in all.iter().enumerate() {
+        let intent = planned(recorded, &[]).unwrap().intent;
+        let same: Vec<bool> = all.iter().map(|claim| as_recorded(claim, &intent)).collect();
+        assert_eq!(same, std::array::from_fn::<bool, 5, _>(|other| other == n));
+    }
 }

@@ -10,7 +10,7 @@ use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::conditions::{Ailment, Finding, Part, Seen, Usage};
 use tranche::inventory::{Ailments, DaemonDown, Inventory};
-use tranche::ledger::{HeldDevice, HoldMode, Intent};
+use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
 use tranche::model::gpu::{Gpu, Health, NodeGpus};
@@ -54,7 +54,7 @@ fn intent(name: &str, mode: HoldMode) -> Intent {
         share_id: matches!(mode, HoldMode::Share(_)).then(|| SHARE.to_owned()),
     };
     let gpu = DeviceUuid::new("GPU-0");
-    let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode }];
+    let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode, placer: Placer::default() }];
     Intent { claim: claim_ref(name), boot: BootId::new("boot"), devices, steps: Vec::new() }
 }
 

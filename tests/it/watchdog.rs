@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tranche::host::cgroup::Place;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNumbers, Processes};
-use tranche::ledger::{HeldDevice, HoldMode, Intent, Step};
+use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use tranche::model::claim::PreparedDevice;
 use tranche::model::names::{DeviceName, DeviceUuid, PoolName};
 use tranche::model::process::ProcessKey;
@@ -250,7 +250,7 @@ impl Bench {
         let intent = Intent {
             claim: claim.id(),
             boot: self.site.boot(),
-            devices: vec![HeldDevice { answer, uuid: uuid.clone(), gpu: uuid.clone(), mode }],
+            devices: vec![HeldDevice { answer, uuid: uuid.clone(), gpu: uuid.clone(), mode, placer: Placer::default() }],
             steps: vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }],
         };
         let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();

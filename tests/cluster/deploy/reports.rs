@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::conditions::{self, Finding, Seen, Standing, Usage};
-use tranche::ledger::{HeldDevice, HoldMode};
+use tranche::ledger::{HeldDevice, HoldMode, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
 use tranche::model::names::{ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
@@ -34,7 +34,7 @@ fn held() -> HeldDevice {
         share_id: None,
     };
     let gpu = DeviceUuid::new("GPU-0");
-    HeldDevice { answer, uuid: gpu.clone(), gpu, mode: HoldMode::Share(grant) }
+    HeldDevice { answer, uuid: gpu.clone(), gpu, mode: HoldMode::Share(grant), placer: Placer::default() }
 }
 
 fn reference(claim: &ResourceClaim) -> ClaimRef {
