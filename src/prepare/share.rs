@@ -171,7 +171,9 @@ fn as_granted(claim: &AllocatedClaim, held: &HeldDevice) -> bool {
     match (granted, held.placer, held.mode) {
         (None, Placer::Scheduler, _) => true,
         (Some(granted), Placer::Controller, HoldMode::Share(grant)) => {
-            (granted.memory, granted.compute, granted.slots) == (grant.memory, grant.compute, grant.slots)
+            granted.gpu == held.gpu
+                && (granted.memory, granted.compute, granted.slots)
+                    == (grant.memory, grant.compute, grant.slots)
         }
         _ => false,
     }

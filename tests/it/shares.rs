@@ -1,4 +1,4 @@
-//! Shares on a node: each claim has its own limits, the daemon is as loose as its loosest claim and no
+//! Shares on a node, placed by the scheduler or by the controller: each claim has its own limits, the daemon is as loose as its loosest claim and no
 //! looser, no board is granted twice, and a supervisor that fails fails the claim and nothing else.
 
 use tranche::model::names::DeviceUuid;
@@ -190,5 +190,140 @@ async fn a_claim_shares_its_own_gpus_by_mps_as_with_nvidias_driver() {
     )
     .await;
     life.unprepare(&claim).await.unwrap();
+    site.check_empty("at the end");
+}
+
+/// A part of gpu-0 that the controller gave, as an API server before 1.36 keeps it.
+fn granted(name: &str, mib: u64, compute: u8) -> Claim {
+    Claim::new(name, &["gpu-0"]).granted(mib, compute)
+}
+
+const MEMORY: &str = "opaque/parameters/devices/0/memory";
+const GPU: &str = "opaque/parameters/devices/0/gpu";
+
+#[tokio::test]
+async fn the_controllers_shares_are_served_like_any_other_with_and_without_share_ids() {
+    let site = Site::new();
+    let bare = granted("bare", 2000, 25);
+    let counted = granted("counted", 10_240, 50).share("10Gi", "50");
+    put(&site, &[&bare, &counted]);
+    let life = site.life();
+    prepared(&life, &[&bare, &counted]).await;
+    assert_eq!(served(&site), Some((Some(10_240), Some(50))));
+    for (claim, line) in [(&bare, "=0=2000M"), (&counted, "=0=10240M")] {
+        let line = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT{line}");
+        assert!(env(&site, claim).contains(&line), "{line}");
+    }
+    // A restart knows them from the ledger, answers the same, and asks nothing of the daemon but what it is.
+    let life = site.life();
+    assert_eq!(life.sweep().await.unwrap().daemons, 0);
+    prepared(&life, &[&bare, &counted]).await;
+    assert_eq!(served(&site), Some((Some(10_240), Some(50))));
+    // A boot loses the daemon and the files, and kubelet asks again.
+    drop(life);
+    site.reboot();
+    let life = site.life();
+    prepared(&life, &[&bare, &counted]).await;
+    assert_eq!(served(&site), Some((Some(10_240), Some(50))));
+    life.unprepare(&counted).await.unwrap();
+    assert_eq!(served(&site), Some((Some(2000), Some(25))));
+    life.unprepare(&bare).await.unwrap();
+    site.check_empty("at the end");
+}
+
+#[tokio::test]
+async fn what_the_controller_grants_twice_is_refused_with_who_has_it() {
+    let site = Site::new();
+    let life = site.life();
+    let (first, second) = (granted("first", 60 << 10, 25), granted("second", 30 << 10, 25));
+    put(&site, &[&first, &second]);
+    prepared(&life, &[&first]).await;
+    life.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
+    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 1.0);
+    life.unprepare(&first).await.unwrap();
+    prepared(&life, &[&second]).await;
+}
+
+#[tokio::test]
+async fn scheduler_and_controller_never_share_one_board() {
+    let site = Site::new();
+    let life = site.life();
+    let (ours, theirs) = (granted("ours", 2000, 25), share("theirs", "2000Mi", "25"));
+    let whole = Claim::new("whole", &["gpu-0"]);
+    put(&site, &[&ours, &theirs, &whole]);
+    prepared(&life, &[&ours]).await;
+    life.refused(&theirs, &["cannot come from the scheduler and from the controller", "team/ours"]).await;
+    life.refused(&whole, &["in use by claim team/ours"]).await;
+    assert_eq!(served(&site), Some((Some(2000), Some(25))));
+    assert!(site.is_ready(&ours));
+    life.unprepare(&ours).await.unwrap();
+    prepared(&life, &[&theirs]).await;
+    // Who placed it is known after a restart as well.
+    let life = site.life();
+    life.refused(&ours, &["claim team/theirs", "that the scheduler placed"]).await;
+    life.unprepare(&theirs).await.unwrap();
+    prepared(&life, &[&whole]).await;
+    life.refused(&ours, &["in use by claim team/whole"]).await;
+    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 2.0);
+}
+
+#[tokio::test]
+async fn a_grant_that_is_not_the_controllers_is_refused_and_leaves_nothing() {
+    let site = Site::new();
+    let life = site.life();
+    let good = || granted("claim", 2000, 25);
+    for (claim, words) in [
+        (good().tampered(GPU, "GPU-1".into()), ["granted a share of GPU-1", "gpu-0 is GPU-0"]),
+        (good().tampered("source", "FromClaim".into()), ["config[0]", "never a part of a claim"]),
+        (good().tampered(MEMORY, "100Gi".into()), ["102400 MiB does not fit", "81408 MiB"]),
+        (good().tampered(MEMORY, "1000".into()), ["devices[0].memory", "whole number of MiB"]),
+        (good().tampered("requests", serde_json::json!([])), ["config[0]", "names no request"]),
+        (good().share("1Gi", "25"), ["counts 1073741824 bytes", "says 2097152000"]),
+    ] {
+        put(&site, &[&claim]);
+        life.refused(&claim, &words).await;
+        site.check_empty(words[0]);
+    }
+    put(&site, &[&good()]);
+    prepared(&life, &[&good()]).await;
+}
+
+#[tokio::test]
+async fn a_running_share_outlives_a_grant_that_was_changed() {
+    let site = Site::new();
+    let life = site.life();
+    let claim = granted("claim", 2000, 25);
+    put(&site, &[&claim]);
+    prepared(&life, &[&claim]).await;
+    let (records, edits) = (site.records(), site.edits(&claim));
+    for (field, value) in [(MEMORY, "100Gi"), (GPU, "GPU-1"), ("source", "FromClaim")] {
+        put(&site, &[&granted("claim", 2000, 25).tampered(field, value.into())]);
+        life.refused(&claim, &[]).await;
+        assert_eq!((site.records(), site.edits(&claim)), (records.clone(), edits.clone()), "{field}");
+        assert_eq!(served(&site), Some((Some(2000), Some(25))), "{field}");
+    }
+    // Cleared and allocated anew, with other numbers that can be granted.
+    put(&site, &[&granted("claim", 3000, 50)]);
+    prepared(&life, &[&claim]).await;
+    assert_eq!(served(&site), Some((Some(3000), Some(50))));
+    assert!(env(&site, &claim).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3000M".to_owned()));
+}
+
+#[tokio::test]
+async fn one_claim_on_several_gpus_has_one_daemon_for_the_group() {
+    let site = Site::new();
+    let life = site.life();
+    let both = Claim::new("both", &["gpu-0", "gpu-1"]).granted(2000, 25);
+    let alone = granted("alone", 1000, 25);
+    put(&site, &[&both, &alone]);
+    prepared(&life, &[&both]).await;
+    let kept = site.mps.kept();
+    let group = MpsGroup::new([DeviceUuid::from("GPU-0"), DeviceUuid::from("GPU-1")]);
+    let (_, limits) = &kept[&group];
+    assert_eq!(limits.memory, [Some(Bytes::from_mib(2000)); 2]);
+    let line = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M,1=2000M".to_owned();
+    assert!(env(&site, &both).contains(&line));
+    life.refused(&alone, &["one MPS daemon", "team/both"]).await;
+    life.unprepare(&both).await.unwrap();
     site.check_empty("at the end");
 }

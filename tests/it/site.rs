@@ -114,6 +114,29 @@ impl Claim {
         self
     }
 
+    /// Every result becomes a part of its GPU that the controller gave: one entry for each request. Before
+    /// or after [`Claim::share`], which adds what API servers keep from 1.36 on.
+    pub fn granted(mut self, mib: u64, compute: u8) -> Self {
+        let results = self.0["status"]["allocation"]["devices"]["results"].as_array().unwrap().clone();
+        for result in results {
+            let device = result["device"].as_str().unwrap();
+            let gpu = format!("GPU-{}", device.trim_start_matches("gpu-"));
+            let part = json!({"device": device, "gpu": gpu, "memory": format!("{mib}Mi"), "compute": compute,
+                "slots": 1, "isolation": "mps"});
+            let parameters =
+                json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [part]});
+            self = self.config(&[result["request"].as_str().unwrap()], parameters);
+            let configs = self.0["status"]["allocation"]["devices"]["config"].as_array_mut().unwrap();
+            configs.last_mut().unwrap()["source"] = json!("FromClass");
+        }
+        self
+    }
+
+    /// Changes the first configuration, as nobody should.
+    pub fn tampered(self, field: &str, value: Value) -> Self {
+        self.with(&format!("/status/allocation/devices/config/0/{field}"), value)
+    }
+
     pub fn admin(mut self) -> Self {
         for result in self.0["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap() {
             result["adminAccess"] = json!(true);

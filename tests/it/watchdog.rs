@@ -250,7 +250,13 @@ impl Bench {
         let intent = Intent {
             claim: claim.id(),
             boot: self.site.boot(),
-            devices: vec![HeldDevice { answer, uuid: uuid.clone(), gpu: uuid.clone(), mode, placer: Placer::default() }],
+            devices: vec![HeldDevice {
+                answer,
+                uuid: uuid.clone(),
+                gpu: uuid.clone(),
+                mode,
+                placer: Placer::default(),
+            }],
             steps: vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }],
         };
         let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();

@@ -10,8 +10,8 @@ use crate::cli::inspect::{OfferCells, kind, only_whole, profile};
 use crate::cli::manifest::Manifest;
 use crate::cluster::ClaimError;
 use crate::inventory::Inventory;
-use crate::ledger::{self, HoldMode, Intent};
-use crate::model::claim::{Access, Allocated, AllocatedClaim};
+use crate::ledger::{self, HoldMode, Intent, Placer};
+use crate::model::claim::{Access, Allocated, AllocatedClaim, ConfigSource};
 use crate::model::error_chain;
 use crate::model::gpu::{Device, Gpu, NodeGpus};
 use crate::model::names::{BootId, PoolName};
@@ -47,7 +47,7 @@ pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Rep
     }
     report.verdict = match manifest.allocated()? {
         Ok(claim) => {
-            report.allocation = claim.results.iter().map(given).collect();
+            report.allocation = claim.results.iter().map(|result| given(&claim, result)).collect();
             let planned =
                 found(&site.inventory).and_then(|gpus| planned(&claim, gpus, site, args, &mut report.notes));
             planned.unwrap_or_else(|refused| Verdict::Refused { message: error_chain(&refused) })
@@ -121,11 +121,6 @@ fn told(claim: &AllocatedClaim, targets: &[Target<'_>], plan: Plan) -> Verdict {
 }
 
 fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Planned {
-    let because = match (target.mode, why::meant(claim, target).last()) {
-        (HoldMode::Admin, _) => "administrative access changes nothing".to_owned(),
-        (_, Some(&index)) => why::entry(claim, index),
-        (_, None) => "no config is meant for it".to_owned(),
-    };
     Planned {
         requests: target.requests.clone(),
         device: target.name.clone(),
@@ -134,9 +129,25 @@ fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Pl
         profile: profile(&target.device),
         uuid: target.device.uuid().clone(),
         held_as: target.mode.to_string(),
-        settings: why::settings(target.settings.sharing.as_ref()),
-        because,
+        settings: why::settings(target),
+        because: because(claim, target),
         cdi_ids: cdi_ids.to_vec(),
+    }
+}
+
+/// Where what the claim gets of the device stands.
+fn because(claim: &AllocatedClaim, target: &Target<'_>) -> String {
+    let entry = |aspect| why::meant(claim, target, aspect).last().map(|index| why::entry(claim, *index));
+    match (target.mode, target.placer()) {
+        (HoldMode::Admin, _) => "administrative access changes nothing".to_owned(),
+        (HoldMode::Share(_), Placer::Controller) => {
+            let granted = entry(why::Aspect::Grant).unwrap_or_default();
+            format!("the controller granted it: {granted}")
+        }
+        (HoldMode::Share(_), Placer::Scheduler) => "the scheduler granted it: consumedCapacity".to_owned(),
+        (HoldMode::Whole | HoldMode::Mig, _) => {
+            entry(why::Aspect::Sharing).unwrap_or_else(|| "no config is meant for it".to_owned())
+        }
     }
 }
 
@@ -157,11 +168,21 @@ fn step(step: &ledger::Step) -> Step {
     Step { does, undo: undo.to_owned() }
 }
 
-fn given(result: &Allocated) -> Given {
-    let access = match &result.access {
-        Access::Exclusive => "Exclusive".to_owned(),
-        Access::Admin => "Admin".to_owned(),
-        Access::Share { consumed, .. } => {
+fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
+    // What is wrong with a grant is the refusal's to say.
+    let granted = params::grant_of(claim, result).ok().flatten();
+    let access = match (&result.access, granted) {
+        (Access::Admin, _) => "Admin".to_owned(),
+        (_, Some(granted)) => {
+            let compute = granted.compute.map(|percent| format!(", {percent}")).unwrap_or_default();
+            format!(
+                "Share by the controller ({} MiB{compute} of {})",
+                granted.memory.mib_floor(),
+                granted.gpu
+            )
+        }
+        (Access::Exclusive, None) => "Exclusive".to_owned(),
+        (Access::Share { consumed, .. }, None) => {
             let consumed: Vec<_> =
                 consumed.iter().map(|(name, quantity)| format!("{name}={quantity}")).collect();
             format!("Share ({})", consumed.join(", "))
@@ -177,7 +198,8 @@ fn given(result: &Allocated) -> Given {
 
 fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> Verdict {
     for (place, parameters) in manifest.parameters() {
-        if let Err(error) = params::decode(parameters) {
+        let decoded = params::decode(parameters);
+        if let Err(error) = decoded.and_then(|params| params.check_source(ConfigSource::FromClaim)) {
             notes.push(format!("{place} would be refused: {error}"));
         }
     }

@@ -7,7 +7,7 @@ use crate::cli::inspect::OfferCells;
 use crate::cli::manifest::Asked;
 use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
-use crate::model::names::{DeviceName, DeviceUuid, NodeName};
+use crate::model::names::{DeviceName, DeviceUuid, NodeName, SHARED_CLASS};
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -110,10 +110,10 @@ impl Report {
             }
             Verdict::NotAllocated { requests, offers } => {
                 parts.push(asked(requests));
-                parts.push(
-                    "The scheduler chooses the devices once a pod uses the claim. This node has:\n"
-                        .to_owned(),
-                );
+                parts.push(format!(
+                    "{} the devices once a pod uses the claim. This node has:\n",
+                    chooses(requests)
+                ));
                 parts.push(offered(offers));
             }
         }
@@ -194,14 +194,28 @@ fn allocation(results: &[Given]) -> String {
     render(&["REQUEST", "POOL", "DEVICE", "ACCESS"], rows)
 }
 
+fn chooses(requests: &[Asked]) -> &'static str {
+    let shared = requests.iter().filter(|asked| asked.device_class == SHARED_CLASS).count();
+    match shared {
+        0 => "The scheduler chooses",
+        all if all == requests.len() => "The controller chooses",
+        _ => "The controller chooses those of class shared.gpu.nvidia.com, the scheduler the rest of",
+    }
+}
+
 fn asked(requests: &[Asked]) -> String {
+    let access = |asked: &Asked| match (asked.admin_access, asked.device_class.as_str()) {
+        (true, _) => "Admin",
+        (false, SHARED_CLASS) => "Share",
+        (false, _) => "Exclusive",
+    };
     let rows = requests.iter().map(|asked| {
         [
             asked.request.clone(),
             asked.device_class.clone(),
             asked.count.clone(),
             listed(&asked.capacity),
-            if asked.admin_access { "Admin" } else { "Exclusive" }.to_owned(),
+            access(asked).to_owned(),
             listed(&asked.selectors),
         ]
     });

@@ -1,28 +1,46 @@
 //! Which of the claim's configurations count for which device, in words. `params::resolve` decides it; this
 //! tells by the same rule (KEP-3063) which entry it was.
 
+use crate::ledger::HoldMode;
 use crate::model::claim::{Access, AllocatedClaim, Config, ConfigSource};
 use crate::model::gpu::Device;
 use crate::model::share::MpsLimits;
 use crate::params::{Interval, Params, Sharing, decode};
 use crate::prepare::Target;
 
-/// Indices of the entries that are meant for the target; the last one counts.
-pub fn meant(claim: &AllocatedClaim, target: &Target<'_>) -> Vec<usize> {
-    let results = claim.results.iter().filter(|result| result.access == Access::Exclusive);
+/// What an entry decides. Of the entries of one aspect, the last one counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aspect {
+    /// How the claim's containers share a device.
+    Sharing,
+    /// How firmly a share must hold, and for how many processes.
+    Share,
+    /// How much the controller gave.
+    Grant,
+}
+
+const ASPECTS: [Aspect; 3] = [Aspect::Sharing, Aspect::Share, Aspect::Grant];
+
+/// Indices of the entries that are meant for the target in that aspect; the last one counts.
+pub fn meant(claim: &AllocatedClaim, target: &Target<'_>, aspect: Aspect) -> Vec<usize> {
+    let results = claim.results.iter().filter(|result| result.access != Access::Admin);
     let requests: Vec<_> =
         results.filter(|result| result.device == target.name).map(|result| &result.request).collect();
     let for_target = |config: &Config| {
-        requests.iter().any(|request| config.applies_to(request)) && of_kind(config, target.device)
+        requests.iter().any(|request| config.applies_to(request))
+            && aspect_of(config, target.device) == Some(aspect)
     };
     claim.configs.iter().enumerate().filter(|(_, c)| for_target(c)).map(|(index, _)| index).collect()
 }
 
-fn of_kind(config: &Config, device: Device<'_>) -> bool {
-    matches!(
-        (decode(&config.parameters), device),
-        (Ok(Params::Gpu(_)), Device::Whole(_)) | (Ok(Params::Mig(_)), Device::Mig { .. })
-    )
+/// What the entry decides for such a device, if anything.
+fn aspect_of(config: &Config, device: Device<'_>) -> Option<Aspect> {
+    match (decode(&config.parameters).ok()?, device) {
+        (Params::Gpu(_), Device::Whole(_)) | (Params::Mig(_), Device::Mig { .. }) => Some(Aspect::Sharing),
+        (Params::Share(_), _) => Some(Aspect::Share),
+        (Params::Grant(_), _) => Some(Aspect::Grant),
+        (Params::Gpu(_) | Params::Mig(_), _) => None,
+    }
 }
 
 /// `config[1] of the claim`.
@@ -36,7 +54,8 @@ pub fn entry(claim: &AllocatedClaim, index: usize) -> String {
 
 /// Why entries that stand in the claim count for nothing.
 pub fn passed_over(claim: &AllocatedClaim, targets: &[Target<'_>]) -> Vec<String> {
-    let meant: Vec<_> = targets.iter().map(|target| meant(claim, target)).collect();
+    let of = |target| ASPECTS.into_iter().map(move |aspect| meant(claim, target, aspect));
+    let meant: Vec<_> = targets.iter().flat_map(of).collect();
     let mut words = Vec::new();
     for index in 0..claim.configs.len() {
         if meant.iter().any(|entries| entries.last() == Some(&index)) {
@@ -56,8 +75,12 @@ pub fn passed_over(claim: &AllocatedClaim, targets: &[Target<'_>]) -> Vec<String
 }
 
 /// What is set on the device.
-pub fn settings(sharing: Option<&Sharing>) -> String {
-    match sharing {
+pub fn settings(target: &Target<'_>) -> String {
+    if let HoldMode::Share(grant) = &target.mode {
+        let most = target.settings.share.max_processes.map(|most| format!(", at most {most} processes"));
+        return format!("isolation {}{}", grant.isolation, most.unwrap_or_default());
+    }
+    match &target.settings.sharing {
         None => "the driver's defaults".to_owned(),
         Some(Sharing::TimeSlicing(interval)) => format!("TimeSlicing, interval {}", interval.as_str()),
         Some(Sharing::Mps(_)) => "MPS".to_owned(),
