@@ -4,22 +4,25 @@
 //! * [`settings`]: what it means, or everything that is wrong with it
 //! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
 //! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
+//! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
 //! * [`simulate`]: a trace of pods, replayed against the controller's allocator
 //! * [`table`]: tables as kubectl prints them
 //! * [`completion`]: scripts for shells
 //!
 //! May import: everything below. May name: clap, clap_complete, anyhow, comfy_table, serde, serde_json,
-//! serde_path_to_error, serde_saphyr, thiserror.
+//! serde_path_to_error, serde_saphyr, terminal_size, thiserror.
 
 pub mod args;
 pub mod completion;
 pub mod inspect;
 pub mod manifest;
 pub mod plan;
+pub mod reach;
 pub mod settings;
 pub mod simulate;
 pub mod state;
 pub mod table;
+pub mod top;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
@@ -62,6 +65,8 @@ pub enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Show what this node has, publishes and has handed out, by asking the running node plugin.
     Inspect(inspect::InspectArgs),
+    /// Show who has what of which GPU, all over the cluster: a live map.
+    Top(top::TopArgs),
     /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
     Simulate(Box<simulate::SimulateArgs>),
     /// Print a completion script for a shell.

@@ -9,7 +9,6 @@ mod report;
 mod site;
 mod why;
 
-use std::env;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,8 +16,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::manifest::{Manifest, Source, parse};
+use super::reach::endpoint;
 use super::{EXIT_REFUSED, Usage, inspect};
-use crate::cluster::{Endpoint, KubeCluster};
+use crate::cluster::KubeCluster;
 use crate::model::names::NodeName;
 use report::Verdict;
 
@@ -118,19 +118,6 @@ async fn manifest(args: &PlanArgs) -> anyhow::Result<Manifest> {
         }
     };
     Ok(Manifest::new(object)?)
-}
-
-fn endpoint(kubeconfig: Option<PathBuf>) -> Result<Endpoint, Usage> {
-    if let Some(path) = kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
-        return Ok(Endpoint::Kubeconfig(path));
-    }
-    if env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        return Ok(Endpoint::InCluster);
-    }
-    let home = env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());
-    home.map(Endpoint::Kubeconfig).ok_or_else(|| {
-        Usage("no cluster to read the claim from: give --kubeconfig, or the claim as a file".to_owned())
-    })
 }
 
 /// A file's text.

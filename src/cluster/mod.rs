@@ -19,6 +19,7 @@ mod error;
 pub mod events;
 pub mod read_claim;
 pub mod status;
+mod survey;
 
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 
 pub use client::{ConnectError, Endpoint, KubeCluster};
 pub use error::{CallError, ClaimError, ClaimState};
+pub use survey::Survey;
 
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 

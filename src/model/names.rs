@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub const DRIVER: &str = "gpu.nvidia.com";
 /// The DeviceClass whose claims our controller allocates.
 pub const SHARED_CLASS: &str = "shared.gpu.nvidia.com";
+/// On claims with which our controller takes a GPU for shares.
+pub const HOLD_LABEL: &str = "tranche.dev/hold";
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {

@@ -1,0 +1,96 @@
+//! `tranche top`: who has what of which GPU, all over the cluster, as the API server knows it. Live on a
+//! terminal, once elsewhere.
+//!
+//! slices + claims → [`map`] → [`draw`], or JSON
+
+mod draw;
+mod map;
+#[cfg(test)]
+mod tests;
+
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::reach::endpoint;
+use super::{Usage, print};
+use crate::cluster::KubeCluster;
+use crate::model::names::NodeName;
+
+/// Before a picture: to the upper left corner; after each line: nothing of the old one; after it all: the rest.
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K\n";
+const CLEAR_BELOW: &str = "\x1b[J";
+/// Where nobody says how wide the terminal is.
+const WIDTH: usize = 110;
+const INTERVAL_MIN_S: f64 = 0.5;
+
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// Print it once, also on a terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks.
+    #[arg(long, default_value_t = 2.0)]
+    pub interval: f64,
+    /// Only this node.
+    #[arg(long)]
+    pub node: Option<String>,
+    /// How to show it.
+    #[arg(short, long, value_enum, default_value = "map")]
+    pub output: Output,
+    /// Kubeconfig [default: the pod's service account, else ~/.kube/config].
+    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A bar for each GPU.
+    Map,
+    /// Everything, once.
+    Json,
+}
+
+/// Looks and prints, until interrupted if it is live.
+///
+/// # Errors
+/// The API server does not answer the first look; later ones are told and tried again.
+pub async fn run(args: TopArgs) -> anyhow::Result<()> {
+    let interval = args.interval;
+    if !interval.is_finite() || interval < INTERVAL_MIN_S {
+        anyhow::bail!(Usage(format!(
+            "--interval {interval}: give a number of seconds from {INTERVAL_MIN_S} on"
+        )));
+    }
+    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?, NodeName::new("")).await?;
+    let live = !args.once && args.output == Output::Map && stdout().is_terminal();
+    let mut picture = look(&cluster, &args).await?;
+    if !live {
+        return Ok(print(picture.as_bytes())?);
+    }
+    loop {
+        let lines: String = picture.lines().map(|line| format!("{line}{CLEAR_LINE}")).collect();
+        print(format!("{HOME}{lines}{CLEAR_BELOW}").as_bytes())?;
+        tokio::time::sleep(Duration::from_secs_f64(interval)).await;
+        picture = look(&cluster, &args)
+            .await
+            .unwrap_or_else(|error| format!("{picture}\n{error:#}; tried again\n"));
+    }
+}
+
+async fn look(cluster: &KubeCluster, args: &TopArgs) -> anyhow::Result<String> {
+    let seen = cluster.survey().await?;
+    let mut map = map::map(&seen.slices, &seen.claims);
+    map.nodes.retain(|node| args.node.as_ref().is_none_or(|name| *name == node.name));
+    Ok(match args.output {
+        Output::Json => format!("{:#}\n", map::json(&map)),
+        Output::Map => draw::draw(&map, width()),
+    })
+}
+
+fn width() -> usize {
+    terminal_size::terminal_size().map_or(WIDTH, |(width, _)| width.0.into())
+}

@@ -1,0 +1,211 @@
+//! Slices and claims → who has what of which GPU. Pure: what the API server says, in order.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::model::names::{DRIVER, HOLD_LABEL};
+use crate::model::quantity::{Bytes, Quantity};
+use crate::params::{self, Params};
+use crate::sharing::{COMPUTE, MEMORY};
+use crate::slices::Grantable;
+
+/// The source of entries that only administrators and our controller write (KEP-3063).
+const FROM_CLASS: &str = "FromClass";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Map {
+    pub nodes: Vec<Node>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    pub name: String,
+    pub devices: Vec<Row>,
+}
+
+/// A device of the node, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    pub device: String,
+    pub product: String,
+    /// `gpu` or `mig`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What shares may come to together; none: it is only given whole.
+    #[serde(rename = "grantableMiB")]
+    pub grantable_mib: Option<u64>,
+    /// Taken by our controller, to be filled with shares.
+    pub held: bool,
+    /// Keys of its taints.
+    pub taints: Vec<String>,
+    pub claims: Vec<Holder>,
+}
+
+/// A claim's part of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    pub namespace: String,
+    pub claim: String,
+    /// Pods that the claim is reserved for.
+    pub pods: Vec<String>,
+    pub part: Part,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Part {
+    Whole,
+    Share {
+        #[serde(rename = "memoryMiB")]
+        memory_mib: u64,
+        #[serde(rename = "computePercent")]
+        compute: Option<u64>,
+    },
+    /// Looks only (KEP-5018).
+    Admin,
+}
+
+impl Row {
+    /// MiB that could still be granted; none: the device is given whole or not at all.
+    pub fn free_mib(&self) -> Option<u64> {
+        let grantable = self.grantable_mib?;
+        match self.claims.iter().any(|holder| holder.part == Part::Whole) {
+            true => Some(0),
+            false => Some(grantable.saturating_sub(self.granted_mib())),
+        }
+    }
+
+    pub fn granted_mib(&self) -> u64 {
+        let mib = |holder: &Holder| match holder.part {
+            Part::Whole => self.grantable_mib.unwrap_or(0),
+            Part::Share { memory_mib, .. } => memory_mib,
+            Part::Admin => 0,
+        };
+        self.claims.iter().map(mib).fold(0, u64::saturating_add)
+    }
+
+    pub fn is_free(&self) -> bool {
+        !self.held && self.claims.iter().all(|holder| holder.part == Part::Admin)
+    }
+}
+
+/// By pool and device.
+type Holders = BTreeMap<(String, String), Vec<Found>>;
+
+enum Found {
+    Hold,
+    Claim(Holder),
+}
+
+/// Nodes by name, devices as published. What is allocated of devices that nobody publishes is left out.
+pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
+    let mut holders = holders(claims);
+    let mut nodes: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+    let mut slices: Vec<&ResourceSlice> = slices.iter().filter(|slice| slice.spec.driver == DRIVER).collect();
+    slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    for slice in slices {
+        let pool = &slice.spec.pool.name;
+        let node = slice.spec.node_name.clone().unwrap_or_else(|| pool.clone());
+        let rows = slice.spec.devices.iter().flatten().map(|device| {
+            let found = holders.remove(&(pool.clone(), device.name.clone())).unwrap_or_default();
+            row(device, found)
+        });
+        nodes.entry(node).or_default().extend(rows);
+    }
+    Map { nodes: nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect() }
+}
+
+fn row(device: &Device, found: Vec<Found>) -> Row {
+    let text = |name: &str| device.attributes.as_ref()?.get(name)?.string.clone();
+    let held = found.iter().any(|one| matches!(one, Found::Hold));
+    let claims = found.into_iter().filter_map(|one| match one {
+        Found::Hold => None,
+        Found::Claim(holder) => Some(holder),
+    });
+    Row {
+        device: device.name.clone(),
+        product: text("productName").unwrap_or_default(),
+        kind: text("type").unwrap_or_default(),
+        grantable_mib: Grantable::of(device).map(|grantable| grantable.memory.mib_floor()),
+        held,
+        taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
+        claims: claims.collect(),
+    }
+}
+
+fn holders(claims: &[ResourceClaim]) -> Holders {
+    let mut holders = Holders::new();
+    for claim in claims {
+        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { continue };
+        let configs = devices.config.as_deref().unwrap_or_default();
+        for result in devices.results.iter().flatten().filter(|result| result.driver == DRIVER) {
+            let place = (result.pool.clone(), result.device.clone());
+            holders.entry(place).or_default().push(found(claim, result, configs));
+        }
+    }
+    holders
+}
+
+fn found(
+    claim: &ResourceClaim,
+    result: &DeviceRequestAllocationResult,
+    configs: &[DeviceAllocationConfiguration],
+) -> Found {
+    if claim.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HOLD_LABEL)) {
+        return Found::Hold;
+    }
+    let reserved = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let part = match result.admin_access {
+        Some(true) => Part::Admin,
+        _ => granted(result, configs).or_else(|| consumed(result)).unwrap_or(Part::Whole),
+    };
+    Found::Claim(Holder {
+        namespace: claim.metadata.namespace.clone().unwrap_or_default(),
+        claim: claim.metadata.name.clone().unwrap_or_default(),
+        pods: reserved.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),
+        part,
+    })
+}
+
+/// What our controller gave.
+fn granted(
+    result: &DeviceRequestAllocationResult,
+    configs: &[DeviceAllocationConfiguration],
+) -> Option<Part> {
+    let ours = configs.iter().filter(|config| config.source == FROM_CLASS);
+    let ours =
+        ours.filter(|config| config.requests.iter().flatten().any(|request| *request == result.request));
+    ours.filter_map(|config| config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER))
+        .filter_map(|opaque| match params::decode(&opaque.parameters.0) {
+            Ok(Params::Grant(grant)) => Some(grant),
+            _ => None,
+        })
+        .find_map(|grant| {
+            let device = grant.devices.into_iter().find(|one| one.device.as_str() == result.device)?;
+            let compute = device.compute.map(|percent| u64::from(percent.get()));
+            Some(Part::Share { memory_mib: device.memory.mib_floor(), compute })
+        })
+}
+
+/// What the scheduler gave.
+fn consumed(result: &DeviceRequestAllocationResult) -> Option<Part> {
+    result.share_id.as_ref()?;
+    let consumed = result.consumed_capacity.as_ref()?;
+    let number = |name: &str| consumed.get(name)?.0.parse::<Quantity>().ok()?.units_ceil();
+    let memory_mib = Bytes(number(MEMORY)?).mib_floor();
+    Some(Part::Share { memory_mib, compute: number(COMPUTE).filter(|percent| *percent > 0) })
+}
+
+/// For `-o json`.
+pub fn json(map: &Map) -> Value {
+    serde_json::to_value(map).unwrap_or_default()
+}

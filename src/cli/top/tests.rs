@@ -1,0 +1,99 @@
+use serde_json::{Value, json};
+
+use super::draw::draw;
+use super::map::{Map, map};
+
+fn device(name: &str, grantable: Option<i64>) -> Value {
+    let mut device = json!({"name": name, "attributes": {
+        "type": {"string": "gpu"}, "productName": {"string": "NVIDIA H100 80GB HBM3"},
+        "uuid": {"string": format!("GPU-{name}")}, "isolation": {"string": "mps"}}});
+    if let Some(mib) = grantable {
+        device["attributes"]["grantableMemoryMiB"] = json!({"int": mib});
+        device["attributes"]["shareSlots"] = json!({"int": 16});
+        device["attributes"]["processesPerSlot"] = json!({"int": 3});
+    }
+    device
+}
+
+fn slice(node: &str, devices: Value) -> Value {
+    json!({"metadata": {"name": format!("{node}-gpu.nvidia.com")}, "spec": {
+        "driver": "gpu.nvidia.com", "nodeName": node, "devices": devices,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}})
+}
+
+fn claim(name: &str, result: Value, config: Value) -> Value {
+    let mut result = result;
+    result["request"] = json!("gpu");
+    result["driver"] = json!("gpu.nvidia.com");
+    json!({"metadata": {"namespace": "team", "name": name}, "spec": {}, "status": {
+        "reservedFor": [{"resource": "pods", "name": format!("{name}-pod"), "uid": "u"}],
+        "allocation": {"devices": {"results": [result], "config": config}}}})
+}
+
+fn seen() -> Map {
+    let all = json!([device("gpu-0", Some(80_000)), device("gpu-1", Some(80_000)), device("gpu-2", None)]);
+    let slices = json!([slice("node-b", json!([device("gpu-0", Some(40_000))])), slice("node-a", all)]);
+    let by_scheduler = json!({"pool": "node-a", "device": "gpu-0", "shareID": "s",
+        "consumedCapacity": {"memory": "20000Mi", "compute": "25", "shares": "1"}});
+    let grant = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
+        {"device": "gpu-1", "gpu": "GPU-gpu-1", "memory": "2000Mi", "slots": 1, "isolation": "mps"}]});
+    let entry = |source: &str| {
+        json!([{"source": source, "requests": ["gpu"],
+                "opaque": {"driver": "gpu.nvidia.com", "parameters": grant}}])
+    };
+    let mut hold = claim("hold", json!({"pool": "node-a", "device": "gpu-1"}), json!([]));
+    hold["metadata"]["labels"] = json!({"tranche.dev/hold": "true"});
+    let claims = json!([
+        claim("small", by_scheduler, json!([])),
+        claim("placed", json!({"pool": "node-a", "device": "gpu-1"}), entry("FromClass")),
+        claim("whole", json!({"pool": "node-b", "device": "gpu-0"}), entry("FromClaim")),
+        hold,
+        json!({"metadata": {"namespace": "team", "name": "waiting"}, "spec": {}}),
+    ]);
+    map(
+        &serde_json::from_value::<Vec<_>>(slices).unwrap(),
+        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+    )
+}
+
+#[test]
+fn each_gpu_has_its_bar_and_each_share_its_line() {
+    let text = draw(&seen(), 82);
+    let expected = "\
+2 nodes, 4 devices: 1 free, 138000 MiB left in shares, 78000 MiB at most on one GPU
+
+node-a: 3 devices, 0 whole, 2 in shares, 1 free
+  gpu-0                  [AAAAA...............] 20000 of 80000 MiB
+    A team/small (small-pod)                   20000 MiB, 25 %
+  gpu-1                  [A...................] 2000 of 80000 MiB   held
+    A team/placed (placed-pod)                 2000 MiB
+  gpu-2                  [....................] free
+
+node-b: 1 devices, 1 whole, 0 in shares, 0 free
+  gpu-0                  [####################] team/whole (whole-pod)
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn what_a_claims_author_says_of_his_grant_counts_for_nothing() {
+    let row = seen().nodes.remove(1).devices.remove(0);
+    assert_eq!((row.free_mib(), row.granted_mib()), (Some(0), 40_000));
+}
+
+#[test]
+fn as_json_it_has_the_units_in_its_names() {
+    let json = super::map::json(&seen());
+    let placed = &json["nodes"][0]["devices"][1];
+    assert_eq!((&placed["held"], &placed["grantableMiB"]), (&json!(true), &json!(80_000)));
+    let part = json!({"share": {"memoryMiB": 2000, "computePercent": null}});
+    assert_eq!(
+        placed["claims"],
+        json!([{"namespace": "team", "claim": "placed", "pods": ["placed-pod"], "part": part}])
+    );
+}
+
+#[test]
+fn without_gpus_it_says_where_to_look() {
+    assert!(draw(&map(&[], &[]), 80).contains("is `tranche node` running?"));
+}
