@@ -88,6 +88,6 @@ pass "$newest" 2 "" "node-a=h100:8:$mig" node-b=l40s:2
 if [[ -n $oldest ]]; then
   "$rig" down
   # What does not depend on the release is not tried again.
-  again="pods:: sharing:: shares::whole_only bad_input:: discovery:: upgrade:: kubelet_is the_plugin_is_ready"
+  again="pods:: sharing:: shares::whole_only shares::placed bad_input:: discovery:: upgrade:: kubelet_is the_plugin_is_ready"
   pass "$oldest" 1 "$again" "node-a=h100:8:$mig"
 fi

@@ -4,6 +4,7 @@
 mod churn;
 mod daemons;
 mod grants;
+mod placed;
 mod refusals;
 mod settings;
 mod watchdog;

@@ -270,6 +270,7 @@ async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
+    wait_until_gone(first);
     let down = checked_until(&supervisor, |state| !is_serving(state)).await;
     let DaemonPhase::Down { reason } = &down.phase else { panic!("{down:?}") };
     assert!(reason.contains(&format!("process {first}")), "{reason}");

@@ -55,7 +55,11 @@ impl<B: ComputeModes> Group<B> {
                     self.tools.metrics.reassertion("limits");
                 }
             }
-            Err(error) => self.failed(state, &error),
+            // It may have ended while it was asked.
+            Err(error) => match state.record.daemon.filter(|daemon| !daemon.is_alive()) {
+                Some(daemon) => self.died(state, daemon),
+                None => self.failed(state, &error),
+            },
         }
     }
 

@@ -44,6 +44,33 @@ async fn a_mig_device_carries_mps_within_one_claim() {
     bed.end().await;
 }
 
+/// `tranche top`, as somebody with a kubeconfig runs it.
+#[tokio::test]
+async fn whoever_looks_at_the_cluster_sees_who_has_what() {
+    let Some(bed) = bed("whoever_looks_at_the_cluster_sees_who_has_what").await else { return };
+    let board = Board::first(&bed).await;
+    board.tenant(&bed, "tenant", "2000Mi", 25).await;
+    let kubeconfig = bed.rig.run(&["kubeconfig"]);
+    let top = |output: &str| {
+        let mut top = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"));
+        let out =
+            top.args(["top", "--once", "-o", output, "--kubeconfig", kubeconfig.trim()]).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let map: Value = serde_json::from_str(&top("json")).unwrap();
+    let nodes = map["nodes"].as_array().unwrap();
+    let node = nodes.iter().find(|node| node["name"] == super::NODE).expect("the node is on the map");
+    let row = node["devices"].as_array().unwrap().iter().find(|row| row["device"] == json!(board.device));
+    let expected = json!([{"namespace": bed.namespace, "claim": "tenant", "pods": ["tenant"],
+        "part": {"share": {"memoryMiB": 2000, "computePercent": 25}}}]);
+    assert_eq!(row.unwrap()["claims"], expected);
+    let line = format!("A {}/tenant", bed.namespace);
+    let text = top("map");
+    assert!(text.lines().any(|text| text.contains(&line) && text.ends_with("2000 MiB, 25 %")), "{text}");
+    bed.end().await;
+}
+
 /// A claim's one entry of status.devices.
 async fn told_of(bed: &Bed, claim: &str) -> Value {
     let told = || async {

@@ -1,0 +1,92 @@
+//! Shares that our controller placed, also where the API server keeps nothing of shares: the amount stands in
+//! the allocation's configuration. Here a test writes what the controller would.
+
+use serde_json::{Value, json};
+
+use super::{Board, limits, mps_env};
+use crate::bed::{Bed, minor_of};
+use crate::manifests::{allocation, as_nobody, parameters, user_of};
+
+/// The status of a claim that was given so much of the board; `gpu` is the UUID that is claimed to be meant.
+fn placed(board: &Board, gpu: &str, memory: &str, compute: u32) -> Value {
+    let device = json!({"device": board.device, "gpu": gpu, "memory": memory, "compute": compute,
+        "slots": 1, "isolation": "mps"});
+    let mut config = parameters("tranche.dev/v1alpha1", "ShareGrant", json!({"devices": [device]}));
+    config[0]["source"] = json!("FromClass");
+    let mut status = allocation(&board.node, &board.device);
+    status["allocation"]["devices"]["config"] = config;
+    status
+}
+
+fn request() -> Value {
+    json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}})
+}
+
+/// A GPU that can be shared: by what it publishes where the API server keeps nothing of shares.
+async fn board(bed: &Bed) -> Board {
+    let device = bed.published(super::NODE).await.into_iter().find(|one| one.name == "gpu-0").unwrap();
+    let attributes = device.attributes.unwrap();
+    let grantable = attributes["grantableMemoryMiB"].int.expect("the controller is told what there is");
+    Board {
+        node: super::NODE.to_owned(),
+        uuid: attributes["uuid"].string.clone().unwrap(),
+        device: device.name,
+        grantable_mib: grantable.try_into().unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn what_our_controller_places_is_enforced_on_every_release() {
+    let Some(bed) = Bed::of_env("what_our_controller_places_is_enforced_on_every_release").await else {
+        return;
+    };
+    let board = board(&bed).await;
+    for (name, memory, compute) in [("small", "2000Mi", 25), ("large", "10Gi", 50)] {
+        bed.create_with_status(name, request(), placed(&board, &board.uuid, memory, compute)).await;
+        bed.create(as_nobody(user_of(name, name))).await;
+        bed.wait_ready(name).await;
+        assert_eq!(bed.inside(name, "main").gpus, [minor_of(&board.device)], "{name}");
+    }
+    let pipe = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
+    let expected = |percent: u32, mib: u32| {
+        let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
+        [format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}"), memory, pipe.to_owned()]
+    };
+    assert_eq!(mps_env(&bed, "small", "main"), expected(25, 2000));
+    assert_eq!(mps_env(&bed, "large", "main"), expected(50, 10_240));
+    assert_eq!(board.limits(&bed), limits("10G", "50.0"));
+    assert!(board.is_exclusive(&bed));
+
+    // More than there is, and for another board than the name now means.
+    let most = format!("{}Mi", board.grantable_mib);
+    bed.create_with_status("all", request(), placed(&board, &board.uuid, &most, 1)).await;
+    bed.create(as_nobody(user_of("all", "all"))).await;
+    bed.wait_refused("all", &[&format!("{} MiB", board.grantable_mib), "12240"]).await;
+    bed.create_with_status("other", request(), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
+    bed.create(as_nobody(user_of("other", "other"))).await;
+    bed.wait_refused("other", &["GPU-of-yesterday", &board.uuid]).await;
+
+    bed.delete("large").await;
+    board.wait_limits(&bed, &limits("1G", "25.0")).await;
+    bed.delete("small").await;
+    bed.delete("all").await;
+    bed.delete("other").await;
+    bed.wait_clean().await;
+    board.wait_rest(&bed).await;
+    bed.end().await;
+}
+
+/// Only who may write an allocation's class entries grants: what a claim's author writes is no grant.
+#[tokio::test]
+async fn nobody_grants_himself_a_share() {
+    let Some(bed) = Bed::of_env("nobody_grants_himself_a_share").await else { return };
+    let board = board(&bed).await;
+    let mut status = placed(&board, &board.uuid, "2000Mi", 25);
+    status["allocation"]["devices"]["config"][0]["source"] = json!("FromClaim");
+    bed.create_with_status("own", request(), status).await;
+    bed.create(as_nobody(user_of("own", "own"))).await;
+    bed.wait_refused("own", &["ShareGrant"]).await;
+    bed.delete("own").await;
+    bed.wait_clean().await;
+    bed.end().await;
+}
