@@ -9,6 +9,7 @@ pub mod model;
 pub mod allocate;
 pub mod cdi;
 pub mod conditions;
+pub mod feasible;
 pub mod inventory;
 pub mod ledger;
 pub mod params;

@@ -70,6 +70,14 @@ impl Quantity {
         u64::try_from(units).ok()
     }
 
+    /// The value in thousandths of a unit, rounded up as the API server's `MilliValue()` does. `None` if
+    /// it is negative or does not fit.
+    pub fn millis_ceil(self) -> Option<u64> {
+        const MILLI: i128 = NANOS / 1000;
+        let millis = self.nanos.div_euclid(MILLI) + i128::from(self.nanos.rem_euclid(MILLI) != 0);
+        u64::try_from(millis).ok()
+    }
+
     /// True if the value is a whole number of units.
     pub fn is_whole(self) -> bool {
         self.nanos % NANOS == 0

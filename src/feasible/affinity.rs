@@ -1,0 +1,96 @@
+//! `spec.nodeSelector` and the required part of node affinity.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+
+use super::Unfit;
+
+type Labels = BTreeMap<String, String>;
+
+/// Both must match.
+pub fn unmatched(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+    static NONE: Labels = Labels::new();
+    let labels = node.metadata.labels.as_ref().unwrap_or(&NONE);
+    let wanted = pod.node_selector.iter().flatten();
+    selector(wanted, labels).or_else(|| affinity(pod, node, labels))
+}
+
+fn selector<'a>(
+    mut wanted: impl Iterator<Item = (&'a String, &'a String)>,
+    labels: &Labels,
+) -> Option<Unfit> {
+    wanted.find_map(|(key, wanted)| match labels.get(key) {
+        Some(found) if found == wanted => None,
+        Some(found) => {
+            let (key, wanted, found) = (key.clone(), wanted.clone(), found.clone());
+            Some(Unfit::Selector { key, wanted, found })
+        }
+        None => Some(Unfit::SelectorLabel { key: key.clone(), wanted: wanted.clone() }),
+    })
+}
+
+/// Terms are alternatives; a term without any requirement matches nothing, and so does a list without a term.
+fn affinity(pod: &PodSpec, node: &Node, labels: &Labels) -> Option<Unfit> {
+    let affinity = pod.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let mut failed = "it has none".to_owned();
+    for term in &required.node_selector_terms {
+        match unmet(term, node, labels) {
+            None => return None,
+            Some(words) => failed = words,
+        }
+    }
+    Some(Unfit::Affinity { terms: required.node_selector_terms.len(), failed })
+}
+
+/// The first requirement of a term that is not met; all must be.
+fn unmet(term: &NodeSelectorTerm, node: &Node, labels: &Labels) -> Option<String> {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    if expressions.is_empty() && fields.is_empty() {
+        return Some("it asks for nothing, which matches no node".to_owned());
+    }
+    let by_label =
+        |one: &&NodeSelectorRequirement| !label_meets(one, labels.get(&one.key).map(String::as_str));
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let failed = expressions.iter().find(by_label).map(|one| (one, labels.get(&one.key).map(String::as_str)));
+    let by_field = |one: &&NodeSelectorRequirement| !field_meets(one, name);
+    let failed = failed.or_else(|| fields.iter().find(by_field).map(|one| (one, Some(name))));
+    failed.map(|(one, found)| {
+        let values = one.values.as_deref().unwrap_or_default().join(", ");
+        let found = found.map_or("the label is missing".to_owned(), |found| format!("it is {found:?}"));
+        format!("{} {} [{values}] fails: {found}", one.key, one.operator)
+    })
+}
+
+/// What is malformed (the API server lets none through) is not met.
+fn label_meets(one: &NodeSelectorRequirement, found: Option<&str>) -> bool {
+    let values = one.values.as_deref().unwrap_or_default();
+    let listed = |found: &str| values.iter().any(|value| value == found);
+    match (one.operator.as_str(), found) {
+        ("In", found) => found.is_some_and(listed),
+        // Also without the label.
+        ("NotIn", found) => !found.is_some_and(listed),
+        ("Exists", found) => found.is_some(),
+        ("DoesNotExist", found) => found.is_none(),
+        ("Gt", Some(found)) => compare(found, values).is_some_and(|(found, limit)| found > limit),
+        ("Lt", Some(found)) => compare(found, values).is_some_and(|(found, limit)| found < limit),
+        _ => false,
+    }
+}
+
+fn compare(found: &str, values: &[String]) -> Option<(i64, i64)> {
+    let [limit] = values else { return None };
+    Some((found.parse().ok()?, limit.parse().ok()?))
+}
+
+/// The only field is the node's name, with one value.
+fn field_meets(one: &NodeSelectorRequirement, name: &str) -> bool {
+    let [value] = one.values.as_deref().unwrap_or_default() else { return false };
+    match (one.key.as_str(), one.operator.as_str()) {
+        ("metadata.name", "In") => name == value,
+        ("metadata.name", "NotIn") => name != value,
+        _ => false,
+    }
+}

@@ -1,0 +1,74 @@
+//! May a pod run on a node, and is there room? As kube-scheduler's filters say it, so that a GPU is never granted
+//! on a node that the scheduler would refuse.
+//!
+//! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints
+//! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
+//!
+//! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration, NodeAffinity,
+//! NodeResourcesFit; the first reason is told. Not looked at: ports, volumes, topology spread, affinity between
+//! pods, other resources than CPU and memory: the scheduler does, and clears the allocation if one of them fails.
+//!
+//! May import: model. May name: k8s-openapi (as data only), thiserror.
+
+mod affinity;
+mod room;
+mod taint;
+#[cfg(test)]
+mod tests;
+
+use k8s_openapi::api::core::v1::{Node, PodSpec};
+use thiserror::Error;
+
+pub use room::{Room, allocatable, left, requests, short_of, taken};
+
+use crate::model::quantity::Bytes;
+
+/// Why a pod cannot run on a node. The words stand behind the node's name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Unfit {
+    #[error("is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it")]
+    Cordoned,
+    #[error("is not the node {0} that the pod names")]
+    OtherNode(String),
+    #[error("is not ready: {0}")]
+    NotReady(String),
+    #[error("has the taint {key}{}:{effect}, which the pod does not tolerate", equals(.value))]
+    Taint { key: String, value: String, effect: String },
+    #[error("has the label {key}={found} where the pod's nodeSelector wants {wanted}")]
+    Selector { key: String, wanted: String, found: String },
+    #[error("lacks the label {key}={wanted} of the pod's nodeSelector")]
+    SelectorLabel { key: String, wanted: String },
+    /// The requirement that failed in the last term, and how many terms there are.
+    #[error("matches none of the {terms} terms of the pod's required node affinity; of the last, {failed}")]
+    Affinity { terms: usize, failed: String },
+    #[error("has {left}m of CPU left, {needed}m are needed")]
+    Cpu { needed: u64, left: u64 },
+    #[error("has {} of memory left, {} are needed", mib(*.left), mib(*.needed))]
+    Memory { needed: Bytes, left: Bytes },
+    #[error("has as many pods as it may")]
+    Pods,
+}
+
+/// For people: whole MiB, except where that would hide the difference between little and nothing.
+fn mib(bytes: Bytes) -> String {
+    if bytes.0 < 10 * crate::model::quantity::MIB {
+        format!("{} bytes", bytes.0)
+    } else {
+        format!("{} MiB", bytes.mib_floor())
+    }
+}
+
+fn equals(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!("={value}") }
+}
+
+/// The first reason that keeps the pod off the node; none: it may run there, if there is room ([`short_of`]).
+pub fn why_not(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let named = pod.node_name.as_deref().filter(|wanted| !wanted.is_empty() && *wanted != name);
+    taint::cordoned(pod, node)
+        .or_else(|| named.map(|wanted| Unfit::OtherNode(wanted.to_owned())))
+        .or_else(|| taint::not_ready(pod, node))
+        .or_else(|| taint::untolerated(pod, node))
+        .or_else(|| affinity::unmatched(pod, node))
+}

@@ -1,0 +1,143 @@
+//! What a pod asks of its node, what a node has, and what is left of it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Node, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use super::Unfit;
+use crate::model::quantity::{Bytes, Quantity};
+
+/// Requested, there, or left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Thousandths of a CPU.
+    pub cpu_milli: u64,
+    pub memory: Bytes,
+    pub pods: u64,
+}
+
+type List = BTreeMap<String, ApiQuantity>;
+
+impl Room {
+    /// Rounded up, as kube-scheduler does. What cannot be read counts as nothing: the API server has read it.
+    fn of(list: Option<&List>) -> Self {
+        let quantity = |name: &str| list?.get(name)?.0.parse::<Quantity>().ok();
+        Self {
+            cpu_milli: quantity("cpu").and_then(Quantity::millis_ceil).unwrap_or(0),
+            memory: Bytes(quantity("memory").and_then(Quantity::units_ceil).unwrap_or(0)),
+            pods: quantity("pods").and_then(Quantity::units_ceil).unwrap_or(0),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
+            memory: Bytes(self.memory.0.saturating_add(other.memory.0)),
+            pods: self.pods.saturating_add(other.pods),
+        }
+    }
+
+    /// Nothing where more is taken than there is.
+    fn minus(self, other: Self) -> Self {
+        Self {
+            cpu_milli: self.cpu_milli.saturating_sub(other.cpu_milli),
+            memory: Bytes(self.memory.0.saturating_sub(other.memory.0)),
+            pods: self.pods.saturating_sub(other.pods),
+        }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            cpu_milli: self.cpu_milli.max(other.cpu_milli),
+            memory: self.memory.max(other.memory),
+            pods: self.pods.max(other.pods),
+        }
+    }
+}
+
+/// What a pod asks that waits for a node.
+pub fn requests(pod: &PodSpec) -> Room {
+    total(pod, &|_, container| Room::of(requested(container.resources.as_ref())))
+}
+
+/// What a pod takes of its node: as asked, or more where a resize is not yet done; nothing once it has ended.
+pub fn taken(pod: &Pod) -> Room {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    let Some(spec) = pod.spec.as_ref().filter(|_| !matches!(phase, Some("Succeeded" | "Failed"))) else {
+        return Room::default();
+    };
+    let running = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    let init = status.and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default();
+    total(spec, &|kind, container| {
+        let statuses = if kind == Kind::Main { running } else { init };
+        let status = statuses.iter().find(|status| status.name == container.name);
+        let asked = Room::of(requested(container.resources.as_ref()));
+        // A plain init container cannot be resized.
+        status.filter(|_| kind != Kind::Init).map_or(asked, |status| asked.max(in_force(status)))
+    })
+}
+
+fn in_force(status: &ContainerStatus) -> Room {
+    Room::of(status.allocated_resources.as_ref()).max(Room::of(requested(status.resources.as_ref())))
+}
+
+fn requested(resources: Option<&ResourceRequirements>) -> Option<&List> {
+    resources?.requests.as_ref()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Main,
+    Sidecar,
+    Init,
+}
+
+/// Containers and sidecars run at once. Init containers run one after another, each beside the sidecars that were
+/// started before it: the most of all these moments counts. Requests of the pod itself stand for those of its
+/// containers; overhead comes on top.
+fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Room) -> Room {
+    let mut sum = pod.containers.iter().fold(Room::default(), |sum, one| sum.plus(of(Kind::Main, one)));
+    let (mut sidecars, mut peak) = (Room::default(), Room::default());
+    for container in pod.init_containers.iter().flatten() {
+        if container.restart_policy.as_deref() == Some("Always") {
+            let room = of(Kind::Sidecar, container);
+            sum = sum.plus(room);
+            sidecars = sidecars.plus(room);
+            peak = peak.max(sidecars);
+        } else {
+            peak = peak.max(sidecars.plus(of(Kind::Init, container)));
+        }
+    }
+    let mut room = sum.max(peak);
+    if let Some(list) = requested(pod.resources.as_ref()) {
+        let whole = Room::of(Some(list));
+        room.cpu_milli = if list.contains_key("cpu") { whole.cpu_milli } else { room.cpu_milli };
+        room.memory = if list.contains_key("memory") { whole.memory } else { room.memory };
+    }
+    Room { pods: 1, ..room.plus(Room::of(pod.overhead.as_ref())) }
+}
+
+/// What pods may take of a node in all.
+pub fn allocatable(node: &Node) -> Room {
+    Room::of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
+}
+
+/// What is left of a node beside the pods that are bound to it.
+pub fn left<'a>(node: &Node, pods: impl IntoIterator<Item = &'a Pod>) -> Room {
+    let used = pods.into_iter().fold(Room::default(), |sum, pod| sum.plus(taken(pod)));
+    allocatable(node).minus(used)
+}
+
+/// What is short for a pod that asks so much; none: it fits. Who asks for none of a thing is not refused for the
+/// lack of it.
+pub fn short_of(asked: Room, left: Room) -> Option<Unfit> {
+    if asked.pods > left.pods {
+        return Some(Unfit::Pods);
+    }
+    if asked.cpu_milli > left.cpu_milli {
+        return Some(Unfit::Cpu { needed: asked.cpu_milli, left: left.cpu_milli });
+    }
+    (asked.memory > left.memory).then_some(Unfit::Memory { needed: asked.memory, left: left.memory })
+}

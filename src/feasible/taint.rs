@@ -1,0 +1,70 @@
+//! Taints and tolerations, cordon, and the Ready condition.
+
+use k8s_openapi::api::core::v1::{Node, PodSpec, Taint, Toleration};
+
+use super::Unfit;
+
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+const NO_SCHEDULE: &str = "NoSchedule";
+const NO_EXECUTE: &str = "NoExecute";
+
+/// A cordoned node carries the taint, too; but only once the node controller has seen the cordon.
+pub fn cordoned(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+    (cordoned && !tolerates(pod, UNSCHEDULABLE, "", NO_SCHEDULE)).then_some(Unfit::Cordoned)
+}
+
+/// kube-scheduler only looks at the taints that the node controller makes of this condition. Looking at the
+/// condition itself saves the moments until they are there; a pod that tolerates the taint is let through. A node
+/// without the condition counts as ready, as there.
+pub fn not_ready(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    let taint = match ready.status.as_str() {
+        "True" => return None,
+        "False" => NOT_READY,
+        _ => UNREACHABLE,
+    };
+    if tolerates(pod, taint, "", NO_SCHEDULE) {
+        return None;
+    }
+    let words = [ready.reason.as_deref(), ready.message.as_deref()];
+    let words: Vec<&str> = words.into_iter().flatten().filter(|words| !words.is_empty()).collect();
+    let words = if words.is_empty() { format!("Ready is {}", ready.status) } else { words.join(": ") };
+    Some(Unfit::NotReady(words))
+}
+
+/// The first taint that keeps the pod off. `PreferNoSchedule` only matters for scores.
+pub fn untolerated(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let keeps_off = |taint: &&Taint| {
+        let value = taint.value.as_deref().unwrap_or_default();
+        [NO_SCHEDULE, NO_EXECUTE].contains(&taint.effect.as_str())
+            && !tolerates(pod, &taint.key, value, &taint.effect)
+    };
+    let Taint { key, value, effect, .. } = taints.iter().find(keeps_off)?;
+    let value = value.clone().unwrap_or_default();
+    Some(Unfit::Taint { key: key.clone(), value, effect: effect.clone() })
+}
+
+fn tolerates(pod: &PodSpec, key: &str, value: &str, effect: &str) -> bool {
+    let tolerations = pod.tolerations.as_deref().unwrap_or_default();
+    tolerations.iter().any(|toleration| matches(toleration, key, value, effect))
+}
+
+/// An empty key or effect means any. Operators of later releases (`Lt`, `Gt`) tolerate nothing: the pod is kept
+/// off a node that it might use, never put on one that it may not.
+fn matches(toleration: &Toleration, key: &str, value: &str, effect: &str) -> bool {
+    let any_or =
+        |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|w| w.is_empty() || w == is);
+    if !any_or(&toleration.effect, effect) || !any_or(&toleration.key, key) {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == value,
+        "Exists" => true,
+        _ => false,
+    }
+}
