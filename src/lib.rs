@@ -14,6 +14,7 @@ pub mod inventory;
 pub mod ledger;
 pub mod params;
 pub mod prepare;
+pub mod select;
 pub mod sharing;
 pub mod slices;
 

@@ -19,7 +19,9 @@ pub const ROOMS: &[Room] = &[
     room("cdi", 1, &["model"]),
     room("ledger", 1, &["model"]),
     room("sharing", 1, &["model"]),
-    room("allocate", 1, &["model", "params"]),
+    room("select", 1, &["model"]),
+    room("allocate", 1, &["model", "params", "select"]),
+    room("feasible", 1, &["model"]),
     room("conditions", 1, &["model", "ledger"]),
     room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
@@ -59,7 +61,9 @@ pub const ROOMS: &[Room] = &[
         &[
             "model",
             "params",
+            "select",
             "allocate",
+            "feasible",
             "inventory",
             "slices",
             "cdi",
@@ -106,8 +110,10 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("tonic_prost", Where::Rooms(&["kubelet"])),
     ("prost", Where::Rooms(&["kubelet"])),
     ("kube", Where::Rooms(&["cluster"])),
-    // As data: slices and conditions make them, node carries them, cluster writes them.
-    ("k8s_openapi", Where::Rooms(&["cluster", "slices", "conditions", "node"])),
+    // As data: slices and conditions make them, select and feasible read them, node carries them, cluster writes
+    // them.
+    ("k8s_openapi", Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "node"])),
+    ("cel", Where::Rooms(&["select"])),
     ("axum", Where::Rooms(&["ops"])),
     ("hyper", Where::Rooms(&["ops"])),
     ("prometheus_client", Where::Rooms(&["ops"])),

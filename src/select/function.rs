@@ -1,0 +1,304 @@
+//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, strings as far as
+//! they only look, `includes`. What is missing here is refused when an expression is compiled.
+
+use std::cmp::Ordering;
+use std::rc::Rc;
+
+use semver::Version;
+
+use super::facts::DeviceFacts;
+use super::value::{Value, version};
+use crate::model::quantity::Quantity;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Function {
+    Not,
+    Negate,
+    Equal,
+    Differ,
+    Less,
+    AtMost,
+    More,
+    AtLeast,
+    In,
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Remainder,
+    /// True for all but false, and for errors: how `all` and `exists` know when they may stop.
+    NotFalse,
+    Size,
+    ToInt,
+    ToText,
+    Same,
+    Contains,
+    StartsWith,
+    EndsWith,
+    LowerAscii,
+    UpperAscii,
+    Trim,
+    Includes,
+    ToQuantity,
+    IsQuantity,
+    IsGreater,
+    IsLess,
+    Compare,
+    Sign,
+    IsInteger,
+    AsInteger,
+    ToVersion,
+    IsVersion,
+    Major,
+    Minor,
+    Patch,
+    Some,
+    SomeNonZero,
+    None,
+    HasValue,
+    Unwrap,
+    /// `optional.or(optional)`, `optional.orValue(value)`: the second is only looked at if needed.
+    Or,
+    OrValue,
+}
+
+use Function as F;
+
+/// Names as the parser gives them; all of them take so many arguments.
+const OPERATORS: &[(&str, usize, F)] = &[
+    ("!_", 1, F::Not),
+    ("-_", 1, F::Negate),
+    ("_==_", 2, F::Equal),
+    ("_!=_", 2, F::Differ),
+    ("_<_", 2, F::Less),
+    ("_<=_", 2, F::AtMost),
+    ("_>_", 2, F::More),
+    ("_>=_", 2, F::AtLeast),
+    ("@in", 2, F::In),
+    ("_+_", 2, F::Add),
+    ("_-_", 2, F::Subtract),
+    ("_*_", 2, F::Multiply),
+    ("_/_", 2, F::Divide),
+    ("_%_", 2, F::Remainder),
+    ("@not_strictly_false", 1, F::NotFalse),
+    ("size", 1, F::Size),
+    ("int", 1, F::ToInt),
+    ("string", 1, F::ToText),
+    ("dyn", 1, F::Same),
+    ("quantity", 1, F::ToQuantity),
+    ("isQuantity", 1, F::IsQuantity),
+    ("semver", 1, F::ToVersion),
+    ("isSemver", 1, F::IsVersion),
+    ("optional.of", 1, F::Some),
+    ("optional.ofNonZeroValue", 1, F::SomeNonZero),
+    ("optional.none", 0, F::None),
+];
+
+/// Behind a dot; what is before it counts as the first argument.
+const MEMBERS: &[(&str, usize, F)] = &[
+    ("size", 1, F::Size),
+    ("contains", 2, F::Contains),
+    ("startsWith", 2, F::StartsWith),
+    ("endsWith", 2, F::EndsWith),
+    ("lowerAscii", 1, F::LowerAscii),
+    ("upperAscii", 1, F::UpperAscii),
+    ("trim", 1, F::Trim),
+    ("includes", 2, F::Includes),
+    ("isGreaterThan", 2, F::IsGreater),
+    ("isLessThan", 2, F::IsLess),
+    ("compareTo", 2, F::Compare),
+    ("sign", 1, F::Sign),
+    ("isInteger", 1, F::IsInteger),
+    ("asInteger", 1, F::AsInteger),
+    ("major", 1, F::Major),
+    ("minor", 1, F::Minor),
+    ("patch", 1, F::Patch),
+    ("hasValue", 1, F::HasValue),
+    ("value", 1, F::Unwrap),
+    ("or", 2, F::Or),
+    ("orValue", 2, F::OrValue),
+];
+
+impl Function {
+    /// # Errors
+    /// What is wrong with the name or the number of arguments.
+    pub fn find(name: &str, member: bool, arguments: usize) -> Result<Self, String> {
+        let table = if member { MEMBERS } else { OPERATORS };
+        let found = table.iter().find(|(known, ..)| *known == name);
+        match found {
+            Some((_, wanted, function)) if *wanted == arguments => Ok(*function),
+            Some(_) => Err(format!("{name} does not take so many arguments")),
+            None => Err(format!("there is no function {name}")),
+        }
+    }
+
+    /// # Errors
+    /// It cannot be applied to these.
+    pub fn apply<'a>(self, arguments: &[Value<'a>], device: &'a DeviceFacts) -> Result<Value<'a>, String> {
+        match arguments {
+            [] => Ok(Value::Optional(None)),
+            [one] => self.of_one(one, device),
+            [one, other] => self.of_two(one, other, device),
+            _ => Err("has too many arguments".to_owned()),
+        }
+    }
+
+    fn of_one<'a>(self, one: &Value<'a>, device: &'a DeviceFacts) -> Result<Value<'a>, String> {
+        match (self, one) {
+            (F::Same, value) => Ok(value.clone()),
+            (F::Not, Value::Bool(value)) => Ok(Value::Bool(!value)),
+            (F::Negate, Value::Int(value)) => value.checked_neg().map(Value::Int).ok_or_else(overflow),
+            (F::Size, Value::Text(text)) => count(text.chars().count()),
+            (F::Size, value) => count(value.elements(device)?.len()),
+            (F::ToInt, Value::Int(value)) => Ok(Value::Int(*value)),
+            (F::ToInt, Value::Text(text)) => {
+                text.parse().map(Value::Int).map_err(|_| format!("{text:?} is no whole number"))
+            }
+            (F::ToText, Value::Text(text)) => Ok(Value::Text(text.clone())),
+            (F::ToText, Value::Int(value)) => Ok(Value::Text(value.to_string().into())),
+            (F::ToText, Value::Bool(value)) => Ok(Value::Text(value.to_string().into())),
+            (F::LowerAscii, Value::Text(text)) => Ok(Value::Text(text.to_ascii_lowercase().into())),
+            (F::UpperAscii, Value::Text(text)) => Ok(Value::Text(text.to_ascii_uppercase().into())),
+            (F::Trim, Value::Text(text)) => Ok(Value::Text(text.trim().to_owned().into())),
+            (F::Some, value) => Ok(Value::some(value.clone())),
+            (F::SomeNonZero, value) => {
+                Ok(if zero(value) { Value::Optional(None) } else { Value::some(value.clone()) })
+            }
+            (F::HasValue, Value::Optional(value)) => Ok(Value::Bool(value.is_some())),
+            (F::Unwrap, Value::Optional(value)) => {
+                value.as_deref().cloned().ok_or_else(|| "the optional has no value".to_owned())
+            }
+            _ => self.of_number(one),
+        }
+    }
+
+    /// Quantities and versions.
+    fn of_number<'a>(self, one: &Value<'a>) -> Result<Value<'a>, String> {
+        match (self, one) {
+            (F::ToQuantity, Value::Text(text)) => quantity(text).map(Value::Quantity),
+            (F::IsQuantity, Value::Text(text)) => Ok(Value::Bool(quantity(text).is_ok())),
+            (F::Sign, Value::Quantity(value)) => Ok(Value::Int(value.cmp(&Quantity::from_units(0)) as i64)),
+            (F::IsInteger, Value::Quantity(value)) => Ok(Value::Bool(integer(*value).is_some())),
+            (F::AsInteger, Value::Quantity(value)) => integer(*value)
+                .map(Value::Int)
+                .ok_or_else(|| format!("{value} is no whole number of the size of an int")),
+            (F::ToVersion, Value::Text(text)) => version(text),
+            (F::IsVersion, Value::Text(text)) => Ok(Value::Bool(Version::parse(text).is_ok())),
+            (F::Major, Value::Version(version)) => count(version.major),
+            (F::Minor, Value::Version(version)) => count(version.minor),
+            (F::Patch, Value::Version(version)) => count(version.patch),
+            _ => Err(format!("{} cannot be applied to {}", self.word(), one.kind())),
+        }
+    }
+
+    fn of_two<'a>(
+        self,
+        one: &Value<'a>,
+        other: &Value<'a>,
+        device: &'a DeviceFacts,
+    ) -> Result<Value<'a>, String> {
+        let bool = |value: bool| Ok(Value::Bool(value));
+        match (self, one, other) {
+            (F::Equal, ..) => one.equals(other).map(Value::Bool),
+            (F::Differ, ..) => one.equals(other).map(|same| Value::Bool(!same)),
+            (F::Less, ..) => one.order(other).map(|order| Value::Bool(order.is_lt())),
+            (F::AtMost, ..) => one.order(other).map(|order| Value::Bool(order.is_le())),
+            (F::More, ..) => one.order(other).map(|order| Value::Bool(order.is_gt())),
+            (F::AtLeast, ..) => one.order(other).map(|order| Value::Bool(order.is_ge())),
+            (F::In, element, Value::List(list)) => among(element, list).map(Value::Bool),
+            (F::In, key, map @ (Value::Domains(_) | Value::Names(..) | Value::Map(_))) => {
+                Ok(Value::Bool(has(map, key, device)?))
+            }
+            (F::Includes, Value::List(list), element) => among(element, list).map(Value::Bool),
+            (F::Includes, value, element) => value.equals(element).map(Value::Bool),
+            (F::Contains, Value::Text(text), Value::Text(part)) => bool(text.contains(&**part)),
+            (F::StartsWith, Value::Text(text), Value::Text(part)) => bool(text.starts_with(&**part)),
+            (F::EndsWith, Value::Text(text), Value::Text(part)) => bool(text.ends_with(&**part)),
+            (F::IsGreater, ..) => compare(one, other).map(|order| Value::Bool(order.is_gt())),
+            (F::IsLess, ..) => compare(one, other).map(|order| Value::Bool(order.is_lt())),
+            (F::Compare, ..) => compare(one, other).map(|order| Value::Int(order as i64)),
+            (F::Add, Value::Text(one), Value::Text(other)) => Ok(Value::Text(format!("{one}{other}").into())),
+            (F::Add, Value::List(one), Value::List(other)) => {
+                Ok(Value::List(Rc::new(one.iter().chain(other.iter()).cloned().collect())))
+            }
+            (_, Value::Int(one), Value::Int(other)) => self.arithmetic(*one, *other),
+            _ => Err(format!("{} cannot be applied to {} and {}", self.word(), one.kind(), other.kind())),
+        }
+    }
+
+    fn arithmetic<'a>(self, one: i64, other: i64) -> Result<Value<'a>, String> {
+        if matches!(self, F::Divide | F::Remainder) && other == 0 {
+            return Err("a number is divided by zero".to_owned());
+        }
+        let result = match self {
+            F::Add => one.checked_add(other),
+            F::Subtract => one.checked_sub(other),
+            F::Multiply => one.checked_mul(other),
+            F::Divide => one.checked_div(other),
+            F::Remainder => one.checked_rem(other),
+            _ => return Err(format!("{} cannot be applied to two ints", self.word())),
+        };
+        result.map(Value::Int).ok_or_else(overflow)
+    }
+
+    /// As it is written.
+    fn word(self) -> &'static str {
+        let known = OPERATORS.iter().chain(MEMBERS).find(|(.., function)| *function == self);
+        match known.map_or("", |(name, ..)| name) {
+            "@in" => "in",
+            name => name.trim_matches('_'),
+        }
+    }
+}
+
+fn overflow() -> String {
+    "a number is larger than an int can be".to_owned()
+}
+
+fn count<'a>(count: impl TryInto<i64>) -> Result<Value<'a>, String> {
+    count.try_into().map(Value::Int).map_err(|_| overflow())
+}
+
+fn quantity(text: &str) -> Result<Quantity, String> {
+    text.parse::<Quantity>().map_err(|error| error.to_string())
+}
+
+/// Whole and within an int.
+fn integer(quantity: Quantity) -> Option<i64> {
+    quantity.units_ceil().filter(|_| quantity.is_whole()).and_then(|units| i64::try_from(units).ok())
+}
+
+fn zero(value: &Value<'_>) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) | Value::Int(0) | Value::Optional(None) => true,
+        Value::Text(text) => text.is_empty(),
+        Value::List(list) => list.is_empty(),
+        Value::Map(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+fn among<'a>(element: &Value<'a>, list: &[Value<'a>]) -> Result<bool, String> {
+    for one in list {
+        if one.equals(element)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A domain is there if the device has anything of it, though looking it up never fails.
+pub fn has<'a>(map: &Value<'a>, key: &Value<'a>, device: &'a DeviceFacts) -> Result<bool, String> {
+    match map {
+        Value::Domains(_) => among(key, &map.elements(device)?),
+        _ => Ok(map.find(key, device)?.is_some()),
+    }
+}
+
+fn compare(one: &Value<'_>, other: &Value<'_>) -> Result<Ordering, String> {
+    match (one, other) {
+        (Value::Quantity(one), Value::Quantity(other)) => Ok(one.cmp(other)),
+        (Value::Version(one), Value::Version(other)) => Ok(one.cmp_precedence(other)),
+        _ => Err(format!("{} and {} cannot be compared", one.kind(), other.kind())),
+    }
+}

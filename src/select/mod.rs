@@ -1,0 +1,92 @@
+//! Selectors: the CEL expressions of DeviceClasses and claims, evaluated on a device's facts.
+//!
+//! * [`DeviceFacts`]: what a ResourceSlice says of a device
+//! * [`Selector`]: an expression, compiled once; [`Selector::matches`] says whether it chooses a device
+//!
+//! The rules are kube-scheduler's (KEP-4381): one variable `device` with `driver`, `attributes[domain].name`,
+//! `capacity[domain].name` and `allowMultipleAllocations`; an unknown domain is an empty map, an unknown name is an
+//! error, which the claim is told. Of CEL's functions those are there that `function` lists; an expression that uses
+//! another is refused when it is compiled, with words: nothing is ever guessed.
+//!
+//! `parse` is the only file that knows the CEL crate, and takes its parser alone: its evaluator has no quantities,
+//! no versions, no `cel.bind`, no empty map for an unknown domain, and no bound on what an evaluation may cost.
+//!
+//! May import: model. May name: cel, k8s-openapi (as data only), regex, semver,
+//! thiserror.
+
+mod eval;
+mod expr;
+mod facts;
+mod function;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use thiserror::Error;
+
+pub use expr::{Reads, Seen};
+pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
+
+/// The API server's limit.
+pub const TEXT_BYTES_MAX: usize = 10 << 10;
+
+/// A compiled expression.
+#[derive(Debug, Clone)]
+pub struct Selector {
+    text: String,
+    expr: expr::Expr,
+}
+
+/// Why an expression cannot be used, or says nothing about a device.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SelectError {
+    #[error("the selector has {0} bytes; {TEXT_BYTES_MAX} are the most")]
+    TooLong(usize),
+    /// In brackets, or in one row of operators.
+    #[error("the selector {text:?} is nested too deeply; split it into several selectors")]
+    TooDeep { text: String },
+    /// Line and column count from 1.
+    #[error("the selector {text:?} is no CEL, line {line}, column {column}: {words}")]
+    Syntax { text: String, line: usize, column: usize, words: String },
+    #[error("the selector {text:?} cannot be evaluated here: {what}")]
+    Unsupported { text: String, what: String },
+    /// A mistake that shows on this device: kube-scheduler would stop at it.
+    #[error("the selector {text:?} fails: {what}")]
+    Failed { text: String, what: String },
+    #[error("the selector {text:?} costs too much to evaluate; make it simpler")]
+    TooCostly { text: String },
+}
+
+impl Selector {
+    /// # Errors
+    /// It is too long, no CEL, or uses something that is not supported.
+    pub fn compile(text: &str) -> Result<Self, SelectError> {
+        let expr = parse::expression(text)?;
+        Ok(Self { text: text.to_owned(), expr })
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// True if it chooses the device.
+    ///
+    /// # Errors
+    /// It names an attribute that the device lacks, compares what cannot be compared, gives something else than
+    /// true or false, or costs too much.
+    pub fn matches(&self, device: &DeviceFacts) -> Result<bool, SelectError> {
+        eval::truth(&self.expr, device).map_err(|trouble| {
+            let text = self.text.clone();
+            match trouble {
+                eval::Trouble::Fails(what) => SelectError::Failed { text, what },
+                eval::Trouble::Costs => SelectError::TooCostly { text },
+            }
+        })
+    }
+
+    /// What of a device the answer depends on; devices that agree in it get the same answer.
+    pub fn reads(&self) -> Reads {
+        Reads::of(&self.expr)
+    }
+}

@@ -1,0 +1,163 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::Device;
+use proptest::prelude::*;
+use serde::Deserialize;
+
+use super::*;
+
+const DEVICES: &str = include_str!("../../tests/data/select/devices.json");
+const CASES: &str = include_str!("../../tests/data/select/cases.txt");
+
+fn devices() -> BTreeMap<String, DeviceFacts> {
+    #[derive(Deserialize)]
+    struct Entry {
+        driver: String,
+        device: Device,
+    }
+    let all: BTreeMap<String, Entry> = serde_json::from_str(DEVICES).unwrap();
+    all.into_iter().map(|(name, entry)| (name, DeviceFacts::of(&entry.driver, &entry.device))).collect()
+}
+
+/// Line number, device, what is expected, expression.
+fn cases() -> impl Iterator<Item = (usize, &'static str, &'static str, &'static str)> {
+    let lines = CASES.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(at, line)| {
+        let (device, rest) = line.split_once(' ').unwrap();
+        let (expected, expression) = rest.trim_start().split_once(' ').unwrap();
+        (at, device, expected, expression.trim_start())
+    })
+}
+
+fn outcome(expression: &str, device: &DeviceFacts) -> (String, Option<SelectError>) {
+    match Selector::compile(expression).and_then(|selector| selector.matches(device)) {
+        Ok(truth) => (truth.to_string(), None),
+        Err(error @ (SelectError::Failed { .. } | SelectError::TooCostly { .. })) => {
+            ("fails".to_owned(), Some(error))
+        }
+        Err(error) => ("refused".to_owned(), Some(error)),
+    }
+}
+
+#[test]
+fn every_case_comes_out_as_the_list_says() {
+    let devices = devices();
+    let mut wrong = Vec::new();
+    for (line, device, expected, expression) in cases() {
+        let (found, error) = outcome(expression, &devices[device]);
+        if found != expected {
+            wrong.push(format!("line {line}: {expression}\n  {found} where {expected} is due: {error:?}"));
+        }
+        if let Some(error) = error {
+            assert!(error.to_string().contains(&format!("{expression:?}")), "line {line}: {error}");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(cases().count() >= 40);
+}
+
+#[test]
+fn an_answer_depends_on_nothing_but_what_is_read() {
+    let devices = devices();
+    for (line, _, _, expression) in cases() {
+        let Ok(selector) = Selector::compile(expression) else { continue };
+        let reads = selector.reads();
+        for one in devices.values() {
+            for other in devices.values().filter(|other| reads.seen(one) == reads.seen(other)) {
+                assert_eq!(selector.matches(one), selector.matches(other), "line {line}: {expression}");
+            }
+        }
+    }
+    let reads = |text: &str| Selector::compile(text).unwrap().reads();
+    let (h100, mut twin) = (&devices["h100"], devices["h100"].clone());
+    let uuid = QualifiedName::of("uuid", "gpu.nvidia.com");
+    twin.attributes.insert(uuid, AttributeValue::String("GPU-2".to_owned()));
+    for (text, alike) in [
+        ("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'", true),
+        ("cel.bind(gpu, device.attributes['gpu.nvidia.com'], gpu.type == 'gpu')", true),
+        ("cel.bind(gpu, device.attributes['gpu.nvidia.com'], gpu.uuid == 'GPU-1')", false),
+        ("'type' in device.attributes['gpu.nvidia.com']", true),
+        ("has(device.attributes['gpu.nvidia.com'].uuid)", false),
+        ("device.capacity['gpu.nvidia.com'].?memory.hasValue()", true),
+        ("device.attributes['gpu.nvidia.com'].exists(name, name == 'uuid')", false),
+    ] {
+        let reads = reads(text);
+        assert_eq!(reads.seen(h100) == reads.seen(&twin), alike, "{text}");
+    }
+}
+
+#[test]
+fn a_refusal_says_what_is_wrong_and_where() {
+    let device = &devices()["h100"];
+    for (expression, words) in [
+        (
+            "device.attributes['gpu.nvidia.com'].nosuch == 1",
+            "fails: the device has no attribute nosuch in the domain gpu.nvidia.com",
+        ),
+        ("device.driver", "it gives a string where true or false is due"),
+        ("device.driver ==\n== 'a'", "is no CEL, line 2, column 1"),
+        ("device.driver == 'a", "is no CEL, line 1, column 18: unterminated string"),
+        ("1 == 1 é", "is no CEL, line 1, column 8"),
+        ("device.nosuch", "device has no field nosuch; it has driver, attributes, capacity"),
+        ("device.driver.split('.')[0] == 'gpu'", "cannot be evaluated here: there is no function split"),
+        ("device.driver.contains('a', 'b')", "contains does not take so many arguments"),
+        ("quantity('10GB').sign() == 1", "\"10GB\" is not a quantity"),
+        ("device.driver.matches('(')", "the pattern \"(\": error: unclosed group"),
+    ] {
+        let (_, error) = outcome(expression, device);
+        let found = error.unwrap().to_string();
+        assert!(found.contains(words), "{found}\nshould say: {words}");
+    }
+}
+
+#[test]
+fn what_costs_too_much_is_given_up() {
+    let device = &devices()["h100"];
+    let long = format!("device.driver == '{}'", "x".repeat(TEXT_BYTES_MAX));
+    assert!(matches!(Selector::compile(&long), Err(SelectError::TooLong(_))));
+    for (what, text) in [
+        ("brackets", format!("{}true{}", "(".repeat(3000), ")".repeat(3000))),
+        ("brackets in brackets", format!("{}1{} == 1", "(0+".repeat(2000), ")".repeat(2000))),
+        ("sums", format!("1{} > 0", "+1".repeat(4000))),
+        ("negations", format!("{}true", "!".repeat(9000))),
+        ("conditions", format!("{}true", "true ? true : ".repeat(700))),
+        ("members", format!("device{}", ".a".repeat(4000))),
+        ("lists", format!("{}{}", "[".repeat(4000), "]".repeat(4000))),
+        ("both", format!("{}", "true && 1+".repeat(1) + &"-".repeat(5000) + "1 == 1")),
+    ] {
+        assert!(matches!(Selector::compile(&text), Err(SelectError::TooDeep { .. })), "{what}");
+    }
+    let wide = vec!["device.driver == 'a'"; 400].join(" || ");
+    assert_eq!(outcome(&wide, device).0, "false", "width is no depth");
+    let ten = "[0,1,2,3,4,5,6,7,8,9]";
+    let nested = (0..7).fold("false".to_owned(), |inner, nth| format!("{ten}.exists(x{nth}, {inner})"));
+    let doubling = (0..40).fold("size(v) == 1".to_owned(), |inner, _| format!("cel.bind(v, v + v, {inner})"));
+    for text in [nested, format!("cel.bind(v, '{}', {doubling})", "x".repeat(64))] {
+        let found = Selector::compile(&text).unwrap().matches(device);
+        assert!(matches!(found, Err(SelectError::TooCostly { .. })), "{found:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever is written: an answer or a refusal, never a panic.
+    #[test]
+    fn nothing_panics(text in "[-a-z0-9 .,:?!&|=<>+*/%'\"\\\\()\\[\\]{}`_é@]{0,60}") {
+        let found = Selector::compile(&text).and_then(|selector| selector.matches(&DeviceFacts::default()));
+        prop_assert!(found.is_ok() || found.is_err());
+    }
+
+    /// The same with whole words, which get further.
+    #[test]
+    fn nothing_panics_on_words(words in proptest::collection::vec(prop_oneof![
+        Just("device"), Just("."), Just("attributes"), Just("['a.b']"), Just("[?'x']"), Just(".?"), Just("has("),
+        Just("("), Just(")"), Just("=="), Just("&&"), Just("||"), Just("?"), Just(":"), Just("1"), Just("'t'"),
+        Just("in"), Just("["), Just("]"), Just("{"), Just("}"), Just(","), Just("!"), Just("-"), Just("x"),
+        Just(".exists(x, "), Just(".map(x, "), Just("cel.bind(x, "), Just("quantity("), Just(".orValue("),
+        Just("9223372036854775808"), Just("0x"), Just("1e5"), Just("b'x'"), Just("r'\\'"), Just("'\\u12'"), Just("\"\"\"")
+    ], 0..12)) {
+        let found = Selector::compile(&words.concat()).and_then(|one| one.matches(&devices()["h100"]));
+        prop_assert!(found.is_ok() || found.is_err());
+    }
+}
