@@ -6,6 +6,7 @@ use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
 use crate::params::{Amount, Fraction, GpuShare};
+use crate::select::QualifiedName;
 
 /// One pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,10 +22,23 @@ impl From<Shape> for PodAsk {
     }
 }
 
-/// Everything that pods made from one template have in common.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// Everything that pods made from one template have in common. All of it is found on one node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Shape {
-    /// Different GPUs of one node, the same part of each. 0: the pod only needs CPU and memory.
+    /// One per request of the pod's claims; none: the pod only needs CPU and memory.
+    pub wants: Vec<Want>,
+    pub alike: Vec<Alike>,
+    /// What the pod asks of its node: thousandths of a CPU, bytes.
+    pub cpu_milli: u64,
+    pub memory: Bytes,
+}
+
+/// One request of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Want {
+    /// Number of the claim among the pod's. GPUs of one claim are different ones; two claims may meet on one GPU.
+    pub claim: u32,
+    /// How many GPUs, the same part of each.
     pub gpus: u32,
     pub part: Part,
     /// Of each GPU's multiprocessors; none: nothing is kept for it.
@@ -34,9 +48,16 @@ pub struct Shape {
     pub minimum_isolation: Isolation,
     /// Parts of products' names, in any case: one must be in the GPU's. Empty: any GPU.
     pub products: Vec<String>,
-    /// What the pod asks of its node: thousandths of a CPU, bytes.
-    pub cpu_milli: u64,
-    pub memory: Bytes,
+    /// CEL on the GPU's facts, of the DeviceClass and of the request: all must hold.
+    pub selectors: Vec<String>,
+}
+
+/// A `matchAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it equal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Alike {
+    pub attribute: QualifiedName,
+    /// Places in [`Shape::wants`].
+    pub wants: Vec<usize>,
 }
 
 /// How much of each GPU.
@@ -69,17 +90,29 @@ impl Nodes {
 }
 
 impl Shape {
-    /// A pod without GPUs, CPU or memory: to be filled in.
-    pub fn empty() -> Self {
+    /// GPUs of all wants together.
+    pub fn gpus(&self) -> u32 {
+        self.wants.iter().fold(0, |sum, want| sum.saturating_add(want.gpus))
+    }
+
+    /// A pod that only wants this.
+    pub fn one(want: Want) -> Self {
+        Self { wants: vec![want], ..Self::default() }
+    }
+}
+
+impl Want {
+    /// Whole GPUs, any: to be filled in.
+    pub fn whole(gpus: u32) -> Self {
         Self {
-            gpus: 0,
+            claim: 0,
+            gpus,
             part: Part::Whole,
             compute: None,
             slots: 1,
             minimum_isolation: Isolation::None,
             products: Vec::new(),
-            cpu_milli: 0,
-            memory: Bytes(0),
+            selectors: Vec::new(),
         }
     }
 
@@ -92,7 +125,7 @@ impl Shape {
             Some(Amount::Fraction(fraction)) => (Part::Fraction(fraction), fraction.percent()),
         };
         let minimum_isolation = share.minimum_isolation.unwrap_or(Isolation::None);
-        Self { gpus, part, compute: share.compute.or(follows), minimum_isolation, ..Self::empty() }
+        Self { part, compute: share.compute.or(follows), minimum_isolation, ..Self::whole(gpus) }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::ask::Shape;
+use super::facts::Choices;
 use super::fit::Terms;
 use super::fragment::Workload;
 use super::index::Nodes;
@@ -21,6 +22,7 @@ const BLOCK: usize = 64;
 pub(super) struct Boards {
     kept: BTreeMap<(Policy, Shape), Board>,
     uses: u64,
+    pub choices: Choices,
     pub scratch: Scratch,
 }
 
@@ -58,19 +60,20 @@ impl Boards {
                 oldest.and_then(|key| self.kept.remove(&key));
             }
         }
-        let board = self.kept.entry(key).or_insert_with(|| Board::empty(shape, nodes));
+        let board = self.kept.entry(key).or_insert_with(|| Board::empty(shape, nodes, &mut self.choices));
         board.used = self.uses;
-        if board.terms.needs.len() != nodes.classes.len() {
-            *board = Board { used: board.used, ..Board::empty(shape, nodes) };
+        if board.terms.outdated(nodes) {
+            *board = Board { used: board.used, ..Board::empty(shape, nodes, &mut self.choices) };
         }
+        board.terms.follow(shape, nodes, &mut self.choices);
         board.follow(nodes, workload, policy, &mut self.scratch);
         (board, &mut self.scratch)
     }
 }
 
 impl Board {
-    fn empty(shape: &Shape, nodes: &Nodes) -> Self {
-        let terms = Terms::new(shape, &nodes.classes);
+    fn empty(shape: &Shape, nodes: &Nodes, choices: &mut Choices) -> Self {
+        let terms = Terms::new(shape, nodes, choices);
         let (scores, versions, best) = (Vec::new(), Vec::new(), Vec::new());
         Self { terms, scores, versions, best, at: 0, epoch: u64::MAX, used: 0 }
     }

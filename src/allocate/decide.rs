@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::ask::PodAsk;
+use super::ask::{PodAsk, Shape};
 use super::explain::{Explanation, explain};
 use super::fit::placement;
 use super::index::Index;
@@ -31,7 +31,8 @@ pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Deci
     }
     let mut order: Vec<usize> = (0..pods.len()).collect();
     let largest = index.nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
-    let size = |pod: &PodAsk| (pod.shape.gpus, pod.shape.part.mib(largest), pod.shape.cpu_milli);
+    let part = |shape: &Shape| shape.wants.iter().map(|want| want.part.mib(largest)).max();
+    let size = |pod: &PodAsk| (pod.shape.gpus(), part(&pod.shape), pod.shape.cpu_milli);
     order.sort_by_key(|at| Reverse(size(&pods[*at])));
     let mut placed: Vec<(usize, usize, Placement)> = Vec::with_capacity(pods.len());
     let mut refused = None;

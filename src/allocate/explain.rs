@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::ask::{Part, PodAsk};
-use super::fit::{Terms, Unfit, needs};
+use super::ask::{Part, PodAsk, Want};
+use super::facts::Choice;
+use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
 use super::node::{Gpu, Node};
 
@@ -31,6 +32,8 @@ pub enum Shortage {
     Slots { needed: u32, largest: u32, candidates: usize, at: String },
     /// GPUs of one node that fit.
     Gpus { needed: usize, most: usize, node: String },
+    /// Each want fits somewhere, but not all on one node, or not with these attributes alike.
+    Together { gpus: u32, wants: usize, alike: Vec<String> },
 }
 
 /// What was no candidate, each counted once, by the first reason.
@@ -46,28 +49,45 @@ pub struct Skipped {
     pub closed: usize,
     pub other_product: usize,
     pub isolation: usize,
+    /// A selector does not choose them.
+    pub not_selected: usize,
+    /// A selector fails on them: how many, and the first failure.
+    pub failed: Option<(usize, String)>,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: usize,
 }
 
 /// Looks at everything once more: only done for a refusal.
-pub(super) fn explain(index: &Index, pod: &PodAsk, gang: (usize, usize)) -> Explanation {
-    let classes = &index.nodes.classes;
-    let terms = Terms::new(&pod.shape, classes);
-    let fit: Vec<_> = classes.iter().map(|class| needs(&pod.shape, class)).collect();
-    let (mut skipped, mut most) = (Skipped::default(), Most::default());
-    for node in index.nodes.all.iter().flatten() {
-        if !pod.nodes.allow(&node.name) {
-            skipped.nodes_not_allowed += 1;
-        } else if node.free_cpu_milli() < terms.cpu_milli {
-            more(&mut skipped.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
-        } else if node.free_memory_mib() < terms.memory_mib {
-            more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
-        } else {
-            most.look(node, &terms, &fit, &mut skipped);
+///
+/// Of several wants, the first that fits nowhere is what is told.
+pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> Explanation {
+    let Index { nodes, boards, .. } = index;
+    let terms = Terms::new(&pod.shape, nodes, &mut boards.choices);
+    let none = Want::whole(0);
+    let mut told = None;
+    for (at, one) in terms.wants.iter().enumerate() {
+        let want = pod.shape.wants.get(at).unwrap_or(&none);
+        let fit: Vec<_> = nodes.classes.iter().map(|class| needs(want, class)).collect();
+        let (mut skipped, mut most) = (Skipped::default(), Most::default());
+        for node in nodes.all.iter().flatten() {
+            if !pod.nodes.allow(&node.name) {
+                skipped.nodes_not_allowed += 1;
+            } else if node.free_cpu_milli() < terms.cpu_milli {
+                more(&mut skipped.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
+            } else if node.free_memory_mib() < terms.memory_mib {
+                more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
+            } else {
+                most.look(node, one, &fit, &mut skipped);
+            }
         }
+        if most.candidates == 0 || most.fitting < one.gpus {
+            return Explanation { gang, shortage: most.shortage(want, one), skipped };
+        }
+        told.get_or_insert(skipped);
     }
-    Explanation { gang, shortage: most.shortage(pod, &terms), skipped }
+    let alike = pod.shape.alike.iter().map(|alike| alike.attribute.to_string()).collect();
+    let shortage = Shortage::Together { gpus: pod.shape.gpus(), wants: terms.wants.len(), alike };
+    Explanation { gang, shortage, skipped: told.unwrap_or_default() }
 }
 
 fn more(entry: &mut Option<(usize, u64, u64, String)>, needed: u64, left: u64, node: &Node) {
@@ -115,7 +135,7 @@ impl<'a> Most<'a> {
     fn look(
         &mut self,
         node: &'a Node,
-        terms: &Terms,
+        terms: &WantTerms,
         fit: &[Result<(u64, u32), Unfit>],
         skipped: &mut Skipped,
     ) {
@@ -124,6 +144,10 @@ impl<'a> Most<'a> {
             let (mib, slots) = match fit[gpu.class] {
                 _ if gpu.closed => {
                     skipped.closed += 1;
+                    continue;
+                }
+                Ok(_) if !terms.chooses(gpu) => {
+                    skipped.not_chosen(terms.choice.as_ref(), gpu);
                     continue;
                 }
                 Ok(needs) => needs,
@@ -150,13 +174,13 @@ impl<'a> Most<'a> {
         }
     }
 
-    fn shortage(&self, pod: &PodAsk, terms: &Terms) -> Shortage {
-        let Some(memory) = &self.memory else { return Shortage::Candidates { gpus: pod.shape.gpus } };
+    fn shortage(&self, want: &Want, terms: &WantTerms) -> Shortage {
+        let Some(memory) = &self.memory else { return Shortage::Candidates { gpus: want.gpus } };
         if let Some(node) = self.fitting_on {
             let node = node.name.to_string();
             return Shortage::Gpus { needed: terms.gpus, most: self.fitting, node };
         }
-        if pod.shape.part == Part::Whole {
+        if want.part == Part::Whole {
             return Shortage::Whole { candidates: self.candidates };
         }
         let candidates = self.with_memory;
@@ -172,6 +196,15 @@ impl<'a> Most<'a> {
 }
 
 impl Skipped {
+    fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu) {
+        let failure =
+            choice.filter(|choice| choice.failed.has(gpu.facts)).and_then(|choice| choice.words.as_ref());
+        match failure {
+            Some(words) => self.failed.get_or_insert_with(|| (0, words.to_string())).0 += 1,
+            None => self.not_selected += 1,
+        }
+    }
+
     fn unfit(&mut self, unfit: Unfit) -> &mut usize {
         match unfit {
             Unfit::Product => &mut self.other_product,
@@ -210,6 +243,18 @@ impl fmt::Display for Shortage {
             Self::Gpus { needed, most, node } => {
                 write!(f, "needs {needed} GPUs of one node; the most that fit are {most} on node {node}")
             }
+            Self::Together { gpus, wants, alike } => {
+                write!(f, "needs {gpus} GPU{} of one node", s(*gpus))?;
+                if *wants > 1 {
+                    write!(
+                        f,
+                        " for {wants} requests; each fits somewhere, but no node has room for all at once"
+                    )?;
+                } else {
+                    f.write_str("; no node has so many")?;
+                }
+                if alike.is_empty() { Ok(()) } else { write!(f, " with the same {}", alike.join(" and ")) }
+            }
         }
     }
 }
@@ -229,6 +274,7 @@ impl fmt::Display for Skipped {
         add(self.too_small, "GPUs too small even idle");
         add(self.other_product, "GPUs of another product");
         add(self.isolation, "GPUs below the isolation asked for");
+        add(self.not_selected, "GPUs that a selector does not choose");
         add(self.closed, "GPUs held by others");
         add(self.nodes_not_allowed, "nodes that the pod may not run on");
         if let Some((count, needed, most, node)) = &self.cpu {
@@ -238,6 +284,9 @@ impl fmt::Display for Skipped {
             words.push(format!(
                 "{count} nodes without {needed} MiB of memory (most left is {most} MiB on node {node})"
             ));
+        }
+        if let Some((count, failure)) = &self.failed {
+            words.push(format!("{count} GPUs on which {failure}"));
         }
         f.write_str(&words.join(", "))
     }

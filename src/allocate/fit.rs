@@ -1,19 +1,33 @@
 //! Does a pod fit on a node, and on which of its GPUs?
 
-use super::ask::Shape;
+use super::ask::{Part, Shape, Want};
+use super::facts::{AlikeTerms, Choice, Choices};
 use super::index::Nodes;
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
+use super::search;
 use crate::model::quantity::Bytes;
 
 /// A shape, worked out for each class of GPUs once.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    pub gpus: usize,
+    /// As in the shape; never empty: a pod without wants has one for no GPU.
+    pub wants: Vec<WantTerms>,
+    pub alike: Vec<AlikeTerms>,
     pub cpu_milli: u64,
     pub memory_mib: u64,
+    /// The facts that `alike` and the wants' choices know of.
+    facts: (u64, usize),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct WantTerms {
+    pub claim: u32,
+    pub gpus: usize,
     pub compute: u32,
     /// By class: MiB and blocks on each GPU; none: no GPU of the class will do.
     pub needs: Vec<Option<(u64, u32)>>,
+    /// None: there are no selectors.
+    pub choice: Option<Choice>,
 }
 
 /// Why no GPU of a class will do.
@@ -25,63 +39,114 @@ pub(super) enum Unfit {
     Small,
 }
 
-pub(super) fn needs(shape: &Shape, class: &Class) -> Result<(u64, u32), Unfit> {
+pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
     let named = |part: &String| class.product.contains(&part.to_lowercase());
-    if !shape.products.is_empty() && !shape.products.iter().any(named) {
+    if !want.products.is_empty() && !want.products.iter().any(named) {
         return Err(Unfit::Product);
     }
-    if class.isolation < shape.minimum_isolation {
+    if class.isolation < want.minimum_isolation {
         return Err(Unfit::Isolation);
     }
-    let mib = shape.part.mib(class.memory_mib);
+    let mib = want.part.mib(class.memory_mib);
     if mib > class.memory_mib || mib == 0 {
         return Err(Unfit::Small);
     }
-    let whole = shape.part == super::Part::Whole;
+    let whole = want.part == Part::Whole;
     // A share takes a client slot, whatever it says.
-    Ok((mib, if whole { class.slots.max(1) } else { shape.slots.max(1) }))
+    Ok((mib, if whole { class.slots.max(1) } else { want.slots.max(1) }))
 }
 
 impl Terms {
-    pub fn new(shape: &Shape, classes: &[Class]) -> Self {
-        Self {
-            gpus: shape.gpus as usize,
+    pub fn new(shape: &Shape, nodes: &Nodes, choices: &mut Choices) -> Self {
+        let none = [Want::whole(0)];
+        let wants = if shape.wants.is_empty() { &none } else { shape.wants.as_slice() };
+        let mut terms = Self {
+            wants: wants.iter().map(|want| WantTerms::new(want, &nodes.classes)).collect(),
+            alike: Vec::new(),
             cpu_milli: shape.cpu_milli,
             memory_mib: shape.memory.mib_ceil(),
-            compute: shape.compute.map_or(0, |percent| u32::from(percent.get())),
-            needs: classes.iter().map(|class| needs(shape, class).ok()).collect(),
+            facts: (0, 0),
+        };
+        terms.follow(shape, nodes, choices);
+        terms
+    }
+
+    /// Learns what there is of new facts.
+    pub fn follow(&mut self, shape: &Shape, nodes: &Nodes, choices: &mut Choices) {
+        let state = nodes.facts.state();
+        if self.facts == state {
+            return;
+        }
+        self.facts = state;
+        for (terms, want) in self.wants.iter_mut().zip(&shape.wants) {
+            terms.choice = choices.of(&want.selectors, &nodes.facts);
+        }
+        self.alike = shape.alike.iter().map(|alike| AlikeTerms::new(alike, &nodes.facts)).collect();
+    }
+
+    /// Made for other classes than there are now.
+    pub fn outdated(&self, nodes: &Nodes) -> bool {
+        self.wants.iter().any(|want| want.needs.len() != nodes.classes.len())
+    }
+
+    /// The only want, if that is all there is to look at.
+    pub fn single(&self) -> Option<&WantTerms> {
+        match self.wants.as_slice() {
+            [want] if self.alike.is_empty() => Some(want),
+            _ => None,
         }
     }
 
     pub fn node_has_room(&self, node: &Node) -> bool {
         node.free_cpu_milli() >= self.cpu_milli && node.free_memory_mib() >= self.memory_mib
     }
+}
+
+impl WantTerms {
+    pub fn new(want: &Want, classes: &[Class]) -> Self {
+        Self {
+            claim: want.claim,
+            gpus: want.gpus as usize,
+            compute: want.compute.map_or(0, |percent| u32::from(percent.get())),
+            needs: classes.iter().map(|class| needs(want, class).ok()).collect(),
+            choice: None,
+        }
+    }
+
+    pub fn need(&self, gpu: &Gpu) -> Option<(u64, u32)> {
+        self.needs.get(gpu.class).copied().flatten()
+    }
+
+    /// Do the selectors choose it?
+    pub fn chooses(&self, gpu: &Gpu) -> bool {
+        self.choice.as_ref().is_none_or(|choice| choice.chosen.has(gpu.facts))
+    }
 
     /// What the GPU would have left, in MiB; none: it does not fit.
     pub fn left(&self, gpu: &Gpu) -> Option<u64> {
-        let (mib, slots) = self.needs.get(gpu.class).copied().flatten()?;
+        let (mib, slots) = self.need(gpu)?;
         let fits = !gpu.closed && gpu.free_slots() >= slots && gpu.free_compute() >= self.compute;
-        if fits { gpu.free_mib().checked_sub(mib) } else { None }
+        if fits && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
     }
 
     pub fn mib(&self, gpu: &Gpu) -> u64 {
-        self.needs.get(gpu.class).copied().flatten().map_or(0, |(mib, _)| mib)
+        self.need(gpu).map_or(0, |(mib, _)| mib)
     }
 }
 
-/// The placement of a shape on these GPUs of a node.
-pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, gpus: &[usize]) -> Placement {
-    let mut gpus = gpus.to_vec();
-    gpus.sort_unstable();
-    let grant = |at: &usize| {
-        let gpu = &node.gpus[*at];
-        let (mib, slots) = terms.needs.get(gpu.class).copied().flatten().unwrap_or((0, 0));
-        let memory = Bytes::from_mib(mib);
-        GpuGrant { device: gpu.device.clone(), memory, compute: shape.compute, slots }
+/// The placement of a shape on these GPUs of a node: places of GPU and want.
+pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, picked: &[(usize, usize)]) -> Placement {
+    let mut picked = picked.to_vec();
+    picked.sort_unstable();
+    let grant = |&(at, want): &(usize, usize)| {
+        let gpu = &node.gpus[at];
+        let (mib, slots) = terms.wants[want].need(gpu).unwrap_or((0, 0));
+        let (device, memory) = (gpu.device.clone(), Bytes::from_mib(mib));
+        GpuGrant { want, device, memory, compute: shape.wants[want].compute, slots }
     };
     Placement {
         node: node.name.clone(),
-        gpus: gpus.iter().map(grant).collect(),
+        gpus: picked.iter().map(grant).collect(),
         cpu_milli: shape.cpu_milli,
         memory: shape.memory,
     }
@@ -90,11 +155,11 @@ pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, gpus: &[usize
 /// The first GPUs that will do, in the node's order: what a scheduler without scores for devices takes.
 pub(super) fn first(nodes: &Nodes, id: usize, shape: &Shape) -> Option<Placement> {
     let node = nodes.all.get(id)?.as_ref()?;
-    let terms = Terms::new(shape, &nodes.classes);
+    let terms = Terms::new(shape, nodes, &mut Choices::default());
     if !terms.node_has_room(node) {
         return None;
     }
-    let fitting = (0..node.gpus.len()).filter(|at| terms.left(&node.gpus[*at]).is_some());
-    let gpus: Vec<usize> = fitting.take(terms.gpus).collect();
-    (gpus.len() == terms.gpus).then(|| placement(shape, &terms, node, &gpus))
+    let picks = search::run(node, &terms, &|_, _, _| 0)?;
+    let picked: Vec<_> = picks.iter().map(|pick| (pick.gpu, pick.want)).collect();
+    Some(placement(shape, &terms, node, &picked))
 }

@@ -12,9 +12,9 @@
 
 use std::collections::BTreeMap;
 
-use super::ask::Shape;
+use super::ask::{Shape, Want};
 use super::fit::{Terms, needs};
-use super::node::{Class, Node};
+use super::node::{Class, Gpu, Node};
 
 /// Most frequent shapes that are looked at: bounds the cost of a score.
 const TARGETS_MAX: usize = 128;
@@ -55,7 +55,7 @@ const NEVER: u64 = u64::MAX;
 impl Workload {
     /// Pods without GPUs leave the same GPU memory unused wherever they are.
     pub fn seen(&mut self, shape: &Shape, classes: &[Class]) {
-        if shape.gpus == 0 {
+        if shape.gpus() == 0 {
             return;
         }
         if let Some(count) = self.counts.get_mut(shape) {
@@ -98,12 +98,18 @@ impl Workload {
     }
 
     fn make(&mut self, classes: &[Class]) {
-        let target = |(shape, weight): &(Shape, u64)| Target {
-            weight: *weight,
-            gpus: u64::from(shape.gpus),
-            cpu_milli: narrow(shape.cpu_milli),
-            memory_mib: narrow(shape.memory.mib_ceil()),
-            needs: classes.iter().map(|class| needs(shape, class).map_or(NEVER, |(mib, _)| mib)).collect(),
+        let largest = classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
+        let need = |want: Option<&Want>, class| want.and_then(|want| needs(want, class).ok());
+        let target = |(shape, weight): &(Shape, u64)| {
+            // A pod with several wants counts as if all were like the largest. Selectors do not count.
+            let want = shape.wants.iter().rev().max_by_key(|want| want.part.mib(largest));
+            Target {
+                weight: *weight,
+                gpus: u64::from(shape.gpus()),
+                cpu_milli: narrow(shape.cpu_milli),
+                memory_mib: narrow(shape.memory.mib_ceil()),
+                needs: classes.iter().map(|class| need(want, class).map_or(NEVER, |(mib, _)| mib)).collect(),
+            }
         };
         self.targets = Targets(self.shapes.iter().map(target).collect());
         self.epoch += 1;
@@ -137,15 +143,20 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts a node, as if the pod of these terms had taken the GPUs `taken` and its CPU and memory.
-    pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[usize])>) {
+    /// Counts a node, as if the pod of these terms had taken what it wants of the GPUs `taken` (places of GPU and
+    /// want), and its CPU and memory.
+    pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[(usize, usize)])>) {
         let (cpu, memory) = taken.map_or((0, 0), |(terms, _)| (terms.cpu_milli, terms.memory_mib));
+        let mib = |(terms, picked): (&Terms, &[(usize, usize)]), at: usize, gpu: &Gpu| -> u64 {
+            let of_it = picked.iter().filter(|(gpu, _)| *gpu == at);
+            of_it.map(|(_, want)| terms.wants[*want].mib(gpu)).sum()
+        };
         self.feed(targets, node, cpu, memory);
         self.fits.clear();
         self.fits.resize(targets.0.len(), (0, 0));
         self.total_mib = 0;
         for (at, gpu) in node.gpus.iter().enumerate() {
-            let used = taken.filter(|(_, gpus)| gpus.contains(&at)).map_or(0, |(terms, _)| terms.mib(gpu));
+            let used = taken.map_or(0, |taken| mib(taken, at, gpu));
             let free = gpu.usable_mib().saturating_sub(used);
             if free == 0 {
                 continue;

@@ -7,9 +7,10 @@ use thiserror::Error;
 
 use super::ask::Shape;
 use super::board::Boards;
+use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
-use super::node::{Class, Gpu, Node, NodeSpec, NodeView, Placement};
+use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -40,6 +41,7 @@ pub struct Index {
 pub(super) struct Nodes {
     pub all: Vec<Option<Node>>,
     pub classes: Vec<Class>,
+    pub facts: Facts,
     /// Nodes in the order in which they changed, since `forgotten` changes ago.
     pub changed: Vec<u32>,
     pub forgotten: u64,
@@ -76,6 +78,19 @@ impl Nodes {
         }
     }
 
+    fn gpu(&mut self, spec: &GpuSpec) -> Gpu {
+        let (class, facts) = (self.class(Class::of(spec)), self.facts.number(&spec.facts));
+        Gpu::new(spec, class, facts)
+    }
+
+    /// Facts of GPUs that have gone need not be kept for ever.
+    fn tidy(&mut self) {
+        if self.facts.crowded() {
+            let gpus = self.all.iter_mut().flatten().flat_map(|node| &mut node.gpus);
+            self.facts.renumber(gpus.map(|gpu| &mut gpu.facts));
+        }
+    }
+
     pub fn take(&mut self, id: usize, placement: &Placement) {
         if let Some(node) = &mut self.all[id] {
             node.take(placement);
@@ -100,7 +115,7 @@ impl Index {
     /// same name. GPUs that were closed stay closed.
     pub fn insert_node(&mut self, spec: &NodeSpec) {
         let known = self.ids.get(&spec.name).copied();
-        let gpus = spec.gpus.iter().map(|gpu| Gpu::new(gpu, self.nodes.class(Class::of(gpu)))).collect();
+        let gpus = spec.gpus.iter().map(|gpu| self.nodes.gpu(gpu)).collect();
         let mut node = Node {
             name: spec.name.clone(),
             cpu_milli: spec.cpu_milli,
@@ -128,6 +143,7 @@ impl Index {
         }
         self.ids.insert(spec.name.clone(), id);
         self.nodes.touch(id);
+        self.nodes.tidy();
         self.workload.classes_changed(&self.nodes.classes);
     }
 

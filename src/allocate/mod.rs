@@ -4,27 +4,30 @@
 //! * [`index`]: nodes, GPUs and what is granted of them; cheap to change
 //! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
+//! * `facts`: which GPUs selectors choose; `search`: GPUs for several wants of a pod at once
 //! * [`audit`]: is anything granted twice
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
 //! all; so is a gang of pods.
 //!
-//! May import: model, params. May name: thiserror.
+//! May import: model, params, select. May name: thiserror.
 
 pub mod ask;
 mod audit;
 mod board;
 mod decide;
 mod explain;
+mod facts;
 mod fit;
 mod fragment;
 pub mod index;
 mod node;
 mod score;
+mod search;
 #[cfg(test)]
 mod tests;
 
-pub use ask::{Nodes, Part, PodAsk, Shape};
+pub use ask::{Alike, Nodes, Part, PodAsk, Shape, Want};
 pub use audit::{Finding, audit};
 pub use decide::{Decision, decide};
 pub use explain::{Explanation, Shortage, Skipped};

@@ -1,8 +1,11 @@
 //! A node and its GPUs, and what is granted of them.
 
+use std::sync::Arc;
+
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
+use crate::select::DeviceFacts;
 
 /// A node as the cluster tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +28,15 @@ pub struct GpuSpec {
     pub slots: u32,
     /// The rung that shares of it stand on.
     pub isolation: Isolation,
+    /// What selectors see of it. Empty: no selector chooses it.
+    pub facts: Arc<DeviceFacts>,
 }
 
 /// Where a pod goes, and what it gets there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     pub node: NodeName,
-    /// In the node's order of GPUs, each once.
+    /// In the node's order of GPUs, each once per want.
     pub gpus: Vec<GpuGrant>,
     pub cpu_milli: u64,
     pub memory: Bytes,
@@ -39,6 +44,8 @@ pub struct Placement {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGrant {
+    /// Place among the wants of the shape that it answers.
+    pub want: usize,
     pub device: DeviceName,
     /// Whole MiB.
     pub memory: Bytes,
@@ -79,6 +86,8 @@ pub(super) const COMPUTE_ALL: u32 = 100;
 pub(super) struct Gpu {
     pub device: DeviceName,
     pub class: usize,
+    /// Number of its facts.
+    pub facts: usize,
     pub isolation: Isolation,
     /// Somebody else's: no share of ours may go there.
     pub closed: bool,
@@ -92,10 +101,11 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    pub fn new(spec: &GpuSpec, class: usize) -> Self {
+    pub fn new(spec: &GpuSpec, class: usize, facts: usize) -> Self {
         Self {
             device: spec.device.clone(),
             class,
+            facts,
             isolation: spec.isolation,
             closed: false,
             memory_mib: spec.memory.mib_floor(),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use super::fit::Terms;
 use super::fragment::{Tally, Targets};
 use super::node::{Gpu, Node};
+use super::search;
 use crate::model::share::Isolation;
 
 /// What placements aim at.
@@ -68,8 +69,8 @@ fn score(first: u64, second: u64, third: u64) -> Score {
 pub(super) struct Scratch {
     /// Fitting GPUs: cost, place.
     fitting: Vec<(u64, usize)>,
-    /// The GPUs chosen last.
-    pub picked: Vec<usize>,
+    /// The GPUs chosen last, and the places of the wants that they serve.
+    pub picked: Vec<(usize, usize)>,
     tally: Tally,
 }
 
@@ -86,24 +87,51 @@ pub(super) fn rate(
     if !terms.node_has_room(node) {
         return NO;
     }
-    for (at, gpu) in node.gpus.iter().enumerate().take(if terms.gpus == 0 { 0 } else { usize::MAX }) {
-        if let Some(left) = terms.left(gpu) {
-            scratch.fitting.push((cost(policy, gpu, left, terms.mib(gpu)), at));
+    let Some(want) = terms.single() else { return rate_several(policy, node, terms, targets, scratch) };
+    for (at, gpu) in node.gpus.iter().enumerate().take(if want.gpus == 0 { 0 } else { usize::MAX }) {
+        if let Some(left) = want.left(gpu) {
+            scratch.fitting.push((cost(policy, gpu, left, want.mib(gpu)), at));
         }
     }
-    if scratch.fitting.len() < terms.gpus {
+    if scratch.fitting.len() < want.gpus {
         return NO;
     }
-    if policy == Policy::Fragmentation && terms.gpus == 1 {
+    if policy == Policy::Fragmentation && want.gpus == 1 {
         return by_fragmentation(node, terms, targets, scratch);
     }
     scratch.fitting.sort_unstable();
-    scratch.picked.extend(scratch.fitting.iter().take(terms.gpus).map(|(_, at)| *at));
-    let taken: u64 = scratch.picked.iter().map(|at| terms.mib(&node.gpus[*at])).sum();
+    scratch.picked.extend(scratch.fitting.iter().take(want.gpus).map(|(_, at)| (*at, 0)));
+    let taken: u64 = scratch.picked.iter().map(|(at, _)| want.mib(&node.gpus[*at])).sum();
+    let costs =
+        scratch.fitting.iter().take(want.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
+    whole_score(policy, (node, terms, targets), (costs, taken), scratch)
+}
+
+/// The same for several wants, or GPUs that must be alike.
+fn rate_several(
+    policy: Policy,
+    node: &Node,
+    terms: &Terms,
+    targets: &Targets,
+    scratch: &mut Scratch,
+) -> Score {
+    let found = search::run(node, terms, &|gpu, left, mib| cost(policy, gpu, left, mib));
+    let Some(picks) = found else { return NO };
+    scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
+    let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
+    let taken = picks.iter().map(|pick| pick.mib).sum();
+    whole_score(policy, (node, terms, targets), (costs, taken), scratch)
+}
+
+/// The score of the GPUs in `scratch.picked`, which cost so much and of which so many MiB are taken.
+fn whole_score(
+    policy: Policy,
+    (node, terms, targets): (&Node, &Terms, &Targets),
+    (costs, taken): (u64, u64),
+    scratch: &mut Scratch,
+) -> Score {
     let free = node.usable_mib() - taken;
     let cpu = node.free_cpu_milli() - terms.cpu_milli;
-    let costs =
-        scratch.fitting.iter().take(terms.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
     match policy {
         Policy::Pack => score(costs, free, cpu),
         Policy::Spread => score(costs, MUCH - free.min(MUCH), MANY - cpu.min(MANY)),
@@ -154,7 +182,7 @@ fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut
         }
     }
     let Some((gradient, left, at)) = best else { return NO };
-    picked.push(at);
+    picked.push((at, 0));
     let taken = node.gpus[at].free_mib() - left;
     score(gradient, node.usable_mib() - taken, node.free_cpu_milli() - terms.cpu_milli)
 }

@@ -1,13 +1,17 @@
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
+use crate::select::{AttributeValue, DeviceFacts, QualifiedName};
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
-    GpuSpec { device, product: product.to_owned(), memory: Bytes::from_mib(mib), slots: 16, isolation }
+    let (product, memory) = (product.to_owned(), Bytes::from_mib(mib));
+    GpuSpec { device, product, memory, slots: 16, isolation, facts: Arc::default() }
 }
 
 /// A node with equal GPUs on rung mps.
@@ -23,7 +27,18 @@ fn index(nodes: &[NodeSpec]) -> Index {
 }
 
 fn mib(mib: u64) -> Shape {
-    Shape { gpus: 1, part: Part::Memory(Bytes::from_mib(mib)), cpu_milli: 1000, ..Shape::empty() }
+    let want = Want { part: Part::Memory(Bytes::from_mib(mib)), ..Want::whole(1) };
+    Shape { cpu_milli: 1000, ..Shape::one(want) }
+}
+
+/// One pod that wants so many whole GPUs.
+fn whole(gpus: u32) -> Shape {
+    Shape { cpu_milli: 1000, ..Shape::one(Want::whole(gpus)) }
+}
+
+fn with(mut shape: Shape, change: impl FnOnce(&mut Want)) -> Shape {
+    change(&mut shape.wants[0]);
+    shape
 }
 
 /// Decides and applies; where the pod went.
@@ -51,7 +66,7 @@ fn pack_fills_gpus_and_nodes_that_are_in_use() {
     assert_eq!(pack(&mut index, "2", mib(20_000)), "a/gpu-0", "the GPU in use");
     assert_eq!(pack(&mut index, "3", mib(30_000)), "a/gpu-1", "the node in use");
     assert_eq!(pack(&mut index, "4", mib(30_000)), "b/gpu-0");
-    let pair = Shape { gpus: 2, part: Part::Whole, ..mib(0) };
+    let pair = whole(2);
     assert!(refusal(&mut index, &[pair.clone().into()]).contains("needs 2 GPUs of one node"));
     index.remove(&PodUid::new("4")).unwrap();
     assert_eq!(pack(&mut index, "5", pair), "b/gpu-0+gpu-1");
@@ -90,7 +105,7 @@ fn fragmentation_keeps_whole_gpus_and_cpus_for_those_who_come() {
     poor.cpu_milli = 4_000;
     let mut index = index(&[rich, poor]);
     for _ in 0..10 {
-        index.seen(&Shape { part: Part::Whole, cpu_milli: 16_000, ..mib(0) });
+        index.seen(&Shape { cpu_milli: 16_000, ..whole(1) });
     }
     assert_eq!(put(&mut index, "1", mib(10_000), Policy::Fragmentation), "poor/gpu-0");
 }
@@ -100,10 +115,10 @@ fn a_fraction_is_of_the_gpu_that_is_chosen_and_products_choose() {
     let mut small = node("small", 1, 10_001);
     small.gpus[0].product = "Tesla T4".to_owned();
     let mut index = index(&[node("big", 1, 80_000), small]);
-    let half = Shape { part: Part::Fraction("0.5".parse().unwrap()), ..mib(0) };
+    let half = with(mib(0), |want| want.part = Part::Fraction("0.5".parse().unwrap()));
     let on = |index: &mut Index, products: &[&str]| {
         let products = products.iter().map(|part| (*part).to_owned()).collect();
-        let pod = Shape { products, ..half.clone() };
+        let pod = with(half.clone(), |want| want.products = products);
         decide(index, &[pod.into()], Policy::Pack).map(|found| found.placements[0].clone())
     };
     let on_t4 = on(&mut index, &["t4"]).unwrap();
@@ -117,36 +132,30 @@ fn a_fraction_is_of_the_gpu_that_is_chosen_and_products_choose() {
 fn a_refusal_says_what_is_short_and_where() {
     let mut index = index(&[node("a", 2, 30_000), node("b", 1, 30_000)]);
     for (pod, size) in [("1", 20_000), ("2", 11_568), ("3", 25_000)] {
-        put(&mut index, pod, Shape { compute: Percent::try_from(60_u8).ok(), ..mib(size) }, Policy::Pack);
+        let shape = with(mib(size), |want| want.compute = Percent::try_from(60_u8).ok());
+        put(&mut index, pod, shape, Policy::Pack);
     }
     let shape = mib(20_480);
     assert_eq!(
         refusal(&mut index, &[shape.clone().into()]),
         "needs 20480 MiB; largest free on 3 candidate GPUs is 18432 MiB on node a/gpu-0"
     );
-    let changed = |change: &dyn Fn(&mut Shape)| {
-        let mut shape = mib(1000);
-        change(&mut shape);
-        shape
-    };
+    let changed = |change: &dyn Fn(&mut Want)| with(mib(1000), change);
     for (shape, words) in [
         (
-            changed(&|shape| shape.compute = Percent::try_from(50_u8).ok()),
+            changed(&|want| want.compute = Percent::try_from(50_u8).ok()),
             "needs 50 % of compute; most free on 3",
         ),
-        (changed(&|shape| shape.slots = 16), "needs 16 blocks of client slots; most free on 3"),
-        (changed(&|shape| shape.part = Part::Whole), "needs a whole GPU; none of 3 candidates is idle"),
-        (changed(&|shape| shape.part = Part::Memory(Bytes(1 << 40))), "left out: 3 GPUs too small even idle"),
+        (changed(&|want| want.slots = 16), "needs 16 blocks of client slots; most free on 3"),
+        (changed(&|want| want.part = Part::Whole), "needs a whole GPU; none of 3 candidates is idle"),
+        (changed(&|want| want.part = Part::Memory(Bytes(1 << 40))), "left out: 3 GPUs too small even idle"),
+        (changed(&|want| want.minimum_isolation = Isolation::Kernel), "3 GPUs below the isolation asked for"),
         (
-            changed(&|shape| shape.minimum_isolation = Isolation::Kernel),
-            "3 GPUs below the isolation asked for",
-        ),
-        (
-            changed(&|shape| shape.cpu_milli = 63_500),
+            Shape { cpu_milli: 63_500, ..mib(1000) },
             "2 nodes without 63500m CPU (most left is 63000m on node b)",
         ),
-        (changed(&|shape| shape.memory = Bytes(1 << 40)), "2 nodes without 1048576 MiB of memory"),
-        (changed(&|shape| shape.gpus = 3), "needs 3 GPUs of one node; the most that fit are 2 on node a"),
+        (Shape { memory: Bytes(1 << 40), ..mib(1000) }, "2 nodes without 1048576 MiB of memory"),
+        (changed(&|want| want.gpus = 3), "needs 3 GPUs of one node; the most that fit are 2 on node a"),
     ] {
         let refused = refusal(&mut index, &[shape.into()]);
         assert!(refused.contains(words), "{refused}\nshould say: {words}");
@@ -193,7 +202,7 @@ fn a_gang_is_placed_whole_or_not_at_all() {
     );
     assert!(decide(&mut index, &vec![half; 4], Policy::Pack).is_ok(), "nothing was kept");
     // In the order of asking, the small ones would stand in the large one's way.
-    let mixed = [mib(20_000).into(), mib(20_000).into(), Shape { part: Part::Whole, ..mib(0) }.into()];
+    let mixed = [mib(20_000).into(), mib(20_000).into(), whole(1).into()];
     let found = decide(&mut index, &mixed, Policy::Spread).unwrap();
     assert_eq!(found.placements[2].gpus[0].memory, Bytes::from_mib(40_000));
     assert_eq!(decide(&mut index, &[], Policy::Pack).unwrap().placements, vec![]);
@@ -228,6 +237,149 @@ fn placements_outlast_a_node_that_goes_and_comes_back() {
     assert_eq!(put(&mut index, "2", mib(6_000), Policy::Pack), "a/gpu-1");
 }
 
+fn name(text: &str) -> QualifiedName {
+    QualifiedName::of(text, "gpu.nvidia.com")
+}
+
+/// The same node, with attributes by GPU.
+fn tell(mut node: NodeSpec, attributes: &[&[(&str, &str)]]) -> NodeSpec {
+    for (gpu, attributes) in node.gpus.iter_mut().zip(attributes) {
+        let value = |text: &str| AttributeValue::String(text.to_owned());
+        let uuid = value(&format!("GPU-{}-{}", node.name, gpu.device));
+        let attributes = attributes.iter().map(|(key, text)| (name(key), value(text)));
+        gpu.facts = Arc::new(DeviceFacts {
+            driver: "gpu.nvidia.com".to_owned(),
+            attributes: attributes.chain([(name("uuid"), uuid)]).collect(),
+            ..DeviceFacts::default()
+        });
+    }
+    node
+}
+
+fn selecting(texts: &[&str]) -> Shape {
+    with(mib(1000), |want| want.selectors = texts.iter().map(|text| (*text).to_owned()).collect())
+}
+
+const IS_GPU: &str = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'";
+const IS_HOPPER: &str = "device.attributes['gpu.nvidia.com'].architecture == 'Hopper'";
+
+#[test]
+fn selectors_choose_gpus_and_a_refusal_counts_those_left_out() {
+    let (old, new) =
+        ([("type", "gpu"), ("architecture", "Volta")], [("type", "gpu"), ("architecture", "Hopper")]);
+    let mut index = index(&[
+        tell(node("a", 3, 10_000), &[&old, &old, &[("type", "mig")]]),
+        tell(node("b", 2, 10_000), &[&old, &new]),
+    ]);
+    assert_eq!(put(&mut index, "1", selecting(&[IS_GPU]), Policy::Pack), "b/gpu-0");
+    for policy in Policy::ALL {
+        assert_eq!(put(&mut index, policy.as_str(), selecting(&[IS_GPU, IS_HOPPER]), policy), "b/gpu-1");
+    }
+    let none = selecting(&[IS_GPU, "device.attributes['gpu.nvidia.com'].architecture == 'Blackwell'"]);
+    assert_eq!(
+        refusal(&mut index, &[none.into()]),
+        "needs 1 GPU; there is no candidate; left out: 5 GPUs that a selector does not choose"
+    );
+    let large = with(selecting(&[IS_HOPPER]), |want| want.part = Part::Whole);
+    assert_eq!(
+        refusal(&mut index, &[large.into()]),
+        "needs a whole GPU; none of 1 candidates is idle; left out: 3 GPUs that a selector does not choose, 1 GPUs \
+         on which the selector \"device.attributes['gpu.nvidia.com'].architecture == 'Hopper'\" fails: the device \
+         has no attribute architecture in the domain gpu.nvidia.com"
+    );
+    let wrong = refusal(&mut index, &[selecting(&["device.drivr == 'x'"]).into()]);
+    assert!(
+        wrong.contains("5 GPUs on which the selector \"device.drivr == 'x'\" cannot be evaluated"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn selectors_follow_what_slices_say() {
+    let mut index = index(&[tell(node("a", 1, 10_000), &[&[("type", "gpu")]])]);
+    let on = |index: &mut Index, shape: &Shape| {
+        decide(index, &[shape.clone().into()], Policy::Pack).map(|found| spot(&found.placements[0])).ok()
+    };
+    let (gpu, hopper) = (selecting(&[IS_GPU]), selecting(&[IS_HOPPER]));
+    assert_eq!(on(&mut index, &hopper), None);
+    index.insert_node(&tell(node("b", 1, 10_000), &[&[("type", "mig"), ("architecture", "Hopper")]]));
+    assert_eq!(on(&mut index, &hopper).as_deref(), Some("b/gpu-0"));
+    assert_eq!(on(&mut index, &gpu).as_deref(), Some("a/gpu-0"));
+    index.insert_node(&tell(node("a", 1, 10_000), &[&[("type", "vfio")]]));
+    assert_eq!(on(&mut index, &gpu), None);
+    // More facts than are kept: those that are gone are forgotten, and the answers stay right.
+    for nth in 0..6_000 {
+        let other = nth.to_string();
+        index.insert_node(&tell(node("a", 1, 10_000), &[&[("type", "gpu"), ("other", &other)]]));
+    }
+    assert_eq!(on(&mut index, &gpu).as_deref(), Some("a/gpu-0"));
+    assert_eq!(on(&mut index, &hopper).as_deref(), Some("b/gpu-0"));
+    assert!(index.nodes.facts.state().1 < 6_000);
+}
+
+/// GPUs 0 and 2 on one PCIe root, 1 and 3 on another, 4 on none.
+fn rooted(name: &str, mib: u64) -> NodeSpec {
+    let (one, other) =
+        ([("resource.kubernetes.io/pcieRoot", "x")], [("resource.kubernetes.io/pcieRoot", "y")]);
+    tell(node(name, 5, mib), &[&one, &other, &one, &other, &[]])
+}
+
+fn alike(wants: &[usize]) -> Vec<Alike> {
+    vec![Alike { attribute: name("resource.kubernetes.io/pcieRoot"), wants: wants.to_vec() }]
+}
+
+#[test]
+fn gpus_agree_in_an_attribute_where_they_must() {
+    let mut index = index(&[rooted("a", 10_000)]);
+    let pair = |mib_each| Shape { alike: alike(&[0]), ..with(mib(mib_each), |want| want.gpus = 2) };
+    put(&mut index, "1", mib(9_000), Policy::Pack);
+    for policy in Policy::ALL {
+        let found = decide(&mut index, &[pair(5_000).into()], policy).unwrap();
+        assert_eq!(spot(&found.placements[0]), "a/gpu-1+gpu-3", "{policy}: beside gpu-0 there is no room");
+    }
+    assert_eq!(put(&mut index, "2", pair(1_000), Policy::Pack), "a/gpu-0+gpu-2", "GPUs in use first");
+    let three = Shape { alike: alike(&[0]), ..with(mib(100), |want| want.gpus = 3) };
+    assert_eq!(
+        refusal(&mut index, &[three.into()]),
+        "needs 3 GPUs of one node; no node has so many with the same resource.kubernetes.io/pcieRoot"
+    );
+}
+
+#[test]
+fn all_claims_of_a_pod_find_their_place_on_one_node() {
+    let mut index = index(&[rooted("a", 10_000), node("b", 1, 10_000)]);
+    let want =
+        |claim, mib, gpus| Want { claim, part: Part::Memory(Bytes::from_mib(mib)), ..Want::whole(gpus) };
+    let place = |index: &mut Index, wants: &[Want], alike: Vec<Alike>| {
+        let shape = Shape { wants: wants.to_vec(), alike, ..Shape::default() };
+        let found = decide(index, &[shape.into()], Policy::Pack).map_err(|refused| refused.to_string())?;
+        let grants = found.placements[0].gpus.iter();
+        let words: Vec<_> = grants
+            .map(|grant| format!("{}={}@{}", grant.want, grant.memory.mib_floor(), grant.device))
+            .collect();
+        Ok::<_, String>(format!("{} {}", found.placements[0].node, words.join(" ")))
+    };
+    // Two requests of one claim never share a GPU; two claims do, where that packs best.
+    let one = place(&mut index, &[want(0, 4_000, 1), want(0, 5_000, 1)], vec![]);
+    assert_eq!(one.unwrap(), "a 1=5000@gpu-0 0=4000@gpu-1");
+    let two = place(&mut index, &[want(0, 4_000, 1), want(1, 5_000, 1)], vec![]);
+    assert_eq!(two.unwrap(), "b 0=4000@gpu-0 1=5000@gpu-0");
+    let full = place(&mut index, &[want(0, 6_000, 1), want(1, 5_000, 1)], vec![]);
+    assert_eq!(full.unwrap(), "a 0=6000@gpu-0 1=5000@gpu-1");
+    let tied = place(&mut index, &[want(0, 6_000, 1), want(0, 9_000, 1)], alike(&[0, 1]));
+    assert_eq!(tied.unwrap(), "a 1=9000@gpu-0 0=6000@gpu-2");
+    let many = place(&mut index, &[want(0, 1_000, 3), Want { claim: 1, ..Want::whole(3) }], vec![]);
+    assert_eq!(
+        many.unwrap_err(),
+        "needs 6 GPUs of one node for 2 requests; each fits somewhere, but no node has room for all at once"
+    );
+    let large = place(&mut index, &[want(0, 1_000, 1), want(1, 20_000, 1)], vec![]);
+    assert_eq!(
+        large.unwrap_err(),
+        "needs 1 GPU; there is no candidate; left out: 6 GPUs too small even idle"
+    );
+}
+
 /// What may happen to an index.
 #[derive(Debug, Clone)]
 enum Event {
@@ -249,14 +401,16 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
     let rest = (0..3_u32, 0..3_u8, 1..4_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
     (part, rest).prop_map(|(part, (gpus, compute, slots, rung, product, only, cpu))| PodAsk {
         shape: Shape {
-            gpus,
-            part,
-            compute: Percent::try_from(compute * 40).ok(),
-            slots,
-            minimum_isolation: Isolation::ALL[rung.min(2)],
-            products: if product { vec!["t4".to_owned()] } else { vec![] },
             cpu_milli: cpu * 500,
             memory: Bytes::from_mib(cpu * 100),
+            ..Shape::one(Want {
+                part,
+                compute: Percent::try_from(compute * 40).ok(),
+                slots,
+                minimum_isolation: Isolation::ALL[rung.min(2)],
+                products: if product { vec!["t4".to_owned()] } else { vec![] },
+                ..Want::whole(gpus)
+            })
         },
         nodes: if only == 0 { Nodes::Except([NAMES[1].into()].into()) } else { Nodes::Any },
     })
@@ -284,20 +438,20 @@ fn mixed_node(nth: usize, gpus: u32) -> NodeSpec {
 
 /// Is there any place? Asked without any of the allocator's own code but the views.
 fn brute_force(index: &Index, specs: &[Option<NodeSpec>], pod: &PodAsk) -> bool {
-    let shape = &pod.shape;
+    let (shape, want) = (&pod.shape, &pod.shape.wants[0]);
     index.nodes().any(|node| {
         let spec = specs.iter().flatten().find(|spec| spec.name == *node.name()).unwrap();
         let fits = |(view, spec): (GpuView<'_>, &GpuSpec)| {
             let (all, free) = view.memory();
-            let need = match shape.part {
+            let need = match want.part {
                 Part::Whole => all,
                 Part::Memory(bytes) => bytes,
                 Part::Fraction(fraction) => fraction.of(all),
             };
-            let slots = if shape.part == Part::Whole { spec.slots } else { shape.slots };
-            let product = shape.products.is_empty() || spec.product.to_lowercase().contains("t4");
-            let compute = shape.compute.map_or(0, |percent| u32::from(percent.get()));
-            let rung = spec.isolation >= shape.minimum_isolation;
+            let slots = if want.part == Part::Whole { spec.slots } else { want.slots };
+            let product = want.products.is_empty() || spec.product.to_lowercase().contains("t4");
+            let compute = want.compute.map_or(0, |percent| u32::from(percent.get()));
+            let rung = spec.isolation >= want.minimum_isolation;
             !view.closed()
                 && product
                 && rung
@@ -309,7 +463,7 @@ fn brute_force(index: &Index, specs: &[Option<NodeSpec>], pod: &PodAsk) -> bool 
         pod.nodes.allow(node.name())
             && node.cpu_milli().1 >= shape.cpu_milli
             && node.memory().1 >= shape.memory
-            && count >= shape.gpus as usize
+            && count >= want.gpus as usize
     })
 }
 
@@ -356,6 +510,54 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
     Ok(log)
 }
 
+/// A pod with up to three wants, of two claims, perhaps with GPUs that must be alike.
+fn several() -> impl Strategy<Value = Shape> {
+    let want = (0..2_u32, 1..3_u32, 0..3_u64, any::<bool>()).prop_map(|(claim, gpus, third, t4)| Want {
+        claim,
+        part: if third == 0 { Part::Whole } else { Part::Memory(Bytes::from_mib(third * 30)) },
+        products: if t4 { vec!["t4".to_owned()] } else { vec![] },
+        ..Want::whole(gpus)
+    });
+    (proptest::collection::vec(want, 1..4), any::<bool>()).prop_map(|(wants, tied)| {
+        let all: Vec<usize> = (0..wants.len()).filter(|at| wants[*at].claim == 0).collect();
+        let alike = if tied { alike(&all) } else { vec![] };
+        Shape { wants, alike, ..Shape::default() }
+    })
+}
+
+/// Is there any way to serve what is left of the wants? Tries every GPU for each.
+fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec<(usize, usize)>) -> bool {
+    let order = shape.wants.iter().enumerate().flat_map(|(at, want)| vec![at; want.gpus as usize]);
+    let order: Vec<usize> = order.collect();
+    let Some(&at) = order.get(chosen.len()) else { return true };
+    let want = &shape.wants[at];
+    for gpu in 0..node.gpus.len() {
+        let spec = &node.gpus[gpu];
+        let all = spec.memory.mib_floor();
+        let need = if let Part::Memory(bytes) = want.part { bytes.mib_floor() } else { all };
+        let product = want.products.is_empty() || spec.product.contains("T4");
+        let other = chosen
+            .iter()
+            .all(|(want, taken)| shape.wants[*want].claim != shape.wants[at].claim || *taken != gpu);
+        let root = |gpu: usize| node.gpus[gpu].facts.attributes.get(&name("resource.kubernetes.io/pcieRoot"));
+        let tied = |at: usize| shape.alike.iter().any(|alike| alike.wants.contains(&at));
+        let same = !tied(at)
+            || root(gpu).is_some()
+                && chosen.iter().all(|(want, taken)| !tied(*want) || root(*taken) == root(gpu));
+        if product && other && same && free[gpu] >= need {
+            free[gpu] -= need;
+            chosen.push((at, gpu));
+            let found = any_way(node, shape, free, chosen);
+            chosen.pop();
+            free[gpu] += need;
+            if found {
+                return true;
+            }
+        }
+    }
+    false
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
@@ -392,6 +594,39 @@ proptest! {
             placement.iter().for_each(|placement| kept.apply(&uid, placement).unwrap());
             kept.seen(&pod.shape);
             placed.push((uid, pod.shape.clone(), placement));
+        }
+    }
+
+    /// Pods with several wants, too, are placed if and only if there is a way.
+    #[test]
+    fn several_wants_are_served_if_there_is_a_way(
+        shape in several(),
+        used in proptest::collection::vec(0..70_u64, 5),
+        policy in 0..3_usize,
+    ) {
+        let mut spec = rooted("a", 60);
+        for gpu in &mut spec.gpus[..2] {
+            (gpu.product, gpu.memory) = ("NVIDIA T4".to_owned(), Bytes::from_mib(90));
+        }
+        let mut index = index(std::slice::from_ref(&spec));
+        let mut free = Vec::new();
+        for (nth, used) in used.iter().enumerate() {
+            let all = spec.gpus[nth].memory.mib_floor();
+            let used = used.min(&all) / 30 * 30;
+            free.push(all - used);
+            let (device, memory) = (spec.gpus[nth].device.clone(), Bytes::from_mib(used));
+            let grant = GpuGrant { want: 0, device, memory, compute: None, slots: 0 };
+            let placement = Placement { node: "a".into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0) };
+            index.apply(&PodUid::new(nth.to_string()), &placement).unwrap();
+        }
+        let decision = decide(&mut index, &[shape.clone().into()], Policy::ALL[policy]);
+        prop_assert_eq!(decision.is_ok(), any_way(&spec, &shape, &mut free, &mut Vec::new()), "{:?}", decision);
+        for placement in decision.iter().flat_map(|decision| &decision.placements) {
+            for (at, want) in shape.wants.iter().enumerate() {
+                prop_assert_eq!(placement.gpus.iter().filter(|grant| grant.want == at).count(), want.gpus as usize);
+            }
+            index.apply(&PodUid::new("pod"), placement).unwrap();
+            prop_assert!(audit(&index).is_empty());
         }
     }
 }

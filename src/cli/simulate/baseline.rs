@@ -30,8 +30,8 @@ fn rate(node: &NodeView<'_>, pod: &Pod) -> Option<u64> {
     let (memory, free_memory) = node.memory();
     let left = (free_cpu.checked_sub(pod.shape.cpu_milli)?, free_memory.0.checked_sub(pod.shape.memory.0)?);
     let need = Bytes::from_mib(pod.gpu_milli.min(MILLI));
-    let gpus = node.gpus().filter(|gpu| gpu.memory().1 >= need).take(pod.shape.gpus as usize).count();
-    if gpus < pod.shape.gpus as usize {
+    let gpus = node.gpus().filter(|gpu| gpu.memory().1 >= need).take(pod.shape.gpus() as usize).count();
+    if gpus < pod.shape.gpus() as usize {
         return None;
     }
     let least = (percent(left.0, cpu) + percent(left.1, memory.0)) / 2;

@@ -1,9 +1,10 @@
 //! How long a decision takes: pods of a few dozen templates come and go on a cluster that stays about full.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::report::micros_at;
-use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, decide};
+use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, Want, decide};
 use crate::cli::table;
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -45,6 +46,7 @@ fn cluster(nodes: u32) -> Index {
             memory: Bytes::from_mib(mib),
             slots: 16,
             isolation: Isolation::Mps,
+            facts: Arc::default(),
         };
         index.insert_node(&NodeSpec {
             name: NodeName::new(format!("node-{nth}")),
@@ -64,7 +66,8 @@ fn template(nth: u64) -> Shape {
     };
     let gpus = if nth % 16 == 8 { 4 } else { 1 };
     let cpu_milli = 1_000 + 500 * (nth % 16);
-    Shape { gpus, part, cpu_milli, memory: Bytes::from_mib(4096), ..Shape::empty() }
+    let want = Want { part, ..Want::whole(gpus) };
+    Shape { cpu_milli, memory: Bytes::from_mib(4096), ..Shape::one(want) }
 }
 
 /// Decisions for known templates, and for new ones.
@@ -107,7 +110,8 @@ fn measure(nodes: u32, policy: Policy) -> (Vec<Duration>, Vec<Duration>) {
         let gone = live.swap_remove(random.usize(..live.len()));
         index.remove(&gone);
         let part = Part::Memory(Bytes::from_mib(1_001 + 2 * nth));
-        new.push(step(&mut index, Shape { part, ..template(1) }, &mut live).0);
+        let want = Want { part, ..Want::whole(1) };
+        new.push(step(&mut index, Shape { wants: vec![want], ..template(1) }, &mut live).0);
     }
     (took, new)
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::allocate::{GpuSpec, NodeSpec, Part, Shape};
+use crate::allocate::{GpuSpec, NodeSpec, Part, Shape, Want};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::Isolation;
@@ -29,7 +30,7 @@ pub struct Pod {
 impl Pod {
     /// What it asks for, over all its GPUs.
     pub fn milli(&self) -> u64 {
-        u64::from(self.shape.gpus) * self.gpu_milli
+        u64::from(self.shape.gpus()) * self.gpu_milli
     }
 }
 
@@ -82,6 +83,7 @@ fn node(row: &Row<'_, 5>, names: &mut BTreeSet<String>) -> Result<NodeSpec, BadT
         slots: MILLI as u32,
         // Sizes may mix: the trace's shares are counted, not enforced.
         isolation: Isolation::Kernel,
+        facts: Arc::default(),
     };
     Ok(NodeSpec {
         name: NodeName::new(name),
@@ -120,14 +122,9 @@ fn pod(row: &Row<'_, 5>, models: &str) -> Result<Pod, BadTrace> {
         _ => return Err(row.bad(4, format!("{gpu_milli} is more than the {MILLI} thousandths of a GPU"))),
     };
     let products = models.split('|').map(str::trim).filter(|model| !model.is_empty());
-    let shape = Shape {
-        gpus,
-        part,
-        products: products.map(str::to_owned).collect(),
-        cpu_milli: row.number(1)?,
-        memory: Bytes::from_mib(row.number(2)?),
-        ..Shape::empty()
-    };
+    let want = Want { part, products: products.map(str::to_owned).collect(), ..Want::whole(gpus) };
+    let shape =
+        Shape { cpu_milli: row.number(1)?, memory: Bytes::from_mib(row.number(2)?), ..Shape::one(want) };
     Ok(Pod { shape, gpu_milli })
 }
 

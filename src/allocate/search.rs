@@ -1,0 +1,152 @@
+//! GPUs for several wants at once, on one node. GPUs of one claim are different ones, those of an [`super::Alike`]
+//! agree in its attribute, and two claims may meet on one GPU if it holds both.
+
+use std::cmp::Reverse;
+
+use super::fit::{Terms, WantTerms};
+use super::node::{Gpu, Node};
+
+/// Tries per node. Wants that fit in many ways are found at once; it ends a search for what does not fit.
+const STEPS_MAX: u32 = 2_000;
+
+/// One GPU for one want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pick {
+    pub cost: u64,
+    pub gpu: usize,
+    /// Place in the shape.
+    pub want: usize,
+    pub mib: u64,
+}
+
+/// The first way to serve all wants, cheapest GPUs first; `cost` is told the GPU, what it would have left and what is
+/// taken, in MiB.
+pub(super) fn run(node: &Node, terms: &Terms, cost: &dyn Fn(&Gpu, u64, u64) -> u64) -> Option<Vec<Pick>> {
+    let fits = |want: &WantTerms| node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).count();
+    if terms.wants.iter().any(|want| want.gpus > 0 && fits(want) < want.gpus) {
+        return None;
+    }
+    // The largest first: they have the least choice.
+    let mut order: Vec<usize> = (0..terms.wants.len()).collect();
+    let size = |at: usize| node.gpus.iter().map(|gpu| terms.wants[at].mib(gpu)).max();
+    order.sort_by_key(|at| Reverse(size(*at)));
+    let order: Vec<usize> = order.into_iter().flat_map(|at| vec![at; terms.wants[at].gpus]).collect();
+    let extra = vec![Extra::default(); node.gpus.len()];
+    let bound = vec![None; terms.alike.len()];
+    let mut search = Search { node, terms, cost, order, extra, bound, picks: Vec::new(), steps: 0 };
+    search.serve(0).then_some(search.picks)
+}
+
+/// What the picks so far take of a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Extra {
+    mib: u64,
+    compute: u32,
+    slots: u32,
+    claims: Vec<u32>,
+}
+
+struct Search<'a> {
+    node: &'a Node,
+    terms: &'a Terms,
+    cost: &'a dyn Fn(&Gpu, u64, u64) -> u64,
+    /// Places of wants, one per GPU.
+    order: Vec<usize>,
+    extra: Vec<Extra>,
+    /// By alike: the value that the picks so far agree in, and the pick that has set it.
+    bound: Vec<Option<(u32, usize)>>,
+    picks: Vec<Pick>,
+    steps: u32,
+}
+
+impl Search<'_> {
+    /// Serves what is left of the order from `nth` on.
+    fn serve(&mut self, nth: usize) -> bool {
+        let Some(&want) = self.order.get(nth) else { return true };
+        let mut options: Vec<Pick> =
+            (0..self.node.gpus.len()).filter_map(|gpu| self.option(want, gpu)).collect();
+        options.sort_unstable_by_key(|pick| (pick.cost, pick.gpu));
+        // GPUs of one want in one order only.
+        let last = self.picks.last().filter(|last| last.want == want).map(|last| (last.cost, last.gpu));
+        let mut failed: Vec<usize> = Vec::new();
+        for pick in options {
+            if last.is_some_and(|last| (pick.cost, pick.gpu) < last)
+                || failed.iter().any(|other| self.twins(*other, pick.gpu))
+            {
+                continue;
+            }
+            self.steps += 1;
+            if self.steps > STEPS_MAX {
+                return false;
+            }
+            self.take(pick);
+            if self.serve(nth + 1) {
+                return true;
+            }
+            self.give(pick);
+            failed.push(pick.gpu);
+        }
+        false
+    }
+
+    /// The GPU for the want, if it fits beside the picks so far.
+    fn option(&self, at: usize, gpu: usize) -> Option<Pick> {
+        let (want, extra, board) = (&self.terms.wants[at], &self.extra[gpu], &self.node.gpus[gpu]);
+        if extra.claims.contains(&want.claim) {
+            return None;
+        }
+        let left = want.left(board)?.checked_sub(extra.mib)?;
+        let (mib, slots) = want.need(board)?;
+        if board.free_slots() < slots + extra.slots || board.free_compute() < want.compute + extra.compute {
+            return None;
+        }
+        for (alike, bound) in self.terms.alike.iter().zip(&self.bound) {
+            if alike.wants.contains(&at) {
+                let value = alike.value(board.facts)?;
+                if bound.is_some_and(|(other, _)| other != value) {
+                    return None;
+                }
+            }
+        }
+        Some(Pick { cost: (self.cost)(board, left, mib), gpu, want: at, mib })
+    }
+
+    fn take(&mut self, pick: Pick) {
+        let (want, board) = (&self.terms.wants[pick.want], &self.node.gpus[pick.gpu]);
+        let extra = &mut self.extra[pick.gpu];
+        extra.mib += pick.mib;
+        extra.compute += want.compute;
+        extra.slots += want.need(board).map_or(0, |(_, slots)| slots);
+        extra.claims.push(want.claim);
+        let nth = self.picks.len();
+        for (alike, bound) in self.terms.alike.iter().zip(&mut self.bound) {
+            if bound.is_none() && alike.wants.contains(&pick.want) {
+                *bound = alike.value(board.facts).map(|value| (value, nth));
+            }
+        }
+        self.picks.push(pick);
+    }
+
+    /// Undoes the last `take`.
+    fn give(&mut self, pick: Pick) {
+        self.picks.pop();
+        let nth = self.picks.len();
+        self.bound.iter_mut().for_each(|bound| *bound = bound.filter(|(_, by)| *by != nth));
+        let (want, board) = (&self.terms.wants[pick.want], &self.node.gpus[pick.gpu]);
+        let extra = &mut self.extra[pick.gpu];
+        extra.claims.pop();
+        extra.mib -= pick.mib;
+        extra.compute -= want.compute;
+        extra.slots -= want.need(board).map_or(0, |(_, slots)| slots);
+    }
+
+    /// Equal in all that matters: where one did not help, the other will not.
+    fn twins(&self, one: usize, other: usize) -> bool {
+        let (a, b) = (&self.node.gpus[one], &self.node.gpus[other]);
+        let state = |gpu: &Gpu| (gpu.class, gpu.closed, gpu.free_mib(), gpu.free_compute(), gpu.free_slots());
+        state(a) == state(b)
+            && self.extra[one] == self.extra[other]
+            && self.terms.wants.iter().all(|want| want.chooses(a) == want.chooses(b))
+            && self.terms.alike.iter().all(|alike| alike.value(a.facts) == alike.value(b.facts))
+    }
+}
