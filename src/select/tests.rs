@@ -123,7 +123,7 @@ fn what_costs_too_much_is_given_up() {
         ("conditions", format!("{}true", "true ? true : ".repeat(700))),
         ("members", format!("device{}", ".a".repeat(4000))),
         ("lists", format!("{}{}", "[".repeat(4000), "]".repeat(4000))),
-        ("both", format!("{}", "true && 1+".repeat(1) + &"-".repeat(5000) + "1 == 1")),
+        ("both", format!("true && 1+{}1 == 1", "-".repeat(5000))),
     ] {
         assert!(matches!(Selector::compile(&text), Err(SelectError::TooDeep { .. })), "{what}");
     }

@@ -114,6 +114,7 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     // them.
     ("k8s_openapi", Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "node"])),
     ("cel", Where::Rooms(&["select"])),
+    ("semver", Where::Rooms(&["select"])),
     ("axum", Where::Rooms(&["ops"])),
     ("hyper", Where::Rooms(&["ops"])),
     ("prometheus_client", Where::Rooms(&["ops"])),

@@ -6,23 +6,32 @@ use std::time::{Duration, Instant};
 use super::report::micros_at;
 use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, Want, decide};
 use crate::cli::table;
-use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::names::{DRIVER, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::Isolation;
+use crate::select::{AttributeValue, DeviceFacts, QualifiedName};
 
 const GPUS: u32 = 8;
 const TEMPLATES: u64 = 64;
 const DECISIONS: usize = 20_000;
 /// Decisions for a template that was never seen before.
 const NEW: usize = 500;
+/// What a DeviceClass and a claim may say.
+const SELECTORS: [&str; 2] = [
+    "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
+    "device.attributes['gpu.nvidia.com'].productName.lowerAscii().matches('^.*(h100|l40s).*$')",
+];
 
 /// A table: nodes and policies, p50, p99 and most, in µs.
 pub fn run() -> String {
     let mut rows = Vec::new();
     for nodes in [100, 1_000, 5_000] {
-        for policy in Policy::ALL {
-            let (mut known, mut new) = measure(nodes, policy);
-            let mut row = vec![nodes.to_string(), policy.to_string()];
+        let plain = Policy::ALL.map(|policy| (policy, "", &[][..]));
+        for (policy, more, selectors) in
+            plain.into_iter().chain([(Policy::Pack, " + selectors", &SELECTORS[..])])
+        {
+            let (mut known, mut new) = measure(nodes, policy, selectors);
+            let mut row = vec![nodes.to_string(), format!("{policy}{more}")];
             row.extend([0.5, 0.99, 1.0].map(|share| format!("{:.1}", micros_at(&mut known, share))));
             row.extend([0.5, 0.99].map(|share| format!("{:.1}", micros_at(&mut new, share))));
             rows.push(row);
@@ -46,7 +55,7 @@ fn cluster(nodes: u32) -> Index {
             memory: Bytes::from_mib(mib),
             slots: 16,
             isolation: Isolation::Mps,
-            facts: Arc::default(),
+            facts: Arc::new(facts(product, &format!("GPU-{nth}-{minor}"))),
         };
         index.insert_node(&NodeSpec {
             name: NodeName::new(format!("node-{nth}")),
@@ -56,6 +65,16 @@ fn cluster(nodes: u32) -> Index {
         });
     }
     index
+}
+
+/// No two GPUs have the same.
+fn facts(product: &str, uuid: &str) -> DeviceFacts {
+    let attributes = [("type", "gpu"), ("productName", product), ("uuid", uuid)];
+    let named = |(name, value): (&str, &str)| {
+        (QualifiedName::of(name, DRIVER), AttributeValue::String(value.to_owned()))
+    };
+    let attributes = attributes.into_iter().map(named).collect();
+    DeviceFacts { driver: DRIVER.to_owned(), attributes, ..DeviceFacts::default() }
 }
 
 /// A pod's template, by number.
@@ -71,11 +90,13 @@ fn template(nth: u64) -> Shape {
 }
 
 /// Decisions for known templates, and for new ones.
-fn measure(nodes: u32, policy: Policy) -> (Vec<Duration>, Vec<Duration>) {
+fn measure(nodes: u32, policy: Policy, selectors: &[&str]) -> (Vec<Duration>, Vec<Duration>) {
     let mut index = cluster(nodes);
     let mut random = fastrand::Rng::with_seed(1);
     let (mut live, mut took, mut pods) = (Vec::new(), Vec::new(), 0_u64);
     let mut step = |index: &mut Index, shape: Shape, live: &mut Vec<PodUid>| {
+        let mut shape = shape;
+        shape.wants[0].selectors = selectors.iter().map(|text| (*text).to_owned()).collect();
         index.seen(&shape);
         let pod = [shape.into()];
         let start = Instant::now();
