@@ -2,6 +2,9 @@
 //!
 //! Selectors are looked at once for all GPUs that agree in what they read; the answers are kept by their texts, so
 //! that a new pod with known selectors costs nothing.
+//!
+//! A GPU on which a selector fails is not chosen, and a refusal tells of it; others may be. kube-scheduler gives up
+//! the pod at the first such device that it meets, which depends on the order in which it looks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -143,7 +143,8 @@ impl Walk {
 
     fn bind(&mut self, value: &Expr, body: &Expr) {
         let path = self.path(value);
-        if path.is_none() {
+        // A domain is always there; a name, or what is computed, is looked at even if the body does not use it.
+        if path.as_ref().is_none_or(|path| path.len() != 2) {
             self.look(value);
         }
         self.locals.push(path);

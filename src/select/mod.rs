@@ -44,18 +44,27 @@ pub enum SelectError {
     #[error("the selector has {0} bytes; {TEXT_BYTES_MAX} are the most")]
     TooLong(usize),
     /// In brackets, or in one row of operators.
-    #[error("the selector {text:?} is nested too deeply; split it into several selectors")]
+    #[error("the selector {} is nested too deeply; split it into several selectors", quoted(text))]
     TooDeep { text: String },
     /// Line and column count from 1.
-    #[error("the selector {text:?} is no CEL, line {line}, column {column}: {words}")]
+    #[error("the selector {} is no CEL, line {line}, column {column}: {words}", quoted(text))]
     Syntax { text: String, line: usize, column: usize, words: String },
-    #[error("the selector {text:?} cannot be evaluated here: {what}")]
+    #[error("the selector {} cannot be evaluated here: {what}", quoted(text))]
     Unsupported { text: String, what: String },
     /// A mistake that shows on this device: kube-scheduler would stop at it.
-    #[error("the selector {text:?} fails: {what}")]
+    #[error("the selector {} fails: {what}", quoted(text))]
     Failed { text: String, what: String },
-    #[error("the selector {text:?} costs too much to evaluate; make it simpler")]
+    #[error("the selector {} costs too much to evaluate; make it simpler", quoted(text))]
     TooCostly { text: String },
+}
+
+/// The expression for people; a long one is cut.
+fn quoted(text: &str) -> String {
+    const CHARS_MAX: usize = 300;
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
 }
 
 impl Selector {

@@ -12,7 +12,7 @@ use super::function::Function;
 use super::{SelectError, TEXT_BYTES_MAX};
 
 /// Deeper expressions are refused: parsing, evaluating and dropping them takes stack.
-const DEPTH_MAX: u32 = 100;
+const DEPTH_MAX: u16 = 100;
 /// Of a compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1 << 18;
 
@@ -22,10 +22,11 @@ pub fn expression(text: &str) -> Result<Expr, SelectError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(SelectError::TooLong(text.len()));
     }
-    if depth(text)? > DEPTH_MAX {
+    if depth(text)? > u32::from(DEPTH_MAX) {
         return Err(SelectError::TooDeep { text: text.to_owned() });
     }
-    let parser = PrattParser::new().enable_optional_syntax(true).enable_ident_escape_syntax(true);
+    let parser = PrattParser::new().max_recursion_depth(DEPTH_MAX);
+    let parser = parser.enable_optional_syntax(true).enable_ident_escape_syntax(true);
     let ast = parser.parse(text).map_err(|errors| syntax(text, &errors))?;
     let found = Scope::default().expr(&ast);
     found.map_err(|what| SelectError::Unsupported { text: text.to_owned(), what })

@@ -78,6 +78,7 @@ fn an_answer_depends_on_nothing_but_what_is_read() {
         ("cel.bind(gpu, device.attributes['gpu.nvidia.com'], gpu.uuid == 'GPU-1')", false),
         ("'type' in device.attributes['gpu.nvidia.com']", true),
         ("has(device.attributes['gpu.nvidia.com'].uuid)", false),
+        ("device.attributes['gpu.nvidia.com'].?uuid.optMap(u, true).hasValue()", false),
         ("device.capacity['gpu.nvidia.com'].?memory.hasValue()", true),
         ("device.attributes['gpu.nvidia.com'].exists(name, name == 'uuid')", false),
     ] {
@@ -129,6 +130,14 @@ fn what_costs_too_much_is_given_up() {
     }
     let wide = vec!["device.driver == 'a'"; 400].join(" || ");
     assert_eq!(outcome(&wide, device).0, "false", "width is no depth");
+    let lists = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    for deep in
+        [format!("0{} == 97", "+1".repeat(97)), format!("{0} == {0}", lists(95)), "!".repeat(98) + "true"]
+    {
+        assert_eq!(outcome(&deep, device).0, "true", "{deep}");
+    }
+    let error = outcome(&format!("{wide} || 1"), device).1.unwrap().to_string();
+    assert!(error.len() < 500, "told in short: {error}");
     let ten = "[0,1,2,3,4,5,6,7,8,9]";
     let nested = (0..7).fold("false".to_owned(), |inner, nth| format!("{ten}.exists(x{nth}, {inner})"));
     let doubling = (0..40).fold("size(v) == 1".to_owned(), |inner, _| format!("cel.bind(v, v + v, {inner})"));
