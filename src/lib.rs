@@ -6,6 +6,7 @@
 pub mod model;
 
 // Ring 1, decisions: pure, synchronous, no clock, no randomness.
+pub mod admission;
 pub mod allocate;
 pub mod cdi;
 pub mod conditions;
@@ -30,6 +31,7 @@ pub mod supervisor;
 pub mod mps;
 pub mod node;
 pub mod ops;
+pub mod webhook;
 
 // Ring 4, for people and for main.
 pub mod cli;

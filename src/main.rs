@@ -43,6 +43,11 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
             let control = logs::init(log.format, &log.filter)?;
             runtime()?.block_on(tranche::mps::run(mps, control))?;
         }
+        Command::Webhook(args) => {
+            let (log, webhook) = settings::log_and_webhook(log, *args)?;
+            let control = logs::init(log.format, &log.filter)?;
+            runtime()?.block_on(tranche::webhook::run(webhook, control))?;
+        }
         Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
         Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,

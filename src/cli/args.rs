@@ -3,7 +3,11 @@
 //!
 //! An empty value counts as not given: a chart that renders `value: ""` means the default.
 
+mod webhook;
+
 use clap::Args;
+
+pub use webhook::{WebhookArgs, WebhookRunArgs};
 
 /// How to log.
 #[derive(Debug, Clone, Default, Args)]

@@ -30,7 +30,7 @@ use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use args::{LogArgs, MpsArgs, NodeArgs};
+use args::{LogArgs, MpsArgs, NodeArgs, WebhookRunArgs};
 
 /// A mistake of the caller, as opposed to a failure (1).
 pub const EXIT_USAGE: u8 = 2;
@@ -61,6 +61,9 @@ pub enum Command {
     /// Become an MPS control daemon; `mps` runs it.
     #[command(hide = true)]
     MpsLaunch { launch: String },
+    /// Serve the webhooks and nothing else; `controller` serves them too.
+    #[command(hide = true)]
+    Webhook(Box<WebhookRunArgs>),
     /// Show what preparing a claim would do, without doing it.
     Plan(Box<plan::PlanArgs>),
     /// Show what this node has, publishes and has handed out, by asking the running node plugin.

@@ -1,5 +1,7 @@
 //! From what was typed to what it means. Everything that is wrong is told at once.
 
+mod webhook;
+
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,6 +15,8 @@ use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
+
+pub use webhook::log_and_webhook;
 
 use super::args::{HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs};
 

@@ -247,7 +247,7 @@ async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigErr
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
 }
 
-fn post() -> PostParams {
+pub(super) fn post() -> PostParams {
     PostParams { dry_run: false, field_manager: Some(FIELD_MANAGER.to_owned()) }
 }
 

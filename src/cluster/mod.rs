@@ -11,6 +11,7 @@
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
 //! * [`events`]: events on claims and pods, best effort
+//! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
 //! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, tokio, serde_json, tracing.
 
@@ -20,6 +21,7 @@ pub mod events;
 pub mod read_claim;
 pub mod status;
 mod survey;
+pub mod webhooks;
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 
 mod claims;
 mod mps;
+mod webhook;
 
 use std::fmt;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use std::sync::atomic::AtomicU64;
 
 pub use claims::{ClaimMetrics, ShareLabels, ShareUse};
 pub use mps::MpsMetrics;
+pub use webhook::WebhookMetrics;
 
 /// Bounds in seconds. Fine round 1 ms, where a warm prepare should be; 45 s is kubelet's own limit
 /// for one call, so that what lies beyond it was given up by the caller.

@@ -23,6 +23,7 @@ pub const ROOMS: &[Room] = &[
     room("allocate", 1, &["model", "params", "select"]),
     room("feasible", 1, &["model"]),
     room("conditions", 1, &["model", "ledger"]),
+    room("admission", 1, &["model", "params"]),
     room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
     room("nvml", 2, &["model", "inventory"]),
@@ -34,6 +35,7 @@ pub const ROOMS: &[Room] = &[
     room("host", 2, &["model", "cdi"]),
     room("ops", 3, &["model"]),
     room("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
+    room("webhook", 3, &["model", "admission", "cluster", "ops"]),
     room(
         "node",
         3,
@@ -80,6 +82,7 @@ pub const ROOMS: &[Room] = &[
             "ops",
             "node",
             "mps",
+            "webhook",
         ],
     ),
 ];
@@ -110,13 +113,21 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("tonic_prost", Where::Rooms(&["kubelet"])),
     ("prost", Where::Rooms(&["kubelet"])),
     ("kube", Where::Rooms(&["cluster"])),
-    // As data: slices and conditions make them, select and feasible read them, node carries them, cluster writes
-    // them.
-    ("k8s_openapi", Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "node"])),
+    // As data: slices and conditions make them, select, feasible and admission read them, node carries them,
+    // cluster writes them.
+    (
+        "k8s_openapi",
+        Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "admission", "node"]),
+    ),
     ("cel", Where::Rooms(&["select"])),
     ("semver", Where::Rooms(&["select"])),
-    ("axum", Where::Rooms(&["ops"])),
-    ("hyper", Where::Rooms(&["ops"])),
+    ("json_patch", Where::Rooms(&["admission"])),
+    ("axum", Where::Rooms(&["ops", "webhook"])),
+    ("hyper", Where::Rooms(&["ops", "webhook"])),
+    ("tokio_rustls", Where::Rooms(&["webhook"])),
+    ("rcgen", Where::Rooms(&["webhook"])),
+    ("x509_parser", Where::Rooms(&["webhook"])),
+    ("pem", Where::Rooms(&["webhook"])),
     ("prometheus_client", Where::Rooms(&["ops"])),
     ("tracing_subscriber", Where::Rooms(&["ops"])),
     ("clap", Where::FromRing(4)),

@@ -1,0 +1,437 @@
+//! What can be known of a claim before it is allocated: that its parameters can be read, that they are meant
+//! for requests that are there, and that each share says how much it is.
+
+use k8s_openapi::api::resource::v1::DeviceClass;
+use serde_json::Value;
+
+use super::review::Problem;
+use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
+use crate::params::{self, Amount, GpuShare, Params};
+
+/// Classes whose shares kube-scheduler places: how much stands in the request itself.
+const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
+/// What only the controller writes, into allocations.
+const GRANT_KIND: &str = "ShareGrant";
+
+/// Whether class `shared.gpu.nvidia.com` itself says how much a share is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassAmount {
+    Said,
+    NotSaid,
+    /// The class could not be read. The controller checks again.
+    Unknown,
+}
+
+/// Reads it from the class.
+pub fn class_amount(class: &DeviceClass) -> ClassAmount {
+    let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
+    let said = configs.filter_map(|config| config.opaque.as_ref()).any(|opaque| {
+        opaque.driver == DRIVER
+            && matches!(
+                params::decode(&opaque.parameters.0),
+                Ok(Params::Share(GpuShare { amount: Some(_), .. }))
+            )
+    });
+    if said { ClassAmount::Said } else { ClassAmount::NotSaid }
+}
+
+/// A request, or one alternative of a `firstAvailable` request.
+struct Asked<'a> {
+    name: RequestName,
+    class: &'a str,
+    /// Where it stands below `spec.devices`.
+    at: String,
+}
+
+/// A configuration for our driver.
+struct Config<'a> {
+    /// Where its parameters stand.
+    at: String,
+    requests: Vec<&'a str>,
+    /// None: a problem that is told already.
+    params: Option<Params>,
+}
+
+impl Config<'_> {
+    fn applies_to(&self, request: &RequestName) -> bool {
+        self.requests.is_empty() || self.requests.iter().any(|selector| request.is_meant_by(selector))
+    }
+}
+
+/// Everything that is wrong with a claim's spec, which stands at `at` of its object.
+pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Problem> {
+    let devices = &spec["devices"];
+    let at = format!("{at}.devices");
+    let requests = requests(devices, &at);
+    let mut found = Vec::new();
+    let configs: Vec<Config<'_>> = list(&devices["config"])
+        .enumerate()
+        .filter(|(_, config)| config["opaque"]["driver"] == DRIVER)
+        .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &requests, &mut found))
+        .collect();
+    for request in requests.iter().filter(|request| request.class == SHARED_CLASS) {
+        found.extend(of_share(request, &configs, class));
+    }
+    found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
+    found
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// In the form of `v1` and `v1beta2` (`exactly`) and in that of `v1beta1` (the fields beside the name).
+fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
+    let mut all = Vec::new();
+    for (index, request) in list(&devices["requests"]).enumerate() {
+        let at = format!("{at}.requests[{index}]");
+        let name = text(&request["name"]);
+        let alternatives: Vec<_> = list(&request["firstAvailable"]).collect();
+        if alternatives.is_empty() {
+            let (body, at) = match &request["exactly"] {
+                Value::Null => (request, at.clone()),
+                exactly => (exactly, format!("{at}.exactly")),
+            };
+            all.push(Asked { name: RequestName::new(name), class: text(&body["deviceClassName"]), at });
+        }
+        all.extend(alternatives.into_iter().enumerate().map(|(index, alternative)| Asked {
+            name: RequestName::new(format!("{name}/{}", text(&alternative["name"]))),
+            class: text(&alternative["deviceClassName"]),
+            at: format!("{at}.firstAvailable[{index}]"),
+        }));
+    }
+    all
+}
+
+fn read<'a>(config: &'a Value, at: &str, known: &[Asked<'_>], found: &mut Vec<Problem>) -> Config<'a> {
+    let requests: Vec<&str> = list(&config["requests"]).map(text).collect();
+    for (index, name) in requests.iter().enumerate() {
+        if !known.iter().any(|request| request.name.is_meant_by(name)) {
+            let names: Vec<&str> = known.iter().map(|request| request.name.as_str()).collect();
+            found.push(Problem {
+                field: format!("{at}.requests[{index}]"),
+                words: format!("the claim has no request {name:?}; its requests are {}", names.join(", ")),
+            });
+        }
+    }
+    let at = format!("{at}.opaque.parameters");
+    let params = decode(&config["opaque"]["parameters"], &at).map_err(|problem| found.push(problem)).ok();
+    Config { at, requests, params }
+}
+
+fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
+    if parameters["kind"] == GRANT_KIND {
+        return Err(Problem {
+            field: format!("{at}.kind"),
+            words: format!(
+                "{GRANT_KIND} is what Tranche's controller writes into allocations; to ask for a share write GpuShare"
+            ),
+        });
+    }
+    params::decode(parameters).map_err(|error| Problem {
+        field: match error.path.as_str() {
+            "parameters" => at.to_owned(),
+            path => format!("{at}.{path}"),
+        },
+        words: error.problem,
+    })
+}
+
+/// What is wrong with a request of the controller's class. Of several configurations the last one counts,
+/// as a whole (KEP-3063).
+fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let mut share = None;
+    for config in configs.iter().filter(|config| config.applies_to(&request.name)) {
+        match &config.params {
+            // Told already; what it was meant to say is not known.
+            None => return found,
+            Some(Params::Share(given)) => share = Some((config, given)),
+            Some(Params::Gpu(None) | Params::Mig(_)) if config.requests.is_empty() => {}
+            Some(other) => found.push(Problem {
+                field: format!("{}.kind", config.at),
+                words: format!(
+                    "{} does not go with request \"{}\" of class {SHARED_CLASS}; use GpuShare",
+                    other.kind(),
+                    request.name
+                ),
+            }),
+        }
+    }
+    let advice = r#"write memory (such as 2000Mi) or fraction (such as "0.25")"#;
+    match (share, class) {
+        (_, ClassAmount::Said | ClassAmount::Unknown) | (Some((_, GpuShare { amount: Some(_), .. })), _) => {}
+        (Some((config, _)), ClassAmount::NotSaid) => found.push(Problem {
+            field: config.at.clone(),
+            words: format!(
+                "does not say how much of a GPU request \"{}\" of class {SHARED_CLASS} is for; {advice}",
+                request.name
+            ),
+        }),
+        (None, ClassAmount::NotSaid) => found.push(Problem {
+            field: request.at.clone(),
+            words: format!(
+                "class {SHARED_CLASS} needs to be told how much of a GPU; add to config an opaque entry for driver \
+                 {DRIVER} of kind GpuShare, and there {advice}"
+            ),
+        }),
+    }
+    found
+}
+
+/// An amount for requests whose class takes none from there: prepare would refuse it.
+fn misplaced(config: &Config<'_>, requests: &[Asked<'_>]) -> Option<Problem> {
+    let Some(Params::Share(GpuShare { amount: Some(amount), .. })) = &config.params else { return None };
+    let mut meant = requests.iter().filter(|request| config.applies_to(&request.name)).peekable();
+    let first = meant.peek()?.name.clone();
+    if !meant.all(|request| PLACED_BY_SCHEDULER.contains(&request.class)) {
+        return None;
+    }
+    let field = match amount {
+        Amount::Memory(_) => "memory",
+        Amount::Fraction(_) => "fraction",
+    };
+    Some(Problem {
+        field: format!("{}.{field}", config.at),
+        words: format!(
+            "is for class {SHARED_CLASS}, which request \"{first}\" does not use; change its class, or remove the \
+             field and write capacity.requests in the request"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::admission::{Answer, Verdict, validate};
+
+    fn asked(kind: &str, operation: &str, object: Value, old: Value) -> Answer {
+        let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": operation, "namespace": "ml",
+            "kind": {"group": "resource.k8s.io", "version": "v1", "kind": kind},
+            "object": object, "oldObject": old}});
+        validate(&serde_json::to_vec(&body).unwrap(), ClassAmount::NotSaid).unwrap()
+    }
+
+    fn claim(devices: &Value) -> Value {
+        json!({"metadata": {"name": "c"}, "spec": {"devices": devices}})
+    }
+
+    fn shared(name: &str) -> Value {
+        json!({"name": name, "exactly": {"deviceClassName": SHARED_CLASS}})
+    }
+
+    fn share(requests: Value, mut fields: Value) -> Value {
+        fields["apiVersion"] = json!("tranche.dev/v1alpha1");
+        fields["kind"] = json!("GpuShare");
+        json!({"requests": requests, "opaque": {"driver": DRIVER, "parameters": fields}})
+    }
+
+    /// `field: words` of each problem.
+    fn told(devices: Value) -> Vec<String> {
+        let answer = asked("ResourceClaim", "CREATE", claim(&devices), Value::Null);
+        let status = &answer.review["response"]["status"];
+        let causes: Vec<String> = list(&status["details"]["causes"])
+            .map(|cause| format!("{}: {}", text(&cause["field"]), text(&cause["message"])))
+            .collect();
+        assert_eq!(causes.is_empty(), answer.verdict == Verdict::Allowed, "{answer:?}");
+        assert!(causes.iter().all(|line| text(&status["message"]).contains(line)), "{status}");
+        causes
+    }
+
+    fn only(devices: Value) -> String {
+        let mut told = told(devices.clone());
+        assert_eq!(told.len(), 1, "{devices}: {told:?}");
+        told.remove(0)
+    }
+
+    #[test]
+    fn good_claims_pass() {
+        for devices in [
+            json!({"requests": [shared("gpu")], "config": [share(json!(["gpu"]), json!({"memory": "2000Mi"}))]}),
+            json!({"requests": [shared("gpu")], "config": [share(json!([]), json!({"fraction": "0.25"}))]}),
+            json!({"requests": [shared("a"), shared("b")], "config": [
+                share(json!(["a"]), json!({"fraction": "0.25", "compute": 10})),
+                share(json!(["b"]), json!({"memory": "10Gi", "minimumIsolation": "mps", "maxProcesses": 2}))]}),
+            // The last one that applies counts.
+            json!({"requests": [shared("a"), shared("b")], "config": [
+                share(json!([]), json!({"memory": "1Gi"})), share(json!(["b"]), json!({"fraction": "1"}))]}),
+            json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": [
+                share(json!(["gpu"]), json!({"minimumIsolation": "mps"}))]}),
+            json!({"requests": [{"name": "gpu", "firstAvailable": [
+                {"name": "whole", "deviceClassName": "gpu.nvidia.com"},
+                {"name": "part", "deviceClassName": SHARED_CLASS}]}],
+                "config": [share(json!(["gpu/part"]), json!({"memory": "1Gi"}))]}),
+            // v1beta1.
+            json!({"requests": [{"name": "gpu", "deviceClassName": SHARED_CLASS, "count": 2}],
+                "config": [share(json!(["gpu"]), json!({"memory": "1Gi"}))]}),
+            json!({"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example.com"}}], "config": [
+                {"opaque": {"driver": "nic.example.com", "parameters": {"kind": "ShareGrant", "memory": "x"}}}]}),
+            json!({}),
+        ] {
+            assert_eq!(told(devices.clone()), [""; 0], "{devices}");
+        }
+    }
+
+    #[test]
+    fn each_mistake_is_told_with_the_full_path() {
+        let parameters = |parameters: Value| {
+            json!({"requests": [shared("gpu")], "config": [
+                {"opaque": {"driver": "nic.example.com", "parameters": {}}},
+                {"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]})
+        };
+        let share = |mut fields: Value| {
+            fields["apiVersion"] = json!("tranche.dev/v1alpha1");
+            fields["kind"] = json!("GpuShare");
+            parameters(fields)
+        };
+        let mps = |mps: Value| {
+            json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": [
+                {"opaque": {"driver": DRIVER, "parameters": {"apiVersion": "resource.nvidia.com/v1beta1",
+                    "kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig": mps}}}}]})
+        };
+        const AT: &str = "spec.devices.config[1].opaque.parameters";
+        for (devices, path, words) in [
+            (share(json!({"memory": "ten"})), ".memory: ", "ten"),
+            (share(json!({"memory": "0"})), ".memory: ", "no amount of memory"),
+            (share(json!({"memory": "1Gi", "fraction": "0.5"})), ".fraction: ", "one of the two"),
+            (share(json!({"fraction": "1.5"})), ".fraction: ", "1.5"),
+            (share(json!({"fraction": "NaN"})), ".fraction: ", "NaN"),
+            (share(json!({"memory": "1Gi", "compute": 0})), ".compute: ", "1 to 100"),
+            (share(json!({"memory": "1Gi", "maxProcesses": 99})), ".maxProcesses: ", "99"),
+            (share(json!({"memory": "1Gi", "minimumIsolation": "hard"})), ".minimumIsolation: ", "kernel"),
+            (share(json!({"memroy": "1Gi"})), ".memroy: ", "unknown field"),
+            (share(json!({})), ": ", "does not say how much"),
+            (parameters(json!("text")), ": ", "JSON object"),
+            (
+                parameters(json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "Share"})),
+                ".kind: ",
+                "GpuShare",
+            ),
+            (
+                parameters(
+                    json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": []}),
+                ),
+                ".kind: ",
+                "controller writes",
+            ),
+            (
+                parameters(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})),
+                ".kind: ",
+                "use GpuShare",
+            ),
+            (
+                parameters(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"})),
+                ".kind: ",
+                "use GpuShare",
+            ),
+        ] {
+            let line = told(devices.clone()).into_iter().next().unwrap_or_else(|| panic!("{devices} passed"));
+            assert!(line.starts_with(&format!("{AT}{path}")) && line.contains(words), "{devices}: {line}");
+        }
+        let line = only(mps(json!({"defaultPinnedDeviceMemoryLimit": "ten"})));
+        let path =
+            "spec.devices.config[0].opaque.parameters.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: ";
+        assert!(line.starts_with(path), "{line}");
+    }
+
+    #[test]
+    fn a_share_without_an_amount_is_told_where_it_is_asked_for() {
+        let line = only(json!({"requests": [shared("gpu")]}));
+        assert!(line.starts_with("spec.devices.requests[0].exactly: class shared.gpu.nvidia.com"), "{line}");
+        assert!(line.contains("kind GpuShare") && line.contains("2000Mi"), "{line}");
+        // Written for another request.
+        let other = json!({"requests": [shared("a"), shared("b")],
+            "config": [share(json!(["a"]), json!({"memory": "1Gi"}))]});
+        assert!(only(other).starts_with("spec.devices.requests[1].exactly: "));
+        let alternative = json!({"requests": [{"name": "gpu", "firstAvailable": [
+            {"name": "part", "deviceClassName": SHARED_CLASS}]}]});
+        assert!(only(alternative).starts_with("spec.devices.requests[0].firstAvailable[0]: "));
+        let old = json!({"requests": [{"name": "gpu", "deviceClassName": SHARED_CLASS}]});
+        assert!(only(old).starts_with("spec.devices.requests[0]: "));
+        // The last one that applies counts as a whole.
+        let taken_back = json!({"requests": [shared("a")], "config": [
+            share(json!([]), json!({"memory": "1Gi"})), share(json!(["a"]), json!({"compute": 5}))]});
+        let line = only(taken_back);
+        assert!(
+            line.starts_with("spec.devices.config[1].opaque.parameters: does not say how much"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_told_at_once() {
+        let devices = json!({"requests": [shared("a"), shared("b")], "config": [
+            share(json!(["a"]), json!({"memory": "much"})),
+            share(json!(["c", "b"]), json!({"fraction": "2"})),
+            share(json!([]), json!({"apiVersion": 1, "more": 1}))]});
+        let told = told(devices);
+        let starts = [
+            "config[0].opaque.parameters.memory",
+            "config[1].requests[0]",
+            "config[1].opaque.parameters.fraction",
+            "config[2].opaque.parameters.more",
+        ];
+        assert_eq!(told.len(), starts.len(), "{told:?}");
+        for (line, start) in told.iter().zip(starts) {
+            assert!(line.starts_with(&format!("spec.devices.{start}: ")), "{line}");
+        }
+        assert!(told[1].contains("no request \"c\"; its requests are a, b"), "{}", told[1]);
+    }
+
+    #[test]
+    fn an_amount_for_the_schedulers_classes_is_refused_with_the_way_out() {
+        let whole = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
+        let line = only(json!({"requests": [whole], "config": [share(json!([]), json!({"memory": "1Gi"}))]}));
+        assert!(line.starts_with("spec.devices.config[0].opaque.parameters.memory: "), "{line}");
+        assert!(line.contains("capacity.requests"), "{line}");
+        // Meant for the other request as well.
+        let both = json!({"requests": [whole, shared("part")], "config": [share(json!([]), json!({"memory": "1Gi"}))]});
+        assert_eq!(told(both), [""; 0]);
+    }
+
+    #[test]
+    fn templates_are_read_one_level_deeper() {
+        let devices =
+            json!({"requests": [shared("gpu")], "config": [share(json!([]), json!({"memory": "x"}))]});
+        let template = json!({"metadata": {"name": "t"}, "spec": {"spec": {"devices": devices}}});
+        let answer = asked("ResourceClaimTemplate", "CREATE", template, Value::Null);
+        let field = &answer.review["response"]["status"]["details"]["causes"][0]["field"];
+        assert_eq!(field, "spec.spec.devices.config[0].opaque.parameters.memory");
+    }
+
+    #[test]
+    fn updates_that_leave_the_spec_and_deletions_pass_whatever_the_spec_says() {
+        let bad = claim(&json!({"requests": [shared("gpu")]}));
+        let mut labelled = bad.clone();
+        labelled["metadata"]["finalizers"] = json!([]);
+        assert_eq!(asked("ResourceClaim", "UPDATE", labelled, bad.clone()).verdict, Verdict::Allowed);
+        assert_eq!(asked("ResourceClaim", "DELETE", Value::Null, bad.clone()).verdict, Verdict::Allowed);
+        let good = claim(
+            &json!({"requests": [shared("gpu")], "config": [share(json!([]), json!({"memory": "1Gi"}))]}),
+        );
+        assert_eq!(asked("ResourceClaim", "UPDATE", bad, good).verdict, Verdict::Refused);
+    }
+
+    #[test]
+    fn the_class_may_say_how_much() {
+        let class = |config: Value| -> DeviceClass {
+            serde_json::from_value(json!({"metadata": {"name": SHARED_CLASS}, "spec": {"config": config}}))
+                .unwrap()
+        };
+        let says = |fields: Value| json!([{"opaque": share(json!([]), fields)["opaque"]}]);
+        assert_eq!(class_amount(&class(json!([]))), ClassAmount::NotSaid);
+        assert_eq!(class_amount(&class(says(json!({"compute": 5})))), ClassAmount::NotSaid);
+        assert_eq!(class_amount(&class(says(json!({"memory": "1Gi"})))), ClassAmount::Said);
+        let devices = json!({"requests": [shared("gpu")]});
+        for class in [ClassAmount::Said, ClassAmount::Unknown] {
+            assert_eq!(problems(&json!({"devices": devices}), "spec", class), []);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What the API server asks before it stores something, and what it is told: claims whose parameters nobody
+//! could use are refused while their author is still looking, and pods with KAI's annotations get a claim.
+//!
+//! * [`validate`]: ResourceClaims and ResourceClaimTemplates, `resource.k8s.io/v1`, `v1beta2`, `v1beta1`
+//! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`
+//! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
+//! * [`class_amount`]: whether a DeviceClass says by itself how much a share is
+//!
+//! Both take the bytes of an `admission.k8s.io/v1` AdmissionReview and give the review to answer with. A
+//! refusal names every field that is wrong, not only the first. What is not ours is let through unread:
+//! other drivers' configuration, other kinds, updates that leave the spec as it is, deletions.
+//!
+//! May import: model, params. May name: serde, serde_json, thiserror, json_patch, k8s-openapi (as data).
+
+mod claim;
+mod kai;
+mod pod;
+mod review;
+mod share;
+
+use serde_json::Value;
+
+pub use claim::{ClassAmount, class_amount};
+pub use review::{Answer, ReviewError, Subject, Verdict};
+pub use share::{SHARE_ANNOTATION, ShareAnnotationError, claim_spec};
+
+use review::{Decision, Operation, Request};
+
+/// Checks a claim or a template. `class` says whether class `shared.gpu.nvidia.com` gives the amount of a
+/// share itself, as far as it is known.
+///
+/// # Errors
+/// The body is no review that can be answered.
+pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> {
+    let request = Request::read(body)?;
+    let below = match request.subject() {
+        Subject::Claim => "",
+        Subject::Template => "spec.",
+        Subject::Pod | Subject::Other => return Ok(request.answer(Decision::Allow)),
+    };
+    let spec = |object: &Value| match below {
+        "" => object["spec"].clone(),
+        _ => object["spec"]["spec"].clone(),
+    };
+    let decision = match request.operation {
+        _ if request.is_of_subresource() => Decision::Allow,
+        Operation::Update if spec(&request.object) == spec(&request.old_object) => Decision::Allow,
+        Operation::Create | Operation::Update => {
+            match claim::problems(&spec(&request.object), &format!("{below}spec"), class) {
+                problems if problems.is_empty() => Decision::Allow,
+                problems => Decision::Refuse(problems),
+            }
+        }
+        Operation::Delete | Operation::Connect => Decision::Allow,
+    };
+    Ok(request.answer(decision))
+}
+
+/// Gives a new pod with KAI's annotations its claim. Doing it again changes nothing.
+///
+/// # Errors
+/// The body is no review that can be answered.
+pub fn mutate(body: &[u8]) -> Result<Answer, ReviewError> {
+    let request = Request::read(body)?;
+    let is_new_pod = request.subject() == Subject::Pod
+        && request.operation == Operation::Create
+        && !request.is_of_subresource();
+    let decision = if is_new_pod { pod::with_share(&request) } else { Decision::Allow };
+    Ok(request.answer(decision))
+}

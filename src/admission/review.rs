@@ -1,0 +1,286 @@
+//! `admission.k8s.io/v1`: the question as the API server puts it, and the answer as it wants it.
+
+use json_patch::Patch;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+/// The API server passes on no more of a warning than this (bytes, all of a request together: 4 Ki).
+const WARNING_BYTES_MAX: usize = 256;
+
+/// Why a body cannot be answered. The text goes back to who sent it.
+#[derive(Debug, Error)]
+pub enum ReviewError {
+    #[error("the body is no AdmissionReview: {0}; send what a webhook of {API_VERSION} is sent")]
+    Unreadable(#[source] serde_json::Error),
+    #[error(
+        "the body is a {kind:?} of {version:?}; this webhook answers an AdmissionReview of {API_VERSION}"
+    )]
+    OtherKind { kind: String, version: String },
+    #[error("the AdmissionReview has no request.uid; nothing can be answered without it")]
+    NoUid,
+}
+
+/// What a review is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    Claim,
+    Template,
+    Pod,
+    Other,
+}
+
+/// How it was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Allowed,
+    Changed,
+    Refused,
+}
+
+/// The AdmissionReview to send back, and what it says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    pub subject: Subject,
+    pub verdict: Verdict,
+    /// Whose object it is, `namespace/name` as far as it has one, for the log.
+    pub object: String,
+    pub review: Value,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum Operation {
+    Create,
+    Update,
+    Delete,
+    Connect,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    request: Option<Request>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Request {
+    #[serde(default)]
+    pub uid: String,
+    kind: Kind,
+    pub operation: Operation,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    pub namespace: String,
+    #[serde(default)]
+    pub name: String,
+    /// Null for deletions.
+    #[serde(default)]
+    pub object: Value,
+    /// Null for creations.
+    #[serde(default)]
+    pub old_object: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Kind {
+    #[serde(default)]
+    group: String,
+    kind: String,
+}
+
+/// Something that is wrong with an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// The field's path, e.g. `spec.devices.config[0].opaque.parameters.memory`.
+    pub field: String,
+    pub words: String,
+}
+
+#[derive(Debug)]
+pub(super) enum Decision {
+    Allow,
+    Change { patch: Patch, warnings: Vec<String> },
+    Refuse(Vec<Problem>),
+}
+
+impl Subject {
+    /// As a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Template => "template",
+            Self::Pod => "pod",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Verdict {
+    /// As a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Changed => "changed",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl Request {
+    pub(super) fn read(body: &[u8]) -> Result<Self, ReviewError> {
+        let review: Review = serde_json::from_slice(body).map_err(ReviewError::Unreadable)?;
+        match review {
+            Review { api_version, kind, .. } if api_version != API_VERSION || kind != "AdmissionReview" => {
+                Err(ReviewError::OtherKind { kind, version: api_version })
+            }
+            Review { request: Some(request), .. } if !request.uid.is_empty() => Ok(request),
+            _ => Err(ReviewError::NoUid),
+        }
+    }
+
+    pub(super) fn subject(&self) -> Subject {
+        match (self.kind.group.as_str(), self.kind.kind.as_str()) {
+            ("resource.k8s.io", "ResourceClaim") => Subject::Claim,
+            ("resource.k8s.io", "ResourceClaimTemplate") => Subject::Template,
+            ("", "Pod") => Subject::Pod,
+            _ => Subject::Other,
+        }
+    }
+
+    pub(super) fn is_of_subresource(&self) -> bool {
+        !self.sub_resource.is_empty()
+    }
+
+    pub(super) fn answer(&self, decision: Decision) -> Answer {
+        let mut response = json!({"uid": self.uid, "allowed": true});
+        let verdict = match decision {
+            Decision::Allow => Verdict::Allowed,
+            Decision::Change { patch, warnings } => {
+                if !warnings.is_empty() {
+                    response["warnings"] = warnings.into_iter().map(shortened).collect();
+                }
+                match patch.0.is_empty() {
+                    true => Verdict::Allowed,
+                    false => {
+                        response["patchType"] = json!("JSONPatch");
+                        response["patch"] = json!(base64(patch.to_string().as_bytes()));
+                        Verdict::Changed
+                    }
+                }
+            }
+            Decision::Refuse(problems) => {
+                response["allowed"] = json!(false);
+                response["status"] = status(&problems);
+                Verdict::Refused
+            }
+        };
+        let review = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response});
+        Answer { subject: self.subject(), verdict, object: self.object_name(), review }
+    }
+
+    fn object_name(&self) -> String {
+        let name = match self.name.as_str() {
+            "" => self.object["metadata"]["generateName"].as_str().unwrap_or_default(),
+            name => name,
+        };
+        format!("{}/{name}", self.namespace)
+    }
+}
+
+/// `metav1.Status`: one line per problem for people, one cause per problem for programs.
+fn status(problems: &[Problem]) -> Value {
+    let lines: Vec<String> =
+        problems.iter().map(|Problem { field, words }| format!("{field}: {words}")).collect();
+    let message = match lines.as_slice() {
+        [one] => one.clone(),
+        several => format!("{} fields to change:\n  {}", several.len(), several.join("\n  ")),
+    };
+    let causes: Vec<Value> = problems
+        .iter()
+        .map(|Problem { field, words }| json!({"reason": "FieldValueInvalid", "field": field, "message": words}))
+        .collect();
+    json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": message,
+        "details": {"causes": causes}})
+}
+
+fn shortened(mut words: String) -> String {
+    while words.len() > WARNING_BYTES_MAX {
+        words.pop();
+    }
+    words
+}
+
+/// RFC 4648 with padding: how JSON carries bytes.
+fn base64(bytes: &[u8]) -> Value {
+    // k8s-openapi's own encoding of a byte string.
+    serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::{ClassAmount, mutate, validate};
+
+    fn refused(body: &str) -> String {
+        let error = validate(body.as_bytes(), ClassAmount::Unknown).expect_err(body);
+        assert_eq!(error.to_string(), mutate(body.as_bytes()).expect_err(body).to_string());
+        error.to_string()
+    }
+
+    #[test]
+    fn what_is_no_review_is_refused_with_words() {
+        for (body, words) in [
+            ("", "no AdmissionReview"),
+            ("{", "no AdmissionReview"),
+            ("[]", "no AdmissionReview"),
+            ("{}", "is a \"\" of \"\""),
+            (r#"{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview"}"#, "v1beta1"),
+            (r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#, "no request.uid"),
+            (
+                r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"kind":{"kind":"Pod"},"operation":"CREATE"}}"#,
+                "no request.uid",
+            ),
+            (
+                r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"a","kind":{"kind":"Pod"},"operation":"EXPLODE"}}"#,
+                "EXPLODE",
+            ),
+        ] {
+            assert!(refused(body).contains(words), "{body}: {}", refused(body));
+        }
+    }
+
+    #[test]
+    fn other_kinds_are_let_through_with_their_uid() {
+        let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+            "uid": "u-1", "kind": {"group": "apps", "version": "v1", "kind": "Deployment"},
+            "operation": "CREATE", "object": {"spec": {}}}});
+        let bytes = serde_json::to_vec(&body).unwrap();
+        for answer in [validate(&bytes, ClassAmount::NotSaid).unwrap(), mutate(&bytes).unwrap()] {
+            assert_eq!((answer.subject, answer.verdict), (Subject::Other, Verdict::Allowed));
+            assert_eq!(answer.review["response"], json!({"uid": "u-1", "allowed": true}));
+        }
+    }
+
+    #[test]
+    fn one_problem_is_one_line_and_several_are_a_list() {
+        let problem = |field: &str| Problem { field: field.to_owned(), words: "is odd".to_owned() };
+        assert_eq!(status(&[problem("a")])["message"], "a: is odd");
+        let both = status(&[problem("a"), problem("b")]);
+        assert_eq!(both["message"], "2 fields to change:\n  a: is odd\n  b: is odd");
+        assert_eq!(both["details"]["causes"][1]["field"], "b");
+    }
+
+    #[test]
+    fn long_warnings_are_cut_between_characters() {
+        assert_eq!(shortened("é".repeat(200)).chars().count(), 128);
+        assert_eq!(shortened("short".to_owned()), "short");
+    }
+}

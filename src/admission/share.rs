@@ -1,0 +1,114 @@
+//! What the webhook tells the controller of a pod's share: one annotation, and the claim that follows from it.
+
+use k8s_openapi::api::resource::v1::ResourceClaimSpec;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::params::{self, GpuShare, Params, ParamsError};
+
+/// On a pod: the claim that it wants, as JSON `{"share": {GpuShare parameters}, "count": n}`. The claim's name
+/// is that of the pod's entry `gpu-share` in `spec.resourceClaims`.
+pub const SHARE_ANNOTATION: &str = "tranche.dev/gpu-share";
+/// The only request of such a claim.
+const REQUEST: &str = "gpu";
+/// The API server allocates no more devices to one claim (KEP-4381).
+pub(super) const COUNT_MAX: u32 = 32;
+
+/// Why an annotation makes no claim. The text is for the pod's events.
+#[derive(Debug, Error)]
+pub enum ShareAnnotationError {
+    #[error(
+        "the annotation {SHARE_ANNOTATION} cannot be read; it is written by Tranche's webhook: remove it and ask \
+         with gpu-fraction or gpu-memory"
+    )]
+    Unreadable(#[source] serde_json::Error),
+    #[error("the annotation {SHARE_ANNOTATION}: share")]
+    Params(#[source] ParamsError),
+    #[error(
+        "the annotation {SHARE_ANNOTATION}: share is a {0} without an amount; it is a GpuShare with memory or fraction"
+    )]
+    NoShare(&'static str),
+    #[error("the annotation {SHARE_ANNOTATION}: count is {0}; a claim has 1 to {COUNT_MAX} GPUs")]
+    Count(u32),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    /// The parameters as a claim's author would write them.
+    share: Value,
+    count: u32,
+}
+
+/// The annotation's text.
+pub(super) fn annotation(share: Value, count: u32) -> String {
+    // Fields in the order in which they are declared: the same text for the same share.
+    serde_json::to_string(&Written { share, count }).unwrap_or_default()
+}
+
+/// `GpuShare` parameters that say so much: `memory: 2000Mi` or `fraction: "0.25"`.
+pub(super) fn parameters(field: &str, amount: &str) -> Value {
+    json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", field: amount})
+}
+
+/// The claim that the annotation asks for: one request of class `shared.gpu.nvidia.com`, `count` GPUs of one
+/// node with the same share on each.
+///
+/// # Errors
+/// The text is none that the webhook writes: anyone may write annotations.
+pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
+    let Written { share, count } =
+        serde_json::from_str(annotation).map_err(ShareAnnotationError::Unreadable)?;
+    match params::decode(&share).map_err(ShareAnnotationError::Params)? {
+        Params::Share(GpuShare { amount: Some(_), .. }) => {}
+        other => return Err(ShareAnnotationError::NoShare(other.kind())),
+    }
+    if !(1..=COUNT_MAX).contains(&count) {
+        return Err(ShareAnnotationError::Count(count));
+    }
+    let spec = json!({"devices": {
+        "requests": [{"name": REQUEST, "exactly": {
+            "deviceClassName": SHARED_CLASS, "allocationMode": "ExactCount", "count": count}}],
+        "config": [{"requests": [REQUEST], "opaque": {"driver": DRIVER, "parameters": share}}]}});
+    serde_json::from_value(spec).map_err(ShareAnnotationError::Unreadable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::ClassAmount;
+    use crate::admission::claim::problems;
+
+    #[test]
+    fn the_claim_says_what_the_annotation_says_and_passes_the_webhook() {
+        let text = annotation(parameters("memory", "2000Mi"), 2);
+        assert!(text.starts_with(r#"{"share":{"#) && text.ends_with(r#""count":2}"#), "{text}");
+        let spec = serde_json::to_value(claim_spec(&text).unwrap()).unwrap();
+        assert_eq!(problems(&spec, "spec", ClassAmount::NotSaid), []);
+        let request = &spec["devices"]["requests"][0]["exactly"];
+        assert_eq!((&request["deviceClassName"], &request["count"]), (&json!(SHARED_CLASS), &json!(2)));
+        assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");
+    }
+
+    #[test]
+    fn annotations_of_other_hands_are_refused_with_words() {
+        let of = |share: Value, count: i64| json!({"share": share, "count": count}).to_string();
+        let gpu_config = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"});
+        for (text, words) in [
+            ("".to_owned(), "cannot be read"),
+            ("{}".to_owned(), "cannot be read"),
+            (of(parameters("memory", "1Gi"), -1), "cannot be read"),
+            (json!({"share": {}, "count": 1, "node": "a"}).to_string(), "cannot be read"),
+            (of(json!({}), 1), "share"),
+            (of(parameters("memory", "0"), 1), "share"),
+            (of(gpu_config, 1), "GpuConfig"),
+            (of(parameters("memory", "1Gi"), 0), "count is 0"),
+            (of(parameters("memory", "1Gi"), 33), "count is 33"),
+        ] {
+            let error = claim_spec(&text).expect_err(&text);
+            assert!(error.to_string().contains(words), "{text}: {error}");
+        }
+    }
+}

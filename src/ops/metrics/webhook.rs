@@ -1,0 +1,128 @@
+//! What the webhook server counts.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::Seconds;
+
+/// Bounds in seconds. A decision takes microseconds; the largest objects some milliseconds.
+const DECISION_SECONDS: [f64; 10] =
+    [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025, 0.1];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    kind: &'static str,
+    verdict: &'static str,
+}
+
+/// Clones count into the same metrics.
+#[derive(Debug, Clone)]
+pub struct WebhookMetrics {
+    requests: Family<RequestLabels, Counter>,
+    decisions: Histogram,
+    pub failed_handshakes: Counter,
+    /// Seconds since 1970; 0 without a certificate.
+    pub certificate_not_after: Seconds,
+    pub certificate_renewals: Counter,
+    pub certificate_failures: Counter,
+    pub bundle_writes: Counter,
+}
+
+impl WebhookMetrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            requests: Family::default(),
+            decisions: Histogram::new(DECISION_SECONDS),
+            failed_handshakes: Counter::default(),
+            certificate_not_after: Seconds::default(),
+            certificate_renewals: Counter::default(),
+            certificate_failures: Counter::default(),
+            bundle_writes: Counter::default(),
+        };
+        for kind in ["claim", "template", "pod"] {
+            for verdict in ["allowed", "refused"] {
+                drop(metrics.requests.get_or_create(&RequestLabels { kind, verdict }));
+            }
+        }
+        metrics.register_requests(registry);
+        metrics.register_certificates(registry);
+        metrics
+    }
+
+    /// One review was answered: about a `claim`, `template`, `pod` or `other`; it was `allowed`, `changed`,
+    /// `refused` or `malformed`.
+    pub fn request(&self, kind: &'static str, verdict: &'static str, took: Duration) {
+        self.requests.get_or_create(&RequestLabels { kind, verdict }).inc();
+        self.decisions.observe(took.as_secs_f64());
+    }
+
+    fn register_requests(&self, registry: &mut Registry) {
+        registry.register(
+            "webhook_requests",
+            "Admission reviews answered, by kind of object and verdict",
+            self.requests.clone(),
+        );
+        registry.register(
+            "webhook_decision_duration_seconds",
+            "How long deciding about one admission review took, without the network",
+            self.decisions.clone(),
+        );
+        registry.register(
+            "webhook_failed_handshakes",
+            "TLS handshakes with the webhook that failed or took too long",
+            self.failed_handshakes.clone(),
+        );
+    }
+
+    fn register_certificates(&self, registry: &mut Registry) {
+        registry.register(
+            "webhook_certificate_expiry_timestamp_seconds",
+            "When the certificate in use ends, in seconds since 1970; 0 without one",
+            self.certificate_not_after.clone(),
+        );
+        registry.register(
+            "webhook_certificate_renewals",
+            "Times that this process renewed the webhook's certificates",
+            self.certificate_renewals.clone(),
+        );
+        registry.register(
+            "webhook_certificate_failures",
+            "Tries to keep or read the webhook's certificates that failed; the reason is in the log",
+            self.certificate_failures.clone(),
+        );
+        registry.register(
+            "webhook_bundle_writes",
+            "Times that this process wrote its CA into a webhook configuration",
+            self.bundle_writes.clone(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_shown() {
+        let mut registry = super::super::registry();
+        let metrics = WebhookMetrics::register(&mut registry);
+        metrics.request("pod", "changed", Duration::from_micros(30));
+        metrics.certificate_not_after.set(1_800_000_000.0);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "tranche_webhook_requests_total{kind=\"pod\",verdict=\"changed\"} 1",
+            "tranche_webhook_requests_total{kind=\"claim\",verdict=\"refused\"} 0",
+            "tranche_webhook_decision_duration_seconds_bucket{le=\"0.00005\"} 1",
+            "tranche_webhook_certificate_expiry_timestamp_seconds 1800000000.0",
+            "tranche_webhook_bundle_writes_total 0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing from\n{text}");
+        }
+    }
+}

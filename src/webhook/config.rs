@@ -1,0 +1,50 @@
+//! What the webhook server is told at its start. `cli::settings` makes it from flags and environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::certificate::Lifetimes;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookSettings {
+    /// Where HTTPS is served.
+    pub address: SocketAddr,
+    pub certificates: Certificates,
+    pub timing: Timing,
+}
+
+/// Who makes the certificates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Certificates {
+    /// We do.
+    Own(Own),
+    /// Somebody else, into `tls.crt` and `tls.key` of this folder.
+    Files(PathBuf),
+}
+
+/// Certificates of our own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    /// Where the Secret is.
+    pub namespace: String,
+    pub secret: String,
+    /// Name of the validating and the mutating configuration.
+    pub configuration: String,
+    /// Names and addresses by which the API server reaches us; the first is in the certificate's subject.
+    pub names: Vec<String>,
+    pub lifetimes: Lifetimes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// How often certificates, configurations and the class are looked at when nothing else asks for it.
+    pub check: Duration,
+    /// How long new connections are still taken after the end was asked for: the API server learns of it a
+    /// little later.
+    pub linger: Duration,
+}
+
+impl Timing {
+    pub const DEFAULT: Self = Self { check: Duration::from_secs(30), linger: Duration::from_secs(3) };
+}

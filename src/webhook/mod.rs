@@ -1,0 +1,53 @@
+//! The webhook server: HTTPS for the API server, and the certificates that it is trusted by.
+//!
+//! ```text
+//! API server ─TLS→ server ─→ admission::validate, admission::mutate ─→ answer
+//!                    ↑ which certificate, at each handshake
+//!                  Holder ←─ keeper ─→ Secret with CA and certificate (shared by all replicas)
+//!                                 └──→ caBundle of the webhook configurations, watched
+//! ```
+//! | certificates | who makes them | who tells the API server |
+//! |---|---|---|
+//! | [`Certificates::Own`] | the keeper; renewed when a third of their life is left | the keeper |
+//! | [`Certificates::Files`] | somebody else (cert-manager); read again when they change | somebody else |
+//!
+//! A new CA is trusted long before a certificate of it is served: it comes into the bundle when twice a
+//! certificate's life is left of the old one, and signs from the next renewal on. So nothing restarts and no
+//! request fails. All replicas serve; what two of them do at once is settled by the Secret's version.
+//!
+//! What is decided about objects is decided in [`crate::admission`].
+//!
+//! May import: model, admission, cluster, ops. May name: tokio, tokio_rustls, rustls, axum, hyper, hyper_util,
+//! rcgen, x509_parser, futures, thiserror, tracing.
+
+mod certificate;
+pub mod config;
+mod holder;
+mod keeper;
+mod run;
+mod server;
+
+use std::io;
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+pub use certificate::{CertificateError, Lifetimes};
+pub use config::{Certificates, Own, Timing, WebhookSettings};
+pub use run::{Parts, RunSettings, run, serve};
+
+use crate::cluster::ConnectError;
+use crate::ops::OpsError;
+
+/// Why the webhook server did not start, or ended.
+#[derive(Debug, Error)]
+pub enum WebhookError {
+    #[error("cannot serve webhooks on {address}; choose another with --webhook-address")]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error("the TLS library cannot be set up; this is a bug, please report it")]
+    Tls(#[source] rustls::Error),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Ops(#[from] OpsError),
+}

@@ -1,0 +1,91 @@
+//! Starts the webhook server: as a part of the controller, or alone.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::watch;
+use tracing::info;
+
+use super::WebhookError;
+use super::config::WebhookSettings;
+use super::holder::Holder;
+use super::keeper::Keeper;
+use super::server::{Bound, Desk};
+use crate::admission::ClassAmount;
+use crate::cluster::webhooks::WebhookApi;
+use crate::cluster::{Endpoint, KubeCluster};
+use crate::model::names::NodeName;
+use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::logs::LogControl;
+use crate::ops::metrics::{self, WebhookMetrics};
+use crate::ops::readiness::{Readiness, Token};
+use crate::ops::server::{Ops, StateDump};
+use crate::ops::tasks::Tasks;
+
+/// What is under way and the time in which the API server learns of the end; a pod has 30 s.
+const DRAIN_LIMIT: Duration = Duration::from_secs(25);
+
+/// What the server needs of the process around it.
+pub struct Parts {
+    pub api: WebhookApi,
+    pub metrics: WebhookMetrics,
+    /// Dropped once there is a certificate that the API server trusts.
+    pub ready: Token,
+    pub shutdown: Shutdown,
+}
+
+/// Serves until told to end. To be run by every replica, whoever leads.
+///
+/// # Errors
+/// The address cannot be had. Nothing that happens later ends it.
+pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
+    let Parts { api, metrics, ready, shutdown } = parts;
+    let WebhookSettings { address, certificates, timing } = settings;
+    let holder = Holder::default();
+    let (class, known) = watch::channel(ClassAmount::Unknown);
+    let desk = Desk { class: known, metrics: metrics.clone() };
+    let bound = Bound::bind(address, holder.clone(), desk).await?;
+    info!(address = ?bound.address(), "webhooks are served");
+    let keeper = Keeper { api, certificates, timing, holder, class, metrics };
+    tokio::join!(keeper.run(ready, shutdown.clone()), bound.serve(timing.linger, shutdown));
+    Ok(())
+}
+
+/// How to serve webhooks in a process of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunSettings {
+    pub webhook: WebhookSettings,
+    pub ops_address: SocketAddr,
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Serves webhooks and nothing else, until told to end.
+///
+/// # Errors
+/// What kept it from starting.
+pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookError> {
+    info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
+    let signals = Signals::catch()?;
+    let shutdown = Shutdown::new();
+    let mut tasks = Tasks::new(shutdown.clone());
+    let readiness = Readiness::default();
+    let ready = readiness.wait_for("a certificate that the API server trusts");
+    let mut registry = metrics::registry();
+    let metrics = WebhookMetrics::register(&mut registry);
+    let endpoint = settings.kubeconfig.map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
+    // No node is asked about.
+    let cluster = KubeCluster::connect(&endpoint, NodeName::new("none")).await?;
+
+    let mut dump = StateDump::default();
+    let shown = metrics.clone();
+    dump.add("webhook", move || json!({"certificate_not_after": shown.certificate_not_after.get()}));
+    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state: dump };
+    let ops = ops.bind(settings.ops_address).await?;
+    let until = shutdown.clone();
+    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    let parts = Parts { api: WebhookApi::of(&cluster), metrics, ready, shutdown };
+    tasks.spawn("webhook", serve(settings.webhook, parts));
+    Ok(tasks.run(signals, DRAIN_LIMIT).await?)
+}
