@@ -10,9 +10,10 @@ use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, res
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tranche::cli::args::MpsArgs;
+use tranche::cli::args::{LogArgs, MpsArgs, WebhookRunArgs};
 use tranche::node::config::WatchdogAction;
 use tranche::sharing::SharingPolicy;
+use tranche::webhook::Certificates;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -102,6 +103,14 @@ fn only_known_fields(object: &Value, place: &str) {
         "Pod" => through::<core::Pod>(object, place),
         "Deployment" => through::<apps::Deployment>(object, place),
         "DaemonSet" => through::<apps::DaemonSet>(object, place),
+        "Service" => through::<core::Service>(object, place),
+        "Secret" => through::<core::Secret>(object, place),
+        "Role" => through::<rbac::Role>(object, place),
+        "RoleBinding" => through::<rbac::RoleBinding>(object, place),
+        "ValidatingWebhookConfiguration" => {
+            through::<admission::ValidatingWebhookConfiguration>(object, place)
+        }
+        "MutatingWebhookConfiguration" => through::<admission::MutatingWebhookConfiguration>(object, place),
         "ClusterRole" => through::<rbac::ClusterRole>(object, place),
         "ClusterRoleBinding" => through::<rbac::ClusterRoleBinding>(object, place),
         "DeviceClass" => through::<resource::DeviceClass>(object, place),
@@ -184,6 +193,7 @@ fn every_value_reaches_the_manifests() {
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","hostNamespaces":false,"hostPath":"off","root":"off"}"#,
             r#"metrics.scrapeAnnotations=true"#,
+            r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self"}"#,
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
             r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
             r#"mps={"enabled":true,"keepWarm":"90s","updateStrategy":{"type":"RollingUpdate"},
@@ -205,6 +215,9 @@ fn every_value_reaches_the_manifests() {
     for object in objects(&yaml).iter().filter(|object| !object.is_null()) {
         only_known_fields(object, "charts/tranche");
         assert!(!object["kind"].as_str().expect("a kind").starts_with("ValidatingAdmission"));
+        for webhook in object["webhooks"].as_array().into_iter().flatten() {
+            assert_eq!(webhook["timeoutSeconds"], 7);
+        }
         assert!(object["spec"].get("extendedResourceName").is_none());
     }
     let rendered = daemonset(&yaml, "tranche-node").to_string();
@@ -394,6 +407,81 @@ fn without_mps_every_gpu_is_given_whole() {
     assert!(!yaml.contains("tranche-mps"), "{yaml}");
 }
 
+fn webhooks(yaml: &str) -> Vec<Value> {
+    let all = objects(yaml)
+        .into_iter()
+        .flat_map(|object| object["webhooks"].as_array().cloned().unwrap_or_default());
+    all.collect()
+}
+
+#[test]
+fn a_webhook_that_is_down_stops_only_pods_that_ask_for_shares() {
+    let text = fs::read_to_string(root().join("deploy/webhook.yaml")).expect("it is there");
+    for webhook in webhooks(&text) {
+        let name = webhook["name"].as_str().expect("a name");
+        assert!(!webhook["matchConditions"].as_array().expect("conditions").is_empty(), "{name}");
+        let chosen = &webhook["namespaceSelector"]["matchLabels"]["tranche.dev/kai-annotations"];
+        match webhook["failurePolicy"].as_str().expect("a policy") {
+            "Ignore" => {}
+            "Fail" => assert_eq!(*chosen, "enabled", "{name}"),
+            other => panic!("{name}: {other}"),
+        }
+        assert_eq!(webhook["sideEffects"], "None", "{name}");
+        assert!(webhook["timeoutSeconds"].as_u64().expect("a number") <= 5, "{name}");
+    }
+    assert_eq!(webhooks(&text).len(), 3);
+}
+
+#[test]
+fn the_webhooks_names_are_those_that_the_program_expects() {
+    let text = fs::read_to_string(root().join("deploy/webhook.yaml")).expect("it is there");
+    let args =
+        WebhookRunArgs { pod_namespace: Some("tranche-system".to_owned()), ..WebhookRunArgs::default() };
+    let (_, settings) = tranche::cli::settings::log_and_webhook(LogArgs::default(), args).expect("usable");
+    let Certificates::Own(own) = settings.webhook.certificates else {
+        panic!("the chart's default is its own")
+    };
+    let named = |kind: &str| {
+        let found = objects(&text).into_iter().find(|object| object["kind"] == kind);
+        found.unwrap_or_else(|| panic!("no {kind}"))["metadata"]["name"].as_str().expect("a name").to_owned()
+    };
+    assert_eq!(named("ValidatingWebhookConfiguration"), own.configuration);
+    assert_eq!(named("MutatingWebhookConfiguration"), own.configuration);
+    assert_eq!(named("Secret"), own.secret);
+    assert_eq!(own.names, [format!("{}.tranche-system.svc", named("Service"))]);
+    for object in
+        objects(&text).iter().filter(|object| object["kind"].as_str().is_some_and(|k| k.ends_with("Role")))
+    {
+        for rule in object["rules"].as_array().expect("rules") {
+            let limited = rule["resourceNames"].as_array().is_some();
+            assert!(limited || rule["verbs"] == serde_json::json!(["create"]), "{rule}");
+        }
+    }
+}
+
+#[test]
+fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
+    let Some(helm) = helm_for("cert_manager_makes_the_certificate_where_that_is_asked_for") else { return };
+    let yaml = render(&helm, &[r#"webhook.certificates="cert-manager""#]).expect("it renders");
+    let all = objects(&yaml);
+    let of = |kind: &str| all.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
+    let certificate = of("Certificate")[0];
+    assert_eq!(certificate["spec"]["dnsNames"][0], "tranche-webhook.tranche-system.svc");
+    assert_eq!(certificate["spec"]["issuerRef"]["name"], of("Issuer")[0]["metadata"]["name"]);
+    for kind in ["ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"] {
+        let from = &of(kind)[0]["metadata"]["annotations"]["cert-manager.io/inject-ca-from"];
+        assert_eq!(*from, "tranche-system/tranche-webhook");
+    }
+    assert!(of("Secret").is_empty() && of("Role").is_empty(), "nothing is written by the controller");
+    let set = [
+        r#"webhook={"enabled":true,"certificates":"cert-manager","certManager":{"issuerRef":{"kind":"ClusterIssuer","name":"ours"}}}"#,
+    ];
+    let yaml = render(&helm, &set).expect("it renders");
+    assert!(yaml.contains("kind: ClusterIssuer") && !yaml.contains("selfSigned"), "{yaml}");
+    let off = render(&helm, &["webhook.enabled=false"]).expect("it renders");
+    assert!(webhooks(&off).is_empty() && !off.contains("tranche-webhook"), "{off}");
+}
+
 #[test]
 fn wrong_values_are_refused_with_their_path() {
     let Some(helm) = helm_for("wrong_values_are_refused_with_their_path") else { return };
@@ -420,6 +508,9 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"watchdog.action="kill""#, "/watchdog/action"),
         (r#"watchdog.period="1""#, "/watchdog/period"),
         (r#"mps.keepWarm="soon""#, "/mps/keepWarm"),
+        ("webhook.timeoutSeconds=31", "/webhook/timeoutSeconds"),
+        (r#"webhook.certificates="vault""#, "/webhook/certificates"),
+        (r#"webhook.certManager.issuerRef={"issuer":"x"}"#, "'issuer' not allowed"),
     ] {
         let said = render(&helm, &[value]).expect_err(value);
         assert!(said.contains(path), "{value}: {said}");

@@ -24,6 +24,7 @@ mod shares;
 mod site;
 mod stop_at;
 mod watchdog;
+mod webhook;
 
 /// Says that something is not tried here, past the harness: it keeps the words of tests that pass to itself.
 pub fn skipped(what: &str) {

@@ -28,3 +28,53 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "tranche.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
+
+{{/* What the controller's Deployment needs to serve the webhook. */}}
+
+{{- define "tranche.controller.selector" -}}
+app.kubernetes.io/name: tranche
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{- define "tranche.controller.labels" -}}
+{{ include "tranche.controller.selector" . }}
+{{ include "tranche.release" . }}
+{{- end }}
+
+{{- define "tranche.webhook.env" -}}
+- name: WEBHOOK_ADDRESS
+  {{- if .Values.webhook.enabled }}
+  value: {{ printf "%s:%v" .Values.node.ops.host .Values.webhook.port | quote }}
+  {{- if eq .Values.webhook.certificates "cert-manager" }}
+- name: WEBHOOK_CERTIFICATES
+  value: /certificates
+  {{- end }}
+  {{- else }}
+  value: "off"
+  {{- end }}
+{{- end }}
+
+{{- define "tranche.webhook.ports" -}}
+{{- if .Values.webhook.enabled }}
+- name: webhook
+  containerPort: {{ .Values.webhook.port }}
+{{- end }}
+{{- end }}
+
+{{- define "tranche.webhook.volumeMounts" -}}
+{{- if and .Values.webhook.enabled (eq .Values.webhook.certificates "cert-manager") }}
+- name: webhook-certificate
+  mountPath: /certificates
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "tranche.webhook.volumes" -}}
+{{- if and .Values.webhook.enabled (eq .Values.webhook.certificates "cert-manager") }}
+# Optional: the pod starts before cert-manager has made it, and waits for it.
+- name: webhook-certificate
+  secret:
+    secretName: tranche-webhook-cert
+    optional: true
+{{- end }}
+{{- end }}

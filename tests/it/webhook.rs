@@ -1,0 +1,514 @@
+//! The webhook server over real TLS: whom it lets in, what it answers, how it keeps its certificates, and
+//! what it does with callers that are slow, large or talk nonsense.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::ByteString;
+use prometheus_client::registry::Registry;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tranche::cluster::webhooks::WebhookApi;
+use tranche::ops::drain::Shutdown;
+use tranche::ops::metrics::{self, WebhookMetrics};
+use tranche::ops::readiness::Readiness;
+use tranche::webhook::{Certificates, Lifetimes, Own, Parts, Timing, WebhookSettings, serve};
+
+use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
+
+const NAMESPACE: &str = "tranche-system";
+const SECRET: &str = "tranche-webhook-tls";
+const NAME: &str = "tranche-webhook.tranche-system.svc";
+const SHORT: Duration = Duration::from_secs(10);
+
+/// One process's webhook server.
+struct Replica {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    readiness: Readiness,
+    registry: Registry,
+    served: JoinSet<()>,
+}
+
+/// A port that nobody has at this moment.
+fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn own(serving: Duration) -> Certificates {
+    Certificates::Own(Own {
+        namespace: NAMESPACE.to_owned(),
+        secret: SECRET.to_owned(),
+        configuration: "tranche".to_owned(),
+        names: vec![NAME.to_owned(), "127.0.0.1".to_owned()],
+        lifetimes: Lifetimes { authority: serving * 4, serving },
+    })
+}
+
+fn start(api: &MockApi, certificates: Certificates) -> Replica {
+    let address = free_address();
+    let timing = Timing { check: Duration::from_millis(100), linger: Duration::ZERO };
+    let settings = WebhookSettings { address, certificates, timing };
+    let (shutdown, readiness) = (Shutdown::new(), Readiness::default());
+    let mut registry = metrics::registry();
+    let parts = Parts {
+        api: WebhookApi::with_client(api.client()),
+        metrics: WebhookMetrics::register(&mut registry),
+        ready: readiness.wait_for("a certificate"),
+        shutdown: shutdown.clone(),
+    };
+    let mut served = JoinSet::new();
+    served.spawn(async move { serve(settings, parts).await.unwrap() });
+    Replica { address, shutdown, readiness, registry, served }
+}
+
+/// A cluster with the configurations as the chart makes them.
+fn cluster() -> MockApi {
+    let api = MockApi::new();
+    for (resource, names) in [
+        ("validatingwebhookconfigurations", &["claims.tranche.dev", "templates.tranche.dev"][..]),
+        ("mutatingwebhookconfigurations", &["pods.tranche.dev"][..]),
+    ] {
+        let webhooks: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "unknown": "kept", "clientConfig": {"service": {"name": "tranche-webhook"}}}))
+            .collect();
+        api.put(resource, json!({"metadata": {"name": "tranche"}, "webhooks": webhooks}));
+    }
+    api
+}
+
+/// The CA bundles of all webhooks, each once.
+fn bundles(api: &MockApi) -> Vec<Option<Vec<u8>>> {
+    let configurations = ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"];
+    let mut all: Vec<_> = configurations
+        .iter()
+        .flat_map(|resource| api.list(resource))
+        .flat_map(|object| object["webhooks"].as_array().cloned().unwrap())
+        .map(|webhook| {
+            assert_eq!(webhook["unknown"], "kept");
+            let bundle = webhook["clientConfig"].get("caBundle")?;
+            Some(serde_json::from_value::<ByteString>(bundle.clone()).unwrap().0)
+        })
+        .collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+fn secret(api: &MockApi) -> BTreeMap<String, ByteString> {
+    let secrets = api.list("secrets");
+    secrets.first().map(|one| serde_json::from_value(one["data"].clone()).unwrap()).unwrap_or_default()
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain for: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+impl Replica {
+    async fn until_ready(&self) {
+        until("a certificate", || self.readiness.awaited().is_empty()).await;
+    }
+
+    /// A connection, as by an API server that trusts this bundle.
+    async fn connect(&self, bundle: &[u8]) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(bundle) {
+            roots.add(certificate.unwrap()).unwrap();
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let stream = TcpStream::connect(self.address).await?;
+        let name = ServerName::try_from(NAME).unwrap();
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
+
+    /// Sends bytes, returns the whole answer.
+    async fn send(&self, bundle: &[u8], bytes: &[u8]) -> String {
+        let exchange = async {
+            let mut stream = self.connect(bundle).await.expect("a trusted connection");
+            // A server that refuses early may close while we still write.
+            let _ = stream.write_all(bytes).await;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            String::from_utf8(answer).unwrap()
+        };
+        tokio::time::timeout(PATIENCE, exchange).await.expect("an answer in time")
+    }
+
+    /// Status code and body.
+    async fn post(&self, bundle: &[u8], path: &str, body: &[u8]) -> (u16, String) {
+        let mut request = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        )
+        .into_bytes();
+        request.extend_from_slice(body);
+        let answer = self.send(bundle, &request).await;
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        (status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
+    }
+
+    async fn review(&self, bundle: &[u8], path: &str, kind: (&str, &str), object: Value) -> Value {
+        let (group, kind) = kind;
+        let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": "CREATE", "namespace": "ml",
+            "kind": {"group": group, "version": "v1", "kind": kind}, "object": object}});
+        let (status, body) = self.post(bundle, path, review.to_string().as_bytes()).await;
+        assert_eq!(status, 200, "{body}");
+        let answer: Value = serde_json::from_str(&body).unwrap();
+        answer["response"].clone()
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
+    }
+
+    fn metric(&self, line: &str) -> bool {
+        self.metrics().lines().any(|have| have == line)
+    }
+
+    fn failures(&self) -> u64 {
+        let name = "tranche_webhook_certificate_failures_total ";
+        self.metrics().lines().find_map(|line| line.strip_prefix(name)?.parse().ok()).unwrap()
+    }
+
+    async fn stop(mut self) {
+        self.shutdown.begin("test");
+        let ended = async { while self.served.join_next().await.is_some() {} };
+        tokio::time::timeout(PATIENCE, ended).await.expect("it ends");
+    }
+}
+
+fn claim(memory: &str) -> Value {
+    json!({"metadata": {"name": "c"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
+        "config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters": {
+            "apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory}}}]}}})
+}
+
+const CLAIM: (&str, &str) = ("resource.k8s.io", "ResourceClaim");
+
+#[tokio::test]
+async fn a_fresh_server_makes_its_certificate_and_is_trusted_by_it() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    assert_eq!(bundles(&api), [Some(bundle.clone())]);
+    let good = replica.review(&bundle, "/validate", CLAIM, claim("2000Mi")).await;
+    assert_eq!(good["allowed"], true);
+    let bad = replica.review(&bundle, "/validate", CLAIM, claim("much")).await;
+    let message = bad["status"]["message"].as_str().unwrap();
+    assert!(message.starts_with("spec.devices.config[0].opaque.parameters.memory: "), "{message}");
+    let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
+        "spec": {"containers": [{"name": "main"}]}});
+    let changed = replica.review(&bundle, "/mutate", ("", "Pod"), pod).await;
+    assert_eq!(changed["patchType"], "JSONPatch");
+    for line in [
+        "tranche_webhook_requests_total{kind=\"claim\",verdict=\"allowed\"} 1",
+        "tranche_webhook_requests_total{kind=\"claim\",verdict=\"refused\"} 1",
+        "tranche_webhook_requests_total{kind=\"pod\",verdict=\"changed\"} 1",
+        "tranche_webhook_certificate_renewals_total 1",
+        "tranche_webhook_bundle_writes_total 2",
+    ] {
+        assert!(replica.metric(line), "{line}");
+    }
+    assert!(!replica.metric("tranche_webhook_certificate_expiry_timestamp_seconds 0.0"));
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_that_start_together_share_one_certificate() {
+    for there in [None, Some(json!({"metadata": {"name": SECRET, "namespace": NAMESPACE}, "type": "Opaque"}))]
+    {
+        let api = cluster();
+        there.map(|empty| api.put("secrets", empty));
+        let replicas = [(); 3].map(|()| start(&api, own(SHORT * 360)));
+        for replica in &replicas {
+            replica.until_ready().await;
+        }
+        let bundle = secret(&api)["ca.crt"].0.clone();
+        assert_eq!(bundles(&api), [Some(bundle.clone())]);
+        for replica in replicas {
+            assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+            replica.stop().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn certificates_and_cas_are_renewed_while_requests_go_on() {
+    let api = cluster();
+    // Of three seconds, with a CA of twelve: several of each within the test.
+    let replica = start(&api, own(Duration::from_secs(3)));
+    replica.until_ready().await;
+    let (mut leaves, mut authorities) = (Vec::new(), Vec::new());
+    let end = Instant::now() + PATIENCE * 2;
+    while leaves.len() < 5 || authorities.len() < 3 {
+        assert!(Instant::now() < end, "{} certificates, {} CAs", leaves.len(), authorities.len());
+        let held = secret(&api);
+        for (seen, part) in [(&mut leaves, "tls.crt"), (&mut authorities, "ca.key")] {
+            if !seen.contains(&held[part]) {
+                seen.push(held[part].clone());
+            }
+        }
+        // What the API server trusts is what the configurations say, not what the Secret does.
+        // Of two that are told one after the other, either will do.
+        let trusted = bundles(&api)[0].clone().expect("a bundle");
+        assert_eq!(replica.review(&trusted, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    }
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_bundle_that_somebody_overwrites_comes_back() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    for foreign in [json!("Zm9yZWlnbg=="), Value::Null] {
+        api.edit("mutatingwebhookconfigurations", |object| {
+            object["webhooks"][0]["clientConfig"]["caBundle"] = foreign.clone();
+        });
+        until("the CA to be trusted again", || bundles(&api) == [Some(bundle.clone())]).await;
+    }
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_or_deleted_secret_is_made_anew() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let first = secret(&api)["tls.crt"].0.clone();
+    api.edit("secrets", |object| object["data"]["tls.key"] = json!("bm8ga2V5"));
+    until("another certificate", || secret(&api)["tls.crt"].0 != first).await;
+    let second = secret(&api)["tls.crt"].0.clone();
+    api.remove("secrets", SECRET);
+    until("a third certificate", || secret(&api).get("tls.crt").is_some_and(|third| third.0 != second)).await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    until("trust in it", || bundles(&api) == [Some(bundle.clone())]).await;
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_fails_is_waited_for() {
+    let api = cluster();
+    for failure in [Failure::Broken, Failure::Status(500, "InternalError")] {
+        api.fail(Verb::Get, "secrets", failure);
+    }
+    api.fail(Verb::Create, "secrets", Failure::AnswerLost);
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    assert!(replica.failures() > 0);
+    // Later failures leave the service as it is.
+    for _ in 0..3 {
+        api.fail(Verb::Get, "secrets", Failure::Broken);
+    }
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn the_class_may_say_how_much_a_share_is() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    let mut without = claim("1Gi");
+    without["spec"]["devices"]["config"] = json!([]);
+    let mut answers = Vec::new();
+    for amount in [json!({}), json!({"memory": "1Gi"})] {
+        let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+        parameters.as_object_mut().unwrap().extend(amount.as_object().unwrap().clone());
+        let seen = api.count(Verb::Get, "deviceclasses");
+        api.put(
+            "deviceclasses",
+            json!({"metadata": {"name": "shared.gpu.nvidia.com"}, "spec": {"config": [
+            {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]}}),
+        );
+        until("the class to be read", || api.count(Verb::Get, "deviceclasses") > seen + 1).await;
+        answers.push(replica.review(&bundle, "/validate", CLAIM, without.clone()).await["allowed"].clone());
+    }
+    assert_eq!(answers, [json!(false), json!(true)]);
+    replica.stop().await;
+}
+
+/// A folder with a certificate, as cert-manager would keep it, and the CA to trust.
+struct Mounted {
+    folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn path(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// Writes a new pair; the answer is the CA's certificate.
+    fn renew(&self) -> Vec<u8> {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let authority = params.self_signed(&key).unwrap();
+        let issuer = rcgen::Issuer::new(params, key);
+        let leaf_key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&leaf_key, &issuer).unwrap();
+        std::fs::write(self.path().join("tls.crt"), leaf.pem()).unwrap();
+        std::fs::write(self.path().join("tls.key"), leaf_key.serialize_pem()).unwrap();
+        authority.pem().into_bytes()
+    }
+}
+
+#[tokio::test]
+async fn mounted_certificates_are_read_again_when_they_change_and_kept_while_they_are_damaged() {
+    let api = cluster();
+    let mounted = Mounted { folder: tempfile::tempdir().unwrap() };
+    let replica = start(&api, Certificates::Files(mounted.path()));
+    // Not there yet: it is waited for.
+    until("a failed try", || replica.failures() > 0).await;
+    assert!(!replica.readiness.awaited().is_empty());
+    let first = mounted.renew();
+    replica.until_ready().await;
+    assert_eq!(replica.review(&first, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    std::fs::write(mounted.path().join("tls.key"), "half a k").unwrap();
+    let before = replica.failures();
+    until("another failed try", || replica.failures() > before).await;
+    assert_eq!(replica.review(&first, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    let second = mounted.renew();
+    let end = Instant::now() + PATIENCE;
+    while replica.connect(&second).await.is_err() {
+        assert!(Instant::now() < end, "the new certificate is never served");
+    }
+    assert_eq!(replica.review(&second, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    assert!(replica.connect(&first).await.is_err());
+    // Others' certificates are theirs to tell of.
+    assert_eq!((bundles(&api), api.list("secrets").len()), (vec![None], 0));
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn nonsense_is_refused_and_the_next_caller_served() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    for (path, body, status, words) in [
+        ("/validate", &b"{"[..], 400, "no AdmissionReview"),
+        ("/validate", &b""[..], 400, "no AdmissionReview"),
+        ("/mutate", &b"\xff\xfe\x00"[..], 400, "no AdmissionReview"),
+        ("/mutate", &br#"{"apiVersion":"v1","kind":"Pod"}"#[..], 400, "answers an AdmissionReview"),
+        ("/validate", &b"[[[[[[[[[[[[[[[["[..], 400, "no AdmissionReview"),
+        ("/other", &b"{}"[..], 404, "POST /validate, /mutate"),
+    ] {
+        let (code, said) = replica.post(&bundle, path, body).await;
+        assert_eq!(code, status, "{path} {body:?}: {said}");
+        assert!(said.contains(words), "{path} {body:?}: {said}");
+    }
+    let deep = "[".repeat(200_000);
+    assert_eq!(replica.post(&bundle, "/validate", deep.as_bytes()).await.0, 400);
+    let large = vec![b' '; (4 << 20) + 1];
+    assert_eq!(replica.post(&bundle, "/validate", &large).await.0, 413);
+    let answer =
+        replica.send(&bundle, b"GET /validate HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+    let answer = replica.send(&bundle, b"no http at all\r\n\r\n").await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
+    // Not even TLS.
+    let mut plain = TcpStream::connect(replica.address).await.unwrap();
+    plain.write_all(b"POST /validate HTTP/1.1\r\n\r\n").await.unwrap();
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut rest)).await;
+    ended.expect("the server ends it").ok();
+    until("the failed handshake to be counted", || {
+        replica.metric("tranche_webhook_failed_handshakes_total 1")
+    })
+    .await;
+    assert!(replica.metric("tranche_webhook_requests_total{kind=\"other\",verdict=\"malformed\"} 6"));
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn slow_callers_are_let_go_and_hold_up_nobody() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    // Fewer than there are places: half of them never speak, half never finish.
+    let mut silent = Vec::new();
+    let mut halting = Vec::new();
+    for _ in 0..20 {
+        silent.push(TcpStream::connect(replica.address).await.unwrap());
+        let mut stream = replica.connect(&bundle).await.unwrap();
+        stream
+            .write_all(b"POST /validate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            .await
+            .unwrap();
+        halting.push(stream);
+    }
+    let start = Instant::now();
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let mut answer = Vec::new();
+    let last = halting.last_mut().unwrap();
+    let read = tokio::time::timeout(PATIENCE, last.read_to_end(&mut answer)).await.expect("it is let go");
+    // Whether the other side says goodbye in TLS does not matter.
+    let _ = read;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    let mut byte = [0];
+    let read = tokio::time::timeout(PATIENCE, silent[0].read(&mut byte)).await.expect("it is let go");
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn at_its_end_it_answers_what_is_under_way() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    let mut idle = replica.connect(&bundle).await.unwrap();
+    let mut under_way = replica.connect(&bundle).await.unwrap();
+    let body = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE","kind":{"kind":"Other"}}}"#;
+    let head = format!("POST /validate HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    // Asked and answered once, so that the connection is at its requests.
+    let mut answer = vec![0; 4096];
+    under_way.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    assert!(under_way.read(&mut answer).await.unwrap() > 0);
+    let (first, rest) = body.split_at(10);
+    under_way.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
+    under_way.flush().await.unwrap();
+    replica.shutdown.begin("test");
+    // Idle connections end at once, and nobody new is let in.
+    let mut end = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut end)).await.expect("it ends");
+    under_way.write_all(rest.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, under_way.read_to_end(&mut answer)).await.expect("it is answered");
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(answer.contains("\"allowed\":true"), "{answer}");
+    replica.stop().await;
+}
