@@ -68,15 +68,15 @@ pass() { # pass RELEASE NODES TESTS SPEC...: SPEC as hack/stage.sh has it
   shift 3
   step "$RIG_K8S: the rig" "$rig" up
   case $only in
-    '') step "$RIG_K8S: the API server, deploy/ and the chart" run api:: deploy:: ;;
-    api* | deploy*)
+    '') step "$RIG_K8S: the API server, deploy/, the chart and the webhook" run api:: deploy:: webhook:: ;;
+    api* | deploy* | webhook*)
       step "$RIG_K8S: $only" run "$only"
       return
       ;;
   esac
   step "$RIG_K8S: the driver staged" hack/stage.sh "$@"
   # shellcheck disable=SC2086
-  step "$RIG_K8S: the driver at work" run --skip deploy:: --skip api:: $tests
+  step "$RIG_K8S: the driver at work" run --skip deploy:: --skip api:: --skip webhook:: $tests
 }
 
 # A rig of this name that somebody left is not the one that is wanted.

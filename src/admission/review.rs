@@ -178,37 +178,42 @@ impl Request {
             }
             Decision::Refuse(problems) => {
                 response["allowed"] = json!(false);
-                response["status"] = status(&problems);
+                response["status"] = self.status(&problems);
                 Verdict::Refused
             }
         };
         let review = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response});
-        Answer { subject: self.subject(), verdict, object: self.object_name(), review }
+        Answer {
+            subject: self.subject(),
+            verdict,
+            object: format!("{}/{}", self.namespace, self.name()),
+            review,
+        }
     }
 
-    fn object_name(&self) -> String {
-        let name = match self.name.as_str() {
+    /// `metav1.Status`: one line per problem for people, one cause per problem for programs.
+    fn status(&self, problems: &[Problem]) -> Value {
+        let lines: Vec<String> =
+            problems.iter().map(|Problem { field, words }| format!("{field}: {words}")).collect();
+        let message = match lines.as_slice() {
+            [one] => one.clone(),
+            several => format!("{} fields to change:\n  {}", several.len(), several.join("\n  ")),
+        };
+        let causes: Vec<Value> = problems
+            .iter()
+            .map(|Problem { field, words }| json!({"reason": "FieldValueInvalid", "field": field, "message": words}))
+            .collect();
+        json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": message,
+            "details": {"group": self.kind.group, "kind": self.kind.kind, "name": self.name(), "causes": causes}})
+    }
+
+    /// Or the beginning of it, where the API server has yet to choose the rest.
+    fn name(&self) -> &str {
+        match self.name.as_str() {
             "" => self.object["metadata"]["generateName"].as_str().unwrap_or_default(),
             name => name,
-        };
-        format!("{}/{name}", self.namespace)
+        }
     }
-}
-
-/// `metav1.Status`: one line per problem for people, one cause per problem for programs.
-fn status(problems: &[Problem]) -> Value {
-    let lines: Vec<String> =
-        problems.iter().map(|Problem { field, words }| format!("{field}: {words}")).collect();
-    let message = match lines.as_slice() {
-        [one] => one.clone(),
-        several => format!("{} fields to change:\n  {}", several.len(), several.join("\n  ")),
-    };
-    let causes: Vec<Value> = problems
-        .iter()
-        .map(|Problem { field, words }| json!({"reason": "FieldValueInvalid", "field": field, "message": words}))
-        .collect();
-    json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": message,
-        "details": {"causes": causes}})
 }
 
 fn shortened(mut words: String) -> String {
@@ -272,8 +277,13 @@ mod tests {
     #[test]
     fn one_problem_is_one_line_and_several_are_a_list() {
         let problem = |field: &str| Problem { field: field.to_owned(), words: "is odd".to_owned() };
-        assert_eq!(status(&[problem("a")])["message"], "a: is odd");
-        let both = status(&[problem("a"), problem("b")]);
+        let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+            "uid": "u", "kind": {"kind": "Pod"}, "name": "p", "operation": "CREATE"}});
+        let request = Request::read(body.to_string().as_bytes()).unwrap();
+        let one = request.status(&[problem("a")]);
+        assert_eq!(one["message"], "a: is odd");
+        assert_eq!((&one["details"]["kind"], &one["details"]["name"]), (&json!("Pod"), &json!("p")));
+        let both = request.status(&[problem("a"), problem("b")]);
         assert_eq!(both["message"], "2 fields to change:\n  a: is odd\n  b: is odd");
         assert_eq!(both["details"]["causes"][1]["field"], "b");
     }

@@ -2,9 +2,9 @@
 //! each test prints one loud line and passes. hack/test-cluster.sh does all of it:
 //!
 //!     RIG_NAME=test RIG_NODES=2 RIG_FAKE_NVML=target/fake/release/libfake_nvml.so hack/rig/rig up
-//!     TRANCHE_RIG=test cargo test --test cluster -- deploy:: api::  # on the bare cluster
+//!     TRANCHE_RIG=test cargo test --test cluster -- deploy:: api:: webhook::  # on the bare cluster
 //!     RIG_NAME=test hack/stage.sh node-a=h100:8:7=1g.10gb,1g.10gb,2g.20gb node-b=l40s:2
-//!     TRANCHE_RIG=test cargo test --test cluster -- --skip deploy:: --skip api::  # the driver at work
+//!     TRANCHE_RIG=test cargo test --test cluster -- --skip deploy:: --skip api:: --skip webhook::  # the driver at work
 //!
 //! A test takes the rig by `Rig::bare` or `Bed::of_env`, which keep the others waiting: they run one at a
 //! time. It makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
@@ -23,3 +23,4 @@ mod rig;
 mod shares;
 mod sharing;
 mod upgrade;
+mod webhook;
