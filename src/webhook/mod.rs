@@ -18,7 +18,7 @@
 //! What is decided about objects is decided in [`crate::admission`].
 //!
 //! May import: model, admission, cluster, ops. May name: tokio, tokio_rustls, rustls, axum, hyper, hyper_util,
-//! rcgen, x509_parser, futures, thiserror, tracing.
+//! rcgen, x509_parser, pem, futures, thiserror, tracing.
 
 mod certificate;
 pub mod config;

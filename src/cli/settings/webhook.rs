@@ -152,8 +152,7 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_told_at_once() {
-        let mut args = WebhookRunArgs::default();
-        args.webhook = WebhookArgs {
+        let webhook = WebhookArgs {
             webhook_address: Some("9443".to_owned()),
             webhook_certificates: Some("tls".to_owned()),
             webhook_names: Some("a.svc,A b".to_owned()),
@@ -162,6 +161,7 @@ mod tests {
             webhook_certificate_life: Some("1s".to_owned()),
             webhook_check_interval: Some("often".to_owned()),
         };
+        let args = WebhookRunArgs { webhook, ..WebhookRunArgs::default() };
         let words = alone(args).unwrap_err().to_string();
         for part in [
             "7 to change",
