@@ -5,13 +5,12 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use serde_json::Value;
 
 use super::review::Problem;
+use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
-use crate::params::{self, Amount, GpuShare, Params};
+use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
 
 /// Classes whose shares kube-scheduler places: how much stands in the request itself.
 const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
-/// What only the controller writes, into allocations.
-const GRANT_KIND: &str = "ShareGrant";
 
 /// Whether class `shared.gpu.nvidia.com` itself says how much a share is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,15 +123,14 @@ fn read<'a>(config: &'a Value, at: &str, known: &[Asked<'_>], found: &mut Vec<Pr
 }
 
 fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
-    if parameters["kind"] == GRANT_KIND {
-        return Err(Problem {
-            field: format!("{at}.kind"),
-            words: format!(
-                "{GRANT_KIND} is what Tranche's controller writes into allocations; to ask for a share write GpuShare"
-            ),
-        });
-    }
-    params::decode(parameters).map_err(|error| Problem {
+    // Whatever is in it: nobody is to be told how to write a grant well.
+    let grant = Params::Grant(ShareGrant { devices: Vec::new() });
+    let read = match parameters["kind"] == grant.kind() {
+        true => Ok(grant),
+        false => params::decode(parameters),
+    };
+    let read = read.and_then(|params| params.check_source(ConfigSource::FromClaim).map(|()| params));
+    read.map_err(|error| Problem {
         field: match error.path.as_str() {
             "parameters" => at.to_owned(),
             path => format!("{at}.{path}"),
@@ -319,7 +317,7 @@ mod tests {
                     json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": []}),
                 ),
                 ".kind: ",
-                "controller writes",
+                "write a GpuShare",
             ),
             (
                 parameters(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})),

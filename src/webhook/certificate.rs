@@ -23,6 +23,8 @@ pub const AUTHORITIES: &str = "ca.crt";
 const AUTHORITY_KEY: &str = "ca.key";
 /// Clocks that are behind ours take a new certificate all the same.
 const CLOCK_SKEW: Duration = Duration::from_secs(60 * 60);
+/// How long a CA is trusted before it signs, at most: the API server learns of it a little later.
+const SETTLE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a Secret holds.
@@ -118,15 +120,15 @@ impl Held {
     /// What has to be made anew at this time, for these names.
     pub fn due(&self, wanted: &[String], lifetimes: Lifetimes, now: SystemTime) -> Due {
         let ends_within = |not_after: SystemTime, rest: Duration| now + rest >= not_after;
-        let Ok(authority) = self.authorities.first().ok_or(()).and_then(|der| ends(der).ok_or(())) else {
-            return Due::All;
-        };
+        let Some((begins, ends)) = self.authorities.first().and_then(life) else { return Due::All };
+        let settled = now >= begins + CLOCK_SKEW + SETTLE.min(lifetimes.serving / 10);
         let names: BTreeSet<String> = wanted.iter().cloned().collect();
-        if ends_within(authority, Duration::ZERO) {
+        let rest = if settled { lifetimes.serving / 3 } else { Duration::ZERO };
+        if ends_within(ends, Duration::ZERO) {
             Due::All
-        } else if ends_within(authority, lifetimes.serving * 2) {
+        } else if ends_within(ends, lifetimes.serving * 2) {
             Due::Authority
-        } else if ends_within(self.serving.not_after, lifetimes.serving / 3) || self.serving.names != names {
+        } else if ends_within(self.serving.not_after, rest) || (settled && self.serving.names != names) {
             Due::Serving
         } else {
             Due::Nothing
@@ -142,7 +144,7 @@ impl Held {
     ) -> Result<Data, CertificateError> {
         let newest = self.authorities.first().ok_or(CertificateError::Missing(AUTHORITIES))?;
         let issuer = issuer(newest, &self.authority_key)?;
-        let until = (now + lifetimes.serving).min(ends(newest).unwrap_or(now));
+        let until = (now + lifetimes.serving).min(life(newest).map_or(now, |(_, ends)| ends));
         let (chain, key) = signed(names, now, until, &issuer)?;
         Ok(Data::from([(CHAIN.to_owned(), chain), (KEY.to_owned(), key)]))
     }
@@ -154,7 +156,7 @@ impl Held {
         now: SystemTime,
     ) -> Result<Data, CertificateError> {
         let (certificate, key, _) = authority(lifetimes, now)?;
-        let lasting = self.authorities.iter().filter(|der| ends(der).is_some_and(|end| end > now));
+        let lasting = self.authorities.iter().filter(|der| life(der).is_some_and(|(_, ends)| ends > now));
         let rest: String = lasting.map(|der| pem(der)).collect();
         Ok(Data::from([
             (AUTHORITIES.to_owned(), (certificate + &rest).into_bytes()),
@@ -245,13 +247,18 @@ fn parsed<'a>(
     parsed.map(|(_, certificate)| certificate).map_err(|_| CertificateError::Unreadable(part))
 }
 
-fn ends(der: &CertificateDer<'_>) -> Option<SystemTime> {
-    parsed(AUTHORITIES, der).ok().map(|certificate| not_after(&certificate))
+/// A CA's first and last moment.
+fn life(der: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
+    let certificate = parsed(AUTHORITIES, der).ok()?;
+    Some((time(certificate.validity().not_before), not_after(&certificate)))
 }
 
 fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
-    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
-    UNIX_EPOCH + Duration::from_secs(seconds)
+    time(certificate.validity().not_after)
+}
+
+fn time(time: x509_parser::time::ASN1Time) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }
 
 fn names(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
@@ -317,7 +324,7 @@ mod tests {
         assert_eq!(held.serving.not_after, start() + DAY);
         assert_eq!(held.serving.names, names().into_iter().collect());
         assert_eq!(held.due(&names(), LIFETIMES, start()), Due::Nothing);
-        assert_eq!(held.due(&names()[..2], LIFETIMES, start()), Due::Serving, "other names");
+        assert_eq!(held.due(&names()[..2], LIFETIMES, start() + SETTLE), Due::Serving, "other names");
         assert_eq!(held.due(&names(), LIFETIMES, start() + 41 * DAY), Due::All, "the CA has ended");
     }
 
@@ -342,6 +349,20 @@ mod tests {
         assert!(changes["Serving"] > 150, "{changes:?}");
         assert!((3..=4).contains(&changes["Authority"]), "{changes:?}");
         assert_eq!(most, 2, "CAs that have ended are dropped");
+    }
+
+    #[test]
+    fn a_new_ca_is_trusted_for_a_while_before_it_signs() {
+        let now = start() + 38 * DAY;
+        let mut data = made(&names(), LIFETIMES, start()).unwrap();
+        data.extend(held(&data).with_new_serving(&names(), LIFETIMES, now - DAY * 3 / 4).unwrap());
+        assert_eq!(held(&data).due(&names(), LIFETIMES, now), Due::Authority);
+        data.extend(held(&data).with_new_authority(LIFETIMES, now).unwrap());
+        let held = held(&data);
+        assert_eq!(held.due(&names(), LIFETIMES, now), Due::Nothing, "although the certificate is due");
+        assert_eq!(held.due(&names(), LIFETIMES, now + SETTLE), Due::Serving);
+        let ended = now - DAY * 3 / 4 + DAY;
+        assert_eq!(held.due(&names(), LIFETIMES, ended), Due::Serving);
     }
 
     /// As a client checks it, at this time.

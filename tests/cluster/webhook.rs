@@ -227,7 +227,7 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
         manifests::parameters("tranche.dev/v1alpha1", "ShareGrant", json!({"devices": []}))});
     let said =
         stage.create(OTHER, &stage.file("grant", &manifests::claim("a", grant)), false).expect_err("a grant");
-    assert!(said.contains("write GpuShare"), "{said}");
+    assert!(said.contains("write a GpuShare"), "{said}");
     // Good ones are taken, and what is not ours is not even shown to us.
     let seen = webhook.count("tranche_webhook_requests_total");
     let foreign = json!({"requests": [manifests::gpu("gpu")], "config": [

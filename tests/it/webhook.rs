@@ -274,6 +274,11 @@ async fn certificates_and_cas_are_renewed_while_requests_go_on() {
         // What the API server trusts is what the configurations say, not what the Secret does.
         // Of two that are told one after the other, either will do.
         let trusted = bundles(&api)[0].clone().expect("a bundle");
+        let connected = replica.connect(&trusted).await;
+        if connected.is_err() && bundles(&api)[0].as_ref() != Some(&trusted) {
+            // This test was held up for longer than a CA of such a short life waits before it signs.
+            continue;
+        }
         assert_eq!(replica.review(&trusted, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
     }
     replica.stop().await;
