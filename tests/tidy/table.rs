@@ -113,11 +113,11 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("tonic_prost", Where::Rooms(&["kubelet"])),
     ("prost", Where::Rooms(&["kubelet"])),
     ("kube", Where::Rooms(&["cluster"])),
-    // As data: slices and conditions make them, select, feasible and admission read them, node carries them,
-    // cluster writes them.
+    // As data: slices and conditions make them, select, feasible, admission and cli read them, node carries
+    // them, cluster writes them.
     (
         "k8s_openapi",
-        Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "admission", "node"]),
+        Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "admission", "node", "cli"]),
     ),
     ("cel", Where::Rooms(&["select"])),
     ("semver", Where::Rooms(&["select"])),
