@@ -28,6 +28,7 @@ pub mod nvml;
 pub mod supervisor;
 
 // Ring 3, loops: own tasks, queues, timers.
+pub mod controller;
 pub mod mps;
 pub mod node;
 pub mod ops;

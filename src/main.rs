@@ -48,6 +48,11 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
             let control = logs::init(log.format, &log.filter)?;
             runtime()?.block_on(tranche::webhook::run(webhook, control))?;
         }
+        Command::Controller(args) => {
+            let (log, controller) = settings::log_and_controller(log, *args)?;
+            let control = logs::init(log.format, &log.filter)?;
+            runtime()?.block_on(tranche::controller::run(controller, control))?;
+        }
         Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
         Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,

@@ -91,6 +91,61 @@ pub struct MpsArgs {
     pub mps_mounts: Option<String>,
 }
 
+/// How to place claims over the cluster.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ControllerArgs {
+    /// Name of this process's own pod: who holds the lease (required).
+    #[arg(long, env = "POD_NAME", hide_env_values = true)]
+    pub pod_name: Option<String>,
+    /// Namespace of the lease and of the claims that hold GPUs (required).
+    #[arg(long, env = "POD_NAMESPACE", hide_env_values = true)]
+    pub pod_namespace: Option<String>,
+    /// The Deployment that this process belongs to: deleting it gives all held GPUs back [default: none].
+    #[arg(long, env = "DEPLOYMENT", hide_env_values = true)]
+    pub deployment: Option<String>,
+    /// Name of the lease [default: tranche-controller].
+    #[arg(long, env = "LEASE_NAME", hide_env_values = true)]
+    pub lease_name: Option<String>,
+    /// After so long without a sign of life another controller takes over; at least 5s [default: 10s].
+    #[arg(long, env = "LEASE_DURATION", hide_env_values = true)]
+    pub lease_duration: Option<String>,
+    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
+    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
+    pub ops_address: Option<String>,
+    /// Kubeconfig to use instead of the pod's service account.
+    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<String>,
+    /// How GPUs are chosen unless a claim says otherwise: pack, spread or fragmentation [default: pack].
+    #[arg(long, env = "POLICY", hide_env_values = true)]
+    pub policy: Option<String>,
+    #[command(flatten)]
+    pub holds: HoldArgs,
+    /// A pod is passed by later ones of its priority at most so often before room is kept for it [default: 32].
+    #[arg(long, env = "PASSES", hide_env_values = true)]
+    pub passes: Option<String>,
+    /// Or for at most so long [default: 60s].
+    #[arg(long, env = "PATIENCE", hide_env_values = true)]
+    pub patience: Option<String>,
+}
+
+/// How the controller takes GPUs and gives them back.
+#[derive(Debug, Clone, Default, Args)]
+pub struct HoldArgs {
+    /// Between the taking of a GPU and its first share [default: 2s].
+    #[arg(long, env = "SETTLE", hide_env_values = true)]
+    pub settle: Option<String>,
+    /// How long a GPU is kept after its last share [default: 60s].
+    #[arg(long, env = "KEEP_WARM", hide_env_values = true)]
+    pub keep_warm: Option<String>,
+    /// GPUs that are held before anybody needs them [default: 0].
+    #[arg(long, env = "HOLD_AHEAD", hide_env_values = true)]
+    pub hold_ahead: Option<String>,
+    /// GPUs that are never held, separated by commas: nodes' names, UUIDs, or parts of a product's name
+    /// [default: none].
+    #[arg(long, env = "NEVER_HOLD", hide_env_values = true)]
+    pub never_hold: Option<String>,
+}
+
 /// Which GPUs are shared, and how they are counted.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SharingArgs {

@@ -30,7 +30,7 @@ use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use args::{LogArgs, MpsArgs, NodeArgs, WebhookRunArgs};
+use args::{ControllerArgs, LogArgs, MpsArgs, NodeArgs, WebhookRunArgs};
 
 /// A mistake of the caller, as opposed to a failure (1).
 pub const EXIT_USAGE: u8 = 2;
@@ -58,6 +58,8 @@ pub enum Command {
     Node(Box<NodeArgs>),
     /// Supervise this node's MPS control daemons, one per shared GPU.
     Mps(Box<MpsArgs>),
+    /// Place claims of class shared.gpu.nvidia.com over the whole cluster.
+    Controller(Box<ControllerArgs>),
     /// Become an MPS control daemon; `mps` runs it.
     #[command(hide = true)]
     MpsLaunch { launch: String },

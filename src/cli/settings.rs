@@ -1,5 +1,6 @@
 //! From what was typed to what it means. Everything that is wrong is told at once.
 
+mod controller;
 mod webhook;
 
 use std::fmt;
@@ -18,7 +19,12 @@ use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
 
 pub use webhook::log_and_webhook;
 
-use super::args::{HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs};
+use super::args::{
+    ControllerArgs, HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs,
+};
+use crate::controller::config::ControllerSettings;
+
+pub use controller::controller;
 
 const DRIVER_ROOT: &str = "/driver-root";
 const MPS_DIR: &str = "/run/tranche/mps";
@@ -97,6 +103,17 @@ pub fn log_and_node(log_args: LogArgs, args: NodeArgs) -> Result<(LogSettings, N
 /// Every mistake in the flags.
 pub fn log_and_mps(log_args: LogArgs, args: MpsArgs) -> Result<(LogSettings, MpsSettings), BadSettings> {
     both(log(log_args), mps(args))
+}
+
+/// As [`log_and_node`].
+///
+/// # Errors
+/// Every mistake in the flags.
+pub fn log_and_controller(
+    log_args: LogArgs,
+    args: ControllerArgs,
+) -> Result<(LogSettings, ControllerSettings), BadSettings> {
+    both(log(log_args), controller(args))
 }
 
 fn both<A, B>(a: Result<A, BadSettings>, b: Result<B, BadSettings>) -> Result<(A, B), BadSettings> {

@@ -119,6 +119,11 @@ impl KubeCluster {
         &self.node
     }
 
+    /// The longest that one call may take.
+    pub fn call_limit(&self) -> Duration {
+        self.limit
+    }
+
     pub(super) fn limit(&self) -> Duration {
         self.limit
     }

@@ -10,14 +10,18 @@
 //! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
+//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims; [`lease`]: its lease
 //! * [`events`]: events on claims and pods, best effort
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
-//! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, tokio, serde_json, tracing.
+//! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, serde, tokio, serde_json, tracing.
 
+pub mod allocation;
 mod client;
 mod error;
 pub mod events;
+pub mod feed;
+pub mod lease;
 pub mod read_claim;
 pub mod status;
 mod survey;

@@ -9,6 +9,7 @@ use std::io::{Write, stderr};
 mod ailments;
 mod cdi;
 mod cluster;
+mod controller;
 mod crash;
 mod deploy;
 mod fake_kubelet;

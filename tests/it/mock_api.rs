@@ -33,8 +33,10 @@ pub enum Verb {
     /// A creation that is not stored.
     DryRun,
     Update,
-    /// Server-side apply of a claim's status.devices: the only patch that is served.
+    /// Server-side apply of a claim's status.devices.
     Apply,
+    /// A merge patch: of everything but the status, or of the status alone.
+    Patch,
     Delete,
 }
 
@@ -85,6 +87,8 @@ struct Asked {
     resource: String,
     namespace: String,
     name: String,
+    /// `status`, or nothing.
+    part: String,
     query: BTreeMap<String, String>,
     metadata_only: bool,
     body: Value,
@@ -178,7 +182,7 @@ impl MockApi {
 
     /// Creations, updates, applied statuses and deletions that were asked for.
     pub fn writes(&self, resource: &str) -> usize {
-        [Verb::Create, Verb::Update, Verb::Apply, Verb::Delete]
+        [Verb::Create, Verb::Update, Verb::Apply, Verb::Patch, Verb::Delete]
             .map(|verb| self.count(verb, resource))
             .iter()
             .sum()
@@ -196,7 +200,9 @@ impl MockApi {
                 }
             };
             if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-                panic!("{caller}: waited in vain for: {what}");
+                let requests = self.lock().requests.clone();
+                let last = &requests[requests.len().saturating_sub(12)..];
+                panic!("{caller}: waited in vain for: {what}; the last requests were {last:?}");
             }
         }
     }
@@ -315,6 +321,7 @@ impl Asked {
             String::new()
         };
         let name = path.get(1).unwrap_or(&"").to_string();
+        let part = path.get(2).unwrap_or(&"").to_string();
         let watch = query.get("watch").is_some_and(|value| value == "true");
         let dry_run = query.get("dryRun").is_some_and(|value| value == "All");
         let verb = match parts.method {
@@ -324,6 +331,7 @@ impl Asked {
             Method::GET => Verb::Get,
             Method::POST => Verb::Create,
             Method::PUT => Verb::Update,
+            Method::PATCH if parts.headers["content-type"] == "application/merge-patch+json" => Verb::Patch,
             Method::PATCH => Verb::Apply,
             Method::DELETE => Verb::Delete,
             other => panic!("{other} is not served"),
@@ -333,7 +341,7 @@ impl Asked {
         let resource = path[0].to_owned();
         let bytes = body.collect_bytes().await.unwrap();
         let body = serde_json::from_slice(&bytes).unwrap_or_default();
-        Self { verb, resource, namespace, name, query, metadata_only, body }
+        Self { verb, resource, namespace, name, part, query, metadata_only, body }
     }
 
     fn key(&self) -> Key {
@@ -375,6 +383,7 @@ impl State {
             },
             Verb::Update => self.update(asked),
             Verb::Apply => self.apply(asked),
+            Verb::Patch => self.patch(asked),
             Verb::Delete => self.delete(asked),
         }
     }
@@ -467,6 +476,38 @@ impl State {
         Answer::Object(self.store(&asked.resource, object))
     }
 
+    /// RFC 7396, with the preconditions that the object's metadata names.
+    fn patch(&mut self, asked: &Asked) -> Answer {
+        let Some(stored) = self.objects.get(&asked.key()) else { return not_found() };
+        let mut patch = asked.body.clone();
+        for field in ["uid", "resourceVersion"] {
+            let wanted = patch["metadata"].as_object_mut().and_then(|meta| meta.remove(field));
+            if wanted.is_some_and(|wanted| wanted != stored["metadata"][field]) {
+                return Answer::Status(409, "Conflict", format!("the object has been modified: {field}"));
+            }
+        }
+        let mut object = stored.clone();
+        match asked.part.as_str() {
+            "status" => {
+                let (old, new) = (&stored["status"]["allocation"], &patch["status"]["allocation"]);
+                if !old.is_null() && new.is_object() && old != new {
+                    let message = "status.allocation: Invalid value: field is immutable";
+                    return Answer::Status(422, "Invalid", message.to_owned());
+                }
+                merge(&mut object["status"], &patch["status"]);
+                if object["status"]["allocation"].is_null() {
+                    object["status"].as_object_mut().map(|status| status.remove("devices"));
+                }
+            }
+            _ => {
+                patch.as_object_mut().map(|patch| patch.remove("status"));
+                merge(&mut object, &patch);
+            }
+        }
+        self.drop_unknown(&mut object);
+        Answer::Object(self.store(&asked.resource, object))
+    }
+
     fn delete(&mut self, asked: &Asked) -> Answer {
         let key = asked.key();
         let Some(stored) = self.objects.get(&key) else { return not_found() };
@@ -528,6 +569,26 @@ impl State {
             }
         }
         walk(&mut object["spec"], &self.dropped);
+        if let Some(allocation) = object.pointer_mut("/status/allocation") {
+            walk(allocation, &self.dropped);
+        }
+    }
+}
+
+fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(fields) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (name, value) in fields {
+        match (value, object.as_object_mut()) {
+            (Value::Null, Some(object)) => drop(object.remove(name)),
+            (value, Some(object)) => merge(object.entry(name).or_insert(Value::Null), value),
+            _ => {}
+        }
     }
 }
 
@@ -554,11 +615,12 @@ fn shown(object: Value, metadata_only: bool) -> Value {
     })
 }
 
-/// `a.b=c,d.e=f`
+/// `a.b=c,d.e!=f`
 fn selected(object: &Value, selector: &str) -> bool {
     selector.split(',').filter_map(|term| term.split_once('=')).all(|(path, wanted)| {
+        let (path, equal) = path.strip_suffix('!').map_or((path, true), |path| (path, false));
         let found = path.split('.').fold(object, |value, key| &value[key]);
-        text(found) == wanted
+        (text(found) == wanted) == equal
     })
 }
 

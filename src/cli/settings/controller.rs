@@ -1,0 +1,157 @@
+//! How to run the controller.
+
+use std::time::Duration;
+
+use super::{BadSettings, OPS_ADDRESS, Reader, address, given, interval, is_dns_subdomain};
+use crate::allocate::Policy;
+use crate::cli::args::{ControllerArgs, HoldArgs};
+use crate::controller::config::{ControllerSettings, Leasing, Rules};
+use crate::controller::hold::Pace;
+use crate::controller::queue::Patience;
+
+const LEASE: &str = "tranche-controller";
+/// Less leaves no time for a write between two signs of life.
+const LEASE_MIN: Duration = Duration::from_secs(5);
+const LEASE_MAX: Duration = Duration::from_secs(300);
+
+/// # Errors
+/// Every mistake in the flags.
+pub fn controller(args: ControllerArgs) -> Result<ControllerSettings, BadSettings> {
+    let ControllerArgs {
+        pod_name,
+        pod_namespace,
+        deployment,
+        lease_name,
+        lease_duration,
+        ops_address,
+        kubeconfig,
+        policy,
+        holds,
+        passes,
+        patience,
+    } = args;
+    let mut reader = Reader::default();
+    let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
+    let usual = Rules::default();
+    let settings = ControllerSettings {
+        identity: reader.required("--pod-name", pod_name, "metadata.name"),
+        namespace: reader.required("--pod-namespace", pod_namespace, "metadata.namespace"),
+        deployment: given(deployment),
+        lease: Leasing {
+            name: given(lease_name).unwrap_or_else(|| LEASE.to_owned()),
+            duration,
+            renew_every: duration / 5,
+        },
+        kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
+        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        rules: Rules {
+            policy: reader.parsed("--policy", policy, usual.policy, policy_of),
+            never_hold: reader
+                .parsed("--never-hold", holds.never_hold.clone(), Vec::new(), |text| Ok(list(text))),
+            holds: reader.holds(holds),
+            patience: Patience {
+                passes: reader.parsed("--passes", passes, usual.patience.passes, count),
+                time: reader.parsed("--patience", patience, usual.patience.time, interval),
+            },
+            ..usual
+        },
+    };
+    reader.finish(settings)
+}
+
+impl Reader {
+    fn required(&mut self, flag: &'static str, value: Option<String>, field: &str) -> String {
+        let name = given(value).unwrap_or_default();
+        if name.is_empty() {
+            self.mistake(flag, format!("is required; in a pod take it from {field}"));
+        } else if !is_dns_subdomain(&name) {
+            self.mistake(flag, format!("{name:?} is no name of an object"));
+        }
+        name
+    }
+
+    fn holds(&mut self, args: HoldArgs) -> Pace {
+        let HoldArgs { settle, keep_warm, hold_ahead, never_hold: _ } = args;
+        let usual = Pace::default();
+        Pace {
+            settle: self.parsed("--settle", settle, usual.settle, interval),
+            keep_warm: self.parsed("--keep-warm", keep_warm, usual.keep_warm, interval),
+            ahead: self.parsed("--hold-ahead", hold_ahead, usual.ahead, |text| {
+                count(text).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+            }),
+            ..usual
+        }
+    }
+}
+
+fn lease_time(text: &str) -> Result<Duration, String> {
+    let parsed = interval(text)?;
+    match (LEASE_MIN..=LEASE_MAX).contains(&parsed) && parsed.subsec_nanos() == 0 {
+        true => Ok(parsed),
+        false => Err(format!("{text:?} is out of range; take whole seconds from 5s to 5m")),
+    }
+}
+
+fn policy_of(text: &str) -> Result<Policy, String> {
+    let found = Policy::ALL.into_iter().find(|policy| policy.as_str() == text);
+    found.ok_or_else(|| format!("{text:?} is not known; write pack, spread or fragmentation"))
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text:?} is no count; write a whole number"))
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(|one| one.trim().to_owned()).filter(|one| !one.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named() -> ControllerArgs {
+        ControllerArgs {
+            pod_name: Some("tranche-controller-x".to_owned()),
+            pod_namespace: Some("tranche-system".to_owned()),
+            ..ControllerArgs::default()
+        }
+    }
+
+    #[test]
+    fn a_pods_name_and_namespace_are_enough() {
+        let settings = controller(named()).unwrap();
+        assert_eq!(settings.lease.name, "tranche-controller");
+        assert_eq!((settings.lease.duration, settings.lease.renew_every.as_secs()), (Leasing::DURATION, 2));
+        assert_eq!(settings.rules, Rules::default());
+    }
+
+    #[test]
+    fn every_flag_is_heard_and_all_mistakes_are_told() {
+        let mut args = named();
+        args.policy = Some("spread".to_owned());
+        args.holds.never_hold = Some("node-a, T4 ,".to_owned());
+        args.holds.hold_ahead = Some("2".to_owned());
+        let rules = controller(args).unwrap().rules;
+        assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
+        assert_eq!(rules.never_hold, ["node-a", "T4"]);
+        let mut bad = ControllerArgs {
+            lease_duration: Some("1s".to_owned()),
+            policy: Some("best".to_owned()),
+            passes: Some("-1".to_owned()),
+            ..ControllerArgs::default()
+        };
+        bad.holds.settle = Some("soon".to_owned());
+        let words = controller(bad).unwrap_err().to_string();
+        for part in [
+            "6 to change",
+            "--pod-name",
+            "--pod-namespace",
+            "5s to 5m",
+            "fragmentation",
+            "--passes",
+            "--settle",
+        ] {
+            assert!(words.contains(part), "{part} is missing from\n{words}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The controller's writes to claims: a hold, a finalizer, an allocation, and their end. Each names the version
+//! that it is meant for, so that a claim that somebody else changed is never written over, and each touches only
+//! the fields that it is about.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use kube::api::PartialObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::DeserializeGuard;
+use serde_json::{Map, Value, json};
+
+use super::CallError;
+use super::client::{KubeCluster, call};
+use crate::model::claim::ClaimRef;
+
+/// A claim as it was when the decision about it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimVersion {
+    pub claim: ClaimRef,
+    pub resource_version: String,
+}
+
+/// What is written into a claim's metadata. Annotations are changed one by one, finalizers as a list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Marks {
+    /// All finalizers that the claim is to have; none: as they are.
+    pub finalizers: Option<Vec<String>>,
+    /// By name; no text: taken away.
+    pub annotations: Vec<(String, Option<String>)>,
+}
+
+impl Marks {
+    pub fn is_empty(&self) -> bool {
+        self.finalizers.is_none() && self.annotations.is_empty()
+    }
+}
+
+impl KubeCluster {
+    /// All claims as they are now: the API server asks its store. Those that do not fit our types are told apart.
+    pub async fn all_claims(&self) -> Result<(Vec<ResourceClaim>, Vec<String>), CallError> {
+        let api = Api::<DeserializeGuard<ResourceClaim>>::all(self.client());
+        let all = ListParams::default();
+        let list = call(self.limit(), || "LIST resourceclaims".to_owned(), api.list(&all));
+        let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
+        for item in list.await?.items {
+            match item.0 {
+                Ok(claim) => readable.push(claim),
+                Err(invalid) => unreadable.push(invalid.metadata.name.unwrap_or_default()),
+            }
+        }
+        Ok((readable, unreadable))
+    }
+
+    /// Creates a claim; the answer is what the API server stored.
+    pub async fn create_claim(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CallError> {
+        let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        let api = Api::<ResourceClaim>::namespaced(self.client(), namespace);
+        let what = || format!("CREATE resourceclaims {namespace}/{name}");
+        call(self.limit(), what, api.create(&PostParams::default(), claim)).await
+    }
+
+    /// Writes metadata of a claim.
+    pub async fn mark_claim(&self, at: &ClaimVersion, marks: &Marks) -> Result<ResourceClaim, CallError> {
+        let mut metadata = precondition(at);
+        if let Some(finalizers) = &marks.finalizers {
+            metadata.insert("finalizers".into(), json!(finalizers));
+        }
+        if !marks.annotations.is_empty() {
+            let annotations: Map<String, Value> =
+                marks.annotations.iter().map(|(name, text)| (name.clone(), json!(text))).collect();
+            metadata.insert("annotations".into(), annotations.into());
+        }
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        let what = || format!("PATCH resourceclaims {}/{}", at.claim.namespace, at.claim.name);
+        let api = self.claims_of(at);
+        call(self.limit(), what, api.patch(&at.claim.name, &PatchParams::default(), &patch)).await
+    }
+
+    /// Writes or clears the allocation of a claim; the answer is what the API server stored, which may lack
+    /// fields. On clearing, `status.devices` goes with it.
+    pub async fn set_allocation(
+        &self,
+        at: &ClaimVersion,
+        allocation: Option<&AllocationResult>,
+    ) -> Result<ResourceClaim, CallError> {
+        let status = json!({"allocation": allocation});
+        let patch = Patch::Merge(json!({"metadata": precondition(at), "status": status}));
+        let what = || format!("PATCH resourceclaims/status {}/{}", at.claim.namespace, at.claim.name);
+        let api = self.claims_of(at);
+        call(self.limit(), what, api.patch_status(&at.claim.name, &PatchParams::default(), &patch)).await
+    }
+
+    /// Deletes a claim if it still is the one that was seen, whatever became of it since. One that is gone
+    /// already counts as deleted.
+    pub async fn delete_claim(&self, claim: &ClaimRef) -> Result<(), CallError> {
+        let preconditions = Preconditions { uid: Some(claim.uid.to_string()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let api = Api::<ResourceClaim>::namespaced(self.client(), &claim.namespace);
+        let what = || format!("DELETE resourceclaims {}/{}", claim.namespace, claim.name);
+        match call(self.limit(), what, api.delete(&claim.name, &params)).await {
+            Ok(_) | Err(CallError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// UID of a Deployment, for owner references; none if there is no such Deployment.
+    pub async fn deployment_uid(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
+        let api = Api::<PartialObjectMeta<Deployment>>::namespaced(self.client(), namespace);
+        let what = || format!("GET deployments {namespace}/{name}");
+        match call(self.limit(), what, api.get(name)).await {
+            Ok(found) => Ok(found.metadata.uid),
+            Err(CallError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn claims_of(&self, at: &ClaimVersion) -> Api<ResourceClaim> {
+        Api::namespaced(self.client(), &at.claim.namespace)
+    }
+}
+
+fn precondition(at: &ClaimVersion) -> Map<String, Value> {
+    let mut metadata = Map::new();
+    metadata.insert("uid".into(), at.claim.uid.as_str().into());
+    metadata.insert("resourceVersion".into(), at.resource_version.as_str().into());
+    metadata
+}

@@ -1,0 +1,64 @@
+//! What the controller is told at its start. `cli::settings` makes it from flags and environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::hold::Pace;
+use super::queue::Patience;
+use crate::allocate::Policy;
+
+/// How to run the controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControllerSettings {
+    /// Of this process: its pod's name.
+    pub identity: String,
+    /// Of the lease and the holds.
+    pub namespace: String,
+    pub lease: Leasing,
+    /// The Deployment that owns the holds; none: nobody does.
+    pub deployment: Option<String>,
+    pub kubeconfig: Option<PathBuf>,
+    pub ops_address: SocketAddr,
+    pub rules: Rules,
+}
+
+/// How the one that writes is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leasing {
+    pub name: String,
+    /// After so long without a sign of life a leader is taken for dead.
+    pub duration: Duration,
+    pub renew_every: Duration,
+}
+
+impl Leasing {
+    pub const DURATION: Duration = Duration::from_secs(10);
+}
+
+/// How to decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    pub policy: Policy,
+    pub holds: Pace,
+    pub patience: Patience,
+    /// Parts of products' names, UUIDs, or nodes' names: GPUs that are never held.
+    pub never_hold: Vec<String>,
+    /// An allocation that nobody uses is taken back after so long.
+    pub unused: Duration,
+    /// A pod that the scheduler does not bind to its node is placed elsewhere after so long.
+    pub stuck: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Pack,
+            holds: Pace::default(),
+            patience: Patience::default(),
+            never_hold: Vec::new(),
+            unused: Duration::from_secs(30),
+            stuck: Duration::from_secs(60),
+        }
+    }
+}

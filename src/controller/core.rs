@@ -1,0 +1,547 @@
+//! All that the controller knows and has decided, without any effect: changes and answers in, writes and words out.
+//!
+//! Time is an argument. Nothing that is not in the API is needed to begin anew: holds and grants are read from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::Moment;
+use super::config::Rules;
+use super::hold::{Holds, Loss, Phase};
+use super::plan::{Plan, Plans, as_grant};
+use super::queue::{Queue, UnitKey, Waiter};
+use super::say::Says;
+use super::stock::Stock;
+use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
+use super::write::{Failure, Outcome};
+use crate::cluster::feed::{Change, Seen};
+use crate::feasible::Room;
+use crate::model::names::{ClaimUid, NodeName, PodUid};
+
+/// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
+/// it (the scheduler's books follow only the coming and going of allocations).
+const REST_AFTER_CLEARING: Duration = Duration::from_secs(1);
+/// Before a write is repeated that nobody has answered.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// Before a claim is tried again that the API server would not have.
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Core {
+    pub rules: Rules,
+    pub world: World,
+    pub stock: Stock,
+    pub holds: Holds,
+    pub queue: Queue,
+    pub plans: Plans,
+    pub says: Says,
+    /// The lists are complete and what they showed was taken in.
+    started: bool,
+    /// Where pods take room.
+    assigned: BTreeMap<PodUid, (NodeName, Room)>,
+    gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
+    /// Pods that wait for whole GPUs, and for how many.
+    pub(super) whole: BTreeMap<PodUid, u32>,
+    /// GPUs to be looked at again.
+    dirty: BTreeSet<GpuRef>,
+    /// Claims with an allocation of ours that nobody has reserved, since when.
+    pub(super) unused: BTreeMap<ClaimUid, Moment>,
+    pub(super) not_before: BTreeMap<ClaimUid, Moment>,
+    /// Claims that a write is under way for.
+    pub(super) in_flight: BTreeSet<ClaimUid>,
+    /// Allocations that are to be taken back.
+    pub(super) to_clear: BTreeSet<ClaimUid>,
+    /// GPUs that we use and somebody else names, too.
+    conflicts: BTreeSet<GpuRef>,
+}
+
+impl Core {
+    /// `namespace`: of the holds.
+    pub fn new(rules: Rules, namespace: &str) -> Self {
+        Self {
+            world: World::new(namespace),
+            stock: Stock::default(),
+            holds: Holds::new(rules.holds),
+            queue: Queue::new(rules.patience),
+            plans: Plans::default(),
+            says: Says::default(),
+            started: false,
+            assigned: BTreeMap::new(),
+            gangs: BTreeMap::new(),
+            whole: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            unused: BTreeMap::new(),
+            not_before: BTreeMap::new(),
+            in_flight: BTreeSet::new(),
+            to_clear: BTreeSet::new(),
+            conflicts: BTreeSet::new(),
+            rules,
+        }
+    }
+
+    /// GPUs that we use and somebody else names, too.
+    pub fn conflicts(&self) -> &BTreeSet<GpuRef> {
+        &self.conflicts
+    }
+
+    pub fn apply(&mut self, change: Change, now: Moment) {
+        for news in self.world.apply(change) {
+            self.learn(news, now);
+        }
+    }
+
+    fn learn(&mut self, news: News, now: Moment) {
+        match news {
+            News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
+            News::ClaimGone(claim) => self.claim_gone(&claim, now),
+            News::Pod { uid, .. } => self.pod(&uid, now),
+            News::PodGone(pod) => self.pod_gone(&pod, now),
+            News::Node(name) => self.node(&name),
+            News::Class => self.stock.news(),
+            News::Trouble(words) => self.says.trouble(words),
+        }
+    }
+
+    // Claims.
+
+    fn claim(&mut self, uid: &ClaimUid, before: Option<&Claim>, now: Moment) {
+        let Some(claim) = self.world.claims.get(uid) else { return };
+        let named =
+            before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
+        self.dirty.extend(named.map(|(gpu, _)| gpu.clone()));
+        if let Some(gpu) = claim.hold.clone() {
+            self.hold_changed(&gpu, now);
+        }
+        let claim = &self.world.claims[uid];
+        if claim.is_shares() {
+            match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
+                (Some(_), _) => self.allocated(uid, now),
+                (None, Some(before)) => self.cleared(uid, before, now),
+                (None, None) => {}
+            }
+        }
+        self.review_users(uid, now);
+    }
+
+    fn allocated(&mut self, uid: &ClaimUid, now: Moment) {
+        let claim = &self.world.claims[uid];
+        let Some(allocation) = &claim.allocation else { return };
+        let shares = allocation.uses.iter().filter_map(|(gpu, how)| match how {
+            Use::Share(granted) => Some((gpu.clone(), as_grant(granted))),
+            _ => None,
+        });
+        let (shares, node) = (shares.collect(), allocation.node.clone());
+        match claim.is_reserved() {
+            true => drop(self.unused.remove(uid)),
+            false => drop(self.unused.entry(uid.clone()).or_insert(now)),
+        }
+        self.stock.set_grants(uid, shares);
+        let planned = self.plans.of_mut(uid).map(|planned| {
+            planned.done = true;
+            Some(&planned.node) == node.as_ref()
+        });
+        match (planned, self.plans.key(uid).cloned()) {
+            // Somebody else was first, and elsewhere.
+            (Some(false), Some(key)) => self.cancel(&key, now),
+            (Some(true), Some(key)) => {
+                if self.plans.get(&key).is_some_and(|plan| plan.claims.values().all(|claim| claim.done)) {
+                    self.plans.remove(&key);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// An allocation was taken away, by us or by somebody who did not like it.
+    fn cleared(&mut self, uid: &ClaimUid, before: &Claim, now: Moment) {
+        self.unused.remove(uid);
+        let ours = self.to_clear.remove(uid);
+        if self.plans.of(uid).is_none() {
+            self.stock.set_grants(uid, Vec::new());
+        } else if let Some(key) = self.plans.key(uid).cloned() {
+            self.cancel(&key, now);
+        }
+        self.not_before.insert(uid.clone(), now + REST_AFTER_CLEARING);
+        let node = before.allocation.as_ref().and_then(|allocation| allocation.node.as_ref());
+        let Some(node) = node.filter(|_| !ours) else { return };
+        // Cleared because its users ended, or for the sake of a pod that cannot go there?
+        let meant = |pod: &Pod| before.users.is_empty() || before.users.contains(&pod.at.uid);
+        let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
+        for pod in self.world.pods_of(&self.world.claims[uid]).filter(refused) {
+            self.queue.exclude(&pod.at.uid, node, now);
+            self.says.refused(pod, node);
+        }
+    }
+
+    fn claim_gone(&mut self, claim: &Claim, now: Moment) {
+        let uid = claim.uid();
+        self.dirty.extend(claim.allocation.iter().flat_map(|one| &one.uses).map(|(gpu, _)| gpu.clone()));
+        if let Some(gpu) = &claim.hold {
+            self.hold_changed(gpu, now);
+        }
+        if let Some(key) = self.plans.key(uid).cloned() {
+            self.cancel(&key, now);
+        }
+        self.stock.set_grants(uid, Vec::new());
+        self.unused.remove(uid);
+        self.not_before.remove(uid);
+        self.to_clear.remove(uid);
+        let pods: Vec<PodUid> = self.world.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
+        pods.iter().for_each(|pod| self.review(pod, now));
+    }
+
+    fn review_users(&mut self, uid: &ClaimUid, now: Moment) {
+        let Some(claim) = self.world.claims.get(uid) else { return };
+        let pods: Vec<PodUid> = self.world.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
+        for pod in pods {
+            self.recount(&pod);
+            self.review(&pod, now);
+        }
+    }
+
+    // Pods.
+
+    fn pod(&mut self, uid: &PodUid, now: Moment) {
+        if let Some(key @ UnitKey::Gang { .. }) = self.world.pods.get(uid).map(unit) {
+            self.gangs.entry(key).or_default().insert(uid.clone());
+        }
+        self.recount(uid);
+        self.review(uid, now);
+    }
+
+    fn pod_gone(&mut self, pod: &Pod, now: Moment) {
+        let uid = &pod.at.uid;
+        let key = unit(pod);
+        if let Some(members) = self.gangs.get_mut(&key) {
+            members.remove(uid);
+            if members.is_empty() {
+                self.gangs.remove(&key);
+            }
+        }
+        self.queue.forget(uid);
+        self.says.forget(uid);
+        self.whole.remove(uid);
+        if self.plans.node_of(&key, uid).is_some() {
+            self.cancel(&key, now);
+        }
+        self.recount(uid);
+    }
+
+    /// Where the pod takes room: on its node, or on the one that its claims are for.
+    fn recount(&mut self, uid: &PodUid) {
+        let place = self.world.pods.get(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
+        if self.assigned.get(uid) == place.as_ref() {
+            return;
+        }
+        if let Some((node, room)) = self.assigned.remove(uid) {
+            self.stock.give_room(&node, room);
+        }
+        if let Some((node, room)) = place {
+            self.stock.take_room(&node, room);
+            self.assigned.insert(uid.clone(), (node, room));
+        }
+    }
+
+    fn place_of(&self, pod: &Pod) -> Option<NodeName> {
+        if let Some(node) = &pod.node {
+            return Some(node.clone());
+        }
+        if let Some(node) = self.plans.node_of(&unit(pod), &pod.at.uid) {
+            return Some(node.clone());
+        }
+        let claims = pod.claims.iter().filter_map(|name| self.world.claim_named(&pod.at.namespace, name));
+        let placed = claims.filter(|claim| claim.is_placed());
+        placed.filter_map(|claim| claim.allocation.as_ref()?.node.clone()).next()
+    }
+
+    /// Does the pod wait for us? Or for a whole GPU?
+    fn review(&mut self, uid: &PodUid, now: Moment) {
+        let Some(pod) = self.world.pods.get(uid) else { return };
+        let claims = self.world.claims_of(pod);
+        let open = |claim: &&Claim| {
+            claim.is_shares()
+                && claim.allocation.is_none()
+                && !claim.ending
+                && self.plans.of(claim.uid()).is_none()
+        };
+        let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
+        let whole =
+            claims.iter().flatten().filter(|claim| claim.allocation.is_none()).map(|claim| {
+                match claim.asks {
+                    Asks::Whole(gpus) => gpus,
+                    _ => 0,
+                }
+            });
+        let whole: u32 = whole.sum();
+        let (key, waiter) = (unit(pod), waiter(pod));
+        if pod.unschedulable && pod.node.is_none() && whole > 0 {
+            self.whole.insert(uid.clone(), whole);
+        } else {
+            self.whole.remove(uid);
+        }
+        match waits {
+            true => self.queue.add(uid, key, waiter, now),
+            false => self.queue.remove(uid),
+        }
+    }
+
+    /// Pods of a gang that have their place.
+    pub(super) fn placed(&self, key: &UnitKey) -> usize {
+        let members = self.gangs.get(key).into_iter().flatten();
+        members.filter(|pod| !self.queue.contains(pod) && self.assigned.contains_key(pod)).count()
+    }
+
+    // Plans.
+
+    pub(super) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
+        let (claims, pods): (Vec<_>, Vec<_>) =
+            (plan.claims.keys().cloned().collect(), plan.pods.keys().cloned().collect());
+        for (uid, claim) in &plan.claims {
+            self.stock.set_grants(uid, claim.grants());
+            claim.gpus().for_each(|gpu| self.holds.want(&gpu));
+        }
+        self.plans.insert(key, plan);
+        pods.iter().for_each(|pod| self.recount(pod));
+        claims.iter().for_each(|claim| self.review_users(claim, now));
+    }
+
+    /// Gives up what was decided for a unit and is not in the API yet. What is there of a gang is taken back.
+    pub(super) fn cancel(&mut self, key: &UnitKey, now: Moment) {
+        let Some(plan) = self.plans.remove(key) else { return };
+        for uid in plan.claims.keys() {
+            let claim = self.world.claims.get(uid);
+            match claim.and_then(|claim| claim.allocation.as_ref()) {
+                None => self.stock.set_grants(uid, Vec::new()),
+                Some(_) if matches!(key, UnitKey::Gang { .. }) && !claim.is_some_and(Claim::is_reserved) => {
+                    self.to_clear.insert(uid.clone());
+                }
+                Some(_) => {}
+            }
+        }
+        for pod in plan.pods.keys() {
+            self.recount(pod);
+            self.review(pod, now);
+        }
+        let claims: Vec<ClaimUid> = plan.claims.into_keys().collect();
+        claims.iter().for_each(|claim| self.review_users(claim, now));
+    }
+
+    // GPUs.
+
+    fn node(&mut self, name: &NodeName) {
+        let state = self.world.nodes.get(name);
+        self.stock.set_node(name, state);
+        let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
+        self.dirty.extend(gpus.map(|device| GpuRef::new(name, device)));
+    }
+
+    fn hold_changed(&mut self, gpu: &GpuRef, now: Moment) {
+        self.dirty.insert(gpu.clone());
+        if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing)) {
+            return;
+        }
+        let hold = self.world.holds.get(gpu).and_then(|uid| self.world.claims.get(uid));
+        let stands = hold.is_some_and(|hold| hold.allocation.is_some() && !hold.ending);
+        match (stands, self.holds.phase(gpu)) {
+            (true, None) => self.holds.stray(gpu, now),
+            (false, _) => {
+                if self.holds.gone(gpu) {
+                    self.says.trouble(format!("the hold of {gpu} was taken away by somebody else"));
+                }
+                if hold.is_some_and(|hold| !hold.ending) {
+                    self.holds.stray(gpu, now);
+                }
+            }
+            (true, Some(_)) => {}
+        }
+    }
+
+    /// The first time that everything is known: what stands in the API was decided by a leader before us.
+    pub(super) fn start(&mut self, now: Moment) {
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        let holds: Vec<(GpuRef, ClaimUid)> =
+            self.world.holds.iter().map(|(gpu, uid)| (gpu.clone(), uid.clone())).collect();
+        for (gpu, uid) in holds {
+            let Some(claim) = self.world.claims.get(&uid) else { continue };
+            match claim.allocation.is_some() && !claim.ending {
+                true => self.holds.found(&gpu, &claim.at.claim, now),
+                false => self.holds.stray(&gpu, now),
+            }
+        }
+        self.dirty.extend(self.world.books.keys().cloned());
+        let of = |(name, state): (&NodeName, &super::world::NodeState)| {
+            state.gpus.keys().map(|device| GpuRef::new(name, device)).collect::<Vec<_>>()
+        };
+        self.dirty.extend(self.world.nodes.iter().flat_map(of));
+    }
+
+    /// Looks again at the GPUs that something has happened to.
+    pub(super) fn regard(&mut self, now: Moment) {
+        self.dirty.extend(self.holds.take_changed());
+        for gpu in std::mem::take(&mut self.dirty) {
+            self.regard_one(&gpu, now);
+        }
+    }
+
+    fn regard_one(&mut self, gpu: &GpuRef, now: Moment) {
+        let names = self.world.books.get(gpu);
+        let others = names.is_some_and(|names| names.values().any(|how| !how.is_ours()));
+        let shares: Vec<ClaimUid> = names
+            .into_iter()
+            .flatten()
+            .filter(|(_, how)| matches!(how, Use::Share(_)))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        match others && (self.holds.is_ours(gpu) || !shares.is_empty()) {
+            true => self.contested(gpu, &shares, now),
+            false => drop(self.conflicts.remove(gpu)),
+        }
+        if !shares.is_empty() && !others && self.holds.phase(gpu).is_none() {
+            self.holds.want(gpu);
+        }
+        let known = self.world.gpu(gpu);
+        let tainted = known.is_none_or(|gpu| gpu.tainted.is_some());
+        let forbidden = !self.holds.is_ours(gpu) && known.is_some_and(|known| self.is_forbidden(gpu, known));
+        let closed = others || tainted || forbidden || !self.holds.is_open(gpu);
+        self.stock.set_closed(gpu, closed);
+    }
+
+    fn is_forbidden(&self, gpu: &GpuRef, known: &super::world::Gpu) -> bool {
+        let product = known.product.to_lowercase();
+        self.rules.never_hold.iter().any(|one| {
+            *one == gpu.node.as_str() || *one == known.uuid.as_str() || product.contains(&one.to_lowercase())
+        })
+    }
+
+    /// Somebody else names a GPU of ours. Without shares we go; shares that nobody uses yet are taken back.
+    fn contested(&mut self, gpu: &GpuRef, shares: &[ClaimUid], now: Moment) {
+        for key in self.plans.on(gpu) {
+            self.cancel(&key, now);
+        }
+        if shares.is_empty() {
+            self.conflicts.remove(gpu);
+            self.holds.lose(gpu, Loss::Race, now);
+            return;
+        }
+        if self.conflicts.insert(gpu.clone()) {
+            self.says.trouble(format!("{gpu} has shares of ours, and another claim names it"));
+        }
+        let unused =
+            shares.iter().filter(|uid| self.world.claims.get(uid).is_some_and(|claim| !claim.is_reserved()));
+        self.to_clear.extend(unused.cloned());
+    }
+
+    // Answers.
+
+    pub fn done(&mut self, outcome: Outcome, now: Moment) {
+        match outcome {
+            Outcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
+            Outcome::Looked(claims) => self.looked(claims.ok().as_deref(), now),
+            Outcome::Left(gpu, result) => {
+                if result.is_err() {
+                    self.holds.not_left(&gpu);
+                }
+            }
+            Outcome::Allocated(uid, result) => {
+                self.in_flight.remove(&uid);
+                match result {
+                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
+                    Err(failure) => self.not_allocated(&uid, failure, now),
+                }
+            }
+            Outcome::Cleared(uid, result) => {
+                self.in_flight.remove(&uid);
+                match result {
+                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
+                    // If it still is to go, the next look says so again.
+                    Err(_) => drop(self.to_clear.remove(&uid)),
+                }
+            }
+            Outcome::Marked(uid, result) => {
+                self.in_flight.remove(&uid);
+                if let Ok(claim) = result {
+                    self.apply(Change::Claim(Seen::Stored(claim)), now);
+                }
+            }
+            Outcome::Created { result, .. } => {
+                if let Ok(claim) = result {
+                    self.apply(Change::Claim(Seen::Stored(claim)), now);
+                }
+            }
+        }
+    }
+
+    fn held(
+        &mut self,
+        gpu: &GpuRef,
+        result: Result<k8s_openapi::api::resource::v1::ResourceClaim, Failure>,
+        now: Moment,
+    ) {
+        match result {
+            Ok(claim) => {
+                let at = super::world::claim::reference(&claim.metadata);
+                self.holds.written(gpu, &at, now);
+                self.apply(Change::Claim(Seen::Stored(Box::new(claim))), now);
+            }
+            Err(failure) => {
+                self.says.trouble(format!("{gpu} cannot be held: {}", failure.words()));
+                self.holds.failed(gpu, now);
+                for key in self.plans.on(gpu) {
+                    self.cancel(&key, now);
+                }
+            }
+        }
+    }
+
+    fn looked(&mut self, claims: Option<&[k8s_openapi::api::resource::v1::ResourceClaim]>, now: Moment) {
+        let others = claims.map(|claims| {
+            let read = claims.iter().filter_map(|claim| self.world.read(claim).allocation);
+            let uses = read.flat_map(|allocation| allocation.uses);
+            uses.filter(|(_, how)| !how.is_ours()).map(|(gpu, _)| gpu).collect::<BTreeSet<_>>()
+        });
+        for gpu in self.holds.looked(others.as_ref(), now) {
+            for key in self.plans.on(&gpu) {
+                self.cancel(&key, now);
+            }
+        }
+    }
+
+    fn not_allocated(&mut self, uid: &ClaimUid, failure: Failure, now: Moment) {
+        let Some(key) = self.plans.key(uid).cloned() else { return };
+        match failure {
+            // Its next version is tried; it is on its way.
+            Failure::Conflict | Failure::NotLeading => {}
+            Failure::Silent(_) => {
+                if let Some(planned) = self.plans.of_mut(uid) {
+                    (planned.tried, planned.after) = (None, now + ASK_AGAIN);
+                }
+            }
+            Failure::Gone => self.cancel(&key, now),
+            Failure::Refused(words) => {
+                self.not_before.insert(uid.clone(), now + AFTER_REFUSAL);
+                if let Some(claim) = self.world.claims.get(uid) {
+                    self.says.not_taken(claim, &words);
+                }
+                self.cancel(&key, now);
+            }
+        }
+    }
+}
+
+/// The unit that a pod belongs to.
+pub fn unit(pod: &Pod) -> UnitKey {
+    match &pod.gang {
+        Some(gang) => UnitKey::Gang { namespace: pod.at.namespace.clone(), name: gang.name.clone() },
+        None => UnitKey::Pod(pod.at.uid.clone()),
+    }
+}
+
+fn waiter(pod: &Pod) -> Waiter {
+    Waiter {
+        priority: pod.priority,
+        created: pod.created,
+        size: pod.gang.as_ref().and_then(|gang| gang.size),
+    }
+}

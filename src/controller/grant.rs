@@ -1,0 +1,186 @@
+//! A decision, as the allocation of a claim says it.
+
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaim,
+    DeviceClassConfiguration, DeviceRequestAllocationResult, DeviceToleration, OpaqueDeviceConfiguration,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+
+use super::world::claim::SHARES_POOL;
+use crate::model::names::{DRIVER, NodeName, RequestName};
+use crate::params::{GrantedDevice, ShareGrant};
+
+/// What one request was given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    pub request: RequestName,
+    pub devices: Vec<GrantedDevice>,
+    pub tolerations: Vec<DeviceToleration>,
+}
+
+/// The allocation of a claim on `node`. Whoever writes it adds the time. Share ids are taken from `ids`; none:
+/// the API server keeps none.
+pub fn allocation(
+    node: &NodeName,
+    given: &[Given],
+    (claim, class): (&DeviceClaim, &[DeviceClassConfiguration]),
+    mut ids: Option<&mut dyn FnMut() -> String>,
+) -> AllocationResult {
+    let mut results = Vec::new();
+    for one in given {
+        for device in &one.devices {
+            let id = ids.as_mut().map(|ids| ids());
+            results.push(result(node, one, device, id));
+        }
+    }
+    let grants = given.iter().map(grant);
+    let class = class.iter().filter_map(|one| Some(entry("FromClass", None, one.opaque.clone()?)));
+    let claim = claim.config.iter().flatten();
+    let claim = claim.filter_map(|one| Some(entry("FromClaim", one.requests.clone(), one.opaque.clone()?)));
+    AllocationResult {
+        allocation_timestamp: None,
+        devices: Some(DeviceAllocationResult {
+            config: Some(class.chain(grants).chain(claim).collect()),
+            results: Some(results),
+        }),
+        node_selector: Some(only(node)),
+    }
+}
+
+/// The allocation of a hold: the whole device, without a share id.
+pub fn hold(node: &NodeName, request: &str, device: &str) -> AllocationResult {
+    let result = DeviceRequestAllocationResult {
+        driver: DRIVER.to_owned(),
+        pool: node.to_string(),
+        device: device.to_owned(),
+        request: request.to_owned(),
+        ..DeviceRequestAllocationResult::default()
+    };
+    AllocationResult {
+        allocation_timestamp: None,
+        devices: Some(DeviceAllocationResult { config: None, results: Some(vec![result]) }),
+        node_selector: Some(only(node)),
+    }
+}
+
+fn result(
+    node: &NodeName,
+    given: &Given,
+    device: &GrantedDevice,
+    id: Option<String>,
+) -> DeviceRequestAllocationResult {
+    let pool = if id.is_some() { node.to_string() } else { format!("{node}{SHARES_POOL}") };
+    let consumed = [
+        ("memory", device.memory.to_quantity_string()),
+        ("compute", device.compute.map_or(0, |percent| percent.get()).to_string()),
+        ("shares", device.slots.to_string()),
+    ];
+    let consumed = consumed.into_iter().map(|(name, text)| (name.to_owned(), Quantity(text))).collect();
+    DeviceRequestAllocationResult {
+        consumed_capacity: id.is_some().then_some(consumed),
+        share_id: id,
+        driver: DRIVER.to_owned(),
+        pool,
+        device: device.device.to_string(),
+        request: given.request.as_str().to_owned(),
+        tolerations: (!given.tolerations.is_empty()).then(|| given.tolerations.clone()),
+        ..DeviceRequestAllocationResult::default()
+    }
+}
+
+fn grant(given: &Given) -> DeviceAllocationConfiguration {
+    let parameters = ShareGrant { devices: given.devices.clone() }.to_parameters();
+    let opaque =
+        OpaqueDeviceConfiguration { driver: DRIVER.to_owned(), parameters: RawExtension(parameters) };
+    entry("FromClass", Some(vec![given.request.as_str().to_owned()]), opaque)
+}
+
+fn entry(
+    source: &str,
+    requests: Option<Vec<String>>,
+    opaque: OpaqueDeviceConfiguration,
+) -> DeviceAllocationConfiguration {
+    DeviceAllocationConfiguration { opaque: Some(opaque), requests, source: source.to_owned() }
+}
+
+/// The form that the scheduler writes, and the only one that the API server lets the node's plugin write the device
+/// status of (DRAResourceClaimGranularStatusAuthorization).
+fn only(node: &NodeName) -> NodeSelector {
+    let name = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![node.to_string()]),
+    };
+    let term = NodeSelectorTerm { match_fields: Some(vec![name]), match_expressions: None };
+    NodeSelector { node_selector_terms: vec![term] }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::quantity::Bytes;
+    use crate::model::share::{Isolation, Percent};
+
+    fn given() -> Given {
+        let device = GrantedDevice {
+            device: "gpu-3".into(),
+            gpu: "GPU-3".into(),
+            memory: Bytes::from_mib(2000),
+            compute: Percent::try_from(25_u8).ok(),
+            slots: 1,
+            isolation: Isolation::Mps,
+        };
+        Given { request: RequestName::new("gpu"), devices: vec![device], tolerations: vec![] }
+    }
+
+    fn claim() -> DeviceClaim {
+        serde_json::from_value(json!({"config": [
+            {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuShare"}}, "requests": ["gpu"]},
+        ]}))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_allocation_says_the_numbers_twice_where_the_api_server_keeps_them() {
+        let mut ids = || "a7c8e2c4-2a3c-4c26-9e0f-0d1d7f3f3b11".to_owned();
+        let class: DeviceClassConfiguration =
+            serde_json::from_value(json!({"opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}}))
+                .unwrap();
+        let made = allocation(&"a".into(), &[given()], (&claim(), &[class]), Some(&mut ids));
+        assert_eq!(
+            serde_json::to_value(&made).unwrap(),
+            json!({
+                "devices": {
+                    "config": [
+                        {"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}},
+                        {"source": "FromClass", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": {
+                            "apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
+                                {"device": "gpu-3", "gpu": "GPU-3", "memory": "2000Mi", "compute": 25, "slots": 1,
+                                 "isolation": "mps"}]}}},
+                        {"source": "FromClaim", "requests": ["gpu"],
+                         "opaque": {"driver": DRIVER, "parameters": {"kind": "GpuShare"}}},
+                    ],
+                    "results": [{
+                        "request": "gpu", "driver": DRIVER, "pool": "a", "device": "gpu-3",
+                        "shareID": "a7c8e2c4-2a3c-4c26-9e0f-0d1d7f3f3b11",
+                        "consumedCapacity": {"memory": "2000Mi", "compute": "25", "shares": "1"},
+                    }],
+                },
+                "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                    {"key": "metadata.name", "operator": "In", "values": ["a"]}]}]},
+            })
+        );
+    }
+
+    #[test]
+    fn without_share_ids_the_scheduler_is_not_to_count_the_share_as_the_device() {
+        let made = allocation(&"a".into(), &[given()], (&claim(), &[]), None);
+        let results = made.devices.unwrap().results.unwrap();
+        assert_eq!((results[0].pool.as_str(), results[0].device.as_str()), ("a/shares", "gpu-3"));
+        assert_eq!((&results[0].share_id, &results[0].consumed_capacity), (&None, &None));
+    }
+}

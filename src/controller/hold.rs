@@ -1,0 +1,310 @@
+//! Whose GPU is it? A GPU is taken in two steps: write the hold, let it settle, look again; only then shares go
+//! there. A hold that has lost its race is withdrawn, one that nobody needs is given back.
+//!
+//! ```text
+//!           take          written            settled, look         nobody else
+//! (nobody's) ──→ Writing ─────────→ Settling ───────────→ Looking ────────────→ Held
+//!     ▲             │ failed           │ somebody else       │ somebody else       │ idle too long, or wanted whole
+//!     └─────────────┴──── Leaving ←────┴─────────────────────┴────────────────────┘
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::Moment;
+use super::world::GpuRef;
+use crate::model::claim::ClaimRef;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Phase {
+    /// The hold is being written.
+    Writing,
+    /// Written; whoever decided at the same time is still to become visible.
+    Settling { claim: ClaimRef, until: Moment },
+    /// All claims are being read again.
+    Looking { claim: ClaimRef },
+    /// Shares may go there.
+    Held { claim: ClaimRef, idle: Option<Moment> },
+    /// The hold is to go, and the GPU is not taken again before.
+    Leaving { until: Moment, asked: bool },
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Act {
+    Take(GpuRef),
+    /// Read all claims, once for all that are settled.
+    Look,
+    /// Delete the hold.
+    Leave(GpuRef, ClaimRef),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Between the writing of a hold and its first use.
+    pub settle: Duration,
+    /// How long a hold without shares is kept.
+    pub keep_warm: Duration,
+    /// How long a GPU that was given back, or lost, is left to others.
+    pub leave: Duration,
+    /// GPUs that are held without being needed yet.
+    pub ahead: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            settle: Duration::from_secs(2),
+            keep_warm: Duration::from_secs(60),
+            leave: Duration::from_secs(10),
+            ahead: 0,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Holds {
+    pub pace: Pace,
+    phases: BTreeMap<GpuRef, Phase>,
+    wanted: BTreeSet<GpuRef>,
+    /// GPUs whose phase is another than when they were last asked for.
+    changed: BTreeSet<GpuRef>,
+}
+
+/// Why a GPU is not to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// Somebody else names it.
+    Race,
+    /// A pod waits for a whole GPU.
+    Whole,
+    Idle,
+}
+
+impl Holds {
+    pub fn new(pace: Pace) -> Self {
+        Self { pace, ..Self::default() }
+    }
+
+    fn set(&mut self, gpu: GpuRef, phase: Phase) {
+        self.changed.insert(gpu.clone());
+        self.phases.insert(gpu, phase);
+    }
+
+    fn unset(&mut self, gpu: &GpuRef) {
+        self.changed.insert(gpu.clone());
+        self.phases.remove(gpu);
+    }
+
+    pub fn take_changed(&mut self) -> BTreeSet<GpuRef> {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub fn phase(&self, gpu: &GpuRef) -> Option<&Phase> {
+        self.phases.get(gpu)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (&GpuRef, &Phase)> {
+        self.phases.iter()
+    }
+
+    pub fn is_held(&self, gpu: &GpuRef) -> bool {
+        matches!(self.phases.get(gpu), Some(Phase::Held { .. }))
+    }
+
+    /// Held, or on the way there.
+    pub fn is_ours(&self, gpu: &GpuRef) -> bool {
+        self.phases.get(gpu).is_some_and(|phase| !matches!(phase, Phase::Leaving { .. }))
+    }
+
+    /// It may be planned with: ours, or nobody's and not just given away.
+    pub fn is_open(&self, gpu: &GpuRef) -> bool {
+        !matches!(self.phases.get(gpu), Some(Phase::Leaving { .. }))
+    }
+
+    /// The GPU is needed.
+    pub fn want(&mut self, gpu: &GpuRef) {
+        if !self.phases.contains_key(gpu) {
+            self.wanted.insert(gpu.clone());
+        }
+    }
+
+    /// A hold that stands in the API already. Found at the start it has settled long ago.
+    pub fn found(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {
+        if !self.phases.contains_key(gpu) {
+            self.set(gpu.clone(), Phase::Held { claim: claim.clone(), idle: Some(now) });
+        }
+    }
+
+    pub fn written(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {
+        let until = now + self.pace.settle;
+        if matches!(self.phases.get(gpu), Some(Phase::Writing)) {
+            self.set(gpu.clone(), Phase::Settling { claim: claim.clone(), until });
+        }
+    }
+
+    /// It was not written, or nobody knows: what stands in the API by then is deleted.
+    pub fn failed(&mut self, gpu: &GpuRef, now: Moment) {
+        if matches!(self.phases.get(gpu), Some(Phase::Writing)) {
+            self.stray(gpu, now + self.pace.leave);
+        }
+    }
+
+    /// A hold that nobody counts on any more, or that was never finished: it is deleted if it stands in the API.
+    pub fn stray(&mut self, gpu: &GpuRef, until: Moment) {
+        self.set(gpu.clone(), Phase::Leaving { until, asked: false });
+    }
+
+    /// All claims were read: `others` are the GPUs that somebody else names. None: they were not.
+    pub fn looked(&mut self, others: Option<&BTreeSet<GpuRef>>, now: Moment) -> Vec<GpuRef> {
+        let looking: Vec<GpuRef> = self.in_phase(|phase| matches!(phase, Phase::Looking { .. }));
+        let mut lost = Vec::new();
+        for gpu in looking {
+            let Some(Phase::Looking { claim }) = self.phases.get(&gpu).cloned() else { continue };
+            match others {
+                None => {
+                    let until = now + self.pace.settle;
+                    self.set(gpu, Phase::Settling { claim, until });
+                }
+                Some(others) if others.contains(&gpu) => lost.push(gpu),
+                Some(_) => {
+                    self.set(gpu, Phase::Held { claim, idle: Some(now) });
+                }
+            }
+        }
+        for gpu in &lost {
+            self.lose(gpu, Loss::Race, now);
+        }
+        lost
+    }
+
+    /// The GPU is not to be ours any more. True if it was, or was on its way.
+    pub fn lose(&mut self, gpu: &GpuRef, why: Loss, now: Moment) -> bool {
+        self.wanted.remove(gpu);
+        if !self.is_ours(gpu) {
+            return false;
+        }
+        let leave = if why == Loss::Idle { Duration::ZERO } else { self.pace.leave };
+        self.stray(gpu, now + leave);
+        true
+    }
+
+    /// Its hold is gone from the API, or is no hold any more, whoever did it. True if it was counted on.
+    pub fn gone(&mut self, gpu: &GpuRef) -> bool {
+        let counted = !matches!(self.phases.get(gpu), None | Some(Phase::Writing | Phase::Leaving { .. }));
+        if counted {
+            self.unset(gpu);
+        }
+        counted
+    }
+
+    /// What time brings, and what was wanted. `busy`: the GPU has shares, or is planned with. `standing`: the hold
+    /// of a GPU that stands in the API.
+    pub fn step(
+        &mut self,
+        now: Moment,
+        busy: impl Fn(&GpuRef) -> bool,
+        standing: impl Fn(&GpuRef) -> Option<ClaimRef>,
+    ) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for gpu in std::mem::take(&mut self.wanted) {
+            if !self.phases.contains_key(&gpu) {
+                self.set(gpu.clone(), Phase::Writing);
+                acts.push(Act::Take(gpu));
+            }
+        }
+        self.settle(now, &mut acts);
+        self.idle(now, &busy);
+        self.leave(now, standing, &mut acts);
+        acts
+    }
+
+    fn settle(&mut self, now: Moment, acts: &mut Vec<Act>) {
+        let under_way = self.phases.values().any(|phase| matches!(phase, Phase::Looking { .. }));
+        let settled = self.in_phase(|phase| matches!(phase, Phase::Settling { until, .. } if *until <= now));
+        if under_way || settled.is_empty() {
+            return;
+        }
+        for gpu in settled {
+            if let Some(Phase::Settling { claim, .. }) = self.phases.get(&gpu).cloned() {
+                self.set(gpu, Phase::Looking { claim });
+            }
+        }
+        acts.push(Act::Look);
+    }
+
+    /// Notes since when a GPU is idle, and gives back what has been so for long.
+    fn idle(&mut self, now: Moment, busy: &impl Fn(&GpuRef) -> bool) {
+        let (mut over, mut idle_count) = (Vec::new(), 0);
+        for (gpu, phase) in &mut self.phases {
+            let Phase::Held { idle, .. } = phase else { continue };
+            if busy(gpu) {
+                *idle = None;
+                continue;
+            }
+            idle_count += 1;
+            let since = *idle.get_or_insert(now);
+            if since + self.pace.keep_warm <= now {
+                over.push((since, gpu.clone()));
+            }
+        }
+        // The longest idle go first; so many stay as are to be held in advance.
+        over.sort();
+        let most = idle_count - self.pace.ahead.min(idle_count);
+        for (_, gpu) in over.into_iter().take(most) {
+            self.lose(&gpu, Loss::Idle, now);
+        }
+    }
+
+    fn leave(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Option<ClaimRef>, acts: &mut Vec<Act>) {
+        let leaving = self.in_phase(|phase| matches!(phase, Phase::Leaving { .. }));
+        for gpu in leaving {
+            let Some(Phase::Leaving { until, asked }) = self.phases.get_mut(&gpu) else { continue };
+            match standing(&gpu) {
+                Some(found) if !*asked => {
+                    *asked = true;
+                    acts.push(Act::Leave(gpu, found));
+                }
+                None if *until <= now => {
+                    self.unset(&gpu);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The deletion of a hold failed: it is tried again.
+    pub fn not_left(&mut self, gpu: &GpuRef) {
+        if let Some(Phase::Leaving { asked, .. }) = self.phases.get_mut(gpu) {
+            *asked = false;
+        }
+    }
+
+    /// When time alone will bring something, after `now`.
+    pub fn next(&self, now: Moment) -> Option<Moment> {
+        let due = |phase: &Phase| match phase {
+            Phase::Settling { until, .. } | Phase::Leaving { until, .. } => Some(*until),
+            Phase::Held { idle: Some(since), .. } => Some(*since + self.pace.keep_warm),
+            _ => None,
+        };
+        self.phases.values().filter_map(due).filter(|due| *due > now).min()
+    }
+
+    /// Held GPUs without shares, the longest idle first.
+    pub fn idle_ones(&self) -> Vec<GpuRef> {
+        let mut idle: Vec<(Moment, &GpuRef)> = self
+            .phases
+            .iter()
+            .filter_map(|(gpu, phase)| match phase {
+                Phase::Held { idle: Some(since), .. } => Some((*since, gpu)),
+                _ => None,
+            })
+            .collect();
+        idle.sort();
+        idle.into_iter().map(|(_, gpu)| gpu.clone()).collect()
+    }
+
+    fn in_phase(&self, is: impl Fn(&Phase) -> bool) -> Vec<GpuRef> {
+        self.phases.iter().filter(|(_, phase)| is(phase)).map(|(gpu, _)| gpu.clone()).collect()
+    }
+}

@@ -1,0 +1,38 @@
+//! The controller: claims of class shared.gpu.nvidia.com, placed over the whole cluster.
+//!
+//! Pure, each a file of its own, time being an argument:
+//! * [`world`]: what the API server has told, reduced; `wants`: what a claim asks for
+//! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked
+//! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
+//! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
+//! * `grant`: a decision as an allocation says it; `say`: what people are told
+//!
+//! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
+//!
+//! May import: model, params, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
+//! futures, fastrand, serde_json, tracing, thiserror.
+
+mod ask;
+pub mod config;
+pub mod core;
+mod grant;
+pub mod hold;
+mod lease;
+mod life;
+mod plan;
+pub mod queue;
+pub mod round;
+mod run;
+mod say;
+mod stock;
+mod wants;
+pub mod world;
+pub mod write;
+mod writer;
+
+use std::time::Duration;
+
+pub use run::{ControllerError, run, start};
+
+/// Since the start of the process.
+pub type Moment = Duration;

@@ -1,0 +1,232 @@
+//! Which pods wait, and in which order they are looked at: by priority, then by age. Pods of a gang are one unit.
+//! Nodes that have refused a pod are left out for it for a while, longer each time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Moment;
+use crate::model::names::{NodeName, PodUid};
+
+/// First exclusion of a node for a pod; doubled each time, up to the last.
+const EXCLUDE_FIRST: Duration = Duration::from_secs(10);
+const EXCLUDE_LAST: Duration = Duration::from_secs(300);
+/// After so long without a refusal, an exclusion begins anew.
+const FORGET: Duration = Duration::from_secs(600);
+/// A gang without a size is complete when no pod of it has come for so long.
+const GANG_QUIET: Duration = Duration::from_secs(2);
+
+/// A pod on its own, or all pods of a gang.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnitKey {
+    Pod(PodUid),
+    Gang { namespace: String, name: String },
+}
+
+/// When what waits is no longer passed by what came later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    pub passes: u32,
+    pub time: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { passes: 32, time: Duration::from_secs(60) }
+    }
+}
+
+/// What the order needs to know of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    pub priority: i32,
+    pub created: Option<Timestamp>,
+    /// How many pods its gang has; none: nobody says.
+    pub size: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+pub struct Queue {
+    pub patience: Patience,
+    units: BTreeMap<UnitKey, Unit>,
+    of_pods: BTreeMap<PodUid, UnitKey>,
+    excluded: BTreeMap<(PodUid, NodeName), Exclusion>,
+}
+
+#[derive(Debug)]
+struct Unit {
+    pods: BTreeMap<PodUid, Waiter>,
+    since: Moment,
+    /// When its last pod came.
+    grown: Moment,
+    passes: u32,
+    tried: Option<u64>,
+    reserved: Option<NodeName>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Exclusion {
+    times: u32,
+    until: Moment,
+}
+
+/// A unit whose turn it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    pub key: UnitKey,
+    pub priority: i32,
+    pub pods: Vec<PodUid>,
+    /// It was tried in vain with the stock of this epoch.
+    pub tried: Option<u64>,
+    pub since: Moment,
+    /// It has been passed for too long.
+    pub starving: bool,
+    pub reserved: Option<NodeName>,
+}
+
+impl Queue {
+    pub fn new(patience: Patience) -> Self {
+        Self { patience, ..Self::default() }
+    }
+
+    pub fn add(&mut self, pod: &PodUid, key: UnitKey, waiter: Waiter, now: Moment) {
+        if self.of_pods.get(pod).is_some_and(|old| *old != key) {
+            self.remove(pod);
+        }
+        let unit = self.units.entry(key.clone()).or_insert_with(|| Unit::new(now));
+        if unit.pods.get(pod) != Some(&waiter) {
+            if !unit.pods.contains_key(pod) {
+                unit.grown = now;
+            }
+            unit.pods.insert(pod.clone(), waiter);
+            unit.tried = None;
+        }
+        self.of_pods.insert(pod.clone(), key);
+    }
+
+    pub fn remove(&mut self, pod: &PodUid) {
+        let Some(key) = self.of_pods.remove(pod) else { return };
+        if let Some(unit) = self.units.get_mut(&key) {
+            unit.pods.remove(pod);
+            unit.tried = None;
+            if unit.pods.is_empty() {
+                self.units.remove(&key);
+            }
+        }
+    }
+
+    /// The pod is gone for good.
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.remove(pod);
+        self.excluded.retain(|(of, _), _| of != pod);
+    }
+
+    pub fn contains(&self, pod: &PodUid) -> bool {
+        self.of_pods.contains_key(pod)
+    }
+
+    pub fn len(&self) -> usize {
+        self.of_pods.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.of_pods.is_empty()
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.of_pods.keys()
+    }
+
+    /// Units in order. `members`: how many pods of a gang are placed already.
+    pub fn turns(&self, now: Moment, placed: impl Fn(&UnitKey) -> usize) -> Vec<Turn> {
+        let complete = |(key, unit): &(&UnitKey, &Unit)| unit.is_complete(key, placed(key), now);
+        let mut units: Vec<(&UnitKey, &Unit)> = self.units.iter().filter(complete).collect();
+        units.sort_by_cached_key(|(key, unit)| {
+            (-i64::from(unit.priority()), unit.created(), unit.since, (*key).clone())
+        });
+        units.into_iter().map(|(key, unit)| unit.turn(key, self.patience, now)).collect()
+    }
+
+    pub fn tried(&mut self, key: &UnitKey, epoch: u64) {
+        if let Some(unit) = self.units.get_mut(key) {
+            unit.tried = Some(epoch);
+        }
+    }
+
+    /// Something that came later was placed before it.
+    pub fn passed(&mut self, key: &UnitKey) {
+        if let Some(unit) = self.units.get_mut(key) {
+            unit.passes = unit.passes.saturating_add(1);
+        }
+    }
+
+    pub fn reserve(&mut self, key: &UnitKey, node: Option<NodeName>) {
+        if let Some(unit) = self.units.get_mut(key) {
+            unit.reserved = node;
+        }
+    }
+
+    /// A node has refused a pod.
+    pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
+        let at = (pod.clone(), node.clone());
+        let times = self.excluded.get(&at).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
+        let last = EXCLUDE_LAST.as_secs() / EXCLUDE_FIRST.as_secs();
+        let longer = 1_u64.checked_shl(times).unwrap_or(last).min(last);
+        let until = now + EXCLUDE_FIRST * u32::try_from(longer).unwrap_or(1);
+        self.excluded.insert(at, Exclusion { times: times.saturating_add(1).min(16), until });
+    }
+
+    pub fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<&NodeName> {
+        let from = (pod.clone(), NodeName::new(""));
+        let of_pod = self.excluded.range(from..).take_while(|((of, _), _)| of == pod);
+        of_pod.filter(|(_, one)| one.until > now).map(|((_, node), _)| node).collect()
+    }
+
+    /// When time alone will let something be tried again.
+    pub fn next(&self, now: Moment) -> Option<Moment> {
+        let exclusions = self.excluded.iter().filter(|((pod, _), _)| self.of_pods.contains_key(pod));
+        let exclusions = exclusions.map(|(_, one)| one.until);
+        let gangs = self.units.iter().filter(|(key, _)| matches!(key, UnitKey::Gang { .. }));
+        let gangs = gangs.map(|(_, unit)| unit.grown + GANG_QUIET);
+        exclusions.chain(gangs).filter(|due| *due > now).min()
+    }
+}
+
+impl Unit {
+    fn new(now: Moment) -> Self {
+        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None, reserved: None }
+    }
+
+    /// The lowest of its pods: a gang is as urgent as its least.
+    fn priority(&self) -> i32 {
+        self.pods.values().map(|pod| pod.priority).min().unwrap_or(0)
+    }
+
+    fn created(&self) -> Option<Timestamp> {
+        self.pods.values().filter_map(|pod| pod.created).min()
+    }
+
+    fn is_complete(&self, key: &UnitKey, placed: usize, now: Moment) -> bool {
+        if matches!(key, UnitKey::Pod(_)) {
+            return true;
+        }
+        match self.pods.values().filter_map(|pod| pod.size).max() {
+            Some(size) => self.pods.len() + placed >= size,
+            None => self.grown + GANG_QUIET <= now,
+        }
+    }
+
+    fn turn(&self, key: &UnitKey, patience: Patience, now: Moment) -> Turn {
+        let waited = now.saturating_sub(self.since);
+        Turn {
+            key: key.clone(),
+            priority: self.priority(),
+            pods: self.pods.keys().cloned().collect(),
+            tried: self.tried,
+            since: self.since,
+            starving: self.passes >= patience.passes || (self.passes > 0 && waited >= patience.time),
+            reserved: self.reserved.clone(),
+        }
+    }
+}

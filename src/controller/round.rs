@@ -1,0 +1,445 @@
+//! One round: everything that waits, against everything that there is. What comes out is a plan of writes with
+//! every choice made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+
+use super::core::Core;
+use super::grant::{Given, allocation};
+use super::hold::{Act, Loss};
+use super::plan::{Plan, PlannedClaim};
+use super::queue::{Turn, UnitKey};
+use super::say::{Reason, short};
+use super::wants::{Wants, wants};
+use super::world::claim::{POLICY, WAITING};
+use super::world::{Asks, Claim, GpuRef, Pod};
+use super::write::Write;
+use super::{Moment, ask};
+use crate::allocate::{self, Explanation, Nodes, PodAsk, Policy};
+use crate::cluster::allocation::Marks;
+use crate::feasible;
+use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::params::GrantedDevice;
+
+/// Claims that are written at once: what the writer's queue holds.
+pub const IN_FLIGHT_MAX: usize = 64;
+/// The controller-manager clears what has it when its last user has ended.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// What a round comes to.
+#[derive(Debug, Default)]
+pub struct Round {
+    pub writes: Vec<Write>,
+    /// When time alone will bring something.
+    pub next: Option<Moment>,
+    pub decided: usize,
+    pub refused: usize,
+}
+
+/// A pod's part of a decision: its open claims and what each asks for.
+struct Part {
+    pod: PodUid,
+    claims: Vec<ClaimUid>,
+    wants: Vec<Wants>,
+    ask: PodAsk,
+    policy: Policy,
+}
+
+/// Why a unit is not placed.
+struct Refused {
+    pod: PodUid,
+    reason: Reason,
+    words: String,
+}
+
+impl Core {
+    /// `ids`: a fresh UUID at each call, for shares.
+    pub fn round(&mut self, now: Moment, ids: &mut dyn FnMut() -> String) -> Round {
+        let mut round = Round::default();
+        if !self.world.is_complete() {
+            return round;
+        }
+        self.start(now);
+        self.regard(now);
+        self.live(now);
+        self.regard(now);
+        self.decide(now, &mut round);
+        self.make_way(now);
+        self.keep(now, &mut round);
+        self.send(now, &mut round, ids);
+        let due = [self.holds.next(now), self.queue.next(now), self.next_of_life(now)];
+        round.next = due.into_iter().flatten().min();
+        round
+    }
+
+    // Decisions.
+
+    fn decide(&mut self, now: Moment, round: &mut Round) {
+        let mut kept = BTreeSet::new();
+        let mut waiting: Vec<(UnitKey, i32)> = Vec::new();
+        for turn in self.queue.turns(now, |key| self.placed(key)) {
+            let epoch = self.stock.epoch();
+            if turn.tried != Some(epoch) {
+                match self.place(&turn, &kept, now) {
+                    Ok(true) => {
+                        round.decided += 1;
+                        let passed = waiting.iter().filter(|(_, priority)| *priority == turn.priority);
+                        passed.for_each(|(key, _)| self.queue.passed(key));
+                        continue;
+                    }
+                    // It waits for something else than a decision.
+                    Ok(false) => continue,
+                    Err(refused) => {
+                        round.refused += 1;
+                        self.tell(&turn, &refused, now, round);
+                        // Held back by what goes first, it is not tried in vain.
+                        if kept.is_empty() {
+                            self.queue.tried(&turn.key, epoch);
+                        }
+                    }
+                }
+            }
+            if turn.starving && !self.keep_for(&turn, &mut kept, now) {
+                break;
+            }
+            waiting.push((turn.key, turn.priority));
+        }
+    }
+
+    /// True if the unit was placed, false if there is nothing to decide now.
+    fn place(&mut self, turn: &Turn, kept: &BTreeSet<NodeName>, now: Moment) -> Result<bool, Refused> {
+        let mut parts: Vec<Part> = Vec::new();
+        for pod in &turn.pods {
+            match self.part(pod, kept, &parts, now)? {
+                Some(part) => parts.push(part),
+                None if matches!(turn.key, UnitKey::Gang { .. }) => {}
+                None => return Ok(false),
+            }
+        }
+        if parts.is_empty() {
+            return Ok(false);
+        }
+        let asks: Vec<PodAsk> = parts.iter().map(|part| part.ask.clone()).collect();
+        let decision = allocate::decide(&mut self.stock.index, &asks, parts[0].policy);
+        let decision = decision.map_err(|explanation| self.explained(&parts[0], &explanation, kept))?;
+        let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: now };
+        for (part, placement) in parts.iter().zip(&decision.placements) {
+            let node = &placement.node;
+            plan.pods.insert(part.pod.clone(), node.clone());
+            let given = ask::parts(&part.wants, placement);
+            for ((claim, wants), given) in part.claims.iter().zip(&part.wants).zip(given) {
+                let given = self.given(node, wants, &given);
+                let planned =
+                    PlannedClaim { node: node.clone(), given, tried: None, after: now, done: false };
+                plan.claims.insert(claim.clone(), planned);
+            }
+        }
+        self.tell_placed(&plan);
+        self.adopt(turn.key.clone(), plan, now);
+        Ok(true)
+    }
+
+    /// None: nothing of the pod is to be decided now.
+    fn part(
+        &mut self,
+        uid: &PodUid,
+        kept: &BTreeSet<NodeName>,
+        before: &[Part],
+        now: Moment,
+    ) -> Result<Option<Part>, Refused> {
+        let Some(pod) = self.world.pods.get(uid) else { return Ok(None) };
+        let Some(claims) = self.world.claims_of(pod) else { return Ok(None) };
+        let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
+        let open = |claim: &&&Claim| {
+            claim.is_shares()
+                && claim.allocation.is_none()
+                && self.plans.of(claim.uid()).is_none()
+                && !taken(claim)
+        };
+        let open: Vec<&Claim> = claims.iter().filter(open).copied().collect();
+        let rests = |claim: &&Claim| self.not_before.get(claim.uid()).is_some_and(|until| now < *until);
+        if open.is_empty() || open.iter().any(rests) {
+            return Ok(None);
+        }
+        let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
+        let mut wanted = Vec::new();
+        for claim in &open {
+            let Asks::Shares(spec) = &claim.asks else { continue };
+            let wants = wants(spec, &self.world.class);
+            wanted.push(wants.map_err(|words| bad(format!("claim {}: {words}", claim.at.claim.name)))?);
+        }
+        let shape = ask::shape(&wanted, pod.room).map_err(bad)?;
+        let nodes = self.nodes(pod, &claims, kept, now);
+        let policy = open.iter().find_map(|claim| claim.policy.as_deref());
+        let policy = match policy {
+            None => self.rules.policy,
+            Some(name) => Policy::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| {
+                bad(format!("annotation {POLICY}: {name:?} is not known; use pack, spread or fragmentation"))
+            })?,
+        };
+        let claims = open.iter().map(|claim| claim.uid().clone()).collect();
+        Ok(Some(Part { pod: uid.clone(), claims, wants: wanted, ask: PodAsk { shape, nodes }, policy }))
+    }
+
+    /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
+    fn nodes(&self, pod: &Pod, claims: &[&Claim], kept: &BTreeSet<NodeName>, now: Moment) -> Nodes {
+        let placed = |claim: &&Claim| {
+            let stored = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone());
+            stored.or_else(|| self.plans.of(claim.uid()).map(|planned| planned.node.clone()))
+        };
+        let bound: BTreeSet<NodeName> =
+            pod.node.iter().cloned().chain(claims.iter().filter_map(placed)).collect();
+        if !bound.is_empty() {
+            // Two places at once are none.
+            return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
+        }
+        let excluded = self.queue.excluded(&pod.at.uid, now);
+        let barred = self.stock.index.nodes().map(|view| view.name()).filter(|name| {
+            kept.contains(*name) || excluded.contains(name) || self.why_not(pod, name).is_some()
+        });
+        Nodes::Except(barred.cloned().collect())
+    }
+
+    /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
+    fn why_not(&self, pod: &Pod, node: &NodeName) -> Option<String> {
+        let crowded = || (self.stock.left(node).pods == 0).then(|| feasible::Unfit::Pods.to_string());
+        self.barred(pod, node).or_else(crowded)
+    }
+
+    /// Why a pod cannot run on a node, however empty it is.
+    pub(super) fn barred(&self, pod: &Pod, node: &NodeName) -> Option<String> {
+        let object = self.world.nodes.get(node).and_then(|state| state.object.as_deref());
+        let Some(object): Option<&Node> = object else { return Some("is not there".to_owned()) };
+        feasible::why_not(pod.spec.as_deref()?, object).map(|unfit| unfit.to_string())
+    }
+
+    fn explained(&self, part: &Part, explanation: &Explanation, kept: &BTreeSet<NodeName>) -> Refused {
+        let mut words = explanation.to_string();
+        if let (Some(pod), true) = (self.world.pods.get(&part.pod), explanation.skipped.nodes_not_allowed > 0)
+        {
+            let mut names = self.stock.index.nodes().map(|view| view.name());
+            let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
+            words.push_str(&first.unwrap_or_default());
+        }
+        let reason = if kept.is_empty() { Reason::of(&explanation.shortage) } else { Reason::Reserved };
+        Refused { pod: part.pod.clone(), reason, words }
+    }
+
+    fn given(&self, node: &NodeName, wants: &Wants, grants: &[Vec<allocate::GpuGrant>]) -> Vec<Given> {
+        let device = |grant: &allocate::GpuGrant| {
+            let gpu = self.world.gpu(&GpuRef::new(node, &grant.device))?;
+            Some(GrantedDevice {
+                device: grant.device.clone(),
+                gpu: gpu.uuid.clone(),
+                memory: grant.memory,
+                compute: grant.compute,
+                slots: grant.slots,
+                isolation: gpu.shareable?.isolation,
+            })
+        };
+        let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {
+            request: want.request.clone(),
+            devices: grants.iter().filter_map(device).collect(),
+            tolerations: want.tolerations.clone(),
+        });
+        given.collect()
+    }
+
+    /// Keeps a node free for what has been passed for too long. False: nothing that comes later may go first.
+    fn keep_for(&mut self, turn: &Turn, kept: &mut BTreeSet<NodeName>, now: Moment) -> bool {
+        let [pod] = turn.pods.as_slice() else { return false };
+        let fits = |name: &NodeName| !kept.contains(name) && self.could_hold(pod, name, now).is_some();
+        let node = turn.reserved.clone().filter(|name| fits(name)).or_else(|| {
+            let names = self.stock.index.nodes().map(|view| view.name().clone());
+            let best = names.filter(|name| !kept.contains(name));
+            best.filter_map(|name| Some((self.could_hold(pod, &name, now)?, name)))
+                .max()
+                .map(|(_, name)| name)
+        });
+        self.queue.reserve(&turn.key, node.clone());
+        kept.extend(node);
+        true
+    }
+
+    /// How much the node has free of what the pod could use, in MiB; none: it will never fit there.
+    fn could_hold(&self, uid: &PodUid, node: &NodeName, now: Moment) -> Option<u64> {
+        let pod = self.world.pods.get(uid)?;
+        if self.queue.excluded(uid, now).contains(node) || self.why_not(pod, node).is_some() {
+            return None;
+        }
+        let claims = self.world.claims_of(pod)?;
+        let asks = claims.iter().filter_map(|claim| match &claim.asks {
+            Asks::Shares(spec) => wants(spec, &self.world.class).ok(),
+            _ => None,
+        });
+        let requests: Vec<_> = asks.flat_map(|wants| wants.requests).collect();
+        let view = self.stock.index.nodes().find(|view| view.name() == node)?;
+        let mut free: Vec<u64> = Vec::new();
+        for gpu in view.gpus().filter(|gpu| !gpu.closed()) {
+            let (all, left) = gpu.memory();
+            let enough = requests.iter().all(|want| match want.share.amount {
+                Some(crate::params::Amount::Memory(bytes)) => bytes <= all,
+                _ => true,
+            });
+            if enough {
+                free.push(left.mib_floor());
+            }
+        }
+        free.sort_unstable_by(|a, b| b.cmp(a));
+        let count = requests.iter().map(|want| want.gpus as usize).max()?;
+        free.get(count.checked_sub(1)?).copied()
+    }
+
+    fn tell(&mut self, turn: &Turn, refused: &Refused, now: Moment, round: &mut Round) {
+        let told = turn.pods.iter().filter(|uid| turn.pods.len() == 1 || **uid == refused.pod);
+        for uid in told {
+            let Some(pod) = self.world.pods.get(uid) else { continue };
+            if !self.says.waiting(pod, refused.reason, &refused.words, now) {
+                continue;
+            }
+            for claim in self.world.claims_of(pod).into_iter().flatten() {
+                let open = claim.is_shares() && claim.allocation.is_none() && !claim.ending;
+                let text = short(&refused.words);
+                if open && !self.in_flight.contains(claim.uid()) && claim.waiting.as_ref() != Some(&text) {
+                    self.says.about(claim, &refused.words);
+                    self.in_flight.insert(claim.uid().clone());
+                    let marks =
+                        Marks { finalizers: None, annotations: vec![(WAITING.to_owned(), Some(text))] };
+                    round.writes.push(Write::Mark(claim.at.clone(), marks));
+                }
+            }
+        }
+    }
+
+    fn tell_placed(&mut self, plan: &Plan) {
+        for (uid, node) in &plan.pods {
+            let Some(pod) = self.world.pods.get(uid) else { continue };
+            let claims = self.world.claims_of(pod).into_iter().flatten();
+            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
+            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
+            let words: Vec<String> = devices
+                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
+                .collect();
+            self.says.placed(pod, format!("{} on node {node}", words.join(", ")));
+        }
+    }
+
+    // Holds.
+
+    /// Gives idle GPUs back where pods wait for whole ones.
+    fn make_way(&mut self, now: Moment) {
+        if self.whole.is_empty() {
+            return;
+        }
+        let mut wanted: u32 = self.whole.values().sum();
+        for gpu in self.holds.idle_ones() {
+            if wanted == 0 {
+                break;
+            }
+            let may = |uid: &PodUid| {
+                let pod = self.world.pods.get(uid);
+                pod.is_some_and(|pod| self.why_not(pod, &gpu.node).is_none())
+            };
+            if !self.stock.is_granted(&gpu) && self.whole.keys().any(may) {
+                self.holds.lose(&gpu, Loss::Whole, now);
+                wanted -= 1;
+            }
+        }
+    }
+
+    fn keep(&mut self, now: Moment, round: &mut Round) {
+        self.take_ahead();
+        let (world, stock) = (&self.world, &self.stock);
+        let standing = |gpu: &GpuRef| {
+            let hold = world.claims.get(world.holds.get(gpu)?)?;
+            Some(hold.at.claim.clone())
+        };
+        for act in self.holds.step(now, |gpu| stock.is_granted(gpu), standing) {
+            round.writes.push(match act {
+                Act::Take(gpu) => Write::Hold(gpu),
+                Act::Look => Write::Look,
+                Act::Leave(gpu, claim) => Write::Leave(gpu, claim),
+            });
+        }
+    }
+
+    /// Holds GPUs that nobody needs yet, so that the next share need not wait.
+    fn take_ahead(&mut self) {
+        let idle = |gpu: &&GpuRef| !self.stock.is_granted(gpu);
+        let have =
+            self.holds.all().map(|(gpu, _)| gpu).filter(|gpu| self.holds.is_ours(gpu)).filter(idle).count();
+        let missing = self.holds.pace.ahead.saturating_sub(have);
+        if missing == 0 || !self.whole.is_empty() {
+            return;
+        }
+        let gpus = self.stock.index.nodes().flat_map(|view| {
+            view.gpus().filter(|gpu| !gpu.closed()).map(move |gpu| GpuRef::new(view.name(), gpu.device()))
+        });
+        let free = gpus.filter(|gpu| self.holds.phase(gpu).is_none() && idle(&gpu));
+        let free: Vec<GpuRef> = free.take(missing).collect();
+        free.iter().for_each(|gpu| self.holds.want(gpu));
+    }
+
+    // Writes.
+
+    fn send(&mut self, now: Moment, round: &mut Round, ids: &mut dyn FnMut() -> String) {
+        let mut ready: Vec<ClaimUid> = Vec::new();
+        for (_, plan) in self.plans.iter() {
+            let held = plan
+                .claims
+                .values()
+                .all(|claim| claim.done || claim.gpus().all(|gpu| self.holds.is_held(&gpu)));
+            if held {
+                let open = plan.claims.iter().filter(|(_, claim)| !claim.done && claim.after <= now);
+                ready.extend(open.map(|(uid, _)| uid.clone()));
+            }
+        }
+        for uid in ready {
+            if self.in_flight.len() >= IN_FLIGHT_MAX {
+                break;
+            }
+            if let Some(write) = self.allocate(&uid, ids) {
+                self.in_flight.insert(uid);
+                round.writes.push(write);
+            }
+        }
+        let clear: Vec<ClaimUid> =
+            self.to_clear.iter().filter(|uid| !self.in_flight.contains(*uid)).cloned().collect();
+        for uid in clear {
+            match self.world.claims.get(&uid).filter(|claim| claim.is_placed() && !claim.is_reserved()) {
+                Some(claim) if self.in_flight.len() < IN_FLIGHT_MAX => {
+                    round.writes.push(Write::Clear(claim.at.clone()));
+                    self.in_flight.insert(uid);
+                }
+                Some(_) => {}
+                None => drop(self.to_clear.remove(&uid)),
+            }
+        }
+    }
+
+    fn allocate(&mut self, uid: &ClaimUid, ids: &mut dyn FnMut() -> String) -> Option<Write> {
+        let claim = self.world.claims.get(uid)?;
+        let planned = self.plans.of(uid)?;
+        let version = &claim.at.resource_version;
+        if self.in_flight.contains(uid) || planned.tried.as_ref() == Some(version) || claim.ending {
+            return None;
+        }
+        let Asks::Shares(spec) = &claim.asks else { return None };
+        let keeps = planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.keeps_shares));
+        let made =
+            allocation(&planned.node, &planned.given, (spec, &self.world.class), keeps.then_some(ids as _));
+        let mut finalizers = claim.finalizers.clone();
+        let protected = finalizers.iter().any(|one| one == FINALIZER);
+        finalizers.push(FINALIZER.to_owned());
+        let marks = Marks {
+            finalizers: (!protected).then_some(finalizers),
+            annotations: claim.waiting.iter().map(|_| (WAITING.to_owned(), None)).collect(),
+        };
+        let (at, version) = (claim.at.clone(), version.clone());
+        if let Some(planned) = self.plans.of_mut(uid) {
+            planned.tried = Some(version);
+        }
+        Some(Write::Allocate { at, marks, allocation: Box::new(made) })
+    }
+}

@@ -1,0 +1,157 @@
+//! What people are told, and where: events on the pod and the claim, a text on the claim, lines for the log.
+//! Nothing is said twice in a row, and a pod is not spoken of more often than it can be read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Moment;
+use super::world::{Claim, Pod};
+use crate::allocate::Shortage;
+use crate::cluster::events::{Note, Severity, Subject};
+use crate::model::names::{NodeName, PodUid};
+
+/// Between two explanations to one pod, unless it has become placed.
+const EVERY: Duration = Duration::from_secs(30);
+/// Texts on claims are kept short: they are read in a column.
+const TEXT_BYTES_MAX: usize = 400;
+
+#[derive(Debug, Default)]
+pub struct Says {
+    said: BTreeMap<PodUid, Said>,
+    notes: Vec<Note>,
+    troubles: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Said {
+    words: String,
+    at: Moment,
+    reason: Reason,
+}
+
+/// Why a pod waits, as a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    Memory,
+    Compute,
+    Slots,
+    Gpus,
+    Candidates,
+    /// Its claim cannot be placed as it is.
+    Claim,
+    /// Something that waits for longer goes first.
+    Reserved,
+}
+
+impl Reason {
+    pub const ALL: [Self; 7] =
+        [Self::Memory, Self::Compute, Self::Slots, Self::Gpus, Self::Candidates, Self::Claim, Self::Reserved];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Compute => "compute",
+            Self::Slots => "slots",
+            Self::Gpus => "gpus",
+            Self::Candidates => "candidates",
+            Self::Claim => "claim",
+            Self::Reserved => "reserved",
+        }
+    }
+
+    pub fn of(shortage: &Shortage) -> Self {
+        match shortage {
+            Shortage::Candidates { .. } => Self::Candidates,
+            Shortage::Memory { .. } | Shortage::Whole { .. } => Self::Memory,
+            Shortage::Compute { .. } => Self::Compute,
+            Shortage::Slots { .. } => Self::Slots,
+            Shortage::Gpus { .. } => Self::Gpus,
+        }
+    }
+}
+
+impl Says {
+    /// Why a pod waits. True if it was said: the claims may carry it, too.
+    pub fn waiting(&mut self, pod: &Pod, reason: Reason, words: &str, now: Moment) -> bool {
+        let uid = &pod.at.uid;
+        if let Some(said) = self.said.get_mut(uid) {
+            said.reason = reason;
+            if said.words == words || now < said.at + EVERY {
+                return false;
+            }
+        }
+        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason });
+        self.note(subject(pod), Severity::Warning, "WaitingForGpuShare", words.to_owned());
+        true
+    }
+
+    pub fn placed(&mut self, pod: &Pod, words: String) {
+        self.said.remove(&pod.at.uid);
+        self.note(subject(pod), Severity::Normal, "GpuSharePlaced", words);
+    }
+
+    /// The scheduler, or somebody else, took the allocation back.
+    pub fn refused(&mut self, pod: &Pod, node: &NodeName) {
+        let words = format!(
+            "the allocation on node {node} was taken back by the scheduler: the pod cannot run there now; another \
+             node is looked for"
+        );
+        self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
+    }
+
+    /// An allocation of ours was taken back by us.
+    pub fn moved(&mut self, pod: &Pod, node: &NodeName, why: &str) {
+        let words = format!("the allocation on node {node} is taken back: {why}; another node is looked for");
+        self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
+    }
+
+    pub fn not_taken(&mut self, claim: &Claim, words: &str) {
+        let subject = Subject::Claim(claim.at.claim.clone());
+        self.note(subject, Severity::Warning, "AllocationRefused", words.to_owned());
+    }
+
+    pub fn about(&mut self, claim: &Claim, words: &str) {
+        let subject = Subject::Claim(claim.at.claim.clone());
+        self.note(subject, Severity::Warning, "WaitingForGpuShare", words.to_owned());
+    }
+
+    /// For the log.
+    pub fn trouble(&mut self, words: String) {
+        self.troubles.push(words);
+    }
+
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.said.remove(pod);
+    }
+
+    /// How many pods wait for each reason, of those that are still waiting.
+    pub fn reasons(&self, waiting: impl Fn(&PodUid) -> bool) -> BTreeMap<Reason, usize> {
+        let mut counts: BTreeMap<Reason, usize> = Reason::ALL.into_iter().map(|reason| (reason, 0)).collect();
+        for said in self.said.iter().filter(|(pod, _)| waiting(pod)).map(|(_, said)| said) {
+            *counts.entry(said.reason).or_default() += 1;
+        }
+        counts
+    }
+
+    pub fn take(&mut self) -> (Vec<Note>, Vec<String>) {
+        (std::mem::take(&mut self.notes), std::mem::take(&mut self.troubles))
+    }
+
+    fn note(&mut self, subject: Subject, severity: Severity, reason: &'static str, message: String) {
+        self.notes.push(Note { subject, severity, reason, message });
+    }
+}
+
+fn subject(pod: &Pod) -> Subject {
+    Subject::Pod {
+        namespace: pod.at.namespace.clone(),
+        name: pod.at.name.clone(),
+        uid: pod.at.uid.to_string(),
+    }
+}
+
+/// As a claim carries it.
+pub fn short(words: &str) -> String {
+    let most = words.floor_char_boundary(TEXT_BYTES_MAX.min(words.len()));
+    words[..most].to_owned()
+}

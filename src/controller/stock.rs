@@ -1,0 +1,195 @@
+//! The allocator's index, kept in step with the world: what GPUs and nodes have, what of it is granted, and what
+//! is closed to shares.
+
+use std::collections::BTreeMap;
+
+use super::world::{GpuRef, NodeState};
+use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement};
+use crate::feasible::{self, Room};
+use crate::model::names::{ClaimUid, DeviceName, NodeName, PodUid};
+use crate::model::quantity::Bytes;
+
+#[derive(Debug, Default)]
+pub struct Stock {
+    pub index: Index,
+    /// What claims have, or are to have, of each GPU.
+    grants: BTreeMap<GpuRef, BTreeMap<ClaimUid, GpuGrant>>,
+    of_claims: BTreeMap<ClaimUid, Vec<GpuRef>>,
+    rooms: BTreeMap<NodeName, NodeRoom>,
+    closed: BTreeMap<GpuRef, bool>,
+    specs: BTreeMap<NodeName, NodeSpec>,
+    /// Grows whenever something may fit that did not fit before.
+    epoch: u64,
+}
+
+/// CPU, memory and pods of a node.
+#[derive(Debug, Clone, Copy, Default)]
+struct NodeRoom {
+    all: Room,
+    used: Room,
+}
+
+impl NodeRoom {
+    fn left(&self) -> Room {
+        Room {
+            cpu_milli: self.all.cpu_milli.saturating_sub(self.used.cpu_milli),
+            memory: Bytes(self.all.memory.0.saturating_sub(self.used.memory.0)),
+            pods: self.all.pods.saturating_sub(self.used.pods),
+        }
+    }
+}
+
+impl Stock {
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Something else than the stock has changed that may let a pod fit.
+    pub fn news(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// What is known of a node now. One without a Node object has no room; one without GPUs is none.
+    pub fn set_node(&mut self, name: &NodeName, state: Option<&NodeState>) {
+        self.epoch += 1;
+        let room = self.rooms.entry(name.clone()).or_default();
+        room.all =
+            state.and_then(|state| state.object.as_deref()).map(feasible::allocatable).unwrap_or_default();
+        let left = room.left();
+        let gpus = state.map(gpus).unwrap_or_default();
+        if gpus.is_empty() {
+            self.index.remove_node(name);
+            self.specs.remove(name);
+            return;
+        }
+        let spec = NodeSpec { name: name.clone(), cpu_milli: left.cpu_milli, memory: left.memory, gpus };
+        // A new list of GPUs costs more than new numbers.
+        if self.specs.get(name).is_some_and(|known| known.gpus == spec.gpus) {
+            let _ = self.index.set_room(name, left.cpu_milli, left.memory);
+        } else {
+            self.index.insert_node(&spec);
+            self.specs.insert(name.clone(), spec.clone());
+            self.catch_up(&spec);
+        }
+    }
+
+    /// What was granted or closed before the GPUs were known.
+    fn catch_up(&mut self, spec: &NodeSpec) {
+        for gpu in &spec.gpus {
+            let at = GpuRef::new(&spec.name, &gpu.device);
+            for (claim, grant) in self.grants.get(&at).into_iter().flatten() {
+                if self.index.placement(&key(claim, &gpu.device)).is_none() {
+                    apply(&mut self.index, claim, &at, grant);
+                }
+            }
+            if let Some(closed) = self.closed.get(&at) {
+                let _ = self.index.set_closed(&at.node, &at.device, *closed);
+            }
+        }
+    }
+
+    /// A pod takes so much of a node now, beside or instead of what it took.
+    pub fn take_room(&mut self, node: &NodeName, room: Room) {
+        let entry = self.rooms.entry(node.clone()).or_default();
+        entry.used = Room {
+            cpu_milli: entry.used.cpu_milli.saturating_add(room.cpu_milli),
+            memory: Bytes(entry.used.memory.0.saturating_add(room.memory.0)),
+            pods: entry.used.pods.saturating_add(room.pods),
+        };
+        self.tell_room(node);
+    }
+
+    pub fn give_room(&mut self, node: &NodeName, room: Room) {
+        let entry = self.rooms.entry(node.clone()).or_default();
+        entry.used = Room {
+            cpu_milli: entry.used.cpu_milli.saturating_sub(room.cpu_milli),
+            memory: Bytes(entry.used.memory.0.saturating_sub(room.memory.0)),
+            pods: entry.used.pods.saturating_sub(room.pods),
+        };
+        self.epoch += 1;
+        self.tell_room(node);
+    }
+
+    fn tell_room(&mut self, node: &NodeName) {
+        let left = self.left(node);
+        // Unknown: it has no GPUs.
+        let _ = self.index.set_room(node, left.cpu_milli, left.memory);
+    }
+
+    pub fn left(&self, node: &NodeName) -> Room {
+        self.rooms.get(node).copied().unwrap_or_default().left()
+    }
+
+    /// What a claim has of GPUs, planned or allocated; in place of what it had.
+    pub fn set_grants(&mut self, claim: &ClaimUid, grants: Vec<(GpuRef, GpuGrant)>) {
+        let same = self.of_claims.get(claim).is_some_and(|known| {
+            known.len() == grants.len()
+                && grants.iter().all(|(gpu, grant)| self.granted(gpu, claim).is_some_and(|old| old == grant))
+        });
+        if same || (grants.is_empty() && !self.of_claims.contains_key(claim)) {
+            return;
+        }
+        for gpu in self.of_claims.remove(claim).into_iter().flatten() {
+            self.epoch += 1;
+            self.index.remove(&key(claim, &gpu.device));
+            if let Some(claims) = self.grants.get_mut(&gpu) {
+                claims.remove(claim);
+                if claims.is_empty() {
+                    self.grants.remove(&gpu);
+                }
+            }
+        }
+        for (gpu, grant) in grants {
+            apply(&mut self.index, claim, &gpu, &grant);
+            self.of_claims.entry(claim.clone()).or_default().push(gpu.clone());
+            self.grants.entry(gpu).or_default().insert(claim.clone(), grant);
+        }
+    }
+
+    fn granted(&self, gpu: &GpuRef, claim: &ClaimUid) -> Option<&GpuGrant> {
+        self.grants.get(gpu)?.get(claim)
+    }
+
+    /// Somebody has a part of the GPU, or is to have one.
+    pub fn is_granted(&self, gpu: &GpuRef) -> bool {
+        self.grants.contains_key(gpu)
+    }
+
+    pub fn granted_gpus(&self) -> impl Iterator<Item = &GpuRef> {
+        self.grants.keys()
+    }
+
+    pub fn set_closed(&mut self, gpu: &GpuRef, closed: bool) {
+        if self.closed.insert(gpu.clone(), closed) != Some(closed) {
+            self.epoch += u64::from(!closed);
+            let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
+        }
+    }
+}
+
+/// One placement per claim and GPU: a GPU that is not known (any more) keeps no other from being counted.
+fn key(claim: &ClaimUid, device: &DeviceName) -> PodUid {
+    PodUid::new(format!("{claim}/{device}"))
+}
+
+fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
+    let placement =
+        Placement { node: gpu.node.clone(), gpus: vec![grant.clone()], cpu_milli: 0, memory: Bytes(0) };
+    // Unknown: it is applied when the node's GPUs are told of.
+    let _ = index.apply(&key(claim, &gpu.device), &placement);
+}
+
+/// The GPUs of a node that can be shared.
+fn gpus(state: &NodeState) -> Vec<GpuSpec> {
+    let spec = |(device, gpu): (&DeviceName, &super::world::Gpu)| {
+        let shareable = gpu.shareable?;
+        Some(GpuSpec {
+            device: device.clone(),
+            product: gpu.product.clone(),
+            memory: shareable.memory,
+            slots: shareable.slots,
+            isolation: shareable.isolation,
+        })
+    };
+    state.gpus.iter().filter_map(spec).collect()
+}

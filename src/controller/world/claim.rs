@@ -1,0 +1,233 @@
+//! A ResourceClaim, reduced to what placing needs.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, DeviceRequest, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::cluster::allocation::ClaimVersion;
+use crate::cluster::read_claim;
+use crate::model::claim::{AllocatedClaim, ClaimRef};
+use crate::model::names::{ClaimUid, DRIVER, DeviceName, NodeName, PodUid, SHARED_CLASS};
+use crate::params::{GrantedDevice, grant_of};
+
+/// Marks a claim of ours that keeps a GPU for shares.
+pub const HOLD_LABEL: &str = "tranche.dev/hold";
+/// On a hold: its GPU.
+pub const HOLD_NODE: &str = "tranche.dev/node";
+pub const HOLD_DEVICE: &str = "tranche.dev/device";
+/// Why the claim waits, for people.
+pub const WAITING: &str = "tranche.dev/waiting";
+/// How the claim's GPUs are to be chosen: pack, spread or fragmentation.
+pub const POLICY: &str = "tranche.dev/policy";
+/// The class of whole GPUs.
+const WHOLE_CLASS: &str = "gpu.nvidia.com";
+/// Appended to the pool in results of clusters that keep no share ids: there the scheduler's books have each
+/// device once, and the end of one share would free the GPU in them, hold or not.
+pub const SHARES_POOL: &str = "/shares";
+
+/// A GPU of the cluster. Pools have the names of their nodes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuRef {
+    pub node: NodeName,
+    pub device: DeviceName,
+}
+
+impl std::fmt::Display for GpuRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.node, self.device)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub at: ClaimVersion,
+    pub created: Option<Timestamp>,
+    /// It is being deleted.
+    pub ending: bool,
+    pub finalizers: Vec<String>,
+    /// The pod that it was made for.
+    pub owner: Option<PodUid>,
+    /// It is a hold of ours, for this GPU.
+    pub hold: Option<GpuRef>,
+    pub waiting: Option<String>,
+    pub policy: Option<String>,
+    pub asks: Asks,
+    pub allocation: Option<Allocation>,
+    /// Pods of `status.reservedFor`.
+    pub users: Vec<PodUid>,
+    /// Something other than a pod is there as well.
+    pub other_users: bool,
+}
+
+/// What a claim asks for, as far as it matters here.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Asks {
+    /// At least one request of our class: ours to allocate, or to refuse.
+    Shares(Arc<DeviceClaim>),
+    /// So many GPUs for itself alone.
+    Whole(u32),
+    Other,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Allocation {
+    /// None: usable on several nodes.
+    pub node: Option<NodeName>,
+    /// Devices of our driver.
+    pub uses: Vec<(GpuRef, Use)>,
+}
+
+/// How an allocation uses a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Use {
+    /// Ours: kept for shares.
+    Hold,
+    /// Ours: a share with these numbers.
+    Share(GrantedDevice),
+    /// A share that the scheduler gave.
+    Scheduled,
+    /// For itself, or in a way that cannot be read.
+    Whole,
+}
+
+impl Use {
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Hold | Self::Share(_))
+    }
+}
+
+impl Claim {
+    pub fn uid(&self) -> &ClaimUid {
+        &self.at.claim.uid
+    }
+
+    /// Ours to allocate: of our class.
+    pub fn is_shares(&self) -> bool {
+        matches!(self.asks, Asks::Shares(_))
+    }
+
+    /// Allocated by a controller of ours, with nobody but us to answer for it.
+    pub fn is_placed(&self) -> bool {
+        self.is_shares() && self.allocation.is_some()
+    }
+
+    pub fn is_reserved(&self) -> bool {
+        !self.users.is_empty() || self.other_users
+    }
+}
+
+pub fn reference(meta: &ObjectMeta) -> ClaimRef {
+    ClaimRef {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        uid: ClaimUid::new(meta.uid.clone().unwrap_or_default()),
+    }
+}
+
+/// `namespace`: that of our holds; elsewhere the label means nothing.
+pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
+    let meta = &object.metadata;
+    let claim = reference(meta);
+    let labelled = meta.labels.as_ref().and_then(|labels| labels.get(HOLD_LABEL));
+    let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+    let hold = || {
+        let ours = claim.namespace == namespace && labelled.is_some_and(|value| value == "true");
+        let (node, device) = (annotation(HOLD_NODE).filter(|_| ours)?, annotation(HOLD_DEVICE)?);
+        Some(GpuRef { node: NodeName::new(node), device: DeviceName::new(device) })
+    };
+    let hold = hold();
+    let status = object.status.as_ref();
+    let reserved = || status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
+    Claim {
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
+        ending: meta.deletion_timestamp.is_some(),
+        finalizers: meta.finalizers.clone().unwrap_or_default(),
+        owner: owner(meta),
+        waiting: annotation(WAITING),
+        policy: annotation(POLICY),
+        asks: asks(object),
+        allocation: status
+            .and_then(|status| status.allocation.as_ref())
+            .map(|one| allocation(&claim, object, one, hold.as_ref())),
+        users: reserved()
+            .filter(|user| is_pod(user.api_group.as_deref(), &user.resource))
+            .map(|user| PodUid::new(&user.uid))
+            .collect(),
+        hold,
+        other_users: reserved().any(|user| !is_pod(user.api_group.as_deref(), &user.resource)),
+        at: ClaimVersion { claim, resource_version: meta.resource_version.clone().unwrap_or_default() },
+    }
+}
+
+fn owner(meta: &ObjectMeta) -> Option<PodUid> {
+    let owners = meta.owner_references.iter().flatten();
+    let mut pods = owners.filter(|owner| owner.kind == "Pod" && owner.controller == Some(true));
+    pods.next().map(|owner| PodUid::new(&owner.uid))
+}
+
+fn asks(object: &ResourceClaim) -> Asks {
+    let Some(devices) = object.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
+        return Asks::Other;
+    };
+    let requests = || devices.requests.iter().flatten();
+    let classes = |request: &DeviceRequest| {
+        let exact = request.exactly.iter().map(|exactly| exactly.device_class_name.clone());
+        let subs = request.first_available.iter().flatten().map(|sub| sub.device_class_name.clone());
+        exact.chain(subs).collect::<Vec<_>>()
+    };
+    if requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS)) {
+        return Asks::Shares(Arc::new(devices.clone()));
+    }
+    let whole = |request: &DeviceRequest| {
+        let exactly = request.exactly.as_ref().filter(|one| one.device_class_name == WHOLE_CLASS)?;
+        let counted = exactly.capacity.as_ref().is_none_or(|one| one.requests.iter().flatten().count() == 0);
+        let plain = counted && exactly.admin_access != Some(true);
+        plain.then(|| u32::try_from(exactly.count.unwrap_or(1)).unwrap_or(1))
+    };
+    match requests().filter_map(whole).sum() {
+        0 => Asks::Other,
+        gpus => Asks::Whole(gpus),
+    }
+}
+
+fn allocation(
+    claim: &ClaimRef,
+    object: &ResourceClaim,
+    allocation: &AllocationResult,
+    hold: Option<&GpuRef>,
+) -> Allocation {
+    let readable = read_claim::read(claim, object).ok();
+    let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    let uses =
+        results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)).map(|result| {
+            let node = result.pool.strip_suffix(SHARES_POOL).unwrap_or(&result.pool);
+            let device = DeviceName::new(&result.device);
+            let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
+            let gpu = GpuRef { node: NodeName::new(node), device };
+            let how = match granted {
+                _ if hold == Some(&gpu) => Use::Hold,
+                Some(granted) => Use::Share(granted),
+                None if result.share_id.is_some() => Use::Scheduled,
+                None => Use::Whole,
+            };
+            (gpu, how)
+        });
+    Allocation { node: node(allocation), uses: uses.collect() }
+}
+
+fn granted(claim: &AllocatedClaim, request: &str, device: &DeviceName) -> Option<GrantedDevice> {
+    let mut results = claim.results.iter();
+    let result = results.find(|one| one.request.as_str() == request && one.device == *device)?;
+    grant_of(claim, result).ok().flatten()
+}
+
+/// The node, if the allocation is for one: the exact form that the scheduler and we write.
+fn node(allocation: &AllocationResult) -> Option<NodeName> {
+    let [term] = allocation.node_selector.as_ref()?.node_selector_terms.as_slice() else { return None };
+    let [field] = term.match_fields.as_deref()? else { return None };
+    let [name] = field.values.as_deref()? else { return None };
+    (field.key == "metadata.name" && field.operator == "In").then(|| NodeName::new(name))
+}

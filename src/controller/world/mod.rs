@@ -1,0 +1,371 @@
+//! What the API server has told: claims, pods, nodes and GPUs, and who names which GPU. Tells what has changed by
+//! it, and decides nothing.
+
+pub mod claim;
+pub mod node;
+pub mod pod;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
+pub use node::{Gpu, NodeState, Slice};
+pub use pod::Pod;
+
+use crate::cluster::feed::{Change, Seen};
+use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+
+/// What a change came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    /// As it was before; what it is now stands in the world. None: it is new.
+    Claim {
+        uid: ClaimUid,
+        before: Option<Box<Claim>>,
+    },
+    ClaimGone(Box<Claim>),
+    Pod {
+        uid: PodUid,
+        before: Option<Box<PodBefore>>,
+    },
+    PodGone(Box<Pod>),
+    Node(NodeName),
+    /// The configuration of our class.
+    Class,
+    /// Something that somebody should look at.
+    Trouble(String),
+}
+
+/// What matters of how a pod was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodBefore {
+    pub node: Option<NodeName>,
+    pub room: crate::feasible::Room,
+}
+
+impl PartialEq for Pod {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct World {
+    /// Of our holds.
+    namespace: String,
+    pub claims: BTreeMap<ClaimUid, Claim>,
+    names: BTreeMap<(String, String), ClaimUid>,
+    pub pods: BTreeMap<PodUid, Pod>,
+    pub nodes: BTreeMap<NodeName, NodeState>,
+    slices: BTreeMap<String, Slice>,
+    /// Of our class.
+    pub class: Arc<Vec<DeviceClassConfiguration>>,
+    /// Who names a GPU, and how.
+    pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
+    /// Our holds, allocated or not, by their GPUs.
+    pub holds: BTreeMap<GpuRef, ClaimUid>,
+    /// Pods by the claims that they name: (namespace, claim).
+    users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    lists: Lists,
+}
+
+/// What the list under way has named, by kind; and which kinds have had one.
+#[derive(Debug, Default)]
+struct Lists {
+    under_way: BTreeMap<Kind, BTreeSet<String>>,
+    complete: BTreeSet<Kind>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Pods,
+    Nodes,
+    Claims,
+    Slices,
+    Classes,
+}
+
+impl World {
+    pub fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), ..Self::default() }
+    }
+
+    /// True once every kind has been listed: before that nothing is known of what is missing.
+    pub fn is_complete(&self) -> bool {
+        self.lists.complete.len() == 5
+    }
+
+    pub fn apply(&mut self, change: Change) -> Vec<News> {
+        match change {
+            Change::Pod(seen) => self.follow(Kind::Pods, seen, Self::set_pod, Self::drop_pod),
+            Change::Node(seen) => self.follow(Kind::Nodes, seen, Self::set_node, Self::drop_node),
+            Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
+            Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
+            Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
+        }
+    }
+
+    fn follow<K>(
+        &mut self,
+        kind: Kind,
+        seen: Seen<K>,
+        set: fn(&mut Self, K) -> Vec<News>,
+        drop: fn(&mut Self, &str) -> Vec<News>,
+    ) -> Vec<News>
+    where
+        K: k8s_openapi::Metadata<Ty = ObjectMeta>,
+    {
+        match seen {
+            Seen::Anew => {
+                self.lists.under_way.insert(kind, BTreeSet::new());
+                Vec::new()
+            }
+            Seen::Listed(object) => {
+                self.listed(kind, object.metadata());
+                set(self, *object)
+            }
+            Seen::Stored(object) => set(self, *object),
+            Seen::Deleted(meta) => drop(self, &key(kind, &meta)),
+            Seen::Complete => {
+                let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
+                self.lists.complete.insert(kind);
+                let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
+                gone.collect::<Vec<_>>().iter().flat_map(|key| drop(self, key)).collect()
+            }
+            Seen::Unreadable { meta, listed, problem } => {
+                if listed {
+                    self.listed(kind, &meta);
+                }
+                let name = meta.name.unwrap_or_default();
+                vec![News::Trouble(format!(
+                    "{kind:?} {name} cannot be read and is left as it was: {problem}"
+                ))]
+            }
+            Seen::Interrupted { problem } => {
+                vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
+            }
+        }
+    }
+
+    fn listed(&mut self, kind: Kind, meta: &ObjectMeta) {
+        if let Some(named) = self.lists.under_way.get_mut(&kind) {
+            named.insert(key(kind, meta));
+        }
+    }
+
+    fn keys(&self, kind: Kind) -> Vec<String> {
+        match kind {
+            Kind::Pods => self.pods.keys().map(PodUid::to_string).collect(),
+            Kind::Claims => self.claims.keys().map(ClaimUid::to_string).collect(),
+            Kind::Nodes => {
+                let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
+                known.map(|(name, _)| name.to_string()).collect()
+            }
+            Kind::Slices => self.slices.keys().cloned().collect(),
+            Kind::Classes => vec![SHARED_CLASS.to_owned()],
+        }
+    }
+
+    // Claims.
+
+    fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
+        let fresh = claim::read(&object, &self.namespace);
+        let uid = fresh.uid().clone();
+        let before = self.claims.get(&uid);
+        if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {
+            return Vec::new();
+        }
+        let before = self.forget_claim(&uid);
+        for (gpu, how) in fresh.allocation.iter().flat_map(|one| &one.uses) {
+            self.books.entry(gpu.clone()).or_default().insert(uid.clone(), how.clone());
+        }
+        if let Some(gpu) = &fresh.hold {
+            self.holds.insert(gpu.clone(), uid.clone());
+        }
+        let name = (fresh.at.claim.namespace.clone(), fresh.at.claim.name.clone());
+        self.names.insert(name, uid.clone());
+        self.claims.insert(uid.clone(), fresh);
+        vec![News::Claim { uid, before: before.map(Box::new) }]
+    }
+
+    fn drop_claim(&mut self, uid: &str) -> Vec<News> {
+        let gone = self.forget_claim(&ClaimUid::new(uid));
+        gone.map(|claim| News::ClaimGone(Box::new(claim))).into_iter().collect()
+    }
+
+    fn forget_claim(&mut self, uid: &ClaimUid) -> Option<Claim> {
+        let claim = self.claims.remove(uid)?;
+        for (gpu, _) in claim.allocation.iter().flat_map(|one| &one.uses) {
+            if let Some(names) = self.books.get_mut(gpu) {
+                names.remove(uid);
+                if names.is_empty() {
+                    self.books.remove(gpu);
+                }
+            }
+        }
+        if let Some(gpu) = claim.hold.as_ref().filter(|gpu| self.holds.get(gpu) == Some(uid)) {
+            self.holds.remove(gpu);
+        }
+        let name = (claim.at.claim.namespace.clone(), claim.at.claim.name.clone());
+        // Another claim may have the name by now.
+        if self.names.get(&name) == Some(uid) {
+            self.names.remove(&name);
+        }
+        Some(claim)
+    }
+
+    /// A claim as the world would see it.
+    pub fn read(&self, object: &ResourceClaim) -> Claim {
+        claim::read(object, &self.namespace)
+    }
+
+    pub fn claim_named(&self, namespace: &str, name: &str) -> Option<&Claim> {
+        let uid = self.names.get(&(namespace.to_owned(), name.to_owned()))?;
+        self.claims.get(uid)
+    }
+
+    /// A pod's claims; none if one of them is not there.
+    pub fn claims_of(&self, pod: &Pod) -> Option<Vec<&Claim>> {
+        pod.claims.iter().map(|name| self.claim_named(&pod.at.namespace, name)).collect()
+    }
+
+    /// The pods that name a claim.
+    pub fn pods_of<'a>(&'a self, claim: &Claim) -> impl Iterator<Item = &'a Pod> + use<'a> {
+        let at = &claim.at.claim;
+        let users = self.users.get(&(at.namespace.clone(), at.name.clone()));
+        users.into_iter().flatten().filter_map(|uid| self.pods.get(uid))
+    }
+
+    // Pods.
+
+    fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
+        let fresh = pod::read(&object);
+        let uid = fresh.at.uid.clone();
+        let before = self.forget_pod(&uid);
+        for name in &fresh.claims {
+            let at = (fresh.at.namespace.clone(), name.clone());
+            self.users.entry(at).or_default().insert(uid.clone());
+        }
+        self.pods.insert(uid.clone(), fresh);
+        let before = before.map(|pod| Box::new(PodBefore { node: pod.node, room: pod.room }));
+        vec![News::Pod { uid, before }]
+    }
+
+    fn drop_pod(&mut self, uid: &str) -> Vec<News> {
+        let gone = self.forget_pod(&PodUid::new(uid));
+        gone.map(|pod| News::PodGone(Box::new(pod))).into_iter().collect()
+    }
+
+    fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
+        let pod = self.pods.remove(uid)?;
+        for name in &pod.claims {
+            let at = (pod.at.namespace.clone(), name.clone());
+            if let Some(users) = self.users.get_mut(&at) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.users.remove(&at);
+                }
+            }
+        }
+        Some(pod)
+    }
+
+    // Nodes and their GPUs.
+
+    fn set_node(&mut self, object: k8s_openapi::api::core::v1::Node) -> Vec<News> {
+        let name = NodeName::new(object.metadata.name.clone().unwrap_or_default());
+        let fresh = node::reduced(object);
+        let state = self.nodes.entry(name.clone()).or_default();
+        let same = state.object.as_ref().is_some_and(|old| is_same_node(old, &fresh));
+        state.object = Some(fresh);
+        if same { Vec::new() } else { vec![News::Node(name)] }
+    }
+
+    fn drop_node(&mut self, name: &str) -> Vec<News> {
+        let name = NodeName::new(name);
+        let Some(state) = self.nodes.get_mut(&name) else { return Vec::new() };
+        state.object = None;
+        if state.gpus.is_empty() {
+            self.nodes.remove(&name);
+        }
+        vec![News::Node(name)]
+    }
+
+    fn set_slice(&mut self, object: k8s_openapi::api::resource::v1::ResourceSlice) -> Vec<News> {
+        let key = object.metadata.name.clone().unwrap_or_default();
+        let Some(fresh) = node::slice(object) else { return self.drop_slice(&key) };
+        let node = fresh.node.clone();
+        let old = self.slices.insert(key, fresh).map(|slice| slice.node);
+        let moved = old.filter(|old| *old != node);
+        let nodes = moved.into_iter().chain([node]).collect::<Vec<_>>();
+        nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
+    }
+
+    fn drop_slice(&mut self, name: &str) -> Vec<News> {
+        let gone = self.slices.remove(name);
+        gone.map(|slice| self.set_pool(slice.node)).unwrap_or_default()
+    }
+
+    fn set_pool(&mut self, node: NodeName) -> Vec<News> {
+        let gpus = node::pool(&node, self.slices.values());
+        let state = self.nodes.entry(node.clone()).or_default();
+        if state.gpus == gpus {
+            return Vec::new();
+        }
+        state.gpus = gpus;
+        if state.gpus.is_empty() && state.object.is_none() {
+            self.nodes.remove(&node);
+        }
+        vec![News::Node(node)]
+    }
+
+    pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
+        self.nodes.get(&gpu.node)?.gpus.get(&gpu.device)
+    }
+
+    // The class.
+
+    fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
+        if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
+            return Vec::new();
+        }
+        self.configure(object.spec.and_then(|spec| spec.config).unwrap_or_default())
+    }
+
+    fn drop_class(&mut self, name: &str) -> Vec<News> {
+        if name == SHARED_CLASS { self.configure(Vec::new()) } else { Vec::new() }
+    }
+
+    fn configure(&mut self, config: Vec<DeviceClassConfiguration>) -> Vec<News> {
+        if *self.class == config {
+            return Vec::new();
+        }
+        self.class = Arc::new(config);
+        vec![News::Class]
+    }
+}
+
+/// Identity of an object among those of its kind: pods and claims by UID, since names come again.
+fn key(kind: Kind, meta: &ObjectMeta) -> String {
+    let part = match kind {
+        Kind::Pods | Kind::Claims => &meta.uid,
+        Kind::Nodes | Kind::Slices | Kind::Classes => &meta.name,
+    };
+    part.clone().unwrap_or_default()
+}
+
+/// An answer to a write of ours may overtake the watch; what the watch then brings is old. Versions that are no
+/// numbers cannot be compared: the later arrival counts.
+fn is_older(fresh: &str, known: &str) -> bool {
+    match (fresh.parse::<u64>(), known.parse::<u64>()) {
+        (Ok(fresh), Ok(known)) => fresh < known,
+        _ => false,
+    }
+}
+
+fn is_same_node(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
+    a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
+}

@@ -1,0 +1,128 @@
+//! A pod, reduced to what placing needs.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+
+use crate::feasible::{self, Room};
+use crate::model::claim::PodRef;
+use crate::model::names::{NodeName, PodUid};
+
+/// The pods of a gang are placed together or not at all.
+pub const GANG: &str = "tranche.dev/gang";
+/// How many pods it has; none: all that are there when no more have come for a while.
+pub const GANG_SIZE: &str = "tranche.dev/gang-size";
+/// The names that others have for the same: as annotation or as label.
+const GROUPS: [&str; 4] =
+    [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
+/// What the webhook made of KAI's annotations: the claim that is to be created for the pod.
+pub const SHARE: &str = "tranche.dev/gpu-share";
+
+#[derive(Debug, Clone)]
+pub struct Pod {
+    pub at: PodRef,
+    pub created: Option<Timestamp>,
+    pub priority: i32,
+    pub node: Option<NodeName>,
+    pub ending: bool,
+    /// Somebody does not want it to be scheduled yet.
+    pub gated: bool,
+    /// The scheduler has tried it in vain.
+    pub unschedulable: bool,
+    /// Names of its claims.
+    pub claims: Vec<String>,
+    /// Some of its claims have no name yet: they are still to be made from their templates.
+    pub unnamed: bool,
+    pub gang: Option<Gang>,
+    /// The text of [`SHARE`], and the claim that it is for.
+    pub share: Option<String>,
+    /// What it takes of its node, or will take.
+    pub room: Room,
+    /// Kept while the pod is not bound.
+    pub spec: Option<Arc<core::PodSpec>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gang {
+    pub name: String,
+    pub size: Option<usize>,
+}
+
+impl Pod {
+    /// It may be placed now.
+    pub fn is_ready(&self) -> bool {
+        !self.ending && !self.gated && !self.unnamed
+    }
+}
+
+pub fn uid(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> PodUid {
+    PodUid::new(meta.uid.clone().unwrap_or_default())
+}
+
+pub fn read(object: &core::Pod) -> Pod {
+    let meta = &object.metadata;
+    let spec = object.spec.as_ref();
+    let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let (claims, unnamed) = claims(object);
+    let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+    let waits = !claims.is_empty() || unnamed;
+    Pod {
+        at: PodRef {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: uid(meta),
+        },
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
+        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+        node: node.map(NodeName::new),
+        ending: meta.deletion_timestamp.is_some(),
+        gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
+        unschedulable: unschedulable(object),
+        claims,
+        unnamed,
+        gang: gang(object),
+        share: annotation(SHARE),
+        room: match node {
+            Some(_) => feasible::taken(object),
+            None => spec.map(feasible::requests).unwrap_or_default(),
+        },
+        spec: spec.filter(|_| node.is_none() && waits).map(|spec| Arc::new(spec.clone())),
+    }
+}
+
+/// The names of the pod's claims, each once, and whether some are still to come.
+fn claims(object: &core::Pod) -> (Vec<String>, bool) {
+    let statuses = || object.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let (mut names, mut unnamed) = (Vec::new(), false);
+    for one in object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
+        let made = statuses().find(|status| status.name == one.name);
+        match (&one.resource_claim_name, made) {
+            (Some(name), _) => names.push(name.clone()),
+            // A status without a name: the template asks for none.
+            (None, Some(status)) => names.extend(status.resource_claim_name.clone()),
+            (None, None) => unnamed = true,
+        }
+    }
+    names.sort();
+    names.dedup();
+    (names, unnamed)
+}
+
+fn unschedulable(object: &core::Pod) -> bool {
+    let mut conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
+}
+
+fn gang(object: &core::Pod) -> Option<Gang> {
+    let meta = &object.metadata;
+    let text = |name: &str| {
+        let annotation = meta.annotations.as_ref().and_then(|all| all.get(name));
+        annotation.or_else(|| meta.labels.as_ref().and_then(|all| all.get(name)))
+    };
+    let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
+    let typed = typed.and_then(|group| group.pod_group_name.clone());
+    let name = GROUPS.into_iter().find_map(text).cloned().or(typed).filter(|name| !name.is_empty())?;
+    let size = text(GANG_SIZE).and_then(|size| size.parse().ok()).filter(|size| *size > 0);
+    Some(Gang { name, size })
+}

@@ -1,0 +1,91 @@
+//! What the controller writes, and what came of it: the words between the one that decides and the one that
+//! writes.
+
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+
+use super::world::GpuRef;
+use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::model::claim::ClaimRef;
+use crate::model::names::ClaimUid;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Create the hold of a GPU and allocate it.
+    Hold(GpuRef),
+    /// Read all claims consistently.
+    Look,
+    /// Delete a hold.
+    Leave(GpuRef, ClaimRef),
+    /// Mark the claim, then write its allocation, to which the writer adds the time.
+    Allocate { at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
+    /// Take back an allocation of ours that nobody uses.
+    Clear(ClaimVersion),
+    /// Tell of a claim on the claim.
+    Mark(ClaimVersion, Marks),
+    /// Create a claim for a pod.
+    Create(Box<ResourceClaim>),
+}
+
+/// The answer to each [`Write`], in any order.
+#[derive(Debug)]
+pub enum Outcome {
+    Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
+    Looked(Result<Vec<ResourceClaim>, Failure>),
+    Left(GpuRef, Result<(), Failure>),
+    Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    Marked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    Created { namespace: String, name: String, result: Result<Box<ResourceClaim>, Failure> },
+}
+
+/// Why a write was not done, or nobody knows whether it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The object is another by now, or there is one of that name.
+    Conflict,
+    Gone,
+    /// The API server will not have it.
+    Refused(String),
+    /// No answer: it may have been done.
+    Silent(String),
+    /// Somebody else may be leading by now: nothing was sent.
+    NotLeading,
+}
+
+impl Failure {
+    pub fn words(&self) -> String {
+        match self {
+            Self::Conflict => "somebody else was first".to_owned(),
+            Self::Gone => "it is gone".to_owned(),
+            Self::Refused(words) | Self::Silent(words) => words.clone(),
+            Self::NotLeading => "another controller may be leading".to_owned(),
+        }
+    }
+
+    /// As a metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+            Self::Gone => "gone",
+            Self::Refused(_) => "refused",
+            Self::Silent(_) => "silent",
+            Self::NotLeading => "not_leading",
+        }
+    }
+}
+
+impl Outcome {
+    /// What was tried, as a metric label, and how it went.
+    pub fn labels(&self) -> (&'static str, &'static str) {
+        let of = |failure: Option<&Failure>| failure.map_or("ok", Failure::label);
+        match self {
+            Self::Held(_, result) => ("hold", of(result.as_ref().err())),
+            Self::Looked(result) => ("look", of(result.as_ref().err())),
+            Self::Left(_, result) => ("leave", of(result.as_ref().err())),
+            Self::Allocated(_, result) => ("allocate", of(result.as_ref().err())),
+            Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),
+            Self::Marked(_, result) => ("mark", of(result.as_ref().err())),
+            Self::Created { result, .. } => ("create", of(result.as_ref().err())),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Does what was decided, several claims at a time, as long as this process leads.
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use tokio::sync::mpsc;
+
+use super::grant;
+use super::lease::Gate;
+use super::world::GpuRef;
+use super::world::claim::{HOLD_DEVICE, HOLD_LABEL, HOLD_NODE, reference};
+use super::write::{Failure, Outcome, Write};
+use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::cluster::{CallError, KubeCluster};
+use crate::model::error_chain;
+
+/// Writes under way at once: as many connections to the API server.
+const AT_ONCE: usize = 8;
+/// Writes that wait, and answers: each claim has one write at a time.
+pub const QUEUE_CAPACITY: usize = 256;
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// The only request of a hold.
+const HOLD_REQUEST: &str = "gpu";
+const NAME_BYTES_MAX: usize = 253;
+
+pub struct Writer {
+    pub api: KubeCluster,
+    pub gate: Gate,
+    /// Of the holds.
+    pub namespace: String,
+    pub owner: Option<OwnerReference>,
+}
+
+impl Writer {
+    /// Until the queue is closed and everything under way has ended.
+    pub async fn run(self, mut writes: mpsc::Receiver<Write>, outcomes: mpsc::Sender<Outcome>) {
+        let mut at_work = FuturesUnordered::new();
+        let mut open = true;
+        while open || !at_work.is_empty() {
+            tokio::select! {
+                write = writes.recv(), if open && at_work.len() < AT_ONCE => match write {
+                    Some(write) => at_work.push(self.write(write)),
+                    None => open = false,
+                },
+                Some(outcome) = at_work.next() => {
+                    // Nobody listens any more: the process ends.
+                    let _ = outcomes.send(outcome).await;
+                }
+            }
+        }
+    }
+
+    async fn write(&self, write: Write) -> Outcome {
+        match write {
+            Write::Hold(gpu) => {
+                let result = self.hold(&gpu).await;
+                Outcome::Held(gpu, result)
+            }
+            // A question, but only the leader has reason to ask it.
+            Write::Look => Outcome::Looked(match self.api.all_claims().await {
+                Ok((claims, unreadable)) if unreadable.is_empty() => Ok(claims),
+                Ok((_, unreadable)) => {
+                    Err(Failure::Silent(format!("claims that cannot be read: {}", unreadable.join(", "))))
+                }
+                Err(error) => Err(failure(error)),
+            }),
+            Write::Leave(gpu, claim) => {
+                let result = self.gated(|| self.api.delete_claim(&claim)).await;
+                Outcome::Left(gpu, result)
+            }
+            Write::Allocate { at, marks, allocation } => {
+                let uid = at.claim.uid.clone();
+                Outcome::Allocated(uid, self.allocate(at, &marks, *allocation).await.map(Box::new))
+            }
+            Write::Clear(at) => {
+                let result = self.gated(|| self.api.set_allocation(&at, None)).await;
+                Outcome::Cleared(at.claim.uid, result.map(Box::new))
+            }
+            Write::Mark(at, marks) => {
+                let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
+                Outcome::Marked(at.claim.uid, result.map(Box::new))
+            }
+            Write::Create(claim) => {
+                let (namespace, name) = (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+                let result = self.gated(|| self.api.create_claim(&claim)).await;
+                Outcome::Created {
+                    namespace: namespace.unwrap_or_default(),
+                    name: name.unwrap_or_default(),
+                    result: result.map(Box::new),
+                }
+            }
+        }
+    }
+
+    /// Nothing is begun that may end after somebody else has begun to lead.
+    async fn gated<T, F>(&self, call: impl FnOnce() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, CallError>>,
+    {
+        if !self.gate.is_open() {
+            return Err(Failure::NotLeading);
+        }
+        call().await.map_err(failure)
+    }
+
+    async fn hold(&self, gpu: &GpuRef) -> Result<Box<ResourceClaim>, Failure> {
+        let claim = self.hold_of(gpu);
+        let made = self.gated(|| self.api.create_claim(&claim)).await?;
+        let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
+        self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
+    }
+
+    async fn allocate(
+        &self,
+        mut at: ClaimVersion,
+        marks: &Marks,
+        mut allocation: AllocationResult,
+    ) -> Result<ResourceClaim, Failure> {
+        if !marks.is_empty() {
+            let marked = self.gated(|| self.api.mark_claim(&at, marks)).await?;
+            at = version(&marked);
+        }
+        // Without it the scheduler of 1.36 and later tries in vain to add one.
+        allocation.allocation_timestamp = Some(Time(Timestamp::now()));
+        self.gated(|| self.api.set_allocation(&at, Some(&allocation))).await
+    }
+
+    fn hold_of(&self, gpu: &GpuRef) -> ResourceClaim {
+        let exactly = ExactDeviceRequest {
+            device_class_name: "gpu.nvidia.com".to_owned(),
+            allocation_mode: Some("ExactCount".to_owned()),
+            count: Some(1),
+            ..ExactDeviceRequest::default()
+        };
+        let request = DeviceRequest {
+            name: HOLD_REQUEST.to_owned(),
+            exactly: Some(exactly),
+            ..DeviceRequest::default()
+        };
+        let text = |pairs: &[(&str, &str)]| {
+            Some(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        };
+        ResourceClaim {
+            metadata: ObjectMeta {
+                namespace: Some(self.namespace.clone()),
+                name: Some(hold_name(gpu)),
+                labels: text(&[(HOLD_LABEL, "true"), ("app.kubernetes.io/name", "tranche")]),
+                annotations: text(&[(HOLD_NODE, gpu.node.as_str()), (HOLD_DEVICE, gpu.device.as_str())]),
+                finalizers: Some(vec![FINALIZER.to_owned()]),
+                owner_references: self.owner.clone().map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(ResourceClaimSpec {
+                devices: Some(DeviceClaim { requests: Some(vec![request]), ..DeviceClaim::default() }),
+            }),
+            status: None,
+        }
+    }
+}
+
+/// One GPU, one name: a second hold of it cannot be created.
+fn hold_name(gpu: &GpuRef) -> String {
+    let name = format!("hold.{}.{}", gpu.device, gpu.node);
+    if name.len() <= NAME_BYTES_MAX {
+        return name;
+    }
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("hold.{}.{hash:016x}", gpu.device)
+}
+
+fn version(claim: &ResourceClaim) -> ClaimVersion {
+    ClaimVersion {
+        claim: reference(&claim.metadata),
+        resource_version: claim.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+fn failure(error: CallError) -> Failure {
+    match &error {
+        CallError::Conflict { .. } => Failure::Conflict,
+        CallError::NotFound { .. } => Failure::Gone,
+        CallError::Refused { code: 500.., .. } => Failure::Silent(error_chain(&error)),
+        CallError::Refused { .. } | CallError::Forbidden { .. } => Failure::Refused(error_chain(&error)),
+        CallError::TimedOut { .. } | CallError::Unreachable { .. } | CallError::Unreadable { .. } => {
+            Failure::Silent(error_chain(&error))
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The controller against an API server in memory: its lease, its holds, its allocations.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tranche::cluster::KubeCluster;
+use tranche::controller::config::{ControllerSettings, Leasing, Rules};
+use tranche::controller::hold::Pace;
+use tranche::controller::start;
+use tranche::model::names::NodeName;
+use tranche::ops::drain::{Shutdown, Signals};
+use tranche::ops::tasks::Tasks;
+
+use crate::mock_api::MockApi;
+
+const CLAIMS: &str = "resourceclaims";
+const DRIVER: &str = "gpu.nvidia.com";
+const NAMESPACE: &str = "tranche-system";
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A controller at work.
+struct Running {
+    shutdown: Shutdown,
+    tasks: JoinHandle<Result<(), tranche::ops::OpsError>>,
+}
+
+impl Running {
+    async fn end(self) {
+        self.shutdown.begin("the test ends");
+        self.tasks.await.unwrap().unwrap();
+    }
+}
+
+fn settings(identity: &str) -> ControllerSettings {
+    ControllerSettings {
+        identity: identity.to_owned(),
+        namespace: NAMESPACE.to_owned(),
+        lease: Leasing {
+            name: "tranche-controller".to_owned(),
+            duration: Duration::from_secs(3),
+            renew_every: Duration::from_millis(100),
+        },
+        deployment: Some("tranche-controller".to_owned()),
+        kubeconfig: None,
+        ops_address: "127.0.0.1:0".parse().unwrap(),
+        rules: Rules {
+            holds: Pace {
+                settle: Duration::from_millis(50),
+                keep_warm: Duration::from_secs(3600),
+                leave: Duration::from_millis(50),
+                ahead: 0,
+            },
+            ..Rules::default()
+        },
+    }
+}
+
+async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
+    let shutdown = Shutdown::new();
+    let mut tasks = Tasks::new(shutdown.clone());
+    let cluster = KubeCluster::with_client(api.client(), NodeName::new(&settings.identity))
+        .with_limit(Duration::from_millis(500));
+    start(&settings, cluster, &mut tasks, &shutdown).await.unwrap();
+    let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));
+    Running { shutdown, tasks }
+}
+
+/// A cluster with one node of so many GPUs of 80 GiB, and a given-up lease, so that nobody is waited for.
+fn cluster(gpus: u32) -> MockApi {
+    let api = MockApi::new();
+    api.put(
+        "deployments",
+        json!({"metadata": {"name": "tranche-controller", "namespace": NAMESPACE, "uid": "own"}}),
+    );
+    api.put(
+        "leases",
+        json!({"metadata": {"name": "tranche-controller", "namespace": NAMESPACE},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 3}}),
+    );
+    put_node(&api, "node-a", gpus);
+    api
+}
+
+fn put_node(api: &MockApi, name: &str, gpus: u32) {
+    api.put(
+        "nodes",
+        json!({"metadata": {"name": name, "uid": format!("{name}-uid")},
+        "status": {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}}}),
+    );
+    let devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor)).collect();
+    api.put(
+        "resourceslices",
+        json!({"metadata": {"name": format!("{name}-slice"), "uid": format!("{name}-slice")},
+        "spec": {"driver": DRIVER, "nodeName": name, "devices": devices,
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}),
+    );
+}
+
+fn device(node: &str, minor: u32) -> Value {
+    json!({"name": format!("gpu-{minor}"), "allowMultipleAllocations": true,
+        "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
+            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"}},
+        "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}})
+}
+
+fn put_claim(api: &MockApi, name: &str, share: Value) {
+    let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+    parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
+    api.put(
+        CLAIMS,
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "ml", "uid": name},
+        "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
+            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}),
+    );
+}
+
+fn put_pod(api: &MockApi, name: &str, claims: &[&str]) {
+    let claims: Vec<Value> =
+        claims.iter().map(|one| json!({"name": one, "resourceClaimName": one})).collect();
+    api.put("pods", json!({"metadata": {"name": name, "namespace": "ml", "uid": format!("pod-{name}")},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": claims}, "status": {"phase": "Pending"}}));
+}
+
+fn claim(api: &MockApi, name: &str) -> Value {
+    api.list(CLAIMS).into_iter().find(|one| one["metadata"]["name"] == name).unwrap_or_default()
+}
+
+fn is_allocated(api: &MockApi, name: &str) -> bool {
+    claim(api, name)["status"]["allocation"].is_object()
+}
+
+fn results(claim: &Value) -> Vec<Value> {
+    claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default()
+}
+
+fn holds(api: &MockApi) -> Vec<Value> {
+    let all = api.list(CLAIMS);
+    all.into_iter().filter(|one| one["metadata"]["labels"]["tranche.dev/hold"] == "true").collect()
+}
+
+#[tokio::test]
+async fn a_claim_is_held_placed_and_told_of() {
+    let api = cluster(2);
+    put_claim(&api, "small", json!({"memory": "2000Mi"}));
+    put_pod(&api, "user", &["small"]);
+    let controller = begin(&api, settings("one")).await;
+    api.until("the claim is allocated", |api| is_allocated(api, "small")).await;
+
+    let hold = holds(&api).remove(0);
+    assert_eq!(hold["metadata"]["namespace"], NAMESPACE);
+    assert_eq!(hold["metadata"]["ownerReferences"][0]["uid"], "own");
+    assert_eq!(hold["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"], "gpu.nvidia.com");
+    let held = results(&hold).remove(0);
+    assert_eq!(
+        (&held["pool"], &held["device"], &held["shareID"]),
+        (&json!("node-a"), &json!("gpu-0"), &Value::Null)
+    );
+
+    let claim = claim(&api, "small");
+    assert_eq!(claim["metadata"]["finalizers"], json!(["resource.kubernetes.io/delete-protection"]));
+    let allocation = &claim["status"]["allocation"];
+    assert!(allocation["allocationTimestamp"].is_string(), "{allocation}");
+    assert_eq!(
+        allocation["nodeSelector"]["nodeSelectorTerms"],
+        json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]}])
+    );
+    let result = results(&claim).remove(0);
+    assert_eq!((&result["pool"], &result["device"]), (&json!("node-a"), &json!("gpu-0")));
+    assert_eq!(result["consumedCapacity"], json!({"memory": "2000Mi", "compute": "0", "shares": "1"}));
+    assert_eq!(
+        allocation["devices"]["config"][0],
+        json!({"source": "FromClass", "requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": {
+            "apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [{
+                "device": "gpu-0", "gpu": "GPU-node-a-0", "memory": "2000Mi", "slots": 1, "isolation": "mps"}]}}})
+    );
+    assert_eq!(allocation["devices"]["config"][1]["source"], "FromClaim");
+    let placed = |api: &MockApi| api.list("events").iter().any(|event| event["reason"] == "GpuSharePlaced");
+    api.until("the pod's event", placed).await;
+    controller.end().await;
+    let lease = api.list("leases").remove(0);
+    assert_eq!(lease["spec"]["holderIdentity"], "", "the lease is given up");
+}
+
+#[tokio::test]
+async fn the_next_share_of_a_held_gpu_waits_for_nothing_and_stands_beside_it() {
+    let api = cluster(2);
+    let controller = begin(&api, settings("one")).await;
+    for (name, share) in [("a", json!({"memory": "2000Mi"})), ("b", json!({"fraction": "0.25"}))] {
+        put_claim(&api, name, share);
+        put_pod(&api, name, &[name]);
+        api.until("the claim is allocated", |api| is_allocated(api, name)).await;
+    }
+    let devices: Vec<Value> =
+        ["a", "b"].map(|name| results(&claim(&api, name))[0]["device"].clone()).to_vec();
+    assert_eq!(devices[0], devices[1], "packed");
+    assert_eq!(results(&claim(&api, "b"))[0]["consumedCapacity"]["memory"], "20Gi");
+    assert_eq!(results(&claim(&api, "b"))[0]["consumedCapacity"]["compute"], "25");
+    assert_eq!(holds(&api).len(), 1);
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_told_with_numbers_on_pod_and_claim() {
+    let api = cluster(1);
+    put_claim(&api, "big", json!({"memory": "90Gi"}));
+    put_pod(&api, "user", &["big"]);
+    let controller = begin(&api, settings("one")).await;
+    let told = |api: &MockApi| {
+        let events = api.list("events");
+        let of = |kind: &str| {
+            events.iter().any(|event| {
+                event["involvedObject"]["kind"] == kind && event["reason"] == "WaitingForGpuShare"
+            })
+        };
+        of("Pod") && of("ResourceClaim")
+    };
+    api.until("events on pod and claim", told).await;
+    let words = |api: &MockApi| claim(api, "big")["metadata"]["annotations"]["tranche.dev/waiting"].clone();
+    api.until("the text on the claim", |api| words(api).is_string()).await;
+    let text = words(&api).as_str().unwrap().to_owned();
+    assert!(text.contains("1 GPUs too small even idle"), "{text}");
+    assert!(holds(&api).is_empty());
+    controller.end().await;
+}
