@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Moment;
 use super::config::Rules;
 use super::hold::{Holds, Loss, Phase};
+use super::life::Unused;
 use super::plan::{Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
 use super::say::Says;
@@ -44,8 +45,8 @@ pub struct Core {
     pub(super) whole: BTreeMap<PodUid, u32>,
     /// GPUs to be looked at again.
     dirty: BTreeSet<GpuRef>,
-    /// Claims with an allocation of ours that nobody has reserved, since when.
-    pub(super) unused: BTreeMap<ClaimUid, Moment>,
+    /// Claims with an allocation of ours that nobody has reserved.
+    pub(super) unused: BTreeMap<ClaimUid, Unused>,
     pub(super) not_before: BTreeMap<ClaimUid, Moment>,
     /// Claims that a write is under way for.
     pub(super) in_flight: BTreeSet<ClaimUid>,
@@ -133,7 +134,7 @@ impl Core {
         let (shares, node) = (shares.collect(), allocation.node.clone());
         match claim.is_reserved() {
             true => drop(self.unused.remove(uid)),
-            false => drop(self.unused.entry(uid.clone()).or_insert(now)),
+            false => drop(self.unused.entry(uid.clone()).or_insert(Unused::new(now))),
         }
         self.stock.set_grants(uid, shares);
         let planned = self.plans.of_mut(uid).map(|planned| {
@@ -366,7 +367,12 @@ impl Core {
         for (gpu, uid) in holds {
             let Some(claim) = self.world.claims.get(&uid) else { continue };
             match claim.allocation.is_some() && !claim.ending {
-                true => self.holds.found(&gpu, &claim.at.claim, now),
+                true => {
+                    let names = self.world.books.get(&gpu);
+                    let shared =
+                        names.is_some_and(|names| names.values().any(|how| matches!(how, Use::Share(_))));
+                    self.holds.found(&gpu, &claim.at.claim, shared, now);
+                }
                 false => self.holds.stray(&gpu, now),
             }
         }

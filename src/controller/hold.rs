@@ -129,11 +129,15 @@ impl Holds {
         }
     }
 
-    /// A hold that stands in the API already. Found at the start it has settled long ago.
-    pub fn found(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {
-        if !self.phases.contains_key(gpu) {
-            self.set(gpu.clone(), Phase::Held { claim: claim.clone(), idle: Some(now) });
-        }
+    /// A hold that stands in the API already, by a leader before us. Where shares are it has settled; else it may
+    /// have been written a moment ago.
+    pub fn found(&mut self, gpu: &GpuRef, claim: &ClaimRef, shared: bool, now: Moment) {
+        let claim = claim.clone();
+        let phase = match shared {
+            true => Phase::Held { claim, idle: None },
+            false => Phase::Settling { claim, until: now + self.pace.settle },
+        };
+        self.set(gpu.clone(), phase);
     }
 
     pub fn written(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {

@@ -3,70 +3,97 @@
 use super::Moment;
 use super::core::Core;
 use super::world::{Claim, Pod};
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::model::names::{ClaimUid, NodeName};
 
 /// How long a node, a GPU or a pod may look unfit before anything is moved: most of it passes.
 const UNFIT_FOR: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// What is to become of an allocation that nobody has reserved.
-enum Fate {
-    Stay,
-    /// To be looked at again then.
-    Wait(Moment),
-    /// Nobody is there to use it.
-    Free,
-    /// These pods go elsewhere.
-    Move(Vec<PodUid>, NodeName, String),
+/// An allocation that nobody has reserved: why, and since when.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Unused {
+    because: Because,
+    since: Moment,
+}
+
+impl Unused {
+    pub fn new(now: Moment) -> Self {
+        Self { because: Because::Young, since: now }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Because {
+    /// The scheduler has not come to it yet.
+    Young,
+    NoPods,
+    /// The pods cannot run where it is.
+    Unfit(String),
+    /// It is as it should be.
+    Settled,
 }
 
 impl Core {
     pub(super) fn live(&mut self, now: Moment) {
         self.not_before.retain(|_, until| *until > now);
-        let unused: Vec<(ClaimUid, Moment)> =
-            self.unused.iter().map(|(uid, since)| (uid.clone(), *since)).collect();
-        for (uid, since) in unused {
-            let fate = match self.world.claims.get(&uid) {
-                Some(claim) if !self.to_clear.contains(&uid) => self.fate(claim, since, now),
-                _ => Fate::Stay,
-            };
-            match fate {
-                Fate::Stay | Fate::Wait(_) => {}
-                Fate::Free => drop(self.to_clear.insert(uid)),
-                Fate::Move(pods, node, why) => {
-                    for pod in pods {
-                        self.queue.exclude(&pod, &node, now);
-                        if let Some(pod) = self.world.pods.get(&pod) {
-                            self.says.moved(pod, &node, &why);
-                        }
-                    }
-                    self.to_clear.insert(uid);
-                }
+        let unused: Vec<ClaimUid> =
+            self.unused.keys().filter(|uid| !self.to_clear.contains(*uid)).cloned().collect();
+        for uid in unused {
+            let Some(claim) = self.world.claims.get(&uid) else { continue };
+            let because = self.why_unused(claim);
+            let Some(known) = self.unused.get_mut(&uid) else { continue };
+            if std::mem::discriminant(&known.because) != std::mem::discriminant(&because) {
+                *known = Unused { because, since: now };
+            }
+            if self.due(&uid).is_some_and(|due| due <= now) {
+                self.take_back(&uid, now);
             }
         }
     }
 
-    fn fate(&self, claim: &Claim, since: Moment, now: Moment) -> Fate {
-        let Some(allocation) = &claim.allocation else { return Fate::Stay };
-        if claim.ending || claim.is_reserved() {
-            return Fate::Stay;
-        }
+    fn why_unused(&self, claim: &Claim) -> Because {
+        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
+            return Because::Settled;
+        };
         let pods: Vec<&Pod> = self.world.pods_of(claim).filter(|pod| !pod.ending).collect();
-        if pods.is_empty() {
-            return due(since + self.rules.unused, now, || Fate::Free);
+        if claim.ending || claim.is_reserved() {
+            return Because::Settled;
         }
-        let Some(node) = &allocation.node else { return Fate::Stay };
+        if pods.is_empty() {
+            return Because::NoPods;
+        }
         // The controller-manager reserves it for a pod that is bound there.
         if pods.iter().any(|pod| pod.node.as_ref() == Some(node)) {
-            return Fate::Stay;
+            return Because::Settled;
         }
-        let all = || pods.iter().map(|pod| pod.at.uid.clone()).collect::<Vec<_>>();
-        if let Some(why) = self.unfit(claim, &pods, node) {
-            return due(since + UNFIT_FOR, now, || Fate::Move(all(), node.clone(), why));
+        self.unfit(claim, &pods, node).map_or(Because::Young, Because::Unfit)
+    }
+
+    /// When the allocation is to be taken back.
+    fn due(&self, uid: &ClaimUid) -> Option<Moment> {
+        let Unused { because, since } = self.unused.get(uid)?;
+        match because {
+            Because::Settled => None,
+            Because::Young => Some(*since + self.rules.stuck),
+            Because::NoPods => Some(*since + self.rules.unused),
+            Because::Unfit(_) => Some(*since + UNFIT_FOR),
         }
-        due(since + self.rules.stuck, now, || {
-            let why = "the scheduler has not bound the pod to it".to_owned();
-            Fate::Move(all(), node.clone(), why)
-        })
+    }
+
+    fn take_back(&mut self, uid: &ClaimUid, now: Moment) {
+        self.to_clear.insert(uid.clone());
+        let why = match self.unused.get(uid).map(|unused| &unused.because) {
+            Some(Because::Unfit(why)) => why.clone(),
+            Some(Because::Young) => "the scheduler has not bound the pod to it".to_owned(),
+            _ => return,
+        };
+        let Some(claim) = self.world.claims.get(uid) else { return };
+        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
+            return;
+        };
+        for pod in self.world.pods_of(claim).filter(|pod| !pod.ending) {
+            self.queue.exclude(&pod.at.uid, node, now);
+            self.says.moved(pod, node, &why);
+        }
     }
 
     /// Why the allocation can never be used where it is.
@@ -90,20 +117,11 @@ impl Core {
         why.first().map(|why| format!("node {node} {why}"))
     }
 
-    /// When an allocation without a user is due to be looked at.
+    /// When something of an allocation without a user is due.
     pub(super) fn next_of_life(&self, now: Moment) -> Option<Moment> {
-        let fates = self.unused.iter().filter_map(|(uid, since)| {
-            match self.fate(self.world.claims.get(uid)?, *since, now) {
-                Fate::Wait(until) => Some(until),
-                _ => None,
-            }
-        });
+        let unused = self.unused.keys().filter_map(|uid| self.due(uid));
         let rests = self.not_before.values().copied();
         let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
-        fates.chain(rests).chain(again).filter(|due| *due > now).min()
+        unused.chain(rests).chain(again).filter(|due| *due > now).min()
     }
-}
-
-fn due(at: Moment, now: Moment, fate: impl FnOnce() -> Fate) -> Fate {
-    if at <= now { fate() } else { Fate::Wait(at) }
 }

@@ -25,6 +25,8 @@ pub mod round;
 mod run;
 mod say;
 mod stock;
+#[cfg(test)]
+mod tests;
 mod wants;
 pub mod world;
 pub mod write;

@@ -69,6 +69,7 @@ struct Unit {
 struct Exclusion {
     times: u32,
     until: Moment,
+    over: bool,
 }
 
 /// A unit whose turn it is.
@@ -174,7 +175,18 @@ impl Queue {
         let last = EXCLUDE_LAST.as_secs() / EXCLUDE_FIRST.as_secs();
         let longer = 1_u64.checked_shl(times).unwrap_or(last).min(last);
         let until = now + EXCLUDE_FIRST * u32::try_from(longer).unwrap_or(1);
-        self.excluded.insert(at, Exclusion { times: times.saturating_add(1).min(16), until });
+        self.excluded.insert(at, Exclusion { times: times.saturating_add(1).min(16), until, over: false });
+    }
+
+    /// True if a node is open again to a pod, since this was last asked.
+    pub fn expire(&mut self, now: Moment) -> bool {
+        let mut any = false;
+        for one in self.excluded.values_mut().filter(|one| !one.over && one.until <= now) {
+            one.over = true;
+            any = true;
+        }
+        self.excluded.retain(|_, one| now < one.until + FORGET);
+        any
     }
 
     pub fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<&NodeName> {

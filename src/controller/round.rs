@@ -63,12 +63,18 @@ impl Core {
         self.start(now);
         self.regard(now);
         self.live(now);
-        self.regard(now);
+        if self.queue.expire(now) {
+            self.stock.news();
+        }
         self.decide(now, &mut round);
+        let epoch = self.stock.epoch();
         self.make_way(now);
         self.keep(now, &mut round);
         self.send(now, &mut round, ids);
-        let due = [self.holds.next(now), self.queue.next(now), self.next_of_life(now)];
+        self.regard(now);
+        // What this round has set free is for the next.
+        let again = (self.stock.epoch() != epoch && !self.queue.is_empty()).then_some(now);
+        let due = [again, self.holds.next(now), self.queue.next(now), self.next_of_life(now)];
         round.next = due.into_iter().flatten().min();
         round
     }

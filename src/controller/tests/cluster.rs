@@ -1,0 +1,510 @@
+//! The cluster in memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+
+use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::cluster::feed::{Change, Seen};
+use crate::controller::Moment;
+use crate::controller::config::Rules;
+use crate::controller::core::Core;
+use crate::controller::grant;
+use crate::controller::world::claim::{HOLD_DEVICE, HOLD_LABEL, HOLD_NODE, SHARES_POOL};
+use crate::controller::write::{Failure, Outcome, Write};
+use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::params::{Params, decode};
+
+pub const NS: &str = "tranche-system";
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+pub type Name = (String, String);
+
+/// The API server, and the controller before it.
+pub struct Cluster {
+    pub core: Core,
+    pub now: Moment,
+    version: u64,
+    made: u64,
+    pub claims: BTreeMap<Name, ResourceClaim>,
+    pub pods: BTreeMap<Name, Pod>,
+    pub nodes: BTreeMap<String, Node>,
+    pub slices: BTreeMap<String, ResourceSlice>,
+    /// What the controller has not been told yet.
+    pub feed: VecDeque<Change>,
+    /// What the controller wants written.
+    pub writes: VecDeque<Write>,
+    /// The API server keeps share ids.
+    pub keeps: bool,
+    ids: u64,
+}
+
+impl Cluster {
+    pub fn new(rules: Rules) -> Self {
+        let mut cluster = Self {
+            core: Core::new(rules, NS),
+            now: Duration::ZERO,
+            version: 1,
+            made: 0,
+            claims: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            feed: VecDeque::new(),
+            writes: VecDeque::new(),
+            keeps: true,
+            ids: 0,
+        };
+        cluster.relist();
+        cluster
+    }
+
+    fn stamp(&mut self, meta: &mut ObjectMeta) {
+        self.version += 1;
+        meta.resource_version = Some(self.version.to_string());
+        if meta.uid.is_none() {
+            self.made += 1;
+            meta.uid = Some(format!("uid-{}", self.made));
+        }
+    }
+
+    // Objects.
+
+    pub fn put_node(&mut self, name: &str, gpus: u32) {
+        self.put_node_object(name, json!({}));
+        let devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor, self.keeps)).collect();
+        self.put_slice(name, devices);
+    }
+
+    pub fn put_node_object(&mut self, name: &str, spec: Value) {
+        let mut node: Node = object(json!({"metadata": {"name": name}, "spec": spec,
+            "status": {"allocatable": {"cpu": "32", "memory": "256Gi", "pods": "110"}}}));
+        self.stamp(&mut node.metadata);
+        self.nodes.insert(name.to_owned(), node.clone());
+        self.feed.push_back(Change::Node(Seen::Stored(Box::new(node))));
+    }
+
+    pub fn put_slice(&mut self, node: &str, devices: Vec<Value>) {
+        let mut slice: ResourceSlice = object(json!({"metadata": {"name": format!("{node}-slice")},
+            "spec": {"driver": DRIVER, "nodeName": node, "devices": devices,
+                "pool": {"name": node, "generation": self.version, "resourceSliceCount": 1}}}));
+        self.stamp(&mut slice.metadata);
+        self.slices.insert(node.to_owned(), slice.clone());
+        self.feed.push_back(Change::Slice(Seen::Stored(Box::new(slice))));
+    }
+
+    pub fn drop_node(&mut self, name: &str) {
+        if let Some(node) = self.nodes.remove(name) {
+            self.feed.push_back(Change::Node(Seen::Deleted(Box::new(node.metadata))));
+        }
+        if let Some(slice) = self.slices.remove(name) {
+            self.feed.push_back(Change::Slice(Seen::Deleted(Box::new(slice.metadata))));
+        }
+    }
+
+    /// A claim of our class: `count` GPUs with this share.
+    pub fn put_share(&mut self, name: &str, share: Value, count: u32) {
+        let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+        parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
+        self.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS, "count": count}}],
+            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}));
+    }
+
+    pub fn put_whole(&mut self, name: &str) {
+        self.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 1}}]}}}));
+    }
+
+    pub fn put_claim(&mut self, claim: Value) {
+        let claim: ResourceClaim = object(claim);
+        self.store(claim);
+    }
+
+    pub fn put_pod(&mut self, name: &str, claims: &[&str], more: Value) {
+        let named: Vec<Value> =
+            claims.iter().map(|one| json!({"name": one, "resourceClaimName": one})).collect();
+        let mut pod = json!({"metadata": {"name": name, "namespace": "ml"},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": named}, "status": {"phase": "Pending"}});
+        crate::controller::tests::cluster::merge(&mut pod, &more);
+        let pod: Pod = object(pod);
+        self.store_pod(pod);
+    }
+
+    pub fn store_pod(&mut self, mut pod: Pod) {
+        self.stamp(&mut pod.metadata);
+        let meta = &pod.metadata;
+        self.pods.insert((meta.namespace.clone().unwrap(), meta.name.clone().unwrap()), pod.clone());
+        self.feed.push_back(Change::Pod(Seen::Stored(Box::new(pod))));
+    }
+
+    pub fn store(&mut self, mut claim: ResourceClaim) -> ResourceClaim {
+        self.stamp(&mut claim.metadata);
+        let meta = &claim.metadata;
+        self.claims.insert((meta.namespace.clone().unwrap(), meta.name.clone().unwrap()), claim.clone());
+        self.feed.push_back(Change::Claim(Seen::Stored(Box::new(claim.clone()))));
+        claim
+    }
+
+    // The controller-manager, and what users do.
+
+    /// The pod ends: its claims are released, and deleted with it.
+    pub fn drop_pod(&mut self, name: &str, with_claims: bool) {
+        let Some(pod) = self.pods.remove(&("ml".to_owned(), name.to_owned())) else { return };
+        self.feed.push_back(Change::Pod(Seen::Deleted(Box::new(pod.metadata.clone()))));
+        let uid = pod.metadata.uid.clone().unwrap();
+        for claim in claims_of(&pod) {
+            let at = ("ml".to_owned(), claim.clone());
+            let Some(mut found) = self.claims.get(&at).cloned() else { continue };
+            let status = found.status.get_or_insert_default();
+            let users = status.reserved_for.get_or_insert_default();
+            let before = users.len();
+            users.retain(|user| user.uid != uid);
+            if users.is_empty() && before > 0 {
+                found.status = None;
+            }
+            if before > 0 {
+                self.store(found);
+            }
+            if with_claims {
+                self.drop_claim(&at);
+            }
+        }
+    }
+
+    /// Deleting a claim that nobody has reserved: the controller-manager clears it and lets it go.
+    pub fn drop_claim(&mut self, at: &Name) {
+        let reserved = |claim: &ResourceClaim| {
+            let users = claim.status.as_ref().and_then(|status| status.reserved_for.as_ref());
+            users.is_some_and(|users| !users.is_empty())
+        };
+        if self.claims.get(at).is_some_and(|claim| !reserved(claim)) {
+            let claim = self.claims.remove(at).unwrap();
+            self.feed.push_back(Change::Claim(Seen::Deleted(Box::new(claim.metadata))));
+        }
+    }
+
+    // The watch.
+
+    /// The controller's watches begin anew: what was on its way is in the lists.
+    pub fn relist(&mut self) {
+        self.feed.clear();
+        fn list<K: Clone>(
+            feed: &mut VecDeque<Change>,
+            all: impl Iterator<Item = K>,
+            wrap: fn(Seen<K>) -> Change,
+        ) {
+            feed.push_back(wrap(Seen::Anew));
+            feed.extend(all.map(|one| wrap(Seen::Listed(Box::new(one)))));
+            feed.push_back(wrap(Seen::Complete));
+        }
+        list(&mut self.feed, self.pods.values().cloned(), Change::Pod);
+        list(&mut self.feed, self.nodes.values().cloned(), Change::Node);
+        list(&mut self.feed, self.claims.values().cloned(), Change::Claim);
+        list(&mut self.feed, self.slices.values().cloned(), Change::Slice);
+        list(&mut self.feed, std::iter::empty(), Change::Class);
+    }
+
+    pub fn deliver(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(change) = self.feed.pop_front() else { return };
+            self.core.apply(change, self.now);
+        }
+    }
+
+    /// Another controller begins to lead, and knows nothing.
+    pub fn fail_over(&mut self, rules: Rules) {
+        self.writes.clear();
+        self.core = Core::new(rules, NS);
+        self.relist();
+    }
+
+    pub fn round(&mut self) -> Option<Moment> {
+        let mut next = self.ids;
+        let round = self.core.round(self.now, &mut || {
+            next += 1;
+            format!("00000000-0000-4000-8000-{next:012}")
+        });
+        self.ids = next;
+        self.writes.extend(round.writes);
+        round.next
+    }
+
+    // The API server's side of writes.
+
+    /// Does the next write. `lost`: it is done, but nobody hears of it.
+    pub fn write(&mut self, lost: bool) {
+        if let Some(write) = self.writes.pop_front() {
+            let outcome = self.perform(write, lost);
+            self.core.done(outcome, self.now);
+        }
+    }
+
+    /// Does any one of the writes.
+    pub fn write_at(&mut self, at: usize, lost: bool) {
+        self.writes.swap(0, at);
+        self.write(lost);
+    }
+
+    /// The next write is not even sent.
+    pub fn fail(&mut self) {
+        let silent = || Failure::Silent("no answer".to_owned());
+        let Some(write) = self.writes.pop_front() else { return };
+        let outcome = match write {
+            Write::Hold(gpu) => Outcome::Held(gpu, Err(silent())),
+            Write::Look => Outcome::Looked(Err(silent())),
+            Write::Leave(gpu, _) => Outcome::Left(gpu, Err(silent())),
+            Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(silent())),
+            Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(silent())),
+            Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(silent())),
+            Write::Create(_) => return,
+        };
+        self.core.done(outcome, self.now);
+    }
+
+    fn perform(&mut self, write: Write, lost: bool) -> Outcome {
+        let hear = |result: Result<ResourceClaim, Failure>| match (result, lost) {
+            (Ok(_), true) => Err(Failure::Silent("the answer was lost".to_owned())),
+            (result, _) => result.map(Box::new),
+        };
+        match write {
+            Write::Hold(gpu) => {
+                let made = self.hold(&gpu.node.to_string(), &gpu.device.to_string());
+                Outcome::Held(gpu, hear(made))
+            }
+            Write::Look => Outcome::Looked(Ok(self.claims.values().cloned().collect())),
+            Write::Leave(gpu, claim) => {
+                let at = (claim.namespace.clone(), claim.name.clone());
+                if self
+                    .claims
+                    .get(&at)
+                    .is_some_and(|found| found.metadata.uid.as_deref() == Some(claim.uid.as_str()))
+                {
+                    self.drop_claim(&at);
+                }
+                Outcome::Left(gpu, if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(()) })
+            }
+            Write::Allocate { at, marks, allocation } => {
+                let uid = at.claim.uid.clone();
+                let stored = self.mark(&at, &marks).and_then(|claim| {
+                    let at =
+                        ClaimVersion { resource_version: claim.metadata.resource_version.unwrap(), ..at };
+                    self.allocate(&at, Some(*allocation))
+                });
+                Outcome::Allocated(uid, hear(stored))
+            }
+            Write::Clear(at) => {
+                let stored = self.allocate(&at, None);
+                Outcome::Cleared(at.claim.uid, hear(stored))
+            }
+            Write::Mark(at, marks) => {
+                let stored = self.mark(&at, &marks);
+                Outcome::Marked(at.claim.uid, hear(stored))
+            }
+            Write::Create(claim) => {
+                let name = (claim.metadata.namespace.clone().unwrap(), claim.metadata.name.clone().unwrap());
+                let made = if self.claims.contains_key(&name) {
+                    Err(Failure::Conflict)
+                } else {
+                    Ok(self.store(*claim))
+                };
+                Outcome::Created { namespace: name.0, name: name.1, result: hear(made) }
+            }
+        }
+    }
+
+    pub fn hold(&mut self, node: &str, device: &str) -> Result<ResourceClaim, Failure> {
+        let name = format!("hold.{device}.{node}");
+        if self.claims.contains_key(&(NS.to_owned(), name.clone())) {
+            return Err(Failure::Conflict);
+        }
+        let mut claim: ResourceClaim = object(json!({"metadata": {"name": name, "namespace": NS,
+            "labels": {HOLD_LABEL: "true"}, "annotations": {HOLD_NODE: node, HOLD_DEVICE: device}},
+            "spec": {"devices": {"requests": [
+                {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 1}}]}}}));
+        claim = self.store(claim);
+        claim.status.get_or_insert_default().allocation = Some(grant::hold(&node.into(), "gpu", device));
+        Ok(self.store(claim))
+    }
+
+    fn current(&self, at: &ClaimVersion) -> Result<ResourceClaim, Failure> {
+        let found =
+            self.claims.get(&(at.claim.namespace.clone(), at.claim.name.clone())).ok_or(Failure::Gone)?;
+        let meta = found.metadata();
+        if meta.uid.as_deref() != Some(at.claim.uid.as_str())
+            || meta.resource_version.as_deref() != Some(&at.resource_version)
+        {
+            return Err(Failure::Conflict);
+        }
+        Ok(found.clone())
+    }
+
+    fn mark(&mut self, at: &ClaimVersion, marks: &Marks) -> Result<ResourceClaim, Failure> {
+        let mut claim = self.current(at)?;
+        if marks.is_empty() {
+            return Ok(claim);
+        }
+        if let Some(finalizers) = &marks.finalizers {
+            assert!(finalizers.iter().any(|one| one == FINALIZER));
+            claim.metadata.finalizers = Some(finalizers.clone());
+        }
+        let annotations = claim.metadata.annotations.get_or_insert_default();
+        for (name, text) in &marks.annotations {
+            match text {
+                Some(text) => drop(annotations.insert(name.clone(), text.clone())),
+                None => drop(annotations.remove(name)),
+            }
+        }
+        Ok(self.store(claim))
+    }
+
+    pub fn allocate(
+        &mut self,
+        at: &ClaimVersion,
+        allocation: Option<k8s_openapi::api::resource::v1::AllocationResult>,
+    ) -> Result<ResourceClaim, Failure> {
+        let mut claim = self.current(at)?;
+        let status = claim.status.get_or_insert_default();
+        if status.allocation.is_some() && allocation.is_some() {
+            return Err(Failure::Refused("status.allocation: field is immutable".to_owned()));
+        }
+        status.allocation = allocation;
+        Ok(self.store(claim))
+    }
+
+    // What a test asks.
+
+    pub fn claim(&self, name: &str) -> &ResourceClaim {
+        &self.claims[&("ml".to_owned(), name.to_owned())]
+    }
+
+    /// Where a claim is: its node's name and the devices.
+    pub fn place(&self, name: &str) -> Option<(String, Vec<String>)> {
+        let claim = self.claims.get(&("ml".to_owned(), name.to_owned()))?;
+        let results = results(claim);
+        let (pool, _) = results.first()?;
+        Some((pool.clone(), results.iter().map(|(_, device)| device.clone()).collect()))
+    }
+
+    pub fn holds(&self) -> Vec<String> {
+        self.claims
+            .keys()
+            .filter(|(ns, name)| ns == NS && name.starts_with("hold."))
+            .map(|(_, n)| n.clone())
+            .collect()
+    }
+
+    /// Everything that is on its way arrives, until nothing more happens; time passes as it must, up to `limit`.
+    pub fn settle(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        loop {
+            self.deliver(usize::MAX);
+            let next = self.round();
+            if !self.writes.is_empty() {
+                while !self.writes.is_empty() {
+                    self.write(false);
+                }
+                continue;
+            }
+            if !self.feed.is_empty() {
+                continue;
+            }
+            match next {
+                Some(next) if next <= end => self.now = next.max(self.now + Duration::from_millis(1)),
+                _ => break,
+            }
+        }
+        self.now = self.now.max(end);
+    }
+
+    /// What may never be, whatever happened.
+    pub fn check(&self) {
+        let mut shares: BTreeMap<(String, String), (u64, u32, u32)> = BTreeMap::new();
+        let mut others: BTreeMap<(String, String), Vec<&Name>> = BTreeMap::new();
+        for (name, claim) in &self.claims {
+            let hold = name.0 == NS;
+            let grants = grants(claim);
+            for (pool, device) in results(claim) {
+                let gpu = (pool, device.clone());
+                match grants.get(&device) {
+                    Some(granted) => {
+                        let sum = shares.entry(gpu).or_default();
+                        let percent = granted.compute.map_or(0, |percent| u32::from(percent.get()));
+                        *sum = (sum.0 + granted.memory.mib_ceil(), sum.1 + percent, sum.2 + granted.slots);
+                    }
+                    None if !hold => others.entry(gpu).or_default().push(name),
+                    None => {}
+                }
+            }
+        }
+        for (gpu, (memory, compute, slots)) in &shares {
+            assert!(
+                *memory <= 80 << 10 && *compute <= 100 && *slots <= 16,
+                "{gpu:?}: {memory} {compute} {slots}"
+            );
+            assert!(!others.contains_key(gpu), "{gpu:?} has shares, and belongs to {:?}", others[gpu]);
+        }
+        for (gpu, names) in &others {
+            assert!(names.len() == 1, "{gpu:?} belongs to {names:?}");
+        }
+        for (name, pod) in &self.pods {
+            let nodes: std::collections::BTreeSet<String> =
+                claims_of(pod).iter().filter_map(|claim| Some(self.place(claim)?.0)).collect();
+            assert!(nodes.len() <= 1, "the claims of {name:?} are on {nodes:?}");
+        }
+    }
+}
+
+pub fn device(node: &str, minor: u32, keeps: bool) -> Value {
+    let mut device = json!({"name": format!("gpu-{minor}"),
+        "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
+            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"}},
+        "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}});
+    if keeps {
+        device["allowMultipleAllocations"] = true.into();
+    }
+    device
+}
+
+pub fn object<K: serde::de::DeserializeOwned>(value: Value) -> K {
+    serde_json::from_value(value).unwrap()
+}
+
+pub fn merge(to: &mut Value, from: &Value) {
+    match (to, from) {
+        (Value::Object(to), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(to.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (to, from) => *to = from.clone(),
+    }
+}
+
+pub fn claims_of(pod: &Pod) -> Vec<String> {
+    let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    claims.filter_map(|claim| claim.resource_claim_name.clone()).collect()
+}
+
+/// Node and device of each result.
+pub fn results(claim: &ResourceClaim) -> Vec<(String, String)> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.results.iter().flatten());
+    results.map(|one| (one.pool.trim_end_matches(SHARES_POOL).to_owned(), one.device.clone())).collect()
+}
+
+fn grants(claim: &ResourceClaim) -> BTreeMap<String, crate::params::GrantedDevice> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let configs = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.config.iter().flatten());
+    let opaque = configs.filter(|one| one.source == "FromClass").filter_map(|one| one.opaque.as_ref());
+    let grants = opaque.filter_map(|opaque| match decode(&opaque.parameters.0) {
+        Ok(Params::Grant(grant)) => Some(grant.devices),
+        _ => None,
+    });
+    grants.flatten().map(|device| (device.device.to_string(), device)).collect()
+}

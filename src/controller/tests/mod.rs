@@ -1,0 +1,6 @@
+//! The controller's pure half against a cluster in memory: an API server's rules, a scheduler that decides on old
+//! news, a controller-manager, and a watch that lags, repeats itself and begins anew.
+
+mod cluster;
+mod scenes;
+mod walk;

@@ -1,0 +1,451 @@
+//! One thing happens at a time.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::cluster::{Cluster, NS, device, object};
+use crate::controller::config::Rules;
+use crate::controller::hold::Pace;
+use crate::controller::world::GpuRef;
+use crate::controller::write::Write;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(20);
+
+fn rules() -> Rules {
+    Rules { holds: Pace { keep_warm: Duration::from_secs(600), ..Pace::default() }, ..Rules::default() }
+}
+
+fn cluster(nodes: u32, gpus: u32) -> Cluster {
+    let mut cluster = Cluster::new(rules());
+    (0..nodes).for_each(|node| cluster.put_node(&format!("node-{node}"), gpus));
+    cluster.settle(SECOND);
+    cluster
+}
+
+fn gpu(node: &str, device: &str) -> GpuRef {
+    GpuRef { node: node.into(), device: device.into() }
+}
+
+/// A pod with a claim of its own name.
+fn share(cluster: &mut Cluster, name: &str, memory: &str) {
+    cluster.put_share(name, json!({"memory": memory}), 1);
+    cluster.put_pod(name, &[name], json!({}));
+}
+
+fn whole_claim_takes(cluster: &mut Cluster, name: &str, node: &str, device: &str) {
+    cluster.put_whole(name);
+    let mut claim = cluster.claim(name).clone();
+    let made = crate::controller::grant::hold(&node.into(), "gpu", device);
+    claim.status.get_or_insert_default().allocation = Some(made);
+    cluster.store(claim);
+}
+
+#[test]
+fn the_first_share_of_a_gpu_waits_for_it_to_settle_and_the_second_for_nothing() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-0"]);
+    assert_eq!(cluster.place("a"), None, "not settled yet");
+    cluster.settle(2 * SECOND);
+    assert!(cluster.place("a").is_some());
+    share(&mut cluster, "b", "10Gi");
+    cluster.settle(Duration::ZERO);
+    assert_eq!(cluster.place("b"), cluster.place("a"));
+    cluster.check();
+}
+
+#[test]
+fn a_hold_that_lost_its_race_is_withdrawn_and_the_share_goes_elsewhere() {
+    let mut cluster = cluster(2, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    let taken = cluster.holds()[0].rsplit('.').next().unwrap().to_owned();
+    whole_claim_takes(&mut cluster, "whole", &taken, "gpu-0");
+    cluster.settle(LONG);
+    let (node, _) = cluster.place("a").unwrap();
+    assert_ne!(node, taken);
+    assert_eq!(cluster.holds(), [format!("hold.gpu-0.{node}")]);
+    cluster.check();
+}
+
+#[test]
+fn what_the_watch_has_not_told_yet_is_seen_by_the_look() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    whole_claim_takes(&mut cluster, "whole", "node-0", "gpu-0");
+    let late = std::mem::take(&mut cluster.feed);
+    cluster.settle(LONG);
+    assert_eq!((cluster.place("a"), cluster.holds()), (None, vec![]));
+    cluster.feed = late;
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("a"), None, "the GPU is another's");
+    cluster.check();
+}
+
+#[test]
+fn a_look_that_fails_is_taken_again() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    cluster.now += 2 * SECOND;
+    cluster.round();
+    assert_eq!(cluster.writes, [Write::Look]);
+    cluster.fail();
+    assert_eq!(cluster.place("a"), None);
+    cluster.settle(3 * SECOND);
+    assert!(cluster.place("a").is_some());
+}
+
+#[test]
+fn a_hold_whose_answer_was_lost_is_deleted_and_the_gpu_tried_again() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.deliver(9);
+    cluster.round();
+    assert!(matches!(cluster.writes[0], Write::Hold(_)));
+    cluster.write(true);
+    assert_eq!(cluster.holds().len(), 1);
+    cluster.settle(LONG);
+    assert!(cluster.place("a").is_some());
+    cluster.check();
+}
+
+#[test]
+fn idle_holds_are_given_back_after_a_while_and_at_once_for_a_whole_gpu() {
+    let mut cluster = cluster(1, 2);
+    share(&mut cluster, "a", "10Gi");
+    share(&mut cluster, "b", "75Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 2);
+    cluster.drop_pod("a", true);
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds().len(), 2, "kept warm");
+    cluster.put_whole("whole");
+    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+    cluster.put_pod("whole", &["whole"], waits);
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds().len(), 1, "a pod waits for a whole GPU");
+    cluster.drop_pod("b", true);
+    cluster.drop_pod("whole", true);
+    cluster.settle(Duration::from_secs(700));
+    assert_eq!(cluster.holds(), [""; 0]);
+}
+
+#[test]
+fn holds_in_advance_are_taken_and_kept() {
+    let mut rules = rules();
+    rules.holds.ahead = 2;
+    rules.holds.keep_warm = SECOND;
+    let mut cluster = Cluster::new(rules);
+    cluster.put_node("node-0", 4);
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 2);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(Duration::ZERO);
+    assert!(cluster.place("a").is_some(), "a GPU was ready");
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 3, "two more are idle");
+}
+
+#[test]
+fn a_new_leader_reads_who_holds_what_and_writes_nothing() {
+    let mut cluster = cluster(1, 2);
+    share(&mut cluster, "a", "10Gi");
+    share(&mut cluster, "b", "75Gi");
+    cluster.settle(LONG);
+    cluster.fail_over(rules());
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert_eq!(cluster.writes, []);
+    share(&mut cluster, "c", "70Gi");
+    cluster.settle(Duration::ZERO);
+    assert_eq!(cluster.place("c"), cluster.place("a"), "there is room beside a, and the GPU is held");
+    cluster.check();
+}
+
+#[test]
+fn a_hold_that_was_never_allocated_is_deleted_by_the_next_leader() {
+    let mut cluster = cluster(1, 1);
+    cluster.hold("node-0", "gpu-0").unwrap();
+    let at = (NS.to_owned(), "hold.gpu-0.node-0".to_owned());
+    let mut claim = cluster.claims[&at].clone();
+    claim.status = None;
+    cluster.store(claim);
+    cluster.fail_over(rules());
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds(), [""; 0]);
+}
+
+#[test]
+fn a_hold_that_somebody_deletes_under_shares_is_taken_again() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(LONG);
+    cluster.drop_claim(&(NS.to_owned(), "hold.gpu-0.node-0".to_owned()));
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 1);
+    share(&mut cluster, "b", "10Gi");
+    cluster.settle(LONG);
+    assert!(cluster.place("b").is_some());
+    cluster.check();
+}
+
+#[test]
+fn an_allocation_that_the_scheduler_takes_back_is_planned_elsewhere_and_not_at_once_there_again() {
+    let mut cluster = cluster(2, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(LONG);
+    let (first, _) = cluster.place("a").unwrap();
+    let mut claim = cluster.claim("a").clone();
+    claim.status = None;
+    cluster.store(claim);
+    cluster.settle(Duration::ZERO);
+    assert_eq!(cluster.place("a"), None, "the scheduler's books are left a moment");
+    cluster.settle(5 * SECOND);
+    let (second, _) = cluster.place("a").unwrap();
+    assert_ne!(first, second);
+    // And there as well: the first is open again after a while.
+    let mut claim = cluster.claim("a").clone();
+    claim.status = None;
+    cluster.store(claim);
+    cluster.settle(3 * SECOND);
+    assert_eq!(cluster.place("a"), None, "both are left out");
+    cluster.settle(10 * SECOND);
+    assert!(cluster.place("a").is_some());
+}
+
+#[test]
+fn an_allocation_that_nobody_uses_is_taken_back() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(LONG);
+    cluster.drop_pod("a", false);
+    cluster.settle(LONG);
+    assert!(cluster.place("a").is_some(), "not at once");
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("a"), None);
+}
+
+#[test]
+fn a_pod_leaves_a_node_that_is_cordoned_or_gone_or_without_its_gpu_before_it_was_bound() {
+    let trouble: [fn(&mut Cluster, &str); 4] = [
+        |cluster, node| cluster.put_node_object(node, json!({"unschedulable": true})),
+        |cluster, node| cluster.drop_node(node),
+        |cluster, node| cluster.put_slice(node, vec![device(node, 7, true)]),
+        |cluster, node| {
+            let mut sick = device(node, 0, true);
+            sick["taints"] = json!([{"key": "gpu.nvidia.com/xid", "effect": "NoExecute"}]);
+            cluster.put_slice(node, vec![sick]);
+        },
+    ];
+    for (nth, happens) in trouble.into_iter().enumerate() {
+        let mut cluster = cluster(2, 1);
+        share(&mut cluster, "a", "10Gi");
+        cluster.settle(LONG);
+        let (first, _) = cluster.place("a").unwrap();
+        happens(&mut cluster, &first);
+        cluster.settle(LONG);
+        let (second, _) = cluster.place("a").unwrap_or_else(|| panic!("trouble {nth}"));
+        assert_ne!(first, second, "trouble {nth}");
+    }
+}
+
+#[test]
+fn a_bound_pod_stays_whatever_becomes_of_its_node() {
+    let mut cluster = cluster(2, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(LONG);
+    let place = cluster.place("a");
+    super::walk::bind(&mut cluster, "a");
+    cluster.put_node_object(&place.as_ref().unwrap().0, json!({"unschedulable": true}));
+    cluster.settle(Duration::from_secs(300));
+    assert_eq!(cluster.place("a"), place);
+}
+
+#[test]
+fn where_no_share_ids_are_kept_shares_do_not_name_the_device_in_its_own_pool() {
+    let mut cluster = Cluster::new(rules());
+    cluster.keeps = false;
+    cluster.put_node("node-0", 1);
+    share(&mut cluster, "a", "10Gi");
+    share(&mut cluster, "b", "10Gi");
+    cluster.settle(LONG);
+    let allocation = cluster.claim("a").status.as_ref().unwrap().allocation.clone().unwrap();
+    let result = allocation.devices.unwrap().results.unwrap().remove(0);
+    assert_eq!((result.pool.as_str(), result.device.as_str()), ("node-0/shares", "gpu-0"));
+    assert_eq!(cluster.place("b"), cluster.place("a"));
+    cluster.fail_over(rules());
+    share(&mut cluster, "c", "61Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("c"), None, "both are counted");
+    cluster.check();
+}
+
+#[test]
+fn priority_goes_first_and_then_age() {
+    let mut cluster = cluster(1, 1);
+    for (name, priority, created) in [("old", 0, 1), ("young", 0, 2), ("urgent", 10, 3)] {
+        cluster.put_share(name, json!({"memory": "60Gi"}), 1);
+        let created = format!("2026-01-01T00:00:0{created}Z");
+        cluster.put_pod(
+            name,
+            &[name],
+            json!({"metadata": {"creationTimestamp": created}, "spec": {"priority": priority}}),
+        );
+    }
+    cluster.settle(LONG);
+    assert!(cluster.place("urgent").is_some());
+    cluster.drop_pod("urgent", true);
+    cluster.settle(LONG);
+    assert!(cluster.place("old").is_some() && cluster.place("young").is_none());
+}
+
+#[test]
+fn a_large_share_is_not_passed_for_ever_by_small_ones() {
+    let mut cluster = cluster(1, 1);
+    for nth in 0..4 {
+        share(&mut cluster, &format!("s{nth}"), "20Gi");
+    }
+    cluster.settle(LONG);
+    share(&mut cluster, "large", "60Gi");
+    // One small share ends each time, and another comes.
+    for nth in 4..200 {
+        cluster.drop_pod(&format!("s{}", nth - 4), true);
+        share(&mut cluster, &format!("s{nth}"), "20Gi");
+        cluster.settle(SECOND);
+        if cluster.place("large").is_some() {
+            cluster.check();
+            return;
+        }
+    }
+    panic!("the large share was passed for ever");
+}
+
+#[test]
+fn a_gang_is_placed_together_or_not_at_all() {
+    let mut cluster = cluster(2, 1);
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});
+    for nth in 0..3 {
+        let name = format!("g{nth}");
+        cluster.put_share(&name, json!({"memory": "50Gi"}), 1);
+        cluster.put_pod(&name, &[&name], gang.clone());
+    }
+    cluster.settle(LONG);
+    assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_none()), "two would fit, three do not");
+    cluster.put_node("node-2", 1);
+    cluster.settle(LONG);
+    assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_some()));
+    cluster.check();
+}
+
+#[test]
+fn a_gang_that_is_not_all_there_waits() {
+    let mut cluster = cluster(1, 1);
+    cluster.put_share("g0", json!({"memory": "10Gi"}), 1);
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}});
+    cluster.put_pod("g0", &["g0"], gang.clone());
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("g0"), None);
+    cluster.put_share("g1", json!({"memory": "10Gi"}), 1);
+    cluster.put_pod("g1", &["g1"], gang);
+    cluster.settle(LONG);
+    assert!(cluster.place("g0").is_some() && cluster.place("g1").is_some());
+}
+
+#[test]
+fn two_pods_of_one_claim_go_to_one_node() {
+    let mut cluster = cluster(2, 1);
+    cluster.put_share("a", json!({"memory": "10Gi"}), 1);
+    cluster.put_pod("one", &["a"], json!({}));
+    cluster.put_pod("two", &["a"], json!({}));
+    cluster.settle(LONG);
+    assert!(cluster.place("a").is_some());
+    assert!(cluster.core.queue.is_empty());
+}
+
+#[test]
+fn somebody_who_names_a_gpu_of_ours_is_noticed_and_what_does_not_run_yet_moves() {
+    let mut cluster = cluster(2, 1);
+    share(&mut cluster, "runs", "10Gi");
+    share(&mut cluster, "waits", "10Gi");
+    cluster.settle(LONG);
+    let (node, _) = cluster.place("runs").unwrap();
+    super::walk::bind(&mut cluster, "runs");
+    whole_claim_takes(&mut cluster, "whole", &node, "gpu-0");
+    cluster.settle(LONG);
+    assert_eq!(cluster.core.conflicts().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
+    assert_ne!(cluster.place("waits").unwrap().0, node);
+    assert_eq!(cluster.place("runs").unwrap().0, node, "nobody takes a running pod's GPU");
+}
+
+#[test]
+fn a_forged_grant_counts_as_somebody_else() {
+    let mut cluster = cluster(1, 1);
+    let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
+        {"device": "gpu-0", "gpu": "GPU-node-0-0", "memory": "1Gi", "slots": 1, "isolation": "mps"}]});
+    cluster.put_whole("forged");
+    let mut claim = cluster.claim("forged").clone();
+    let mut made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0");
+    made.devices.as_mut().unwrap().config = Some(vec![object(json!({"source": "FromClaim",
+        "requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": share}}))]);
+    claim.status.get_or_insert_default().allocation = Some(made);
+    cluster.store(claim);
+    share_waits(&mut cluster);
+}
+
+fn share_waits(cluster: &mut Cluster) {
+    share(cluster, "a", "10Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("a"), None);
+    assert_eq!(cluster.holds(), [""; 0]);
+}
+
+#[test]
+fn a_gpu_that_must_never_be_held_is_not() {
+    for never in ["node-0", "h100", "GPU-node-0-0"] {
+        let mut cluster = Cluster::new(Rules { never_hold: vec![never.to_owned()], ..rules() });
+        cluster.put_node("node-0", 1);
+        share_waits(&mut cluster);
+    }
+}
+
+#[test]
+fn a_claim_that_changes_under_the_writer_is_tried_in_its_new_version() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    cluster.now += 3 * SECOND;
+    cluster.round();
+    cluster.write(false);
+    cluster.round();
+    assert!(matches!(cluster.writes[0], Write::Allocate { .. }));
+    let mut claim = cluster.claim("a").clone();
+    claim.metadata.labels = Some([("touched".to_owned(), "yes".to_owned())].into());
+    cluster.store(claim);
+    cluster.write(false);
+    assert_eq!(cluster.place("a"), None);
+    cluster.settle(SECOND);
+    assert!(cluster.place("a").is_some());
+}
+
+#[test]
+fn an_answer_that_was_lost_does_no_harm() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    cluster.now += 3 * SECOND;
+    cluster.round();
+    cluster.write(false);
+    cluster.round();
+    cluster.write(true);
+    assert!(cluster.place("a").is_some());
+    cluster.settle(LONG);
+    share(&mut cluster, "b", "71Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("b"), None, "a counts once, and it counts");
+    cluster.check();
+}

@@ -1,0 +1,279 @@
+//! Anything happens, in any order.
+
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+use serde_json::json;
+
+use super::cluster::{Cluster, claims_of, results};
+use crate::controller::config::Rules;
+use crate::controller::hold::Pace;
+
+/// Longer than anything that a scheduler decides takes to become visible.
+const SETTLE: Duration = Duration::from_secs(2);
+
+fn rules() -> Rules {
+    let holds = Pace { settle: SETTLE, keep_warm: Duration::from_secs(10), ..Pace::default() };
+    Rules { holds, ..Rules::default() }
+}
+
+/// The scheduler binds the pod where its claims are, and reserves them.
+pub fn bind(cluster: &mut Cluster, name: &str) {
+    let at = ("ml".to_owned(), name.to_owned());
+    let Some(mut pod) = cluster.pods.get(&at).cloned() else { return };
+    let names = claims_of(&pod);
+    let Some(places) = names.iter().map(|claim| cluster.place(claim)).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let Some((node, _)) = places.first().cloned() else { return };
+    let open =
+        cluster.nodes.get(&node).is_some_and(|node| node.spec.as_ref().unwrap().unschedulable != Some(true));
+    let spec = pod.spec.as_mut().unwrap();
+    if !open || spec.node_name.is_some() {
+        return;
+    }
+    spec.node_name = Some(node);
+    let uid = pod.metadata.uid.clone().unwrap();
+    for claim in names {
+        let mut claim = cluster.claim(&claim).clone();
+        let users = claim.status.get_or_insert_default().reserved_for.get_or_insert_default();
+        users.push(ResourceClaimConsumerReference {
+            resource: "pods".to_owned(),
+            name: name.to_owned(),
+            uid: uid.clone(),
+            ..ResourceClaimConsumerReference::default()
+        });
+        cluster.store(claim);
+    }
+    cluster.store_pod(pod);
+}
+
+/// A scheduler's decision that is on its way to the API server.
+struct Decided {
+    claim: String,
+    node: String,
+    device: String,
+    lands: Duration,
+}
+
+struct Walk {
+    cluster: Cluster,
+    rng: fastrand::Rng,
+    decided: Vec<Decided>,
+    made: u32,
+}
+
+impl Walk {
+    fn new(seed: u64) -> Self {
+        let mut cluster = Cluster::new(rules());
+        for node in 0..3 {
+            cluster.put_node(&format!("node-{node}"), 2);
+        }
+        Self { cluster, rng: fastrand::Rng::with_seed(seed), decided: Vec::new(), made: 0 }
+    }
+
+    fn pod(&mut self) -> Option<String> {
+        let names: Vec<&String> = self.cluster.pods.keys().map(|(_, name)| name).collect();
+        self.rng.choice(names).cloned()
+    }
+
+    fn node(&mut self) -> String {
+        format!("node-{}", self.rng.u8(0..3))
+    }
+
+    fn step(&mut self) {
+        match self.rng.u8(0..100) {
+            0..12 => self.create_share(),
+            12..16 => self.create_whole(),
+            16..30 => self.schedule(),
+            30..40 => {
+                if let Some(pod) = self.pod() {
+                    bind(&mut self.cluster, &pod);
+                }
+            }
+            40..46 => {
+                if let Some(pod) = self.pod() {
+                    let with_claims = self.rng.bool();
+                    self.cluster.drop_pod(&pod, with_claims);
+                }
+            }
+            46..48 => self.drop_any_claim(),
+            48..50 => self.clear_any(),
+            50..52 => {
+                let (node, cordoned) = (self.node(), self.rng.bool());
+                if self.cluster.nodes.contains_key(&node) {
+                    self.cluster.put_node_object(&node, json!({"unschedulable": cordoned}));
+                }
+            }
+            52 => {
+                let node = self.node();
+                match self.cluster.nodes.contains_key(&node) {
+                    true => self.cluster.drop_node(&node),
+                    false => self.cluster.put_node(&node, 2),
+                }
+            }
+            53 => self.cluster.relist(),
+            54 => self.cluster.fail_over(rules()),
+            55..57 => self.cluster.fail(),
+            57..80 => self.write(),
+            80..92 => {
+                let most = self.rng.usize(0..12);
+                self.cluster.deliver(most);
+                self.cluster.round();
+            }
+            _ => {
+                self.cluster.now += Duration::from_millis(self.rng.u64(0..1500));
+                // A decision becomes visible long before a hold has settled.
+                self.land(false);
+                self.cluster.round();
+            }
+        }
+        self.cluster.check();
+    }
+
+    fn create_share(&mut self) {
+        self.made += 1;
+        let name = format!("p{}", self.made);
+        let share = match self.rng.u8(0..4) {
+            0 => json!({"fraction": "0.25"}),
+            1 => json!({"memory": "30Gi", "compute": 40}),
+            2 => json!({"memory": "79Gi"}),
+            _ => json!({"memory": format!("{}Mi", self.rng.u32(1..20_000))}),
+        };
+        let gpus = if self.rng.u8(0..8) == 0 { 2 } else { 1 };
+        self.cluster.put_share(&name, share, gpus);
+        let mut more = json!({"spec": {"priority": self.rng.u8(0..2)}});
+        if self.rng.u8(0..5) == 0 {
+            more["metadata"]["annotations"] = json!({"tranche.dev/gang": format!("g{}", self.made / 3)});
+        }
+        self.cluster.put_pod(&name, &[&name], more);
+    }
+
+    fn create_whole(&mut self) {
+        self.made += 1;
+        let name = format!("w{}", self.made);
+        self.cluster.put_whole(&name);
+        let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+        self.cluster.put_pod(&name, &[&name], waits);
+    }
+
+    /// The scheduler gives a whole GPU to a claim, by what it sees now; the write lands later.
+    fn schedule(&mut self) {
+        let open =
+            self.cluster.claims.iter().filter(|((ns, name), claim)| {
+                ns == "ml" && name.starts_with('w') && results(claim).is_empty()
+            });
+        let open: Vec<String> = open.map(|((_, name), _)| name.clone()).collect();
+        let Some(claim) = self.rng.choice(open) else { return };
+        if self.decided.iter().any(|one| one.claim == claim) {
+            return;
+        }
+        let named = self.cluster.claims.values().flat_map(results);
+        let named = named.chain(self.decided.iter().map(|one| (one.node.clone(), one.device.clone())));
+        let named: Vec<(String, String)> = named.collect();
+        let nodes = self.cluster.slices.keys().cloned();
+        let gpus = nodes.flat_map(|node| (0..2).map(move |minor| (node.clone(), format!("gpu-{minor}"))));
+        let free: Vec<(String, String)> = gpus.filter(|gpu| !named.contains(gpu)).collect();
+        if let Some((node, device)) = self.rng.choice(free) {
+            let lands = self.cluster.now + Duration::from_millis(self.rng.u64(0..400));
+            self.decided.push(Decided { claim, node, device, lands });
+        }
+    }
+
+    fn land(&mut self, all: bool) {
+        let now = self.cluster.now;
+        let (landing, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.decided).into_iter().partition(|one| all || one.lands <= now);
+        self.decided = waiting;
+        for one in landing {
+            let at = ("ml".to_owned(), one.claim.clone());
+            let Some(mut claim) = self.cluster.claims.get(&at).cloned() else { continue };
+            if results(&claim).is_empty() {
+                let made = crate::controller::grant::hold(&one.node.as_str().into(), "gpu", &one.device);
+                claim.status.get_or_insert_default().allocation = Some(made);
+                self.cluster.store(claim);
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        if self.cluster.writes.is_empty() {
+            return;
+        }
+        let at = self.rng.usize(0..self.cluster.writes.len().min(4));
+        let lost = self.rng.u8(0..20) == 0;
+        self.cluster.write_at(at, lost);
+    }
+
+    fn drop_any_claim(&mut self) {
+        let names: Vec<_> = self.cluster.claims.keys().cloned().collect();
+        if let Some(name) = self.rng.choice(names) {
+            self.cluster.drop_claim(&name);
+        }
+    }
+
+    /// The scheduler's PostFilter, or an administrator, takes an allocation away.
+    fn clear_any(&mut self) {
+        let unreserved = self.cluster.claims.iter().filter(|((ns, _), claim)| {
+            let users = claim.status.as_ref().and_then(|status| status.reserved_for.as_ref());
+            ns == "ml" && !results(claim).is_empty() && users.is_none_or(Vec::is_empty)
+        });
+        let names: Vec<_> = unreserved.map(|(name, _)| name.clone()).collect();
+        if let Some(name) = self.rng.choice(names) {
+            let mut claim = self.cluster.claims[&name].clone();
+            claim.status = None;
+            self.cluster.store(claim);
+        }
+    }
+
+    /// Everything calms down: what can be placed is placed, and nothing is left behind.
+    fn end(&mut self) {
+        self.land(true);
+        for node in 0..3 {
+            self.cluster.put_node(&format!("node-{node}"), 2);
+        }
+        self.cluster.settle(Duration::from_secs(1200));
+        self.cluster.check();
+        let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
+        for pod in pods {
+            self.cluster.drop_pod(&pod, true);
+        }
+        let claims: Vec<_> = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml").cloned().collect();
+        claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
+        self.cluster.settle(Duration::from_secs(1200));
+        assert_eq!(self.cluster.holds(), [""; 0], "holds are given back");
+        assert!(self.cluster.core.queue.is_empty());
+        for node in self.cluster.core.stock.index.nodes() {
+            for gpu in node.gpus() {
+                assert_eq!(
+                    gpu.memory().0,
+                    gpu.memory().1,
+                    "{}/{} is counted as used",
+                    node.name(),
+                    gpu.device()
+                );
+            }
+            assert_eq!(node.cpu_milli().0, node.cpu_milli().1);
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
+    let (walks, steps) = match std::env::var("TRANCHE_STEPS").ok().and_then(|steps| steps.parse::<u64>().ok())
+    {
+        Some(steps) => (steps.div_ceil(2000), 2000),
+        None => (12, 600),
+    };
+    for seed in 0..walks {
+        let mut walk = Walk::new(seed);
+        let run = std::panic::AssertUnwindSafe(|| {
+            (0..steps).for_each(|_| walk.step());
+            walk.end();
+        });
+        if let Err(panic) = std::panic::catch_unwind(run) {
+            eprintln!("the walk with seed {seed} failed");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
