@@ -50,6 +50,10 @@ pub struct Core {
     pub(super) not_before: BTreeMap<ClaimUid, Moment>,
     /// Claims that a write is under way for.
     pub(super) in_flight: BTreeSet<ClaimUid>,
+    /// Claims whose plan was given up while their allocation was being written, or after its answer was lost: it
+    /// may stand in the API soon, so that it counts until it is sure that it does not. None: its answer is still to
+    /// come; else when to make sure.
+    pub(super) doubtful: BTreeMap<ClaimUid, Option<Moment>>,
     /// Allocations that are to be taken back.
     pub(super) to_clear: BTreeSet<ClaimUid>,
     /// GPUs that we use and somebody else names, too.
@@ -74,6 +78,7 @@ impl Core {
             unused: BTreeMap::new(),
             not_before: BTreeMap::new(),
             in_flight: BTreeSet::new(),
+            doubtful: BTreeMap::new(),
             to_clear: BTreeSet::new(),
             conflicts: BTreeSet::new(),
             rules,
@@ -137,6 +142,7 @@ impl Core {
             false => drop(self.unused.entry(uid.clone()).or_insert(Unused::new(now))),
         }
         self.stock.set_grants(uid, shares);
+        self.doubtful.remove(uid);
         let planned = self.plans.of_mut(uid).map(|planned| {
             planned.done = true;
             Some(&planned.node) == node.as_ref()
@@ -158,6 +164,7 @@ impl Core {
         self.unused.remove(uid);
         let ours = self.to_clear.remove(uid);
         if self.plans.of(uid).is_none() {
+            self.doubtful.remove(uid);
             self.stock.set_grants(uid, Vec::new());
         } else if let Some(key) = self.plans.key(uid).cloned() {
             self.cancel(&key, now);
@@ -184,6 +191,7 @@ impl Core {
             self.cancel(&key, now);
         }
         self.stock.set_grants(uid, Vec::new());
+        self.doubtful.remove(uid);
         self.unused.remove(uid);
         self.not_before.remove(uid);
         self.to_clear.remove(uid);
@@ -260,10 +268,7 @@ impl Core {
         let Some(pod) = self.world.pods.get(uid) else { return };
         let claims = self.world.claims_of(pod);
         let open = |claim: &&Claim| {
-            claim.is_shares()
-                && claim.allocation.is_none()
-                && !claim.ending
-                && self.plans.of(claim.uid()).is_none()
+            claim.is_shares() && claim.allocation.is_none() && !claim.ending && !self.is_decided(claim.uid())
         };
         let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
         let whole =
@@ -284,6 +289,11 @@ impl Core {
             true => self.queue.add(uid, key, waiter, now),
             false => self.queue.remove(uid),
         }
+    }
+
+    /// Something is under way for the claim already.
+    pub(super) fn is_decided(&self, claim: &ClaimUid) -> bool {
+        self.plans.of(claim).is_some() || self.doubtful.contains_key(claim)
     }
 
     /// Pods of a gang that have their place.
@@ -309,9 +319,12 @@ impl Core {
     /// Gives up what was decided for a unit and is not in the API yet. What is there of a gang is taken back.
     pub(super) fn cancel(&mut self, key: &UnitKey, now: Moment) {
         let Some(plan) = self.plans.remove(key) else { return };
-        for uid in plan.claims.keys() {
+        for (uid, planned) in &plan.claims {
             let claim = self.world.claims.get(uid);
             match claim.and_then(|claim| claim.allocation.as_ref()) {
+                None if self.in_flight.contains(uid) || planned.lost => {
+                    self.doubtful.insert(uid.clone(), (!self.in_flight.contains(uid)).then_some(now));
+                }
                 None => self.stock.set_grants(uid, Vec::new()),
                 Some(_) if matches!(key, UnitKey::Gang { .. }) && !claim.is_some_and(Claim::is_reserved) => {
                     self.to_clear.insert(uid.clone());
@@ -404,7 +417,7 @@ impl Core {
             true => self.contested(gpu, &shares, now),
             false => drop(self.conflicts.remove(gpu)),
         }
-        if !shares.is_empty() && !others && self.holds.phase(gpu).is_none() {
+        if (!shares.is_empty() || self.stock.is_granted(gpu)) && !others && self.holds.phase(gpu).is_none() {
             self.holds.want(gpu);
         }
         let known = self.world.gpu(gpu);
@@ -467,8 +480,16 @@ impl Core {
             }
             Outcome::Marked(uid, result) => {
                 self.in_flight.remove(&uid);
-                if let Ok(claim) = result {
-                    self.apply(Change::Claim(Seen::Stored(claim)), now);
+                match result {
+                    Ok(claim) => {
+                        self.apply(Change::Claim(Seen::Stored(claim)), now);
+                        // Its version is another now: what was meant for an older one comes to nothing.
+                        self.sure(&uid, now);
+                    }
+                    Err(_) => {
+                        let again = self.doubtful.get_mut(&uid);
+                        again.into_iter().for_each(|again| *again = Some(now + ASK_AGAIN));
+                    }
                 }
             }
             Outcome::Created { result, .. } => {
@@ -514,14 +535,29 @@ impl Core {
         }
     }
 
+    /// An allocation that was in doubt does not stand in the API, and will not.
+    fn sure(&mut self, uid: &ClaimUid, now: Moment) {
+        let open = self.world.claims.get(uid).is_none_or(|claim| claim.allocation.is_none());
+        if self.doubtful.remove(uid).is_some() && open && self.plans.of(uid).is_none() {
+            self.stock.set_grants(uid, Vec::new());
+            self.review_users(uid, now);
+        }
+    }
+
     fn not_allocated(&mut self, uid: &ClaimUid, failure: Failure, now: Moment) {
-        let Some(key) = self.plans.key(uid).cloned() else { return };
+        let Some(key) = self.plans.key(uid).cloned() else {
+            match failure {
+                Failure::Silent(_) => drop(self.doubtful.insert(uid.clone(), Some(now))),
+                _ => self.sure(uid, now),
+            }
+            return;
+        };
         match failure {
             // Its next version is tried; it is on its way.
             Failure::Conflict | Failure::NotLeading => {}
             Failure::Silent(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {
-                    (planned.tried, planned.after) = (None, now + ASK_AGAIN);
+                    (planned.tried, planned.after, planned.lost) = (None, now + ASK_AGAIN, true);
                 }
             }
             Failure::Gone => self.cancel(&key, now),

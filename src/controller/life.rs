@@ -122,6 +122,7 @@ impl Core {
         let unused = self.unused.keys().filter_map(|uid| self.due(uid));
         let rests = self.not_before.values().copied();
         let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
-        unused.chain(rests).chain(again).filter(|due| *due > now).min()
+        let doubts = self.doubtful.values().flatten().copied();
+        unused.chain(rests).chain(again).chain(doubts).filter(|due| *due > now).min()
     }
 }

@@ -24,6 +24,8 @@ pub struct PlannedClaim {
     /// The version of the claim that was last tried, and not before when it may be tried again.
     pub tried: Option<String>,
     pub after: Moment,
+    /// A try was not answered.
+    pub lost: bool,
     /// The allocation stands in the API.
     pub done: bool,
 }

@@ -12,7 +12,7 @@ use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
 use super::wants::{Wants, wants};
-use super::world::claim::{POLICY, WAITING};
+use super::world::claim::{GIVEN_UP, POLICY, WAITING};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, ask};
@@ -136,8 +136,14 @@ impl Core {
             let given = ask::parts(&part.wants, placement);
             for ((claim, wants), given) in part.claims.iter().zip(&part.wants).zip(given) {
                 let given = self.given(node, wants, &given);
-                let planned =
-                    PlannedClaim { node: node.clone(), given, tried: None, after: now, done: false };
+                let planned = PlannedClaim {
+                    node: node.clone(),
+                    given,
+                    tried: None,
+                    after: now,
+                    lost: false,
+                    done: false,
+                };
                 plan.claims.insert(claim.clone(), planned);
             }
         }
@@ -158,10 +164,7 @@ impl Core {
         let Some(claims) = self.world.claims_of(pod) else { return Ok(None) };
         let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
         let open = |claim: &&&Claim| {
-            claim.is_shares()
-                && claim.allocation.is_none()
-                && self.plans.of(claim.uid()).is_none()
-                && !taken(claim)
+            claim.is_shares() && claim.allocation.is_none() && !self.is_decided(claim.uid()) && !taken(claim)
         };
         let open: Vec<&Claim> = claims.iter().filter(open).copied().collect();
         let rests = |claim: &&Claim| self.not_before.get(claim.uid()).is_some_and(|until| now < *until);
@@ -410,6 +413,7 @@ impl Core {
                 round.writes.push(write);
             }
         }
+        self.make_sure(now, round);
         let clear: Vec<ClaimUid> =
             self.to_clear.iter().filter(|uid| !self.in_flight.contains(*uid)).cloned().collect();
         for uid in clear {
@@ -421,6 +425,20 @@ impl Core {
                 Some(_) => {}
                 None => drop(self.to_clear.remove(&uid)),
             }
+        }
+    }
+
+    /// Changes claims whose last write was not answered: after that it cannot be done any more.
+    fn make_sure(&mut self, now: Moment, round: &mut Round) {
+        let due = |due: &Option<Moment>| due.is_some_and(|due| due <= now);
+        let lost = self.doubtful.iter().filter(|(uid, lost)| due(lost) && !self.in_flight.contains(*uid));
+        let lost: Vec<ClaimUid> = lost.map(|(uid, _)| uid.clone()).collect();
+        for uid in lost {
+            let Some(claim) = self.world.claims.get(&uid) else { continue };
+            let version = Some(claim.at.resource_version.clone());
+            let marks = Marks { finalizers: None, annotations: vec![(GIVEN_UP.to_owned(), version)] };
+            round.writes.push(Write::Mark(claim.at.clone(), marks));
+            self.in_flight.insert(uid);
         }
     }
 

@@ -206,7 +206,8 @@ impl Walk {
     }
 
     fn drop_any_claim(&mut self) {
-        let names: Vec<_> = self.cluster.claims.keys().cloned().collect();
+        let names = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml");
+        let names: Vec<_> = names.cloned().collect();
         if let Some(name) = self.rng.choice(names) {
             self.cluster.drop_claim(&name);
         }

@@ -19,6 +19,8 @@ pub const HOLD_NODE: &str = "tranche.dev/node";
 pub const HOLD_DEVICE: &str = "tranche.dev/device";
 /// Why the claim waits, for people.
 pub const WAITING: &str = "tranche.dev/waiting";
+/// The version of the claim at which an unanswered write was given up.
+pub const GIVEN_UP: &str = "tranche.dev/given-up";
 /// How the claim's GPUs are to be chosen: pack, spread or fragmentation.
 pub const POLICY: &str = "tranche.dev/policy";
 /// The class of whole GPUs.
