@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Usage;
 use crate::cluster::{ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
-use crate::model::names::{ClaimUid, DRIVER};
+use crate::model::names::{ClaimUid, DRIVER, PoolName};
 
 const API_VERSION: &str = "resource.k8s.io/v1";
 const KIND: &str = "ResourceClaim";
@@ -152,7 +152,7 @@ impl Manifest {
         let mut results = array(&self.object, "/status/allocation/devices/results").iter();
         let pool =
             results.find(|result| word(result, "driver") == DRIVER).map(|result| word(result, "pool"))?;
-        (!pool.is_empty()).then(|| pool.to_owned())
+        (!pool.is_empty()).then(|| PoolName::new(pool).published().to_string())
     }
 
     /// `device of driver`, for results that other drivers serve.

@@ -69,6 +69,22 @@ name!(
     BootId
 );
 
+/// Appended to a pool's name in results of shares where the API server keeps no share ids.
+const SHARES: &str = "/shares";
+
+impl PoolName {
+    /// The pool that shares name where the API server keeps no share ids (KEP-5075). The scheduler's books have a
+    /// device once: named by several claims it would be free with the end of the first, and given away whole.
+    pub fn of_shares(&self) -> Self {
+        Self(format!("{}{SHARES}", self.0))
+    }
+
+    /// The pool that is published: itself, or the one whose shares it stands for.
+    pub fn published(&self) -> Self {
+        Self(self.0.strip_suffix(SHARES).unwrap_or(&self.0).to_owned())
+    }
+}
+
 impl DeviceName {
     /// `gpu-<minor>`, as NVIDIA's driver names a whole GPU.
     pub fn whole(minor: u32) -> Self {

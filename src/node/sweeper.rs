@@ -160,7 +160,9 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
         ClaimState::Replaced { .. } => Verdict::Release("the claim was replaced by another of its name"),
         ClaimState::NotAllocated => Verdict::Release("the claim is not allocated any more"),
         ClaimState::NoneOfOurs => Verdict::Release("the claim is allocated to other drivers' devices"),
-        ClaimState::Allocated(claim) if claim.results.iter().all(|result| result.pool != *pool) => {
+        ClaimState::Allocated(claim)
+            if claim.results.iter().all(|result| result.pool.published() != *pool) =>
+        {
             Verdict::Release("the claim is allocated on another node")
         }
         ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => Verdict::Restore(claim),

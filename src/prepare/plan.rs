@@ -5,7 +5,7 @@ use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
 use crate::ledger::{HeldDevice, Intent, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::Device;
-use crate::model::names::{BootId, PoolName};
+use crate::model::names::BootId;
 use crate::params::{Interval, Sharing};
 
 /// All that will be done for a claim, decided.
@@ -44,7 +44,7 @@ pub fn plan(
     let mut steps: Vec<Step> = targets.iter().filter_map(time_slice).collect();
     steps.extend(daemons.iter().map(mps::Daemon::step));
     steps.push(Step::WriteCdi { file: cdi.file_name.clone() });
-    let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id, site.pool)).collect();
+    let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id)).collect();
     let intent = Intent { claim: claim.claim.clone(), boot: facts.boot.clone(), devices: held, steps };
     Ok(Plan { intent, cdi })
 }
@@ -82,11 +82,11 @@ fn cdi_device(target: &Target<'_>, daemons: &[mps::Daemon], facts: Facts<'_>) ->
     }
 }
 
-fn held(target: &Target<'_>, cdi_id: &str, pool: &PoolName) -> HeldDevice {
+fn held(target: &Target<'_>, cdi_id: &str) -> HeldDevice {
     HeldDevice {
         answer: PreparedDevice {
             requests: target.requests.clone(),
-            pool: pool.clone(),
+            pool: target.pool.clone(),
             device: target.name.clone(),
             cdi_ids: vec![cdi_id.to_owned()],
             share_id: target.share_id.clone(),

@@ -30,6 +30,8 @@ pub struct Site<'a> {
 pub struct Target<'a> {
     pub device: Device<'a>,
     pub name: DeviceName,
+    /// As the result names it.
+    pub pool: PoolName,
     pub mode: HoldMode,
     /// Of a result that shares the device (KEP-5075), whole or in part.
     pub share_id: Option<String>,
@@ -80,11 +82,12 @@ fn target<'a>(
     site: Site<'a>,
 ) -> Result<Target<'a>, Refusal> {
     let device = find(result, site)?;
-    let (name, requests) = (result.device.clone(), vec![result.request.base().to_owned()]);
+    let (name, pool) = (result.device.clone(), result.pool.clone());
+    let requests = vec![result.request.base().to_owned()];
     // Administrative access changes nothing and is given to broken devices too.
     if result.access == Access::Admin {
         let (mode, settings) = (HoldMode::Admin, DeviceSettings::default());
-        return Ok(Target { device, name, mode, share_id: None, requests, settings });
+        return Ok(Target { device, name, pool, mode, share_id: None, requests, settings });
     }
     if let Health::Unhealthy(reason) = &device.gpu().health {
         return Err(Refusal::Unhealthy { device: name, reason: reason.clone() });
@@ -109,7 +112,7 @@ fn target<'a>(
         let (before, placer) = (own.collect::<Vec<_>>(), placer(&settings));
         share::fits(claim, &share::Part { gpu: device.gpu(), grant, placer, before: &before }, site)?;
     }
-    Ok(Target { device, name, mode, share_id, requests, settings })
+    Ok(Target { device, name, pool, mode, share_id, requests, settings })
 }
 
 fn placer(settings: &DeviceSettings) -> Placer {
@@ -136,7 +139,7 @@ fn check_isolation(device: &DeviceName, mode: HoldMode, settings: &DeviceSetting
 
 fn find<'a>(result: &Allocated, site: Site<'a>) -> Result<Device<'a>, Refusal> {
     let (request, device) = (result.request.clone(), result.device.clone());
-    if result.pool != *site.pool {
+    if result.pool.published() != *site.pool {
         let node = site.node.clone();
         return Err(Refusal::OtherPool { request, device, pool: result.pool.clone(), node });
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::model::names::{DRIVER, HOLD_LABEL};
+use crate::model::names::{DRIVER, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::params::{self, Params};
 use crate::sharing::{COMPUTE, MEMORY};
@@ -148,7 +148,8 @@ fn holders(claims: &[ResourceClaim]) -> Holders {
         let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { continue };
         let configs = devices.config.as_deref().unwrap_or_default();
         for result in devices.results.iter().flatten().filter(|result| result.driver == DRIVER) {
-            let place = (result.pool.clone(), result.device.clone());
+            let pool = PoolName::new(&result.pool).published();
+            let place = (pool.to_string(), result.device.clone());
             holders.entry(place).or_default().push(found(claim, result, configs));
         }
     }
