@@ -9,7 +9,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 out="${1:-$here}"
 helm="${HELM:-helm}"
 mkdir -p "$out"
-for part in deviceclasses rbac policy podpolicy daemonset mps webhook; do
+for part in deviceclasses rbac policy podpolicy daemonset mps controller webhook; do
   {
     echo "# Made by deploy/generate.sh from charts/tranche: change that, not this."
     "$helm" template tranche "$here/../charts/tranche" --namespace tranche-system \

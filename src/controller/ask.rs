@@ -1,26 +1,99 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
 use super::wants::Wants;
-use crate::allocate::{GpuGrant, Placement, Shape};
+use crate::allocate::{Alike, GpuGrant, Placement, Shape, Want};
 use crate::feasible::Room;
+use crate::select::{QualifiedName, Selector};
 
 /// All that a pod's open claims want, of one node.
 ///
 /// # Errors
-/// It cannot be asked for, in words.
+/// In words for the claim's author: a selector is no CEL, or an attribute has no domain.
 pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
-    let wants: Vec<_> = claims.iter().flat_map(|wants| &wants.requests).collect();
-    let [want] = wants.as_slice() else {
-        return Err(format!("{} requests of one pod cannot be placed together yet", wants.len()));
-    };
-    if !want.selectors.is_empty() || claims.iter().any(|wants| !wants.same.is_empty()) {
-        return Err("selectors and constraints cannot be followed yet".to_owned());
+    let mut shape = Shape { cpu_milli: room.cpu_milli, memory: room.memory, ..Shape::default() };
+    for (number, claim) in claims.iter().enumerate() {
+        let first = shape.wants.len();
+        for want in &claim.requests {
+            for text in &want.selectors {
+                Selector::compile(text).map_err(|error| format!("request {}: {error}", want.request))?;
+            }
+            let claim = u32::try_from(number).unwrap_or(u32::MAX);
+            let selectors = want.selectors.clone();
+            shape.wants.push(Want { claim, selectors, ..Want::of(&want.share, want.gpus) });
+        }
+        for (attribute, requests) in &claim.same {
+            shape.alike.push(alike(claim, first, attribute, requests)?);
+        }
     }
-    let shape = Shape::of(&want.share, want.gpus);
-    Ok(Shape { cpu_milli: room.cpu_milli, memory: room.memory, ..shape })
+    Ok(shape)
 }
 
-/// The GPUs of each want, in the order in which they were asked for.
+fn alike(claim: &Wants, first: usize, attribute: &str, requests: &[String]) -> Result<Alike, String> {
+    let name = QualifiedName::full(attribute);
+    let attribute = name.ok_or_else(|| {
+        format!("matchAttribute {attribute:?} has no domain; write one such as gpu.nvidia.com/productName")
+    })?;
+    let meant = |name: &str| requests.is_empty() || requests.iter().any(|one| one == name);
+    let wants = claim.requests.iter().enumerate().filter(|(_, want)| meant(want.request.as_str()));
+    Ok(Alike { attribute, wants: wants.map(|(at, _)| first + at).collect() })
+}
+
+/// The GPUs of each request of each claim, in the order in which they were asked for.
 pub fn parts(claims: &[Wants], placement: &Placement) -> Vec<Vec<Vec<GpuGrant>>> {
-    claims.iter().map(|wants| wants.requests.iter().map(|_| placement.gpus.clone()).collect()).collect()
+    let mut want = 0..;
+    let mut of_next = || {
+        let want = want.next();
+        placement.gpus.iter().filter(|grant| Some(grant.want) == want).cloned().collect::<Vec<_>>()
+    };
+    claims.iter().map(|wants| wants.requests.iter().map(|_| of_next()).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::names::RequestName;
+    use crate::model::quantity::Bytes;
+    use crate::params::{Amount, GpuShare};
+
+    fn want(request: &str, selectors: &[&str]) -> super::super::wants::Want {
+        super::super::wants::Want {
+            request: RequestName::new(request),
+            share: GpuShare { amount: Some(Amount::Memory(Bytes::from_mib(1000))), ..GpuShare::default() },
+            gpus: 1,
+            selectors: selectors.iter().map(|text| (*text).to_owned()).collect(),
+            tolerations: vec![],
+        }
+    }
+
+    #[test]
+    fn the_wants_of_all_claims_stand_in_one_row_and_their_answers_go_back_to_them() {
+        let one = Wants { requests: vec![want("a", &[])], same: vec![] };
+        let same = vec![("gpu.nvidia.com/productName".to_owned(), vec!["y".to_owned()])];
+        let two =
+            Wants { requests: vec![want("x", &["device.driver == 'gpu.nvidia.com'"]), want("y", &[])], same };
+        let claims = [one, two];
+        let shape = shape(&claims, Room::default()).unwrap();
+        assert_eq!(shape.wants.iter().map(|want| want.claim).collect::<Vec<_>>(), [0, 1, 1]);
+        assert_eq!(shape.alike[0].wants, [2]);
+        let grant = |want: usize, device: &str| GpuGrant {
+            want,
+            device: device.into(),
+            memory: Bytes::from_mib(1000),
+            compute: None,
+            slots: 1,
+        };
+        let gpus = vec![grant(2, "gpu-0"), grant(0, "gpu-1"), grant(1, "gpu-1")];
+        let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0) };
+        let devices = parts(&claims, &placement);
+        let names = |at: usize, request: usize| devices[at][request][0].device.to_string();
+        assert_eq!([names(0, 0), names(1, 0), names(1, 1)], ["gpu-1", "gpu-1", "gpu-0"]);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_for_is_told() {
+        let bad = Wants { requests: vec![want("a", &["device.driver =="])], same: vec![] };
+        assert!(shape(&[bad], Room::default()).unwrap_err().contains("request a"));
+        let bad = Wants { requests: vec![want("a", &[])], same: vec![("productName".to_owned(), vec![])] };
+        assert!(shape(&[bad], Room::default()).unwrap_err().contains("has no domain"));
+    }
 }

@@ -428,9 +428,10 @@ impl Core {
     }
 
     fn is_forbidden(&self, gpu: &GpuRef, known: &super::world::Gpu) -> bool {
+        let known = &known.grantable;
         let product = known.product.to_lowercase();
         self.rules.never_hold.iter().any(|one| {
-            *one == gpu.node.as_str() || *one == known.uuid.as_str() || product.contains(&one.to_lowercase())
+            *one == gpu.node.as_str() || *one == known.gpu.as_str() || product.contains(&one.to_lowercase())
         })
     }
 

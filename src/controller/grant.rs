@@ -8,8 +8,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
-use super::world::claim::SHARES_POOL;
-use crate::model::names::{DRIVER, NodeName, RequestName};
+use crate::model::names::{DRIVER, NodeName, PoolName, RequestName};
 use crate::params::{GrantedDevice, ShareGrant};
 
 /// What one request was given.
@@ -71,7 +70,8 @@ fn result(
     device: &GrantedDevice,
     id: Option<String>,
 ) -> DeviceRequestAllocationResult {
-    let pool = if id.is_some() { node.to_string() } else { format!("{node}{SHARES_POOL}") };
+    let pool = PoolName::new(node.as_str());
+    let pool = if id.is_some() { pool } else { pool.of_shares() };
     let consumed = [
         ("memory", device.memory.to_quantity_string()),
         ("compute", device.compute.map_or(0, |percent| percent.get()).to_string()),
@@ -82,7 +82,7 @@ fn result(
         consumed_capacity: id.is_some().then_some(consumed),
         share_id: id,
         driver: DRIVER.to_owned(),
-        pool,
+        pool: pool.to_string(),
         device: device.device.to_string(),
         request: given.request.as_str().to_owned(),
         tolerations: (!given.tolerations.is_empty()).then(|| given.tolerations.clone()),

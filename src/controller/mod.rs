@@ -9,7 +9,7 @@
 //!
 //! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
 //!
-//! May import: model, params, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
+//! May import: model, params, slices, select, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
 //! futures, fastrand, serde_json, tracing, thiserror.
 
 mod ask;

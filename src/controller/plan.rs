@@ -49,6 +49,7 @@ impl PlannedClaim {
 /// A share as the allocator counts it.
 pub fn as_grant(device: &crate::params::GrantedDevice) -> GpuGrant {
     GpuGrant {
+        want: 0,
         device: device.device.clone(),
         memory: device.memory,
         compute: device.compute,

@@ -148,6 +148,7 @@ impl Core {
             }
         }
         self.tell_placed(&plan);
+        parts.iter().for_each(|part| self.stock.index.seen(&part.ask.shape));
         self.adopt(turn.key.clone(), plan, now);
         Ok(true)
     }
@@ -240,11 +241,11 @@ impl Core {
             let gpu = self.world.gpu(&GpuRef::new(node, &grant.device))?;
             Some(GrantedDevice {
                 device: grant.device.clone(),
-                gpu: gpu.uuid.clone(),
+                gpu: gpu.grantable.gpu.clone(),
                 memory: grant.memory,
                 compute: grant.compute,
                 slots: grant.slots,
-                isolation: gpu.shareable?.isolation,
+                isolation: gpu.grantable.isolation,
             })
         };
         let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {
@@ -450,7 +451,8 @@ impl Core {
             return None;
         }
         let Asks::Shares(spec) = &claim.asks else { return None };
-        let keeps = planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.keeps_shares));
+        let keeps =
+            planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
         let made =
             allocation(&planned.node, &planned.given, (spec, &self.world.class), keeps.then_some(ids as _));
         let mut finalizers = claim.finalizers.clone();

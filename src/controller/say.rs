@@ -65,7 +65,7 @@ impl Reason {
             Shortage::Memory { .. } | Shortage::Whole { .. } => Self::Memory,
             Shortage::Compute { .. } => Self::Compute,
             Shortage::Slots { .. } => Self::Slots,
-            Shortage::Gpus { .. } => Self::Gpus,
+            Shortage::Gpus { .. } | Shortage::Together { .. } => Self::Gpus,
         }
     }
 }

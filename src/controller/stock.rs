@@ -179,17 +179,17 @@ fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
     let _ = index.apply(&key(claim, &gpu.device), &placement);
 }
 
-/// The GPUs of a node that can be shared.
 fn gpus(state: &NodeState) -> Vec<GpuSpec> {
-    let spec = |(device, gpu): (&DeviceName, &super::world::Gpu)| {
-        let shareable = gpu.shareable?;
-        Some(GpuSpec {
-            device: device.clone(),
-            product: gpu.product.clone(),
-            memory: shareable.memory,
-            slots: shareable.slots,
-            isolation: shareable.isolation,
-        })
+    let spec = |gpu: &super::world::Gpu| {
+        let one = &gpu.grantable;
+        GpuSpec {
+            device: one.device.clone(),
+            product: one.product.clone(),
+            memory: one.memory,
+            slots: one.slots,
+            isolation: one.isolation,
+            facts: gpu.facts.clone(),
+        }
     };
-    state.gpus.iter().filter_map(spec).collect()
+    state.gpus.values().map(spec).collect()
 }

@@ -12,11 +12,12 @@ use tokio::sync::mpsc;
 use super::grant;
 use super::lease::Gate;
 use super::world::GpuRef;
-use super::world::claim::{HOLD_DEVICE, HOLD_LABEL, HOLD_NODE, reference};
+use super::world::claim::{HOLD_DEVICE, HOLD_NODE, reference};
 use super::write::{Failure, Outcome, Write};
 use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::cluster::{CallError, KubeCluster};
 use crate::model::error_chain;
+use crate::model::names::HOLD_LABEL;
 
 /// Writes under way at once: as many connections to the API server.
 const AT_ONCE: usize = 8;

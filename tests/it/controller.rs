@@ -12,7 +12,7 @@ use tranche::model::names::NodeName;
 use tranche::ops::drain::{Shutdown, Signals};
 use tranche::ops::tasks::Tasks;
 
-use crate::mock_api::MockApi;
+use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 
 const CLAIMS: &str = "resourceclaims";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -100,7 +100,8 @@ fn put_node(api: &MockApi, name: &str, gpus: u32) {
 fn device(node: &str, minor: u32) -> Value {
     json!({"name": format!("gpu-{minor}"), "allowMultipleAllocations": true,
         "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
-            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"}},
+            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"},
+            "grantableMemoryMiB": {"int": 81920}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}},
         "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}})
 }
 
@@ -188,7 +189,7 @@ async fn a_claim_is_held_placed_and_told_of() {
 async fn the_next_share_of_a_held_gpu_waits_for_nothing_and_stands_beside_it() {
     let api = cluster(2);
     let controller = begin(&api, settings("one")).await;
-    for (name, share) in [("a", json!({"memory": "2000Mi"})), ("b", json!({"fraction": "0.25"}))] {
+    for (name, share) in [("a", json!({"memory": "20Gi"})), ("b", json!({"fraction": "0.25"}))] {
         put_claim(&api, name, share);
         put_pod(&api, name, &[name]);
         api.until("the claim is allocated", |api| is_allocated(api, name)).await;
@@ -223,5 +224,111 @@ async fn what_does_not_fit_is_told_with_numbers_on_pod_and_claim() {
     let text = words(&api).as_str().unwrap().to_owned();
     assert!(text.contains("1 GPUs too small even idle"), "{text}");
     assert!(holds(&api).is_empty());
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn of_two_controllers_one_is_quiet_and_takes_over_when_the_other_ends() {
+    let api = cluster(2);
+    let first = begin(&api, settings("one")).await;
+    api.until("somebody leads", |api| {
+        api.list("leases")[0]["spec"]["holderIdentity"].as_str().unwrap_or_default().starts_with("one_")
+    })
+    .await;
+    let second = begin(&api, settings("two")).await;
+    put_claim(&api, "a", json!({"memory": "10Gi"}));
+    put_pod(&api, "a", &["a"]);
+    api.until("the claim is allocated", |api| is_allocated(api, "a")).await;
+    assert_eq!(api.count(Verb::Watch, CLAIMS), 1, "who does not lead does not even look");
+    first.end().await;
+    put_claim(&api, "b", json!({"memory": "10Gi"}));
+    put_pod(&api, "b", &["b"]);
+    api.until("the other places the next", |api| is_allocated(api, "b")).await;
+    assert_eq!(results(&claim(&api, "a"))[0]["device"], results(&claim(&api, "b"))[0]["device"]);
+    assert_eq!(holds(&api).len(), 1, "it reads who holds what");
+    second.end().await;
+}
+
+#[tokio::test]
+async fn a_lease_that_was_not_given_up_is_waited_out_twice() {
+    let api = cluster(1);
+    api.edit("leases", |lease| lease["spec"]["holderIdentity"] = "dead_1".into());
+    put_claim(&api, "a", json!({"memory": "10Gi"}));
+    put_pod(&api, "a", &["a"]);
+    let begun = std::time::Instant::now();
+    let controller = begin(&api, settings("one")).await;
+    api.until("the claim is allocated", |api| is_allocated(api, "a")).await;
+    let waited = begun.elapsed();
+    assert!(waited >= 2 * Duration::from_secs(3), "only {waited:?}");
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn who_loses_the_lease_ends_and_writes_nothing_more() {
+    let api = cluster(1);
+    let controller = begin(&api, settings("one")).await;
+    put_claim(&api, "a", json!({"memory": "10Gi"}));
+    put_pod(&api, "a", &["a"]);
+    api.until("the claim is allocated", |api| is_allocated(api, "a")).await;
+    api.edit("leases", |lease| lease["spec"]["holderIdentity"] = "usurper".into());
+    let ended = tokio::time::timeout(PATIENCE, controller.tasks).await.expect("it ends").unwrap();
+    let words = tranche::model::error_chain(&ended.unwrap_err());
+    assert!(words.contains("belongs to usurper now"), "{words}");
+    let writes = api.writes(CLAIMS);
+    put_claim(&api, "b", json!({"memory": "10Gi"}));
+    put_pod(&api, "b", &["b"]);
+    assert_eq!(api.writes(CLAIMS), writes);
+}
+
+#[tokio::test]
+async fn where_fields_of_shares_are_dropped_the_grant_is_the_same() {
+    let api = cluster(1);
+    api.drop_fields(&["shareID", "consumedCapacity", "allocationTimestamp", "allowMultipleAllocations"]);
+    api.edit("resourceslices", |slice| {
+        let devices = slice["spec"]["devices"].as_array_mut().unwrap();
+        devices
+            .iter_mut()
+            .for_each(|device| drop(device.as_object_mut().unwrap().remove("allowMultipleAllocations")));
+    });
+    let controller = begin(&api, settings("one")).await;
+    for name in ["a", "b"] {
+        put_claim(&api, name, json!({"memory": "10Gi"}));
+        put_pod(&api, name, &[name]);
+        api.until("the claim is allocated", |api| is_allocated(api, name)).await;
+        let result = results(&claim(&api, name)).remove(0);
+        assert_eq!((&result["pool"], &result["device"]), (&json!("node-a/shares"), &json!("gpu-0")));
+        let grant =
+            claim(&api, name)["status"]["allocation"]["devices"]["config"][0]["opaque"]["parameters"].clone();
+        assert_eq!((&grant["kind"], &grant["devices"][0]["memory"]), (&json!("ShareGrant"), &json!("10Gi")));
+    }
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn conflicts_lost_answers_and_cut_watches_do_no_harm() {
+    let api = cluster(2);
+    let controller = begin(&api, settings("one")).await;
+    let trouble: [(&str, fn(&MockApi)); 5] = [
+        ("conflict", |api| api.fail(Verb::Patch, CLAIMS, Failure::Status(409, "Conflict"))),
+        ("lost", |api| api.fail(Verb::Patch, CLAIMS, Failure::AnswerLost)),
+        ("broken", |api| api.fail(Verb::Create, CLAIMS, Failure::Broken)),
+        ("cut", |api| api.cut_watches(true)),
+        ("refused", |api| api.fail(Verb::Patch, CLAIMS, Failure::Status(500, "InternalError"))),
+    ];
+    for (name, happens) in trouble {
+        happens(&api);
+        put_claim(&api, name, json!({"memory": "20Gi"}));
+        put_pod(&api, name, &[name]);
+        api.until(name, |api| is_allocated(api, name)).await;
+    }
+    let on = |device: &str| {
+        let of = |claim: &Value| {
+            results(claim).iter().any(|result| result["device"] == device && !result["shareID"].is_null())
+        };
+        api.list(CLAIMS).iter().filter(|claim| of(claim)).count()
+    };
+    let mut counts = [on("gpu-0"), on("gpu-1")];
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 4], "four of 20 GiB fill 80");
     controller.end().await;
 }

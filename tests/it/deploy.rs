@@ -10,7 +10,7 @@ use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, res
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tranche::cli::args::{LogArgs, MpsArgs, WebhookRunArgs};
+use tranche::cli::args::{ControllerArgs, LogArgs, MpsArgs, WebhookRunArgs};
 use tranche::node::config::WatchdogAction;
 use tranche::sharing::SharingPolicy;
 use tranche::webhook::Certificates;
@@ -196,6 +196,13 @@ fn every_value_reaches_the_manifests() {
             r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self"}"#,
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
             r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
+            r#"controller={"enabled":true,"replicas":3,"leaseDuration":"20s","policy":"spread",
+                "holds":{"settle":"3s","keepWarm":"91s","ahead":4,"never":["node-x","T4"]},"patience":{"passes":7,"time":"92s"},
+                "logFormat":"text","ops":{"host":"[::]","port":9001},"nodeSelector":{"infra":"yes"},
+                "affinity":{"podAntiAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}},
+                "tolerations":[{"key":"infra","operator":"Exists"}],"priorityClassName":"third",
+                "terminationGracePeriodSeconds":66,"resources":{"limits":{"memory":"66Mi"}},"podAnnotations":{"team":"ctl"},
+                "podLabels":{"zone":"z"},"extraEnv":[{"name":"RUST_LOG","value":"warn"}]}"#,
             r#"mps={"enabled":true,"keepWarm":"90s","updateStrategy":{"type":"RollingUpdate"},
                 "priorityClassName":"other","terminationGracePeriodSeconds":77,"resources":{"limits":{"memory":"65Mi"}},
                 "podAnnotations":{"team":"mps"},"podLabels":{"zone":"y"},"extraEnv":[{"name":"RUST_LOG","value":"trace"}],
@@ -255,6 +262,34 @@ fn every_value_reaches_the_manifests() {
         r#""name":"RUST_LOG""#,
         r#""path":"/run/fake-nvml""#,
         r#""mountPath":"/run/fake-nvml""#,
+    ] {
+        assert!(rendered.contains(part), "{part} is not in {rendered}");
+    }
+    let all = objects(&yaml);
+    let rendered = all.iter().find(|one| one["kind"] == "Deployment").expect("a Deployment").to_string();
+    for part in [
+        r#""replicas":3"#,
+        r#""value":"20s""#,
+        r#""value":"spread""#,
+        r#""value":"3s""#,
+        r#""value":"91s""#,
+        r#""value":"4""#,
+        r#""value":"node-x,T4""#,
+        r#""value":"7""#,
+        r#""value":"92s""#,
+        r#""value":"[::]:9001""#,
+        r#""containerPort":9001"#,
+        r#""infra":"yes""#,
+        r#""podAntiAffinity""#,
+        r#""key":"infra""#,
+        r#""priorityClassName":"third""#,
+        r#""terminationGracePeriodSeconds":66"#,
+        r#""memory":"66Mi""#,
+        r#""team":"ctl""#,
+        r#""zone":"z""#,
+        r#""value":"warn""#,
+        r#""imagePullSecrets":[{"name":"key"}]"#,
+        r#""prometheus.io/port":"9001""#,
     ] {
         assert!(rendered.contains(part), "{part} is not in {rendered}");
     }
@@ -359,6 +394,43 @@ fn the_keeper_of_the_daemons_understands_what_the_chart_tells_it() {
     let told = tranche::cli::settings::mps(*args).unwrap_or_else(|said| panic!("{said}"));
     let usual = tranche::cli::settings::mps(MpsArgs::default()).expect("the defaults are usable");
     assert_eq!(told, usual, "the chart's defaults are the program's");
+}
+
+#[test]
+fn the_controller_understands_what_the_chart_tells_it() {
+    let text = fs::read_to_string(root().join("deploy/controller.yaml")).expect("it is there");
+    let objects = objects(&text);
+    let deployment = objects.iter().find(|one| one["kind"] == "Deployment").expect("a Deployment");
+    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("env").iter();
+    let given = [("POD_NAME", "tranche-controller-x"), ("POD_NAMESPACE", "tranche-system")];
+    let flags: Vec<String> = env
+        .map(|one| {
+            let name = one["name"].as_str().expect("a name");
+            let known = given.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+            let value = known.unwrap_or_else(|| one["value"].as_str().expect("a value"));
+            format!("--{}={value}", name.to_lowercase().replace('_', "-"))
+        })
+        .collect();
+    let words = ["tranche", "controller"].into_iter().chain(flags.iter().map(String::as_str));
+    let cli = tranche::cli::parse(words.map(Into::into)).unwrap_or_else(|said| panic!("{said}"));
+    let tranche::cli::Command::Controller(args) = cli.command else { panic!("not the controller") };
+    let told = tranche::cli::settings::controller(*args).unwrap_or_else(|said| panic!("{said}"));
+    let usual = tranche::cli::settings::controller(ControllerArgs {
+        pod_name: Some(given[0].1.to_owned()),
+        pod_namespace: Some(given[1].1.to_owned()),
+        deployment: Some("tranche-controller".to_owned()),
+        ..ControllerArgs::default()
+    });
+    assert_eq!(told, usual.expect("the defaults are usable"), "the chart's defaults are the program's");
+    assert_eq!(told.deployment.as_deref(), deployment["metadata"]["name"].as_str(), "holds have an owner");
+    let names: Vec<&str> = objects
+        .iter()
+        .filter_map(|one| one["rules"].as_array())
+        .flatten()
+        .filter(|rule| rule["resources"][0] == "leases")
+        .filter_map(|rule| rule["resourceNames"][0].as_str())
+        .collect();
+    assert_eq!(names, [told.lease.name.as_str()], "its own lease, and no other");
 }
 
 #[test]
@@ -511,6 +583,10 @@ fn wrong_values_are_refused_with_their_path() {
         ("webhook.timeoutSeconds=31", "/webhook/timeoutSeconds"),
         (r#"webhook.certificates="vault""#, "/webhook/certificates"),
         (r#"webhook.certManager.issuerRef={"issuer":"x"}"#, "'issuer' not allowed"),
+        (r#"controller.policy="best""#, "/controller/policy"),
+        (r#"controller.leaseDuration="500ms""#, "/controller/leaseDuration"),
+        (r#"controller.holds.never=["a,b"]"#, "/controller/holds/never/0"),
+        ("controller.replicas=0", "/controller/replicas"),
     ] {
         let said = render(&helm, &[value]).expect_err(value);
         assert!(said.contains(path), "{value}: {said}");

@@ -15,9 +15,9 @@ use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::grant;
-use crate::controller::world::claim::{HOLD_DEVICE, HOLD_LABEL, HOLD_NODE, SHARES_POOL};
+use crate::controller::world::claim::{HOLD_DEVICE, HOLD_NODE};
 use crate::controller::write::{Failure, Outcome, Write};
-use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::model::names::{DRIVER, HOLD_LABEL, SHARED_CLASS};
 use crate::params::{Params, decode};
 
 pub const NS: &str = "tranche-system";
@@ -463,7 +463,8 @@ impl Cluster {
 pub fn device(node: &str, minor: u32, keeps: bool) -> Value {
     let mut device = json!({"name": format!("gpu-{minor}"),
         "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
-            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"}},
+            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"},
+            "grantableMemoryMiB": {"int": 81920}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}},
         "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}});
     if keeps {
         device["allowMultipleAllocations"] = true.into();
@@ -495,7 +496,7 @@ pub fn claims_of(pod: &Pod) -> Vec<String> {
 pub fn results(claim: &ResourceClaim) -> Vec<(String, String)> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.results.iter().flatten());
-    results.map(|one| (one.pool.trim_end_matches(SHARES_POOL).to_owned(), one.device.clone())).collect()
+    results.map(|one| (one.pool.trim_end_matches("/shares").to_owned(), one.device.clone())).collect()
 }
 
 fn grants(claim: &ResourceClaim) -> BTreeMap<String, crate::params::GrantedDevice> {

@@ -9,11 +9,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
 use crate::model::claim::{AllocatedClaim, ClaimRef};
-use crate::model::names::{ClaimUid, DRIVER, DeviceName, NodeName, PodUid, SHARED_CLASS};
+use crate::model::names::{
+    ClaimUid, DRIVER, DeviceName, HOLD_LABEL, NodeName, PodUid, PoolName, SHARED_CLASS,
+};
 use crate::params::{GrantedDevice, grant_of};
 
-/// Marks a claim of ours that keeps a GPU for shares.
-pub const HOLD_LABEL: &str = "tranche.dev/hold";
 /// On a hold: its GPU.
 pub const HOLD_NODE: &str = "tranche.dev/node";
 pub const HOLD_DEVICE: &str = "tranche.dev/device";
@@ -25,10 +25,6 @@ pub const GIVEN_UP: &str = "tranche.dev/given-up";
 pub const POLICY: &str = "tranche.dev/policy";
 /// The class of whole GPUs.
 const WHOLE_CLASS: &str = "gpu.nvidia.com";
-/// Appended to the pool in results of clusters that keep no share ids: there the scheduler's books have each
-/// device once, and the end of one share would free the GPU in them, hold or not.
-pub const SHARES_POOL: &str = "/shares";
-
 /// A GPU of the cluster. Pools have the names of their nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuRef {
@@ -205,10 +201,10 @@ fn allocation(
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
     let uses =
         results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)).map(|result| {
-            let node = result.pool.strip_suffix(SHARES_POOL).unwrap_or(&result.pool);
+            let node = PoolName::new(&result.pool).published();
             let device = DeviceName::new(&result.device);
             let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
-            let gpu = GpuRef { node: NodeName::new(node), device };
+            let gpu = GpuRef { node: NodeName::new(node.as_str()), device };
             let how = match granted {
                 _ if hold == Some(&gpu) => Use::Hold,
                 Some(granted) => Use::Share(granted),

@@ -7,32 +7,21 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 
 use super::claim::GpuRef;
-use crate::model::names::{DeviceName, DeviceUuid, NodeName};
-use crate::model::quantity::{Bytes, Quantity};
-use crate::model::share::Isolation;
+use crate::model::names::{DRIVER, DeviceName, NodeName};
+use crate::select::DeviceFacts;
+use crate::slices::Grantable;
 
 /// Effects of taints that keep new claims off a device.
 const KEEPS_OFF: [&str; 2] = ["NoSchedule", "NoExecute"];
 
-/// A whole GPU as its slice tells of it.
+/// A GPU that shares can be placed on, as its slice tells of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
-    pub uuid: DeviceUuid,
-    pub product: String,
-    /// What can be granted of it; none: it is only given whole.
-    pub shareable: Option<Shareable>,
+    pub grantable: Grantable,
     /// Why new claims are kept off it.
     pub tainted: Option<String>,
-    /// The API server keeps share ids and consumed capacities.
-    pub keeps_shares: bool,
-    pub device: Arc<Device>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shareable {
-    pub memory: Bytes,
-    pub slots: u32,
-    pub isolation: Isolation,
+    /// What selectors see of it.
+    pub facts: Arc<DeviceFacts>,
 }
 
 /// One slice of our driver.
@@ -48,37 +37,19 @@ pub fn slice(object: ResourceSlice) -> Option<Slice> {
     let spec = object.spec;
     let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
     let devices = spec.devices.into_iter().flatten();
-    let gpus = devices.filter_map(|device| Some((DeviceName::new(&device.name), gpu(device)?))).collect();
+    let gpus = devices.filter_map(|device| Some((DeviceName::new(&device.name), gpu(&device)?))).collect();
     Some(Slice { node, generation: spec.pool.generation, gpus })
 }
 
-/// None: no whole GPU.
-fn gpu(device: Device) -> Option<Gpu> {
-    let attribute = |name: &str| device.attributes.as_ref().and_then(|all| all.get(name));
-    let text = |name: &str| attribute(name).and_then(|one| one.string.clone());
-    if text("type").as_deref() != Some("gpu") {
-        return None;
-    }
-    let capacity = |name: &str| {
-        let value = &device.capacity.as_ref()?.get(name)?.value.0;
-        value.parse::<Quantity>().ok()?.units_ceil()
-    };
-    let isolation = text("isolation").unwrap_or_default();
-    let isolation = Isolation::ALL.into_iter().find(|rung| rung.as_str() == isolation);
-    let shareable = || {
-        let slots = u32::try_from(capacity("shares")?).ok()?;
-        let memory = Bytes(capacity("memory")?);
-        Some(Shareable { memory, slots, isolation: isolation? })
-    };
+/// None: no shares can be placed on it.
+fn gpu(device: &Device) -> Option<Gpu> {
     let mut taints =
         device.taints.iter().flatten().filter(|taint| KEEPS_OFF.contains(&taint.effect.as_str()));
+    let grantable = Grantable::of(device).filter(|one| one.memory.mib_floor() > 0 && one.slots > 0)?;
     Some(Gpu {
-        uuid: DeviceUuid::new(text("uuid")?),
-        product: text("productName").unwrap_or_default(),
-        shareable: shareable().filter(|one| one.memory.mib_floor() > 0 && one.slots > 0),
+        grantable,
         tainted: taints.next().map(|taint| taint.key.clone()),
-        keeps_shares: device.allow_multiple_allocations == Some(true),
-        device: Arc::new(device),
+        facts: Arc::new(DeviceFacts::of(DRIVER, device)),
     })
 }
 
