@@ -51,7 +51,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Controller(args) => {
             let (log, controller) = settings::log_and_controller(log, *args)?;
             let control = logs::init(log.format, &log.filter)?;
-            runtime()?.block_on(tranche::controller::run(controller, control))?;
+            runtime()?.block_on(cli::controller::run(controller, control))?;
         }
         Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),

@@ -120,6 +120,8 @@ pub struct ControllerArgs {
     pub policy: Option<String>,
     #[command(flatten)]
     pub holds: HoldArgs,
+    #[command(flatten)]
+    pub webhook: WebhookArgs,
     /// A pod is passed by later ones of its priority at most so often before room is kept for it [default: 32].
     #[arg(long, env = "PASSES", hide_env_values = true)]
     pub passes: Option<String>,

@@ -2,6 +2,7 @@
 //!
 //! * [`args`]: what was typed
 //! * [`settings`]: what it means, or everything that is wrong with it
+//! * [`controller`]: the controller's process
 //! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
 //! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
 //! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
@@ -14,6 +15,7 @@
 
 pub mod args;
 pub mod completion;
+pub mod controller;
 pub mod inspect;
 pub mod manifest;
 pub mod plan;

@@ -22,9 +22,8 @@ pub use webhook::log_and_webhook;
 use super::args::{
     ControllerArgs, HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs,
 };
-use crate::controller::config::ControllerSettings;
 
-pub use controller::controller;
+pub use controller::{ControllerProcess, controller};
 
 const DRIVER_ROOT: &str = "/driver-root";
 const MPS_DIR: &str = "/run/tranche/mps";
@@ -112,7 +111,7 @@ pub fn log_and_mps(log_args: LogArgs, args: MpsArgs) -> Result<(LogSettings, Mps
 pub fn log_and_controller(
     log_args: LogArgs,
     args: ControllerArgs,
-) -> Result<(LogSettings, ControllerSettings), BadSettings> {
+) -> Result<(LogSettings, ControllerProcess), BadSettings> {
     both(log(log_args), controller(args))
 }
 

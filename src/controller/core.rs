@@ -56,6 +56,8 @@ pub struct Core {
     pub(super) doubtful: BTreeMap<ClaimUid, Option<Moment>>,
     /// Allocations that are to be taken back.
     pub(super) to_clear: BTreeSet<ClaimUid>,
+    /// How long pods have waited for the claims that were allocated since this was last taken.
+    pub placed_after: Vec<Duration>,
     /// GPUs that we use and somebody else names, too.
     conflicts: BTreeSet<GpuRef>,
 }
@@ -80,6 +82,7 @@ impl Core {
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
             to_clear: BTreeSet::new(),
+            placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
             rules,
         }
@@ -99,6 +102,7 @@ impl Core {
     fn learn(&mut self, news: News, now: Moment) {
         match news {
             News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
+            News::ClaimMade { promised, uid } => self.made(&promised, &uid),
             News::ClaimGone(claim) => self.claim_gone(&claim, now),
             News::Pod { uid, .. } => self.pod(&uid, now),
             News::PodGone(pod) => self.pod_gone(&pod, now),
@@ -129,6 +133,18 @@ impl Core {
         self.review_users(uid, now);
     }
 
+    /// What was decided for a claim that was promised is for the claim that there is now.
+    fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid) {
+        self.plans.rename(promised, uid);
+        self.in_flight.remove(promised);
+        self.stock.set_grants(promised, Vec::new());
+        if let Some(planned) = self.plans.of_mut(uid) {
+            (planned.tried, planned.lost) = (None, false);
+            let grants = planned.grants();
+            self.stock.set_grants(uid, grants);
+        }
+    }
+
     fn allocated(&mut self, uid: &ClaimUid, now: Moment) {
         let claim = &self.world.claims[uid];
         let Some(allocation) = &claim.allocation else { return };
@@ -152,7 +168,8 @@ impl Core {
             (Some(false), Some(key)) => self.cancel(&key, now),
             (Some(true), Some(key)) => {
                 if self.plans.get(&key).is_some_and(|plan| plan.claims.values().all(|claim| claim.done)) {
-                    self.plans.remove(&key);
+                    let plan = self.plans.remove(&key);
+                    self.placed_after.extend(plan.map(|plan| now.saturating_sub(plan.since)));
                 }
             }
             _ => {}
@@ -322,7 +339,10 @@ impl Core {
         for (uid, planned) in &plan.claims {
             let claim = self.world.claims.get(uid);
             match claim.and_then(|claim| claim.allocation.as_ref()) {
-                None if self.in_flight.contains(uid) || planned.lost => {
+                // A claim that is only to be created grants nothing yet.
+                None if claim.is_some_and(|claim| !claim.is_new())
+                    && (self.in_flight.contains(uid) || planned.lost) =>
+                {
                     self.doubtful.insert(uid.clone(), (!self.in_flight.contains(uid)).then_some(now));
                 }
                 None => self.stock.set_grants(uid, Vec::new()),
@@ -493,9 +513,13 @@ impl Core {
                     }
                 }
             }
-            Outcome::Created { result, .. } => {
-                if let Ok(claim) = result {
-                    self.apply(Change::Claim(Seen::Stored(claim)), now);
+            Outcome::Created(uid, result) => {
+                self.in_flight.remove(&uid);
+                match result {
+                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
+                    // There is one of that name already: the watch brings it.
+                    Err(Failure::Conflict) => self.not_allocated(&uid, Failure::Silent(String::new()), now),
+                    Err(failure) => self.not_allocated(&uid, failure, now),
                 }
             }
         }

@@ -16,6 +16,7 @@ use super::Moment;
 use crate::cluster::lease::{Holder, LeaseName, StoredLease};
 use crate::cluster::{CallError, KubeCluster};
 use crate::ops::drain::Shutdown;
+use crate::ops::readiness::Token;
 
 /// Beyond the longest that a call may take: for the time between the check and the call.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -115,11 +116,13 @@ pub struct Leasing {
     pub gate: Gate,
     /// Told once: we lead, and everything is to be read now.
     pub leading: watch::Sender<bool>,
+    /// Dropped once the lease was looked at.
+    pub looked: Option<Token>,
 }
 
 impl Leasing {
     /// Until the shutdown, or until the lease is lost. `idle` ends when nothing is being written any more.
-    pub async fn run(self, shutdown: Shutdown, idle: impl Future<Output = ()>) -> Result<(), LeaseError> {
+    pub async fn run(mut self, shutdown: Shutdown, idle: impl Future<Output = ()>) -> Result<(), LeaseError> {
         let mut elector =
             Elector { me: self.me.clone(), duration: self.duration, seen: None, leading: false };
         let (mut renewed, mut fence): (Moment, Option<Moment>) = (Moment::ZERO, None);
@@ -132,7 +135,11 @@ impl Leasing {
                 _ = ticks.tick() => {}
             }
             let begun = self.gate.start.elapsed();
-            let trouble = match self.turn(&mut elector, begun).await {
+            let turn = self.turn(&mut elector, begun).await;
+            if turn.is_ok() {
+                drop(self.looked.take());
+            }
+            let trouble = match turn {
                 Ok(Turn::Ours { lease, fence: fenced }) => {
                     if let Some(fenced) = fenced {
                         let wait = if fenced { self.duration } else { Duration::ZERO };

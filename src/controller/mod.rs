@@ -5,11 +5,11 @@
 //! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
-//! * `grant`: a decision as an allocation says it; `say`: what people are told
+//! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
 //!
 //! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
 //!
-//! May import: model, params, slices, select, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
+//! May import: model, params, admission, slices, select, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
 //! futures, fastrand, serde_json, tracing, thiserror.
 
 mod ask;
@@ -24,6 +24,7 @@ pub mod queue;
 pub mod round;
 mod run;
 mod say;
+mod state;
 mod stock;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,7 @@ mod writer;
 
 use std::time::Duration;
 
-pub use run::{ControllerError, run, start};
+pub use run::{Around, ControllerError, run, start};
 
 /// Since the start of the process.
 pub type Moment = Duration;

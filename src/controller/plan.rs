@@ -14,6 +14,7 @@ use crate::model::names::{ClaimUid, NodeName, PodUid};
 pub struct Plan {
     pub pods: BTreeMap<PodUid, NodeName>,
     pub claims: BTreeMap<ClaimUid, PlannedClaim>,
+    /// Since when its pods have waited.
     pub since: Moment,
 }
 
@@ -87,6 +88,17 @@ impl Plans {
             self.of_claims.remove(claim);
         }
         Some(plan)
+    }
+
+    /// A claim that was promised has a UID of its own now.
+    pub fn rename(&mut self, from: &ClaimUid, to: &ClaimUid) {
+        let Some(key) = self.of_claims.remove(from) else { return };
+        if let Some(plan) = self.all.get_mut(&key)
+            && let Some(claim) = plan.claims.remove(from)
+        {
+            plan.claims.insert(to.clone(), claim);
+        }
+        self.of_claims.insert(to.clone(), key);
     }
 
     pub fn of(&self, claim: &ClaimUid) -> Option<&PlannedClaim> {

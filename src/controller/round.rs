@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::core::Core;
 use super::grant::{Given, allocation};
@@ -129,7 +131,7 @@ impl Core {
         let asks: Vec<PodAsk> = parts.iter().map(|part| part.ask.clone()).collect();
         let decision = allocate::decide(&mut self.stock.index, &asks, parts[0].policy);
         let decision = decision.map_err(|explanation| self.explained(&parts[0], &explanation, kept))?;
-        let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: now };
+        let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
             let node = &placement.node;
             plan.pods.insert(part.pod.clone(), node.clone());
@@ -175,6 +177,9 @@ impl Core {
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
         let mut wanted = Vec::new();
         for claim in &open {
+            if let Asks::Unreadable(words) = &claim.asks {
+                return Err(bad(words.clone()));
+            }
             let Asks::Shares(spec) = &claim.asks else { continue };
             let wants = wants(spec, &self.world.class);
             wanted.push(wants.map_err(|words| bad(format!("claim {}: {words}", claim.at.claim.name)))?);
@@ -309,7 +314,8 @@ impl Core {
                 continue;
             }
             for claim in self.world.claims_of(pod).into_iter().flatten() {
-                let open = claim.is_shares() && claim.allocation.is_none() && !claim.ending;
+                let open =
+                    claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
                 let text = short(&refused.words);
                 if open && !self.in_flight.contains(claim.uid()) && claim.waiting.as_ref() != Some(&text) {
                     self.says.about(claim, &refused.words);
@@ -451,6 +457,12 @@ impl Core {
             return None;
         }
         let Asks::Shares(spec) = &claim.asks else { return None };
+        if claim.is_new() {
+            let created = self.created(claim, spec);
+            let version = version.clone();
+            self.plans.of_mut(uid).into_iter().for_each(|planned| planned.tried = Some(version.clone()));
+            return created;
+        }
         let keeps =
             planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
         let made =
@@ -467,5 +479,28 @@ impl Core {
             planned.tried = Some(version);
         }
         Some(Write::Allocate { at, marks, allocation: Box::new(made) })
+    }
+
+    /// A claim that was promised to a pod, with everything that it needs from the beginning.
+    fn created(&self, claim: &Claim, spec: &DeviceClaim) -> Option<Write> {
+        let pod = self.world.pods.get(claim.owner.as_ref()?)?;
+        let owner = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: pod.at.name.clone(),
+            uid: pod.at.uid.to_string(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        };
+        let metadata = ObjectMeta {
+            namespace: Some(claim.at.claim.namespace.clone()),
+            name: Some(claim.at.claim.name.clone()),
+            finalizers: Some(vec![FINALIZER.to_owned()]),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        };
+        let spec = ResourceClaimSpec { devices: Some(spec.clone()) };
+        let made = ResourceClaim { metadata, spec: Some(spec), status: None };
+        Some(Write::Create(claim.uid().clone(), Box::new(made)))
     }
 }

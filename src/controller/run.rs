@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -19,14 +19,15 @@ use super::lease::{Gate, Leasing};
 use super::write::{Outcome, Write};
 use super::writer::{QUEUE_CAPACITY, Writer};
 use crate::cluster::events::Events;
+use crate::cluster::feed::Change;
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, ConnectError, Endpoint, KubeCluster};
 use crate::model::names::NodeName;
 use crate::ops::OpsError;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
-use crate::ops::metrics;
-use crate::ops::readiness::Readiness;
+use crate::ops::metrics::{self, ControllerMetrics, Registry};
+use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
 
@@ -38,6 +39,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(3);
 const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How often metrics of the whole cluster are made.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// Why the controller did not start, or ended.
 #[derive(Debug, Error)]
@@ -50,23 +53,48 @@ pub enum ControllerError {
     Ops(#[from] OpsError),
 }
 
-/// Runs the controller until it is told to end, or until another leads.
+/// What else runs in the process finds here what it needs.
+pub struct Around<'a> {
+    pub api: &'a KubeCluster,
+    pub tasks: &'a mut Tasks,
+    pub registry: &'a mut Registry,
+    pub readiness: &'a Readiness,
+    pub shutdown: &'a Shutdown,
+}
+
+/// Runs the controller until it is told to end, or until another leads. `beside` starts what is to run with it,
+/// whoever leads.
 ///
 /// # Errors
 /// What kept it from starting, or the first part that failed.
-pub async fn run(settings: ControllerSettings, logs: LogControl) -> Result<(), ControllerError> {
+pub async fn run(
+    settings: ControllerSettings,
+    logs: LogControl,
+    beside: impl FnOnce(Around<'_>),
+) -> Result<(), ControllerError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
     let shutdown = Shutdown::new();
     let mut tasks = Tasks::new(shutdown.clone());
     let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
     let api = KubeCluster::connect(&endpoint, NodeName::new(&settings.identity)).await?;
-    let registry = metrics::registry();
-    start(&settings, api.with_limit(CALL_LIMIT), &mut tasks, &shutdown).await?;
-    let leads = json!({"identity": settings.identity});
+    let api = api.with_limit(CALL_LIMIT);
+    let mut registry = metrics::registry();
+    let readiness = Readiness::default();
+    let metrics = ControllerMetrics::register(&mut registry);
+    let around = Around {
+        api: &api,
+        tasks: &mut tasks,
+        registry: &mut registry,
+        readiness: &readiness,
+        shutdown: &shutdown,
+    };
+    beside(around);
+    let looked = readiness.wait_for("a look at the lease");
+    let told = start(&settings, api, (metrics, Some(looked)), &mut tasks, &shutdown).await?;
     let mut state = StateDump::default();
-    state.add("controller", move || leads.clone());
-    let ops = Ops { registry, readiness: Readiness::default(), shutdown: shutdown.clone(), logs, state };
+    state.add("controller", move || told.borrow().clone());
+    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
     let until = shutdown.clone();
@@ -74,16 +102,18 @@ pub async fn run(settings: ControllerSettings, logs: LogControl) -> Result<(), C
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
-/// Starts the lease, the writer and the loop.
+/// Starts the lease, the writer and the loop; what it returns tells how things are. `looked` is dropped once the
+/// lease was looked at.
 ///
 /// # Errors
 /// The owner of the holds cannot be read.
 pub async fn start(
     settings: &ControllerSettings,
     api: KubeCluster,
+    (metrics, looked): (ControllerMetrics, Option<Token>),
     tasks: &mut Tasks,
     shutdown: &Shutdown,
-) -> Result<(), ControllerError> {
+) -> Result<watch::Receiver<Value>, ControllerError> {
     let owner = owner(settings, &api).await.map_err(ControllerError::Owner)?;
     let gate = Gate::closed();
     let (leading, led) = watch::channel(false);
@@ -97,6 +127,7 @@ pub async fn start(
         call_limit: api.call_limit(),
         gate: gate.clone(),
         leading,
+        looked,
     };
     let until = shutdown.clone();
     tasks.spawn(
@@ -126,9 +157,10 @@ pub async fn start(
         Ok::<_, Infallible>(())
     });
     let core = Core::new(settings.rules.clone(), &settings.namespace);
-    let turning = Turning { core, api, events, writes, outcomes, pending: VecDeque::new() };
+    let (state, told) = watch::channel(json!({"leading": false}));
+    let turning = Turning { core, api, events, writes, outcomes, pending: VecDeque::new(), metrics, state };
     tasks.spawn("controller", turning.run(led, shutdown.clone()));
-    Ok(())
+    Ok(told)
 }
 
 /// Whose end ends the holds.
@@ -150,6 +182,14 @@ async fn owner(
     }))
 }
 
+/// What a turn begins with.
+enum Heard {
+    Outcome(Outcome),
+    Changes(Vec<Change>),
+    Tick,
+    Nothing,
+}
+
 struct Turning {
     core: Core,
     api: KubeCluster,
@@ -158,6 +198,8 @@ struct Turning {
     outcomes: mpsc::Receiver<Outcome>,
     /// Decided, and not yet in the writer's queue.
     pending: VecDeque<Write>,
+    metrics: ControllerMetrics,
+    state: watch::Sender<Value>,
 }
 
 impl Turning {
@@ -169,37 +211,83 @@ impl Turning {
         }
         let start = Instant::now();
         let mut feed = self.api.feed().ready_chunks(CHANGES_AT_ONCE);
+        let writes = self.writes.clone();
         let mut next: Option<Moment> = None;
+        let mut ticks = tokio::time::interval(TELL_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.metrics.leading.set(1);
         loop {
             let due = start + next.unwrap_or(Moment::MAX / 4).min(start.elapsed() + LOOK_EVERY);
-            tokio::select! {
+            let heard = tokio::select! {
                 biased;
                 () = shutdown.graceful() => return Ok(()),
-                permit = self.writes.reserve(), if !self.pending.is_empty() => {
+                permit = writes.reserve(), if !self.pending.is_empty() => {
                     if let (Ok(permit), Some(write)) = (permit, self.pending.pop_front()) {
                         permit.send(write);
                     }
                     continue;
                 }
-                Some(outcome) = self.outcomes.recv() => {
-                    let now = start.elapsed();
-                    self.core.done(outcome, now);
-                    while let Ok(outcome) = self.outcomes.try_recv() {
-                        self.core.done(outcome, now);
-                    }
-                }
-                Some(changes) = feed.next() => {
-                    let now = start.elapsed();
-                    changes.into_iter().for_each(|change| self.core.apply(change, now));
-                }
-                () = tokio::time::sleep_until(due) => {}
-            }
+                Some(outcome) = self.outcomes.recv() => Heard::Outcome(outcome),
+                Some(changes) = feed.next() => Heard::Changes(changes),
+                _ = ticks.tick() => Heard::Tick,
+                () = tokio::time::sleep_until(due) => Heard::Nothing,
+            };
+            self.hear(heard, start.elapsed());
             next = self.turn(start.elapsed());
         }
     }
 
+    fn hear(&mut self, heard: Heard, now: Moment) {
+        match heard {
+            Heard::Outcome(outcome) => {
+                self.done(outcome, now);
+                while let Ok(outcome) = self.outcomes.try_recv() {
+                    self.done(outcome, now);
+                }
+            }
+            Heard::Changes(changes) => {
+                self.metrics.changes.inc_by(changes.len() as u64);
+                changes.into_iter().for_each(|change| self.core.apply(change, now));
+            }
+            Heard::Tick => self.tell(),
+            Heard::Nothing => {}
+        }
+    }
+
+    fn done(&mut self, outcome: Outcome, now: Moment) {
+        let (what, result) = outcome.labels();
+        self.metrics.write(what, result);
+        self.core.done(outcome, now);
+    }
+
+    /// How things are, for metrics and whoever asks.
+    fn tell(&mut self) {
+        let metrics = &self.metrics;
+        metrics.room(self.core.rooms().into_iter());
+        for (reason, count) in self.core.waiting() {
+            metrics.waiting(reason.as_str(), count);
+        }
+        let (held, idle) = self.core.held_counts();
+        metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
+        metrics.held_idle.set(i64::try_from(idle).unwrap_or(i64::MAX));
+        let over = self.core.overcommitted();
+        metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
+        let lost = self.events.dropped() + self.events.failed();
+        metrics.dropped_events.inc_by(lost.saturating_sub(metrics.dropped_events.get()));
+        let mut state = self.core.state();
+        state["leading"] = true.into();
+        self.state.send_replace(state);
+    }
+
     fn turn(&mut self, now: Moment) -> Option<Moment> {
+        let begun = Instant::now();
         let round = self.core.round(now, &mut share_id);
+        self.metrics.round(begun.elapsed().as_secs_f64(), round.decided + round.refused);
+        self.metrics.decisions.inc_by(round.decided as u64);
+        self.metrics.refusals.inc_by(round.refused as u64);
+        for waited in std::mem::take(&mut self.core.placed_after) {
+            self.metrics.placed(waited.as_secs_f64());
+        }
         self.pending.extend(round.writes);
         let (notes, troubles) = self.core.says.take();
         notes.into_iter().for_each(|note| self.events.tell(note));

@@ -22,8 +22,8 @@ pub enum Write {
     Clear(ClaimVersion),
     /// Tell of a claim on the claim.
     Mark(ClaimVersion, Marks),
-    /// Create a claim for a pod.
-    Create(Box<ResourceClaim>),
+    /// Create the claim that was promised.
+    Create(ClaimUid, Box<ResourceClaim>),
 }
 
 /// The answer to each [`Write`], in any order.
@@ -35,7 +35,7 @@ pub enum Outcome {
     Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Marked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
-    Created { namespace: String, name: String, result: Result<Box<ResourceClaim>, Failure> },
+    Created(ClaimUid, Result<Box<ResourceClaim>, Failure>),
 }
 
 /// Why a write was not done, or nobody knows whether it was.
@@ -85,7 +85,7 @@ impl Outcome {
             Self::Allocated(_, result) => ("allocate", of(result.as_ref().err())),
             Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),
             Self::Marked(_, result) => ("mark", of(result.as_ref().err())),
-            Self::Created { result, .. } => ("create", of(result.as_ref().err())),
+            Self::Created(_, result) => ("create", of(result.as_ref().err())),
         }
     }
 }

@@ -85,14 +85,9 @@ impl Writer {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
                 Outcome::Marked(at.claim.uid, result.map(Box::new))
             }
-            Write::Create(claim) => {
-                let (namespace, name) = (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+            Write::Create(uid, claim) => {
                 let result = self.gated(|| self.api.create_claim(&claim)).await;
-                Outcome::Created {
-                    namespace: namespace.unwrap_or_default(),
-                    name: name.unwrap_or_default(),
-                    result: result.map(Box::new),
-                }
+                Outcome::Created(uid, result.map(Box::new))
             }
         }
     }

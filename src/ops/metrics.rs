@@ -2,6 +2,7 @@
 //! counters (the encoder adds it), prefix `tranche_`.
 
 mod claims;
+mod controller;
 mod mps;
 mod webhook;
 
@@ -14,11 +15,12 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::Registry;
+pub use prometheus_client::registry::Registry;
 
 use std::sync::atomic::AtomicU64;
 
 pub use claims::{ClaimMetrics, ShareLabels, ShareUse};
+pub use controller::{ControllerMetrics, Room};
 pub use mps::MpsMetrics;
 pub use webhook::WebhookMetrics;
 

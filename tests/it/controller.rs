@@ -10,6 +10,7 @@ use tranche::controller::hold::Pace;
 use tranche::controller::start;
 use tranche::model::names::NodeName;
 use tranche::ops::drain::{Shutdown, Signals};
+use tranche::ops::metrics::{ControllerMetrics, registry};
 use tranche::ops::tasks::Tasks;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -61,7 +62,8 @@ async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
     let mut tasks = Tasks::new(shutdown.clone());
     let cluster = KubeCluster::with_client(api.client(), NodeName::new(&settings.identity))
         .with_limit(Duration::from_millis(500));
-    start(&settings, cluster, &mut tasks, &shutdown).await.unwrap();
+    let metrics = ControllerMetrics::register(&mut registry());
+    start(&settings, cluster, (metrics, None), &mut tasks, &shutdown).await.unwrap();
     let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));
     Running { shutdown, tasks }
 }

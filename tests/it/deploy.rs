@@ -422,7 +422,11 @@ fn the_controller_understands_what_the_chart_tells_it() {
         ..ControllerArgs::default()
     });
     assert_eq!(told, usual.expect("the defaults are usable"), "the chart's defaults are the program's");
-    assert_eq!(told.deployment.as_deref(), deployment["metadata"]["name"].as_str(), "holds have an owner");
+    assert_eq!(
+        told.controller.deployment.as_deref(),
+        deployment["metadata"]["name"].as_str(),
+        "holds have an owner"
+    );
     let names: Vec<&str> = objects
         .iter()
         .filter_map(|one| one["rules"].as_array())
@@ -430,7 +434,7 @@ fn the_controller_understands_what_the_chart_tells_it() {
         .filter(|rule| rule["resources"][0] == "leases")
         .filter_map(|rule| rule["resourceNames"][0].as_str())
         .collect();
-    assert_eq!(names, [told.lease.name.as_str()], "its own lease, and no other");
+    assert_eq!(names, [told.controller.lease.name.as_str()], "its own lease, and no other");
 }
 
 #[test]

@@ -8,6 +8,14 @@ use crate::cli::args::{ControllerArgs, HoldArgs};
 use crate::controller::config::{ControllerSettings, Leasing, Rules};
 use crate::controller::hold::Pace;
 use crate::controller::queue::Patience;
+use crate::webhook::WebhookSettings;
+
+/// The controller, and the webhook unless it is switched off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControllerProcess {
+    pub controller: ControllerSettings,
+    pub webhook: Option<WebhookSettings>,
+}
 
 const LEASE: &str = "tranche-controller";
 /// Less leaves no time for a write between two signs of life.
@@ -16,7 +24,7 @@ const LEASE_MAX: Duration = Duration::from_secs(300);
 
 /// # Errors
 /// Every mistake in the flags.
-pub fn controller(args: ControllerArgs) -> Result<ControllerSettings, BadSettings> {
+pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings> {
     let ControllerArgs {
         pod_name,
         pod_namespace,
@@ -27,15 +35,18 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerSettings, BadSetting
         kubeconfig,
         policy,
         holds,
+        webhook,
         passes,
         patience,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
     let usual = Rules::default();
-    let settings = ControllerSettings {
+    let namespace = reader.required("--pod-namespace", pod_namespace, "metadata.namespace");
+    let webhook = reader.webhook(webhook, &namespace);
+    let controller = ControllerSettings {
         identity: reader.required("--pod-name", pod_name, "metadata.name"),
-        namespace: reader.required("--pod-namespace", pod_namespace, "metadata.namespace"),
+        namespace,
         deployment: given(deployment),
         lease: Leasing {
             name: given(lease_name).unwrap_or_else(|| LEASE.to_owned()),
@@ -56,7 +67,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerSettings, BadSetting
             ..usual
         },
     };
-    reader.finish(settings)
+    reader.finish(ControllerProcess { controller, webhook })
 }
 
 impl Reader {
@@ -119,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_pods_name_and_namespace_are_enough() {
-        let settings = controller(named()).unwrap();
+        let settings = controller(named()).unwrap().controller;
         assert_eq!(settings.lease.name, "tranche-controller");
         assert_eq!((settings.lease.duration, settings.lease.renew_every.as_secs()), (Leasing::DURATION, 2));
         assert_eq!(settings.rules, Rules::default());
@@ -131,7 +142,7 @@ mod tests {
         args.policy = Some("spread".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
-        let rules = controller(args).unwrap().rules;
+        let rules = controller(args).unwrap().controller.rules;
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
         assert_eq!(rules.never_hold, ["node-a", "T4"]);
         let mut bad = ControllerArgs {

@@ -262,7 +262,7 @@ impl Cluster {
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(silent())),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(silent())),
             Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(silent())),
-            Write::Create(_) => return,
+            Write::Create(uid, _) => Outcome::Created(uid, Err(silent())),
         };
         self.core.done(outcome, self.now);
     }
@@ -306,14 +306,14 @@ impl Cluster {
                 let stored = self.mark(&at, &marks);
                 Outcome::Marked(at.claim.uid, hear(stored))
             }
-            Write::Create(claim) => {
+            Write::Create(uid, claim) => {
                 let name = (claim.metadata.namespace.clone().unwrap(), claim.metadata.name.clone().unwrap());
                 let made = if self.claims.contains_key(&name) {
                     Err(Failure::Conflict)
                 } else {
                     Ok(self.store(*claim))
                 };
-                Outcome::Created { namespace: name.0, name: name.1, result: hear(made) }
+                Outcome::Created(uid, hear(made))
             }
         }
     }

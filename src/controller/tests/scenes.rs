@@ -326,6 +326,37 @@ fn a_large_share_is_not_passed_for_ever_by_small_ones() {
 }
 
 #[test]
+fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
+    let mut cluster = cluster(1, 1);
+    let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "2000Mi"}, "count": 1});
+    let more = json!({
+        "metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},
+        "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": "kai-gpu-share"}]}});
+    cluster.put_pod("kai", &[], more);
+    cluster.settle(SECOND);
+    assert!(
+        !cluster.claims.contains_key(&("ml".to_owned(), "kai-gpu-share".to_owned())),
+        "not before it has a GPU"
+    );
+    cluster.settle(LONG);
+    assert!(cluster.place("kai-gpu-share").is_some());
+    let meta = cluster.claim("kai-gpu-share").metadata.clone();
+    let owner = &meta.owner_references.unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str(), owner.controller), ("Pod", "kai", Some(true)));
+    assert_eq!(meta.finalizers.unwrap().len(), 1);
+    cluster.fail_over(rules());
+    cluster.settle(LONG);
+    share_fits(&mut cluster, "beside", "70Gi");
+}
+
+fn share_fits(cluster: &mut Cluster, name: &str, memory: &str) {
+    share(cluster, name, memory);
+    cluster.settle(LONG);
+    assert!(cluster.place(name).is_some());
+    cluster.check();
+}
+
+#[test]
 fn a_gang_is_placed_together_or_not_at_all() {
     let mut cluster = cluster(2, 1);
     let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});

@@ -6,9 +6,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, DeviceRequest, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::admission::claim_spec;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
-use crate::model::claim::{AllocatedClaim, ClaimRef};
+use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef};
+use crate::model::error_chain;
 use crate::model::names::{
     ClaimUid, DRIVER, DeviceName, HOLD_LABEL, NodeName, PodUid, PoolName, SHARED_CLASS,
 };
@@ -67,6 +69,8 @@ pub enum Asks {
     /// So many GPUs for itself alone.
     Whole(u32),
     Other,
+    /// Ours, and it cannot be placed: why, in words.
+    Unreadable(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -103,7 +107,12 @@ impl Claim {
 
     /// Ours to allocate: of our class.
     pub fn is_shares(&self) -> bool {
-        matches!(self.asks, Asks::Shares(_))
+        matches!(self.asks, Asks::Shares(_) | Asks::Unreadable(_))
+    }
+
+    /// It does not exist yet: it is created once it has its place.
+    pub fn is_new(&self) -> bool {
+        self.at.resource_version.is_empty()
     }
 
     /// Allocated by a controller of ours, with nobody but us to answer for it.
@@ -113,6 +122,29 @@ impl Claim {
 
     pub fn is_reserved(&self) -> bool {
         !self.users.is_empty() || self.other_users
+    }
+}
+
+/// The claim that the webhook promised a pod, before it is created.
+pub fn promised(pod: &PodRef, text: &str, name: &str) -> Claim {
+    let spec = claim_spec(text).map_err(|error| error_chain(&error));
+    let asks = spec.map(|spec| Asks::Shares(Arc::new(spec.devices.unwrap_or_default())));
+    // No API server makes such a UID.
+    let uid = ClaimUid::new(format!("for-pod/{}", pod.uid));
+    let claim = ClaimRef { namespace: pod.namespace.clone(), name: name.to_owned(), uid };
+    Claim {
+        at: ClaimVersion { claim, resource_version: String::new() },
+        created: None,
+        ending: false,
+        finalizers: Vec::new(),
+        owner: Some(pod.uid.clone()),
+        hold: None,
+        waiting: None,
+        policy: None,
+        asks: asks.unwrap_or_else(Asks::Unreadable),
+        allocation: None,
+        users: Vec::new(),
+        other_users: false,
     }
 }
 

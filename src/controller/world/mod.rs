@@ -27,6 +27,11 @@ pub enum News {
         before: Option<Box<Claim>>,
     },
     ClaimGone(Box<Claim>),
+    /// A claim that was promised exists now.
+    ClaimMade {
+        promised: ClaimUid,
+        uid: ClaimUid,
+    },
     Pod {
         uid: PodUid,
         before: Option<Box<PodBefore>>,
@@ -159,7 +164,10 @@ impl World {
     fn keys(&self, kind: Kind) -> Vec<String> {
         match kind {
             Kind::Pods => self.pods.keys().map(PodUid::to_string).collect(),
-            Kind::Claims => self.claims.keys().map(ClaimUid::to_string).collect(),
+            Kind::Claims => {
+                let known = self.claims.values().filter(|claim| !claim.is_new());
+                known.map(|claim| claim.uid().to_string()).collect()
+            }
             Kind::Nodes => {
                 let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
                 known.map(|(name, _)| name.to_string()).collect()
@@ -178,22 +186,29 @@ impl World {
         if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {
             return Vec::new();
         }
+        let name = (fresh.at.claim.namespace.clone(), fresh.at.claim.name.clone());
+        let promised =
+            self.names.get(&name).filter(|uid| self.claims.get(uid).is_some_and(Claim::is_new)).cloned();
         let before = self.forget_claim(&uid);
+        promised.iter().for_each(|uid| drop(self.forget_claim(uid)));
         for (gpu, how) in fresh.allocation.iter().flat_map(|one| &one.uses) {
             self.books.entry(gpu.clone()).or_default().insert(uid.clone(), how.clone());
         }
         if let Some(gpu) = &fresh.hold {
             self.holds.insert(gpu.clone(), uid.clone());
         }
-        let name = (fresh.at.claim.namespace.clone(), fresh.at.claim.name.clone());
         self.names.insert(name, uid.clone());
         self.claims.insert(uid.clone(), fresh);
-        vec![News::Claim { uid, before: before.map(Box::new) }]
+        let made = promised.map(|promised| News::ClaimMade { promised, uid: uid.clone() });
+        made.into_iter().chain([News::Claim { uid, before: before.map(Box::new) }]).collect()
     }
 
     fn drop_claim(&mut self, uid: &str) -> Vec<News> {
-        let gone = self.forget_claim(&ClaimUid::new(uid));
-        gone.map(|claim| News::ClaimGone(Box::new(claim))).into_iter().collect()
+        let Some(gone) = self.forget_claim(&ClaimUid::new(uid)) else { return Vec::new() };
+        // The pod that it was promised may still want it.
+        let pods: Vec<PodUid> = self.pods_of(&gone).map(|pod| pod.at.uid.clone()).collect();
+        pods.iter().for_each(|pod| self.promise(pod));
+        vec![News::ClaimGone(Box::new(gone))]
     }
 
     fn forget_claim(&mut self, uid: &ClaimUid) -> Option<Claim> {
@@ -250,13 +265,30 @@ impl World {
             self.users.entry(at).or_default().insert(uid.clone());
         }
         self.pods.insert(uid.clone(), fresh);
+        self.promise(&uid);
         let before = before.map(|pod| Box::new(PodBefore { node: pod.node, room: pod.room }));
         vec![News::Pod { uid, before }]
     }
 
+    /// Notes the claim that the webhook promised the pod, unless there is one of that name.
+    fn promise(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
+        let Some((text, name)) = &pod.share else { return };
+        let at = (pod.at.namespace.clone(), name.clone());
+        if !self.names.contains_key(&at) {
+            let claim = claim::promised(&pod.at, text, name);
+            self.names.insert(at, claim.uid().clone());
+            self.claims.insert(claim.uid().clone(), claim);
+        }
+    }
+
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
-        let gone = self.forget_pod(&PodUid::new(uid));
-        gone.map(|pod| News::PodGone(Box::new(pod))).into_iter().collect()
+        let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
+        let promised = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
+        let promised = promised.filter(|claim| claim.is_new()).map(|claim| claim.uid().clone());
+        let promised = promised.and_then(|uid| self.forget_claim(&uid));
+        let claim = promised.map(|claim| News::ClaimGone(Box::new(claim)));
+        [News::PodGone(Box::new(gone))].into_iter().chain(claim).collect()
     }
 
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {

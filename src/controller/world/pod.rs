@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
+use crate::admission::SHARE_ANNOTATION;
 use crate::feasible::{self, Room};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
@@ -16,8 +17,8 @@ pub const GANG_SIZE: &str = "tranche.dev/gang-size";
 /// The names that others have for the same: as annotation or as label.
 const GROUPS: [&str; 4] =
     [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
-/// What the webhook made of KAI's annotations: the claim that is to be created for the pod.
-pub const SHARE: &str = "tranche.dev/gpu-share";
+/// The webhook's entry in a pod's claims: the claim of that name is ours to create.
+const SHARE_ENTRY: &str = "gpu-share";
 
 #[derive(Debug, Clone)]
 pub struct Pod {
@@ -35,8 +36,8 @@ pub struct Pod {
     /// Some of its claims have no name yet: they are still to be made from their templates.
     pub unnamed: bool,
     pub gang: Option<Gang>,
-    /// The text of [`SHARE`], and the claim that it is for.
-    pub share: Option<String>,
+    /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
+    pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
     pub room: Room,
     /// Kept while the pod is not bound.
@@ -65,7 +66,6 @@ pub fn read(object: &core::Pod) -> Pod {
     let spec = object.spec.as_ref();
     let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
     let (claims, unnamed) = claims(object);
-    let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
     let waits = !claims.is_empty() || unnamed;
     Pod {
         at: PodRef {
@@ -82,7 +82,7 @@ pub fn read(object: &core::Pod) -> Pod {
         claims,
         unnamed,
         gang: gang(object),
-        share: annotation(SHARE),
+        share: share(object),
         room: match node {
             Some(_) => feasible::taken(object),
             None => spec.map(feasible::requests).unwrap_or_default(),
@@ -107,6 +107,13 @@ fn claims(object: &core::Pod) -> (Vec<String>, bool) {
     names.sort();
     names.dedup();
     (names, unnamed)
+}
+
+fn share(object: &core::Pod) -> Option<(String, String)> {
+    let text = object.metadata.annotations.as_ref()?.get(SHARE_ANNOTATION)?;
+    let mut entries = object.spec.as_ref()?.resource_claims.iter().flatten();
+    let entry = entries.find(|one| one.name == SHARE_ENTRY)?;
+    Some((text.clone(), entry.resource_claim_name.clone()?))
 }
 
 fn unschedulable(object: &core::Pod) -> bool {

@@ -1,0 +1,29 @@
+//! The controller's process: it places claims, and serves the webhook beside it.
+
+use crate::cluster::webhooks::WebhookApi;
+use crate::controller::{self, Around, ControllerError};
+use crate::ops::logs::LogControl;
+use crate::ops::metrics::WebhookMetrics;
+use crate::webhook::{self, Parts};
+
+use super::settings::ControllerProcess;
+
+/// Runs until told to end.
+///
+/// # Errors
+/// What kept a part from starting, or the first that failed.
+pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), ControllerError> {
+    let ControllerProcess { controller, webhook } = process;
+    controller::run(controller, logs, |around| {
+        let Some(settings) = webhook else { return };
+        let Around { api, tasks, registry, readiness, shutdown } = around;
+        let parts = Parts {
+            api: WebhookApi::of(api),
+            metrics: WebhookMetrics::register(registry),
+            ready: readiness.wait_for("a certificate that the API server trusts"),
+            shutdown: shutdown.clone(),
+        };
+        tasks.spawn("webhook", webhook::serve(settings, parts));
+    })
+    .await
+}

@@ -1,0 +1,229 @@
+//! What the controller counts.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::gauge_value;
+
+/// Bounds in seconds: a decision takes microseconds, a claim that waits for a GPU to settle seconds.
+const DECISION_SECONDS: [f64; 10] =
+    [0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.005, 0.025, 0.1];
+const PLACED_SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 300.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    what: &'static str,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabels {
+    node: String,
+}
+
+#[derive(Debug, Clone)]
+struct Bounds(&'static [f64]);
+
+impl MetricConstructor<Histogram> for Bounds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(self.0.iter().copied())
+    }
+}
+
+/// Clones count into the same metrics.
+#[derive(Debug, Clone)]
+pub struct ControllerMetrics {
+    /// 1 while this process leads.
+    pub leading: Gauge,
+    pub decisions: Counter,
+    pub refusals: Counter,
+    decision: Histogram,
+    placed: Histogram,
+    waiting: Family<ReasonLabels, Gauge>,
+    writes: Family<WriteLabels, Counter>,
+    free: Family<NodeLabels, Gauge>,
+    largest: Family<NodeLabels, Gauge>,
+    stranded: Family<NodeLabels, Gauge>,
+    cluster_free: Gauge,
+    cluster_largest: Gauge,
+    cluster_stranded: Gauge,
+    /// GPUs that are held, idle ones among them.
+    pub held: Gauge,
+    pub held_idle: Gauge,
+    /// GPUs that two parties name, or that more is granted of than they have. Must read 0.
+    pub overcommitted: Gauge,
+    /// Changes from the API server that were taken in.
+    pub changes: Counter,
+    pub dropped_events: Counter,
+}
+
+/// MiB of one node's GPUs that shares can be placed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    pub free: u64,
+    /// On one GPU.
+    pub largest: u64,
+    /// Free, but of no use: no client slots or no compute are left.
+    pub stranded: u64,
+}
+
+impl ControllerMetrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            leading: Gauge::default(),
+            decisions: Counter::default(),
+            refusals: Counter::default(),
+            decision: Bounds(&DECISION_SECONDS).new_metric(),
+            placed: Bounds(&PLACED_SECONDS).new_metric(),
+            waiting: Family::default(),
+            writes: Family::default(),
+            free: Family::default(),
+            largest: Family::default(),
+            stranded: Family::default(),
+            cluster_free: Gauge::default(),
+            cluster_largest: Gauge::default(),
+            cluster_stranded: Gauge::default(),
+            held: Gauge::default(),
+            held_idle: Gauge::default(),
+            overcommitted: Gauge::default(),
+            changes: Counter::default(),
+            dropped_events: Counter::default(),
+        };
+        metrics.register_work(registry);
+        metrics.register_room(registry);
+        metrics
+    }
+
+    fn register_work(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("controller");
+        registry.register("leading", "1 while this process places claims", self.leading.clone());
+        registry.register("decisions", "Pods and gangs that were placed", self.decisions.clone());
+        registry.register("refusals", "Attempts that found no place", self.refusals.clone());
+        registry.register(
+            "decision_seconds",
+            "Time of one round per pod or gang looked at",
+            self.decision.clone(),
+        );
+        registry.register(
+            "placed_seconds",
+            "From the first sight of a waiting pod to the allocation of its claims",
+            self.placed.clone(),
+        );
+        registry.register("waiting", "Pods that wait for a share, by reason", self.waiting.clone());
+        registry.register("writes", "Writes to the API server, by kind and result", self.writes.clone());
+        registry.register("changes", "Changes from the API server that were taken in", self.changes.clone());
+        registry.register(
+            "dropped_events",
+            "Events that the API server did not get",
+            self.dropped_events.clone(),
+        );
+    }
+
+    fn register_room(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("controller");
+        registry.register("held_gpus", "GPUs that are held for shares", self.held.clone());
+        registry.register("held_idle_gpus", "Held GPUs without a share", self.held_idle.clone());
+        registry.register(
+            "overcommitted_gpus",
+            "GPUs that two parties name, or that more is granted of than they have; must be 0",
+            self.overcommitted.clone(),
+        );
+        registry.register("node_free_mib", "Memory of a node's GPUs left for shares", self.free.clone());
+        registry.register("node_largest_mib", "The largest share that a node can take", self.largest.clone());
+        registry.register(
+            "node_stranded_mib",
+            "Memory of a node's GPUs that is left but of no use, for lack of client slots or compute",
+            self.stranded.clone(),
+        );
+        registry.register("free_mib", "Memory of all GPUs left for shares", self.cluster_free.clone());
+        registry.register(
+            "largest_mib",
+            "The largest share that fits anywhere",
+            self.cluster_largest.clone(),
+        );
+        registry.register("stranded_mib", "Memory that is left but of no use", self.cluster_stranded.clone());
+    }
+
+    /// One round looked at so many pods and gangs.
+    pub fn round(&self, seconds: f64, looked_at: usize) {
+        for _ in 0..looked_at {
+            // As many observations as decisions, each of the mean: a round is timed once.
+            self.decision.observe(seconds / looked_at as f64);
+        }
+    }
+
+    pub fn placed(&self, seconds: f64) {
+        self.placed.observe(seconds);
+    }
+
+    pub fn waiting(&self, reason: &'static str, count: usize) {
+        self.waiting.get_or_create(&ReasonLabels { reason }).set(gauge_value(count));
+    }
+
+    pub fn write(&self, what: &'static str, result: &'static str) {
+        self.writes.get_or_create(&WriteLabels { what, result }).inc();
+    }
+
+    /// All nodes as they are now; those that are not named have gone.
+    pub fn room<'a>(&self, nodes: impl Iterator<Item = (&'a str, Room)>) {
+        for family in [&self.free, &self.largest, &self.stranded] {
+            family.clear();
+        }
+        let mut all = Room::default();
+        for (node, room) in nodes {
+            let labels = NodeLabels { node: node.to_owned() };
+            self.free.get_or_create(&labels).set(number(room.free));
+            self.largest.get_or_create(&labels).set(number(room.largest));
+            self.stranded.get_or_create(&labels).set(number(room.stranded));
+            all.free += room.free;
+            all.stranded += room.stranded;
+            all.largest = all.largest.max(room.largest);
+        }
+        self.cluster_free.set(number(all.free));
+        self.cluster_largest.set(number(all.largest));
+        self.cluster_stranded.set(number(all.stranded));
+    }
+}
+
+fn number(mib: u64) -> i64 {
+    i64::try_from(mib).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_add_up_and_nodes_that_went_are_not_told_of() {
+        let mut registry = super::super::registry();
+        let metrics = ControllerMetrics::register(&mut registry);
+        let room = |free, largest, stranded| Room { free, largest, stranded };
+        metrics.room([("gone", room(1, 1, 0))].into_iter());
+        metrics.room([("a", room(100, 60, 0)), ("b", room(50, 50, 7))].into_iter());
+        metrics.waiting("memory", 3);
+        metrics.write("hold", "ok");
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "tranche_controller_free_mib 150",
+            "tranche_controller_largest_mib 60",
+            "tranche_controller_stranded_mib 7",
+            "tranche_controller_node_free_mib{node=\"a\"} 100",
+            "tranche_controller_waiting{reason=\"memory\"} 3",
+            "tranche_controller_writes_total{what=\"hold\",result=\"ok\"} 1",
+            "tranche_controller_overcommitted_gpus 0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is missing from\n{text}");
+        }
+        assert!(!text.contains("gone"), "{text}");
+    }
+}
