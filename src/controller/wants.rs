@@ -154,11 +154,11 @@ fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
 fn share(request: &str, configs: &[Entry<'_>]) -> Option<GpuShare> {
     let meant =
         |entry: &&Entry<'_>| entry.requests.is_empty() || entry.requests.iter().any(|name| name == request);
-    let shares = configs.iter().filter(meant).filter_map(|entry| match &entry.params {
+    let mut shares = configs.iter().filter(meant).filter_map(|entry| match &entry.params {
         Params::Share(share) => Some(*share),
         _ => None,
     });
-    shares.last().filter(|share| share.amount.is_some())
+    shares.next_back().filter(|share| share.amount.is_some())
 }
 
 fn same(claim: &DeviceClaim) -> Result<Vec<(String, Vec<String>)>, String> {

@@ -310,7 +310,8 @@ async fn where_fields_of_shares_are_dropped_the_grant_is_the_same() {
 async fn conflicts_lost_answers_and_cut_watches_do_no_harm() {
     let api = cluster(2);
     let controller = begin(&api, settings("one")).await;
-    let trouble: [(&str, fn(&MockApi)); 5] = [
+    type Trouble = (&'static str, fn(&MockApi));
+    let trouble: [Trouble; 5] = [
         ("conflict", |api| api.fail(Verb::Patch, CLAIMS, Failure::Status(409, "Conflict"))),
         ("lost", |api| api.fail(Verb::Patch, CLAIMS, Failure::AnswerLost)),
         ("broken", |api| api.fail(Verb::Create, CLAIMS, Failure::Broken)),

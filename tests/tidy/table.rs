@@ -37,6 +37,11 @@ pub const ROOMS: &[Room] = &[
     room("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
     room("webhook", 3, &["model", "admission", "cluster", "ops"]),
     room(
+        "controller",
+        3,
+        &["model", "params", "select", "allocate", "feasible", "slices", "admission", "cluster", "ops"],
+    ),
+    room(
         "node",
         3,
         &[
@@ -83,6 +88,7 @@ pub const ROOMS: &[Room] = &[
             "node",
             "mps",
             "webhook",
+            "controller",
         ],
     ),
 ];
@@ -117,7 +123,17 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     // them, cluster writes them.
     (
         "k8s_openapi",
-        Where::Rooms(&["cluster", "slices", "select", "feasible", "conditions", "admission", "node", "cli"]),
+        Where::Rooms(&[
+            "cluster",
+            "slices",
+            "select",
+            "feasible",
+            "conditions",
+            "admission",
+            "node",
+            "controller",
+            "cli",
+        ]),
     ),
     ("cel", Where::Rooms(&["select"])),
     ("semver", Where::Rooms(&["select"])),

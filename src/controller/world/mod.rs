@@ -5,6 +5,7 @@ pub mod claim;
 pub mod node;
 pub mod pod;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -275,9 +276,9 @@ impl World {
         let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
         let Some((text, name)) = &pod.share else { return };
         let at = (pod.at.namespace.clone(), name.clone());
-        if !self.names.contains_key(&at) {
+        if let Entry::Vacant(free) = self.names.entry(at) {
             let claim = claim::promised(&pod.at, text, name);
-            self.names.insert(at, claim.uid().clone());
+            free.insert(claim.uid().clone());
             self.claims.insert(claim.uid().clone(), claim);
         }
     }
