@@ -25,7 +25,36 @@ pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
             shape.alike.push(alike(claim, first, attribute, requests)?);
         }
     }
+    // Where one claim has several GPUs, the others of the pod keep off them.
+    if is_several(&shape) {
+        same_compute(&shape)?;
+        shape.wants.iter_mut().for_each(|want| want.claim = 0);
+    }
     Ok(shape)
+}
+
+/// A claim among them wants several GPUs.
+pub fn is_several(shape: &Shape) -> bool {
+    shape.wants.iter().any(|want| {
+        let of_claim = shape.wants.iter().filter(|other| other.claim == want.claim);
+        of_claim.fold(0, |sum: u32, want| sum.saturating_add(want.gpus)) > 1
+    })
+}
+
+/// MPS has one compute limit for all GPUs of a process.
+fn same_compute(shape: &Shape) -> Result<(), String> {
+    let differs = |want: &Want| {
+        let same = |other: &&Want| other.claim == want.claim && other.compute != want.compute;
+        shape.wants.iter().find(same).is_some()
+    };
+    match shape.wants.iter().any(differs) {
+        true => {
+            Err("its requests have different compute, and MPS has one limit for all GPUs of a process; give \
+                     each the same compute, or write a claim for each"
+                .to_owned())
+        }
+        false => Ok(()),
+    }
 }
 
 fn alike(claim: &Wants, first: usize, attribute: &str, requests: &[String]) -> Result<Alike, String> {
@@ -73,7 +102,17 @@ mod tests {
             Wants { requests: vec![want("x", &["device.driver == 'gpu.nvidia.com'"]), want("y", &[])], same };
         let claims = [one, two];
         let shape = shape(&claims, Room::default()).unwrap();
-        assert_eq!(shape.wants.iter().map(|want| want.claim).collect::<Vec<_>>(), [0, 1, 1]);
+        let claims_of = |shape: &Shape| shape.wants.iter().map(|want| want.claim).collect::<Vec<_>>();
+        assert_eq!(
+            claims_of(&shape),
+            [0, 0, 0],
+            "GPUs of a claim that has several are not shared with the others"
+        );
+        let singles = [
+            Wants { requests: vec![want("a", &[])], same: vec![] },
+            Wants { requests: vec![want("b", &[])], same: vec![] },
+        ];
+        assert_eq!(claims_of(&super::shape(&singles, Room::default()).unwrap()), [0, 1]);
         assert_eq!(shape.alike[0].wants, [2]);
         let grant = |want: usize, device: &str| GpuGrant {
             want,

@@ -25,6 +25,8 @@ use crate::model::names::{ClaimUid, NodeName, PodUid};
 const REST_AFTER_CLEARING: Duration = Duration::from_secs(1);
 /// Before a write is repeated that nobody has answered.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// An object whose creation was not answered is seen by then, or never.
+const NEVER_COMES: Duration = Duration::from_secs(10);
 /// Before a claim is tried again that the API server would not have.
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
@@ -55,6 +57,8 @@ pub struct Core {
     /// may stand in the API soon, so that it counts until it is sure that it does not. None: its answer is still to
     /// come; else when to make sure.
     pub(super) doubtful: BTreeMap<ClaimUid, Option<Moment>>,
+    /// Claims that were promised and are being created, by the UID that they have now.
+    renamed: BTreeMap<ClaimUid, ClaimUid>,
     /// Allocations that are to be taken back.
     pub(super) to_clear: BTreeSet<ClaimUid>,
     /// How long pods have waited for the claims that were allocated since this was last taken.
@@ -82,6 +86,7 @@ impl Core {
             not_before: BTreeMap::new(),
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
+            renamed: BTreeMap::new(),
             to_clear: BTreeSet::new(),
             placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
@@ -137,12 +142,16 @@ impl Core {
     /// What was decided for a claim that was promised is for the claim that there is now.
     fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid) {
         self.plans.rename(promised, uid);
-        self.in_flight.remove(promised);
-        self.stock.set_grants(promised, Vec::new());
+        self.stock.rename(promised, uid);
+        if self.in_flight.remove(promised) {
+            self.in_flight.insert(uid.clone());
+            self.renamed.insert(promised.clone(), uid.clone());
+        }
+        if let Some(doubt) = self.doubtful.remove(promised) {
+            self.doubtful.insert(uid.clone(), doubt);
+        }
         if let Some(planned) = self.plans.of_mut(uid) {
-            (planned.tried, planned.lost) = (None, false);
-            let grants = planned.grants();
-            self.stock.set_grants(uid, grants);
+            planned.tried = None;
         }
     }
 
@@ -209,8 +218,11 @@ impl Core {
         if let Some(key) = self.plans.key(uid).cloned() {
             self.cancel(&key, now);
         }
-        self.stock.set_grants(uid, Vec::new());
-        self.doubtful.remove(uid);
+        // One that was promised may be created even now.
+        if !claim.is_new() || !self.doubtful.contains_key(uid) {
+            self.stock.set_grants(uid, Vec::new());
+            self.doubtful.remove(uid);
+        }
         self.unused.remove(uid);
         self.not_before.remove(uid);
         self.to_clear.remove(uid);
@@ -341,11 +353,10 @@ impl Core {
         for (uid, planned) in &plan.claims {
             let claim = self.world.claims.get(uid);
             match claim.and_then(|claim| claim.allocation.as_ref()) {
-                // A claim that is only to be created grants nothing yet.
-                None if claim.is_some_and(|claim| !claim.is_new())
-                    && (self.in_flight.contains(uid) || planned.lost) =>
-                {
-                    self.doubtful.insert(uid.clone(), (!self.in_flight.contains(uid)).then_some(now));
+                None if self.in_flight.contains(uid) || planned.lost => {
+                    let due =
+                        now + if claim.is_none_or(Claim::is_new) { NEVER_COMES } else { Duration::ZERO };
+                    self.doubtful.insert(uid.clone(), (!self.in_flight.contains(uid)).then_some(due));
                 }
                 None => self.stock.set_grants(uid, Vec::new()),
                 Some(_) if matches!(key, UnitKey::Gang { .. }) && !claim.is_some_and(Claim::is_reserved) => {

@@ -2,7 +2,8 @@
 //!
 //! Pure, each a file of its own, time being an argument:
 //! * [`world`]: what the API server has told, reduced; `wants`: what a claim asks for
-//! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked
+//! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked; `apart`: shares of
+//!   several GPUs in one claim
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
 //! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
@@ -12,6 +13,7 @@
 //! May import: model, params, admission, slices, select, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
 //! futures, fastrand, serde_json, tracing, thiserror.
 
+mod apart;
 mod ask;
 pub mod config;
 pub mod core;

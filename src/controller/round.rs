@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimSpec};
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, ResourceClaim, ResourceClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::core::Core;
@@ -17,7 +17,7 @@ use super::wants::{Wants, wants};
 use super::world::claim::{GIVEN_UP, POLICY, WAITING};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
-use super::{Moment, ask};
+use super::{Moment, apart, ask};
 use crate::allocate::{self, Explanation, Nodes, PodAsk, Policy};
 use crate::cluster::allocation::Marks;
 use crate::feasible;
@@ -129,7 +129,11 @@ impl Core {
             return Ok(false);
         }
         let asks: Vec<PodAsk> = parts.iter().map(|part| part.ask.clone()).collect();
-        let decision = allocate::decide(&mut self.stock.index, &asks, parts[0].policy);
+        let policy = parts[0].policy;
+        let decision = match asks.iter().any(|ask| ask::is_several(&ask.shape)) {
+            false => allocate::decide(&mut self.stock.index, &asks, policy),
+            true => apart::decide(&mut self.stock, &asks, policy),
+        };
         let decision = decision.map_err(|explanation| self.explained(&parts[0], &explanation, kept))?;
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
@@ -441,7 +445,10 @@ impl Core {
         let lost = self.doubtful.iter().filter(|(uid, lost)| due(lost) && !self.in_flight.contains(*uid));
         let lost: Vec<ClaimUid> = lost.map(|(uid, _)| uid.clone()).collect();
         for uid in lost {
-            let Some(claim) = self.world.claims.get(&uid) else { continue };
+            let Some(claim) = self.world.claims.get(&uid).filter(|claim| !claim.is_new()) else {
+                self.sure(&uid, now);
+                continue;
+            };
             let version = Some(claim.at.resource_version.clone());
             let marks = Marks { finalizers: None, annotations: vec![(GIVEN_UP.to_owned(), version)] };
             round.writes.push(Write::Mark(claim.at.clone(), marks));
@@ -457,16 +464,16 @@ impl Core {
             return None;
         }
         let Asks::Shares(spec) = &claim.asks else { return None };
-        if claim.is_new() {
-            let created = self.created(claim, spec);
-            let version = version.clone();
-            self.plans.of_mut(uid).into_iter().for_each(|planned| planned.tried = Some(version.clone()));
-            return created;
-        }
         let keeps =
             planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
         let made =
             allocation(&planned.node, &planned.given, (spec, &self.world.class), keeps.then_some(ids as _));
+        if claim.is_new() {
+            let created = self.created(claim, spec, made);
+            let version = version.clone();
+            self.plans.of_mut(uid).into_iter().for_each(|planned| planned.tried = Some(version.clone()));
+            return created;
+        }
         let mut finalizers = claim.finalizers.clone();
         let protected = finalizers.iter().any(|one| one == FINALIZER);
         finalizers.push(FINALIZER.to_owned());
@@ -482,7 +489,7 @@ impl Core {
     }
 
     /// A claim that was promised to a pod, with everything that it needs from the beginning.
-    fn created(&self, claim: &Claim, spec: &DeviceClaim) -> Option<Write> {
+    fn created(&self, claim: &Claim, spec: &DeviceClaim, allocation: AllocationResult) -> Option<Write> {
         let pod = self.world.pods.get(claim.owner.as_ref()?)?;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
@@ -501,6 +508,6 @@ impl Core {
         };
         let spec = ResourceClaimSpec { devices: Some(spec.clone()) };
         let made = ResourceClaim { metadata, spec: Some(spec), status: None };
-        Some(Write::Create(claim.uid().clone(), Box::new(made)))
+        Some(Write::Create(claim.uid().clone(), Box::new(made), Box::new(allocation)))
     }
 }

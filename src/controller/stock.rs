@@ -1,7 +1,7 @@
 //! The allocator's index, kept in step with the world: what GPUs and nodes have, what of it is granted, and what
 //! is closed to shares.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::world::{GpuRef, NodeState};
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement};
@@ -16,6 +16,7 @@ pub struct Stock {
     grants: BTreeMap<GpuRef, BTreeMap<ClaimUid, GpuGrant>>,
     of_claims: BTreeMap<ClaimUid, Vec<GpuRef>>,
     rooms: BTreeMap<NodeName, NodeRoom>,
+    /// Closed for other reasons than those of [`Self::is_grouped`].
     closed: BTreeMap<GpuRef, bool>,
     specs: BTreeMap<NodeName, NodeSpec>,
     /// Grows whenever something may fit that did not fit before.
@@ -82,9 +83,7 @@ impl Stock {
                     apply(&mut self.index, claim, &at, grant);
                 }
             }
-            if let Some(closed) = self.closed.get(&at) {
-                let _ = self.index.set_closed(&at.node, &at.device, *closed);
-            }
+            self.refresh(&at);
         }
     }
 
@@ -129,7 +128,10 @@ impl Stock {
         if same || (grants.is_empty() && !self.of_claims.contains_key(claim)) {
             return;
         }
-        for gpu in self.of_claims.remove(claim).into_iter().flatten() {
+        let before = self.of_claims.remove(claim).unwrap_or_default();
+        let touched: BTreeSet<GpuRef> =
+            before.iter().chain(grants.iter().map(|(gpu, _)| gpu)).cloned().collect();
+        for gpu in before {
             self.epoch += 1;
             self.index.remove(&key(claim, &gpu.device));
             if let Some(claims) = self.grants.get_mut(&gpu) {
@@ -144,6 +146,21 @@ impl Stock {
             self.of_claims.entry(claim.clone()).or_default().push(gpu.clone());
             self.grants.entry(gpu).or_default().insert(claim.clone(), grant);
         }
+        if touched.len() > 1 {
+            touched.iter().for_each(|gpu| self.refresh(gpu));
+        }
+    }
+
+    /// What one claim has, another has now.
+    pub fn rename(&mut self, from: &ClaimUid, to: &ClaimUid) {
+        let gpus = self.of_claims.get(from).cloned().unwrap_or_default();
+        let grants = gpus.into_iter().filter_map(|gpu| {
+            let grant = self.granted(&gpu, from)?.clone();
+            Some((gpu, grant))
+        });
+        let grants = grants.collect();
+        self.set_grants(from, Vec::new());
+        self.set_grants(to, grants);
     }
 
     fn granted(&self, gpu: &GpuRef, claim: &ClaimUid) -> Option<&GpuGrant> {
@@ -162,8 +179,43 @@ impl Stock {
     pub fn set_closed(&mut self, gpu: &GpuRef, closed: bool) {
         if self.closed.insert(gpu.clone(), closed) != Some(closed) {
             self.epoch += u64::from(!closed);
+            self.refresh(gpu);
+        }
+    }
+
+    /// Tells the index whether the GPU is closed.
+    fn refresh(&mut self, gpu: &GpuRef) {
+        let closed = self.closed.get(gpu).copied().unwrap_or(false) || self.is_grouped(gpu);
+        // Unknown: it is told when the GPU is.
+        let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
+    }
+
+    /// A claim has shares of this GPU and of others: one MPS daemon serves all of them, and a process is the client
+    /// of one daemon only, so that shares of this GPU alone cannot be there.
+    pub fn is_grouped(&self, gpu: &GpuRef) -> bool {
+        let mut claims = self.grants.get(gpu).into_iter().flatten();
+        claims.any(|(claim, _)| self.of_claims.get(claim).is_some_and(|gpus| gpus.len() > 1))
+    }
+
+    /// The sets of so many GPUs that claims have together.
+    pub fn groups(&self, size: usize) -> BTreeSet<BTreeSet<GpuRef>> {
+        let several = self.of_claims.values().filter(|gpus| gpus.len() == size && size > 1);
+        several.map(|gpus| gpus.iter().cloned().collect()).collect()
+    }
+
+    /// Decides with other GPUs open than usual; the index is afterwards as before.
+    pub fn decide_with<T>(
+        &mut self,
+        open: &BTreeMap<GpuRef, bool>,
+        decide: impl FnOnce(&mut Index) -> T,
+    ) -> T {
+        for (gpu, open) in open {
+            let closed = !open || self.closed.get(gpu).copied().unwrap_or(false);
             let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
         }
+        let decision = decide(&mut self.index);
+        open.keys().for_each(|gpu| self.refresh(gpu));
+        decision
     }
 }
 

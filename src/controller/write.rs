@@ -22,8 +22,9 @@ pub enum Write {
     Clear(ClaimVersion),
     /// Tell of a claim on the claim.
     Mark(ClaimVersion, Marks),
-    /// Create the claim that was promised.
-    Create(ClaimUid, Box<ResourceClaim>),
+    /// Create the claim that was promised, and write its allocation at once: the scheduler tries the pod as soon as
+    /// the claim is there.
+    Create(ClaimUid, Box<ResourceClaim>, Box<AllocationResult>),
 }
 
 /// The answer to each [`Write`], in any order.

@@ -85,9 +85,9 @@ impl Writer {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
                 Outcome::Marked(at.claim.uid, result.map(Box::new))
             }
-            Write::Create(uid, claim) => {
-                let result = self.gated(|| self.api.create_claim(&claim)).await;
-                Outcome::Created(uid, result.map(Box::new))
+            Write::Create(uid, claim, allocation) => {
+                let made = self.gated(|| self.api.create_claim(&claim)).await;
+                Outcome::Created(uid, self.after_creation(made, *allocation).await.map(Box::new))
             }
         }
     }
@@ -108,6 +108,17 @@ impl Writer {
         let made = self.gated(|| self.api.create_claim(&claim)).await?;
         let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
         self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
+    }
+
+    /// If the allocation fails, the claim is as any other that waits.
+    async fn after_creation(
+        &self,
+        made: Result<ResourceClaim, Failure>,
+        allocation: AllocationResult,
+    ) -> Result<ResourceClaim, Failure> {
+        let made = made?;
+        let at = version(&made);
+        Ok(self.allocate(at, &Marks::default(), allocation).await.unwrap_or(made))
     }
 
     async fn allocate(

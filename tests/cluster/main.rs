@@ -14,6 +14,7 @@ mod api;
 mod bad_input;
 mod bed;
 mod churn;
+mod controller;
 mod deploy;
 mod discovery;
 mod manifests;

@@ -1,14 +1,15 @@
 //! What became of the writes.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use super::{AFTER_REFUSAL, ASK_AGAIN, Core};
+use super::{AFTER_REFUSAL, ASK_AGAIN, Core, NEVER_COMES};
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::Moment;
-use crate::controller::world::GpuRef;
 use crate::controller::world::claim::reference;
+use crate::controller::world::{Claim, GpuRef};
 use crate::controller::write::{Failure, Outcome};
 use crate::model::names::ClaimUid;
 
@@ -52,11 +53,15 @@ impl Core {
                 }
             }
             Outcome::Created(uid, result) => {
+                let uid = self.renamed.remove(&uid).unwrap_or(uid);
                 self.in_flight.remove(&uid);
                 match result {
-                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
-                    // There is one of that name already: the watch brings it.
-                    Err(Failure::Conflict) => self.not_allocated(&uid, Failure::Silent(String::new()), now),
+                    Ok(claim) => {
+                        self.apply(Change::Claim(Seen::Stored(claim)), now);
+                        let uid = self.renamed.remove(&uid).unwrap_or(uid);
+                        self.in_flight.remove(&uid);
+                        self.settle_created(&uid, now);
+                    }
                     Err(failure) => self.not_allocated(&uid, failure, now),
                 }
             }
@@ -93,8 +98,18 @@ impl Core {
         }
     }
 
+    /// A claim that was promised exists, with its allocation or without.
+    fn settle_created(&mut self, uid: &ClaimUid, now: Moment) {
+        match self.world.claims.get(uid).is_some_and(|claim| !claim.is_new()) {
+            // Under its own name: should the allocation have failed, that is to be made sure of.
+            true => self.doubtful.get_mut(uid).into_iter().for_each(|due| *due = Some(now)),
+            // Its pod has gone meanwhile: what it has counts under its own name.
+            false => self.sure(uid, now),
+        }
+    }
+
     /// An allocation that was in doubt does not stand in the API, and will not.
-    fn sure(&mut self, uid: &ClaimUid, now: Moment) {
+    pub(in crate::controller) fn sure(&mut self, uid: &ClaimUid, now: Moment) {
         let open = self.world.claims.get(uid).is_none_or(|claim| claim.allocation.is_none());
         if self.doubtful.remove(uid).is_some() && open && self.plans.of(uid).is_none() {
             self.stock.set_grants(uid, Vec::new());
@@ -105,13 +120,17 @@ impl Core {
     fn not_allocated(&mut self, uid: &ClaimUid, failure: Failure, now: Moment) {
         let Some(key) = self.plans.key(uid).cloned() else {
             match failure {
-                Failure::Silent(_) => drop(self.doubtful.insert(uid.clone(), Some(now))),
+                Failure::Silent(_) => {
+                    let new = self.world.claims.get(uid).is_none_or(Claim::is_new);
+                    let due = now + if new { NEVER_COMES } else { Duration::ZERO };
+                    self.doubtful.insert(uid.clone(), Some(due));
+                }
                 _ => self.sure(uid, now),
             }
             return;
         };
         match failure {
-            // Its next version is tried; it is on its way.
+            // Its next version is tried; it is on its way. So is the one that has the name of a promised one.
             Failure::Conflict | Failure::NotLeading => {}
             Failure::Silent(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {

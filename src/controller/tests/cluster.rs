@@ -262,7 +262,7 @@ impl Cluster {
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(silent())),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(silent())),
             Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(silent())),
-            Write::Create(uid, _) => Outcome::Created(uid, Err(silent())),
+            Write::Create(uid, ..) => Outcome::Created(uid, Err(silent())),
         };
         self.core.done(outcome, self.now);
     }
@@ -306,14 +306,14 @@ impl Cluster {
                 let stored = self.mark(&at, &marks);
                 Outcome::Marked(at.claim.uid, hear(stored))
             }
-            Write::Create(uid, claim) => {
+            Write::Create(uid, claim, allocation) => {
                 let name = (claim.metadata.namespace.clone().unwrap(), claim.metadata.name.clone().unwrap());
-                let made = if self.claims.contains_key(&name) {
-                    Err(Failure::Conflict)
-                } else {
-                    Ok(self.store(*claim))
-                };
-                Outcome::Created(uid, hear(made))
+                if self.claims.contains_key(&name) {
+                    return Outcome::Created(uid, Err(Failure::Conflict));
+                }
+                let made = self.store(*claim);
+                let at = self.core.world.read(&made).at;
+                Outcome::Created(uid, hear(self.allocate(&at, Some(*allocation))))
             }
         }
     }
@@ -448,6 +448,16 @@ impl Cluster {
                 "{gpu:?}: {memory} {compute} {slots}"
             );
             assert!(!others.contains_key(gpu), "{gpu:?} has shares, and belongs to {:?}", others[gpu]);
+        }
+        let companies: Vec<std::collections::BTreeSet<(String, String)>> = self
+            .claims
+            .values()
+            .filter(|claim| !grants(claim).is_empty())
+            .map(|claim| results(claim).into_iter().collect())
+            .collect();
+        for one in companies.iter().filter(|gpus| gpus.len() > 1) {
+            let meets = |other: &&std::collections::BTreeSet<_>| *other != one && !other.is_disjoint(one);
+            assert_eq!(companies.iter().find(meets), None, "meets {one:?}, and one GPU has one daemon");
         }
         for (gpu, names) in &others {
             assert!(names.len() == 1, "{gpu:?} belongs to {names:?}");

@@ -388,6 +388,43 @@ fn a_gang_that_is_not_all_there_waits() {
 }
 
 #[test]
+fn shares_of_several_gpus_do_not_meet_shares_of_one() {
+    let mut cluster = cluster(1, 4);
+    share(&mut cluster, "one", "10Gi");
+    cluster.settle(LONG);
+    for name in ["pair", "same"] {
+        cluster.put_share(name, json!({"memory": "10Gi"}), 2);
+        cluster.put_pod(name, &[name], json!({}));
+        cluster.settle(LONG);
+    }
+    share(&mut cluster, "other", "10Gi");
+    cluster.settle(LONG);
+    let (one, pair) = (cluster.place("one").unwrap(), cluster.place("pair").unwrap());
+    assert!(!pair.1.contains(&one.1[0]), "{one:?} {pair:?}");
+    assert_eq!(cluster.place("same"), Some(pair), "in the same company");
+    assert_eq!(cluster.place("other"), Some(one));
+    // Once the pair has ended, its GPUs are anyone's.
+    cluster.drop_pod("pair", true);
+    cluster.drop_pod("same", true);
+    cluster.put_share("three", json!({"memory": "75Gi"}), 3);
+    cluster.put_pod("three", &["three"], json!({}));
+    cluster.settle(LONG);
+    assert!(cluster.place("three").is_some());
+    cluster.check();
+}
+
+#[test]
+fn a_pod_with_shares_of_several_gpus_and_of_one_has_them_apart() {
+    let mut cluster = cluster(1, 3);
+    cluster.put_share("two", json!({"memory": "10Gi"}), 2);
+    cluster.put_share("one", json!({"fraction": "0.5"}), 1);
+    cluster.put_pod("both", &["two", "one"], json!({}));
+    cluster.settle(LONG);
+    let (two, one) = (cluster.place("two").unwrap().1, cluster.place("one").unwrap().1);
+    assert!(!two.contains(&one[0]), "{two:?} {one:?}");
+}
+
+#[test]
 fn two_pods_of_one_claim_go_to_one_node() {
     let mut cluster = cluster(2, 1);
     cluster.put_share("a", json!({"memory": "10Gi"}), 1);

@@ -83,7 +83,8 @@ impl Walk {
 
     fn step(&mut self) {
         match self.rng.u8(0..100) {
-            0..12 => self.create_share(),
+            0..10 => self.create_share(),
+            10..12 => self.create_promised(),
             12..16 => self.create_whole(),
             16..30 => self.schedule(),
             30..40 => {
@@ -147,6 +148,20 @@ impl Walk {
             more["metadata"]["annotations"] = json!({"tranche.dev/gang": format!("g{}", self.made / 3)});
         }
         self.cluster.put_pod(&name, &[&name], more);
+    }
+
+    fn create_promised(&mut self) {
+        self.made += 1;
+        let name = format!("k{}", self.made);
+        let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.5"}, "count": 1});
+        let claim = format!("{name}-gpu-share");
+        self.cluster.put_pod(
+            &name,
+            &[],
+            json!({
+            "metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},
+            "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": claim}]}}),
+        );
     }
 
     fn create_whole(&mut self) {

@@ -66,7 +66,7 @@ pub struct Claim {
 pub enum Asks {
     /// At least one request of our class: ours to allocate, or to refuse.
     Shares(Arc<DeviceClaim>),
-    /// So many GPUs for itself alone.
+    /// So many GPUs, or shares of them, from the scheduler.
     Whole(u32),
     Other,
     /// Ours, and it cannot be placed: why, in words.
@@ -213,9 +213,8 @@ fn asks(object: &ResourceClaim) -> Asks {
     }
     let whole = |request: &DeviceRequest| {
         let exactly = request.exactly.as_ref().filter(|one| one.device_class_name == WHOLE_CLASS)?;
-        let counted = exactly.capacity.as_ref().is_none_or(|one| one.requests.iter().flatten().count() == 0);
-        let plain = counted && exactly.admin_access != Some(true);
-        plain.then(|| u32::try_from(exactly.count.unwrap_or(1)).unwrap_or(1))
+        // A share that the scheduler is to place needs a GPU of its own as well.
+        (exactly.admin_access != Some(true)).then(|| u32::try_from(exactly.count.unwrap_or(1)).unwrap_or(1))
     };
     match requests().filter_map(whole).sum() {
         0 => Asks::Other,

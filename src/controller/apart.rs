@@ -1,0 +1,56 @@
+//! Claims with shares of several GPUs. On rung `mps` one daemon serves all GPUs of such a claim, and no GPU can
+//! have two daemons: they go to GPUs that have no other shares, or that another claim has in the same company.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::stock::Stock;
+use super::world::GpuRef;
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy};
+
+/// Companies that are tried before GPUs without shares.
+const COMPANIES_MAX: usize = 16;
+
+/// As [`allocate::decide`].
+///
+/// # Errors
+/// There is no place.
+pub fn decide(stock: &mut Stock, asks: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
+    if let [ask] = asks {
+        let size = usize::try_from(ask.shape.gpus()).unwrap_or(usize::MAX);
+        for company in stock.groups(size).into_iter().take(COMPANIES_MAX) {
+            if let Some(decision) = beside(stock, ask, &company, policy) {
+                return Ok(decision);
+            }
+        }
+    }
+    // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself.
+    let mut taken: BTreeMap<GpuRef, bool> = stock.granted_gpus().cloned().map(|gpu| (gpu, false)).collect();
+    let mut placements = Vec::with_capacity(asks.len());
+    for ask in asks {
+        let decision =
+            stock.decide_with(&taken, |index| allocate::decide(index, std::slice::from_ref(ask), policy))?;
+        for placement in &decision.placements {
+            taken.extend(
+                placement.gpus.iter().map(|grant| (GpuRef::new(&placement.node, &grant.device), false)),
+            );
+        }
+        placements.extend(decision.placements);
+    }
+    Ok(Decision { placements })
+}
+
+/// On the same GPUs as another claim, if there is room.
+fn beside(stock: &mut Stock, ask: &PodAsk, company: &BTreeSet<GpuRef>, policy: Policy) -> Option<Decision> {
+    let node = &company.first()?.node;
+    if !ask.nodes.allow(node) {
+        return None;
+    }
+    let gpus = stock.index.nodes().find(|view| view.name() == node)?;
+    let gpus: BTreeMap<GpuRef, bool> = gpus
+        .gpus()
+        .map(|gpu| GpuRef::new(node, gpu.device()))
+        .map(|gpu| (gpu.clone(), company.contains(&gpu)))
+        .collect();
+    let ask = PodAsk { nodes: Nodes::Only([node.clone()].into()), shape: ask.shape.clone() };
+    stock.decide_with(&gpus, |index| allocate::decide(index, &[ask], policy)).ok()
+}

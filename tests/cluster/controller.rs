@@ -1,0 +1,74 @@
+//! The controller beside the real scheduler: shares that it places, GPUs that it takes and gives back.
+
+mod fail_over;
+mod life;
+mod place;
+mod race;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, PATIENCE, SYSTEM};
+use crate::manifests::{as_nobody, user_of};
+use crate::rig::wait_until;
+
+const NODE: &str = "node-a";
+const CLASS: &str = "shared.gpu.nvidia.com";
+
+/// spec.devices of a claim for a share of one GPU, such as `{"memory": "2000Mi"}`.
+fn share(amount: Value) -> Value {
+    let config = crate::manifests::parameters("tranche.dev/v1alpha1", "GpuShare", amount);
+    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}], "config": config})
+}
+
+/// A claim and a pod of its name that uses it.
+async fn create(bed: &Bed, name: &str, amount: Value) {
+    bed.create(crate::manifests::claim(name, share(amount))).await;
+    bed.create(as_nobody(user_of(name, name))).await;
+}
+
+/// A pod that no scheduler looks at.
+async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
+    bed.create(crate::manifests::claim(name, share(amount))).await;
+    let mut pod = as_nobody(user_of(name, name));
+    pod["spec"]["schedulerName"] = json!("nobody");
+    bed.create(pod).await;
+}
+
+/// The GPUs that are held.
+async fn holds(bed: &Bed) -> Vec<String> {
+    let all = Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM);
+    let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;
+    held.iter().flat_map(results).map(|(device, _)| device).collect()
+}
+
+/// The devices of an allocation, and whether each is a share of the controller's.
+fn results(claim: &ResourceClaim) -> Vec<(String, bool)> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    let configs = devices.iter().flat_map(|devices| devices.config.iter().flatten());
+    let granted = configs
+        .filter_map(|config| config.opaque.as_ref())
+        .any(|opaque| opaque.parameters.0["kind"] == "ShareGrant");
+    let results = devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    results.map(|result| (result.device.clone(), granted)).collect()
+}
+
+/// Where the claim is; waits until it is somewhere.
+async fn wait_placed(bed: &Bed, claim: &str) -> String {
+    let placed = || async {
+        let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
+        results(&claim).first().map(|(device, _)| device.clone())
+    };
+    wait_until(&format!("claim {claim} to be placed"), PATIENCE, placed).await
+}
+
+async fn wait_not_placed(bed: &Bed, claim: &str) {
+    let open = || async {
+        let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
+        results(&claim).is_empty().then_some(())
+    };
+    wait_until(&format!("the allocation of claim {claim} to be taken back"), PATIENCE, open).await
+}

@@ -1,0 +1,45 @@
+//! Two replicas: one works, and the other takes over.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use serde_json::json;
+
+use super::{create, wait_placed};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::rig::wait_until;
+
+async fn leader(bed: &Bed) -> Option<String> {
+    let lease = Api::<Lease>::namespaced(bed.client.clone(), SYSTEM).get("tranche-controller").await.ok()?;
+    let holder = lease.spec?.holder_identity.filter(|holder| !holder.is_empty())?;
+    Some(holder.rsplit_once('_')?.0.to_owned())
+}
+
+#[tokio::test]
+async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
+    let Some(bed) = Bed::of_env("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await
+    else {
+        return;
+    };
+    create(&bed, "before", json!({"memory": "10Gi"})).await;
+    let before = life(&bed.wait_ready("before").await);
+    let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    bed.rig.kubectl(&["-n", SYSTEM, "delete", "pod", &first, "--force", "--grace-period=0"]);
+    create(&bed, "after", json!({"memory": "10Gi"})).await;
+    let second = || async { leader(&bed).await.filter(|leader| *leader != first) };
+    wait_until("another leader", PATIENCE, second).await;
+    bed.wait_ready("after").await;
+    assert_eq!(wait_placed(&bed, "after").await, wait_placed(&bed, "before").await, "it knows who has what");
+    assert_eq!(life(&bed.wait_ready("before").await), before);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn an_upgrade_hands_over_without_a_wait() {
+    let Some(bed) = Bed::of_env("an_upgrade_hands_over_without_a_wait").await else { return };
+    wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    bed.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", "deployment/tranche-controller"]);
+    create(&bed, "during", json!({"memory": "10Gi"})).await;
+    bed.wait_ready("during").await;
+    bed.rig.kubectl(&["-n", SYSTEM, "rollout", "status", "deployment/tranche-controller", "--timeout=90s"]);
+    bed.end().await;
+}

@@ -1,0 +1,106 @@
+//! What becomes of allocations that are not used, or taken away, and of GPUs that are held.
+
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use super::{create, create_waiting, holds, wait_not_placed, wait_placed};
+use crate::bed::{Bed, PATIENCE};
+use crate::manifests::{as_nobody, claim, gpu, user_of};
+use crate::rig::wait_until;
+
+#[tokio::test]
+async fn an_allocation_that_is_taken_away_is_made_again_after_a_while() {
+    let Some(bed) = Bed::of_env("an_allocation_that_is_taken_away_is_made_again_after_a_while").await else {
+        return;
+    };
+    create_waiting(&bed, "a", json!({"memory": "1Gi"})).await;
+    wait_placed(&bed, "a").await;
+    // As the scheduler does when the pod cannot run there.
+    let cleared = Patch::Merge(json!({"status": {"allocation": null}}));
+    bed.api::<ResourceClaim>()
+        .patch_status("a", &PatchParams::default(), &cleared)
+        .await
+        .expect("it is cleared");
+    wait_not_placed(&bed, "a").await;
+    let begun = std::time::Instant::now();
+    wait_placed(&bed, "a").await;
+    assert!(begun.elapsed() > Duration::from_secs(5), "the only node is left out for a while");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn an_allocation_without_a_pod_is_taken_back() {
+    let Some(bed) = Bed::of_env("an_allocation_without_a_pod_is_taken_back").await else { return };
+    create_waiting(&bed, "a", json!({"memory": "1Gi"})).await;
+    wait_placed(&bed, "a").await;
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "pod", "a", "--force", "--grace-period=0"]);
+    wait_not_placed(&bed, "a").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it() {
+    let Some(bed) = Bed::of_env("nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it").await
+    else {
+        return;
+    };
+    create_waiting(&bed, "a", json!({"memory": "1Gi"})).await;
+    wait_placed(&bed, "a").await;
+    for node in &bed.nodes {
+        bed.rig.kubectl(&["cordon", node]);
+        bed.rig.on_end(&["kubectl", "uncordon", node]);
+    }
+    wait_not_placed(&bed, "a").await;
+    let told = || async { bed.events("a").await.into_iter().find(|event| event.contains("is cordoned")) };
+    wait_until("an event that says why", PATIENCE, told).await;
+    for node in &bed.nodes {
+        bed.rig.kubectl(&["uncordon", node]);
+    }
+    wait_placed(&bed, "a").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole() {
+    let Some(bed) = Bed::of_env("idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole").await else {
+        return;
+    };
+    create(&bed, "a", json!({"memory": "1Gi"})).await;
+    bed.wait_ready("a").await;
+    let device = wait_placed(&bed, "a").await;
+    bed.delete("a").await;
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "a"]);
+    assert!(holds(&bed).await.contains(&device), "kept warm");
+    // All of them at once, so that the held one is needed.
+    let published = bed.published(super::NODE).await;
+    let gpus = published
+        .iter()
+        .filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
+    let mut all = gpu("gpu");
+    all["exactly"]["count"] = json!(gpus.count());
+    bed.create(claim("all", json!({"requests": [all]}))).await;
+    bed.create(as_nobody(user_of("all", "all"))).await;
+    bed.wait_ready("all").await;
+    assert!(holds(&bed).await.is_empty());
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_hold_that_somebody_deletes_is_taken_again_under_its_shares() {
+    let Some(bed) = Bed::of_env("a_hold_that_somebody_deletes_is_taken_again_under_its_shares").await else {
+        return;
+    };
+    create(&bed, "a", json!({"memory": "1Gi"})).await;
+    bed.wait_ready("a").await;
+    let device = wait_placed(&bed, "a").await;
+    let name = format!("hold.{device}.{}", super::NODE);
+    bed.rig.kubectl(&["-n", crate::bed::SYSTEM, "delete", "resourceclaim", &name]);
+    let held = || async { holds(&bed).await.contains(&device).then_some(()) };
+    wait_until("the GPU to be held again", PATIENCE, held).await;
+    create(&bed, "b", json!({"memory": "1Gi"})).await;
+    bed.wait_ready("b").await;
+    bed.end().await;
+}

@@ -1,0 +1,132 @@
+//! What is placed, and what is told of what cannot be.
+
+use serde_json::{Value, json};
+
+use super::{create, holds, share, wait_placed};
+use crate::bed::{Bed, PATIENCE};
+use crate::manifests::{as_nobody, claim, container, pod, user_of};
+use crate::rig::wait_until;
+
+fn env(bed: &Bed, pod: &str) -> Vec<String> {
+    let mut env: Vec<_> =
+        bed.exec(pod, "main", "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
+    env.sort();
+    env
+}
+
+async fn grantable_mib(bed: &Bed, device: &str) -> u64 {
+    let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device).unwrap();
+    let mib = published.attributes.unwrap()["grantableMemoryMiB"].int.expect("a shareable GPU says how much");
+    u64::try_from(mib).unwrap()
+}
+
+#[tokio::test]
+async fn a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits() {
+    let Some(bed) = Bed::of_env("a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits").await
+    else {
+        return;
+    };
+    create(&bed, "small", json!({"memory": "2000Mi"})).await;
+    bed.wait_ready("small").await;
+    let device = wait_placed(&bed, "small").await;
+    assert!(holds(&bed).await.contains(&device));
+    // The same GPU, by a selector.
+    let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device).unwrap();
+    let uuid = published.attributes.unwrap()["uuid"].string.clone().unwrap();
+    let mut quarter = share(json!({"fraction": "0.25"}));
+    quarter["requests"][0] = crate::manifests::of_gpu(&uuid, quarter["requests"][0].clone());
+    bed.create(claim("quarter", quarter)).await;
+    bed.create(as_nobody(user_of("quarter", "quarter"))).await;
+    bed.wait_ready("quarter").await;
+    assert_eq!(wait_placed(&bed, "quarter").await, device);
+
+    let pipe = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
+    assert_eq!(env(&bed, "small"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", pipe]);
+    let mib = grantable_mib(&bed, &device).await.div_ceil(4);
+    let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
+    assert_eq!(env(&bed, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, pipe]);
+    assert_eq!(bed.inside("small", "main").gpus, bed.inside("quarter", "main").gpus);
+    let told = |event: &String| event.starts_with("GpuSharePlaced") && event.contains("2000 MiB");
+    assert!(bed.events("small").await.iter().any(told));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn several_gpus_and_several_claims_of_a_pod_are_of_one_node() {
+    let Some(bed) = Bed::of_env("several_gpus_and_several_claims_of_a_pod_are_of_one_node").await else {
+        return;
+    };
+    let mut two = share(json!({"memory": "10Gi"}));
+    two["requests"][0]["exactly"]["count"] = json!(2);
+    two["constraints"] = json!([{"requests": ["gpu"], "matchAttribute": "gpu.nvidia.com/productName"}]);
+    bed.create(claim("two", two)).await;
+    bed.create(claim("one", share(json!({"fraction": "0.5", "compute": 10})))).await;
+    let claims =
+        json!([{"name": "two", "resourceClaimName": "two"}, {"name": "one", "resourceClaimName": "one"}]);
+    let containers =
+        json!([container("left", json!([{"name": "two"}])), container("right", json!([{"name": "one"}]))]);
+    bed.create(as_nobody(pod("both", claims, containers))).await;
+    bed.wait_ready("both").await;
+    assert_eq!(bed.inside("both", "left").gpus.len(), 2);
+    assert_eq!(bed.inside("both", "right").gpus.len(), 1);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
+    let Some(bed) = Bed::of_env("what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim").await else {
+        return;
+    };
+    create(&bed, "big", json!({"memory": "4000Gi"})).await;
+    let told = || async {
+        let events = bed.events("big").await;
+        events
+            .into_iter()
+            .find(|event| event.starts_with("WaitingForGpuShare") && event.contains("too small even idle"))
+    };
+    wait_until("an event with numbers", PATIENCE, told).await;
+    let noted = || async {
+        let claim = bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>().get("big").await.ok()?;
+        claim.metadata.annotations?.get("tranche.dev/waiting").cloned()
+    };
+    let text = wait_until("the claim to say why it waits", PATIENCE, noted).await;
+    assert!(text.contains("GPU"), "{text}");
+    bed.end().await;
+}
+
+/// The pod of KAI's documentation, but for the scheduler's name.
+#[tokio::test]
+async fn a_pod_with_kais_annotations_gets_its_share_and_gives_it_back() {
+    let labels = json!({"tranche.dev/kai-annotations": "enabled"});
+    let test = "a_pod_with_kais_annotations_gets_its_share_and_gives_it_back";
+    let Some(bed) = Bed::with_labels(test, labels).await else { return };
+    let mut kai = as_nobody(pod("gpu-sharing", json!([]), json!([container("main", json!([]))])));
+    kai["metadata"]["annotations"] = json!({"gpu-memory": "2000"});
+    bed.create(kai).await;
+    bed.wait_ready("gpu-sharing").await;
+    assert_eq!(env(&bed, "gpu-sharing")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M");
+    bed.delete("gpu-sharing").await;
+    let left = || async {
+        let (claims, all) =
+            (bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>(), kube::api::ListParams::default());
+        claims.list(&all).await.ok()?.items.is_empty().then_some(())
+    };
+    wait_until("the claim to go with its pod", PATIENCE, left).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_claim_by_template_is_placed_for_each_pod() {
+    let Some(bed) = Bed::of_env("a_claim_by_template_is_placed_for_each_pod").await else { return };
+    bed.create(crate::manifests::template("part", share(json!({"fraction": "0.1"})))).await;
+    for name in ["a", "b", "c"] {
+        bed.create(as_nobody(crate::manifests::by_template("part", name))).await;
+    }
+    let mut gpus: Vec<Value> = Vec::new();
+    for name in ["a", "b", "c"] {
+        bed.wait_ready(name).await;
+        gpus.push(json!(bed.inside(name, "main").gpus));
+    }
+    assert!(gpus.iter().all(|gpu| *gpu == gpus[0]), "packed: {gpus:?}");
+    bed.end().await;
+}
