@@ -8,10 +8,18 @@ use super::{create, wait_placed};
 use crate::bed::{Bed, PATIENCE, SYSTEM, life};
 use crate::rig::wait_until;
 
+/// Who holds the lease: a pod's name, and what tells its processes apart.
 async fn leader(bed: &Bed) -> Option<String> {
     let lease = Api::<Lease>::namespaced(bed.client.clone(), SYSTEM).get("tranche-controller").await.ok()?;
-    let holder = lease.spec?.holder_identity.filter(|holder| !holder.is_empty())?;
-    Some(holder.rsplit_once('_')?.0.to_owned())
+    lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
+}
+
+/// Ends the process of a pod as a power cut would.
+fn kill(bed: &Bed, pod: &str) {
+    let script = format!(
+        "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx POD_NAME={pod} && kill -9 ${{p#/proc/}}; done; true"
+    );
+    bed.on_node(super::NODE, &script);
 }
 
 #[tokio::test]
@@ -23,7 +31,7 @@ async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
     create(&bed, "before", json!({"memory": "10Gi"})).await;
     let before = life(&bed.wait_ready("before").await);
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
-    bed.rig.kubectl(&["-n", SYSTEM, "delete", "pod", &first, "--force", "--grace-period=0"]);
+    kill(&bed, first.rsplit_once('_').expect("a pod and a number").0);
     create(&bed, "after", json!({"memory": "10Gi"})).await;
     let second = || async { leader(&bed).await.filter(|leader| *leader != first) };
     wait_until("another leader", PATIENCE, second).await;
