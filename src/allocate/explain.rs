@@ -141,7 +141,7 @@ impl<'a> Most<'a> {
     ) {
         let mut fitting = 0;
         for gpu in &node.gpus {
-            let (mib, slots) = match fit[gpu.class] {
+            let (mib, slots) = match fit[gpu.class as usize] {
                 _ if gpu.closed => {
                     skipped.closed += 1;
                     continue;

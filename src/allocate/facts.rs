@@ -21,7 +21,7 @@ const FACTS_MIN: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Facts {
     all: Vec<Arc<DeviceFacts>>,
-    numbers: BTreeMap<Arc<DeviceFacts>, usize>,
+    numbers: BTreeMap<Arc<DeviceFacts>, u32>,
     /// Grows when the numbers are given anew.
     epoch: u64,
     most: usize,
@@ -34,13 +34,15 @@ impl Default for Facts {
 }
 
 impl Facts {
-    pub fn number(&mut self, facts: &Arc<DeviceFacts>) -> usize {
+    pub fn number(&mut self, facts: &Arc<DeviceFacts>) -> u32 {
         if let Some(number) = self.numbers.get(facts) {
             return *number;
         }
+        // Fewer than a u32 counts: there are no more than GPUs, and some that have gone.
+        let number = self.all.len() as u32;
         self.all.push(Arc::clone(facts));
-        self.numbers.insert(Arc::clone(facts), self.all.len() - 1);
-        self.all.len() - 1
+        self.numbers.insert(Arc::clone(facts), number);
+        number
     }
 
     /// Worth to be told apart from an earlier look: facts have been added, or numbers given anew.
@@ -53,12 +55,12 @@ impl Facts {
     }
 
     /// Forgets all but what these numbers stand for, and gives them new ones.
-    pub fn renumber<'a>(&mut self, numbers: impl Iterator<Item = &'a mut usize>) {
+    pub fn renumber<'a>(&mut self, numbers: impl Iterator<Item = &'a mut u32>) {
         let old = std::mem::take(&mut self.all);
         self.numbers.clear();
         self.epoch += 1;
         for number in numbers {
-            *number = self.number(&old[*number]);
+            *number = self.number(&old[*number as usize]);
         }
         self.most = FACTS_MIN.max(4 * self.all.len());
     }
@@ -69,8 +71,8 @@ impl Facts {
 pub(super) struct Bits(Vec<u64>);
 
 impl Bits {
-    pub fn has(&self, number: usize) -> bool {
-        self.0.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    pub fn has(&self, number: u32) -> bool {
+        self.0.get(number as usize / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
     fn add(&mut self, number: usize) {
@@ -206,7 +208,7 @@ impl AlikeTerms {
     }
 
     /// None: the GPU lacks the attribute.
-    pub fn value(&self, facts: usize) -> Option<u32> {
-        self.values.get(facts).copied().filter(|value| *value > 0)
+    pub fn value(&self, facts: u32) -> Option<u32> {
+        self.values.get(facts as usize).copied().filter(|value| *value > 0)
     }
 }

@@ -187,7 +187,7 @@ impl Tally {
     }
 
     /// The same with one GPU of a class changed from so much free memory to another.
-    pub fn lost_with(&self, targets: &Targets, class: usize, before: u64, after: u64) -> u64 {
+    pub fn lost_with(&self, targets: &Targets, class: u32, before: u64, after: u64) -> u64 {
         let total = self.total_mib - (before - after);
         let mut sum = 0;
         for ((target, &(mib, gpus)), fed) in targets.0.iter().zip(&self.fits).zip(&self.fed) {
@@ -206,13 +206,13 @@ fn narrow(number: u64) -> u32 {
 }
 
 impl Target {
-    fn need(&self, class: usize) -> u64 {
-        self.needs.get(class).copied().unwrap_or(NEVER)
+    fn need(&self, class: u32) -> u64 {
+        self.needs.get(class as usize).copied().unwrap_or(NEVER)
     }
 
     /// MiB that pods of this shape may use before CPU or memory is short: for as many as there is room, and one
     /// more. Nothing if there is no room for one.
-    fn fed(&self, cpu: u32, memory: u32, class: usize) -> u64 {
+    fn fed(&self, cpu: u32, memory: u32, class: u32) -> u64 {
         if cpu < self.cpu_milli || memory < self.memory_mib {
             return 0;
         }

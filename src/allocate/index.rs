@@ -58,7 +58,7 @@ impl Nodes {
 
     fn touch(&mut self, id: usize) {
         if let Some(node) = &mut self.all[id] {
-            node.version = node.version.wrapping_add(1);
+            node.changed();
         }
         if self.changed.len() >= CHANGES_MIN.max(CHANGES_PER_NODE_MAX * self.all.len()) {
             self.forgotten += self.changed.len() as u64;
@@ -68,14 +68,14 @@ impl Nodes {
         self.changed.push(id as u32);
     }
 
-    fn class(&mut self, class: Class) -> usize {
-        match self.classes.iter().position(|known| *known == class) {
-            Some(at) => at,
-            None => {
-                self.classes.push(class);
-                self.classes.len() - 1
-            }
-        }
+    fn class(&mut self, class: Class) -> u32 {
+        let known = self.classes.iter().position(|known| *known == class);
+        let at = known.unwrap_or_else(|| {
+            self.classes.push(class);
+            self.classes.len() - 1
+        });
+        // There are no more classes than GPUs.
+        at as u32
     }
 
     fn gpu(&mut self, spec: &GpuSpec) -> Gpu {
@@ -123,6 +123,8 @@ impl Index {
             used_cpu_milli: 0,
             used_memory_mib: 0,
             gpus,
+            usable_mib: 0,
+            most_mib: 0,
             version: 0,
         };
         for placement in self.placements.values().filter(|placement| placement.node == spec.name) {

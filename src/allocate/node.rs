@@ -85,9 +85,9 @@ pub(super) const COMPUTE_ALL: u32 = 100;
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
     pub device: DeviceName,
-    pub class: usize,
+    pub class: u32,
     /// Number of its facts.
-    pub facts: usize,
+    pub facts: u32,
     pub isolation: Isolation,
     /// Somebody else's: no share of ours may go there.
     pub closed: bool,
@@ -101,7 +101,7 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    pub fn new(spec: &GpuSpec, class: usize, facts: usize) -> Self {
+    pub fn new(spec: &GpuSpec, class: u32, facts: u32) -> Self {
         Self {
             device: spec.device.clone(),
             class,
@@ -169,19 +169,29 @@ pub(super) struct Node {
     pub used_cpu_milli: u64,
     pub used_memory_mib: u64,
     pub gpus: Vec<Gpu>,
+    /// What its GPUs could still give, in MiB: all together, and the one that has most.
+    pub usable_mib: u64,
+    pub most_mib: u64,
     /// Grows with each change, so that kept scores can tell.
     pub version: u32,
 }
 
 impl Node {
+    /// After each change.
+    pub fn changed(&mut self) {
+        (self.usable_mib, self.most_mib) = (0, 0);
+        for usable in self.gpus.iter().map(Gpu::usable_mib) {
+            self.usable_mib += usable;
+            self.most_mib = self.most_mib.max(usable);
+        }
+        self.version = self.version.wrapping_add(1);
+    }
+
     pub fn free_cpu_milli(&self) -> u64 {
         self.cpu_milli.saturating_sub(self.used_cpu_milli)
     }
     pub fn free_memory_mib(&self) -> u64 {
         self.memory_mib.saturating_sub(self.used_memory_mib)
-    }
-    pub fn usable_mib(&self) -> u64 {
-        self.gpus.iter().map(Gpu::usable_mib).sum()
     }
 
     pub fn gpu_mut(&mut self, device: &DeviceName) -> Option<&mut Gpu> {

@@ -90,7 +90,7 @@ pub(super) fn rate(
     let Some(want) = terms.single() else { return rate_several(policy, node, terms, targets, scratch) };
     for (at, gpu) in node.gpus.iter().enumerate().take(if want.gpus == 0 { 0 } else { usize::MAX }) {
         if let Some(left) = want.left(gpu) {
-            scratch.fitting.push((cost(policy, gpu, left, want.mib(gpu)), at));
+            scratch.fitting.push((cost(policy, gpu, left, gpu.free_mib() - left), at));
         }
     }
     if scratch.fitting.len() < want.gpus {
@@ -130,7 +130,7 @@ fn whole_score(
     (costs, taken): (u64, u64),
     scratch: &mut Scratch,
 ) -> Score {
-    let free = node.usable_mib() - taken;
+    let free = node.usable_mib - taken;
     let cpu = node.free_cpu_milli() - terms.cpu_milli;
     match policy {
         Policy::Pack => score(costs, free, cpu),
@@ -184,7 +184,7 @@ fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut
     let Some((gradient, left, at)) = best else { return NO };
     picked.push((at, 0));
     let taken = node.gpus[at].free_mib() - left;
-    score(gradient, node.usable_mib() - taken, node.free_cpu_milli() - terms.cpu_milli)
+    score(gradient, node.usable_mib - taken, node.free_cpu_milli() - terms.cpu_milli)
 }
 
 /// What more is lost, as a number that is never negative.
