@@ -104,3 +104,38 @@ async fn a_hold_that_somebody_deletes_is_taken_again_under_its_shares() {
     bed.wait_ready("b").await;
     bed.end().await;
 }
+
+/// Where no share ids are kept the scheduler's books have a device once: the end of one of two claims that named
+/// it would free it in them.
+#[tokio::test]
+async fn the_end_of_one_share_gives_nobody_the_gpu_of_the_other() {
+    let Some(bed) = Bed::of_env("the_end_of_one_share_gives_nobody_the_gpu_of_the_other").await else {
+        return;
+    };
+    for name in ["a", "b"] {
+        create(&bed, name, json!({"fraction": "0.25"})).await;
+        bed.wait_ready(name).await;
+    }
+    assert_eq!(wait_placed(&bed, "a").await, wait_placed(&bed, "b").await);
+    bed.delete("a").await;
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "a"]);
+    let published = bed.published(super::NODE).await;
+    let gpus = published
+        .iter()
+        .filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
+    let mut all = gpu("gpu");
+    all["exactly"]["count"] = json!(gpus.count());
+    bed.create(claim("all", json!({"requests": [all]}))).await;
+    bed.create(as_nobody(user_of("all", "all"))).await;
+    let waits = || async {
+        let events = bed.events("all").await;
+        events.into_iter().find(|event| event.starts_with("FailedScheduling"))
+    };
+    wait_until("the scheduler to find no place", PATIENCE, waits).await;
+    let given = bed.api::<ResourceClaim>().get("all").await.expect("the claim is there").status;
+    assert!(given.and_then(|status| status.allocation).is_none(), "the GPU of b is given away");
+    bed.delete("b").await;
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "b"]);
+    bed.wait_ready("all").await;
+    bed.end().await;
+}
