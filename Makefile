@@ -1,11 +1,12 @@
 # make demo      the main job on a real cluster with simulated GPUs; leaves it up
 # make demo-down ends it, leaves nothing
 # make test      everything that can fail: units, contracts, and the real cluster
+# make soak      the controller's model, a million random steps
 # make bench     figures, as a table and in target/bench.json
 # make help      this text
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-down test test-unit test-cluster bench build fmt lint
+.PHONY: help demo demo-down test test-unit test-cluster bench build fmt lint soak
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -29,6 +30,9 @@ test-cluster: build
 
 bench: build
 	hack/bench.sh
+
+soak:
+	TRANCHE_STEPS=1000000 cargo test --locked --lib controller::tests::walk -- --nocapture
 
 fmt:
 	cargo fmt
