@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::bed::{Bed, life, minor_of, node_of};
+use crate::bed::{Bed, PATIENCE, life, minor_of, node_of};
 use crate::manifests::{claim, gpu, user_of};
+use crate::rig::wait_until;
 
 #[tokio::test]
 async fn an_unknown_field_is_named_with_its_path() {
@@ -13,7 +14,16 @@ async fn an_unknown_field_is_named_with_its_path() {
     let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
         "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Medium"}}});
     let config = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
-    bed.create(claim("typo", json!({"requests": [gpu("gpu")], "config": config}))).await;
+    let typo = claim("typo", json!({"requests": [gpu("gpu")], "config": config}));
+    let path = "spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig.intervall: unknown field";
+    let refused =
+        || async { bed.try_create(typo.clone(), true).await.err().filter(|said| said.contains(path)) };
+    wait_until("the webhook to refuse the claim", PATIENCE, refused).await;
+    // While the webhook is away such a claim comes through, and the node says the same.
+    bed.rig.on_end(&["kubectl", "apply", "-k", "hack/demo"]);
+    bed.rig.kubectl(&["delete", "validatingwebhookconfiguration", "tranche"]);
+    let through = || async { bed.try_create(typo.clone(), false).await.ok() };
+    wait_until("the claim to come through", PATIENCE, through).await;
     bed.create(user_of("typo", "p")).await;
     bed.wait_refused("p", &["sharing.timeSlicingConfig.intervall", "unknown field"]).await;
     // Nothing was begun, though the pod still waits.

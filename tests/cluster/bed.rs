@@ -134,14 +134,20 @@ impl Bed {
 
     /// Creates an object of any kind in the test's namespace.
     pub async fn create(&self, object: Value) {
+        self.try_create(object, false).await.unwrap_or_else(|said| panic!("{said}"));
+    }
+
+    /// The same, or only as if: `dry`. In the API server's words if it refuses.
+    pub async fn try_create(&self, object: Value, dry: bool) -> Result<(), String> {
         let object: DynamicObject = from(object);
         let types = object.types.clone().expect("the object says its kind");
         let kind = GroupVersionKind::try_from(&types).expect("apiVersion and kind are whole");
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind));
         let name = object.metadata.name.clone().unwrap_or_default();
-        let created = api.create(&PostParams::default(), &object).await;
-        created.unwrap_or_else(|error| panic!("{} {name} cannot be created: {error}", kind.kind));
+        let params = PostParams { dry_run: dry, ..PostParams::default() };
+        let created = api.create(&params, &object).await;
+        created.map(|_| ()).map_err(|error| format!("{} {name} cannot be created: {error}", kind.kind))
     }
 
     /// Creates a claim that is already given a device.

@@ -17,6 +17,19 @@ use crate::rig::wait_until;
 const NODE: &str = "node-a";
 const CLASS: &str = "shared.gpu.nvidia.com";
 
+/// A bed on which only one node takes pods: where something goes is then said beforehand.
+async fn bed(test: &str) -> Option<Bed> {
+    alone(Bed::of_env(test).await?)
+}
+
+fn alone(bed: Bed) -> Option<Bed> {
+    for node in bed.nodes.iter().filter(|node| *node != NODE) {
+        bed.rig.on_end(&["kubectl", "uncordon", node]);
+        bed.rig.kubectl(&["cordon", node]);
+    }
+    Some(bed)
+}
+
 /// spec.devices of a claim for a share of one GPU, such as `{"memory": "2000Mi"}`.
 fn share(amount: Value) -> Value {
     let config = crate::manifests::parameters("tranche.dev/v1alpha1", "GpuShare", amount);

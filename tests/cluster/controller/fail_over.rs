@@ -24,7 +24,7 @@ fn kill(bed: &Bed, pod: &str) {
 
 #[tokio::test]
 async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
-    let Some(bed) = Bed::of_env("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await
+    let Some(bed) = super::bed("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await
     else {
         return;
     };
@@ -43,7 +43,7 @@ async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
 
 #[tokio::test]
 async fn an_upgrade_hands_over_without_a_wait() {
-    let Some(bed) = Bed::of_env("an_upgrade_hands_over_without_a_wait").await else { return };
+    let Some(bed) = super::bed("an_upgrade_hands_over_without_a_wait").await else { return };
     wait_until("a leader", PATIENCE, || leader(&bed)).await;
     bed.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", "deployment/tranche-controller"]);
     create(&bed, "during", json!({"memory": "10Gi"})).await;

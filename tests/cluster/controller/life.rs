@@ -7,13 +7,13 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::{create, create_waiting, holds, wait_not_placed, wait_placed};
-use crate::bed::{Bed, PATIENCE};
+use crate::bed::PATIENCE;
 use crate::manifests::{as_nobody, claim, gpu, user_of};
 use crate::rig::wait_until;
 
 #[tokio::test]
 async fn an_allocation_that_is_taken_away_is_made_again_after_a_while() {
-    let Some(bed) = Bed::of_env("an_allocation_that_is_taken_away_is_made_again_after_a_while").await else {
+    let Some(bed) = super::bed("an_allocation_that_is_taken_away_is_made_again_after_a_while").await else {
         return;
     };
     create_waiting(&bed, "a", json!({"memory": "1Gi"})).await;
@@ -33,7 +33,7 @@ async fn an_allocation_that_is_taken_away_is_made_again_after_a_while() {
 
 #[tokio::test]
 async fn an_allocation_without_a_pod_is_taken_back() {
-    let Some(bed) = Bed::of_env("an_allocation_without_a_pod_is_taken_back").await else { return };
+    let Some(bed) = super::bed("an_allocation_without_a_pod_is_taken_back").await else { return };
     create_waiting(&bed, "a", json!({"memory": "1Gi"})).await;
     wait_placed(&bed, "a").await;
     bed.rig.kubectl(&["-n", &bed.namespace, "delete", "pod", "a", "--force", "--grace-period=0"]);
@@ -43,7 +43,7 @@ async fn an_allocation_without_a_pod_is_taken_back() {
 
 #[tokio::test]
 async fn nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it() {
-    let Some(bed) = Bed::of_env("nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it").await
+    let Some(bed) = super::bed("nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it").await
     else {
         return;
     };
@@ -65,7 +65,7 @@ async fn nothing_is_placed_on_a_cordoned_node_and_what_is_not_bound_leaves_it() 
 
 #[tokio::test]
 async fn idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole() {
-    let Some(bed) = Bed::of_env("idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole").await else {
+    let Some(bed) = super::bed("idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole").await else {
         return;
     };
     create(&bed, "a", json!({"memory": "1Gi"})).await;
@@ -90,7 +90,7 @@ async fn idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole() {
 
 #[tokio::test]
 async fn a_hold_that_somebody_deletes_is_taken_again_under_its_shares() {
-    let Some(bed) = Bed::of_env("a_hold_that_somebody_deletes_is_taken_again_under_its_shares").await else {
+    let Some(bed) = super::bed("a_hold_that_somebody_deletes_is_taken_again_under_its_shares").await else {
         return;
     };
     create(&bed, "a", json!({"memory": "1Gi"})).await;
@@ -109,7 +109,7 @@ async fn a_hold_that_somebody_deletes_is_taken_again_under_its_shares() {
 /// it would free it in them.
 #[tokio::test]
 async fn the_end_of_one_share_gives_nobody_the_gpu_of_the_other() {
-    let Some(bed) = Bed::of_env("the_end_of_one_share_gives_nobody_the_gpu_of_the_other").await else {
+    let Some(bed) = super::bed("the_end_of_one_share_gives_nobody_the_gpu_of_the_other").await else {
         return;
     };
     for name in ["a", "b"] {

@@ -22,7 +22,7 @@ async fn grantable_mib(bed: &Bed, device: &str) -> u64 {
 
 #[tokio::test]
 async fn a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits() {
-    let Some(bed) = Bed::of_env("a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits").await
+    let Some(bed) = super::bed("a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits").await
     else {
         return;
     };
@@ -53,7 +53,7 @@ async fn a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits() {
 
 #[tokio::test]
 async fn several_gpus_and_several_claims_of_a_pod_are_of_one_node() {
-    let Some(bed) = Bed::of_env("several_gpus_and_several_claims_of_a_pod_are_of_one_node").await else {
+    let Some(bed) = super::bed("several_gpus_and_several_claims_of_a_pod_are_of_one_node").await else {
         return;
     };
     let mut two = share(json!({"memory": "10Gi"}));
@@ -74,7 +74,7 @@ async fn several_gpus_and_several_claims_of_a_pod_are_of_one_node() {
 
 #[tokio::test]
 async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
-    let Some(bed) = Bed::of_env("what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim").await else {
+    let Some(bed) = super::bed("what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim").await else {
         return;
     };
     create(&bed, "big", json!({"memory": "4000Gi"})).await;
@@ -99,7 +99,7 @@ async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
 async fn a_pod_with_kais_annotations_gets_its_share_and_gives_it_back() {
     let labels = json!({"tranche.dev/kai-annotations": "enabled"});
     let test = "a_pod_with_kais_annotations_gets_its_share_and_gives_it_back";
-    let Some(bed) = Bed::with_labels(test, labels).await else { return };
+    let Some(bed) = Bed::with_labels(test, labels).await.and_then(super::alone) else { return };
     let mut kai = as_nobody(pod("gpu-sharing", json!([]), json!([container("main", json!([]))])));
     kai["metadata"]["annotations"] = json!({"gpu-memory": "2000"});
     bed.create(kai).await;
@@ -117,7 +117,7 @@ async fn a_pod_with_kais_annotations_gets_its_share_and_gives_it_back() {
 
 #[tokio::test]
 async fn a_claim_by_template_is_placed_for_each_pod() {
-    let Some(bed) = Bed::of_env("a_claim_by_template_is_placed_for_each_pod").await else { return };
+    let Some(bed) = super::bed("a_claim_by_template_is_placed_for_each_pod").await else { return };
     bed.create(crate::manifests::template("part", share(json!({"fraction": "0.1"})))).await;
     for name in ["a", "b", "c"] {
         bed.create(as_nobody(crate::manifests::by_template("part", name))).await;

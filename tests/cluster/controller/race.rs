@@ -10,7 +10,6 @@ use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
 
 use super::{create, results};
-use crate::bed::Bed;
 use crate::manifests::{as_nobody, claim, gpu, user_of};
 
 /// Rounds; more with TRANCHE_ROUNDS.
@@ -45,7 +44,7 @@ async fn watch(all: Api<ResourceClaim>, over: Arc<AtomicBool>, looks: Arc<Atomic
 
 #[tokio::test]
 async fn whole_gpus_and_shares_race_and_no_gpu_serves_both() {
-    let Some(bed) = Bed::of_env("whole_gpus_and_shares_race_and_no_gpu_serves_both").await else { return };
+    let Some(bed) = super::bed("whole_gpus_and_shares_race_and_no_gpu_serves_both").await else { return };
     let rounds =
         std::env::var("TRANCHE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
     let gpus = bed
