@@ -1,25 +1,22 @@
 //! Shares that our controller placed, also where the API server keeps nothing of shares: the amount stands in
-//! the allocation's configuration. Here a test writes what the controller would.
+//! the allocation's configuration. Here a test writes what the controller would, into claims of a class that the
+//! controller leaves alone.
 
 use serde_json::{Value, json};
 
 use super::{Board, limits, mps_env};
 use crate::bed::{Bed, minor_of};
-use crate::manifests::{allocation, as_nobody, parameters, user_of};
+use crate::manifests::{allocation, as_nobody, gpu, parameters, user_of};
 
-/// The status of a claim that was given so much of the board; `gpu` is the UUID that is claimed to be meant.
-fn placed(board: &Board, gpu: &str, memory: &str, compute: u32) -> Value {
-    let device = json!({"device": board.device, "gpu": gpu, "memory": memory, "compute": compute,
+/// The status of a claim that was given so much of the board; `uuid`: of the board that is claimed to be meant.
+fn placed(board: &Board, uuid: &str, memory: &str, compute: u32) -> Value {
+    let device = json!({"device": board.device, "gpu": uuid, "memory": memory, "compute": compute,
         "slots": 1, "isolation": "mps"});
     let mut config = parameters("tranche.dev/v1alpha1", "ShareGrant", json!({"devices": [device]}));
     config[0]["source"] = json!("FromClass");
     let mut status = allocation(&board.node, &board.device);
     status["allocation"]["devices"]["config"] = config;
     status
-}
-
-fn request() -> Value {
-    json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}})
 }
 
 /// A GPU that can be shared: by what it publishes where the API server keeps nothing of shares.
@@ -42,7 +39,7 @@ async fn what_our_controller_places_is_enforced_on_every_release() {
     };
     let board = board(&bed).await;
     for (name, memory, compute) in [("small", "2000Mi", 25), ("large", "10Gi", 50)] {
-        bed.create_with_status(name, request(), placed(&board, &board.uuid, memory, compute)).await;
+        bed.create_with_status(name, gpu("gpu"), placed(&board, &board.uuid, memory, compute)).await;
         bed.create(as_nobody(user_of(name, name))).await;
         bed.wait_ready(name).await;
         assert_eq!(bed.inside(name, "main").gpus, [minor_of(&board.device)], "{name}");
@@ -59,10 +56,10 @@ async fn what_our_controller_places_is_enforced_on_every_release() {
 
     // More than there is, and for another board than the name now means.
     let most = format!("{}Mi", board.grantable_mib);
-    bed.create_with_status("all", request(), placed(&board, &board.uuid, &most, 1)).await;
+    bed.create_with_status("all", gpu("gpu"), placed(&board, &board.uuid, &most, 1)).await;
     bed.create(as_nobody(user_of("all", "all"))).await;
     bed.wait_refused("all", &[&format!("{} MiB", board.grantable_mib), "12240"]).await;
-    bed.create_with_status("other", request(), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
+    bed.create_with_status("other", gpu("gpu"), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
     bed.create(as_nobody(user_of("other", "other"))).await;
     bed.wait_refused("other", &["GPU-of-yesterday", &board.uuid]).await;
 
@@ -83,7 +80,7 @@ async fn nobody_grants_himself_a_share() {
     let board = board(&bed).await;
     let mut status = placed(&board, &board.uuid, "2000Mi", 25);
     status["allocation"]["devices"]["config"][0]["source"] = json!("FromClaim");
-    bed.create_with_status("own", request(), status).await;
+    bed.create_with_status("own", gpu("gpu"), status).await;
     bed.create(as_nobody(user_of("own", "own"))).await;
     bed.wait_refused("own", &["ShareGrant"]).await;
     bed.delete("own").await;
