@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -79,6 +79,9 @@ impl Bed {
         let nodes = nodes.items.into_iter().filter_map(|node| node.metadata.name).collect();
         let dir = PathBuf::from(rig.run(&["dir"]).trim());
         let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
+        // Pods need it, and a cluster whose API server was just restarted makes it late.
+        let account = || async { bed.api::<ServiceAccount>().get_opt("default").await.ok()?.map(|_| ()) };
+        wait_until("the namespace's service account", PATIENCE, account).await;
         // What the test before left has ended, also if it failed.
         bed.wait_clean().await;
         for node in &bed.nodes {
