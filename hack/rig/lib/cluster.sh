@@ -23,7 +23,7 @@ load_settings() {
 }
 
 nodes_ready() {
-  [[ "$(kubectl get nodes --request-timeout=5s \
+  [[ "$(kubectl get nodes -l '!rig/hollow' --request-timeout=5s \
     -o 'jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{" "}{end}' 2>/dev/null)" \
     == "$(printf 'True %.0s' "${NODES[@]}")" ]]
 }
