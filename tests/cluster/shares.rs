@@ -6,6 +6,7 @@ mod daemons;
 mod grants;
 mod placed;
 mod refusals;
+mod rest;
 mod settings;
 mod watchdog;
 mod whole_only;
@@ -161,7 +162,7 @@ impl Board {
 }
 
 /// Whole MiB of a quantity with a binary suffix, as slices have it.
-fn mib(quantity: &str) -> u64 {
+pub fn mib(quantity: &str) -> u64 {
     let number = |suffix| quantity.strip_suffix(suffix).and_then(|number: &str| number.parse::<u64>().ok());
     let gib = || number("Gi").map(|gib| gib * 1024);
     number("Mi").or_else(gib).unwrap_or_else(|| panic!("{quantity} is no number of Mi or Gi"))

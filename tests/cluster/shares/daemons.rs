@@ -14,7 +14,7 @@ use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::wait_until;
 
 /// Deletes the driver's pod of a component and waits for the next one to be ready.
-async fn replace(bed: &Bed, component: &str, node: &str) {
+pub async fn replace(bed: &Bed, component: &str, node: &str) {
     let old = bed.pod_of(component, node).await;
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     pods.delete(old.metadata.name.as_deref().unwrap(), &DeleteParams::default()).await.unwrap();
