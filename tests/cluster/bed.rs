@@ -75,7 +75,8 @@ impl Bed {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         namespaces.create(&PostParams::default(), &from(object)).await.expect("a namespace can be made");
         rig.on_end(&["kubectl", "delete", "namespace", &namespace, "--wait=false", "--ignore-not-found"]);
-        let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await.expect("nodes");
+        let real = ListParams::default().labels("!rig/hollow");
+        let nodes = Api::<Node>::all(client.clone()).list(&real).await.expect("nodes");
         let nodes = nodes.items.into_iter().filter_map(|node| node.metadata.name).collect();
         let dir = PathBuf::from(rig.run(&["dir"]).trim());
         let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };

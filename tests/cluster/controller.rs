@@ -1,7 +1,10 @@
 //! The controller beside the real scheduler: shares that it places, GPUs that it takes and gives back.
 
+mod books;
 mod fail_over;
 mod life;
+mod load;
+mod nodes;
 mod place;
 mod race;
 

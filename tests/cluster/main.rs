@@ -17,6 +17,7 @@ mod churn;
 mod controller;
 mod deploy;
 mod discovery;
+mod hollow;
 mod manifests;
 mod pods;
 mod restarts;

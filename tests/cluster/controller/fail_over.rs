@@ -1,25 +1,29 @@
 //! Two replicas: one works, and the other takes over.
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::json;
 
 use super::{create, wait_placed};
-use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life, node_of};
 use crate::rig::wait_until;
 
 /// Who holds the lease: a pod's name, and what tells its processes apart.
-async fn leader(bed: &Bed) -> Option<String> {
+pub async fn leader(bed: &Bed) -> Option<String> {
     let lease = Api::<Lease>::namespaced(bed.client.clone(), SYSTEM).get("tranche-controller").await.ok()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
-/// Ends the process of a pod as a power cut would.
-fn kill(bed: &Bed, pod: &str) {
+/// Ends the process that holds the lease as a power cut would.
+pub async fn kill(bed: &Bed, holder: &str) {
+    let (pod, _) = holder.rsplit_once('_').expect("a pod and a number");
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let node = node_of(&pods.get(pod).await.expect("the leader has a pod"));
     let script = format!(
         "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ 2>/dev/null | grep -qx POD_NAME={pod} && kill -9 ${{p#/proc/}}; done; true"
     );
-    bed.on_node(super::NODE, &script);
+    bed.on_node(&node, &script);
 }
 
 #[tokio::test]
@@ -31,7 +35,7 @@ async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
     create(&bed, "before", json!({"memory": "10Gi"})).await;
     let before = life(&bed.wait_ready("before").await);
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
-    kill(&bed, first.rsplit_once('_').expect("a pod and a number").0);
+    kill(&bed, &first).await;
     create(&bed, "after", json!({"memory": "10Gi"})).await;
     let second = || async { leader(&bed).await.filter(|leader| *leader != first) };
     wait_until("another leader", PATIENCE, second).await;

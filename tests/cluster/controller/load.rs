@@ -1,0 +1,66 @@
+//! Two hundred pods at once, while the leader is killed and the API server restarts.
+
+use futures::stream::{self, StreamExt};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use super::books::Auditor;
+use super::fail_over::{kill, leader};
+use super::{NODE, share};
+use crate::bed::{Bed, PATIENCE};
+use crate::hollow::{self, LONG, on_hollow};
+use crate::manifests::{as_nobody, by_template, template};
+use crate::rig::wait_until;
+
+const PODS: usize = 200;
+
+async fn allocated(bed: &Bed) -> Option<usize> {
+    let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.ok()?.items;
+    let allocated =
+        |claim: &&ResourceClaim| claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+    Some(claims.iter().filter(allocated).count())
+}
+
+async fn wait_allocated(bed: &Bed, count: usize) {
+    let enough = || async { (allocated(bed).await? >= count).then_some(()) };
+    wait_until(&format!("{count} claims to be allocated"), LONG, enough).await;
+}
+
+/// Creates an object, again and again while the API server is away.
+async fn make(bed: &Bed, object: Value) {
+    let made = || async {
+        let said = bed.try_create(object.clone(), false).await;
+        said.or_else(|said| if said.contains("AlreadyExists") { Ok(()) } else { Err(said) }).ok()
+    };
+    wait_until("an object to be created", LONG, made).await;
+}
+
+#[tokio::test]
+async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts() {
+    let test = "two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts";
+    let Some(bed) = super::bed(test).await else { return };
+    hollow::add(&bed, 4, NODE).await;
+    let auditor = Auditor::begin(&bed.client).await;
+    let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    for (name, amount) in [("small", json!({"memory": "3Gi"})), ("tenth", json!({"fraction": "0.1"}))] {
+        bed.create(template(name, share(amount))).await;
+    }
+    let make = stream::iter(0..PODS).for_each_concurrent(8, |nth| {
+        let template = if nth % 2 == 0 { "small" } else { "tenth" };
+        make(&bed, on_hollow(as_nobody(by_template(template, &format!("pod-{nth}")))))
+    });
+    let disturb = async {
+        wait_allocated(&bed, PODS / 5).await;
+        kill(&bed, &first).await;
+        wait_allocated(&bed, PODS / 2).await;
+        bed.rig.run(&["restart", "control", "apiserver"]);
+    };
+    tokio::join!(make, disturb);
+    hollow::wait_bound(&bed, PODS).await;
+    let second = wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    assert_ne!(first, second);
+    println!("{} looks", auditor.end().await);
+    hollow::clear(&bed).await;
+    bed.end().await;
+}

@@ -1,0 +1,242 @@
+//! Nodes that go, that are emptied, and that the scheduler would not have.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+use super::books::Auditor;
+use super::{NODE, create, share, wait_not_placed};
+use crate::bed::{Bed, PATIENCE, SYSTEM, is_ready, node_of};
+use crate::hollow::{self, on_hollow, wait_node};
+use crate::manifests::{as_nobody, claim, template, user_of};
+use crate::rig::wait_until;
+
+/// The node that a claim's allocation is for; waits for one.
+async fn wait_node_of_claim(bed: &Bed, name: &str, but: Option<&str>) -> String {
+    let node = || async {
+        let claim = bed.api::<ResourceClaim>().get_opt(name).await.ok()??;
+        let results = claim.status?.allocation?.devices?.results?;
+        let pool = results.first()?.pool.split('/').next()?.to_owned();
+        (but != Some(pool.as_str())).then_some(pool)
+    };
+    wait_until(&format!("claim {name} to be placed, and not on {but:?}"), hollow::LONG, node).await
+}
+
+#[tokio::test]
+async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
+    let test = "what_was_placed_on_a_node_that_is_lost_is_placed_on_another";
+    let Some(bed) = super::bed(test).await else { return };
+    hollow::add(&bed, 2, NODE).await;
+    let auditor = Auditor::begin(&bed.client).await;
+    bed.create(claim("bound", share(json!({"memory": "4Gi"})))).await;
+    bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
+    let lost = wait_node(&bed, "bound").await;
+    // Beside it, and no scheduler binds it.
+    bed.create(claim("waiting", share(json!({"memory": "4Gi"})))).await;
+    let mut waiting = on_hollow(as_nobody(user_of("waiting", "waiting")));
+    waiting["spec"]["schedulerName"] = json!("nobody");
+    bed.create(waiting).await;
+    assert_eq!(wait_node_of_claim(&bed, "waiting", None).await, lost, "packed");
+
+    bed.rig.run(&["hollow-end", &lost]);
+    let other = wait_node_of_claim(&bed, "waiting", Some(&lost)).await;
+    assert_ne!(other, lost);
+    let told = || async { bed.events("waiting").await.into_iter().find(|event| event.contains(&lost)) };
+    println!("told: {}", wait_until("an event that names the lost node", PATIENCE, told).await);
+    // As the pod's controller and an administrator would: the pod is ended and made again.
+    let pods = bed.api::<Pod>();
+    pods.delete("bound", &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
+    bed.gone("bound").await;
+    wait_not_placed(&bed, "bound").await;
+    bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
+    assert_eq!(wait_node(&bed, "bound").await, other);
+    println!("{} looks", auditor.end().await);
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+/// Both pods want one port of their node, which is not what the controller looks at: the scheduler takes the
+/// allocation back (PostFilter), once, and the next one is elsewhere.
+#[tokio::test]
+async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
+    let test = "where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere";
+    let Some(bed) = super::bed(test).await else { return };
+    hollow::add(&bed, 2, NODE).await;
+    let with_port = |name: &str| {
+        let mut pod = on_hollow(as_nobody(user_of(name, name)));
+        pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
+        pod
+    };
+    let auditor = Auditor::begin(&bed.client).await;
+    for name in ["first", "second"] {
+        bed.create(claim(name, share(json!({"memory": "4Gi"})))).await;
+    }
+    bed.create(with_port("first")).await;
+    let first = wait_node(&bed, "first").await;
+    bed.create(with_port("second")).await;
+    let second = wait_node(&bed, "second").await;
+    assert_ne!(first, second);
+    assert_eq!(wait_node_of_claim(&bed, "second", None).await, second);
+    let moved = || async {
+        let events = bed.events("second").await;
+        let moved: Vec<_> = events.into_iter().filter(|event| event.starts_with("GpuShareMoved")).collect();
+        (!moved.is_empty()).then_some(moved)
+    };
+    let moved = wait_until("an event about the move", PATIENCE, moved).await;
+    assert!(moved.len() == 1 && moved[0].contains(&first), "{moved:?}");
+    auditor.end().await;
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn what_is_drained_from_one_node_comes_up_on_another_under_its_limit() {
+    let test = "what_is_drained_from_one_node_comes_up_on_another_under_its_limit";
+    let Some(bed) = super::bed(test).await else { return };
+    let Some(other) = bed.nodes.iter().find(|node| *node != NODE).cloned() else {
+        println!("SKIPPED: needs two real nodes: {test}");
+        return;
+    };
+    bed.create(template("part", share(json!({"memory": "4Gi"})))).await;
+    let mut pod = as_nobody(crate::manifests::by_template("part", "x"));
+    pod["metadata"] = json!({"labels": {"app": "drained"}});
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "drained"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "drained"}},
+                 "template": {"metadata": pod["metadata"], "spec": pod["spec"]}}});
+    bed.create(deployment).await;
+    wait_ready_on(&bed, NODE, 2).await;
+    bed.rig.kubectl(&["uncordon", &other]);
+    bed.rig.on_end(&["kubectl", "uncordon", NODE]);
+    let only =
+        ["--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=app=drained", "--timeout=60s"];
+    bed.rig.kubectl(&[&["drain", NODE][..], &only].concat());
+    for pod in wait_ready_on(&bed, &other, 2).await {
+        let env = bed.exec(&pod, "main", "env | grep ^CUDA_MPS_PINNED || true");
+        assert_eq!(env.trim(), "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M");
+    }
+    bed.end().await;
+}
+
+/// The names of so many pods that run on the node; waits for them.
+async fn wait_ready_on(bed: &Bed, node: &str, count: usize) -> Vec<String> {
+    let ready = || async {
+        let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
+        let here =
+            |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod) && node_of(pod) == node;
+        let names: Vec<String> = pods.into_iter().filter(here).filter_map(|pod| pod.metadata.name).collect();
+        (names.len() == count).then_some(names)
+    };
+    wait_until(&format!("{count} pods to run on {node}"), PATIENCE, ready).await
+}
+
+/// Creates a claim and a pod of its name in a namespace of any name.
+async fn create_in(bed: &Bed, namespace: &str, name: &str, amount: Value) {
+    let claims = Api::<ResourceClaim>::namespaced(bed.client.clone(), namespace);
+    let pods = Api::<Pod>::namespaced(bed.client.clone(), namespace);
+    let params = kube::api::PostParams::default();
+    let object = crate::bed::from(claim(name, share(amount)));
+    claims.create(&params, &object).await.expect("a claim can be made");
+    let object = crate::bed::from(on_hollow(as_nobody(user_of(name, name))));
+    pods.create(&params, &object).await.expect("a pod can be made");
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_gives_its_shares_back() {
+    let Some(bed) = super::bed("a_namespace_that_is_deleted_gives_its_shares_back").await else { return };
+    hollow::add(&bed, 1, NODE).await;
+    let gpus = bed.published("hollow-0").await.len();
+    let other = format!("{}-other", bed.namespace);
+    bed.rig.on_end(&["kubectl", "delete", "namespace", &other, "--wait=false", "--ignore-not-found"]);
+    bed.rig.kubectl(&["create", "namespace", &other]);
+    let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(bed.client.clone(), &other);
+    let account = || async { accounts.get_opt("default").await.ok()?.map(|_| ()) };
+    wait_until("the namespace's service account", PATIENCE, account).await;
+    for nth in 0..gpus {
+        create_in(&bed, &other, &format!("most-{nth}"), json!({"fraction": "0.9"})).await;
+    }
+    let pods = Api::<Pod>::namespaced(bed.client.clone(), &other);
+    let all = || async {
+        let pods = pods.list(&ListParams::default()).await.ok()?.items;
+        let bound = pods.iter().filter(|pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()));
+        (bound.count() == gpus).then_some(())
+    };
+    wait_until("all of them to be bound", hollow::LONG, all).await;
+    bed.create(claim("next", share(json!({"fraction": "0.9"})))).await;
+    bed.create(on_hollow(as_nobody(user_of("next", "next")))).await;
+    let waits = || async {
+        let events = bed.events("next").await;
+        events.into_iter().find(|event| event.starts_with("WaitingForGpuShare"))
+    };
+    println!("told: {}", wait_until("the pod to wait", PATIENCE, waits).await);
+    bed.rig.kubectl(&["delete", "namespace", &other, "--timeout=90s"]);
+    wait_node(&bed, "next").await;
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+/// What happens while no controller runs is taken in by the next one.
+#[tokio::test]
+async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
+    let Some(bed) = super::bed("after_a_time_without_any_controller_all_is_as_it_should_be").await else {
+        return;
+    };
+    hollow::add(&bed, 2, NODE).await;
+    let auditor = Auditor::begin(&bed.client).await;
+    let scale = |replicas: &'static str| ["-n", SYSTEM, "scale", "deployment/tranche-controller", replicas];
+    let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
+    let make = async |names: &[String], amount: &str| {
+        for name in names {
+            bed.create(claim(name, share(json!({"memory": amount})))).await;
+            bed.create(on_hollow(as_nobody(user_of(name, name)))).await;
+        }
+    };
+    let before = names("before", 8);
+    make(&before, "20Gi").await;
+    hollow::wait_bound(&bed, before.len()).await;
+    let lost = wait_node(&bed, "before-0").await;
+
+    bed.rig.on_end(&[
+        "kubectl",
+        "-n",
+        SYSTEM,
+        "rollout",
+        "status",
+        "deployment/tranche-controller",
+        "--timeout=90s",
+    ]);
+    bed.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
+    bed.rig.kubectl(&scale("--replicas=0"));
+    let list = ListParams::default().labels("app.kubernetes.io/component=controller");
+    let system = Api::<Pod>::namespaced(bed.client.clone(), SYSTEM);
+    let none = || async { system.list(&list).await.ok()?.items.is_empty().then_some(()) };
+    wait_until("the controllers to be gone", PATIENCE, none).await;
+    // Some go, some come, and a node is lost with what is on it.
+    let pods = bed.api::<Pod>();
+    let claims = bed.api::<ResourceClaim>();
+    for name in &before[..4] {
+        pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
+        bed.gone(name).await;
+        claims.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    }
+    bed.rig.run(&["hollow-end", &lost]);
+    for name in &before[4..] {
+        if node_of(&pods.get(name).await.expect("it is there")) == lost {
+            pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
+            bed.gone(name).await;
+        }
+    }
+    let after = names("after", 12);
+    make(&after, "10Gi").await;
+    create(&bed, "real", json!({"memory": "2000Mi"})).await;
+    bed.rig.kubectl(&scale("--replicas=2"));
+    for name in &after {
+        assert_ne!(wait_node(&bed, name).await, lost);
+    }
+    bed.wait_ready("real").await;
+    println!("{} looks", auditor.end().await);
+    bed.delete("real").await;
+    hollow::clear(&bed).await;
+    bed.end().await;
+}

@@ -1,0 +1,93 @@
+//! Nodes without a machine (`rig hollow`), each with GPUs like those of a real node: pods are bound there and
+//! never start, so that many of them cost little and end at once.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, from};
+use crate::rig::wait_until;
+
+/// Hundreds of pods may have to be bound, on two cores.
+pub const LONG: std::time::Duration = std::time::Duration::from_secs(240);
+
+/// Adds nodes `hollow-0` and so on, with the GPUs of `like` that can be shared. They go when the test ends.
+pub async fn add(bed: &Bed, count: usize, like: &str) -> Vec<String> {
+    let names: Vec<String> = (0..count).map(|nth| format!("hollow-{nth}")).collect();
+    let words = |verb: &'static str| {
+        std::iter::once(verb).chain(names.iter().map(String::as_str)).collect::<Vec<_>>()
+    };
+    bed.rig.on_end(&["kubectl", "delete", "resourceslices", "-l", "rig/hollow=yes"]);
+    bed.rig.on_end(&words("hollow-end"));
+    bed.rig.run(&words("hollow"));
+    for name in &names {
+        add_gpus(bed, name, like).await;
+    }
+    names
+}
+
+async fn add_gpus(bed: &Bed, name: &str, like: &str) {
+    let node = Api::<Node>::all(bed.client.clone()).get(name).await.expect("the hollow node is there");
+    let mut devices = Vec::new();
+    for mut device in bed.published(like).await {
+        let Some(attributes) = device.attributes.as_mut() else { continue };
+        if attributes.contains_key("grantableMemoryMiB") {
+            let uuid = attributes.get_mut("uuid").expect("a GPU has a UUID");
+            uuid.string = Some(format!("GPU-{name}-{}", device.name));
+            device.consumes_counters = None;
+            device.taints = None;
+            devices.push(device);
+        }
+    }
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid});
+    let slice: ResourceSlice = from(json!({
+        "metadata": {"name": format!("{name}-gpus"), "labels": {"rig/hollow": "yes"}, "ownerReferences": [owner]},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": name, "devices": devices,
+                 "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}));
+    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
+    slices.create(&PostParams::default(), &slice).await.expect("a slice can be made");
+}
+
+/// The same pod, for hollow nodes only.
+pub fn on_hollow(mut pod: Value) -> Value {
+    pod["spec"]["tolerations"] = json!([{"key": "rig/hollow", "operator": "Exists"}]);
+    pod["spec"]["nodeSelector"]["rig/hollow"] = json!("yes");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(0);
+    pod
+}
+
+/// How many of the test's pods have a node.
+pub async fn bound(bed: &Bed) -> Option<usize> {
+    let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
+    let bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    Some(pods.iter().filter(bound).count())
+}
+
+pub async fn wait_bound(bed: &Bed, count: usize) {
+    let done = || async { (bound(bed).await? >= count).then_some(()) };
+    wait_until(&format!("{count} pods to have a node"), LONG, done).await;
+}
+
+/// The node of a pod; waits until it has one.
+pub async fn wait_node(bed: &Bed, pod: &str) -> String {
+    let node = || async { bed.api::<Pod>().get_opt(pod).await.ok()??.spec?.node_name };
+    wait_until(&format!("pod {pod} to have a node"), LONG, node).await
+}
+
+/// Ends all pods of the test and deletes its claims.
+pub async fn clear(bed: &Bed) {
+    use k8s_openapi::api::resource::v1::ResourceClaim;
+    let now = DeleteParams::default().grace_period(0);
+    let (pods, claims) = (bed.api::<Pod>(), bed.api::<ResourceClaim>());
+    pods.delete_collection(&now, &ListParams::default()).await.expect("pods can be deleted");
+    let gone = || async { pods.list(&ListParams::default()).await.ok()?.items.is_empty().then_some(()) };
+    wait_until("the pods to be gone", LONG, gone).await;
+    claims
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .expect("claims can be deleted");
+    let gone = || async { claims.list(&ListParams::default()).await.ok()?.items.is_empty().then_some(()) };
+    wait_until("the claims to be gone", LONG, gone).await;
+}
