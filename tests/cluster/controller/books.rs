@@ -1,12 +1,14 @@
 //! What all allocations of the cluster say together: no GPU may have two parties, none may be given twice over.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures::StreamExt;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::bed::PATIENCE;
@@ -56,7 +58,7 @@ fn granted(claim: &ResourceClaim) -> Vec<(String, u64)> {
     devices.map(|device| (text(&device["device"]), mib(&text(&device["memory"])))).collect()
 }
 
-fn users(claims: &[ResourceClaim]) -> BTreeMap<Gpu, Users> {
+fn users<'a>(claims: impl IntoIterator<Item = &'a ResourceClaim>) -> BTreeMap<Gpu, Users> {
     let mut users: BTreeMap<Gpu, Users> = BTreeMap::new();
     for claim in claims {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
@@ -77,7 +79,10 @@ fn users(claims: &[ResourceClaim]) -> BTreeMap<Gpu, Users> {
 }
 
 /// What is wrong with these claims; `grantable`: MiB of each GPU.
-fn wrong(claims: &[ResourceClaim], grantable: &BTreeMap<Gpu, u64>) -> Vec<String> {
+fn wrong<'a>(
+    claims: impl IntoIterator<Item = &'a ResourceClaim>,
+    grantable: &BTreeMap<Gpu, u64>,
+) -> Vec<String> {
     let wrong =
         |gpu: &Gpu, users: &Users| users.is_wrong(grantable.get(gpu)).then(|| format!("{gpu:?}: {users:?}"));
     users(claims).iter().filter_map(|(gpu, users)| wrong(gpu, users)).collect()
@@ -108,11 +113,10 @@ async fn grantable(client: &Client) -> BTreeMap<Gpu, u64> {
     all
 }
 
-/// Looks at all claims again and again until it is ended.
+/// Follows all claims until it is ended, and looks at every state that they were in.
 pub struct Auditor {
-    over: Arc<AtomicBool>,
-    looks: Arc<AtomicUsize>,
-    at_work: JoinHandle<Vec<String>>,
+    end: oneshot::Sender<()>,
+    at_work: JoinHandle<(usize, Vec<String>)>,
 }
 
 impl Auditor {
@@ -120,30 +124,39 @@ impl Auditor {
     pub async fn begin(client: &Client) -> Self {
         let grantable = grantable(client).await;
         assert!(!grantable.is_empty(), "no GPU can be shared");
-        let (over, looks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (end, ended) = oneshot::channel::<()>();
         let all = Api::<ResourceClaim>::all(client.clone());
-        let (until, count) = (over.clone(), looks.clone());
+        // Begins anew where the API server was away for a while.
+        let mut events = watcher(all, watcher::Config::default()).default_backoff().boxed();
         let at_work = tokio::spawn(async move {
-            let mut found = Vec::new();
-            while !until.load(Ordering::Relaxed) {
-                // The API server may be away for a while.
-                if let Ok(claims) = all.list(&ListParams::default()).await {
-                    found.extend(wrong(&claims.items, &grantable));
-                    count.fetch_add(1, Ordering::Relaxed);
+            let (mut known, mut listed) = (BTreeMap::new(), BTreeMap::new());
+            let (mut looks, mut found) = (0, Vec::new());
+            let mut ended = std::pin::pin!(ended);
+            loop {
+                let event = tokio::select! {
+                    _ = &mut ended => return (looks, found),
+                    event = events.next() => event.expect("a watch has no end"),
+                };
+                match event {
+                    Ok(Event::Init) => listed.clear(),
+                    Ok(Event::InitApply(claim)) => drop(listed.insert(claim.metadata.uid.clone(), claim)),
+                    Ok(Event::InitDone) => known = std::mem::take(&mut listed),
+                    Ok(Event::Apply(claim)) => drop(known.insert(claim.metadata.uid.clone(), claim)),
+                    Ok(Event::Delete(claim)) => drop(known.remove(&claim.metadata.uid)),
+                    Err(_) => continue,
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                found.extend(wrong(known.values(), &grantable));
+                looks += 1;
             }
-            found
         });
-        Self { over, looks, at_work }
+        Self { end, at_work }
     }
 
-    /// Fails if anything was wrong at any time. How often it was looked.
+    /// Fails if anything was wrong at any time. How many states were looked at.
     pub async fn end(self) -> usize {
-        self.over.store(true, Ordering::Relaxed);
-        let found = self.at_work.await.expect("the auditor ends");
+        self.end.send(()).expect("the auditor is at work");
+        let (looks, found) = self.at_work.await.expect("the auditor ends");
         assert!(found.is_empty(), "{found:#?}");
-        let looks = self.looks.load(Ordering::Relaxed);
         assert!(looks > 0, "nothing was looked at");
         looks
     }
