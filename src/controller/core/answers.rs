@@ -131,7 +131,13 @@ impl Core {
         };
         match failure {
             // Its next version is tried; it is on its way. So is the one that has the name of a promised one.
-            Failure::Conflict | Failure::NotLeading => {}
+            Failure::Conflict => {}
+            // Nothing was sent, so that no next version need come.
+            Failure::NotLeading => {
+                if let Some(planned) = self.plans.of_mut(uid) {
+                    (planned.tried, planned.after) = (None, now + ASK_AGAIN);
+                }
+            }
             Failure::Silent(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {
                     (planned.tried, planned.after, planned.lost) = (None, now + ASK_AGAIN, true);

@@ -251,18 +251,17 @@ impl Cluster {
         self.write(lost);
     }
 
-    /// The next write is not even sent.
-    pub fn fail(&mut self) {
-        let silent = || Failure::Silent("no answer".to_owned());
+    /// The next write is not done, for this reason.
+    pub fn fail(&mut self, failure: Failure) {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
-            Write::Hold(gpu) => Outcome::Held(gpu, Err(silent())),
-            Write::Look => Outcome::Looked(Err(silent())),
-            Write::Leave(gpu, _) => Outcome::Left(gpu, Err(silent())),
-            Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(silent())),
-            Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(silent())),
-            Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(silent())),
-            Write::Create(uid, ..) => Outcome::Created(uid, Err(silent())),
+            Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
+            Write::Look => Outcome::Looked(Err(failure)),
+            Write::Leave(gpu, _) => Outcome::Left(gpu, Err(failure)),
+            Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
+            Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
+            Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(failure)),
+            Write::Create(uid, ..) => Outcome::Created(uid, Err(failure)),
         };
         self.core.done(outcome, self.now);
     }

@@ -8,7 +8,7 @@ use super::cluster::{Cluster, NS, device, object};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
 use crate::controller::world::GpuRef;
-use crate::controller::write::Write;
+use crate::controller::write::{Failure, Write};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(20);
@@ -94,7 +94,7 @@ fn a_look_that_fails_is_taken_again() {
     cluster.now += 2 * SECOND;
     cluster.round();
     assert_eq!(cluster.writes, [Write::Look]);
-    cluster.fail();
+    cluster.fail(Failure::Silent("no answer".to_owned()));
     assert_eq!(cluster.place("a"), None);
     cluster.settle(3 * SECOND);
     assert!(cluster.place("a").is_some());
@@ -515,5 +515,23 @@ fn an_answer_that_was_lost_does_no_harm() {
     share(&mut cluster, "b", "71Gi");
     cluster.settle(LONG);
     assert_eq!(cluster.place("b"), None, "a counts once, and it counts");
+    cluster.check();
+}
+
+/// While the API server is away for a moment the lease cannot be renewed, and nothing is written; then it can again.
+#[test]
+fn what_was_not_sent_while_the_lease_was_in_doubt_is_sent_later() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    cluster.now += 3 * SECOND;
+    cluster.round();
+    cluster.write(false);
+    cluster.round();
+    assert!(matches!(cluster.writes[0], Write::Allocate { .. }));
+    cluster.fail(Failure::NotLeading);
+    assert_eq!(cluster.place("a"), None);
+    cluster.settle(LONG);
+    assert!(cluster.place("a").is_some(), "nothing but time has passed");
     cluster.check();
 }

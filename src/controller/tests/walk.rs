@@ -8,6 +8,7 @@ use serde_json::json;
 use super::cluster::{Cluster, claims_of, results};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
+use crate::controller::write::Failure;
 
 /// Longer than anything that a scheduler decides takes to become visible.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -115,7 +116,8 @@ impl Walk {
             }
             53 => self.cluster.relist(),
             54 => self.cluster.fail_over(rules()),
-            55..57 => self.cluster.fail(),
+            55 => self.cluster.fail(Failure::Silent("no answer".to_owned())),
+            56 => self.cluster.fail(Failure::NotLeading),
             57..80 => self.write(),
             80..92 => {
                 let most = self.rng.usize(0..12);
