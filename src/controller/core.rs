@@ -15,10 +15,12 @@ use super::plan::{Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
 use super::say::Says;
 use super::stock::Stock;
+use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
+use crate::allocate::Policy;
 use crate::cluster::feed::Change;
 use crate::feasible::Room;
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
 /// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
 /// it (the scheduler's books follow only the coming and going of allocations).
@@ -113,8 +115,19 @@ impl Core {
             News::Pod { uid, .. } => self.pod(&uid, now),
             News::PodGone(pod) => self.pod_gone(&pod, now),
             News::Node(name) => self.node(&name),
-            News::Class => self.stock.news(),
+            News::Class => self.class(),
             News::Trouble(words) => self.says.trouble(words),
+        }
+    }
+
+    fn class(&mut self) {
+        self.stock.news();
+        let said = self.world.class.policy.as_deref().map(str::parse::<Policy>);
+        if let Some(Err(words)) = said {
+            self.says.trouble(format!(
+                "DeviceClass {SHARED_CLASS}: annotation {POLICY}: {words}; until then it is {}",
+                self.rules.policy
+            ));
         }
     }
 

@@ -185,20 +185,24 @@ impl Core {
                 return Err(bad(words.clone()));
             }
             let Asks::Shares(spec) = &claim.asks else { continue };
-            let wants = wants(spec, &self.world.class);
+            let wants = wants(spec, &self.world.class.config);
             wanted.push(wants.map_err(|words| bad(format!("claim {}: {words}", claim.at.claim.name)))?);
         }
         let shape = ask::shape(&wanted, pod.room).map_err(bad)?;
         let nodes = self.nodes(pod, &claims, kept, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
-            None => self.rules.policy,
-            Some(name) => Policy::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| {
-                bad(format!("annotation {POLICY}: {name:?} is not known; use pack, spread or fragmentation"))
-            })?,
+            None => self.usual_policy(),
+            Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
         let claims = open.iter().map(|claim| claim.uid().clone()).collect();
         Ok(Some(Part { pod: uid.clone(), claims, wants: wanted, ask: PodAsk { shape, nodes }, policy }))
+    }
+
+    /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
+    fn usual_policy(&self) -> Policy {
+        let said = self.world.class.policy.as_deref().and_then(|name| name.parse().ok());
+        said.unwrap_or(self.rules.policy)
     }
 
     /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
@@ -289,7 +293,7 @@ impl Core {
         }
         let claims = self.world.claims_of(pod)?;
         let asks = claims.iter().filter_map(|claim| match &claim.asks {
-            Asks::Shares(spec) => wants(spec, &self.world.class).ok(),
+            Asks::Shares(spec) => wants(spec, &self.world.class.config).ok(),
             _ => None,
         });
         let requests: Vec<_> = asks.flat_map(|wants| wants.requests).collect();
@@ -466,8 +470,12 @@ impl Core {
         let Asks::Shares(spec) = &claim.asks else { return None };
         let keeps =
             planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
-        let made =
-            allocation(&planned.node, &planned.given, (spec, &self.world.class), keeps.then_some(ids as _));
+        let made = allocation(
+            &planned.node,
+            &planned.given,
+            (spec, &self.world.class.config),
+            keeps.then_some(ids as _),
+        );
         if claim.is_new() {
             let created = self.created(claim, spec, made);
             let version = version.clone();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
@@ -35,6 +35,7 @@ pub struct Cluster {
     pub pods: BTreeMap<Name, Pod>,
     pub nodes: BTreeMap<String, Node>,
     pub slices: BTreeMap<String, ResourceSlice>,
+    pub class: Option<DeviceClass>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -55,6 +56,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             nodes: BTreeMap::new(),
             slices: BTreeMap::new(),
+            class: None,
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             keeps: true,
@@ -105,6 +107,14 @@ impl Cluster {
         if let Some(slice) = self.slices.remove(name) {
             self.feed.push_back(Change::Slice(Seen::Deleted(Box::new(slice.metadata))));
         }
+    }
+
+    /// Our class, with these annotations.
+    pub fn put_class(&mut self, annotations: Value) {
+        let class: DeviceClass =
+            object(json!({"metadata": {"name": SHARED_CLASS, "annotations": annotations}, "spec": {}}));
+        self.class = Some(class.clone());
+        self.feed.push_back(Change::Class(Seen::Stored(Box::new(class))));
     }
 
     /// A claim of our class: `count` GPUs with this share.
@@ -207,7 +217,7 @@ impl Cluster {
         list(&mut self.feed, self.nodes.values().cloned(), Change::Node);
         list(&mut self.feed, self.claims.values().cloned(), Change::Claim);
         list(&mut self.feed, self.slices.values().cloned(), Change::Slice);
-        list(&mut self.feed, std::iter::empty(), Change::Class);
+        list(&mut self.feed, self.class.iter().cloned(), Change::Class);
     }
 
     pub fn deliver(&mut self, most: usize) {

@@ -2,5 +2,6 @@
 //! news, a controller-manager, and a watch that lags, repeats itself and begins anew.
 
 mod cluster;
+mod language;
 mod scenes;
 mod walk;

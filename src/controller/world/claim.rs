@@ -23,7 +23,7 @@ pub const HOLD_DEVICE: &str = "tranche.dev/device";
 pub const WAITING: &str = "tranche.dev/waiting";
 /// The version of the claim at which an unanswered write was given up.
 pub const GIVEN_UP: &str = "tranche.dev/given-up";
-/// How the claim's GPUs are to be chosen: pack, spread or fragmentation.
+/// On a claim, or on the class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
 pub const POLICY: &str = "tranche.dev/policy";
 /// The class of whole GPUs.
 const WHOLE_CLASS: &str = "gpu.nvidia.com";

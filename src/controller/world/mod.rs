@@ -7,7 +7,6 @@ pub mod pod;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -39,7 +38,7 @@ pub enum News {
     },
     PodGone(Box<Pod>),
     Node(NodeName),
-    /// The configuration of our class.
+    /// Our class.
     Class,
     /// Something that somebody should look at.
     Trouble(String),
@@ -58,6 +57,14 @@ impl PartialEq for Pod {
     }
 }
 
+/// Class shared.gpu.nvidia.com, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Class {
+    pub config: Vec<DeviceClassConfiguration>,
+    /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
+    pub policy: Option<String>,
+}
+
 #[derive(Debug, Default)]
 pub struct World {
     /// Of our holds.
@@ -67,8 +74,7 @@ pub struct World {
     pub pods: BTreeMap<PodUid, Pod>,
     pub nodes: BTreeMap<NodeName, NodeState>,
     slices: BTreeMap<String, Slice>,
-    /// Of our class.
-    pub class: Arc<Vec<DeviceClassConfiguration>>,
+    pub class: Class,
     /// Who names a GPU, and how.
     pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
     /// Our holds, allocated or not, by their GPUs.
@@ -365,18 +371,20 @@ impl World {
         if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
             return Vec::new();
         }
-        self.configure(object.spec.and_then(|spec| spec.config).unwrap_or_default())
+        let policy = object.metadata.annotations.and_then(|mut all| all.remove(claim::POLICY));
+        let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
+        self.learn_class(Class { config, policy })
     }
 
     fn drop_class(&mut self, name: &str) -> Vec<News> {
-        if name == SHARED_CLASS { self.configure(Vec::new()) } else { Vec::new() }
+        if name == SHARED_CLASS { self.learn_class(Class::default()) } else { Vec::new() }
     }
 
-    fn configure(&mut self, config: Vec<DeviceClassConfiguration>) -> Vec<News> {
-        if *self.class == config {
+    fn learn_class(&mut self, class: Class) -> Vec<News> {
+        if self.class == class {
             return Vec::new();
         }
-        self.class = Arc::new(config);
+        self.class = class;
         vec![News::Class]
     }
 }
