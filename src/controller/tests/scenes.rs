@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::cluster::{Cluster, NS, device, object};
+use crate::cluster::feed::{Change, Seen};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
 use crate::controller::world::GpuRef;
@@ -533,5 +534,35 @@ fn what_was_not_sent_while_the_lease_was_in_doubt_is_sent_later() {
     assert_eq!(cluster.place("a"), None);
     cluster.settle(LONG);
     assert!(cluster.place("a").is_some(), "nothing but time has passed");
+    cluster.check();
+}
+
+#[test]
+fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
+    let mut cluster = cluster(1, 1);
+    cluster.core.apply(Change::Claim(Seen::Anew), cluster.now);
+    let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "60Gi"}, "count": 1});
+    let more = json!({"metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},
+        "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": "made"}]}});
+    cluster.put_pod("a", &[], more);
+    // The watch is silent while its list is under way: only answers tell of the claim and its hold.
+    let pod = cluster.feed.pop_front().unwrap();
+    cluster.core.apply(pod, cluster.now);
+    for _ in 0..5 {
+        cluster.round();
+        while !cluster.writes.is_empty() {
+            cluster.write(false);
+        }
+        cluster.now += SECOND;
+    }
+    cluster.feed.clear();
+    assert!(cluster.place("made").is_some());
+    cluster.core.apply(Change::Claim(Seen::Complete), cluster.now);
+    assert!(cluster.core.world.claim_named("ml", "made").is_some());
+    assert!(cluster.core.world.holds.contains_key(&gpu("node-0", "gpu-0")));
+    cluster.put_share("b", json!({"memory": "60Gi"}), 1);
+    cluster.put_pod("b", &["b"], json!({}));
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("b"), None, "the GPU has no room for both");
     cluster.check();
 }

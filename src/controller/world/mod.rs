@@ -139,7 +139,11 @@ impl World {
                 self.listed(kind, object.metadata());
                 set(self, *object)
             }
-            Seen::Stored(object) => set(self, *object),
+            Seen::Stored(object) => {
+                // The answer to a write of ours may be newer than the list that is under way.
+                self.listed(kind, object.metadata());
+                set(self, *object)
+            }
             Seen::Deleted(meta) => drop(self, &key(kind, &meta)),
             Seen::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
