@@ -6,7 +6,7 @@ use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
 use crate::params::{Amount, Fraction, GpuShare};
-use crate::select::QualifiedName;
+use crate::select::{QualifiedName, Toleration};
 
 /// One pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub struct Want {
     pub products: Vec<String>,
     /// CEL on the GPU's facts, of the DeviceClass and of the request: all must hold.
     pub selectors: Vec<String>,
+    /// GPUs with taints that these do not bear are left out.
+    pub tolerations: Vec<Toleration>,
 }
 
 /// A `matchAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it equal.
@@ -113,6 +115,7 @@ impl Want {
             minimum_isolation: Isolation::None,
             products: Vec::new(),
             selectors: Vec::new(),
+            tolerations: Vec::new(),
         }
     }
 

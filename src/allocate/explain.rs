@@ -7,6 +7,8 @@ use super::facts::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
 use super::node::{Gpu, Node};
+use super::taints::Taints;
+use crate::select::{Taint, untolerated};
 
 /// Why a pod, or the first pod of a gang that did not fit, was not placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct Skipped {
     pub not_selected: usize,
     /// A selector fails on them: how many, and the first failure.
     pub failed: Option<(usize, String)>,
+    /// A taint is not tolerated: how many, and the first such taint.
+    pub tainted: Option<(usize, String)>,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: usize,
 }
@@ -77,7 +81,7 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
             } else if node.free_memory_mib() < terms.memory_mib {
                 more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
             } else {
-                most.look(node, one, &fit, &mut skipped);
+                most.look(node, (want, one), (&fit, &nodes.taints), &mut skipped);
             }
         }
         if most.candidates == 0 || most.fitting < one.gpus {
@@ -135,8 +139,8 @@ impl<'a> Most<'a> {
     fn look(
         &mut self,
         node: &'a Node,
-        terms: &WantTerms,
-        fit: &[Result<(u64, u32), Unfit>],
+        (want, terms): (&Want, &WantTerms),
+        (fit, taints): (&[Result<(u64, u32), Unfit>], &Taints),
         skipped: &mut Skipped,
     ) {
         let mut fitting = 0;
@@ -144,6 +148,10 @@ impl<'a> Most<'a> {
             let (mib, slots) = match fit[gpu.class as usize] {
                 _ if gpu.closed => {
                     skipped.closed += 1;
+                    continue;
+                }
+                Ok(_) if !terms.bears(gpu) => {
+                    skipped.not_borne(taints.get(gpu.taints), want);
                     continue;
                 }
                 Ok(_) if !terms.chooses(gpu) => {
@@ -196,6 +204,11 @@ impl<'a> Most<'a> {
 }
 
 impl Skipped {
+    fn not_borne(&mut self, taints: &[Taint], want: &Want) {
+        let first = || untolerated(taints, &want.tolerations).map(ToString::to_string).unwrap_or_default();
+        self.tainted.get_or_insert_with(|| (0, first())).0 += 1;
+    }
+
     fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu) {
         let failure =
             choice.filter(|choice| choice.failed.has(gpu.facts)).and_then(|choice| choice.words.as_ref());
@@ -283,6 +296,11 @@ impl fmt::Display for Skipped {
         if let Some((count, needed, most, node)) = &self.memory {
             words.push(format!(
                 "{count} nodes without {needed} MiB of memory (most left is {most} MiB on node {node})"
+            ));
+        }
+        if let Some((count, taint)) = &self.tainted {
+            words.push(format!(
+                "{count} GPUs with a taint that the request does not tolerate (the first is {taint})"
             ));
         }
         if let Some((count, failure)) = &self.failed {

@@ -15,8 +15,8 @@ pub(super) struct Terms {
     pub alike: Vec<AlikeTerms>,
     pub cpu_milli: u64,
     pub memory_mib: u64,
-    /// The facts that `alike` and the wants' choices know of.
-    facts: (u64, usize),
+    /// The facts and taints that `alike` and the wants know of.
+    known: [(u64, usize); 2],
 }
 
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub(super) struct WantTerms {
     pub least_mib: u64,
     /// None: there are no selectors.
     pub choice: Option<Choice>,
+    /// By number of the set of taints; what is not there is not borne.
+    bears: Vec<bool>,
 }
 
 /// Why no GPU of a class will do.
@@ -67,21 +69,22 @@ impl Terms {
             alike: Vec::new(),
             cpu_milli: shape.cpu_milli,
             memory_mib: shape.memory.mib_ceil(),
-            facts: (0, 0),
+            known: [(0, 0); 2],
         };
         terms.follow(shape, nodes, choices);
         terms
     }
 
-    /// Learns what there is of new facts.
+    /// Learns what there is of new facts and taints.
     pub fn follow(&mut self, shape: &Shape, nodes: &Nodes, choices: &mut Choices) {
-        let state = nodes.facts.state();
-        if self.facts == state {
+        let state = [nodes.facts.state(), nodes.taints.state()];
+        if self.known == state {
             return;
         }
-        self.facts = state;
+        self.known = state;
         for (terms, want) in self.wants.iter_mut().zip(&shape.wants) {
             terms.choice = choices.of(&want.selectors, &nodes.facts);
+            terms.bears = nodes.taints.borne(&want.tolerations);
         }
         self.alike = shape.alike.iter().map(|alike| AlikeTerms::new(alike, &nodes.facts)).collect();
     }
@@ -118,6 +121,7 @@ impl WantTerms {
             needs,
             least_mib: if want.gpus == 0 { 0 } else { least },
             choice: None,
+            bears: Vec::new(),
         }
     }
 
@@ -133,12 +137,18 @@ impl WantTerms {
         self.choice.as_ref().is_none_or(|choice| choice.chosen.has(gpu.facts))
     }
 
+    /// Are its taints tolerated?
+    #[inline]
+    pub fn bears(&self, gpu: &Gpu) -> bool {
+        gpu.taints == 0 || self.bears.get(gpu.taints as usize).is_some_and(|borne| *borne)
+    }
+
     /// What the GPU would have left, in MiB; none: it does not fit.
     #[inline]
     pub fn left(&self, gpu: &Gpu) -> Option<u64> {
         let (mib, slots) = self.need(gpu)?;
         let fits = !gpu.closed && gpu.free_slots() >= slots && gpu.free_compute() >= self.compute;
-        if fits && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
+        if fits && self.bears(gpu) && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
     }
 
     #[inline]

@@ -11,8 +11,10 @@ use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
 use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
+use super::taints::Taints;
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
+use crate::select::Taint;
 
 /// Something is spoken of that the index does not have.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -42,6 +44,7 @@ pub(super) struct Nodes {
     pub all: Vec<Option<Node>>,
     pub classes: Vec<Class>,
     pub facts: Facts,
+    pub taints: Taints,
     /// Nodes in the order in which they changed, since `forgotten` changes ago.
     pub changed: Vec<u32>,
     pub forgotten: u64,
@@ -89,6 +92,10 @@ impl Nodes {
             let gpus = self.all.iter_mut().flatten().flat_map(|node| &mut node.gpus);
             self.facts.renumber(gpus.map(|gpu| &mut gpu.facts));
         }
+        if self.taints.crowded() {
+            let gpus = self.all.iter_mut().flatten().flat_map(|node| &mut node.gpus);
+            self.taints.renumber(gpus.map(|gpu| &mut gpu.taints));
+        }
     }
 
     pub fn take(&mut self, id: usize, placement: &Placement) {
@@ -112,7 +119,7 @@ impl Index {
     }
 
     /// Adds a node, or replaces what was known of one. Placements on it stay; they count for devices of the
-    /// same name. GPUs that were closed stay closed.
+    /// same name. GPUs that were closed stay closed, and taints stay.
     pub fn insert_node(&mut self, spec: &NodeSpec) {
         let known = self.ids.get(&spec.name).copied();
         let gpus = spec.gpus.iter().map(|gpu| self.nodes.gpu(gpu)).collect();
@@ -135,8 +142,10 @@ impl Index {
             Some(place) => {
                 if let Some(old) = place.take() {
                     node.version = old.version;
-                    for gpu in old.gpus.iter().filter(|gpu| gpu.closed) {
-                        node.gpu_mut(&gpu.device).into_iter().for_each(|same| same.closed = true);
+                    for gpu in &old.gpus {
+                        if let Some(same) = node.gpu_mut(&gpu.device) {
+                            (same.closed, same.taints) = (gpu.closed, gpu.taints);
+                        }
                     }
                 }
                 *place = Some(node);
@@ -179,6 +188,26 @@ impl Index {
         let gpu = node.gpu_mut(device).ok_or_else(|| Unknown::Device(name.clone(), device.clone()))?;
         gpu.closed = closed;
         self.nodes.touch(id);
+        Ok(())
+    }
+
+    /// Says which taints a GPU has now.
+    ///
+    /// # Errors
+    /// There is no such node or device.
+    pub fn set_taints(
+        &mut self,
+        name: &NodeName,
+        device: &DeviceName,
+        taints: &[Taint],
+    ) -> Result<(), Unknown> {
+        let number = self.nodes.taints.number(taints);
+        let (id, node) = self.node_mut(name)?;
+        let gpu = node.gpu_mut(device).ok_or_else(|| Unknown::Device(name.clone(), device.clone()))?;
+        if std::mem::replace(&mut gpu.taints, number) != number {
+            self.nodes.touch(id);
+            self.nodes.tidy();
+        }
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! * [`index`]: nodes, GPUs and what is granted of them; cheap to change
 //! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
-//! * `facts`: which GPUs selectors choose; `search`: GPUs for several wants of a pod at once
+//! * `facts`: which GPUs selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
 //! * [`audit`]: is anything granted twice
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -24,6 +24,7 @@ pub mod index;
 mod node;
 mod score;
 mod search;
+mod taints;
 #[cfg(test)]
 mod tests;
 

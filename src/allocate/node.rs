@@ -91,6 +91,8 @@ pub(super) struct Gpu {
     pub isolation: Isolation,
     /// Somebody else's: no share of ours may go there.
     pub closed: bool,
+    /// Number of its set of taints.
+    pub taints: u32,
     pub memory_mib: u64,
     pub slots: u32,
     pub used_mib: u64,
@@ -108,6 +110,7 @@ impl Gpu {
             facts,
             isolation: spec.isolation,
             closed: false,
+            taints: 0,
             memory_mib: spec.memory.mib_floor(),
             slots: spec.slots,
             used_mib: 0,
@@ -262,5 +265,9 @@ impl<'a> GpuView<'a> {
     }
     pub fn closed(&self) -> bool {
         self.0.closed
+    }
+    /// It has taints: only wants that bear them go there.
+    pub fn tainted(&self) -> bool {
+        self.0.taints > 0
     }
 }

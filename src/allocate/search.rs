@@ -147,6 +147,7 @@ impl Search<'_> {
         state(a) == state(b)
             && self.extra[one] == self.extra[other]
             && self.terms.wants.iter().all(|want| want.chooses(a) == want.chooses(b))
+            && self.terms.wants.iter().all(|want| want.bears(a) == want.bears(b))
             && self.terms.alike.iter().all(|alike| alike.value(a.facts) == alike.value(b.facts))
     }
 }

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -6,7 +7,7 @@ use super::*;
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
-use crate::select::{AttributeValue, DeviceFacts, QualifiedName};
+use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
@@ -380,6 +381,31 @@ fn all_claims_of_a_pod_find_their_place_on_one_node() {
     );
 }
 
+#[test]
+fn tainted_gpus_are_for_those_who_bear_it() {
+    let mut index = index(&[node("a", 2, 10_000)]);
+    index.set_taints(&"a".into(), &DeviceName::whole(0), &taints(1)).unwrap();
+    let bearing = |mib_each| with(mib(mib_each), |want| want.tolerations = vec![toleration("a")]);
+    put(&mut index, "1", mib(8_000), Policy::Pack);
+    assert_eq!(
+        refusal(&mut index, &[mib(9_000).into()]),
+        "needs 9000 MiB; largest free on 1 candidate GPU is 2000 MiB on node a/gpu-1; left out: 1 GPUs with a taint \
+         that the request does not tolerate (the first is a=1:NoSchedule)"
+    );
+    assert_eq!(put(&mut index, "2", bearing(9_000), Policy::Pack), "a/gpu-0");
+    // Taints that come and go leave nothing behind.
+    (0..500)
+        .for_each(|nth| index.set_taints(&"a".into(), &DeviceName::whole(1), &taints(3 * nth + 2)).unwrap());
+    assert!(decide(&mut index, &[bearing(1_000).into()], Policy::Pack).is_ok());
+    assert!(decide(&mut index, &[mib(1_000).into()], Policy::Pack).is_err());
+    index.set_taints(&"a".into(), &DeviceName::whole(1), &[]).unwrap();
+    // They stay where the node is told of again.
+    index.insert_node(&node("a", 2, 20_000));
+    assert_eq!(put(&mut index, "3", mib(9_000), Policy::Pack), "a/gpu-1");
+    index.set_taints(&"a".into(), &DeviceName::whole(0), &[]).unwrap();
+    assert_eq!(put(&mut index, "4", mib(11_000), Policy::Pack), "a/gpu-0");
+}
+
 /// What may happen to an index.
 #[derive(Debug, Clone)]
 enum Event {
@@ -387,7 +413,21 @@ enum Event {
     Remove(usize),
     Room(usize, u64),
     Closed(usize, u32, bool),
+    /// A set of [`taints`].
+    Tainted(usize, u32, usize),
     Node(usize, Option<u32>),
+}
+
+/// Sets of taints: none, one, two; many come and go.
+fn taints(nth: usize) -> Vec<Taint> {
+    let one = |key: &str, effect| Taint { key: key.to_owned(), value: nth.to_string(), effect };
+    let all = [one("a", Effect::NoSchedule), one("b", Effect::NoExecute)];
+    all[..nth % 3].to_vec()
+}
+
+fn toleration(key: &str) -> Toleration {
+    let api = serde_json::from_value(serde_json::json!({"key": key, "operator": "Exists"})).unwrap();
+    Toleration::of(&api).unwrap()
 }
 
 const NAMES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
@@ -399,7 +439,8 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
         prop_oneof!["0\\.[1-9]"].prop_map(|text| Part::Fraction(text.parse().unwrap())),
     ];
     let rest = (0..3_u32, 0..3_u8, 1..4_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
-    (part, rest).prop_map(|(part, (gpus, compute, slots, rung, product, only, cpu))| PodAsk {
+    let bears = prop_oneof![Just(&[][..]), Just(&["a"][..]), Just(&["b", "a"][..])];
+    (part, rest, bears).prop_map(|(part, (gpus, compute, slots, rung, product, only, cpu), bears)| PodAsk {
         shape: Shape {
             cpu_milli: cpu * 500,
             memory: Bytes::from_mib(cpu * 100),
@@ -409,6 +450,7 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
                 slots,
                 minimum_isolation: Isolation::ALL[rung.min(2)],
                 products: if product { vec!["t4".to_owned()] } else { vec![] },
+                tolerations: bears.iter().copied().map(toleration).collect(),
                 ..Want::whole(gpus)
             })
         },
@@ -423,6 +465,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         3 => (0..40_usize).prop_map(Event::Remove),
         1 => (0..5_usize, 0..8_000_u64).prop_map(|(node, cpu)| Event::Room(node, cpu)),
         1 => (0..5_usize, 0..3_u32, any::<bool>()).prop_map(|(node, gpu, closed)| Event::Closed(node, gpu, closed)),
+        2 => (0..5_usize, 0..3_u32, 0..200_usize).prop_map(|(node, gpu, set)| Event::Tainted(node, gpu, set)),
         1 => (0..5_usize, proptest::option::of(1..4_u32)).prop_map(|(node, gpus)| Event::Node(node, gpus)),
     ];
     proptest::collection::vec(event, 1..40)
@@ -437,12 +480,19 @@ fn mixed_node(nth: usize, gpus: u32) -> NodeSpec {
 }
 
 /// Is there any place? Asked without any of the allocator's own code but the views.
-fn brute_force(index: &Index, specs: &[Option<NodeSpec>], pod: &PodAsk) -> bool {
+fn brute_force(
+    index: &Index,
+    specs: &[Option<NodeSpec>],
+    tainted: &BTreeMap<(usize, u32), usize>,
+    pod: &PodAsk,
+) -> bool {
     let (shape, want) = (&pod.shape, &pod.shape.wants[0]);
     index.nodes().any(|node| {
         let spec = specs.iter().flatten().find(|spec| spec.name == *node.name()).unwrap();
-        let fits = |(view, spec): (GpuView<'_>, &GpuSpec)| {
+        let nth = NAMES.iter().position(|name| *name == node.name().as_str()).unwrap();
+        let fits = |(minor, (view, spec)): (usize, (GpuView<'_>, &GpuSpec))| {
             let (all, free) = view.memory();
+            let taints = tainted.get(&(nth, minor as u32)).map_or(0, |set| set % 3);
             let need = match want.part {
                 Part::Whole => all,
                 Part::Memory(bytes) => bytes,
@@ -453,13 +503,14 @@ fn brute_force(index: &Index, specs: &[Option<NodeSpec>], pod: &PodAsk) -> bool 
             let compute = want.compute.map_or(0, |percent| u32::from(percent.get()));
             let rung = spec.isolation >= want.minimum_isolation;
             !view.closed()
+                && want.tolerations.len() >= taints
                 && product
                 && rung
                 && free >= need
                 && view.slots() >= slots
                 && view.compute() >= compute
         };
-        let count = node.gpus().zip(&spec.gpus).filter(|pair| fits(*pair)).count();
+        let count = node.gpus().zip(&spec.gpus).enumerate().filter(|pair| fits(*pair)).count();
         pod.nodes.allow(node.name())
             && node.cpu_milli().1 >= shape.cpu_milli
             && node.memory().1 >= shape.memory
@@ -472,14 +523,19 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
     let mut specs: Vec<_> = (0..4).map(|nth| Some(mixed_node(nth, 2))).chain([None]).collect();
     let mut index = Index::new();
     specs.iter().flatten().for_each(|spec| index.insert_node(spec));
-    let (mut log, mut live) = (Vec::new(), Vec::new());
+    let (mut log, mut live, mut tainted) = (Vec::new(), Vec::new(), BTreeMap::new());
     for (at, event) in events.iter().enumerate() {
         match event {
             Event::Pods(pods) => {
                 pods.iter().for_each(|pod| index.seen(&pod.shape));
                 let decision = decide(&mut index, pods, policy);
                 if let [pod] = pods.as_slice() {
-                    prop_assert_eq!(decision.is_ok(), brute_force(&index, &specs, pod), "{:?}", decision);
+                    prop_assert_eq!(
+                        decision.is_ok(),
+                        brute_force(&index, &specs, &tainted, pod),
+                        "{:?}",
+                        decision
+                    );
                 }
                 for (nth, placement) in decision.iter().flat_map(|decision| &decision.placements).enumerate()
                 {
@@ -497,7 +553,12 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
             Event::Closed(node, gpu, closed) => {
                 _ = index.set_closed(&NAMES[*node].into(), &DeviceName::whole(*gpu), *closed);
             }
+            Event::Tainted(node, gpu, set) => {
+                let done = index.set_taints(&NAMES[*node].into(), &DeviceName::whole(*gpu), &taints(*set));
+                done.into_iter().for_each(|()| _ = tainted.insert((*node, *gpu), *set));
+            }
             Event::Node(nth, gpus) => {
+                tainted.retain(|(node, gpu), _| node != nth || gpus.is_some_and(|gpus| *gpu < gpus));
                 specs[*nth] = gpus.map(|gpus| mixed_node(*nth, gpus));
                 match &specs[*nth] {
                     Some(spec) => index.insert_node(spec),
@@ -512,8 +573,10 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
 
 /// A pod with up to three wants, of two claims, perhaps with GPUs that must be alike.
 fn several() -> impl Strategy<Value = Shape> {
-    let want = (0..2_u32, 1..3_u32, 0..3_u64, any::<bool>()).prop_map(|(claim, gpus, third, t4)| Want {
+    let want = (0..2_u32, 1..3_u32, 0..3_u64, any::<bool>(), any::<bool>());
+    let want = want.prop_map(|(claim, gpus, third, t4, bears)| Want {
         claim,
+        tolerations: if bears { vec![toleration("a")] } else { vec![] },
         part: if third == 0 { Part::Whole } else { Part::Memory(Bytes::from_mib(third * 30)) },
         products: if t4 { vec!["t4".to_owned()] } else { vec![] },
         ..Want::whole(gpus)
@@ -524,6 +587,9 @@ fn several() -> impl Strategy<Value = Shape> {
         Shape { wants, alike, ..Shape::default() }
     })
 }
+
+/// The GPU that has a taint where several wants are tried.
+const TAINTED: usize = 3;
 
 /// Is there any way to serve what is left of the wants? Tries every GPU for each.
 fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec<(usize, usize)>) -> bool {
@@ -536,6 +602,7 @@ fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec
         let all = spec.memory.mib_floor();
         let need = if let Part::Memory(bytes) = want.part { bytes.mib_floor() } else { all };
         let product = want.products.is_empty() || spec.product.contains("T4");
+        let borne = gpu != TAINTED || !want.tolerations.is_empty();
         let other = chosen
             .iter()
             .all(|(want, taken)| shape.wants[*want].claim != shape.wants[at].claim || *taken != gpu);
@@ -544,7 +611,7 @@ fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec
         let same = !tied(at)
             || root(gpu).is_some()
                 && chosen.iter().all(|(want, taken)| !tied(*want) || root(*taken) == root(gpu));
-        if product && other && same && free[gpu] >= need {
+        if product && borne && other && same && free[gpu] >= need {
             free[gpu] -= need;
             chosen.push((at, gpu));
             let found = any_way(node, shape, free, chosen);
@@ -609,6 +676,7 @@ proptest! {
             (gpu.product, gpu.memory) = ("NVIDIA T4".to_owned(), Bytes::from_mib(90));
         }
         let mut index = index(std::slice::from_ref(&spec));
+        index.set_taints(&"a".into(), &spec.gpus[TAINTED].device, &taints(1)).unwrap();
         let mut free = Vec::new();
         for (nth, used) in used.iter().enumerate() {
             let all = spec.gpus[nth].memory.mib_floor();

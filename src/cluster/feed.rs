@@ -1,8 +1,8 @@
 //! Everything that the controller follows, as one stream of changes that begins anew after each interruption.
 
-use futures::stream::{BoxStream, StreamExt, select_all};
+use futures::stream::{self, BoxStream, StreamExt, select_all};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::api::Api;
@@ -26,6 +26,7 @@ pub enum Change {
     Claim(Seen<ResourceClaim>),
     Slice(Seen<ResourceSlice>),
     Class(Seen<DeviceClass>),
+    TaintRule(Seen<DeviceTaintRule>),
 }
 
 #[derive(Debug, Clone)]
@@ -51,8 +52,10 @@ pub enum Seen<K> {
 }
 
 impl KubeCluster {
-    /// Pods that have not ended, nodes, claims, device classes, and the slices of our driver. Each list is
-    /// consistent: nothing older than the moment at which it was asked for.
+    /// Pods that have not ended, nodes, claims, device classes, taint rules, and the slices of our driver. Each list
+    /// is consistent: nothing older than the moment at which it was asked for.
+    ///
+    /// API servers before 1.37 serve no taint rules of version v1: there are none then, and it is asked again.
     pub fn feed(&self) -> BoxStream<'static, Change> {
         let all = watcher::Config::default;
         let slices = all().fields(&format!("spec.driver={DRIVER}"));
@@ -62,6 +65,7 @@ impl KubeCluster {
             follow(Api::all(self.client()), all(), Change::Claim),
             follow(Api::all(self.client()), slices, Change::Slice),
             follow(Api::all(self.client()), all(), Change::Class),
+            taint_rules(Api::all(self.client())),
         ])
         .boxed()
     }
@@ -77,6 +81,30 @@ where
     K::DynamicType: Default,
 {
     watcher(api, config).default_backoff().map(move |event| wrap(seen(event))).boxed()
+}
+
+/// The kind is not served, or not to us: then there are none that anybody could be meant by.
+const NOT_SERVED: u16 = 404;
+const FORBIDDEN: u16 = 403;
+
+fn taint_rules(api: Api<DeserializeGuard<DeviceTaintRule>>) -> BoxStream<'static, Change> {
+    let none = || vec![Seen::Anew, Seen::Complete];
+    let changes = move |event: watcher::Result<_>| match event.as_ref().err().and_then(refused) {
+        Some(NOT_SERVED) => none(),
+        Some(FORBIDDEN) => none().into_iter().chain([seen(event)]).collect(),
+        _ => vec![seen(event)],
+    };
+    let events = watcher(api, watcher::Config::default()).default_backoff();
+    events.flat_map(move |event| stream::iter(changes(event)).map(Change::TaintRule)).boxed()
+}
+
+/// The status with which a list or a watch was refused.
+fn refused(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    }
 }
 
 fn seen<K: Resource>(event: watcher::Result<Event<DeserializeGuard<K>>>) -> Seen<K> {

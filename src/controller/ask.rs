@@ -18,8 +18,8 @@ pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
                 Selector::compile(text).map_err(|error| format!("request {}: {error}", want.request))?;
             }
             let claim = u32::try_from(number).unwrap_or(u32::MAX);
-            let selectors = want.selectors.clone();
-            shape.wants.push(Want { claim, selectors, ..Want::of(&want.share, want.gpus) });
+            let (selectors, tolerations) = (want.selectors.clone(), want.bears());
+            shape.wants.push(Want { claim, selectors, tolerations, ..Want::of(&want.share, want.gpus) });
         }
         for (attribute, requests) in &claim.same {
             shape.alike.push(alike(claim, first, attribute, requests)?);

@@ -467,9 +467,8 @@ impl Core {
             self.holds.want(gpu);
         }
         let known = self.world.gpu(gpu);
-        let tainted = known.is_none_or(|gpu| gpu.tainted.is_some());
         let forbidden = !self.holds.is_ours(gpu) && known.is_some_and(|known| self.is_forbidden(gpu, known));
-        let closed = others || tainted || forbidden || !self.holds.is_open(gpu);
+        let closed = others || known.is_none() || forbidden || !self.holds.is_open(gpu);
         self.stock.set_closed(gpu, closed);
     }
 

@@ -4,6 +4,7 @@ use super::Moment;
 use super::core::Core;
 use super::world::{Claim, Pod};
 use crate::model::names::{ClaimUid, NodeName};
+use crate::select::untolerated;
 
 /// How long a node, a GPU or a pod may look unfit before anything is moved: most of it passes.
 const UNFIT_FOR: std::time::Duration = std::time::Duration::from_secs(5);
@@ -103,7 +104,8 @@ impl Core {
             match self.world.gpu(gpu) {
                 None => return Some(format!("{} is not offered any more", gpu.device)),
                 Some(found) => {
-                    if let Some(taint) = &found.tainted {
+                    let bears = allocation.bears.get(gpu).map_or(&[][..], Vec::as_slice);
+                    if let Some(taint) = untolerated(&found.taints, bears) {
                         return Some(format!("{} has the taint {taint}", gpu.device));
                     }
                 }

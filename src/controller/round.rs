@@ -13,7 +13,7 @@ use super::hold::{Act, Loss};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
-use super::wants::{Wants, wants};
+use super::wants::{Want, Wants, wants};
 use super::world::claim::{GIVEN_UP, POLICY, WAITING};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
@@ -23,6 +23,7 @@ use crate::cluster::allocation::Marks;
 use crate::feasible;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 use crate::params::GrantedDevice;
+use crate::select::untolerated;
 
 /// Claims that are written at once: what the writer's queue holds.
 pub const IN_FLIGHT_MAX: usize = 64;
@@ -301,11 +302,13 @@ impl Core {
         let mut free: Vec<u64> = Vec::new();
         for gpu in view.gpus().filter(|gpu| !gpu.closed()) {
             let (all, left) = gpu.memory();
-            let enough = requests.iter().all(|want| match want.share.amount {
+            let enough = |want: &Want| match want.share.amount {
                 Some(crate::params::Amount::Memory(bytes)) => bytes <= all,
                 _ => true,
-            });
-            if enough {
+            };
+            let taints = self.world.gpu(&GpuRef::new(node, gpu.device())).map(|gpu| gpu.taints.as_slice());
+            let borne = |want: &Want| untolerated(taints.unwrap_or_default(), &want.bears()).is_none();
+            if requests.iter().all(|want| enough(want) && borne(want)) {
                 free.push(left.mib_floor());
             }
         }
@@ -398,7 +401,8 @@ impl Core {
             return;
         }
         let gpus = self.stock.index.nodes().flat_map(|view| {
-            view.gpus().filter(|gpu| !gpu.closed()).map(move |gpu| GpuRef::new(view.name(), gpu.device()))
+            let free = view.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted());
+            free.map(move |gpu| GpuRef::new(view.name(), gpu.device()))
         });
         let free = gpus.filter(|gpu| self.holds.phase(gpu).is_none() && idle(&gpu));
         let free: Vec<GpuRef> = free.take(missing).collect();

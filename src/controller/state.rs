@@ -50,7 +50,7 @@ impl Core {
 
 fn room(node: NodeView<'_>) -> Room {
     let mut room = Room::default();
-    for gpu in node.gpus().filter(|gpu| !gpu.closed()) {
+    for gpu in node.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted()) {
         let free = gpu.memory().1.mib_floor();
         room.free += free;
         match gpu.slots() == 0 || gpu.compute() == 0 {

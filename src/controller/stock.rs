@@ -72,6 +72,9 @@ impl Stock {
             self.specs.insert(name.clone(), spec.clone());
             self.catch_up(&spec);
         }
+        for (device, gpu) in state.into_iter().flat_map(|state| &state.gpus) {
+            let _ = self.index.set_taints(name, device, &gpu.taints);
+        }
     }
 
     /// What was granted or closed before the GPUs were known.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{GpuShare, Params, decode};
+use crate::select::Toleration;
 
 /// One request: the same share on each of so many GPUs.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +21,12 @@ pub struct Want {
     /// CEL, all must hold.
     pub selectors: Vec<String>,
     pub tolerations: Vec<DeviceToleration>,
+}
+
+impl Want {
+    pub fn bears(&self) -> Vec<Toleration> {
+        self.tolerations.iter().filter_map(Toleration::of).collect()
+    }
 }
 
 /// What a claim asks for as a whole.

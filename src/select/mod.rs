@@ -1,7 +1,9 @@
-//! Selectors: the CEL expressions of DeviceClasses and claims, evaluated on a device's facts.
+//! Which devices a request means: the CEL expressions of DeviceClasses and claims, evaluated on a device's facts; and
+//! taints with their tolerations.
 //!
 //! * [`DeviceFacts`]: what a ResourceSlice says of a device
 //! * [`Selector`]: an expression, compiled once; [`Selector::matches`] says whether it chooses a device
+//! * [`Taint`], [`Toleration`]: what keeps claims off a device, and what a request bears
 //!
 //! The rules are kube-scheduler's (KEP-4381): one variable `device` with `driver`, `attributes[domain].name`,
 //! `capacity[domain].name` and `allowMultipleAllocations`; an unknown domain is an empty map, an unknown name is an
@@ -19,6 +21,7 @@ mod expr;
 mod facts;
 mod function;
 mod parse;
+mod taint;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -27,6 +30,7 @@ use thiserror::Error;
 
 pub use expr::{Reads, Seen};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
+pub use taint::{Effect, Taint, Toleration, untolerated};
 
 /// The API server's limit.
 pub const TEXT_BYTES_MAX: usize = 10 << 10;

@@ -206,6 +206,29 @@ async fn the_next_share_of_a_held_gpu_waits_for_nothing_and_stands_beside_it() {
 }
 
 #[tokio::test]
+async fn taint_rules_count_where_the_api_server_has_them_and_are_not_missed_elsewhere() {
+    for served in [true, false] {
+        let api = cluster(2);
+        if !served {
+            api.unserve("devicetaintrules");
+        }
+        api.put(
+            "devicetaintrules",
+            json!({"metadata": {"name": "repair", "uid": "repair"}, "spec": {
+                "deviceSelector": {"pool": "node-a", "device": "gpu-0"},
+                "taint": {"key": "repair", "effect": "NoSchedule"}}}),
+        );
+        put_claim(&api, "a", json!({"memory": "10Gi"}));
+        put_pod(&api, "user", &["a"]);
+        let controller = begin(&api, settings("one")).await;
+        api.until("the claim to be placed", |api| is_allocated(api, "a")).await;
+        let device = if served { "gpu-1" } else { "gpu-0" };
+        assert_eq!(results(&claim(&api, "a"))[0]["device"], device, "served: {served}");
+        controller.end().await;
+    }
+}
+
+#[tokio::test]
 async fn what_does_not_fit_is_told_with_numbers_on_pod_and_claim() {
     let api = cluster(1);
     put_claim(&api, "big", json!({"memory": "90Gi"}));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
@@ -36,6 +36,7 @@ pub struct Cluster {
     pub nodes: BTreeMap<String, Node>,
     pub slices: BTreeMap<String, ResourceSlice>,
     pub class: Option<DeviceClass>,
+    pub rules: BTreeMap<String, DeviceTaintRule>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -57,6 +58,7 @@ impl Cluster {
             nodes: BTreeMap::new(),
             slices: BTreeMap::new(),
             class: None,
+            rules: BTreeMap::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             keeps: true,
@@ -115,6 +117,18 @@ impl Cluster {
             object(json!({"metadata": {"name": SHARED_CLASS, "annotations": annotations}, "spec": {}}));
         self.class = Some(class.clone());
         self.feed.push_back(Change::Class(Seen::Stored(Box::new(class))));
+    }
+
+    pub fn put_rule(&mut self, name: &str, spec: Value) {
+        let rule: DeviceTaintRule = object(json!({"metadata": {"name": name}, "spec": spec}));
+        self.rules.insert(name.to_owned(), rule.clone());
+        self.feed.push_back(Change::TaintRule(Seen::Stored(Box::new(rule))));
+    }
+
+    pub fn drop_rule(&mut self, name: &str) {
+        if let Some(rule) = self.rules.remove(name) {
+            self.feed.push_back(Change::TaintRule(Seen::Deleted(Box::new(rule.metadata))));
+        }
     }
 
     /// A claim of our class: `count` GPUs with this share.
@@ -217,6 +231,7 @@ impl Cluster {
         list(&mut self.feed, self.nodes.values().cloned(), Change::Node);
         list(&mut self.feed, self.claims.values().cloned(), Change::Claim);
         list(&mut self.feed, self.slices.values().cloned(), Change::Slice);
+        list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule);
         list(&mut self.feed, self.class.iter().cloned(), Change::Class);
     }
 

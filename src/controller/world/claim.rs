@@ -1,5 +1,6 @@
 //! A ResourceClaim, reduced to what placing needs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -15,6 +16,7 @@ use crate::model::names::{
     ClaimUid, DRIVER, DeviceName, HOLD_LABEL, NodeName, PodUid, PoolName, SHARED_CLASS,
 };
 use crate::params::{GrantedDevice, grant_of};
+use crate::select::Toleration;
 
 /// On a hold: its GPU.
 pub const HOLD_NODE: &str = "tranche.dev/node";
@@ -79,6 +81,8 @@ pub struct Allocation {
     pub node: Option<NodeName>,
     /// Devices of our driver.
     pub uses: Vec<(GpuRef, Use)>,
+    /// The taints that it bears on a GPU; no entry: none.
+    pub bears: BTreeMap<GpuRef, Vec<Toleration>>,
 }
 
 /// How an allocation uses a GPU.
@@ -230,21 +234,25 @@ fn allocation(
 ) -> Allocation {
     let readable = read_claim::read(claim, object).ok();
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
-    let uses =
-        results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)).map(|result| {
-            let node = PoolName::new(&result.pool).published();
-            let device = DeviceName::new(&result.device);
-            let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
-            let gpu = GpuRef { node: NodeName::new(node.as_str()), device };
-            let how = match granted {
-                _ if hold == Some(&gpu) => Use::Hold,
-                Some(granted) => Use::Share(granted),
-                None if result.share_id.is_some() => Use::Scheduled,
-                None => Use::Whole,
-            };
-            (gpu, how)
-        });
-    Allocation { node: node(allocation), uses: uses.collect() }
+    let mut found = Allocation { node: node(allocation), ..Allocation::default() };
+    for result in results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)) {
+        let node = PoolName::new(&result.pool).published();
+        let device = DeviceName::new(&result.device);
+        let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
+        let gpu = GpuRef { node: NodeName::new(node.as_str()), device };
+        let how = match granted {
+            _ if hold == Some(&gpu) => Use::Hold,
+            Some(granted) => Use::Share(granted),
+            None if result.share_id.is_some() => Use::Scheduled,
+            None => Use::Whole,
+        };
+        if let Some(tolerations) = &result.tolerations {
+            let bears = tolerations.iter().filter_map(Toleration::of).collect();
+            found.bears.insert(gpu.clone(), bears);
+        }
+        found.uses.push((gpu, how));
+    }
+    found
 }
 
 fn granted(claim: &AllocatedClaim, request: &str, device: &DeviceName) -> Option<GrantedDevice> {

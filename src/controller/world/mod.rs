@@ -8,11 +8,11 @@ pub mod pod;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
-pub use node::{Gpu, NodeState, Slice};
+pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
 use crate::cluster::feed::{Change, Seen};
@@ -74,6 +74,7 @@ pub struct World {
     pub pods: BTreeMap<PodUid, Pod>,
     pub nodes: BTreeMap<NodeName, NodeState>,
     slices: BTreeMap<String, Slice>,
+    rules: BTreeMap<String, TaintRule>,
     pub class: Class,
     /// Who names a GPU, and how.
     pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
@@ -98,6 +99,7 @@ enum Kind {
     Claims,
     Slices,
     Classes,
+    TaintRules,
 }
 
 impl World {
@@ -107,7 +109,7 @@ impl World {
 
     /// True once every kind has been listed: before that nothing is known of what is missing.
     pub fn is_complete(&self) -> bool {
-        self.lists.complete.len() == 5
+        self.lists.complete.len() == 6
     }
 
     pub fn apply(&mut self, change: Change) -> Vec<News> {
@@ -117,6 +119,7 @@ impl World {
             Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
             Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
             Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
+            Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
         }
     }
 
@@ -185,6 +188,7 @@ impl World {
             }
             Kind::Slices => self.slices.keys().cloned().collect(),
             Kind::Classes => vec![SHARED_CLASS.to_owned()],
+            Kind::TaintRules => self.rules.keys().cloned().collect(),
         }
     }
 
@@ -353,7 +357,7 @@ impl World {
     }
 
     fn set_pool(&mut self, node: NodeName) -> Vec<News> {
-        let gpus = node::pool(&node, self.slices.values());
+        let gpus = node::pool(&node, self.slices.values(), &self.rules);
         let state = self.nodes.entry(node.clone()).or_default();
         if state.gpus == gpus {
             return Vec::new();
@@ -363,6 +367,22 @@ impl World {
             self.nodes.remove(&node);
         }
         vec![News::Node(node)]
+    }
+
+    fn set_rule(&mut self, object: DeviceTaintRule) -> Vec<News> {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let rule = TaintRule::of(object);
+        let same = self.rules.insert(name, rule.clone()).as_ref() == Some(&rule);
+        if same { Vec::new() } else { self.set_pools() }
+    }
+
+    fn drop_rule(&mut self, name: &str) -> Vec<News> {
+        if self.rules.remove(name).is_some() { self.set_pools() } else { Vec::new() }
+    }
+
+    fn set_pools(&mut self) -> Vec<News> {
+        let nodes: BTreeSet<NodeName> = self.slices.values().map(|slice| slice.node.clone()).collect();
+        nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
     }
 
     pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
@@ -397,7 +417,7 @@ impl World {
 fn key(kind: Kind, meta: &ObjectMeta) -> String {
     let part = match kind {
         Kind::Pods | Kind::Claims => &meta.uid,
-        Kind::Nodes | Kind::Slices | Kind::Classes => &meta.name,
+        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules => &meta.name,
     };
     part.clone().unwrap_or_default()
 }

@@ -4,22 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, DeviceTaintRule, DeviceTaintSelector, ResourceSlice};
 
 use super::claim::GpuRef;
 use crate::model::names::{DRIVER, DeviceName, NodeName};
-use crate::select::DeviceFacts;
+use crate::select::{DeviceFacts, Taint};
 use crate::slices::Grantable;
-
-/// Effects of taints that keep new claims off a device.
-const KEEPS_OFF: [&str; 2] = ["NoSchedule", "NoExecute"];
 
 /// A GPU that shares can be placed on, as its slice tells of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
     pub grantable: Grantable,
-    /// Why new claims are kept off it.
-    pub tainted: Option<String>,
+    /// Keep claims off it that do not tolerate them: those of its slice, then those of rules.
+    pub taints: Vec<Taint>,
     /// What selectors see of it.
     pub facts: Arc<DeviceFacts>,
 }
@@ -43,14 +40,33 @@ pub fn slice(object: ResourceSlice) -> Option<Slice> {
 
 /// None: no shares can be placed on it.
 fn gpu(device: &Device) -> Option<Gpu> {
-    let mut taints =
-        device.taints.iter().flatten().filter(|taint| KEEPS_OFF.contains(&taint.effect.as_str()));
     let grantable = Grantable::of(device).filter(|one| one.memory.mib_floor() > 0 && one.slots > 0)?;
     Some(Gpu {
         grantable,
-        tainted: taints.next().map(|taint| taint.key.clone()),
+        taints: device.taints.iter().flatten().filter_map(Taint::of).collect(),
         facts: Arc::new(DeviceFacts::of(DRIVER, device)),
     })
+}
+
+/// A DeviceTaintRule: which devices have the taint. The empty selector means all devices, none at all means none.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaintRule {
+    devices: Option<DeviceTaintSelector>,
+    taint: Option<Taint>,
+}
+
+impl TaintRule {
+    pub fn of(rule: DeviceTaintRule) -> Self {
+        Self { taint: Taint::of(&rule.spec.taint), devices: rule.spec.device_selector }
+    }
+
+    /// The taint that it gives a device of the node's pool.
+    fn taint(&self, node: &NodeName, device: &DeviceName) -> Option<&Taint> {
+        let DeviceTaintSelector { driver, pool, device: named } = self.devices.as_ref()?;
+        let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|one| one == found);
+        let meant = is(driver, DRIVER) && is(pool, node.as_str()) && is(named, device.as_str());
+        self.taint.as_ref().filter(|_| meant)
+    }
 }
 
 /// What is known of a node: either part may be missing.
@@ -77,11 +93,19 @@ pub fn reduced(mut node: Node) -> Arc<Node> {
 }
 
 /// The GPUs of a pool: slices of its newest generation count.
-pub fn pool<'a>(node: &NodeName, slices: impl Iterator<Item = &'a Slice>) -> BTreeMap<DeviceName, Gpu> {
+pub fn pool<'a>(
+    node: &NodeName,
+    slices: impl Iterator<Item = &'a Slice>,
+    rules: &BTreeMap<String, TaintRule>,
+) -> BTreeMap<DeviceName, Gpu> {
     let mut of: Vec<&Slice> = slices.filter(|slice| slice.node == *node).collect();
     let newest = of.iter().map(|slice| slice.generation).max().unwrap_or(0);
     of.retain(|slice| slice.generation == newest);
-    of.into_iter().flat_map(|slice| slice.gpus.clone()).collect()
+    let mut gpus: BTreeMap<_, Gpu> = of.into_iter().flat_map(|slice| slice.gpus.clone()).collect();
+    for (device, gpu) in &mut gpus {
+        gpu.taints.extend(rules.values().filter_map(|rule| rule.taint(node, device)).cloned());
+    }
+    gpus
 }
 
 impl GpuRef {
