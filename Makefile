@@ -32,7 +32,7 @@ bench: build
 	hack/bench.sh
 
 soak:
-	TRANCHE_STEPS=1000000 cargo test --locked --lib controller::tests::walk -- --nocapture
+	TRANCHE_STEPS=1000000 cargo test --locked --profile soak --lib controller::tests::walk -- --nocapture
 
 fmt:
 	cargo fmt

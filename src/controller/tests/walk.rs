@@ -1,5 +1,7 @@
 //! Anything happens, in any order.
 
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
@@ -283,15 +285,25 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
         Some(steps) => (steps.div_ceil(2000), 2000),
         None => (12, 600),
     };
-    for seed in 0..walks {
-        let mut walk = Walk::new(seed);
-        let run = std::panic::AssertUnwindSafe(|| {
-            (0..steps).for_each(|_| walk.step());
-            walk.end();
-        });
-        if let Err(panic) = std::panic::catch_unwind(run) {
-            eprintln!("the walk with seed {seed} failed");
-            std::panic::resume_unwind(panic);
-        }
-    }
+    let seeds = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        let walking = || {
+            while let Some(seed) = Some(seeds.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < walks) {
+                let mut walk = Walk::new(seed);
+                let run = std::panic::AssertUnwindSafe(|| {
+                    (0..steps).for_each(|_| walk.step());
+                    walk.end();
+                });
+                if let Err(panic) = std::panic::catch_unwind(run) {
+                    eprintln!("the walk with seed {seed} failed");
+                    std::panic::resume_unwind(panic);
+                }
+                if walks >= 50 && (seed + 1) % 50 == 0 {
+                    eprintln!("{} of {walks} walks of {steps} steps", seed + 1);
+                }
+            }
+        };
+        (0..threads).for_each(|_| drop(scope.spawn(walking)));
+    });
 }

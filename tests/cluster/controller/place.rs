@@ -130,3 +130,44 @@ async fn a_claim_by_template_is_placed_for_each_pod() {
     assert!(gpus.iter().all(|gpu| *gpu == gpus[0]), "packed: {gpus:?}");
     bed.end().await;
 }
+
+#[tokio::test]
+async fn the_first_alternative_that_fits_is_taken() {
+    let Some(bed) = super::bed("the_first_alternative_that_fits_is_taken").await else { return };
+    let config = |name: &str, memory: &str| {
+        let amount = json!({"memory": memory});
+        let mut config = crate::manifests::parameters("tranche.dev/v1alpha1", "GpuShare", amount)[0].clone();
+        config["requests"] = json!([format!("gpu/{name}")]);
+        config
+    };
+    let alternatives = ["large", "small"].map(|name| json!({"name": name, "deviceClassName": super::CLASS}));
+    let devices = json!({"requests": [{"name": "gpu", "firstAvailable": alternatives}],
+        "config": [config("large", "4000Gi"), config("small", "3Gi")]});
+    bed.create(claim("either", devices)).await;
+    bed.create(as_nobody(user_of("either", "either"))).await;
+    bed.wait_ready("either").await;
+    assert_eq!(env(&bed, "either")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3072M");
+    bed.end().await;
+}
+
+/// As deploy/README.md tells users of queues.
+#[tokio::test]
+async fn a_quota_counts_the_shares_of_a_namespace() {
+    let Some(bed) = super::bed("a_quota_counts_the_shares_of_a_namespace").await else { return };
+    let key = format!("{}.deviceclass.resource.k8s.io/devices", super::CLASS);
+    let hard = json!({key.as_str(): "1"});
+    bed.create(json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": hard}}))
+        .await;
+    let counted = || async {
+        let quota = bed.api::<k8s_openapi::api::core::v1::ResourceQuota>().get("one").await.ok()?;
+        quota.status?.hard?.contains_key(&key).then_some(())
+    };
+    wait_until("the quota to be in force", PATIENCE, counted).await;
+    create(&bed, "first", json!({"memory": "1Gi"})).await;
+    bed.wait_ready("first").await;
+    let second = claim("second", share(json!({"memory": "1Gi"})));
+    let refused = bed.try_create(second, false).await.expect_err("the quota is used up");
+    assert!(refused.contains("exceeded quota") && refused.contains(&key), "{refused}");
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourcequota", "one"]);
+    bed.end().await;
+}
