@@ -411,6 +411,9 @@ impl Core {
                 if hold.is_some_and(|hold| !hold.ending) {
                     self.holds.stray(gpu, now);
                 }
+                if hold.is_none() && self.world.counts_once(gpu) && self.world.is_anothers(gpu) {
+                    self.holds.stand_by_again(gpu);
+                }
             }
             (true, Some(_)) => {}
         }
@@ -452,7 +455,7 @@ impl Core {
 
     fn regard_one(&mut self, gpu: &GpuRef, now: Moment) {
         let names = self.world.books.get(gpu);
-        let others = names.is_some_and(|names| names.values().any(|how| !how.is_ours()));
+        let others = self.world.is_anothers(gpu);
         let shares: Vec<ClaimUid> = names
             .into_iter()
             .flatten()

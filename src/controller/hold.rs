@@ -7,6 +7,10 @@
 //!     ▲             │ failed           │ somebody else       │ somebody else       │ idle too long, or wanted whole
 //!     └─────────────┴──── Leaving ←────┴─────────────────────┴────────────────────┘
 //! ```
+//!
+//! Where no share ids are kept (Kubernetes 1.34 and 1.35) kube-scheduler's books have a device once, however many
+//! claims name it, and the end of any of them frees it there. So a hold that has lost its race stands by until
+//! whoever won has ended: withdrawn at once, it would free a GPU in the books that somebody has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,6 +31,15 @@ pub enum Phase {
     Held { claim: ClaimRef, idle: Option<Moment> },
     /// The hold is to go, and the GPU is not taken again before.
     Leaving { until: Moment, asked: bool },
+}
+
+/// The hold of a GPU, as the API has it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Standing {
+    No,
+    /// It keeps the GPU in the scheduler's books for somebody else.
+    By,
+    MayGo(ClaimRef),
 }
 
 /// What is to be done.
@@ -202,13 +215,22 @@ impl Holds {
         counted
     }
 
+    /// A hold of ours was deleted while somebody else already named its GPU, which nobody can see in the scheduler's
+    /// books any more: it is taken once more, to lose and to stand by.
+    pub fn stand_by_again(&mut self, gpu: &GpuRef) {
+        if matches!(self.phases.get(gpu), Some(Phase::Leaving { asked: true, .. })) {
+            self.unset(gpu);
+            self.wanted.insert(gpu.clone());
+        }
+    }
+
     /// What time brings, and what was wanted. `busy`: the GPU has shares, or is planned with. `standing`: the hold
-    /// of a GPU that stands in the API.
+    /// of a GPU that stands in the API and may be deleted.
     pub fn step(
         &mut self,
         now: Moment,
         busy: impl Fn(&GpuRef) -> bool,
-        standing: impl Fn(&GpuRef) -> Option<ClaimRef>,
+        standing: impl Fn(&GpuRef) -> Standing,
     ) -> Vec<Act> {
         let mut acts = Vec::new();
         for gpu in std::mem::take(&mut self.wanted) {
@@ -260,16 +282,16 @@ impl Holds {
         }
     }
 
-    fn leave(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Option<ClaimRef>, acts: &mut Vec<Act>) {
+    fn leave(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Standing, acts: &mut Vec<Act>) {
         let leaving = self.in_phase(|phase| matches!(phase, Phase::Leaving { .. }));
         for gpu in leaving {
             let Some(Phase::Leaving { until, asked }) = self.phases.get_mut(&gpu) else { continue };
             match standing(&gpu) {
-                Some(found) if !*asked => {
+                Standing::MayGo(found) if !*asked => {
                     *asked = true;
                     acts.push(Act::Leave(gpu, found));
                 }
-                None if *until <= now => {
+                Standing::No if *until <= now => {
                     self.unset(&gpu);
                 }
                 _ => {}

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use super::core::Core;
 use super::grant::{Given, allocation};
-use super::hold::{Act, Loss};
+use super::hold::{Act, Loss, Standing};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
@@ -378,9 +378,10 @@ impl Core {
     fn keep(&mut self, now: Moment, round: &mut Round) {
         self.take_ahead();
         let (world, stock) = (&self.world, &self.stock);
-        let standing = |gpu: &GpuRef| {
-            let hold = world.claims.get(world.holds.get(gpu)?)?;
-            Some(hold.at.claim.clone())
+        let standing = |gpu: &GpuRef| match world.holds.get(gpu).and_then(|uid| world.claims.get(uid)) {
+            None => Standing::No,
+            Some(_) if world.counts_once(gpu) && world.is_anothers(gpu) => Standing::By,
+            Some(hold) => Standing::MayGo(hold.at.claim.clone()),
         };
         for act in self.holds.step(now, |gpu| stock.is_granted(gpu), standing) {
             round.writes.push(match act {

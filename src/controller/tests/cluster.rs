@@ -1,6 +1,6 @@
 //! The cluster in memory.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use k8s_openapi::Metadata;
@@ -43,6 +43,11 @@ pub struct Cluster {
     pub writes: VecDeque<Write>,
     /// The API server keeps share ids.
     pub keeps: bool,
+    /// GPUs as the scheduler's books have them where no share ids are kept: once, until any claim that named it
+    /// ends.
+    pub books: BTreeSet<(String, String)>,
+    /// GPUs that are free in the books and somebody has.
+    pub blind: BTreeSet<(String, String)>,
     ids: u64,
 }
 
@@ -62,6 +67,8 @@ impl Cluster {
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             keeps: true,
+            books: BTreeSet::new(),
+            blind: BTreeSet::new(),
             ids: 0,
         };
         cluster.relist();
@@ -170,9 +177,32 @@ impl Cluster {
     pub fn store(&mut self, mut claim: ResourceClaim) -> ResourceClaim {
         self.stamp(&mut claim.metadata);
         let meta = &claim.metadata;
-        self.claims.insert((meta.namespace.clone().unwrap(), meta.name.clone().unwrap()), claim.clone());
+        let at = (meta.namespace.clone().unwrap(), meta.name.clone().unwrap());
+        let before = self.claims.insert(at, claim.clone());
+        self.account(before.as_ref(), Some(&claim));
         self.feed.push_back(Change::Claim(Seen::Stored(Box::new(claim.clone()))));
         claim
+    }
+
+    /// The scheduler sees that a claim is allocated, or is not any more.
+    fn account(&mut self, before: Option<&ResourceClaim>, after: Option<&ResourceClaim>) {
+        let (old, new) = (before.map(counted).unwrap_or_default(), after.map(counted).unwrap_or_default());
+        match (old.is_empty(), new.is_empty()) {
+            (true, false) => {
+                self.blind.retain(|gpu| !new.contains(gpu));
+                self.books.extend(new);
+            }
+            (false, true) => {
+                for gpu in old {
+                    self.books.remove(&gpu);
+                    let mut others = self.claims.iter().filter(|((namespace, _), _)| namespace != NS);
+                    if others.any(|(_, claim)| counted(claim).contains(&gpu)) {
+                        self.blind.insert(gpu);
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 
     // The controller-manager, and what users do.
@@ -209,6 +239,7 @@ impl Cluster {
         };
         if self.claims.get(at).is_some_and(|claim| !reserved(claim)) {
             let claim = self.claims.remove(at).unwrap();
+            self.account(Some(&claim), None);
             self.feed.push_back(Change::Claim(Seen::Deleted(Box::new(claim.metadata))));
         }
     }
@@ -473,21 +504,21 @@ impl Cluster {
             );
             assert!(!others.contains_key(gpu), "{gpu:?} has shares, and belongs to {:?}", others[gpu]);
         }
-        let companies: Vec<std::collections::BTreeSet<(String, String)>> = self
+        let companies: Vec<BTreeSet<(String, String)>> = self
             .claims
             .values()
             .filter(|claim| !grants(claim).is_empty())
             .map(|claim| results(claim).into_iter().collect())
             .collect();
         for one in companies.iter().filter(|gpus| gpus.len() > 1) {
-            let meets = |other: &&std::collections::BTreeSet<_>| *other != one && !other.is_disjoint(one);
+            let meets = |other: &&BTreeSet<_>| *other != one && !other.is_disjoint(one);
             assert_eq!(companies.iter().find(meets), None, "meets {one:?}, and one GPU has one daemon");
         }
         for (gpu, names) in &others {
             assert!(names.len() == 1, "{gpu:?} belongs to {names:?}");
         }
         for (name, pod) in &self.pods {
-            let nodes: std::collections::BTreeSet<String> =
+            let nodes: BTreeSet<String> =
                 claims_of(pod).iter().filter_map(|claim| Some(self.place(claim)?.0)).collect();
             assert!(nodes.len() <= 1, "the claims of {name:?} are on {nodes:?}");
         }
@@ -531,6 +562,14 @@ pub fn results(claim: &ResourceClaim) -> Vec<(String, String)> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.results.iter().flatten());
     results.map(|one| (one.pool.trim_end_matches("/shares").to_owned(), one.device.clone())).collect()
+}
+
+/// What a claim has in the scheduler's books.
+fn counted(claim: &ResourceClaim) -> Vec<(String, String)> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.results.iter().flatten());
+    let published = results.filter(|one| !one.pool.ends_with("/shares"));
+    published.map(|one| (one.pool.clone(), one.device.clone())).collect()
 }
 
 fn grants(claim: &ResourceClaim) -> BTreeMap<String, crate::params::GrantedDevice> {

@@ -566,3 +566,54 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
     assert_eq!(cluster.place("b"), None, "the GPU has no room for both");
     cluster.check();
 }
+
+/// A whole GPU that the scheduler gives while we hold it; none of its books has it twice.
+fn lost_race() -> Cluster {
+    let mut cluster = Cluster::new(rules());
+    cluster.keeps = false;
+    cluster.put_node("node-0", 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds().len(), 1);
+    give(&mut cluster, "w");
+    cluster
+}
+
+/// The scheduler gives gpu-0 of node-0 to a claim, as a whole.
+fn give(cluster: &mut Cluster, name: &str) {
+    cluster.put_whole(name);
+    let mut claim = cluster.claim(name).clone();
+    claim.status.get_or_insert_default().allocation =
+        Some(crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0"));
+    cluster.store(claim);
+}
+
+#[test]
+fn where_the_books_have_a_gpu_once_a_hold_that_lost_stands_by_until_the_winner_ends() {
+    let mut cluster = lost_race();
+    cluster.settle(10 * LONG);
+    assert_eq!((cluster.holds().len(), cluster.place("a")), (1, None));
+    assert!(cluster.blind.is_empty() && cluster.books.len() == 1, "the scheduler knows that somebody has it");
+    cluster.drop_claim(&("ml".to_owned(), "w".to_owned()));
+    cluster.settle(2 * LONG);
+    assert!(cluster.place("a").is_some());
+    cluster.check();
+}
+
+#[test]
+fn a_hold_that_went_too_late_is_taken_again_so_that_the_books_are_right() {
+    let mut cluster = lost_race();
+    cluster.settle(LONG);
+    cluster.drop_claim(&("ml".to_owned(), "w".to_owned()));
+    cluster.deliver(100);
+    cluster.round();
+    assert!(matches!(cluster.writes[0], Write::Leave(..)));
+    // Between the decision and the deletion.
+    give(&mut cluster, "x");
+    cluster.write(false);
+    assert!(cluster.holds().is_empty() && cluster.blind.len() == 1);
+    cluster.settle(LONG);
+    assert!(cluster.blind.is_empty() && cluster.books.len() == 1);
+    assert_eq!((cluster.holds().len(), cluster.place("a")), (1, None));
+    cluster.check();
+}

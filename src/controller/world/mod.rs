@@ -385,6 +385,16 @@ impl World {
         nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
     }
 
+    /// A claim that is not ours names it.
+    pub fn is_anothers(&self, gpu: &GpuRef) -> bool {
+        self.books.get(gpu).is_some_and(|names| names.values().any(|how| !how.is_ours()))
+    }
+
+    /// The scheduler's books have the GPU once, however many claims name it.
+    pub fn counts_once(&self, gpu: &GpuRef) -> bool {
+        self.gpu(gpu).is_some_and(|gpu| !gpu.grantable.keeps_shares)
+    }
+
     pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
         self.nodes.get(&gpu.node)?.gpus.get(&gpu.device)
     }
