@@ -54,12 +54,22 @@ pub struct Want {
     pub tolerations: Vec<Toleration>,
 }
 
-/// A `matchAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it equal.
+/// A `matchAttribute` or `distinctAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it
+/// as the rule says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Alike {
+    pub rule: Rule,
     pub attribute: QualifiedName,
     /// Places in [`Shape::wants`].
     pub wants: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// All have the same value.
+    Same,
+    /// No two have the same value.
+    Different,
 }
 
 /// How much of each GPU.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::ask::{Part, PodAsk, Want};
+use super::ask::{Alike, Part, PodAsk, Rule, Want};
 use super::facts::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
@@ -56,7 +56,7 @@ pub struct Skipped {
     /// A selector fails on them: how many, and the first failure.
     pub failed: Option<(usize, String)>,
     /// A taint is not tolerated: how many, and the first such taint.
-    pub tainted: Option<(usize, String)>,
+    pub tainted: Option<Box<(usize, String)>>,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: usize,
 }
@@ -89,7 +89,11 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
         }
         told.get_or_insert(skipped);
     }
-    let alike = pod.shape.alike.iter().map(|alike| alike.attribute.to_string()).collect();
+    let words = |alike: &Alike| match alike.rule {
+        Rule::Same => format!("the same {}", alike.attribute),
+        Rule::Different => format!("a different {} each", alike.attribute),
+    };
+    let alike = pod.shape.alike.iter().map(words).collect();
     let shortage = Shortage::Together { gpus: pod.shape.gpus(), wants: terms.wants.len(), alike };
     Explanation { gang, shortage, skipped: told.unwrap_or_default() }
 }
@@ -101,6 +105,9 @@ fn more(entry: &mut Option<(usize, u64, u64, String)>, needed: u64, left: u64, n
         *entry = Some((*count, needed, left, node.name.to_string()));
     }
 }
+
+/// MiB and blocks on a GPU of a class, or why none of it will do.
+type Fit = Result<(u64, u32), Unfit>;
 
 /// The most there is of each thing, and where.
 #[derive(Default)]
@@ -140,7 +147,7 @@ impl<'a> Most<'a> {
         &mut self,
         node: &'a Node,
         (want, terms): (&Want, &WantTerms),
-        (fit, taints): (&[Result<(u64, u32), Unfit>], &Taints),
+        (fit, taints): (&[Fit], &Taints),
         skipped: &mut Skipped,
     ) {
         let mut fitting = 0;
@@ -206,7 +213,7 @@ impl<'a> Most<'a> {
 impl Skipped {
     fn not_borne(&mut self, taints: &[Taint], want: &Want) {
         let first = || untolerated(taints, &want.tolerations).map(ToString::to_string).unwrap_or_default();
-        self.tainted.get_or_insert_with(|| (0, first())).0 += 1;
+        self.tainted.get_or_insert_with(|| Box::new((0, first()))).0 += 1;
     }
 
     fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu) {
@@ -266,7 +273,7 @@ impl fmt::Display for Shortage {
                 } else {
                     f.write_str("; no node has so many")?;
                 }
-                if alike.is_empty() { Ok(()) } else { write!(f, " with the same {}", alike.join(" and ")) }
+                if alike.is_empty() { Ok(()) } else { write!(f, " with {}", alike.join(" and ")) }
             }
         }
     }
@@ -298,7 +305,7 @@ impl fmt::Display for Skipped {
                 "{count} nodes without {needed} MiB of memory (most left is {most} MiB on node {node})"
             ));
         }
-        if let Some((count, taint)) = &self.tainted {
+        if let Some((count, taint)) = self.tainted.as_deref() {
             words.push(format!(
                 "{count} GPUs with a taint that the request does not tolerate (the first is {taint})"
             ));

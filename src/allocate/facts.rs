@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::ask::Alike;
+use super::ask::{Alike, Rule};
 use crate::select::{AttributeValue, DeviceFacts, Reads, SelectError, Selector};
 
 /// Lists of selectors whose answers are kept: bounds the memory, two bits per GPU each.
@@ -186,9 +186,10 @@ fn all_match(
     Ok(true)
 }
 
-/// A `matchAttribute`, with its values as numbers.
-#[derive(Debug, Clone, Default)]
+/// An [`Alike`], with the attribute's values as numbers.
+#[derive(Debug, Clone)]
 pub(super) struct AlikeTerms {
+    pub rule: Rule,
     pub wants: Vec<usize>,
     /// By number of the facts; 0: the attribute is missing.
     values: Vec<u32>,
@@ -204,7 +205,7 @@ impl AlikeTerms {
             let value = one.attributes.get(&alike.attribute);
             values.push(value.map_or(0, |value| *numbers.entry(value).or_insert(next)));
         }
-        Self { wants: alike.wants.clone(), values }
+        Self { rule: alike.rule, wants: alike.wants.clone(), values }
     }
 
     /// None: the GPU lacks the attribute.

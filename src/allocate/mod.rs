@@ -28,7 +28,7 @@ mod taints;
 #[cfg(test)]
 mod tests;
 
-pub use ask::{Alike, Nodes, Part, PodAsk, Shape, Want};
+pub use ask::{Alike, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{Finding, audit};
 pub use decide::{Decision, decide};
 pub use explain::{Explanation, Shortage, Skipped};

@@ -1,8 +1,9 @@
 //! GPUs for several wants at once, on one node. GPUs of one claim are different ones, those of an [`super::Alike`]
-//! agree in its attribute, and two claims may meet on one GPU if it holds both.
+//! agree in its attribute or all differ in it, and two claims may meet on one GPU if it holds both.
 
 use std::cmp::Reverse;
 
+use super::ask::Rule;
 use super::fit::{Terms, WantTerms};
 use super::node::{Gpu, Node};
 
@@ -32,8 +33,8 @@ pub(super) fn run(node: &Node, terms: &Terms, cost: &dyn Fn(&Gpu, u64, u64) -> u
     order.sort_by_key(|at| Reverse(size(*at)));
     let order: Vec<usize> = order.into_iter().flat_map(|at| vec![at; terms.wants[at].gpus]).collect();
     let extra = vec![Extra::default(); node.gpus.len()];
-    let bound = vec![None; terms.alike.len()];
-    let mut search = Search { node, terms, cost, order, extra, bound, picks: Vec::new(), steps: 0 };
+    let values = vec![Vec::new(); terms.alike.len()];
+    let mut search = Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0 };
     search.serve(0).then_some(search.picks)
 }
 
@@ -53,8 +54,8 @@ struct Search<'a> {
     /// Places of wants, one per GPU.
     order: Vec<usize>,
     extra: Vec<Extra>,
-    /// By alike: the value that the picks so far agree in, and the pick that has set it.
-    bound: Vec<Option<(u32, usize)>>,
+    /// By alike: the values of the picks so far that it is for.
+    values: Vec<Vec<u32>>,
     picks: Vec<Pick>,
     steps: u32,
 }
@@ -100,10 +101,14 @@ impl Search<'_> {
         if board.free_slots() < slots + extra.slots || board.free_compute() < want.compute + extra.compute {
             return None;
         }
-        for (alike, bound) in self.terms.alike.iter().zip(&self.bound) {
+        for (alike, values) in self.terms.alike.iter().zip(&self.values) {
             if alike.wants.contains(&at) {
                 let value = alike.value(board.facts)?;
-                if bound.is_some_and(|(other, _)| other != value) {
+                let fits = match alike.rule {
+                    Rule::Same => values.first().is_none_or(|other| *other == value),
+                    Rule::Different => !values.contains(&value),
+                };
+                if !fits {
                     return None;
                 }
             }
@@ -118,10 +123,9 @@ impl Search<'_> {
         extra.compute += want.compute;
         extra.slots += want.need(board).map_or(0, |(_, slots)| slots);
         extra.claims.push(want.claim);
-        let nth = self.picks.len();
-        for (alike, bound) in self.terms.alike.iter().zip(&mut self.bound) {
-            if bound.is_none() && alike.wants.contains(&pick.want) {
-                *bound = alike.value(board.facts).map(|value| (value, nth));
+        for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
+            if alike.wants.contains(&pick.want) {
+                values.extend(alike.value(board.facts));
             }
         }
         self.picks.push(pick);
@@ -130,8 +134,11 @@ impl Search<'_> {
     /// Undoes the last `take`.
     fn give(&mut self, pick: Pick) {
         self.picks.pop();
-        let nth = self.picks.len();
-        self.bound.iter_mut().for_each(|bound| *bound = bound.filter(|(_, by)| *by != nth));
+        for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
+            if alike.wants.contains(&pick.want) {
+                values.pop();
+            }
+        }
         let (want, board) = (&self.terms.wants[pick.want], &self.node.gpus[pick.gpu]);
         let extra = &mut self.extra[pick.gpu];
         extra.claims.pop();

@@ -326,7 +326,11 @@ fn rooted(name: &str, mib: u64) -> NodeSpec {
 }
 
 fn alike(wants: &[usize]) -> Vec<Alike> {
-    vec![Alike { attribute: name("resource.kubernetes.io/pcieRoot"), wants: wants.to_vec() }]
+    vec![Alike {
+        rule: Rule::Same,
+        attribute: name("resource.kubernetes.io/pcieRoot"),
+        wants: wants.to_vec(),
+    }]
 }
 
 #[test]
@@ -343,6 +347,16 @@ fn gpus_agree_in_an_attribute_where_they_must() {
     assert_eq!(
         refusal(&mut index, &[three.into()]),
         "needs 3 GPUs of one node; no node has so many with the same resource.kubernetes.io/pcieRoot"
+    );
+    let apart = |gpus| {
+        let mut shape = Shape { alike: alike(&[0]), ..with(mib(100), |want| want.gpus = gpus) };
+        shape.alike[0].rule = Rule::Different;
+        shape
+    };
+    assert_eq!(put(&mut index, "3", apart(2), Policy::Pack), "a/gpu-1+gpu-2", "one of each root");
+    assert_eq!(
+        refusal(&mut index, &[apart(3).into()]),
+        "needs 3 GPUs of one node; no node has so many with a different resource.kubernetes.io/pcieRoot each"
     );
 }
 
@@ -581,9 +595,10 @@ fn several() -> impl Strategy<Value = Shape> {
         products: if t4 { vec!["t4".to_owned()] } else { vec![] },
         ..Want::whole(gpus)
     });
-    (proptest::collection::vec(want, 1..4), any::<bool>()).prop_map(|(wants, tied)| {
+    let rule = prop_oneof![Just(None), Just(Some(Rule::Same)), Just(Some(Rule::Different))];
+    (proptest::collection::vec(want, 1..4), rule).prop_map(|(wants, rule)| {
         let all: Vec<usize> = (0..wants.len()).filter(|at| wants[*at].claim == 0).collect();
-        let alike = if tied { alike(&all) } else { vec![] };
+        let alike = rule.map(|rule| Alike { rule, ..alike(&all).remove(0) }).into_iter().collect();
         Shape { wants, alike, ..Shape::default() }
     })
 }
@@ -610,7 +625,10 @@ fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec
         let tied = |at: usize| shape.alike.iter().any(|alike| alike.wants.contains(&at));
         let same = !tied(at)
             || root(gpu).is_some()
-                && chosen.iter().all(|(want, taken)| !tied(*want) || root(*taken) == root(gpu));
+                && chosen.iter().all(|(want, taken)| {
+                    let same = shape.alike[0].rule == Rule::Same;
+                    !tied(*want) || (root(*taken) == root(gpu)) == same
+                });
         if product && borne && other && same && free[gpu] >= need {
             free[gpu] -= need;
             chosen.push((at, gpu));

@@ -1,7 +1,7 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
-use super::wants::Wants;
-use crate::allocate::{Alike, GpuGrant, Placement, Shape, Want};
+use super::wants::{Constraint, Wants};
+use crate::allocate::{Alike, GpuGrant, Placement, Rule, Shape, Want};
 use crate::feasible::Room;
 use crate::select::{QualifiedName, Selector};
 
@@ -21,8 +21,9 @@ pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
             let (selectors, tolerations) = (want.selectors.clone(), want.bears());
             shape.wants.push(Want { claim, selectors, tolerations, ..Want::of(&want.share, want.gpus) });
         }
-        for (attribute, requests) in &claim.same {
-            shape.alike.push(alike(claim, first, attribute, requests)?);
+        for constraint in &claim.constraints {
+            let alike = alike(claim, first, constraint)?;
+            shape.alike.extend((!alike.wants.is_empty()).then_some(alike));
         }
     }
     // Where one claim has several GPUs, the others of the pod keep off them.
@@ -57,14 +58,17 @@ fn same_compute(shape: &Shape) -> Result<(), String> {
     }
 }
 
-fn alike(claim: &Wants, first: usize, attribute: &str, requests: &[String]) -> Result<Alike, String> {
-    let name = QualifiedName::full(attribute);
-    let attribute = name.ok_or_else(|| {
-        format!("matchAttribute {attribute:?} has no domain; write one such as gpu.nvidia.com/productName")
+fn alike(claim: &Wants, first: usize, constraint: &Constraint) -> Result<Alike, String> {
+    let attribute = QualifiedName::full(&constraint.attribute).ok_or_else(|| {
+        let field = match constraint.rule {
+            Rule::Same => "matchAttribute",
+            Rule::Different => "distinctAttribute",
+        };
+        let text = &constraint.attribute;
+        format!("{field} {text:?} has no domain; write one such as gpu.nvidia.com/productName")
     })?;
-    let meant = |name: &str| requests.is_empty() || requests.iter().any(|one| one == name);
-    let wants = claim.requests.iter().enumerate().filter(|(_, want)| meant(want.request.as_str()));
-    Ok(Alike { attribute, wants: wants.map(|(at, _)| first + at).collect() })
+    let wants = claim.requests.iter().enumerate().filter(|(_, want)| constraint.is_for(&want.request));
+    Ok(Alike { rule: constraint.rule, attribute, wants: wants.map(|(at, _)| first + at).collect() })
 }
 
 /// The GPUs of each request of each claim, in the order in which they were asked for.
@@ -96,10 +100,18 @@ mod tests {
 
     #[test]
     fn the_wants_of_all_claims_stand_in_one_row_and_their_answers_go_back_to_them() {
-        let one = Wants { requests: vec![want("a", &[])], same: vec![] };
-        let same = vec![("gpu.nvidia.com/productName".to_owned(), vec!["y".to_owned()])];
-        let two =
-            Wants { requests: vec![want("x", &["device.driver == 'gpu.nvidia.com'"]), want("y", &[])], same };
+        let one = Wants { requests: vec![want("a", &[])], constraints: vec![] };
+        let constraint = |attribute: &str, requests: &[&str]| Constraint {
+            rule: Rule::Same,
+            attribute: attribute.to_owned(),
+            requests: requests.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let constraints =
+            vec![constraint("gpu.nvidia.com/productName", &["y"]), constraint("gpu.nvidia.com/uuid", &["z"])];
+        let two = Wants {
+            requests: vec![want("x", &["device.driver == 'gpu.nvidia.com'"]), want("y", &[])],
+            constraints,
+        };
         let claims = [one, two];
         let shape = shape(&claims, Room::default()).unwrap();
         let claims_of = |shape: &Shape| shape.wants.iter().map(|want| want.claim).collect::<Vec<_>>();
@@ -109,11 +121,11 @@ mod tests {
             "GPUs of a claim that has several are not shared with the others"
         );
         let singles = [
-            Wants { requests: vec![want("a", &[])], same: vec![] },
-            Wants { requests: vec![want("b", &[])], same: vec![] },
+            Wants { requests: vec![want("a", &[])], constraints: vec![] },
+            Wants { requests: vec![want("b", &[])], constraints: vec![] },
         ];
         assert_eq!(claims_of(&super::shape(&singles, Room::default()).unwrap()), [0, 1]);
-        assert_eq!(shape.alike[0].wants, [2]);
+        assert_eq!((shape.alike.len(), &shape.alike[0].wants), (1, &vec![2]));
         let grant = |want: usize, device: &str| GpuGrant {
             want,
             device: device.into(),
@@ -130,9 +142,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_asked_for_is_told() {
-        let bad = Wants { requests: vec![want("a", &["device.driver =="])], same: vec![] };
+        let bad = Wants { requests: vec![want("a", &["device.driver =="])], constraints: vec![] };
         assert!(shape(&[bad], Room::default()).unwrap_err().contains("request a"));
-        let bad = Wants { requests: vec![want("a", &[])], same: vec![("productName".to_owned(), vec![])] };
-        assert!(shape(&[bad], Room::default()).unwrap_err().contains("has no domain"));
+        let bad = Wants {
+            requests: vec![want("a", &[])],
+            constraints: vec![Constraint {
+                rule: Rule::Different,
+                attribute: "productName".to_owned(),
+                requests: vec![],
+            }],
+        };
+        assert!(shape(&[bad], Room::default()).unwrap_err().starts_with("distinctAttribute"));
     }
 }

@@ -13,12 +13,12 @@ use super::hold::{Act, Loss, Standing};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
-use super::wants::{Want, Wants, wants};
+use super::wants::{WAYS_MAX, Want, Wants, combinations, wants};
 use super::world::claim::{GIVEN_UP, POLICY, WAITING};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
-use crate::allocate::{self, Explanation, Nodes, PodAsk, Policy};
+use crate::allocate::{self, Decision, Explanation, NodeView, Nodes, PodAsk, Policy, Shape};
 use crate::cluster::allocation::Marks;
 use crate::feasible;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
@@ -40,13 +40,27 @@ pub struct Round {
     pub refused: usize,
 }
 
-/// A pod's part of a decision: its open claims and what each asks for.
+/// A pod's part of a decision: its open claims and the ways to serve them.
 struct Part {
     pod: PodUid,
     claims: Vec<ClaimUid>,
-    wants: Vec<Wants>,
-    ask: PodAsk,
+    /// Best first; at least one.
+    ways: Vec<Way>,
+    nodes: Nodes,
     policy: Policy,
+}
+
+/// What each claim asks for, of all alternatives one.
+struct Way {
+    wants: Vec<Wants>,
+    shape: Shape,
+}
+
+impl Part {
+    /// Pods of a gang have the same template: they take the same alternative.
+    fn way(&self, nth: usize) -> &Way {
+        &self.ways[nth.min(self.ways.len() - 1)]
+    }
 }
 
 /// Why a unit is not placed.
@@ -129,19 +143,14 @@ impl Core {
         if parts.is_empty() {
             return Ok(false);
         }
-        let asks: Vec<PodAsk> = parts.iter().map(|part| part.ask.clone()).collect();
-        let policy = parts[0].policy;
-        let decision = match asks.iter().any(|ask| ask::is_several(&ask.shape)) {
-            false => allocate::decide(&mut self.stock.index, &asks, policy),
-            true => apart::decide(&mut self.stock, &asks, policy),
-        };
-        let decision = decision.map_err(|explanation| self.explained(&parts[0], &explanation, kept))?;
+        let (nth, decision) = self.first_way(&parts, kept)?;
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
             let node = &placement.node;
             plan.pods.insert(part.pod.clone(), node.clone());
-            let given = ask::parts(&part.wants, placement);
-            for ((claim, wants), given) in part.claims.iter().zip(&part.wants).zip(given) {
+            let wants = &part.way(nth).wants;
+            let given = ask::parts(wants, placement);
+            for ((claim, wants), given) in part.claims.iter().zip(wants).zip(given) {
                 let given = self.given(node, wants, &given);
                 let planned = PlannedClaim {
                     node: node.clone(),
@@ -155,9 +164,55 @@ impl Core {
             }
         }
         self.tell_placed(&plan);
-        parts.iter().for_each(|part| self.stock.index.seen(&part.ask.shape));
+        parts.iter().for_each(|part| self.stock.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
         Ok(true)
+    }
+
+    /// The first of the ways in which all of the parts can be served, and how.
+    fn first_way(&mut self, parts: &[Part], kept: &BTreeSet<NodeName>) -> Result<(usize, Decision), Refused> {
+        let ways = parts.iter().map(|part| part.ways.len()).max().unwrap_or(1);
+        let policy = parts[0].policy;
+        let mut nth = 0;
+        loop {
+            let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
+            let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
+            let decision = match asks.iter().any(|ask| ask::is_several(&ask.shape)) {
+                false => allocate::decide(&mut self.stock.index, &asks, policy),
+                true => apart::decide(&mut self.stock, &asks, policy),
+            };
+            nth += 1;
+            match decision {
+                Ok(decision) => return Ok((nth - 1, decision)),
+                Err(_) if nth < ways => {}
+                Err(explanation) => {
+                    let mut refused = self.explained(&parts[0], &explanation, kept);
+                    if ways > 1 {
+                        refused.words =
+                            format!("none of {ways} alternatives fits; the last {}", refused.words);
+                    }
+                    return Err(refused);
+                }
+            }
+        }
+    }
+
+    /// The ways to serve claims of a pod together, best first, the last claim's changing first.
+    fn ways(&self, open: &[&Claim]) -> Result<Vec<Vec<Wants>>, String> {
+        let mut each = Vec::new();
+        for claim in open {
+            match &claim.asks {
+                Asks::Unreadable(words) => return Err(words.clone()),
+                Asks::Shares(spec) => {
+                    let ways = wants(spec, &self.world.class.config);
+                    each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);
+                }
+                Asks::Whole(_) | Asks::Other => {}
+            }
+        }
+        combinations(&each).ok_or_else(|| {
+            format!("its claims have more than {WAYS_MAX} combinations of alternatives (firstAvailable); name fewer")
+        })
     }
 
     /// None: nothing of the pod is to be decided now.
@@ -180,16 +235,10 @@ impl Core {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
-        let mut wanted = Vec::new();
-        for claim in &open {
-            if let Asks::Unreadable(words) = &claim.asks {
-                return Err(bad(words.clone()));
-            }
-            let Asks::Shares(spec) = &claim.asks else { continue };
-            let wants = wants(spec, &self.world.class.config);
-            wanted.push(wants.map_err(|words| bad(format!("claim {}: {words}", claim.at.claim.name)))?);
-        }
-        let shape = ask::shape(&wanted, pod.room).map_err(bad)?;
+        let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, pod.room)?, wants });
+        let ways: Result<Vec<Way>, String> =
+            self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
+        let ways = ways.map_err(bad)?;
         let nodes = self.nodes(pod, &claims, kept, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
@@ -197,7 +246,7 @@ impl Core {
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
         let claims = open.iter().map(|claim| claim.uid().clone()).collect();
-        Ok(Some(Part { pod: uid.clone(), claims, wants: wanted, ask: PodAsk { shape, nodes }, policy }))
+        Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }
 
     /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
@@ -293,21 +342,24 @@ impl Core {
             return None;
         }
         let claims = self.world.claims_of(pod)?;
-        let asks = claims.iter().filter_map(|claim| match &claim.asks {
-            Asks::Shares(spec) => wants(spec, &self.world.class.config).ok(),
-            _ => None,
-        });
-        let requests: Vec<_> = asks.flat_map(|wants| wants.requests).collect();
+        let shares: Vec<&Claim> = claims.into_iter().filter(|claim| claim.is_shares()).collect();
         let view = self.stock.index.nodes().find(|view| view.name() == node)?;
+        let ways = self.ways(&shares).ok()?;
+        ways.into_iter().filter_map(|way| self.could_serve(view, &way)).max()
+    }
+
+    fn could_serve(&self, node: NodeView<'_>, way: &[Wants]) -> Option<u64> {
+        let requests: Vec<&Want> = way.iter().flat_map(|wants| &wants.requests).collect();
         let mut free: Vec<u64> = Vec::new();
-        for gpu in view.gpus().filter(|gpu| !gpu.closed()) {
+        for gpu in node.gpus().filter(|gpu| !gpu.closed()) {
             let (all, left) = gpu.memory();
             let enough = |want: &Want| match want.share.amount {
                 Some(crate::params::Amount::Memory(bytes)) => bytes <= all,
                 _ => true,
             };
-            let taints = self.world.gpu(&GpuRef::new(node, gpu.device())).map(|gpu| gpu.taints.as_slice());
-            let borne = |want: &Want| untolerated(taints.unwrap_or_default(), &want.bears()).is_none();
+            let known = self.world.gpu(&GpuRef::new(node.name(), gpu.device()));
+            let taints = known.map_or(&[][..], |gpu| &gpu.taints);
+            let borne = |want: &Want| untolerated(taints, &want.bears()).is_none();
             if requests.iter().all(|want| enough(want) && borne(want)) {
                 free.push(left.mib_floor());
             }

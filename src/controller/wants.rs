@@ -1,12 +1,12 @@
 //! What a claim of our class asks for, request by request; or in words why it cannot be placed.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceClassConfiguration, DeviceRequest, DeviceToleration, ExactDeviceRequest,
+    DeviceClaim, DeviceClassConfiguration, DeviceConstraint, DeviceRequest, DeviceSubRequest,
+    DeviceToleration, ExactDeviceRequest,
 };
 use serde_json::Value;
 
+use crate::allocate::Rule;
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{GpuShare, Params, decode};
@@ -29,32 +29,119 @@ impl Want {
     }
 }
 
-/// What a claim asks for as a whole.
+/// What a claim asks for as a whole, of each request with alternatives one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wants {
     pub requests: Vec<Want>,
-    /// Attributes that must be the same, and for the GPUs of which requests (none: of all).
-    pub same: Vec<(String, Vec<String>)>,
+    pub constraints: Vec<Constraint>,
+}
+
+/// What the GPUs of several requests have to do with one another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    pub rule: Rule,
+    pub attribute: String,
+    /// None: all.
+    pub requests: Vec<String>,
+}
+
+impl Constraint {
+    pub fn is_for(&self, request: &RequestName) -> bool {
+        self.requests.is_empty() || self.requests.iter().any(|name| request.is_meant_by(name))
+    }
 }
 
 /// A claim has at most so many results.
 const RESULTS_MAX: u32 = 32;
+/// So many combinations of alternatives are tried for a pod at most.
+pub const WAYS_MAX: usize = 64;
 
+/// The ways to serve the claim, the first that can be is to be taken (KEP-4816): requests in their order, of each its
+/// alternatives in theirs, the last request's changing first. Without `firstAvailable` there is one.
+///
 /// # Errors
 /// In words for the claim's author, with the field's path.
-pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<Wants, String> {
-    let requests: Vec<&DeviceRequest> = claim.requests.iter().flatten().collect();
-    let names: BTreeSet<&str> = requests.iter().map(|request| request.name.as_str()).collect();
+pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<Vec<Wants>, String> {
+    let requests: Vec<Vec<Asked>> =
+        claim.requests.iter().flatten().enumerate().map(asked).collect::<Result<_, _>>()?;
+    let names: Vec<RequestName> = requests.iter().flatten().map(|asked| asked.name.clone()).collect();
     let configs = configs(claim, class, &names)?;
-    let read = |(at, request): (usize, &&DeviceRequest)| want(at, request, &configs);
-    let read: Vec<Want> = requests.iter().enumerate().map(read).collect::<Result<_, _>>()?;
-    let gpus = read.iter().fold(0, |sum: u32, want| sum.saturating_add(want.gpus));
-    if gpus > RESULTS_MAX {
-        return Err(format!(
-            "spec.devices.requests: {gpus} GPUs are asked for; a claim has at most {RESULTS_MAX}"
-        ));
+    let constraints = constraints(claim)?;
+    let read =
+        |all: &Vec<Asked>| all.iter().map(|asked| want(asked, &configs)).collect::<Result<Vec<_>, _>>();
+    let read: Vec<Vec<Want>> = requests.iter().map(read).collect::<Result<_, _>>()?;
+    let ways = combinations(&read).ok_or_else(|| {
+        format!(
+            "spec.devices.requests: firstAvailable: more than {WAYS_MAX} combinations of alternatives; name fewer, or \
+             write several claims"
+        )
+    })?;
+    for way in &ways {
+        let gpus = way.iter().fold(0, |sum: u32, want| sum.saturating_add(want.gpus));
+        if gpus > RESULTS_MAX {
+            return Err(format!(
+                "spec.devices.requests: {gpus} GPUs are asked for; a claim has at most {RESULTS_MAX}"
+            ));
+        }
     }
-    Ok(Wants { requests: read, same: same(claim)? })
+    let wants = |requests| Wants { requests, constraints: constraints.clone() };
+    Ok(ways.into_iter().map(wants).collect())
+}
+
+/// One of each list, in every way, the last list's changing first; none: there are too many ways.
+pub fn combinations<T: Clone>(lists: &[Vec<T>]) -> Option<Vec<Vec<T>>> {
+    let mut ways: Vec<Vec<T>> = vec![Vec::new()];
+    for list in lists {
+        if ways.len().saturating_mul(list.len()) > WAYS_MAX {
+            return None;
+        }
+        let with = |way: &Vec<T>| {
+            list.iter().map(|one| [way.as_slice(), std::slice::from_ref(one)].concat()).collect::<Vec<_>>()
+        };
+        ways = ways.iter().flat_map(with).collect();
+    }
+    Some(ways)
+}
+
+/// A request, or one alternative of a request.
+struct Asked {
+    name: RequestName,
+    /// Where it stands.
+    path: String,
+    exactly: ExactDeviceRequest,
+}
+
+fn asked((at, request): (usize, &DeviceRequest)) -> Result<Vec<Asked>, String> {
+    let path = format!("spec.devices.requests[{at}]");
+    match (&request.exactly, request.first_available.as_deref()) {
+        (Some(exactly), None | Some([])) => Ok(vec![Asked {
+            name: RequestName::new(&request.name),
+            path: format!("{path}.exactly"),
+            exactly: exactly.clone(),
+        }]),
+        (None, Some(alternatives)) if !alternatives.is_empty() => {
+            let one = |(at, sub): (usize, &DeviceSubRequest)| Asked {
+                name: RequestName::new(format!("{}/{}", request.name, sub.name)),
+                path: format!("{path}.firstAvailable[{at}]"),
+                exactly: exact(sub),
+            };
+            Ok(alternatives.iter().enumerate().map(one).collect())
+        }
+        _ => Err(format!("{path}: must have either exactly or firstAvailable")),
+    }
+}
+
+/// An alternative, as a request of its own would say it.
+fn exact(sub: &DeviceSubRequest) -> ExactDeviceRequest {
+    ExactDeviceRequest {
+        allocation_mode: sub.allocation_mode.clone(),
+        capacity: sub.capacity.clone(),
+        count: sub.count,
+        device_class_name: sub.device_class_name.clone(),
+        selectors: sub.selectors.clone(),
+        tolerations: sub.tolerations.clone(),
+        ..ExactDeviceRequest::default()
+    }
 }
 
 /// One entry of configuration for our driver: for which requests, and what.
@@ -67,7 +154,7 @@ struct Entry<'a> {
 fn configs<'a>(
     claim: &'a DeviceClaim,
     class: &'a [DeviceClassConfiguration],
-    names: &BTreeSet<&str>,
+    names: &[RequestName],
 ) -> Result<Vec<Entry<'a>>, String> {
     let mut entries = Vec::new();
     for (at, one) in class.iter().enumerate() {
@@ -83,7 +170,7 @@ fn configs<'a>(
         let Some(opaque) = one.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
         let path = format!("spec.devices.config[{at}].opaque.parameters");
         let requests = one.requests.as_deref().unwrap_or_default();
-        if let Some(unknown) = requests.iter().find(|name| !names.contains(name.as_str())) {
+        if let Some(unknown) = requests.iter().find(|name| !names.iter().any(|one| one.is_meant_by(name))) {
             return Err(format!("spec.devices.config[{at}].requests: the claim has no request {unknown:?}"));
         }
         entries.push(Entry { requests, params: read(&path, &opaque.parameters.0, ConfigSource::FromClaim)? });
@@ -103,30 +190,24 @@ fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, 
     }
 }
 
-fn want(at: usize, request: &DeviceRequest, configs: &[Entry<'_>]) -> Result<Want, String> {
-    let path = format!("spec.devices.requests[{at}]");
-    let Some(exactly) = request.exactly.as_ref().filter(|_| request.first_available.is_none()) else {
-        return Err(format!("{path}.firstAvailable: has no meaning for class {SHARED_CLASS}; use exactly"));
-    };
+fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<Want, String> {
     if exactly.device_class_name != SHARED_CLASS {
         return Err(format!(
-            "{path}.exactly.deviceClassName: {:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one \
+            "{path}.deviceClassName: {:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one \
              allocation, so write two claims",
             exactly.device_class_name
         ));
     }
-    plain(&path, exactly)?;
+    plain(path, exactly)?;
     let gpus = match (exactly.allocation_mode.as_deref(), exactly.count) {
         (None | Some("" | "ExactCount"), count) => count.unwrap_or(1),
         (Some(mode), _) => {
-            return Err(format!(
-                "{path}.exactly.allocationMode: {mode:?} has no meaning for shares; write a count"
-            ));
+            return Err(format!("{path}.allocationMode: {mode:?} has no meaning for shares; write a count"));
         }
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
-    let gpus = gpus.ok_or_else(|| format!("{path}.exactly.count: must be at least 1"))?;
-    let share = share(&request.name, configs).ok_or_else(|| {
+    let gpus = gpus.ok_or_else(|| format!("{path}.count: must be at least 1"))?;
+    let share = share(name, configs).ok_or_else(|| {
         format!(
             "{path}: says not how much of a GPU; add a config entry for driver {DRIVER} with a GpuShare that has \
              memory or fraction"
@@ -135,7 +216,7 @@ fn want(at: usize, request: &DeviceRequest, configs: &[Entry<'_>]) -> Result<Wan
     let selectors =
         exactly.selectors.iter().flatten().filter_map(|one| Some(one.cel.as_ref()?.expression.clone()));
     Ok(Want {
-        request: RequestName::new(&request.name),
+        request: name.clone(),
         share,
         gpus,
         selectors: selectors.collect(),
@@ -146,21 +227,21 @@ fn want(at: usize, request: &DeviceRequest, configs: &[Entry<'_>]) -> Result<Wan
 /// Fields that mean something for the scheduler's shares only.
 fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
     if exactly.admin_access == Some(true) {
-        return Err(format!("{path}.exactly.adminAccess: is of class gpu.nvidia.com; shares have none"));
+        return Err(format!("{path}.adminAccess: is of class gpu.nvidia.com; shares have none"));
     }
     let capacity = exactly.capacity.as_ref().and_then(|one| one.requests.as_ref());
     if capacity.is_some_and(|requests| !requests.is_empty()) {
         return Err(format!(
-            "{path}.exactly.capacity: is for class gpu.nvidia.com; with {SHARED_CLASS} a GpuShare says how much"
+            "{path}.capacity: is for class gpu.nvidia.com; with {SHARED_CLASS} a GpuShare says how much"
         ));
     }
     Ok(())
 }
 
 /// The last GpuShare that is meant for the request counts, as a whole.
-fn share(request: &str, configs: &[Entry<'_>]) -> Option<GpuShare> {
-    let meant =
-        |entry: &&Entry<'_>| entry.requests.is_empty() || entry.requests.iter().any(|name| name == request);
+fn share(request: &RequestName, configs: &[Entry<'_>]) -> Option<GpuShare> {
+    let named = |entry: &Entry<'_>| entry.requests.iter().any(|name| request.is_meant_by(name));
+    let meant = |entry: &&Entry<'_>| entry.requests.is_empty() || named(entry);
     let mut shares = configs.iter().filter(meant).filter_map(|entry| match &entry.params {
         Params::Share(share) => Some(*share),
         _ => None,
@@ -168,18 +249,22 @@ fn share(request: &str, configs: &[Entry<'_>]) -> Option<GpuShare> {
     shares.next_back().filter(|share| share.amount.is_some())
 }
 
-fn same(claim: &DeviceClaim) -> Result<Vec<(String, Vec<String>)>, String> {
-    let constraints = claim.constraints.iter().flatten().enumerate();
-    let one = |(at, one): (usize, &k8s_openapi::api::resource::v1::DeviceConstraint)| match &one
-        .match_attribute
-    {
-        Some(name) => Ok((name.clone(), one.requests.clone().unwrap_or_default())),
-        None => Err(format!(
-            "spec.devices.constraints[{at}]: only matchAttribute is known for shares; GPUs of one claim are different \
-             ones anyway"
-        )),
+fn constraints(claim: &DeviceClaim) -> Result<Vec<Constraint>, String> {
+    let one = |(at, one): (usize, &DeviceConstraint)| {
+        let (rule, attribute) = match (&one.match_attribute, &one.distinct_attribute) {
+            (Some(attribute), None) => (Rule::Same, attribute),
+            (None, Some(attribute)) => (Rule::Different, attribute),
+            _ => {
+                return Err(format!(
+                    "spec.devices.constraints[{at}]: must have either matchAttribute or distinctAttribute; others are \
+                     not known for shares"
+                ));
+            }
+        };
+        let requests = one.requests.clone().unwrap_or_default();
+        Ok(Constraint { rule, attribute: attribute.clone(), requests })
     };
-    constraints.map(one).collect()
+    claim.constraints.iter().flatten().enumerate().map(one).collect()
 }
 
 #[cfg(test)]
@@ -215,11 +300,42 @@ mod tests {
             "config": [share_of(json!({"memory": "2000Mi"})), second],
             "constraints": [{"matchAttribute": "gpu.nvidia.com/productName"}],
         }));
-        let wants = wants(&claim, &[]).unwrap();
+        let wants = wants(&claim, &[]).unwrap().remove(0);
         assert_eq!(wants.requests[0].share.amount, Some(Amount::Memory(Bytes::from_mib(2000))));
         assert_eq!((wants.requests[0].gpus, wants.requests[1].gpus), (1, 2));
         assert_eq!(wants.requests[1].share.amount, Some(Amount::Fraction("0.5".parse().unwrap())));
-        assert_eq!(wants.same, [("gpu.nvidia.com/productName".to_owned(), vec![])]);
+        let attribute = "gpu.nvidia.com/productName".to_owned();
+        assert_eq!(wants.constraints, [Constraint { rule: Rule::Same, attribute, requests: vec![] }]);
+    }
+
+    #[test]
+    fn alternatives_are_ways_to_serve_a_claim_in_their_order() {
+        let sub = |name: &str| json!({"name": name, "deviceClassName": SHARED_CLASS});
+        let mut small = share_of(json!({"memory": "1Gi"}));
+        small["requests"] = json!(["a/small"]);
+        let claim = claim(json!({
+            "requests": [{"name": "a", "firstAvailable": [sub("big"), sub("small")]},
+                {"name": "b", "firstAvailable": [sub("x"), sub("y")]}],
+            "config": [share_of(json!({"memory": "4Gi"})), small],
+            "constraints": [{"distinctAttribute": "gpu.nvidia.com/uuid", "requests": ["a", "b/y"]}],
+        }));
+        let ways = wants(&claim, &[]).unwrap();
+        let names = |way: &Wants| {
+            let words = way.requests.iter().map(|want| match want.share.amount {
+                Some(Amount::Memory(bytes)) => format!("{}={}", want.request, bytes.mib_floor()),
+                _ => String::new(),
+            });
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let names: Vec<String> = ways.iter().map(names).collect();
+        assert_eq!(
+            names,
+            ["a/big=4096 b/x=4096", "a/big=4096 b/y=4096", "a/small=1024 b/x=4096", "a/small=1024 b/y=4096"]
+        );
+        let constraint = &ways[0].constraints[0];
+        assert_eq!(constraint.rule, Rule::Different);
+        let is_for = |name: &str| constraint.is_for(&RequestName::new(name));
+        assert_eq!(["a/big", "a/small", "b/x", "b/y"].map(is_for), [true, true, false, true]);
     }
 
     #[test]
@@ -228,7 +344,7 @@ mod tests {
             serde_json::from_value(share_of(json!({"memory": "1Gi"}))).unwrap();
         let claim = claim(json!({"requests": [request("a", json!({}))]}));
         assert_eq!(
-            wants(&claim, &[class]).unwrap().requests[0].share.amount,
+            wants(&claim, &[class]).unwrap()[0].requests[0].share.amount,
             Some(Amount::Memory(Bytes::from_mib(1024)))
         );
     }
@@ -238,7 +354,14 @@ mod tests {
         let good = || share_of(json!({"memory": "1Gi"}));
         let with = |request: Value, config: Value| json!({"requests": [request], "config": [config]});
         let other = json!({"name": "a", "exactly": {"deviceClassName": "nic.example.com"}});
-        let first = json!({"name": "a", "firstAvailable": [{"name": "x", "deviceClassName": SHARED_CLASS}]});
+        let first = json!({"name": "a", "firstAvailable": [{"name": "x", "deviceClassName": SHARED_CLASS},
+            {"name": "y", "deviceClassName": "gpu.nvidia.com"}]});
+        let eight: Vec<Value> =
+            (0..8).map(|n| json!({"name": format!("s{n}"), "deviceClassName": SHARED_CLASS})).collect();
+        let many: Vec<Value> =
+            (0..3).map(|n| json!({"name": format!("r{n}"), "firstAvailable": eight})).collect();
+        let constraint = json!({"requests": [request("a", json!({}))], "config": [good()],
+            "constraints": [{"requests": ["a"]}]});
         let mut for_b = good();
         for_b["requests"] = json!(["b"]);
         let grant = json!({"opaque": {"driver": DRIVER, "parameters": {
@@ -259,7 +382,10 @@ mod tests {
             (with(request("a", json!({"adminAccess": true})), good()), "adminAccess"),
             (with(request("a", json!({"capacity": {"requests": {"memory": "1Gi"}}})), good()), "capacity"),
             (with(other, good()), "two claims"),
-            (with(first, good()), "firstAvailable"),
+            (with(first, good()), "requests[0].firstAvailable[1].deviceClassName: \"gpu.nvidia.com\""),
+            (json!({"requests": many, "config": [good()]}), "more than 64 combinations"),
+            (with(json!({"name": "a"}), good()), "either exactly or firstAvailable"),
+            (constraint, "constraints[0]"),
         ] {
             let refused = wants(&claim(devices.clone()), &[]).unwrap_err();
             assert!(refused.contains(words), "{devices}: {refused}");

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::cluster::{Cluster, device};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
+use crate::controller::world::Use;
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
 /// Enough for a hold to settle; less than until what nobody binds is taken back.
@@ -147,4 +148,96 @@ fn holds_in_advance_leave_tainted_gpus_alone() {
     cluster.put_rule("r", json!({"deviceSelector": {"device": "gpu-0"}, "taint": taint}));
     cluster.settle(SOON);
     assert_eq!(cluster.holds(), ["hold.gpu-1.node-0"]);
+}
+
+/// A pod with a claim of its own name: one request with these alternatives, each `memory` and `count`.
+fn alternatives(cluster: &mut Cluster, name: &str, ways: &[(&str, &str, u32)], more: Value) {
+    let sub = |(name, _, count): &(&str, &str, u32)| json!({"name": name, "deviceClassName": SHARED_CLASS, "count": count});
+    let config = |(name, memory, _): &(&str, &str, u32)| json!({"requests": [format!("gpu/{name}")], "opaque": parameters(&json!({"memory": memory}))});
+    let subs: Vec<Value> = ways.iter().map(sub).collect();
+    let configs: Vec<Value> = ways.iter().map(config).collect();
+    cluster.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "firstAvailable": subs}], "config": configs}}}));
+    cluster.put_pod(name, &[name], more);
+}
+
+/// The requests that a claim's results and its grant are for, and the memory that the node reads of it.
+fn served(cluster: &Cluster, name: &str) -> (Vec<String>, Vec<u64>) {
+    let Some(claim) = cluster.core.world.claim_named("ml", name) else { return (vec![], vec![]) };
+    let uses = claim.allocation.iter().flat_map(|one| &one.uses);
+    let mib = uses.filter_map(|(_, how)| match how {
+        Use::Share(granted) => Some(granted.memory.mib_floor()),
+        _ => None,
+    });
+    let status = cluster.claim(name).status.as_ref();
+    let devices = status.and_then(|status| status.allocation.as_ref()?.devices.clone()).unwrap_or_default();
+    let results = devices.results.unwrap_or_default();
+    (results.into_iter().map(|result| result.request).collect(), mib.collect())
+}
+
+#[test]
+fn the_first_alternative_that_fits_is_taken_and_named_in_result_and_grant() {
+    let mut cluster = cluster(2, 1);
+    let ways = [("large", "60Gi", 1), ("small", "20Gi", 1)];
+    for (name, request, mib) in
+        [("a", "gpu/large", 60), ("b", "gpu/large", 60), ("c", "gpu/small", 20), ("d", "gpu/small", 20)]
+    {
+        alternatives(&mut cluster, name, &ways, json!({}));
+        cluster.settle(SOON);
+        assert_eq!(served(&cluster, name), (vec![request.to_owned()], vec![mib << 10]), "{name}");
+    }
+    said(&mut cluster);
+    alternatives(&mut cluster, "e", &ways, json!({}));
+    cluster.settle(SOON);
+    assert_eq!(cluster.place("e"), None);
+    let words = said(&mut cluster);
+    assert!(words.contains("none of 2 alternatives fits; the last needs 20480 MiB"), "{words}");
+    cluster.check();
+}
+
+#[test]
+fn several_small_gpus_may_stand_for_one_large_one_and_a_gang_takes_one_alternative() {
+    let mut cluster = cluster(1, 2);
+    alternatives(&mut cluster, "a", &[("one", "90Gi", 1), ("two", "45Gi", 2)], json!({}));
+    cluster.settle(SOON);
+    let (requests, mib) = served(&cluster, "a");
+    assert_eq!((requests, mib), (vec!["gpu/two".to_owned(); 2], vec![45 << 10; 2]));
+    cluster.drop_pod("a", true);
+    cluster.settle(SOON);
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});
+    for name in ["x", "y", "z"] {
+        alternatives(&mut cluster, name, &[("large", "60Gi", 1), ("small", "40Gi", 1)], gang.clone());
+    }
+    cluster.settle(2 * SOON);
+    for name in ["x", "y", "z"] {
+        assert_eq!(served(&cluster, name).0, ["gpu/small"], "{name}");
+    }
+    cluster.check();
+}
+
+#[test]
+fn gpus_of_a_claim_differ_in_an_attribute_where_they_must() {
+    let mut cluster = cluster(0, 0);
+    cluster.put_node_object("node-0", json!({}));
+    let rooted = |minor: u32, root: &str| {
+        let mut gpu = device("node-0", minor, true);
+        gpu["attributes"]["resource.kubernetes.io/pcieRoot"] = json!({"string": root});
+        gpu
+    };
+    cluster.put_slice("node-0", vec![rooted(0, "pci0"), rooted(1, "pci0"), rooted(2, "pci1")]);
+    for (name, kind, gpus, place) in [
+        ("a", "distinctAttribute", 2, Some(vec!["gpu-0", "gpu-2"])),
+        ("b", "distinctAttribute", 3, None),
+        ("c", "matchAttribute", 2, None),
+    ] {
+        cluster.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS, "count": gpus}}],
+            "constraints": [{(kind): "resource.kubernetes.io/pcieRoot"}],
+            "config": [{"opaque": parameters(&json!({"memory": "10Gi"}))}]}}}));
+        cluster.put_pod(name, &[name], json!({}));
+        cluster.settle(SOON);
+        let devices = cluster.place(name).map(|(_, devices)| devices);
+        assert_eq!(devices, place.map(|names| names.into_iter().map(str::to_owned).collect()), "{name}");
+    }
+    cluster.check();
 }
