@@ -5,7 +5,7 @@
 //! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
 //! * `facts`: which GPUs selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
-//! * [`audit`]: is anything granted twice
+//! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
 //! all; so is a gang of pods.
@@ -27,6 +27,7 @@ mod search;
 mod taints;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use ask::{Alike, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{Finding, audit};
@@ -35,3 +36,4 @@ pub use explain::{Explanation, Shortage, Skipped};
 pub use index::{Index, Unknown};
 pub use node::{GpuGrant, GpuSpec, GpuView, NodeSpec, NodeView, Placement};
 pub use score::Policy;
+pub use verdict::{GpuVerdict, NodeShort, NodeVerdict, verdicts};

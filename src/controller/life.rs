@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// Why the allocation can never be used where it is.
-    fn unfit(&self, claim: &Claim, pods: &[&Pod], node: &NodeName) -> Option<String> {
+    pub(super) fn unfit(&self, claim: &Claim, pods: &[&Pod], node: &NodeName) -> Option<String> {
         let allocation = claim.allocation.as_ref()?;
         for (gpu, _) in &allocation.uses {
             match self.world.gpu(gpu) {

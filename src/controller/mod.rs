@@ -6,6 +6,7 @@
 //!   several GPUs in one claim
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
+//! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
 //! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
 //!
 //! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
@@ -17,6 +18,7 @@ mod apart;
 mod ask;
 pub mod config;
 pub mod core;
+pub mod explain;
 mod grant;
 pub mod hold;
 mod lease;

@@ -41,7 +41,7 @@ pub struct Round {
 }
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
-struct Part {
+pub(super) struct Part {
     pod: PodUid,
     claims: Vec<ClaimUid>,
     /// Best first; at least one.
@@ -61,13 +61,19 @@ impl Part {
     fn way(&self, nth: usize) -> &Way {
         &self.ways[nth.min(self.ways.len() - 1)]
     }
+
+    /// As the allocator is asked for the last of the ways.
+    pub(super) fn into_last_ask(mut self) -> PodAsk {
+        let shape = self.ways.pop().map(|way| way.shape).unwrap_or_default();
+        PodAsk { shape, nodes: self.nodes }
+    }
 }
 
 /// Why a unit is not placed.
-struct Refused {
+pub(super) struct Refused {
     pod: PodUid,
-    reason: Reason,
-    words: String,
+    pub(super) reason: Reason,
+    pub(super) words: String,
 }
 
 impl Core {
@@ -131,7 +137,12 @@ impl Core {
     }
 
     /// True if the unit was placed, false if there is nothing to decide now.
-    fn place(&mut self, turn: &Turn, kept: &BTreeSet<NodeName>, now: Moment) -> Result<bool, Refused> {
+    pub(super) fn place(
+        &mut self,
+        turn: &Turn,
+        kept: &BTreeSet<NodeName>,
+        now: Moment,
+    ) -> Result<bool, Refused> {
         let mut parts: Vec<Part> = Vec::new();
         for pod in &turn.pods {
             match self.part(pod, kept, &parts, now)? {
@@ -216,7 +227,7 @@ impl Core {
     }
 
     /// None: nothing of the pod is to be decided now.
-    fn part(
+    pub(super) fn part(
         &mut self,
         uid: &PodUid,
         kept: &BTreeSet<NodeName>,

@@ -1,0 +1,416 @@
+//! Why a claim waits, or where it went: for people who ask. The core is fed as the controller's is, and the very
+//! decisions are made in the very order, up to the claim's turn; nothing is written.
+//!
+//! What only a running controller remembers is not known here: nodes that have refused a pod a moment ago, nodes
+//! that are kept for what has waited for long, writes under way.
+//!
+//! * [`explain`]: the answer; `nodes`: how each node looks to the pod, with numbers
+
+mod nodes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Moment;
+use super::core::{Core, unit};
+use super::hold::Phase;
+use super::queue::UnitKey;
+use super::say::Reason;
+use super::wants::wants;
+use super::world::claim::POLICY;
+use super::world::{Asks, Claim, GpuRef, Pod, Use};
+use crate::model::claim::ClaimRef;
+use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::params::GrantedDevice;
+
+pub use nodes::{Kind, Verdict};
+
+/// When the decision is made, the lists having come at 0: a gang without a size is complete by then.
+const TURN: Moment = Duration::from_secs(3);
+
+/// Where there is room for a claim that carries a reason to wait.
+const OTHER_WORDS: &str = "the controller said otherwise (tranche.dev/waiting): that is older, or because of what only \
+                           it remembers: nodes that refused the pod, nodes kept for what has waited longer";
+
+/// What is known of a claim, and what becomes of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explained {
+    pub claim: ClaimRef,
+    /// It is promised to its pod, and is created once it has its place.
+    pub promised: bool,
+    pub created: Option<Timestamp>,
+    /// The pods that name it.
+    pub pods: Vec<User>,
+    pub answer: Answer,
+}
+
+/// A pod that names the claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    /// Where it is bound.
+    pub node: Option<NodeName>,
+    /// `status.reservedFor` has it.
+    pub reserved: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// It has its share.
+    Placed { place: Place, remarks: Vec<String> },
+    /// There is room now: what is still to happen first.
+    Would { place: Place, holdups: Vec<String> },
+    /// There is no place, or something else is to come first.
+    Waits {
+        because: Because,
+        words: String,
+        /// What was counted as given to others, that is to be written yet.
+        first: Option<String>,
+        /// Each node, if it is for want of room.
+        nodes: Vec<(NodeName, Verdict)>,
+    },
+    /// It can never be placed as it is: why, with the field's path.
+    Refused { words: String },
+    /// It is not to be placed: the controller keeps a GPU for shares with it.
+    Hold { place: Option<Place>, words: String },
+    /// Somebody else allocates it.
+    NotOurs { place: Option<Place>, words: String },
+}
+
+/// Where a claim is, or would be.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Place {
+    /// None: usable on several nodes.
+    pub node: Option<NodeName>,
+    pub devices: Vec<Part>,
+}
+
+/// A claim's part of a device of our driver.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    pub gpu: GpuRef,
+    /// None: the whole device, or a share that kube-scheduler gave.
+    pub share: Option<GrantedDevice>,
+    pub by_scheduler: bool,
+}
+
+/// Why a claim waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Because {
+    /// Nobody has asked for it.
+    NoPod,
+    /// Its pod is not to be scheduled yet.
+    Gated,
+    /// Other claims of the pod are not there.
+    OtherClaims,
+    /// Not all pods of the gang are there.
+    Gang,
+    Ending,
+    /// As the controller counts it in its metrics.
+    Short(Reason),
+}
+
+impl Because {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPod => "no-pod",
+            Self::Gated => "gated",
+            Self::OtherClaims => "other-claims",
+            Self::Gang => "gang",
+            Self::Ending => "ending",
+            Self::Short(reason) => reason.as_str(),
+        }
+    }
+}
+
+/// Why a pod was not placed in its turn, and how each node looked then.
+struct NoPlace {
+    reason: Reason,
+    words: String,
+    nodes: Vec<(NodeName, Verdict)>,
+}
+
+/// What the turn of a pod, or of its gang, came to.
+struct Turned {
+    refused: Option<NoPlace>,
+    /// Units that were given something before it.
+    before: usize,
+}
+
+/// Answers for claims that the world knows, in their order. The core was fed with everything at moment 0, and is of
+/// no use afterwards: what it has decided is never written. `at`: the time of day.
+pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Explained> {
+    core.start(TURN);
+    core.regard(TURN);
+    let known = claims.iter().filter_map(|uid| core.world.claims.get(uid));
+    let pods: BTreeSet<PodUid> =
+        known.flat_map(|claim| core.world.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
+    let turns = take_turns(core, &pods);
+    let one = |uid: &ClaimUid| {
+        let claim = core.world.claims.get(uid)?;
+        let user = |pod: &Pod| User {
+            name: pod.at.name.clone(),
+            node: pod.node.clone(),
+            reserved: claim.users.contains(&pod.at.uid),
+        };
+        Some(Explained {
+            claim: claim.at.claim.clone(),
+            promised: claim.is_new(),
+            created: claim.created,
+            pods: core.world.pods_of(claim).map(user).collect(),
+            answer: answer(core, claim, &turns, at),
+        })
+    };
+    claims.iter().filter_map(one).collect()
+}
+
+/// Decides in the controller's order until all of these pods have had their turn.
+fn take_turns(core: &mut Core, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turned> {
+    let (mut turned, mut before) = (BTreeMap::new(), 0);
+    let mut open: BTreeSet<PodUid> = pods.iter().filter(|pod| core.queue.contains(pod)).cloned().collect();
+    let none = BTreeSet::new();
+    for turn in core.queue.turns(TURN, |key| core.placed(key)) {
+        if open.is_empty() {
+            break;
+        }
+        let outcome = core.place(&turn, &none, TURN);
+        let asked: Vec<PodUid> = turn.pods.iter().filter(|pod| open.remove(*pod)).cloned().collect();
+        if asked.is_empty() {
+            before += usize::from(matches!(outcome, Ok(true)));
+            continue;
+        }
+        let refused = outcome.err();
+        for pod in asked {
+            let refused = refused.as_ref().map(|refused| {
+                let nodes = nodes::verdicts(core, &pod, TURN).unwrap_or_default();
+                NoPlace { reason: refused.reason, words: refused.words.clone(), nodes }
+            });
+            turned.insert(pod, Turned { refused, before });
+        }
+    }
+    turned
+}
+
+fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Timestamp) -> Answer {
+    if !claim.is_shares() {
+        return not_ours(core, claim);
+    }
+    if let Some(place) = placed(claim) {
+        return Answer::Placed { remarks: remarks(core, claim, &place), place };
+    }
+    let spec = match &claim.asks {
+        Asks::Shares(spec) => spec,
+        Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
+        Asks::Whole(_) | Asks::Other => return not_ours(core, claim),
+    };
+    if let Err(words) = wants(spec, &core.world.class.config) {
+        return Answer::Refused { words };
+    }
+    if claim.ending {
+        return waits(Because::Ending, "is being deleted; it is not placed any more");
+    }
+    if let Some(planned) = core.plans.of(claim.uid()) {
+        let given = planned.given.iter().flat_map(|given| &given.devices);
+        let part = |device: &GrantedDevice| Part {
+            gpu: GpuRef::new(&planned.node, &device.device),
+            share: Some(device.clone()),
+            by_scheduler: false,
+        };
+        let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
+        let before = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
+        let mut holdups = holdups(core, &place, before.max().unwrap_or(0), at);
+        holdups.extend(claim.waiting.iter().map(|_| OTHER_WORDS.to_owned()));
+        return Answer::Would { place, holdups };
+    }
+    let of_pods = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid));
+    let refused = of_pods.filter_map(|one| Some((one.refused.as_ref()?, one.before))).next();
+    match refused {
+        Some((no, _)) if no.reason == Reason::Claim && !is_anothers(core, claim, &no.words) => {
+            Answer::Refused { words: no.words.clone() }
+        }
+        Some((no, before)) => Answer::Waits {
+            because: Because::Short(no.reason),
+            words: no.words.clone(),
+            first: goes_first(before),
+            nodes: no.nodes.clone(),
+        },
+        None => not_ready(core, claim),
+    }
+}
+
+/// The words are about another claim of the same pod.
+fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
+    let own = &claim.at.claim.name;
+    let pods = core.world.pods_of(claim);
+    let mut others = pods.flat_map(|pod| pod.claims.iter().map(move |name| (&pod.at.namespace, name)));
+    let about_policy = words.starts_with(&format!("annotation {POLICY}: "));
+    others.any(|(namespace, name)| {
+        let other = core.world.claim_named(namespace, name);
+        name != own
+            && (words.starts_with(&format!("claim {name}: "))
+                || (about_policy && claim.policy.is_none())
+                || other.is_some_and(|other| other.asks == Asks::Unreadable(words.to_owned())))
+    })
+}
+
+fn waits(because: Because, words: impl Into<String>) -> Answer {
+    Answer::Waits { because, words: words.into(), first: None, nodes: Vec::new() }
+}
+
+/// Why the claim has no turn.
+fn not_ready(core: &Core, claim: &Claim) -> Answer {
+    let pods: Vec<&Pod> = core.world.pods_of(claim).filter(|pod| !pod.ending).collect();
+    let Some(pod) = pods.first() else {
+        return waits(Because::NoPod, "no pod names it; a claim is placed once a pod that wants it is there");
+    };
+    let name = &pod.at.name;
+    if pod.gated {
+        let words = format!(
+            "pod {name} has scheduling gates (spec.schedulingGates); it is placed once they are gone"
+        );
+        return waits(Because::Gated, words);
+    }
+    if pod.unnamed {
+        let words = format!(
+            "pod {name} waits for claims that kube-controller-manager is to make from their templates; \
+             `kubectl describe pod` tells why it does not"
+        );
+        return waits(Because::OtherClaims, words);
+    }
+    let world = &core.world;
+    let missing = pod.claims.iter().find(|one| world.claim_named(&pod.at.namespace, one).is_none());
+    if let Some(missing) = missing {
+        let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
+        return waits(Because::OtherClaims, words);
+    }
+    if let (UnitKey::Gang { name: gang, .. }, Some(own)) = (unit(pod), &pod.gang) {
+        let key = unit(pod);
+        let there = world.pods.values().filter(|other| unit(other) == key);
+        let ready = there.filter(|other| other.is_ready()).count();
+        let size = own.size.map_or("some".to_owned(), |size| size.to_string());
+        let words = format!(
+            "the gang {gang} has {ready} of {size} pods ready; its pods are placed together once all are there"
+        );
+        return waits(Because::Gang, words);
+    }
+    waits(
+        Because::OtherClaims,
+        format!("pod {name} is not ready to be placed; `kubectl describe pod` tells more"),
+    )
+}
+
+fn placed(claim: &Claim) -> Option<Place> {
+    let allocation = claim.allocation.as_ref()?;
+    let part = |(gpu, how): &(GpuRef, Use)| Part {
+        gpu: gpu.clone(),
+        share: if let Use::Share(granted) = how { Some(granted.clone()) } else { None },
+        by_scheduler: *how == Use::Scheduled,
+    };
+    Some(Place { node: allocation.node.clone(), devices: allocation.uses.iter().map(part).collect() })
+}
+
+/// What is worth to be known of a place that the claim has.
+fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for part in place.devices.iter().filter(|part| core.conflicts().contains(&part.gpu)) {
+        let others = nodes::names(core, &part.gpu, |how| !how.is_ours());
+        remarks.push(format!(
+            "{} is also named by {others}: it is given twice; the controller takes back what does not run yet",
+            part.gpu
+        ));
+    }
+    let (Some(node), false) = (&place.node, claim.is_reserved()) else { return remarks };
+    let pods: Vec<&Pod> = core.world.pods_of(claim).filter(|pod| !pod.ending).collect();
+    let bound = pods.iter().any(|pod| pod.node.as_ref() == Some(node));
+    remarks.push(match core.unfit(claim, &pods, node).filter(|_| !pods.is_empty() && !bound) {
+        _ if pods.is_empty() => "no pod names it any more; the controller takes it back".to_owned(),
+        Some(why) => format!("it cannot be used there: {why}; the controller takes it back and looks elsewhere"),
+        None if bound => "the pod is bound there; the claim is about to be reserved for it".to_owned(),
+        None => format!(
+            "no pod has reserved it yet: kube-scheduler is to bind the pod to node {node}; if it does not, the \
+             pod's events tell why"
+        ),
+    });
+    remarks
+}
+
+fn goes_first(before: usize) -> Option<String> {
+    match before {
+        0 => None,
+        1 => Some("1 pod or gang gets its share first, by priority and age".to_owned()),
+        more => Some(format!("{more} pods or gangs get their shares first, by priority and age")),
+    }
+}
+
+/// What is still to happen before the claim gets a place that there is.
+fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<String> {
+    let mut holdups = Vec::new();
+    if before > 0 {
+        let pods =
+            if before == 1 { "1 pod or gang gets its share" } else { "pods or gangs get their shares" };
+        let count = if before == 1 { String::new() } else { format!("{before} ") };
+        holdups.push(format!("{count}{pods} first, by priority and age"));
+    }
+    let settle = core.rules.holds.settle;
+    for part in &place.devices {
+        let gpu = &part.gpu;
+        match core.holds.phase(gpu) {
+            None => holdups.push(format!(
+                "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that settles for {} s",
+                settle.as_secs_f32()
+            )),
+            Some(Phase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
+                holdups.push(format!("{gpu} was taken a moment ago: that settles for {} s", settle.as_secs_f32()));
+            }
+            Some(_) => {}
+        }
+    }
+    holdups
+}
+
+fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
+    let hold = core.world.holds.get(gpu).and_then(|uid| core.world.claims.get(uid));
+    let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
+    age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
+}
+
+fn not_ours(core: &Core, claim: &Claim) -> Answer {
+    if let Some(gpu) = &claim.hold {
+        let shares = nodes::names(core, gpu, |how| matches!(how, Use::Share(_)));
+        let has =
+            if shares.is_empty() { "there are none now".to_owned() } else { format!("it has {shares}") };
+        let words = format!("keeps {gpu} for shares that the controller places; {has}");
+        return Answer::Hold { place: placed(claim), words };
+    }
+    let words = match (&claim.asks, &claim.allocation) {
+        (_, Some(_)) => "was allocated by kube-scheduler".to_owned(),
+        (Asks::Whole(gpus), None) => whole(core, *gpus),
+        _ => format!(
+            "asks for no device of class {SHARED_CLASS}: kube-scheduler allocates it; `kubectl describe pod` tells \
+             why it waits"
+        ),
+    };
+    Answer::NotOurs { place: placed(claim), words }
+}
+
+/// Words for a claim that kube-scheduler is to give GPUs, with what there is.
+fn whole(core: &Core, gpus: u32) -> String {
+    let all = || {
+        core.world.nodes.iter().flat_map(|(name, node)| {
+            node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu))
+        })
+    };
+    let untouched = all().filter(|(at, gpu)| !core.world.books.contains_key(at) && gpu.taints.is_empty());
+    let held = all().filter(|(at, _)| core.holds.is_ours(at) && !core.stock.is_granted(at));
+    format!(
+        "asks for {gpus} GPU{} of kube-scheduler, which allocates it and tells why it waits in the pod's events; of {} \
+         GPUs that can be shared {} are nobody's, and {} are kept for shares without having any (given back when a \
+         pod waits for a whole one)",
+        if gpus == 1 { "" } else { "s" },
+        all().count(),
+        untouched.count(),
+        held.count()
+    )
+}

@@ -1,0 +1,413 @@
+//! How each node of the cluster looks to a pod that waits, in words with numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::super::core::Core;
+use super::super::world::{GpuRef, Pod, Use};
+use super::super::{Moment, ask};
+use crate::allocate::{self, GpuVerdict, NodeShort, NodeVerdict, Nodes, PodAsk};
+use crate::feasible::{self, Unfit};
+use crate::model::names::{DeviceName, NodeName, PodUid};
+
+/// Of a selector that chooses nothing, so much is shown.
+const SELECTOR_CHARS_MAX: usize = 80;
+/// Reasons beside the nearest that are told of one node.
+const TAIL_MAX: usize = 3;
+/// So many names are listed; of more only the number.
+const NAMES_MAX: usize = 3;
+
+/// What keeps a pod off a node. As text it stands behind the node's name.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// For this pod alone.
+    Room,
+    /// GPUs of it that one request of the pod could have are too few.
+    Gpus(Gpus),
+    /// Each request fits by itself.
+    Together,
+    Short(NodeShort),
+    /// It has as many pods as it may.
+    Pods,
+    Barred(Unfit),
+    /// The pod, or another claim of it, is there.
+    Elsewhere(NodeName),
+    /// It has slices, and no Node object.
+    NoNode,
+    /// None that shares can be placed on.
+    NoGpus,
+}
+
+/// The GPUs of a node, as the first request that lacks some finds them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gpus {
+    needed: usize,
+    fit: Vec<DeviceName>,
+    /// The nearest first: those with equal words together.
+    misses: Vec<(Miss, Vec<DeviceName>)>,
+}
+
+/// Why a GPU does not fit. The order is that of nearness.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Miss {
+    Slots { needed: u32, free: u32 },
+    Compute { needed: u32, free: u32 },
+    Memory { needed: u64, free: u64 },
+    Closed(String),
+    Small { needed: u64, all: u64 },
+    Isolation { needed: &'static str, is: &'static str },
+    Product,
+    NotSelected(String),
+    Failed(String),
+    Tainted(String),
+}
+
+/// Verdicts that are told in one line where there are many. The order is that of nearness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Room,
+    Together,
+    Slots,
+    Compute,
+    Memory,
+    Closed,
+    Small,
+    Isolation,
+    Selector,
+    GpuTaint,
+    Cpu,
+    NodeMemory,
+    Pods,
+    Elsewhere,
+    OtherNode,
+    NodeSelector,
+    Affinity,
+    Taint,
+    Cordoned,
+    NotReady,
+    NoNode,
+    NoGpus,
+}
+
+impl Kind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Together => "together",
+            Self::Slots => "slots",
+            Self::Compute => "compute",
+            Self::Memory => "memory",
+            Self::Closed => "closed",
+            Self::Small => "too-small",
+            Self::Isolation => "isolation",
+            Self::Selector => "selector",
+            Self::GpuTaint => "gpu-taint",
+            Self::Cpu => "node-cpu",
+            Self::NodeMemory => "node-memory",
+            Self::Pods => "node-pods",
+            Self::Elsewhere => "elsewhere",
+            Self::OtherNode => "node-name",
+            Self::NodeSelector => "node-selector",
+            Self::Affinity => "affinity",
+            Self::Taint => "taint",
+            Self::Cordoned => "cordoned",
+            Self::NotReady => "not-ready",
+            Self::NoNode => "no-node",
+            Self::NoGpus => "no-gpus",
+        }
+    }
+}
+
+impl Verdict {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Room => Kind::Room,
+            Self::Together => Kind::Together,
+            Self::Gpus(gpus) => gpus.misses.first().map_or(Kind::Closed, |(miss, _)| miss.kind()),
+            Self::Short(NodeShort::Cpu { .. }) | Self::Barred(Unfit::Cpu { .. }) => Kind::Cpu,
+            Self::Short(NodeShort::Memory { .. }) | Self::Barred(Unfit::Memory { .. }) => Kind::NodeMemory,
+            Self::Pods | Self::Barred(Unfit::Pods) => Kind::Pods,
+            Self::Elsewhere(_) => Kind::Elsewhere,
+            Self::NoNode => Kind::NoNode,
+            Self::NoGpus => Kind::NoGpus,
+            Self::Barred(Unfit::Cordoned) => Kind::Cordoned,
+            Self::Barred(Unfit::OtherNode(_)) => Kind::OtherNode,
+            Self::Barred(Unfit::NotReady(_)) => Kind::NotReady,
+            Self::Barred(Unfit::Taint { .. }) => Kind::Taint,
+            Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => Kind::NodeSelector,
+            Self::Barred(Unfit::Affinity { .. }) => Kind::Affinity,
+        }
+    }
+
+    /// How near it is, among verdicts of its kind; none: there is no more or less.
+    pub fn measure(&self) -> Option<u64> {
+        match self {
+            Self::Gpus(gpus) => match gpus.misses.first()?.0 {
+                Miss::Slots { free, .. } | Miss::Compute { free, .. } => Some(u64::from(free)),
+                Miss::Memory { free, .. } => Some(free),
+                Miss::Small { all, .. } => Some(all),
+                _ => None,
+            },
+            Self::Short(NodeShort::Cpu { left, .. } | NodeShort::Memory { left, .. }) => Some(*left),
+            _ => None,
+        }
+    }
+}
+
+impl Miss {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Slots { .. } => Kind::Slots,
+            Self::Compute { .. } => Kind::Compute,
+            Self::Memory { .. } => Kind::Memory,
+            Self::Closed(_) => Kind::Closed,
+            Self::Small { .. } => Kind::Small,
+            Self::Isolation { .. } => Kind::Isolation,
+            Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
+            Self::Tainted(_) => Kind::GpuTaint,
+        }
+    }
+
+    /// As the nearest: with numbers, and where.
+    fn nearest(&self, gpus: &[DeviceName]) -> String {
+        let at = list(gpus);
+        match self {
+            Self::Slots { needed, free } => {
+                format!("most blocks of client slots free {free} of {at}, needs {needed}")
+            }
+            Self::Compute { needed, free } => format!("most compute free {free} % of {at}, needs {needed} %"),
+            Self::Memory { needed, free } => format!("largest free {free} MiB of {at}, needs {needed}"),
+            Self::Small { needed, all } => format!("too small even idle: {all} MiB of {at}, needs {needed}"),
+            Self::Isolation { needed, is } => format!("isolation of {at} is {is}, needs {needed}"),
+            Self::Product => format!("{at}: another product"),
+            Self::NotSelected(selector) => format!("no GPU matches selector {selector}"),
+            Self::Failed(words) => format!("{at}: {words}"),
+            Self::Tainted(taint) => format!("{at}: has the taint {taint}, which is not tolerated"),
+            Self::Closed(words) => format!("{at}: {words}"),
+        }
+    }
+
+    /// Beside a nearer one.
+    fn beside(&self) -> &str {
+        match self {
+            Self::Slots { .. } => "no client slot",
+            Self::Compute { .. } => "too little compute",
+            Self::Memory { .. } => "too little memory",
+            Self::Small { .. } => "too small even idle",
+            Self::Isolation { .. } => "isolation too low",
+            Self::Product => "another product",
+            Self::NotSelected(_) => "not selected",
+            Self::Failed(_) => "a selector fails",
+            Self::Tainted(_) => "has a taint",
+            Self::Closed(words) => words,
+        }
+    }
+}
+
+/// Up to three names, else how many.
+fn list<T: fmt::Display>(names: &[T]) -> String {
+    match names.len() <= NAMES_MAX {
+        true => names.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
+        false => format!("{} GPUs", names.len()),
+    }
+}
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if self.needed > 1 {
+            let fit = if self.fit.is_empty() {
+                "none fits".to_owned()
+            } else {
+                format!("fit: {}", list(&self.fit))
+            };
+            parts.push(format!("needs {} GPUs, {fit}", self.needed));
+        }
+        let mut misses = self.misses.iter();
+        let first = misses.next();
+        parts.extend(first.map(|(miss, gpus)| miss.nearest(gpus)));
+        let others: Vec<_> =
+            misses.filter(|(miss, _)| first.is_none_or(|(near, _)| apart(near, miss))).collect();
+        parts.extend(
+            others.iter().take(TAIL_MAX).map(|(miss, gpus)| format!("{}: {}", list(gpus), miss.beside())),
+        );
+        if let Some(more) = others.len().checked_sub(TAIL_MAX).filter(|more| *more > 0) {
+            parts.push(format!("{more} more reasons"));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// Of numbers only the nearest is told.
+fn apart(near: &Miss, miss: &Miss) -> bool {
+    matches!(miss, Miss::Closed(_)) || std::mem::discriminant(near) != std::mem::discriminant(miss)
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Room => f.write_str("has room for this pod alone"),
+            Self::Together => f.write_str("each request fits by itself, but not all at once"),
+            Self::Gpus(gpus) => gpus.fmt(f),
+            Self::Short(NodeShort::Cpu { needed, left }) => {
+                write!(f, "CPU: needs {}, {} left", cores(*needed), cores(*left))
+            }
+            Self::Short(NodeShort::Memory { needed, left }) => {
+                write!(f, "memory: needs {needed} MiB, {left} left")
+            }
+            Self::Pods => Unfit::Pods.fmt(f),
+            Self::Barred(unfit) => unfit.fmt(f),
+            Self::Elsewhere(node) => write!(f, "the pod, or another claim of it, is on node {node}"),
+            Self::NoNode => f.write_str("has GPUs in its slices, but there is no such Node"),
+            Self::NoGpus => f.write_str("no GPU that shares can be placed on"),
+        }
+    }
+}
+
+/// Thousandths of a CPU as people write them.
+fn cores(milli: u64) -> String {
+    match milli % 1000 {
+        0 => (milli / 1000).to_string(),
+        rest => format!("{}.{}", milli / 1000, format!("{rest:03}").trim_end_matches('0')),
+    }
+}
+
+/// Each node of the cluster, by name. None: the pod cannot be asked for anything now.
+pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec<(NodeName, Verdict)>> {
+    // Of alternatives the last: it is the one that is told of.
+    let PodAsk { shape, nodes } = core.part(pod, &BTreeSet::new(), &[], now).ok().flatten()?.into_last_ask();
+    let found = allocate::verdicts(&mut core.stock.index, &shape);
+    let mut found: BTreeMap<NodeName, NodeVerdict> =
+        found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();
+    let pod = core.world.pods.get(pod)?;
+    let several = ask::is_several(&shape);
+    let one = |(name, state): (&NodeName, &super::super::world::NodeState)| {
+        let verdict = match (elsewhere(&nodes, name), found.remove(name)) {
+            (_, None) => Verdict::NoGpus,
+            (Some(there), _) => Verdict::Elsewhere(there),
+            (None, Some(found)) => {
+                let barred = barred(core, pod, name, state.object.as_deref());
+                barred.unwrap_or_else(|| of_node(core, &shape, found, several))
+            }
+        };
+        (name.clone(), verdict)
+    };
+    Some(core.world.nodes.iter().map(one).collect())
+}
+
+/// The node that the pod is bound to by what it has already.
+fn elsewhere(nodes: &Nodes, name: &NodeName) -> Option<NodeName> {
+    match nodes {
+        Nodes::Only(names) if !names.contains(name) => names.first().cloned(),
+        _ => None,
+    }
+}
+
+fn barred(
+    core: &Core,
+    pod: &Pod,
+    name: &NodeName,
+    object: Option<&k8s_openapi::api::core::v1::Node>,
+) -> Option<Verdict> {
+    let Some(object) = object else { return Some(Verdict::NoNode) };
+    if let Some(unfit) = pod.spec.as_deref().and_then(|spec| feasible::why_not(spec, object)) {
+        return Some(Verdict::Barred(unfit));
+    }
+    (pod.node.is_none() && core.stock.left(name).pods == 0).then_some(Verdict::Pods)
+}
+
+fn of_node(core: &Core, shape: &allocate::Shape, found: NodeVerdict, several: bool) -> Verdict {
+    if let Some(short) = found.short {
+        return Verdict::Short(short);
+    }
+    for (want, gpus) in shape.wants.iter().zip(found.wants) {
+        let needed = want.gpus as usize;
+        let (mut fit, mut misses) = (Vec::new(), BTreeMap::<Miss, Vec<DeviceName>>::new());
+        for (device, verdict) in gpus {
+            let gpu = GpuRef::new(&found.node, &device);
+            match miss(core, &gpu, verdict, &want.selectors, several) {
+                None => fit.push(device),
+                Some(miss) => misses.entry(miss).or_default().push(device),
+            }
+        }
+        if fit.len() < needed {
+            let mut misses: Vec<_> = misses.into_iter().collect();
+            misses.sort_by_key(|(miss, _)| (miss.kind(), std::cmp::Reverse(free(miss))));
+            return Verdict::Gpus(Gpus { needed, fit, misses });
+        }
+    }
+    match shape.wants.len() > 1 || !shape.alike.is_empty() {
+        true => Verdict::Together,
+        false => Verdict::Room,
+    }
+}
+
+fn free(miss: &Miss) -> u64 {
+    match miss {
+        Miss::Slots { free, .. } | Miss::Compute { free, .. } => u64::from(*free),
+        Miss::Memory { free, .. } => *free,
+        Miss::Small { all, .. } => *all,
+        _ => 0,
+    }
+}
+
+/// None: the GPU fits.
+fn miss(core: &Core, gpu: &GpuRef, verdict: GpuVerdict, selectors: &[String], several: bool) -> Option<Miss> {
+    Some(match verdict {
+        GpuVerdict::Closed => Miss::Closed(closed(core, gpu)),
+        // The claim's GPUs are served by one daemon, and each GPU by one only.
+        _ if several && core.stock.is_granted(gpu) => {
+            Miss::Closed("has other shares, and a claim of several GPUs has them for itself".to_owned())
+        }
+        GpuVerdict::Fits => return None,
+        GpuVerdict::Product => Miss::Product,
+        GpuVerdict::Isolation { needed, is } => Miss::Isolation { needed: needed.as_str(), is: is.as_str() },
+        GpuVerdict::NotSelected => Miss::NotSelected(cut(&selectors.join(" && "))),
+        GpuVerdict::Failed(words) => Miss::Failed(words.to_string()),
+        GpuVerdict::Tainted(taint) => Miss::Tainted(taint),
+        GpuVerdict::Small { needed, all } => Miss::Small { needed, all },
+        GpuVerdict::Memory { needed, free } => Miss::Memory { needed, free },
+        GpuVerdict::Compute { needed, free } => Miss::Compute { needed, free },
+        GpuVerdict::Slots { needed, free } => Miss::Slots { needed, free },
+    })
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(SELECTOR_CHARS_MAX) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Why no share may go to a GPU.
+fn closed(core: &Core, gpu: &GpuRef) -> String {
+    let whole = names(core, gpu, |how| *how == Use::Whole);
+    if !whole.is_empty() {
+        return format!("whole GPU of {whole}");
+    }
+    let scheduled = names(core, gpu, |how| *how == Use::Scheduled);
+    if !scheduled.is_empty() {
+        return format!("shared by kube-scheduler, with {scheduled}");
+    }
+    if !core.holds.is_open(gpu) {
+        return "is just being taken or given back".to_owned();
+    }
+    if core.stock.is_grouped(gpu) {
+        return "has shares of a claim with several GPUs, which has them for itself".to_owned();
+    }
+    "the controller's settings leave it to others".to_owned()
+}
+
+/// The claims that name a GPU in such a way.
+pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Use) -> bool) -> String {
+    let uses = core.world.books.get(gpu).into_iter().flatten().filter(|(_, how)| is(how));
+    let claims = uses.filter_map(|(uid, _)| core.world.claims.get(uid));
+    let names: Vec<String> =
+        claims.map(|claim| format!("{}/{}", claim.at.claim.namespace, claim.at.claim.name)).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [one] => format!("claim {one}"),
+        several if several.len() <= NAMES_MAX => format!("claims {}", several.join(", ")),
+        [first, ..] => format!("claim {first} and {} others", names.len() - 1),
+    }
+}
