@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, inspect, plan, settings, simulate, top};
+use tranche::cli::{
+    self, Cli, Command, EXIT_USAGE, completion, explain, inspect, plan, settings, simulate, top,
+};
 use tranche::daemon::launch::{Launch, SUBCOMMAND};
 use tranche::ops::logs;
 
@@ -57,6 +59,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
         Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,
         Command::Top(args) => runtime()?.block_on(top::run(args))?,
+        Command::Explain(args) => return Ok(runtime()?.block_on(explain::run(*args))?.into()),
         Command::Simulate(args) => simulate::run(&args)?,
         Command::Completion { shell } => cli::print(&completion::script(shell, called))?,
         Command::Version => cli::print(format!("tranche {}\n", cli::version()).as_bytes())?,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
-pub use show::{Offer as OfferCells, kind, only_whole, profile};
+pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
 
 use super::Usage;
 use super::state::NodeState;

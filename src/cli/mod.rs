@@ -6,6 +6,7 @@
 //! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
 //! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
 //! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
+//! * [`explain`]: why a claim waits, or where it went
 //! * [`simulate`]: a trace of pods, replayed against the controller's allocator
 //! * [`table`]: tables as kubectl prints them
 //! * [`completion`]: scripts for shells
@@ -16,6 +17,7 @@
 pub mod args;
 pub mod completion;
 pub mod controller;
+pub mod explain;
 pub mod inspect;
 pub mod manifest;
 pub mod plan;
@@ -74,6 +76,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Show who has what of which GPU, all over the cluster: a live map.
     Top(top::TopArgs),
+    /// Tell why a claim or a pod waits for its share of a GPU, or where it went.
+    Explain(Box<explain::ExplainArgs>),
     /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
     Simulate(Box<simulate::SimulateArgs>),
     /// Print a completion script for a shell.

@@ -67,7 +67,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     }
     let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?, NodeName::new("")).await?;
     let live = !args.once && args.output == Output::Map && stdout().is_terminal();
-    let mut picture = look(&cluster, &args).await?;
+    let mut picture = look(&cluster, &args, width()).await?;
     if !live {
         return Ok(print(picture.as_bytes())?);
     }
@@ -75,19 +75,23 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
         let lines: String = picture.lines().map(|line| format!("{line}{CLEAR_LINE}")).collect();
         print(format!("{HOME}{lines}{CLEAR_BELOW}").as_bytes())?;
         tokio::time::sleep(Duration::from_secs_f64(interval)).await;
-        picture = look(&cluster, &args)
+        picture = look(&cluster, &args, width())
             .await
             .unwrap_or_else(|error| format!("{picture}\n{error:#}; tried again\n"));
     }
 }
 
-async fn look(cluster: &KubeCluster, args: &TopArgs) -> anyhow::Result<String> {
+/// One look, as it is printed, `width` columns wide.
+///
+/// # Errors
+/// The API server does not answer, or does not let the caller look.
+pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow::Result<String> {
     let seen = cluster.survey().await?;
     let mut map = map::map(&seen.slices, &seen.claims);
     map.nodes.retain(|node| args.node.as_ref().is_none_or(|name| *name == node.name));
     Ok(match args.output {
         Output::Json => format!("{:#}\n", map::json(&map)),
-        Output::Map => draw::draw(&map, width()),
+        Output::Map => draw::draw(&map, width),
     })
 }
 

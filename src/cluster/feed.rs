@@ -16,7 +16,7 @@ use crate::model::error_chain;
 use crate::model::names::DRIVER;
 
 /// Pods that have ended use nothing: they leave the watch as if they were deleted.
-const LIVE_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
+pub(super) const LIVE_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
 /// What happened to an object of one of the kinds.
 #[derive(Debug, Clone)]

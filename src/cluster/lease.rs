@@ -26,6 +26,8 @@ pub struct StoredLease {
     /// Any change of it is a sign of life; its time is another machine's.
     pub resource_version: String,
     pub transitions: i32,
+    /// By the holder's clock.
+    pub renewed: Option<Timestamp>,
     acquired: Option<MicroTime>,
 }
 
@@ -101,6 +103,7 @@ fn read(lease: Lease) -> StoredLease {
         duration: Duration::from_secs(seconds.unwrap_or(0)),
         resource_version: lease.metadata.resource_version.unwrap_or_default(),
         transitions: spec.lease_transitions.unwrap_or(0),
+        renewed: spec.renew_time.map(|time| time.0),
         acquired: spec.acquire_time,
     }
 }

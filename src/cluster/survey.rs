@@ -1,12 +1,18 @@
 //! Everything about the driver's devices at one moment, for people who look at all of the cluster.
+//!
+//! * [`KubeCluster::survey`]: slices and claims, at once
+//! * [`KubeCluster::tour`]: all that the controller follows, object by object
 
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::Resource;
 use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
 use serde::de::DeserializeOwned;
 
 use super::client::{KubeCluster, call};
 use super::error::CallError;
+use super::feed::{Change, LIVE_PODS, Seen};
 use crate::model::names::DRIVER;
 
 /// Objects that are asked for at once; more come in further pages.
@@ -47,5 +53,62 @@ impl KubeCluster {
             }
         }
         Ok(all)
+    }
+
+    /// Lists what [`KubeCluster::feed`] follows, once, and tells of it in the same words: each list begins, names
+    /// its objects and is complete. Pods come last: they are most, and none is kept here.
+    ///
+    /// # Errors
+    /// The API server does not answer, or does not let the caller look.
+    pub async fn tour(&self, mut each: impl FnMut(Change)) -> Result<(), CallError> {
+        let all = ListParams::default;
+        let ours = all().fields(&format!("spec.driver={DRIVER}"));
+        self.through::<Node>(all(), |seen| each(Change::Node(seen))).await?;
+        self.through::<ResourceSlice>(ours, |seen| each(Change::Slice(seen))).await?;
+        self.through::<DeviceClass>(all(), |seen| each(Change::Class(seen))).await?;
+        self.through::<ResourceClaim>(all(), |seen| each(Change::Claim(seen))).await?;
+        self.through::<Pod>(all().fields(LIVE_PODS), |seen| each(Change::Pod(seen))).await
+    }
+
+    async fn through<K>(&self, params: ListParams, mut each: impl FnMut(Seen<K>)) -> Result<(), CallError>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let api = Api::<DeserializeGuard<K>>::all(self.client());
+        let mut params = params.limit(PAGE);
+        each(Seen::Anew);
+        for _ in 0..PAGES_MAX {
+            let page = call(self.limit(), || format!("LIST {}", K::plural(&())), api.list(&params)).await?;
+            for object in page.items {
+                each(match object.0 {
+                    Ok(object) => Seen::Listed(Box::new(object)),
+                    Err(invalid) => Seen::Unreadable {
+                        meta: Box::new(invalid.metadata),
+                        listed: true,
+                        problem: invalid.error,
+                    },
+                });
+            }
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => params = params.continue_token(&next),
+                None => break,
+            }
+        }
+        each(Seen::Complete);
+        Ok(())
+    }
+
+    /// The pod that has this name now, ended or not.
+    ///
+    /// # Errors
+    /// [`CallError::NotFound`]: there is none.
+    pub async fn pod_named(&self, namespace: &str, name: &str) -> Result<Pod, CallError> {
+        let api = Api::<Pod>::namespaced(self.client(), namespace);
+        call(self.limit(), || format!("GET pods {namespace}/{name}"), api.get(name)).await
+    }
+
+    /// The namespace that is meant where none is named: the kubeconfig's, or the pod's own.
+    pub fn default_namespace(&self) -> String {
+        self.client().default_namespace().to_owned()
     }
 }

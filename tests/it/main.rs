@@ -12,6 +12,7 @@ mod cluster;
 mod controller;
 mod crash;
 mod deploy;
+mod explain;
 mod fake_kubelet;
 mod fake_mps;
 mod kubelet;

@@ -93,7 +93,7 @@ fn node(state: &NodeState, width: Width) -> String {
 }
 
 /// Seconds as kubectl prints ages: `45s`, `10m`, `3h`, `2d`.
-fn span(seconds: f64) -> String {
+pub fn span(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => format!("{s:.0}s"),
         s if s < 7200.0 => format!("{:.0}m", s / 60.0),

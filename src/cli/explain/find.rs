@@ -1,0 +1,178 @@
+//! What a person named: a claim or a pod, and what they may have meant if there is none.
+
+use anyhow::anyhow;
+use k8s_openapi::api::core::v1 as core;
+
+use super::super::Usage;
+use super::ExplainArgs;
+use crate::controller::world::World;
+
+/// So many names are offered in place of one that is not there.
+const OFFERS_MAX: usize = 3;
+/// Slips of the pen that still make a name similar.
+const SLIPS_MAX: usize = 2;
+/// What KAI's users write on pods; the webhook makes a claim of it where it is asked to.
+const KAI: [&str; 2] = ["gpu-memory", "gpu-fraction"];
+
+/// What is asked about. `namespace`: as far as it was named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    Claim { namespace: Option<String>, name: String },
+    Pod { namespace: Option<String>, name: String },
+}
+
+/// The same with its namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// `claim` or `pod`.
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Target {
+    /// # Errors
+    /// It is no name, or two namespaces are named.
+    pub fn parse(args: &ExplainArgs) -> Result<Self, Usage> {
+        let text = args.what.as_str();
+        let wrong = |why: &str| Usage(format!("{text:?} {why}; give NAME, NAMESPACE/NAME or pod/NAME"));
+        let parts: Vec<&str> = text.split('/').collect();
+        let word = |part: &&str| {
+            !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
+        };
+        if !parts.iter().all(word) {
+            return Err(wrong("is no name of a claim or a pod"));
+        }
+        let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
+        match parts.as_slice() {
+            [name] => Ok(Self::Claim { namespace: given, name: (*name).to_owned() }),
+            ["pod" | "pods" | "po", name] => Ok(Self::Pod { namespace: given, name: (*name).to_owned() }),
+            ["resourceclaim" | "resourceclaims" | "claim", name] => {
+                Ok(Self::Claim { namespace: given, name: (*name).to_owned() })
+            }
+            [namespace, name] => match given.filter(|given| given != namespace) {
+                None => {
+                    Ok(Self::Claim { namespace: Some((*namespace).to_owned()), name: (*name).to_owned() })
+                }
+                Some(given) => Err(wrong(&format!("and -n {given} name two namespaces"))),
+            },
+            _ => Err(wrong("has too many parts")),
+        }
+    }
+
+    pub fn at(&self, default: impl FnOnce() -> String) -> Named {
+        let (kind, namespace, name) = match self {
+            Self::Claim { namespace, name } => ("claim", namespace, name),
+            Self::Pod { namespace, name } => ("pod", namespace, name),
+        };
+        Named { kind, namespace: namespace.clone().unwrap_or_else(default), name: name.clone() }
+    }
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// There is no such claim: what there is instead.
+pub fn no_claim(world: &World, named: &Named) -> anyhow::Error {
+    let pod = world.pods.values().any(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
+    if pod {
+        let Named { namespace, name, .. } = named;
+        return anyhow!(
+            "there is no claim {name} in namespace {namespace}, but a pod of that name: ask for pod/{name}"
+        );
+    }
+    let claims = world.claims.values().map(|claim| &claim.at.claim);
+    nothing(named, claims.map(|claim| (claim.namespace.as_str(), claim.name.as_str())))
+}
+
+/// There is no such pod.
+pub fn no_pod(world: &World, named: &Named) -> anyhow::Error {
+    let pods = world.pods.values().map(|pod| &pod.at);
+    nothing(named, pods.map(|pod| (pod.namespace.as_str(), pod.name.as_str())))
+}
+
+fn nothing<'a>(named: &Named, all: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> anyhow::Error {
+    let Named { kind, namespace, name } = named;
+    let there = all.clone().filter(|(of, _)| of == namespace);
+    let mut similar: Vec<(usize, &str)> =
+        there.clone().filter_map(|(_, other)| Some((distance(name, other)?, other))).collect();
+    similar.sort_unstable();
+    similar.dedup();
+    let offers: Vec<&str> = similar.iter().take(OFFERS_MAX).map(|(_, other)| *other).collect();
+    let mut words = format!("there is no {kind} {name} in namespace {namespace}");
+    if !offers.is_empty() {
+        words.push_str(&format!("; similar there: {}", offers.join(", ")));
+    }
+    let mut others: Vec<&str> =
+        all.filter(|(of, other)| other == name && of != namespace).map(|(of, _)| of).collect();
+    others.sort_unstable();
+    others.truncate(OFFERS_MAX);
+    match others.as_slice() {
+        [] if offers.is_empty() => match there.count() {
+            0 => words.push_str(&format!(", nor any other {kind}; is it another namespace? (-n)")),
+            count => words.push_str(&format!(", and none of a similar name among the {count} there")),
+        },
+        [] => {}
+        others => words.push_str(&format!("; there is one of that name in {}", others.join(", "))),
+    }
+    anyhow!(words)
+}
+
+/// How far a name is from another, if they are similar: generated names begin with what they were made of.
+fn distance(name: &str, other: &str) -> Option<usize> {
+    let near = slips(name, other);
+    let part = !name.is_empty() && (other.starts_with(name) || name.starts_with(other));
+    (near <= SLIPS_MAX || part).then_some(near)
+}
+
+/// Letters to be added, left out or exchanged, to come from one to the other.
+fn slips(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (at, letter) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], at + 1);
+        for (column, other) in b.iter().enumerate() {
+            let exchanged = corner + usize::from(letter != *other);
+            corner = row[column + 1];
+            row[column + 1] = exchanged.min(row[column] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Words for a pod that has ended.
+pub fn ended(pod: &core::Pod) -> Option<String> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref())?;
+    matches!(phase, "Succeeded" | "Failed")
+        .then(|| format!("the pod has ended ({phase}): what it had was given back"))
+}
+
+/// Claims that the pod is to have and does not name yet.
+pub fn lacks(pod: &core::Pod) -> Vec<String> {
+    let mut lacks = Vec::new();
+    let entries = || pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let made = || pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    for entry in entries().filter(|entry| entry.resource_claim_name.is_none()) {
+        if made().all(|made| made.name != entry.name) {
+            lacks.push(format!(
+                "the claim of its entry {} is still to be made by kube-controller-manager, from the template {}: \
+                 does that exist? (kubectl -n {} get resourceclaimtemplates)",
+                entry.name,
+                entry.resource_claim_template_name.as_deref().unwrap_or_default(),
+                pod.metadata.namespace.as_deref().unwrap_or_default()
+            ));
+        }
+    }
+    let annotations = pod.metadata.annotations.as_ref();
+    let kai = KAI.into_iter().find(|name| annotations.is_some_and(|all| all.contains_key(*name)));
+    if let (Some(kai), None) = (kai, entries().next()) {
+        lacks.push(format!(
+            "the pod has the annotation {kai} and no claim: the webhook makes one for pods that are created in a \
+             namespace labelled tranche.dev/kai-annotations=enabled"
+        ));
+    }
+    lacks
+}
