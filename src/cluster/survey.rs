@@ -4,7 +4,7 @@
 //! * [`KubeCluster::tour`]: all that the controller follows, object by object
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::Resource;
 use kube::api::{Api, ListParams};
 use kube::core::DeserializeGuard;
@@ -66,6 +66,13 @@ impl KubeCluster {
         self.through::<Node>(all(), |seen| each(Change::Node(seen))).await?;
         self.through::<ResourceSlice>(ours, |seen| each(Change::Slice(seen))).await?;
         self.through::<DeviceClass>(all(), |seen| each(Change::Class(seen))).await?;
+        match self.through::<DeviceTaintRule>(all(), |seen| each(Change::TaintRule(seen))).await {
+            // Not served, or not for the caller to see: as if there were none.
+            Err(CallError::NotFound { .. } | CallError::Forbidden { .. }) => {
+                each(Change::TaintRule(Seen::Complete));
+            }
+            result => result?,
+        }
         self.through::<ResourceClaim>(all(), |seen| each(Change::Claim(seen))).await?;
         self.through::<Pod>(all().fields(LIVE_PODS), |seen| each(Change::Pod(seen))).await
     }

@@ -69,7 +69,7 @@ struct Walk {
 impl Walk {
     fn new(seed: u64) -> Self {
         let mut cluster = Cluster::new(rules());
-        cluster.keeps = seed % 2 == 0;
+        cluster.keeps = seed.is_multiple_of(2);
         for node in 0..3 {
             cluster.put_node(&format!("node-{node}"), 2);
         }

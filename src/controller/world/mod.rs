@@ -73,7 +73,9 @@ pub struct World {
     names: BTreeMap<(String, String), ClaimUid>,
     pub pods: BTreeMap<PodUid, Pod>,
     pub nodes: BTreeMap<NodeName, NodeState>,
-    slices: BTreeMap<String, Slice>,
+    slices: BTreeMap<NodeName, BTreeMap<String, Slice>>,
+    /// Of each slice, by name.
+    slice_nodes: BTreeMap<String, NodeName>,
     rules: BTreeMap<String, TaintRule>,
     pub class: Class,
     /// Who names a GPU, and how.
@@ -186,7 +188,7 @@ impl World {
                 let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
                 known.map(|(name, _)| name.to_string()).collect()
             }
-            Kind::Slices => self.slices.keys().cloned().collect(),
+            Kind::Slices => self.slice_nodes.keys().cloned().collect(),
             Kind::Classes => vec![SHARED_CLASS.to_owned()],
             Kind::TaintRules => self.rules.keys().cloned().collect(),
         }
@@ -345,19 +347,32 @@ impl World {
         let key = object.metadata.name.clone().unwrap_or_default();
         let Some(fresh) = node::slice(object) else { return self.drop_slice(&key) };
         let node = fresh.node.clone();
-        let old = self.slices.insert(key, fresh).map(|slice| slice.node);
-        let moved = old.filter(|old| *old != node);
-        let nodes = moved.into_iter().chain([node]).collect::<Vec<_>>();
-        nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
+        let moved = match self.slice_nodes.insert(key.clone(), node.clone()) {
+            Some(old) if old != node => self.forget_slice(&old, &key),
+            _ => Vec::new(),
+        };
+        self.slices.entry(node.clone()).or_default().insert(key, fresh);
+        moved.into_iter().chain(self.set_pool(node)).collect()
     }
 
     fn drop_slice(&mut self, name: &str) -> Vec<News> {
-        let gone = self.slices.remove(name);
-        gone.map(|slice| self.set_pool(slice.node)).unwrap_or_default()
+        let node = self.slice_nodes.remove(name);
+        node.map(|node| self.forget_slice(&node, name)).unwrap_or_default()
+    }
+
+    fn forget_slice(&mut self, node: &NodeName, name: &str) -> Vec<News> {
+        if let Some(of_node) = self.slices.get_mut(node) {
+            of_node.remove(name);
+            if of_node.is_empty() {
+                self.slices.remove(node);
+            }
+        }
+        self.set_pool(node.clone())
     }
 
     fn set_pool(&mut self, node: NodeName) -> Vec<News> {
-        let gpus = node::pool(&node, self.slices.values(), &self.rules);
+        let slices = self.slices.get(&node).into_iter().flat_map(BTreeMap::values);
+        let gpus = node::pool(&node, slices, &self.rules);
         let state = self.nodes.entry(node.clone()).or_default();
         if state.gpus == gpus {
             return Vec::new();
@@ -381,7 +396,7 @@ impl World {
     }
 
     fn set_pools(&mut self) -> Vec<News> {
-        let nodes: BTreeSet<NodeName> = self.slices.values().map(|slice| slice.node.clone()).collect();
+        let nodes: Vec<NodeName> = self.slices.keys().cloned().collect();
         nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
     }
 

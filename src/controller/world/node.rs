@@ -92,13 +92,13 @@ pub fn reduced(mut node: Node) -> Arc<Node> {
     Arc::new(node)
 }
 
-/// The GPUs of a pool: slices of its newest generation count.
+/// The GPUs of a pool, of these slices: those of its newest generation count.
 pub fn pool<'a>(
     node: &NodeName,
     slices: impl Iterator<Item = &'a Slice>,
     rules: &BTreeMap<String, TaintRule>,
 ) -> BTreeMap<DeviceName, Gpu> {
-    let mut of: Vec<&Slice> = slices.filter(|slice| slice.node == *node).collect();
+    let mut of: Vec<&Slice> = slices.collect();
     let newest = of.iter().map(|slice| slice.generation).max().unwrap_or(0);
     of.retain(|slice| slice.generation == newest);
     let mut gpus: BTreeMap<_, Gpu> = of.into_iter().flat_map(|slice| slice.gpus.clone()).collect();
