@@ -54,7 +54,7 @@ pub struct SimulateArgs {
     /// Draw the same.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Measure decisions at 100, 1,000 and 5,000 nodes instead.
+    /// Measure decisions at 100, 1,000 and 5,000 nodes instead, with selectors and without.
     #[arg(long, hide = true)]
     pub bench: bool,
 }
@@ -69,7 +69,7 @@ const LOAD_MAX: f64 = 10.0;
 /// A file or an argument is not what it should be ([`Usage`]), or an output cannot be written.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if args.bench {
-        return Ok(super::print(bench::run().as_bytes())?);
+        return Ok(super::print(bench::run(args.json).as_bytes())?);
     }
     let schedulers = schedulers(args.policy.as_deref())?;
     if !(args.load > 0.0 && args.load <= LOAD_MAX) {

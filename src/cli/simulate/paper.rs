@@ -23,3 +23,9 @@ const RESULTS: &[(&str, u32, [f64; 6])] = &[
 pub fn results(set: &str) -> impl Iterator<Item = (u32, [f64; 6])> {
     RESULTS.iter().filter(move |(name, ..)| *name == set).map(|(_, load, results)| (*load, *results))
 }
+
+/// The best of all policies at a load; none: there is no result of this set and load.
+pub fn best(set: &str, percent: usize) -> Option<f64> {
+    let (_, results) = results(set).find(|(load, _)| *load as usize == percent)?;
+    results.into_iter().reduce(f64::max)
+}

@@ -117,7 +117,8 @@ impl Report {
         let mut text = String::new();
         for series in &self.all {
             let end = series.end();
-            let object = json!({
+            let mut object = json!({
+                "pods": self.pods,
                 "policy": series.scheduler.as_str(),
                 "load": self.load,
                 "seeds": series.runs.len(),
@@ -126,7 +127,13 @@ impl Report {
                 "allocated_percent_max": end.max,
                 "decision_p50_us": series.took(0.5),
                 "decision_p99_us": series.took(0.99),
+                "paper_best_percent": paper::best(&self.pods, self.percent()),
             });
+            for stop in self.stops() {
+                let mean = series.at(stop).map(|spread| spread.mean);
+                object[format!("allocated_percent_at_{stop}")] = json!(mean);
+                object[format!("paper_best_percent_at_{stop}")] = json!(paper::best(&self.pods, stop));
+            }
             let _ = writeln!(text, "{object}");
         }
         text

@@ -48,12 +48,15 @@ fn the_report_has_a_row_an_object_and_a_curve_per_policy() {
     assert_eq!(objects.len(), 4);
     assert_eq!((&objects[0]["policy"], &objects[0]["seeds"]), (&"pack".into(), &2.into()));
     let percent = |key: &str| objects[0][key].as_f64().unwrap();
+    assert_eq!((percent("paper_best_percent"), percent("paper_best_percent_at_100")), (95.39, 95.23));
+    assert!(percent("allocated_percent_at_90") <= percent("allocated_percent_at_100"));
     assert!(percent("allocated_percent_min") <= percent("allocated_percent"));
     assert!(percent("allocated_percent") <= percent("allocated_percent_max"));
     assert!(report.csv().lines().any(|line| line.starts_with("kube-default,130,")), "{}", report.csv());
     assert_eq!(plot::svg(&report).matches("<polyline").count(), 4);
     let ours = Report { pods: "my-own-pods".to_owned(), ..report };
     assert!(!ours.text().contains("PAPER"), "no figures that are not the set's");
+    assert!(ours.json().lines().all(|line| line.contains(r#""paper_best_percent":null"#)), "{}", ours.json());
 }
 
 #[test]
