@@ -52,6 +52,7 @@ impl Extend<Duration> for Samples {
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<[String; 9]>,
+    tables: Vec<String>,
     notes: Vec<String>,
     figures: Map<String, Value>,
 }
@@ -85,6 +86,15 @@ impl Report {
         ]);
     }
 
+    /// A table of its own; words stand to the left of their columns, figures to the right.
+    pub fn table_of(&mut self, head: &[&str], rows: &[Vec<String>]) {
+        let head = head.iter().map(|cell| (*cell).to_owned()).collect();
+        let all: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().cloned()).collect();
+        let is_words = |cell: &String| cell.parse::<f64>().is_err() && !cell.is_empty();
+        let is_left = |column: usize| all.iter().skip(1).any(|row| is_words(&row[column]));
+        self.tables.push(aligned(&all, is_left));
+    }
+
     /// A figure under its stable name.
     pub fn figure(&mut self, name: &str, value: f64) {
         self.figures.insert(name.to_owned(), json!(rounded(value)));
@@ -97,6 +107,7 @@ impl Report {
     /// Adds what another report has, behind this one's.
     pub fn append(&mut self, other: Self) {
         self.rows.extend(other.rows);
+        self.tables.extend(other.tables);
         self.notes.extend(other.notes);
         self.figures.extend(other.figures);
     }
@@ -104,20 +115,11 @@ impl Report {
     /// For people.
     pub fn table(&self) -> String {
         let head = HEAD.map(str::to_owned);
-        let rows: Vec<&[String; 9]> = std::iter::once(&head).chain(&self.rows).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: [usize; 9] = std::array::from_fn(width);
-        let mut text = String::new();
-        for row in rows {
-            for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-                // Writing to a String cannot fail.
-                let _ = match column {
-                    0 | 7 | 8 => write!(text, "{cell:<width$}  "),
-                    _ => write!(text, "{cell:>width$}  "),
-                };
-            }
-            text.truncate(text.trim_end().len());
-            text.push('\n');
+        let rows: Vec<Vec<String>> =
+            std::iter::once(&head).chain(&self.rows).map(|row| row.to_vec()).collect();
+        let mut text = self.tables.join("\n");
+        if !self.rows.is_empty() {
+            text.push_str(&aligned(&rows, |column| matches!(column, 0 | 7 | 8)));
         }
         for note in &self.notes {
             let _ = writeln!(text, "{note}");
@@ -125,13 +127,33 @@ impl Report {
         text
     }
 
-    /// For programs.
-    pub fn json(&self) -> Value {
-        Value::Object(self.figures.clone())
+    /// For programs: beside the figures of a run before, unless this one has them too.
+    pub fn json(&self, before: Option<Map<String, Value>>) -> Value {
+        let mut figures = before.unwrap_or_default();
+        figures.extend(self.figures.clone());
+        Value::Object(figures)
     }
 }
 
+fn aligned(rows: &[Vec<String>], is_left: impl Fn(usize) -> bool) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = match is_left(column) {
+                true => write!(text, "{cell:<width$}  "),
+                false => write!(text, "{cell:>width$}  "),
+            };
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
 /// Three digits after the point: a microsecond, a KiB.
-fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }

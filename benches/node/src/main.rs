@@ -1,23 +1,27 @@
 //! Measures the node plugin: prepare and unprepare through its socket, of whole GPUs and of shares, the watchdog,
-//! start, idle, and pods on a real cluster.
+//! start, idle, and pods on a real cluster; and the controller: its decisions, how full it packs, and claims end to
+//! end.
 //! `hack/bench.sh` sets everything up and says where it is by the environment.
 //!
 //! Nothing here asserts on a time: the table says what was measured and what is aimed at.
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 mod api;
 mod bench;
 mod calls;
+mod crowd;
+mod decide;
 #[path = "../../../tests/it/fake_kubelet.rs"]
 #[allow(clippy::unwrap_used, clippy::expect_used)]
 mod fake_kubelet;
 mod figures;
+mod hollow;
 mod latency;
 mod machine;
 mod plugin;
@@ -51,8 +55,63 @@ async fn main() -> ExitCode {
     }
 }
 
+/// Parts that measure the node plugin.
+const OF_NODE: [&str; 6] = ["start", "latency", "shares", "watchdog", "idle", "pods"];
+/// And the controller.
+const OF_CONTROLLER: [&str; 3] = ["decide", "packing", "controller"];
+
+/// The parts that are to be measured now.
+struct Parts(String);
+
+impl Parts {
+    fn of_env() -> Result<Self> {
+        let parts = env::var("BENCH_PARTS").context("BENCH_PARTS is not set; run hack/bench.sh")?;
+        let known = |part: &&str| OF_NODE.contains(part) || OF_CONTROLLER.contains(part);
+        match parts.split_whitespace().find(|part| !known(part)) {
+            Some(part) => bail!("no part {part:?}; there are: {OF_CONTROLLER:?} and {OF_NODE:?}"),
+            None => Ok(Self(parts)),
+        }
+    }
+
+    fn want(&self, part: &str) -> bool {
+        self.0.split_whitespace().any(|wanted| wanted == part)
+    }
+}
+
 async fn run() -> Result<()> {
+    let parts = Parts::of_env()?;
+    let mut report = Report::default();
     let work = path("BENCH_WORK")?;
+    report.note(machine::describe(&work));
+    of_controller(&parts, &work, &mut report).await?;
+    if OF_NODE.iter().any(|part| parts.want(part)) {
+        of_node(&parts, work, &mut report).await?;
+    }
+    println!("{}", report.table());
+    let json = path("BENCH_JSON")?;
+    // What was measured before, for the same file.
+    let before = fs::read(&json).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    fs::write(&json, format!("{:#}\n", report.json(before))).with_context(|| json.display().to_string())
+}
+
+async fn of_controller(parts: &Parts, work: &Path, report: &mut Report) -> Result<()> {
+    let tranche = path("BENCH_TRANCHE")?;
+    if parts.want("decide") {
+        decide::measure(&tranche, report).await.context("decide")?;
+    }
+    if parts.want("packing") {
+        let data = env::var_os("TRANCHE_DATA").map(PathBuf::from);
+        decide::pack(&tranche, data.as_deref(), report).await.context("packing")?;
+    }
+    if parts.want("controller") {
+        let place = crowd::Place { tranche, kubeconfig: path("KUBECONFIG")?, work: work.to_owned() };
+        let client = api::client(&place.kubeconfig).await?;
+        crowd::measure(&place, &client, report).await.context("controller")?;
+    }
+    Ok(())
+}
+
+async fn of_node(parts: &Parts, work: PathBuf, report: &mut Report) -> Result<()> {
     let setting = Setting {
         tranche: path("BENCH_TRANCHE")?,
         driver_root: path("BENCH_DRIVER_ROOT")?,
@@ -60,38 +119,32 @@ async fn run() -> Result<()> {
         kubeconfig: path("KUBECONFIG")?,
         work,
     };
-    let machine = machine::describe(&setting.work);
     let client = api::client(&setting.kubeconfig).await?;
     api::prepare(&client).await?;
-    let mut report = Report::default();
-    report.note(machine);
     report.note(NOTES);
-    let parts =
-        env::var("BENCH_PARTS").unwrap_or_else(|_| "start latency shares watchdog idle pods".to_owned());
-    let wanted = |part: &str| parts.split_whitespace().any(|wanted| wanted == part);
-    if wanted("start") {
-        start::measure(&setting, &client, &mut report).await.context("start")?;
+    if parts.want("start") {
+        start::measure(&setting, &client, report).await.context("start")?;
     }
-    if wanted("latency") {
-        latency::measure(&setting, &client, &mut report).await.context("latency")?;
+    if parts.want("latency") {
+        latency::measure(&setting, &client, report).await.context("latency")?;
     }
-    if wanted("shares") {
-        shares::measure(&setting, &client, &mut report).await.context("shares")?;
+    if parts.want("shares") {
+        shares::measure(&setting, &client, report).await.context("shares")?;
     }
-    if wanted("watchdog") {
-        watchdog::measure(&setting, &client, &mut report).await.context("watchdog")?;
+    if parts.want("watchdog") {
+        watchdog::measure(&setting, &client, report).await.context("watchdog")?;
     }
     // A process's own time and memory do not depend on what runs beside it: the pods come meanwhile.
     let (mut of_idle, mut of_pods) = (Report::default(), Report::default());
     let idle = async {
-        if wanted("idle") {
+        if parts.want("idle") {
             start::idle(&setting, &client, &mut of_idle).await.context("idle")
         } else {
             Ok(())
         }
     };
     let pods = async {
-        if wanted("pods") { pods::measure(&client, &mut of_pods).await.context("pods") } else { Ok(()) }
+        if parts.want("pods") { pods::measure(&client, &mut of_pods).await.context("pods") } else { Ok(()) }
     };
     tokio::try_join!(idle, pods)?;
     api::clear(&client).await?;
@@ -100,10 +153,7 @@ async fn run() -> Result<()> {
     let size = fs::metadata(&setting.tranche)?.len() as f64 / f64::from(1 << 20);
     report.single("stripped binary, MiB", size, "14.3 (15 MB)", "55.8");
     report.figure("binary_mib", size);
-
-    println!("{}", report.table());
-    let json = path("BENCH_JSON")?;
-    fs::write(&json, format!("{:#}\n", report.json())).with_context(|| json.display().to_string())
+    Ok(())
 }
 
 fn path(variable: &str) -> Result<PathBuf> {

@@ -1,5 +1,5 @@
 //! The measured processes: `tranche node` and `tranche mps` of the release build, with folders of their own and
-//! simulated GPUs.
+//! simulated GPUs, and `tranche controller`.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,6 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
@@ -95,19 +97,43 @@ impl Setting {
     }
 
     fn spawn(&self, mut command: Command, folder: &Path, gpus: &Path) -> Result<Process> {
-        let log = fs::File::create(folder.join("log"))?;
-        let child = command
-            .args(["--ops-address", "127.0.0.1:0", "--log-format", "json", "--driver-root"])
-            .arg(&self.driver_root)
-            .env("FAKE_NVML_DIR", gpus)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("cannot start {}", self.tranche.display()))?;
-        let pid = child.id().context("it ended at once")?;
-        Ok(Process { child, pid: i32::try_from(pid)?, log: folder.join("log") })
+        command.arg("--driver-root").arg(&self.driver_root).env("FAKE_NVML_DIR", gpus);
+        spawn(command, folder)
     }
+}
+
+/// Starts the controller as it is set by default, without the webhook. Lease and holds are in `namespace`.
+pub fn start_controller(
+    tranche: &Path,
+    kubeconfig: &Path,
+    folder: &Path,
+    namespace: &str,
+) -> Result<Process> {
+    let mut command = Command::new(tranche);
+    command.args([
+        "controller",
+        "--pod-name",
+        "bench",
+        "--pod-namespace",
+        namespace,
+        "--webhook-address",
+        "off",
+    ]);
+    command.arg("--kubeconfig").arg(kubeconfig);
+    spawn(command, folder)
+}
+
+fn spawn(mut command: Command, folder: &Path) -> Result<Process> {
+    let log = fs::File::create(folder.join("log"))?;
+    let child = command
+        .args(["--ops-address", "127.0.0.1:0", "--log-format", "json"])
+        .stdin(Stdio::null())
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .context("tranche cannot be started")?;
+    let pid = child.id().context("it ended at once")?;
+    Ok(Process { child, pid: i32::try_from(pid)?, log: folder.join("log") })
 }
 
 /// A running process; killed when dropped.
@@ -137,6 +163,15 @@ impl Process {
         let told = text.lines().find(|line| line.contains("metrics and state are served"));
         let told: Value = serde_json::from_str(told.context("it serves no metrics yet")?)?;
         Ok(told["address"].as_str().context("no address in the log")?.parse()?)
+    }
+
+    /// What it answers to a GET.
+    pub async fn ask(&self, path: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(self.ops_address()?).await?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+        let mut text = String::new();
+        timeout(PATIENCE, stream.read_to_string(&mut text)).await.with_context(|| format!("no {path}"))??;
+        Ok(text)
     }
 
     /// Its log's last lines.

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use tranche::host::FileLock;
 use tranche::model::names::DRIVER;
@@ -88,7 +86,7 @@ async fn until_counted(plugin: &Process, rows: usize) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         // It may not serve them yet.
-        let metrics = metrics(plugin).await.unwrap_or_default();
+        let metrics = plugin.ask("/metrics").await.unwrap_or_default();
         let counted = metrics.lines().filter(|line| line.starts_with(ROW) && line.ends_with(&ending)).count();
         if counted == rows {
             return Ok(());
@@ -159,21 +157,13 @@ impl Spent {
 
 /// Seconds that all looks took together, and their number.
 async fn looks(plugin: &Process) -> Result<(f64, f64)> {
-    let text = metrics(plugin).await?;
+    let text = plugin.ask("/metrics").await?;
     let value = |name: &str| -> Result<f64> {
         let name = format!("{TICK}{name} ");
         let value = text.lines().find_map(|line| line.strip_prefix(&name));
         Ok(value.with_context(|| format!("no metric {name}"))?.parse()?)
     };
     Ok((value("sum")?, value("count")?))
-}
-
-async fn metrics(plugin: &Process) -> Result<String> {
-    let mut stream = TcpStream::connect(plugin.ops_address()?).await?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
-    let mut text = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut text)).await.context("no metrics")??;
-    Ok(text)
 }
 
 /// A folder that stands for /proc.
