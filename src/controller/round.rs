@@ -477,7 +477,8 @@ impl Core {
 
     fn send(&mut self, now: Moment, round: &mut Round, ids: &mut dyn FnMut() -> String) {
         let mut ready: Vec<ClaimUid> = Vec::new();
-        for (_, plan) in self.plans.iter() {
+        let room = self.in_flight.len() < IN_FLIGHT_MAX;
+        for (_, plan) in self.plans.iter().filter(|_| room) {
             let held = plan
                 .claims
                 .values()

@@ -39,6 +39,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(3);
 const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// After a round as long a rest, but no longer than this: while much happens, the next round takes it in together,
+/// and rounds take no more than half of a processor.
+const REST_MAX: Duration = Duration::from_millis(50);
 /// How often metrics of the whole cluster are made.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
@@ -213,11 +216,14 @@ impl Turning {
         let mut feed = self.api.feed().ready_chunks(CHANGES_AT_ONCE);
         let writes = self.writes.clone();
         let mut next: Option<Moment> = None;
+        // Until when no round begins, and whether something was heard that none has seen.
+        let (mut rested, mut news) = (start, false);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.metrics.leading.set(1);
         loop {
             let due = start + next.unwrap_or(Moment::MAX / 4).min(start.elapsed() + LOOK_EVERY);
+            let due = if news { rested } else { due.max(rested) };
             let heard = tokio::select! {
                 biased;
                 () = shutdown.graceful() => return Ok(()),
@@ -233,7 +239,12 @@ impl Turning {
                 () = tokio::time::sleep_until(due) => Heard::Nothing,
             };
             self.hear(heard, start.elapsed());
-            next = self.turn(start.elapsed());
+            let begun = Instant::now();
+            news = begun < rested;
+            if !news {
+                next = self.turn(start.elapsed());
+                rested = Instant::now() + begun.elapsed().min(REST_MAX);
+            }
         }
     }
 

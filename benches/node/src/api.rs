@@ -200,8 +200,18 @@ impl Seen {
         what: &str,
         enough: impl FnMut(&HashMap<String, Instant>) -> bool,
     ) -> Result<HashMap<String, Instant>> {
+        self.until_within(PATIENCE, what, enough).await
+    }
+
+    /// The same with a patience of its own.
+    pub async fn until_within(
+        &self,
+        patience: Duration,
+        what: &str,
+        enough: impl FnMut(&HashMap<String, Instant>) -> bool,
+    ) -> Result<HashMap<String, Instant>> {
         let mut when = self.when.clone();
-        let seen = timeout(PATIENCE, when.wait_for(enough)).await;
+        let seen = timeout(patience, when.wait_for(enough)).await;
         let seen = seen.with_context(|| format!("never seen: {what}"))?;
         Ok(seen.context("the watch ended")?.clone())
     }

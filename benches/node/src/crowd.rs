@@ -30,6 +30,8 @@ const MAKERS: usize = 32;
 /// Of the controller's lease and holds.
 const SYSTEM: &str = "bench-controller";
 const LOOK: Duration = Duration::from_millis(100);
+/// The longest wait for all claims of a wave.
+const WAVE: Duration = Duration::from_secs(180);
 
 /// Where things lie that the part needs.
 pub struct Place {
@@ -57,7 +59,7 @@ struct Wave {
 /// # Errors
 /// Besides what fails: a claim is not allocated in time, or a GPU is granted beyond what it has.
 pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Result<()> {
-    namespace(client, SYSTEM).await?;
+    fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
     let coming = crowd.coming().await.context("claims that come while the controller runs")?;
@@ -100,7 +102,8 @@ impl Crowd<'_> {
         let namespace = "bench-waiting";
         let watch = Watch::start(self.client, namespace).await?;
         make(self.client, namespace, &by_controller()).await?;
-        watch.tried.until("pods that cannot be scheduled", |tried| tried.len() == CLAIMS).await?;
+        let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
+        watch.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
         let begun = Instant::now();
         let controller = self.controller("waiting")?;
         let made = vec![begun; CLAIMS];
@@ -193,10 +196,10 @@ impl Crowd<'_> {
         let now = DeleteParams::default().grace_period(0);
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         pods.delete_collection(&now, &ListParams::default()).await?;
-        watch.bound.until("the pods' end", HashMap::is_empty).await?;
+        watch.bound.until_within(WAVE, "the pods' end", HashMap::is_empty).await?;
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
         claims.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-        watch.allocated.until("the claims' end", HashMap::is_empty).await?;
+        watch.allocated.until_within(WAVE, "the claims' end", HashMap::is_empty).await?;
         let holds: Api<ResourceClaim> = Api::namespaced(self.client.clone(), SYSTEM);
         let ours = ListParams::default().labels(HOLD_LABEL);
         holds.delete_collection(&DeleteParams::default(), &ours).await?;
@@ -285,7 +288,7 @@ struct Seens {
 impl Watch {
     /// In a namespace that is made for it.
     async fn start(client: &Client, namespace: &str) -> Result<Self> {
-        self::namespace(client, namespace).await?;
+        fresh(client, namespace).await?;
         api::until_account(client, namespace).await?;
         let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
@@ -301,8 +304,8 @@ impl Watch {
     /// Until every claim is allocated and every pod is bound.
     async fn until_bound(&self) -> Result<Seens> {
         let all = |seen: &HashMap<String, Instant>| seen.len() == CLAIMS;
-        let allocated = self.allocated.until("all claims allocated", all).await?;
-        let bound = self.bound.until("all pods bound", all).await?;
+        let allocated = self.allocated.until_within(WAVE, "all claims allocated", all).await?;
+        let bound = self.bound.until_within(WAVE, "all pods bound", all).await?;
         Ok(Seens { allocated, bound })
     }
 }
@@ -383,12 +386,22 @@ async fn until_it_leads(controller: &Process) -> Result<()> {
     }
 }
 
-async fn namespace(client: &Client, name: &str) -> Result<()> {
-    let object = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    match Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        made => Ok(made.map(drop)?),
+/// An empty namespace: what an earlier run has left of it goes first.
+async fn fresh(client: &Client, name: &str) -> Result<()> {
+    let api = Api::<Namespace>::all(client.clone());
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(old) = api.get_opt(name).await? {
+        if old.metadata.deletion_timestamp.is_none() {
+            api.delete(name, &DeleteParams::default()).await?;
+        }
+        if Instant::now() > deadline {
+            bail!("namespace {name} does not go");
+        }
+        sleep(LOOK).await;
     }
+    let object = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    api.create(&PostParams::default(), &object).await?;
+    Ok(())
 }
 
 /// Nothing waits for its end.

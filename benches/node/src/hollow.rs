@@ -12,7 +12,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
@@ -44,6 +44,9 @@ impl Hollow {
     /// Makes them, and waits until pods may be bound to them.
     pub async fn make(client: &Client, count: usize) -> Result<Self> {
         let names: Vec<String> = (0..count).map(|nth| format!("hollow-{nth:03}")).collect();
+        remove(client).await?;
+        // First: a node of this name that was there before may be taken for dead at once.
+        renew(client, &names).await?;
         let all = names.iter().enumerate().map(|(nth, name)| one(client, nth, name));
         let slices: Vec<ResourceSlice> = stream::iter(all).buffer_unordered(AT_ONCE).try_collect().await?;
         let mut gpus = BTreeMap::new();
@@ -54,7 +57,6 @@ impl Hollow {
                 gpus.insert((node.clone(), device.name), grantable);
             }
         }
-        renew(client, &names).await?;
         let (of_task, leases) = (client.clone(), names.clone());
         let renewing = tokio::spawn(async move {
             loop {
@@ -75,22 +77,27 @@ impl Hollow {
         let deadline = Instant::now() + PATIENCE;
         let is_free =
             |node: &Node| node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).is_none_or(Vec::is_empty);
-        while api.list(&ours).await?.items.iter().filter(|node| is_free(node)).count() < count {
+        loop {
+            let nodes = api.list(&ours).await?.items;
+            if nodes.iter().filter(|node| is_free(node)).count() == count {
+                return Ok(());
+            }
             if Instant::now() > deadline {
                 bail!("the hollow nodes keep their taints; does the controller-manager run?");
             }
+            // Taken for dead meanwhile: a kubelet would say that it is not.
+            for node in nodes.iter().filter(|node| !is_ready(node)) {
+                let (name, status) = (node.metadata.name.as_deref().unwrap_or_default(), json!([ready()]));
+                let patch = Patch::Merge(json!({"status": {"conditions": status}}));
+                api.patch_status(name, &PatchParams::default(), &patch).await?;
+            }
             sleep(LOOK).await;
         }
-        Ok(())
     }
 
     pub async fn end(self) -> Result<()> {
         self.renewing.abort();
-        let (ours, all) = (ListParams::default().labels(LABEL), DeleteParams::default());
-        Api::<ResourceSlice>::all(self.client.clone()).delete_collection(&all, &ours).await?;
-        Api::<Node>::all(self.client.clone()).delete_collection(&all, &ours).await?;
-        Api::<Lease>::namespaced(self.client.clone(), LEASES).delete_collection(&all, &ours).await?;
-        Ok(())
+        remove(&self.client).await
     }
 }
 
@@ -100,13 +107,30 @@ impl Drop for Hollow {
     }
 }
 
+/// Whatever there is of hollow nodes.
+async fn remove(client: &Client) -> Result<()> {
+    let (ours, all) = (ListParams::default().labels(LABEL), DeleteParams::default());
+    Api::<ResourceSlice>::all(client.clone()).delete_collection(&all, &ours).await?;
+    Api::<Node>::all(client.clone()).delete_collection(&all, &ours).await?;
+    Api::<Lease>::namespaced(client.clone(), LEASES).delete_collection(&all, &ours).await?;
+    Ok(())
+}
+
+fn ready() -> Value {
+    json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "hollow"})
+}
+
+fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
 async fn one(client: &Client, nth: usize, name: &str) -> Result<ResourceSlice> {
     let room = json!({"cpu": "128", "memory": "1Ti", "pods": "110"});
-    let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "hollow"});
     let node = json!({
         "metadata": {"name": name, "labels": {
             "tranche-bench": "hollow", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
-        "status": {"capacity": room, "allocatable": room, "conditions": [ready]},
+        "status": {"capacity": room, "allocatable": room, "conditions": [ready()]},
     });
     let made = PostParams::default();
     Api::<Node>::all(client.clone()).create(&made, &serde_json::from_value(node)?).await?;
