@@ -144,7 +144,7 @@ fn who_waits_hears_the_controllers_words_and_each_nodes() {
             "node-0 largest free 10240 MiB of gpu-0, needs 20480; gpu-1: whole GPU of claim ml/whole-node-0-gpu-1",
             "node-1 is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it",
             "node-2 has the taint maintenance:NoSchedule, which the pod does not tolerate",
-            "node-3 gpu-0: has the taint gpu.nvidia.com/xid",
+            "node-3 gpu-0: has the taint gpu.nvidia.com/xid:NoExecute, which is not tolerated",
             "node-4 gpu-0: whole GPU of claim ml/whole-node-4-gpu-0; gpu-1: whole GPU of claim ml/whole-node-4-gpu-1",
             "node-5 too small even idle: 1000 MiB of gpu-0, needs 20480",
         ]
