@@ -30,7 +30,7 @@ YAML
 until_true 60 "the namespace's service account" kubectl -n kai get serviceaccount default
 
 # The pod of deploy/examples, with an image that this machine has.
-kubectl create --dry-run=client -o json -f "$top/deploy/examples/kai.yaml" |
+kubectl -n kai create --dry-run=client -o json -f "$top/deploy/examples/kai.yaml" |
   jq '.spec.containers[0] |= (del(.command) | .image = "docker.io/local/glibc:1" | .imagePullPolicy = "Never")' |
   kubectl -n kai apply -f - >/dev/null
 
@@ -84,3 +84,7 @@ printf '\nWhere everything is:\n'
 kubectl -n tranche-system exec deployment/tranche-controller -- tranche top --once || fail "tranche top"
 printf '\nWhat waits, and why:\n'
 kubectl -n kai get events --field-selector involvedObject.name=large -o custom-columns='REASON:.reason,MESSAGE:.message'
+echo
+rc=0
+kubectl -n tranche-system exec deployment/tranche-controller -- tranche explain -n kai pod/large || rc=$?
+[ "$rc" = 3 ] || fail "tranche explain of a pod that waits ended with $rc instead of 3"

@@ -54,6 +54,8 @@ say "6/7 four pods on the one GPU that is left, each with a part of its own"
 "$here/shares.sh" node-a 6
 
 say "7/7 the controller: three more nodes, and pods with KAI's annotations"
+# A GPU for them; the pod that waited for a share of kube-scheduler's would take it.
+kubectl -n shared delete pod late --wait=false
 kubectl -n demo scale deployment/inference --replicas=5
 kubectl -n demo wait --for=jsonpath='{.status.replicas}'=5 deployment/inference --timeout=60s >/dev/null
 "$here/controller.sh" node-a
