@@ -18,7 +18,7 @@ use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
 use crate::allocate::Policy;
-use crate::cluster::feed::Change;
+use crate::cluster::feed::{Change, Seen};
 use crate::feasible::Room;
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
@@ -102,8 +102,13 @@ impl Core {
     }
 
     pub fn apply(&mut self, change: Change, now: Moment) {
+        let listed = matches!(change, Change::Claim(Seen::Complete));
         for news in self.world.apply(change) {
             self.learn(news, now);
+        }
+        if listed {
+            // Who has come and gone since the last news?
+            self.holds.young_ones().iter().for_each(|gpu| self.spoiled(gpu, now));
         }
     }
 
@@ -137,10 +142,13 @@ impl Core {
         let Some(claim) = self.world.claims.get(uid) else { return };
         let named =
             before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
+        let others: Vec<GpuRef> =
+            named.clone().filter(|(_, how)| !how.is_ours()).map(|(gpu, _)| gpu.clone()).collect();
         self.dirty.extend(named.map(|(gpu, _)| gpu.clone()));
         if let Some(gpu) = claim.hold.clone() {
             self.hold_changed(&gpu, now);
         }
+        others.iter().for_each(|gpu| self.spoiled(gpu, now));
         let claim = &self.world.claims[uid];
         if claim.is_shares() {
             match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
@@ -228,6 +236,8 @@ impl Core {
         if let Some(gpu) = &claim.hold {
             self.hold_changed(gpu, now);
         }
+        let others = claim.allocation.iter().flat_map(|one| &one.uses).filter(|(_, how)| !how.is_ours());
+        others.for_each(|(gpu, _)| self.spoiled(gpu, now));
         if let Some(key) = self.plans.key(uid).cloned() {
             self.cancel(&key, now);
         }
@@ -419,6 +429,15 @@ impl Core {
         }
     }
 
+    /// A young hold of the GPU is worth nothing, where the scheduler's books have a GPU once.
+    fn spoiled(&mut self, gpu: &GpuRef, now: Moment) {
+        if self.world.counts_once(gpu) && self.holds.spoil(gpu, now) {
+            for key in self.plans.on(gpu) {
+                self.cancel(&key, now);
+            }
+        }
+    }
+
     /// The first time that everything is known: what stands in the API was decided by a leader before us.
     pub(super) fn start(&mut self, now: Moment) {
         if std::mem::replace(&mut self.started, true) {
@@ -433,7 +452,11 @@ impl Core {
                     let names = self.world.books.get(&gpu);
                     let shared =
                         names.is_some_and(|names| names.values().any(|how| matches!(how, Use::Share(_))));
-                    self.holds.found(&gpu, &claim.at.claim, shared, now);
+                    // Nobody has seen who came and went since it was written.
+                    match !shared && self.world.counts_once(&gpu) {
+                        true => self.holds.stray(&gpu, now),
+                        false => self.holds.found(&gpu, &claim.at.claim, shared, now),
+                    }
                 }
                 false => self.holds.stray(&gpu, now),
             }

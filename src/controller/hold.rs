@@ -33,6 +33,13 @@ pub enum Phase {
     Leaving { until: Moment, asked: bool },
 }
 
+impl Phase {
+    /// On its way to be held.
+    fn is_young(&self) -> bool {
+        matches!(self, Self::Writing | Self::Settling { .. } | Self::Looking { .. })
+    }
+}
+
 /// The hold of a GPU, as the API has it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
@@ -204,6 +211,18 @@ impl Holds {
         let leave = if why == Loss::Idle { Duration::ZERO } else { self.pace.leave };
         self.stray(gpu, now + leave);
         true
+    }
+
+    /// Somebody else names the GPU, or did, while its hold was young; or may have, unseen. Where the scheduler's
+    /// books have a GPU once, the end of that claim takes it out of them under the hold, which is worth nothing
+    /// then. True if it was young: it goes, and another may be taken.
+    pub fn spoil(&mut self, gpu: &GpuRef, now: Moment) -> bool {
+        let young = Phase::is_young;
+        self.phases.get(gpu).is_some_and(young) && self.lose(gpu, Loss::Race, now)
+    }
+
+    pub fn young_ones(&self) -> Vec<GpuRef> {
+        self.in_phase(Phase::is_young)
     }
 
     /// Its hold is gone from the API, or is no hold any more, whoever did it. True if it was counted on.
