@@ -74,7 +74,11 @@ impl KubeCluster {
         let patch = Patch::Merge(json!({"metadata": metadata}));
         let what = || format!("PATCH resourceclaims {}/{}", at.claim.namespace, at.claim.name);
         let api = self.claims_of(at);
-        call(self.limit(), what, api.patch(&at.claim.name, &PatchParams::default(), &patch)).await
+        match call(self.limit(), what, api.patch(&at.claim.name, &PatchParams::default(), &patch)).await {
+            // Perhaps for the way in which its parameters are written.
+            Err(CallError::Refused { code: 422, .. }) => self.mark_verbatim(at, marks).await,
+            answer => answer,
+        }
     }
 
     /// Writes or clears the allocation of a claim; the answer is what the API server stored, which may lack

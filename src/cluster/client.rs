@@ -31,7 +31,7 @@ use crate::model::names::{DRIVER, NodeName};
 pub const READS_AT_ONCE: usize = 8;
 
 /// Who we are in `metadata.managedFields`.
-const FIELD_MANAGER: &str = "tranche";
+pub(super) const FIELD_MANAGER: &str = "tranche";
 
 /// How to reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,16 +5,17 @@
 //! Every call has a deadline ([`CALL_LIMIT`]) and there is no client-side rate limit: callers pace
 //! themselves. Nothing is cached; a claim is read with a GET at each question (KEP-3063: the UID must be
 //! compared with kubelet's). Only our own slices are ever written with a whole-object PUT, since a field
-//! that these types do not know would be lost by it.
+//! that these types do not know would be lost by it; and claims that JSON cannot write, byte for byte.
 //!
 //! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
-//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims; [`lease`]: its lease
+//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims, `verbatim` those that no
+//!   JSON can do; [`lease`]: its lease
 //! * [`events`]: events on claims and pods, best effort
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
-//! May import: model. May name: kube, k8s-openapi, rustls, futures, jiff, serde, tokio, serde_json, tracing.
+//! May import: model. May name: kube, k8s-openapi, rustls, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
 
 pub mod allocation;
 mod client;
@@ -25,6 +26,7 @@ pub mod lease;
 pub mod read_claim;
 pub mod status;
 mod survey;
+mod verbatim;
 pub mod webhooks;
 
 use std::time::Duration;
