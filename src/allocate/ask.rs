@@ -1,6 +1,7 @@
 //! What a pod asks for.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
@@ -88,7 +89,8 @@ pub enum Nodes {
     #[default]
     Any,
     Only(BTreeSet<NodeName>),
-    Except(BTreeSet<NodeName>),
+    /// What is in none of these.
+    Except(Vec<Arc<BTreeSet<NodeName>>>),
 }
 
 impl Nodes {
@@ -96,7 +98,7 @@ impl Nodes {
         match self {
             Self::Any => true,
             Self::Only(names) => names.contains(name),
-            Self::Except(names) => !names.contains(name),
+            Self::Except(sets) => !sets.iter().any(|names| names.contains(name)),
         }
     }
 }

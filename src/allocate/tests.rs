@@ -179,7 +179,7 @@ fn nodes_that_a_pod_may_not_use_are_passed_over() {
         spot(&decide(index, &[pod], Policy::Pack).unwrap().placements[0])
     };
     assert_eq!(on(&mut index, Nodes::Any), "a/gpu-0");
-    assert_eq!(on(&mut index, Nodes::Except(["a".into()].into())), "b/gpu-0");
+    assert_eq!(on(&mut index, Nodes::Except(vec![Arc::new(["a".into()].into())])), "b/gpu-0");
     assert_eq!(on(&mut index, Nodes::Only(["c".into()].into())), "c/gpu-0");
     index.remove_node(&"a".into());
     assert_eq!(on(&mut index, Nodes::Any), "b/gpu-0");
@@ -468,7 +468,7 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
                 ..Want::whole(gpus)
             })
         },
-        nodes: if only == 0 { Nodes::Except([NAMES[1].into()].into()) } else { Nodes::Any },
+        nodes: if only == 0 { Nodes::Except(vec![Arc::new([NAMES[1].into()].into())]) } else { Nodes::Any },
     })
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Moment;
 use super::config::Rules;
 use super::hold::{Holds, Loss, Phase};
+use super::kept_off::KeptOff;
 use super::life::Unused;
 use super::plan::{Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
@@ -19,7 +20,7 @@ use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
 use crate::allocate::Policy;
 use crate::cluster::feed::{Change, Seen};
-use crate::feasible::Room;
+use crate::feasible::{Room, why_not};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
 /// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
@@ -37,6 +38,7 @@ pub struct Core {
     pub rules: Rules,
     pub world: World,
     pub stock: Stock,
+    pub(super) kept_off: KeptOff,
     pub holds: Holds,
     pub queue: Queue,
     pub plans: Plans,
@@ -52,6 +54,9 @@ pub struct Core {
     dirty: BTreeSet<GpuRef>,
     /// Claims with an allocation of ours that nobody has reserved.
     pub(super) unused: BTreeMap<ClaimUid, Unused>,
+    /// When these were last looked at, and when they are to be again, if time alone is to bring it.
+    pub(super) reviewed: Option<Moment>,
+    pub(super) review_at: Option<Moment>,
     pub(super) not_before: BTreeMap<ClaimUid, Moment>,
     /// Claims that a write is under way for.
     pub(super) in_flight: BTreeSet<ClaimUid>,
@@ -75,6 +80,7 @@ impl Core {
         Self {
             world: World::new(namespace),
             stock: Stock::default(),
+            kept_off: KeptOff::default(),
             holds: Holds::new(rules.holds),
             queue: Queue::new(rules.patience),
             plans: Plans::default(),
@@ -85,6 +91,8 @@ impl Core {
             whole: BTreeMap::new(),
             dirty: BTreeSet::new(),
             unused: BTreeMap::new(),
+            reviewed: None,
+            review_at: None,
             not_before: BTreeMap::new(),
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
@@ -401,6 +409,8 @@ impl Core {
     fn node(&mut self, name: &NodeName) {
         let state = self.world.nodes.get(name);
         self.stock.set_node(name, state);
+        let object = state.and_then(|state| state.object.as_deref());
+        self.kept_off.judge(name, |demands| object.is_none_or(|node| why_not(demands, node).is_some()));
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
         self.dirty.extend(gpus.map(|device| GpuRef::new(name, device)));
     }

@@ -1,5 +1,7 @@
 //! Allocations of ours that nobody uses: their pod is gone, or cannot be bound where they are.
 
+use std::time::Duration;
+
 use super::Moment;
 use super::core::Core;
 use super::world::{Claim, Pod};
@@ -7,7 +9,10 @@ use crate::model::names::{ClaimUid, NodeName};
 use crate::select::untolerated;
 
 /// How long a node, a GPU or a pod may look unfit before anything is moved: most of it passes.
-const UNFIT_FOR: std::time::Duration = std::time::Duration::from_secs(5);
+const UNFIT_FOR: Duration = Duration::from_secs(5);
+/// No oftener are unused allocations looked at: what is found counts after seconds only, and while a thousand pods
+/// are being bound there are many.
+const REVIEW_EVERY: Duration = Duration::from_millis(500);
 
 /// An allocation that nobody has reserved: why, and since when.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +41,11 @@ enum Because {
 impl Core {
     pub(super) fn live(&mut self, now: Moment) {
         self.not_before.retain(|_, until| *until > now);
+        if let Some(next) = self.reviewed.map(|reviewed| reviewed + REVIEW_EVERY).filter(|next| now < *next) {
+            self.review_at = Some(next);
+            return;
+        }
+        (self.reviewed, self.review_at) = (Some(now), None);
         let unused: Vec<ClaimUid> =
             self.unused.keys().filter(|uid| !self.to_clear.contains(*uid)).cloned().collect();
         for uid in unused {
@@ -125,6 +135,7 @@ impl Core {
         let rests = self.not_before.values().copied();
         let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
         let doubts = self.doubtful.values().flatten().copied();
-        unused.chain(rests).chain(again).chain(doubts).filter(|due| *due > now).min()
+        let review = self.review_at.filter(|_| !self.unused.is_empty());
+        unused.chain(rests).chain(again).chain(doubts).chain(review).filter(|due| *due > now).min()
     }
 }

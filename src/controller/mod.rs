@@ -3,7 +3,7 @@
 //! Pure, each a file of its own, time being an argument:
 //! * [`world`]: what the API server has told, reduced; `wants`: what a claim asks for
 //! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked; `apart`: shares of
-//!   several GPUs in one claim
+//!   several GPUs in one claim; `kept_off`: which nodes a pod cannot have
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
@@ -21,6 +21,7 @@ pub mod core;
 pub mod explain;
 mod grant;
 pub mod hold;
+mod kept_off;
 mod lease;
 mod life;
 mod plan;

@@ -2,6 +2,7 @@
 //! every choice made.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, ResourceClaim, ResourceClaimSpec};
@@ -234,6 +235,7 @@ impl Core {
         before: &[Part],
         now: Moment,
     ) -> Result<Option<Part>, Refused> {
+        let barred = self.barred_nodes(uid);
         let Some(pod) = self.world.pods.get(uid) else { return Ok(None) };
         let Some(claims) = self.world.claims_of(pod) else { return Ok(None) };
         let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
@@ -250,7 +252,7 @@ impl Core {
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
         let ways = ways.map_err(bad)?;
-        let nodes = self.nodes(pod, &claims, kept, now);
+        let nodes = self.nodes(pod, &claims, (kept, barred), now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
             None => self.usual_policy(),
@@ -267,7 +269,13 @@ impl Core {
     }
 
     /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
-    fn nodes(&self, pod: &Pod, claims: &[&Claim], kept: &BTreeSet<NodeName>, now: Moment) -> Nodes {
+    fn nodes(
+        &self,
+        pod: &Pod,
+        claims: &[&Claim],
+        (kept, barred): (&BTreeSet<NodeName>, Arc<BTreeSet<NodeName>>),
+        now: Moment,
+    ) -> Nodes {
         let placed = |claim: &&Claim| {
             let stored = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone());
             stored.or_else(|| self.plans.of(claim.uid()).map(|planned| planned.node.clone()))
@@ -278,11 +286,20 @@ impl Core {
             // Two places at once are none.
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
-        let excluded = self.queue.excluded(&pod.at.uid, now);
-        let barred = self.stock.index.nodes().map(|view| view.name()).filter(|name| {
-            kept.contains(*name) || excluded.contains(name) || self.why_not(pod, name).is_some()
-        });
-        Nodes::Except(barred.cloned().collect())
+        let excluded = self.queue.excluded(&pod.at.uid, now).into_iter();
+        let for_now = excluded.chain(kept).cloned().collect();
+        Nodes::Except(vec![Arc::new(for_now), self.stock.full(), barred])
+    }
+
+    /// Where the pod cannot run, however empty it is.
+    fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
+        let demands = self.world.pods.get(pod).and_then(|pod| pod.demands.as_ref());
+        let Some(demands) = demands else { return Arc::default() };
+        let object = |name: &NodeName| self.world.nodes.get(name)?.object.as_deref();
+        let is_barred =
+            |name: &NodeName| object(name).is_none_or(|node| feasible::why_not(demands, node).is_some());
+        let all = self.stock.index.nodes().map(|view| view.name());
+        self.kept_off.by(demands, all, is_barred)
     }
 
     /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
@@ -295,7 +312,7 @@ impl Core {
     pub(super) fn barred(&self, pod: &Pod, node: &NodeName) -> Option<String> {
         let object = self.world.nodes.get(node).and_then(|state| state.object.as_deref());
         let Some(object): Option<&Node> = object else { return Some("is not there".to_owned()) };
-        feasible::why_not(pod.spec.as_deref()?, object).map(|unfit| unfit.to_string())
+        feasible::why_not(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
     fn explained(&self, part: &Part, explanation: &Explanation, kept: &BTreeSet<NodeName>) -> Refused {

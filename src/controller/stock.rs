@@ -2,6 +2,7 @@
 //! is closed to shares.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::world::{GpuRef, NodeState};
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement};
@@ -16,6 +17,8 @@ pub struct Stock {
     grants: BTreeMap<GpuRef, BTreeMap<ClaimUid, GpuGrant>>,
     of_claims: BTreeMap<ClaimUid, Vec<GpuRef>>,
     rooms: BTreeMap<NodeName, NodeRoom>,
+    /// Nodes that have as many pods as they may.
+    full: Arc<BTreeSet<NodeName>>,
     /// Closed for other reasons than those of [`Self::is_grouped`].
     closed: BTreeMap<GpuRef, bool>,
     specs: BTreeMap<NodeName, NodeSpec>,
@@ -57,6 +60,7 @@ impl Stock {
         room.all =
             state.and_then(|state| state.object.as_deref()).map(feasible::allocatable).unwrap_or_default();
         let left = room.left();
+        self.note_full(name, left);
         let gpus = state.map(gpus).unwrap_or_default();
         if gpus.is_empty() {
             self.index.remove_node(name);
@@ -114,8 +118,22 @@ impl Stock {
 
     fn tell_room(&mut self, node: &NodeName) {
         let left = self.left(node);
+        self.note_full(node, left);
         // Unknown: it has no GPUs.
         let _ = self.index.set_room(node, left.cpu_milli, left.memory);
+    }
+
+    fn note_full(&mut self, node: &NodeName, left: Room) {
+        match (left.pods == 0, self.full.contains(node)) {
+            (true, false) => drop(Arc::make_mut(&mut self.full).insert(node.clone())),
+            (false, true) => drop(Arc::make_mut(&mut self.full).remove(node)),
+            _ => {}
+        }
+    }
+
+    /// Nodes that have as many pods as they may.
+    pub fn full(&self) -> Arc<BTreeSet<NodeName>> {
+        self.full.clone()
     }
 
     pub fn left(&self, node: &NodeName) -> Room {

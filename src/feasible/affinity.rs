@@ -2,25 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm};
 
-use super::Unfit;
+use super::{Demands, Unfit};
 
 type Labels = BTreeMap<String, String>;
 
 /// Both must match.
-pub fn unmatched(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+pub fn unmatched(pod: &Demands, node: &Node) -> Option<Unfit> {
     static NONE: Labels = Labels::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&NONE);
-    let wanted = pod.node_selector.iter().flatten();
-    selector(wanted, labels).or_else(|| affinity(pod, node, labels))
+    selector(pod.node_selector(), labels).or_else(|| affinity(pod, node, labels))
 }
 
-fn selector<'a>(
-    mut wanted: impl Iterator<Item = (&'a String, &'a String)>,
-    labels: &Labels,
-) -> Option<Unfit> {
-    wanted.find_map(|(key, wanted)| match labels.get(key) {
+fn selector(wanted: &Labels, labels: &Labels) -> Option<Unfit> {
+    wanted.iter().find_map(|(key, wanted)| match labels.get(key) {
         Some(found) if found == wanted => None,
         Some(found) => {
             let (key, wanted, found) = (key.clone(), wanted.clone(), found.clone());
@@ -31,9 +27,8 @@ fn selector<'a>(
 }
 
 /// Terms are alternatives; a term without any requirement matches nothing, and so does a list without a term.
-fn affinity(pod: &PodSpec, node: &Node, labels: &Labels) -> Option<Unfit> {
-    let affinity = pod.affinity.as_ref()?.node_affinity.as_ref()?;
-    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+fn affinity(pod: &Demands, node: &Node, labels: &Labels) -> Option<Unfit> {
+    let required = pod.affinity()?;
     let mut failed = "it has none".to_owned();
     for term in &required.node_selector_terms {
         match unmet(term, node, labels) {

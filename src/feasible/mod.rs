@@ -1,7 +1,7 @@
 //! May a pod run on a node, and is there room? As kube-scheduler's filters say it, so that a GPU is never granted
 //! on a node that the scheduler would refuse.
 //!
-//! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints
+//! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints, against a pod's [`Demands`]
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration, NodeAffinity,
@@ -11,14 +11,16 @@
 //! May import: model. May name: k8s-openapi (as data only), thiserror.
 
 mod affinity;
+mod demands;
 mod room;
 mod taint;
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::{Node, PodSpec};
+use k8s_openapi::api::core::v1::Node;
 use thiserror::Error;
 
+pub use demands::Demands;
 pub use room::{Room, allocatable, left, requests, short_of, taken};
 
 use crate::model::quantity::Bytes;
@@ -63,9 +65,9 @@ fn equals(value: &str) -> String {
 }
 
 /// The first reason that keeps the pod off the node; none: it may run there, if there is room ([`short_of`]).
-pub fn why_not(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
     let name = node.metadata.name.as_deref().unwrap_or_default();
-    let named = pod.node_name.as_deref().filter(|wanted| !wanted.is_empty() && *wanted != name);
+    let named = pod.node_name().filter(|wanted| *wanted != name);
     taint::cordoned(pod, node)
         .or_else(|| named.map(|wanted| Unfit::OtherNode(wanted.to_owned())))
         .or_else(|| taint::not_ready(pod, node))

@@ -1,8 +1,8 @@
 //! Taints and tolerations, cordon, and the Ready condition.
 
-use k8s_openapi::api::core::v1::{Node, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 
-use super::Unfit;
+use super::{Demands, Unfit};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
@@ -11,7 +11,7 @@ const NO_SCHEDULE: &str = "NoSchedule";
 const NO_EXECUTE: &str = "NoExecute";
 
 /// A cordoned node carries the taint, too; but only once the node controller has seen the cordon.
-pub fn cordoned(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+pub fn cordoned(pod: &Demands, node: &Node) -> Option<Unfit> {
     let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
     (cordoned && !tolerates(pod, UNSCHEDULABLE, "", NO_SCHEDULE)).then_some(Unfit::Cordoned)
 }
@@ -19,7 +19,7 @@ pub fn cordoned(pod: &PodSpec, node: &Node) -> Option<Unfit> {
 /// kube-scheduler only looks at the taints that the node controller makes of this condition. Looking at the
 /// condition itself saves the moments until they are there; a pod that tolerates the taint is let through. A node
 /// without the condition counts as ready, as there.
-pub fn not_ready(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+pub fn not_ready(pod: &Demands, node: &Node) -> Option<Unfit> {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
     let taint = match ready.status.as_str() {
@@ -37,7 +37,7 @@ pub fn not_ready(pod: &PodSpec, node: &Node) -> Option<Unfit> {
 }
 
 /// The first taint that keeps the pod off. `PreferNoSchedule` only matters for scores.
-pub fn untolerated(pod: &PodSpec, node: &Node) -> Option<Unfit> {
+pub fn untolerated(pod: &Demands, node: &Node) -> Option<Unfit> {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let keeps_off = |taint: &&Taint| {
         let value = taint.value.as_deref().unwrap_or_default();
@@ -49,9 +49,8 @@ pub fn untolerated(pod: &PodSpec, node: &Node) -> Option<Unfit> {
     Some(Unfit::Taint { key: key.clone(), value, effect: effect.clone() })
 }
 
-fn tolerates(pod: &PodSpec, key: &str, value: &str, effect: &str) -> bool {
-    let tolerations = pod.tolerations.as_deref().unwrap_or_default();
-    tolerations.iter().any(|toleration| matches(toleration, key, value, effect))
+fn tolerates(pod: &Demands, key: &str, value: &str, effect: &str) -> bool {
+    pod.tolerations().iter().any(|toleration| matches(toleration, key, value, effect))
 }
 
 /// An empty key or effect means any. Operators of later releases (`Lt`, `Gt`) tolerate nothing: the pod is kept

@@ -1,4 +1,4 @@
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde_json::{Value, json};
 
 use super::*;
@@ -7,10 +7,14 @@ fn node(value: Value) -> Node {
     serde_json::from_value(value).unwrap()
 }
 
-fn pod(value: Value) -> PodSpec {
+fn spec(value: Value) -> PodSpec {
     let mut spec = value;
     spec.as_object_mut().unwrap().entry("containers").or_insert(json!([]));
     serde_json::from_value(spec).unwrap()
+}
+
+fn pod(value: Value) -> Demands {
+    Demands::of(&spec(value))
 }
 
 /// A ready node `n1` with these labels.
@@ -19,13 +23,16 @@ fn labelled(labels: Value) -> Node {
     node(json!({"metadata": {"name": "n1", "labels": labels}, "status": status}))
 }
 
-fn required(terms: Value) -> PodSpec {
+fn affinity(terms: Value) -> Value {
     let required = json!({"nodeSelectorTerms": terms});
-    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
-    pod(json!({"affinity": affinity}))
+    json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}})
 }
 
-fn words(pod: &PodSpec, node: &Node) -> String {
+fn required(terms: Value) -> Demands {
+    pod(json!({"affinity": affinity(terms)}))
+}
+
+fn words(pod: &Demands, node: &Node) -> String {
     why_not(pod, node).map(|unfit| unfit.to_string()).unwrap_or_default()
 }
 
@@ -109,8 +116,8 @@ fn the_node_selector_wants_all_its_labels_beside_the_affinity() {
     assert_eq!(select(json!({})), "");
     assert_eq!(select(json!({"zone": "b"})), "has the label zone=a where the pod's nodeSelector wants b");
     assert_eq!(select(json!({"disk": "ssd"})), "lacks the label disk=ssd of the pod's nodeSelector");
-    let mut both = required(json!([{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]));
-    both.node_selector = Some([("gpu".to_owned(), "t4".to_owned())].into());
+    let terms = json!([{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]);
+    let both = pod(json!({"nodeSelector": {"gpu": "t4"}, "affinity": affinity(terms)}));
     assert!(words(&both, &node).contains("wants t4"));
     let elsewhere = pod(json!({"nodeName": "n2"}));
     assert_eq!(words(&elsewhere, &node), "is not the node n2 that the pod names");
@@ -241,7 +248,7 @@ fn a_pod_asks_for_its_dearest_moment() {
         ),
         ("rounded up", json!({"containers": [container("a", "100100u", "1")]}), 101, 0),
     ] {
-        let found = requests(&pod(spec));
+        let found = requests(&self::spec(spec));
         assert_eq!((found.cpu_milli, found.memory.mib_floor(), found.pods), (cpu, mib, 1), "{what}");
     }
 }

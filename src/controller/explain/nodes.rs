@@ -310,7 +310,7 @@ fn barred(
     object: Option<&k8s_openapi::api::core::v1::Node>,
 ) -> Option<Verdict> {
     let Some(object) = object else { return Some(Verdict::NoNode) };
-    if let Some(unfit) = pod.spec.as_deref().and_then(|spec| feasible::why_not(spec, object)) {
+    if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
         return Some(Verdict::Barred(unfit));
     }
     (pod.node.is_none() && core.stock.left(name).pods == 0).then_some(Verdict::Pods)

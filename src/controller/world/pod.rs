@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
 use crate::admission::SHARE_ANNOTATION;
-use crate::feasible::{self, Room};
+use crate::feasible::{self, Demands, Room};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
@@ -40,8 +40,8 @@ pub struct Pod {
     pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
     pub room: Room,
-    /// Kept while the pod is not bound.
-    pub spec: Option<Arc<core::PodSpec>>,
+    /// Of its node, while it is not bound.
+    pub demands: Option<Arc<Demands>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub fn read(object: &core::Pod) -> Pod {
             Some(_) => feasible::taken(object),
             None => spec.map(feasible::requests).unwrap_or_default(),
         },
-        spec: spec.filter(|_| node.is_none() && waits).map(|spec| Arc::new(spec.clone())),
+        demands: spec.filter(|_| node.is_none() && waits).map(|spec| Arc::new(Demands::of(spec))),
     }
 }
 
