@@ -5,21 +5,9 @@
 #   hack/demo/controller.sh NODE      the real node; it needs a GPU that nobody has
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-top="$(cd "$here/../.." && pwd)"
-rig="$top/hack/rig/rig"
+# shellcheck source=hack/demo/lib.sh
+. "$here/lib.sh"
 node="$1"
-kubectl() { "$rig" kubectl "$@"; }
-fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
-
-# until_true SECONDS WHAT COMMAND...: polls.
-until_true() {
-  local deadline=$((SECONDS + $1)) what="$2"
-  shift 2
-  until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$deadline" ] || fail "not seen: $what"
-    sleep 0.3
-  done
-}
 
 "$here/hollow.sh" "$node" hollow-1 hollow-2 hollow-3
 kubectl apply -f - >/dev/null <<'YAML'

@@ -3,14 +3,14 @@
 #
 #   hack/demo/hollow.sh LIKE NAME...
 set -euo pipefail
-top="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-rig="$top/hack/rig/rig"
+# shellcheck source=hack/demo/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 like="$1"
 shift
 "$rig" hollow "$@"
-published="$("$rig" kubectl get resourceslices --field-selector "spec.nodeName=$like,spec.driver=gpu.nvidia.com" -o json)"
+published="$(kubectl get resourceslices --field-selector "spec.nodeName=$like,spec.driver=gpu.nvidia.com" -o json)"
 for name in "$@"; do
-  uid="$("$rig" kubectl get node "$name" -o jsonpath='{.metadata.uid}')"
+  uid="$(kubectl get node "$name" -o jsonpath='{.metadata.uid}')"
   jq --arg name "$name" --arg uid "$uid" '
     [.items[].spec.devices[]? | select(.attributes.grantableMemoryMiB)
       | .attributes.uuid.string = "GPU-\($name)-\(.name)" | del(.consumesCounters, .taints)] as $devices |
@@ -19,5 +19,5 @@ for name in "$@"; do
        ownerReferences: [{apiVersion: "v1", kind: "Node", name: $name, uid: $uid}]},
      spec: {driver: "gpu.nvidia.com", nodeName: $name, devices: $devices,
        pool: {name: $name, generation: 1, resourceSliceCount: 1}}}' <<<"$published" |
-    "$rig" kubectl apply -f - >/dev/null
+    kubectl apply -f - >/dev/null
 done

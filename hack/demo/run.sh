@@ -5,11 +5,9 @@
 # only when all of it was seen. Leaves the cluster up (make demo-down ends it).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-top="$(cd "$here/../.." && pwd)"
-target="${CARGO_TARGET_DIR:-$top/target}"
+# shellcheck source=hack/demo/lib.sh
+. "$here/lib.sh"
 export RIG_NAME="${RIG_NAME:-demo}" RIG_NODES=1 RIG_FAKE_NVML="$target/fake/release/libfake_nvml.so"
-rig="$top/hack/rig/rig"
-kubectl() { "$rig" kubectl "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 
 say "1/7 building the driver, its image and the fake GPUs"
@@ -26,7 +24,7 @@ kubectl -n demo wait --for=condition=Ready pod/notebook --timeout=120s
 say "5/7 what a user sees"
 kubectl get resourceslices -o wide
 echo
-"$rig" kubectl -n tranche-system exec daemonset/tranche-node -- tranche inspect
+kubectl -n tranche-system exec daemonset/tranche-node -- tranche inspect
 echo
 kubectl -n demo get resourceclaims -o custom-columns='CLAIM:.metadata.name,DEVICE:.status.allocation.devices.results[*].device,POD:.status.reservedFor[*].name'
 echo
@@ -42,7 +40,6 @@ for pod in $(kubectl -n demo get pods -o name); do
 done
 
 # What was promised, checked on what was seen.
-fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 gpus="$(grep -cE '^nvidia[0-9]+$' "$seen")"
 [ "$gpus" = 7 ] || fail "seven pods should see one GPU node each; seen: $gpus"
 [ "$(grep -E '^nvidia[0-9]+$' "$seen" | sort -u | wc -l)" = 7 ] || fail "two pods see the same GPU"

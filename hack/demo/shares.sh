@@ -4,12 +4,9 @@
 #
 #   hack/demo/shares.sh NODE MINOR      the node and the minor number of the GPU that is left
 set -euo pipefail
-top="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-target="${CARGO_TARGET_DIR:-$top/target}"
-rig="$top/hack/rig/rig"
+# shellcheck source=hack/demo/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 node="$1" minor="$2"
-kubectl() { "$rig" kubectl "$@"; }
-fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 fake_nvml() { "$target/fake/release/fake-nvml" --dir "$("$rig" host-path "$node" /run/fake-nvml)" "$@"; }
 
 # share NAME MEMORY [PERCENT]: a claim template, and a pod with a claim of it.
@@ -50,16 +47,6 @@ grantable() {
   kubectl get resourceslices -o json | jq -r --arg device "gpu-$minor" \
     '.items[].spec.devices[] | select(.name == $device) | .capacity.memory.value' |
     awk '/Gi$/ { print $1 * 1024 } /Mi$/ { print $1 + 0 }'
-}
-
-# until_true SECONDS WHAT COMMAND...: polls.
-until_true() {
-  local deadline=$((SECONDS + $1)) what="$2"
-  shift 2
-  until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$deadline" ] || fail "not seen: $what"
-    sleep 0.3
-  done
 }
 
 all="$(grantable)"
