@@ -14,6 +14,7 @@ use tranche::ops::metrics::{ControllerMetrics, registry};
 use tranche::ops::tasks::Tasks;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
+use crate::objects::{put_node, share};
 
 const CLAIMS: &str = "resourceclaims";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -80,44 +81,12 @@ fn cluster(gpus: u32) -> MockApi {
         json!({"metadata": {"name": "tranche-controller", "namespace": NAMESPACE},
         "spec": {"holderIdentity": "", "leaseDurationSeconds": 3}}),
     );
-    put_node(&api, "node-a", gpus);
+    put_node(&api, "node-a", gpus, json!({}));
     api
 }
 
-fn put_node(api: &MockApi, name: &str, gpus: u32) {
-    api.put(
-        "nodes",
-        json!({"metadata": {"name": name, "uid": format!("{name}-uid")},
-        "status": {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}}}),
-    );
-    let devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor)).collect();
-    api.put(
-        "resourceslices",
-        json!({"metadata": {"name": format!("{name}-slice"), "uid": format!("{name}-slice")},
-        "spec": {"driver": DRIVER, "nodeName": name, "devices": devices,
-            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}),
-    );
-}
-
-fn device(node: &str, minor: u32) -> Value {
-    json!({"name": format!("gpu-{minor}"), "allowMultipleAllocations": true,
-        "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
-            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"},
-            "grantableMemoryMiB": {"int": 81920}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}},
-        "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}})
-}
-
-fn put_claim(api: &MockApi, name: &str, share: Value) {
-    let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
-    parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
-    api.put(
-        CLAIMS,
-        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": "ml", "uid": name},
-        "spec": {"devices": {
-            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
-            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}),
-    );
+fn put_claim(api: &MockApi, name: &str, amount: Value) {
+    api.put(CLAIMS, share(name, amount));
 }
 
 fn put_pod(api: &MockApi, name: &str, claims: &[&str]) {

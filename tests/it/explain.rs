@@ -11,6 +11,7 @@ use tranche::cluster::KubeCluster;
 use tranche::model::names::NodeName;
 
 use crate::mock_api::{Failure, MockApi, Verb};
+use crate::objects::{put_node, share};
 
 const NOW: &str = "2026-01-01T00:10:00Z";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -37,37 +38,6 @@ async fn answered(api: &MockApi, line: &str) -> String {
     };
     assert_eq!(writes(), before, "{line} writes");
     answer
-}
-
-fn put_node(api: &MockApi, name: &str, gpus: u32, spec: Value) {
-    api.put(
-        "nodes",
-        json!({"metadata": {"name": name}, "spec": spec,
-        "status": {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}}}),
-    );
-    let devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor)).collect();
-    api.put(
-        "resourceslices",
-        json!({"metadata": {"name": format!("{name}-slice")},
-        "spec": {"driver": DRIVER, "nodeName": name, "devices": devices,
-            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}),
-    );
-}
-
-fn device(node: &str, minor: u32) -> Value {
-    json!({"name": format!("gpu-{minor}"), "allowMultipleAllocations": true,
-        "attributes": {"type": {"string": "gpu"}, "uuid": {"string": format!("GPU-{node}-{minor}")},
-            "productName": {"string": "NVIDIA H100 80GB HBM3"}, "isolation": {"string": "mps"},
-            "grantableMemoryMiB": {"int": 81920}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}}})
-}
-
-fn share(name: &str, share: Value) -> Value {
-    let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
-    parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
-    json!({"metadata": {"name": name, "namespace": "ml", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"devices": {
-            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
-            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}})
 }
 
 fn put_pod(api: &MockApi, name: &str, claims: &[&str]) {

@@ -20,6 +20,7 @@ mod mock_api;
 mod mps;
 mod node;
 mod nvml;
+mod objects;
 mod plan;
 mod reporter;
 mod shares;
