@@ -150,6 +150,9 @@ impl<'a> Most<'a> {
         (fit, taints): (&[Fit], &Taints),
         skipped: &mut Skipped,
     ) {
+        if self.all_too_full(node, terms, fit) {
+            return;
+        }
         let mut fitting = 0;
         for gpu in &node.gpus {
             let (mib, slots) = match fit[gpu.class as usize] {
@@ -187,6 +190,19 @@ impl<'a> Most<'a> {
         if fitting > self.fitting {
             (self.fitting, self.fitting_on) = (fitting, Some(node));
         }
+    }
+
+    /// Looks at a node whose GPUs are all candidates, and none has the memory: most are like that where a pod is
+    /// refused, and need no look at each GPU.
+    fn all_too_full(&mut self, node: &'a Node, terms: &WantTerms, fit: &[Fit]) -> bool {
+        let needed = node.plain.filter(|_| terms.choice.is_none()).and_then(|class| fit[class as usize].ok());
+        let Some((mib, _)) = needed.filter(|(mib, _)| node.most_mib < *mib) else { return false };
+        self.candidates += node.gpus.len();
+        if self.memory.as_ref().is_none_or(|top| node.most_mib > top.free) {
+            let gpu = node.gpus.iter().find(|gpu| gpu.free_mib() == node.most_mib);
+            gpu.into_iter().for_each(|gpu| Top::raise(&mut self.memory, node.most_mib, mib, (node, gpu)));
+        }
+        true
     }
 
     fn shortage(&self, want: &Want, terms: &WantTerms) -> Shortage {

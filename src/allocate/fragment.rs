@@ -10,6 +10,9 @@
 //!
 //! All in whole numbers, so that an answer never depends on the order of additions.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use super::ask::{Shape, Want};
@@ -32,25 +35,37 @@ pub(super) struct Workload {
     next: u64,
     shapes: Vec<(Shape, u64)>,
     pub targets: Targets,
-    /// Grows with each change of the targets.
-    pub epoch: u64,
 }
 
-/// Shapes that are expected.
+/// Shapes that are expected, field by field: what is lost is summed over all of them at once, and every score
+/// needs that a few times. Numbers are `i32` because processors compare those several at a time.
 #[derive(Debug, Default)]
-pub(super) struct Targets(Vec<Target>);
-
-#[derive(Debug)]
-struct Target {
+pub(super) struct Targets {
+    /// Grows with each change.
+    pub epoch: u64,
+    weights: Vec<u32>,
     weight: u64,
-    gpus: u64,
-    cpu_milli: u32,
-    memory_mib: u32,
-    /// By class, MiB; `NEVER`: no GPU of the class will do.
-    needs: Vec<u64>,
+    gpus: Vec<i32>,
+    cpu_milli: Asked,
+    memory_mib: Asked,
+    by_class: Vec<Needs>,
+    /// For classes that are not known yet.
+    never: Needs,
 }
 
-const NEVER: u64 = u64::MAX;
+/// What the targets need of GPUs of a class.
+#[derive(Debug, Default)]
+struct Needs {
+    /// MiB; `NEVER`: no GPU of the class will do.
+    mib: Vec<i32>,
+    /// Of all GPUs of a pod together; with `NEVER`, a pod is served by another of a node's GPUs, and is not limited.
+    pod_mib: Vec<i32>,
+    /// So many pods, and one more, need no more than an `i32` holds.
+    pods: Vec<i32>,
+}
+
+/// More than any GPU has.
+const NEVER: i32 = i32::MAX;
 
 impl Workload {
     /// Pods without GPUs leave the same GPU memory unused wherever they are.
@@ -91,28 +106,35 @@ impl Workload {
     }
 
     pub fn classes_changed(&mut self, classes: &[Class]) {
-        let known = self.targets.0.first().map_or(classes.len(), |target| target.needs.len());
-        if known != classes.len() {
+        if self.targets.by_class.len() != classes.len() {
             self.make(classes);
         }
     }
 
     fn make(&mut self, classes: &[Class]) {
         let largest = classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
-        let need = |want: Option<&Want>, class| want.and_then(|want| needs(want, class).ok());
-        let target = |(shape, weight): &(Shape, u64)| {
-            // A pod with several wants counts as if all were like the largest. Selectors do not count.
-            let want = shape.wants.iter().rev().max_by_key(|want| want.part.mib(largest));
-            Target {
-                weight: *weight,
-                gpus: u64::from(shape.gpus()),
-                cpu_milli: narrow(shape.cpu_milli),
-                memory_mib: narrow(shape.memory.mib_ceil()),
-                needs: classes.iter().map(|class| need(want, class).map_or(NEVER, |(mib, _)| mib)).collect(),
-            }
+        // A pod with several wants counts as if all were like the largest. Selectors do not count.
+        let large =
+            |shape: &Shape| shape.wants.iter().rev().max_by_key(|want| want.part.mib(largest)).cloned();
+        let wants: Vec<_> = self.shapes.iter().map(|(shape, _)| (large(shape), shape.gpus())).collect();
+        let of_class = |class: &Class| {
+            let need = |want: &Want| needs(want, class).map_or(NEVER, |(mib, _)| narrow(mib));
+            let mib: Vec<_> = wants.iter().map(|(want, _)| want.as_ref().map_or(NEVER, need)).collect();
+            let pod = |(mib, (_, gpus)): (&i32, &(_, u32))| mib.saturating_mul(narrow(u64::from(*gpus)));
+            Needs::new(mib.iter().zip(&wants).map(pod).collect(), mib)
         };
-        self.targets = Targets(self.shapes.iter().map(target).collect());
-        self.epoch += 1;
+        // They are halved before they grow too large.
+        let weights = self.shapes.iter().map(|(_, weight)| *weight as u32);
+        self.targets = Targets {
+            epoch: self.targets.epoch + 1,
+            weights: weights.collect(),
+            weight: self.shapes.iter().map(|(_, weight)| weight).sum(),
+            gpus: wants.iter().map(|(_, gpus)| narrow(u64::from(*gpus))).collect(),
+            cpu_milli: Asked::of(self.shapes.iter().map(|(shape, _)| shape.cpu_milli)),
+            memory_mib: Asked::of(self.shapes.iter().map(|(shape, _)| shape.memory.mib_ceil())),
+            by_class: classes.iter().map(of_class).collect(),
+            never: Needs::new(vec![NEVER; wants.len()], vec![NEVER; wants.len()]),
+        };
     }
 }
 
@@ -132,99 +154,162 @@ fn differ(old: &[(Shape, u64)], new: &[(Shape, u64)]) -> bool {
     more * 50 > of_old * of_new
 }
 
-/// A node's free GPU memory, as each target sees it.
+/// A node's free GPU memory, as the targets see it.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    total_mib: u64,
+    total_mib: i32,
     /// By target: MiB on GPUs where its part fits, and how many those are.
-    fits: Vec<(u64, u64)>,
+    mib: Vec<i32>,
+    gpus: Vec<i32>,
     /// By target: the MiB that the node's CPU and memory can feed.
-    fed: Vec<u64>,
+    fed: Vec<i32>,
+    /// A GPU counts as having no more than this, so that no sum is too large.
+    most_mib: i32,
 }
 
 impl Tally {
-    /// Counts a node, as if the pod of these terms had taken what it wants of the GPUs `taken` (places of GPU and
-    /// want), and its CPU and memory.
+    /// Counts a node's GPUs, as if the pod of these terms had taken what it wants of the GPUs `taken` (places of GPU
+    /// and want).
     pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[(usize, usize)])>) {
-        let (cpu, memory) = taken.map_or((0, 0), |(terms, _)| (terms.cpu_milli, terms.memory_mib));
         let mib = |(terms, picked): (&Terms, &[(usize, usize)]), at: usize, gpu: &Gpu| -> u64 {
             let of_it = picked.iter().filter(|(gpu, _)| *gpu == at);
             of_it.map(|(_, want)| terms.wants[*want].mib(gpu)).sum()
         };
-        self.feed(targets, node, cpu, memory);
-        self.fits.clear();
-        self.fits.resize(targets.0.len(), (0, 0));
+        self.most_mib = i32::MAX / 2 / narrow(node.gpus.len() as u64).max(1);
+        for counts in [&mut self.mib, &mut self.gpus] {
+            counts.clear();
+            counts.resize(targets.weights.len(), 0);
+        }
         self.total_mib = 0;
         for (at, gpu) in node.gpus.iter().enumerate() {
             let used = taken.map_or(0, |taken| mib(taken, at, gpu));
-            let free = gpu.usable_mib().saturating_sub(used);
+            let free = self.clamp(gpu.usable_mib().saturating_sub(used));
             if free == 0 {
                 continue;
             }
             self.total_mib += free;
-            for (target, (mib, gpus)) in targets.0.iter().zip(&mut self.fits) {
-                let fits = u64::from(free >= target.need(gpu.class));
-                *mib += free * fits;
+            let needs = &targets.needs(gpu.class).mib;
+            for ((mib, gpus), need) in self.mib.iter_mut().zip(&mut self.gpus).zip(needs) {
+                let fits = i32::from(*need <= free);
+                *mib += free & -fits;
                 *gpus += fits;
             }
         }
     }
 
-    /// Counts what so much less CPU and memory can feed.
+    fn clamp(&self, mib: u64) -> i32 {
+        narrow(mib).min(self.most_mib)
+    }
+
+    /// Counts what so much less CPU and memory can feed: MiB that pods of a shape may use before either is short, for
+    /// as many as there is room, and one more. Nothing if there is no room for one.
     pub fn feed(&mut self, targets: &Targets, node: &Node, cpu_milli: u64, memory_mib: u64) {
-        let cpu = narrow(node.free_cpu_milli().saturating_sub(cpu_milli));
-        let memory = narrow(node.free_memory_mib().saturating_sub(memory_mib));
+        let cpu = narrow(node.free_cpu_milli().saturating_sub(cpu_milli)).min(LEFT_MAX);
+        let memory = narrow(node.free_memory_mib().saturating_sub(memory_mib)).min(LEFT_MAX);
         // A node's GPUs are nearly always of one class; the first stands for all.
-        let class = node.gpus.first().map_or(0, |gpu| gpu.class);
-        self.fed.clear();
-        self.fed.extend(targets.0.iter().map(|target| target.fed(cpu, memory, class)));
+        let needs = targets.needs(node.gpus.first().map_or(0, |gpu| gpu.class));
+        let of_cpu = targets.cpu_milli.numbers.iter().zip(&targets.cpu_milli.inverses);
+        let of_memory = targets.memory_mib.numbers.iter().zip(&targets.memory_mib.inverses);
+        let of_gpus = needs.pod_mib.iter().zip(&needs.pods);
+        self.fed.resize(targets.weights.len(), 0);
+        for (((fed, cpus), mib), pod) in self.fed.iter_mut().zip(of_cpu).zip(of_memory).zip(of_gpus) {
+            let pods = times(cpu, *cpus.1).min(times(memory, *mib.1)).min(*pod.1);
+            let room = i32::from(*cpus.0 <= cpu) & i32::from(*mib.0 <= memory);
+            *fed = ((pods + 1) * *pod.0) & -room;
+        }
     }
 
     /// What is lost: MiB, times the weights.
     pub fn lost(&self, targets: &Targets) -> u64 {
-        let each = targets.0.iter().zip(&self.fits).zip(&self.fed);
-        each.map(|((target, fits), fed)| target.lost(*fits, self.total_mib, *fed)).sum()
+        self.lost_with(targets, 0, 0, 0)
     }
 
     /// The same with one GPU of a class changed from so much free memory to another.
     pub fn lost_with(&self, targets: &Targets, class: u32, before: u64, after: u64) -> u64 {
-        let total = self.total_mib - (before - after);
-        let mut sum = 0;
-        for ((target, &(mib, gpus)), fed) in targets.0.iter().zip(&self.fits).zip(&self.fed) {
-            let need = target.need(class);
-            let (was, is) = (u64::from(before >= need), u64::from(after >= need));
-            let fits = (mib - before * was + after * is, gpus - was + is);
-            sum += target.lost(fits, total, *fed);
+        let (before, after) = (self.clamp(before), self.clamp(after));
+        let mut used = 0;
+        let counts = self.mib.iter().zip(&self.gpus).zip(&self.fed);
+        let each = counts.zip(&targets.needs(class).mib).zip(&targets.gpus).zip(&targets.weights);
+        for (((((mib, gpus), fed), need), least), weight) in each {
+            let (was, is) = (i32::from(*need <= before), i32::from(*need <= after));
+            let mib = mib - (before & -was) + (after & -is);
+            let enough = -i32::from(gpus - was + is >= *least);
+            // Neither is negative.
+            used += u64::from((mib.min(*fed) & enough) as u32) * u64::from(*weight);
         }
-        sum
+        let total = u64::from((self.total_mib - before + after) as u32);
+        total * targets.weight - used
     }
 }
 
-/// CPU and memory as numbers that divide fast: no node has 4 million cores or 4 PiB.
-fn narrow(number: u64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
+/// What is lost of nodes as they are, by the number of their last change: shapes that are rated on a node one after
+/// another find it as it was.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    epoch: u64,
+    kept: Vec<(u64, u64)>,
 }
 
-impl Target {
-    fn need(&self, class: u32) -> u64 {
-        self.needs.get(class as usize).copied().unwrap_or(NEVER)
-    }
+/// A power of two: nodes in a cluster of which that is kept.
+const LOST_KEPT: usize = 1 << 14;
 
-    /// MiB that pods of this shape may use before CPU or memory is short: for as many as there is room, and one
-    /// more. Nothing if there is no room for one.
-    fn fed(&self, cpu: u32, memory: u32, class: u32) -> u64 {
-        if cpu < self.cpu_milli || memory < self.memory_mib {
-            return 0;
+impl Lost {
+    /// Of a node whose GPUs are counted.
+    pub fn of(&mut self, targets: &Targets, node: &Node, tally: &mut Tally) -> u64 {
+        if self.epoch != targets.epoch || self.kept.is_empty() {
+            self.epoch = targets.epoch;
+            self.kept.clear();
+            self.kept.resize(LOST_KEPT, (u64::MAX, 0));
         }
-        let pods = (cpu / self.cpu_milli.max(1)).min(memory / self.memory_mib.max(1));
-        match self.need(class) {
-            NEVER => u64::MAX, // another of the node's GPUs serves it, and is not limited
-            need => (u64::from(pods) + 1) * need * self.gpus,
+        let kept = &mut self.kept[node.changed_at as usize % LOST_KEPT];
+        if kept.0 != node.changed_at {
+            tally.feed(targets, node, 0, 0);
+            *kept = (node.changed_at, tally.lost(targets));
         }
+        kept.1
     }
+}
 
-    fn lost(&self, (mib, gpus): (u64, u64), total: u64, fed: u64) -> u64 {
-        let usable = if gpus < self.gpus { 0 } else { mib.min(fed) };
-        (total - usable) * self.weight
+impl Needs {
+    fn new(pod_mib: Vec<i32>, mib: Vec<i32>) -> Self {
+        let pods = pod_mib.iter().map(|mib| i32::MAX / mib.max(&1) - 1).collect();
+        Self { mib, pod_mib, pods }
     }
+}
+
+impl Targets {
+    fn needs(&self, class: u32) -> &Needs {
+        self.by_class.get(class as usize).unwrap_or(&self.never)
+    }
+}
+
+fn narrow(number: u64) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// What pods of each target ask of a node's CPU, or of its memory.
+#[derive(Debug, Default)]
+struct Asked {
+    numbers: Vec<i32>,
+    inverses: Vec<f32>,
+}
+
+/// What a node has left beyond 4,000 cores or 4 TiB does not count: up to here [`times`] is exact.
+const LEFT_MAX: i32 = 1 << 22;
+
+impl Asked {
+    fn of(numbers: impl Iterator<Item = u64>) -> Self {
+        // What no node has need not be told apart.
+        let numbers: Vec<i32> = numbers.map(|number| narrow(number).min(LEFT_MAX + 1)).collect();
+        let inverses = numbers.iter().map(|number| 1.0 / (*number).max(1) as f32).collect();
+        Self { numbers, inverses }
+    }
+}
+
+/// Divides by multiplying, which processors do several at a time. The half keeps the product away from whole numbers,
+/// further than rounding can move it.
+fn times(left: i32, inverse: f32) -> i32 {
+    // Beside so large a number there is no room for a fraction, and the whole stands in the last bits.
+    const WHOLE: f32 = 12_582_912.0;
+    ((left as f32 + 0.5) * inverse - 0.5 + WHOLE).to_bits() as i32 - WHOLE.to_bits() as i32
 }

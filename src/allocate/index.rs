@@ -1,7 +1,7 @@
 //! Nodes, GPUs, and what is granted of them. A change costs O(log n); scores that it touches are renewed when
 //! somebody asks for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use thiserror::Error;
 
@@ -45,30 +45,36 @@ pub(super) struct Nodes {
     pub classes: Vec<Class>,
     pub facts: Facts,
     pub taints: Taints,
-    /// Nodes in the order in which they changed, since `forgotten` changes ago.
-    pub changed: Vec<u32>,
-    pub forgotten: u64,
+    /// Nodes in the order in which they changed; the first is that of change number `forgotten`.
+    changed: VecDeque<u32>,
+    forgotten: u64,
 }
 
-/// So many changes are remembered per node; who has missed more starts anew.
-const CHANGES_PER_NODE_MAX: usize = 4;
-const CHANGES_MIN: usize = 1024;
-
 impl Nodes {
+    /// The number of the next change.
     pub fn now(&self) -> u64 {
         self.forgotten + self.changed.len() as u64
     }
 
+    /// The changes since, each with its number; none: it is as cheap to look at all nodes.
+    pub fn since(&self, number: u64) -> Option<impl Iterator<Item = (u64, usize)>> {
+        let from = usize::try_from(number.checked_sub(self.forgotten)?).ok()?;
+        let changes = self.changed.range(from.min(self.changed.len())..);
+        Some((number..).zip(changes.map(|id| *id as usize)))
+    }
+
     fn touch(&mut self, id: usize) {
+        let now = self.now();
         if let Some(node) = &mut self.all[id] {
-            node.changed();
-        }
-        if self.changed.len() >= CHANGES_MIN.max(CHANGES_PER_NODE_MAX * self.all.len()) {
-            self.forgotten += self.changed.len() as u64;
-            self.changed.clear();
+            node.changed(now);
         }
         // More nodes than a u32 counts fit into no cluster.
-        self.changed.push(id as u32);
+        self.changed.push_back(id as u32);
+        // The oldest only: to forget all at once would make all boards start anew at the same time.
+        while self.changed.len() > self.all.len() {
+            self.changed.pop_front();
+            self.forgotten += 1;
+        }
     }
 
     fn class(&mut self, class: Class) -> u32 {
@@ -132,7 +138,8 @@ impl Index {
             gpus,
             usable_mib: 0,
             most_mib: 0,
-            version: 0,
+            plain: None,
+            changed_at: 0,
         };
         for placement in self.placements.values().filter(|placement| placement.node == spec.name) {
             node.take(placement);
@@ -141,7 +148,6 @@ impl Index {
         match self.nodes.all.get_mut(id) {
             Some(place) => {
                 if let Some(old) = place.take() {
-                    node.version = old.version;
                     for gpu in &old.gpus {
                         if let Some(same) = node.gpu_mut(&gpu.device) {
                             (same.closed, same.taints) = (gpu.closed, gpu.taints);

@@ -175,19 +175,24 @@ pub(super) struct Node {
     /// What its GPUs could still give, in MiB: all together, and the one that has most.
     pub usable_mib: u64,
     pub most_mib: u64,
-    /// Grows with each change, so that kept scores can tell.
-    pub version: u32,
+    /// The class of all its GPUs if each is open, without taints and has slots left.
+    pub plain: Option<u32>,
+    /// The number of its last change, so that kept scores can tell.
+    pub changed_at: u64,
 }
 
 impl Node {
-    /// After each change.
-    pub fn changed(&mut self) {
+    /// After each change; its number.
+    pub fn changed(&mut self, number: u64) {
         (self.usable_mib, self.most_mib) = (0, 0);
         for usable in self.gpus.iter().map(Gpu::usable_mib) {
             self.usable_mib += usable;
             self.most_mib = self.most_mib.max(usable);
         }
-        self.version = self.version.wrapping_add(1);
+        let class = self.gpus.first().map_or(0, |gpu| gpu.class);
+        let plain = |gpu: &Gpu| gpu.class == class && !gpu.closed && gpu.taints == 0 && gpu.free_slots() > 0;
+        self.plain = self.gpus.iter().all(plain).then_some(class);
+        self.changed_at = number;
     }
 
     pub fn free_cpu_milli(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::fit::Terms;
-use super::fragment::{Tally, Targets};
+use super::fragment::{Lost, Tally, Targets};
 use super::node::{Gpu, Node};
 use super::search;
 use crate::model::share::Isolation;
@@ -71,7 +71,12 @@ pub(super) struct Scratch {
     fitting: Vec<(u64, usize)>,
     /// The GPUs chosen last, and the places of the wants that they serve.
     pub picked: Vec<(usize, usize)>,
+    /// Places of nodes that changed, and their old scores.
+    pub changed: Vec<(usize, Score)>,
+    #[cfg(test)]
+    pub rated: usize,
     tally: Tally,
+    lost: Lost,
 }
 
 /// The pod's score on a node, with the best of the node's GPUs, which are left in `scratch.picked`.
@@ -82,6 +87,10 @@ pub(super) fn rate(
     targets: &Targets,
     scratch: &mut Scratch,
 ) -> Score {
+    #[cfg(test)]
+    {
+        scratch.rated += 1;
+    }
     scratch.picked.clear();
     scratch.fitting.clear();
     if !terms.node_has_room(node) {
@@ -96,15 +105,22 @@ pub(super) fn rate(
     if scratch.fitting.len() < want.gpus {
         return NO;
     }
-    if policy == Policy::Fragmentation && want.gpus == 1 {
-        return by_fragmentation(node, terms, targets, scratch);
+    match want.gpus {
+        1 if policy == Policy::Fragmentation => return by_fragmentation(node, terms, targets, scratch),
+        1 => keep_least(&mut scratch.fitting),
+        _ => scratch.fitting.sort_unstable(),
     }
-    scratch.fitting.sort_unstable();
     scratch.picked.extend(scratch.fitting.iter().take(want.gpus).map(|(_, at)| (*at, 0)));
     let taken: u64 = scratch.picked.iter().map(|(at, _)| want.mib(&node.gpus[*at])).sum();
     let costs =
         scratch.fitting.iter().take(want.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
     whole_score(policy, (node, terms, targets), (costs, taken), scratch)
+}
+
+fn keep_least(fitting: &mut Vec<(u64, usize)>) {
+    let least = fitting.iter().copied().min();
+    fitting.clear();
+    fitting.extend(least);
 }
 
 /// The same for several wants, or GPUs that must be alike.
@@ -136,10 +152,11 @@ fn whole_score(
         Policy::Pack => score(costs, free, cpu),
         Policy::Spread => score(costs, MUCH - free.min(MUCH), MANY - cpu.min(MANY)),
         Policy::Fragmentation => {
-            let Scratch { picked, tally, .. } = scratch;
+            let Scratch { picked, tally, lost, .. } = scratch;
             tally.count(targets, node, None);
-            let before = tally.lost(targets);
+            let before = lost.of(targets, node, tally);
             tally.count(targets, node, Some((terms, picked)));
+            tally.feed(targets, node, terms.cpu_milli, terms.memory_mib);
             let after = tally.lost(targets);
             score(gradient(before, after), free, cpu)
         }
@@ -163,9 +180,9 @@ fn cost(policy: Policy, gpu: &Gpu, left: u64, mib: u64) -> u64 {
 
 /// A share goes to the GPU where it makes least unusable.
 fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut Scratch) -> Score {
-    let Scratch { fitting, picked, tally } = scratch;
+    let Scratch { fitting, picked, tally, lost, .. } = scratch;
     tally.count(targets, node, None);
-    let before = tally.lost(targets);
+    let before = lost.of(targets, node, tally);
     tally.feed(targets, node, terms.cpu_milli, terms.memory_mib);
     let mut best: Option<(u64, u64, usize)> = None;
     for (nth, &(left, at)) in fitting.iter().enumerate() {

@@ -9,6 +9,8 @@ use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
+mod scores;
+
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
     let (product, memory) = (product.to_owned(), Bytes::from_mib(mib));
