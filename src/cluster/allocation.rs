@@ -5,8 +5,7 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::PartialObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::DeserializeGuard;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Map, Value, json};
 
 use super::CallError;
@@ -36,21 +35,6 @@ impl Marks {
 }
 
 impl KubeCluster {
-    /// All claims as they are now: the API server asks its store. Those that do not fit our types are told apart.
-    pub async fn all_claims(&self) -> Result<(Vec<ResourceClaim>, Vec<String>), CallError> {
-        let api = Api::<DeserializeGuard<ResourceClaim>>::all(self.client());
-        let all = ListParams::default();
-        let list = call(self.limit(), || "LIST resourceclaims".to_owned(), api.list(&all));
-        let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
-        for item in list.await?.items {
-            match item.0 {
-                Ok(claim) => readable.push(claim),
-                Err(invalid) => unreadable.push(invalid.metadata.name.unwrap_or_default()),
-            }
-        }
-        Ok((readable, unreadable))
-    }
-
     /// Creates a claim; the answer is what the API server stored.
     pub async fn create_claim(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CallError> {
         let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
@@ -95,14 +79,13 @@ impl KubeCluster {
         call(self.limit(), what, api.patch_status(&at.claim.name, &PatchParams::default(), &patch)).await
     }
 
-    /// Deletes a claim if it still is the one that was seen, whatever became of it since. One that is gone
-    /// already counts as deleted.
-    pub async fn delete_claim(&self, claim: &ClaimRef) -> Result<(), CallError> {
-        let preconditions = Preconditions { uid: Some(claim.uid.to_string()), resource_version: None };
+    /// Deletes a claim if it still is as it was seen. One that is gone already counts as deleted.
+    pub async fn delete_claim(&self, at: &ClaimVersion) -> Result<(), CallError> {
+        let (uid, resource_version) = (at.claim.uid.to_string(), at.resource_version.clone());
+        let preconditions = Preconditions { uid: Some(uid), resource_version: Some(resource_version) };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let api = Api::<ResourceClaim>::namespaced(self.client(), &claim.namespace);
-        let what = || format!("DELETE resourceclaims {}/{}", claim.namespace, claim.name);
-        match call(self.limit(), what, api.delete(&claim.name, &params)).await {
+        let what = || format!("DELETE resourceclaims {}/{}", at.claim.namespace, at.claim.name);
+        match call(self.limit(), what, self.claims_of(at).delete(&at.claim.name, &params)).await {
             Ok(_) | Err(CallError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }

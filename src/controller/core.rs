@@ -19,6 +19,7 @@ use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
 use crate::allocate::Policy;
+use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::feed::{Change, Seen};
 use crate::feasible::{Room, why_not};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
@@ -72,6 +73,8 @@ pub struct Core {
     pub placed_after: Vec<Duration>,
     /// GPUs that we use and somebody else names, too.
     conflicts: BTreeSet<GpuRef>,
+    /// The mark of the look under way, once it was written.
+    look: Option<ClaimVersion>,
 }
 
 impl Core {
@@ -100,6 +103,7 @@ impl Core {
             to_clear: BTreeSet::new(),
             placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
+            look: None,
             rules,
         }
     }
@@ -417,7 +421,7 @@ impl Core {
 
     fn hold_changed(&mut self, gpu: &GpuRef, now: Moment) {
         self.dirty.insert(gpu.clone());
-        if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing)) {
+        if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Leaving { .. })) {
             return;
         }
         let hold = self.world.holds.get(gpu).and_then(|uid| self.world.claims.get(uid));
@@ -430,9 +434,6 @@ impl Core {
                 }
                 if hold.is_some_and(|hold| !hold.ending) {
                     self.holds.stray(gpu, now);
-                }
-                if hold.is_none() && self.world.counts_once(gpu) && self.world.is_anothers(gpu) {
-                    self.holds.stand_by_again(gpu);
                 }
             }
             (true, Some(_)) => {}

@@ -1,6 +1,9 @@
 //! Whose GPU is it? A GPU is taken in two steps: write the hold, let it settle, look again; only then shares go
 //! there. A hold that has lost its race is withdrawn, one that nobody needs is given back.
 //!
+//! Looking is a write, too: a hold that has settled is marked, and once the watch of claims brings the mark it has
+//! brought all that came before. A list would tell who is there, but not who has come and gone.
+//!
 //! ```text
 //!           take          written            settled, look         nobody else
 //! (nobody's) ──→ Writing ─────────→ Settling ───────────→ Looking ────────────→ Held
@@ -9,14 +12,21 @@
 //! ```
 //!
 //! Where no share ids are kept (Kubernetes 1.34 and 1.35) kube-scheduler's books have a device once, however many
-//! claims name it, and the end of any of them frees it there. So a hold that has lost its race stands by until
-//! whoever won has ended: withdrawn at once, it would free a GPU in the books that somebody has.
+//! claims name it, and the end of any of them frees it there. So
+//! - a hold is worth nothing if anybody else named its GPU between its writing and the look, even if they have ended;
+//! - a hold that has lost its race stands by until whoever won has ended: withdrawn at once, it would free a GPU in
+//!   the books that somebody has;
+//! - it then goes in two steps: its allocation is cleared, and it is deleted once the watch has brought that and
+//!   nobody else names the GPU. Somebody may have got it before the clearing, which took it out of the books under
+//!   them: then the hold is allocated again, and stands by. A hold without allocation tells this to the next leader,
+//!   too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Moment;
 use super::world::GpuRef;
+use crate::cluster::allocation::ClaimVersion;
 use crate::model::claim::ClaimRef;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -25,12 +35,12 @@ pub enum Phase {
     Writing,
     /// Written; whoever decided at the same time is still to become visible.
     Settling { claim: ClaimRef, until: Moment },
-    /// All claims are being read again.
+    /// The watch is to bring all that there was when it had settled.
     Looking { claim: ClaimRef },
     /// Shares may go there.
     Held { claim: ClaimRef, idle: Option<Moment> },
     /// The hold is to go, and the GPU is not taken again before.
-    Leaving { until: Moment, asked: bool },
+    Leaving { until: Moment, asked: Option<Parting> },
 }
 
 impl Phase {
@@ -44,19 +54,28 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
     No,
-    /// It keeps the GPU in the scheduler's books for somebody else.
+    /// It keeps the GPU in the scheduler's books for somebody else, or nobody knows just now.
     By,
-    MayGo(ClaimRef),
+    Due(Parting),
+}
+
+/// The next step of a hold that is to go, from how it stands now.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Parting {
+    /// Take its allocation away.
+    Clear(ClaimVersion),
+    /// Allocate it again, to stand by.
+    Restore(ClaimVersion),
+    Delete(ClaimVersion),
 }
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
     Take(GpuRef),
-    /// Read all claims, once for all that are settled.
-    Look,
-    /// Delete the hold.
-    Leave(GpuRef, ClaimRef),
+    /// Mark this hold, once for all that have settled.
+    Look(GpuRef),
+    Leave(GpuRef, Parting),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +106,8 @@ pub struct Holds {
     pub pace: Pace,
     phases: BTreeMap<GpuRef, Phase>,
     wanted: BTreeSet<GpuRef>,
+    /// Even if nobody waits for it any more: what has settled since is for the next one.
+    look_under_way: bool,
     /// GPUs whose phase is another than when they were last asked for.
     changed: BTreeSet<GpuRef>,
 }
@@ -176,11 +197,13 @@ impl Holds {
 
     /// A hold that nobody counts on any more, or that was never finished: it is deleted if it stands in the API.
     pub fn stray(&mut self, gpu: &GpuRef, until: Moment) {
-        self.set(gpu.clone(), Phase::Leaving { until, asked: false });
+        self.set(gpu.clone(), Phase::Leaving { until, asked: None });
     }
 
-    /// All claims were read: `others` are the GPUs that somebody else names. None: they were not.
-    pub fn looked(&mut self, others: Option<&BTreeSet<GpuRef>>, now: Moment) -> Vec<GpuRef> {
+    /// All is known that there was when the look began. `others`: somebody else names the GPU. None: it came to
+    /// nothing, and is taken again. What is lost is returned.
+    pub fn looked(&mut self, others: Option<&dyn Fn(&GpuRef) -> bool>, now: Moment) -> Vec<GpuRef> {
+        self.look_under_way = false;
         let looking: Vec<GpuRef> = self.in_phase(|phase| matches!(phase, Phase::Looking { .. }));
         let mut lost = Vec::new();
         for gpu in looking {
@@ -190,7 +213,7 @@ impl Holds {
                     let until = now + self.pace.settle;
                     self.set(gpu, Phase::Settling { claim, until });
                 }
-                Some(others) if others.contains(&gpu) => lost.push(gpu),
+                Some(others) if others(&gpu) => lost.push(gpu),
                 Some(_) => {
                     self.set(gpu, Phase::Held { claim, idle: Some(now) });
                 }
@@ -234,17 +257,8 @@ impl Holds {
         counted
     }
 
-    /// A hold of ours was deleted while somebody else already named its GPU, which nobody can see in the scheduler's
-    /// books any more: it is taken once more, to lose and to stand by.
-    pub fn stand_by_again(&mut self, gpu: &GpuRef) {
-        if matches!(self.phases.get(gpu), Some(Phase::Leaving { asked: true, .. })) {
-            self.unset(gpu);
-            self.wanted.insert(gpu.clone());
-        }
-    }
-
-    /// What time brings, and what was wanted. `busy`: the GPU has shares, or is planned with. `standing`: the hold
-    /// of a GPU that stands in the API and may be deleted.
+    /// What time brings, and what was wanted. `busy`: the GPU has shares, or is planned with. `standing`: how the hold
+    /// of a GPU stands in the API.
     pub fn step(
         &mut self,
         now: Moment,
@@ -265,17 +279,15 @@ impl Holds {
     }
 
     fn settle(&mut self, now: Moment, acts: &mut Vec<Act>) {
-        let under_way = self.phases.values().any(|phase| matches!(phase, Phase::Looking { .. }));
         let settled = self.in_phase(|phase| matches!(phase, Phase::Settling { until, .. } if *until <= now));
-        if under_way || settled.is_empty() {
-            return;
-        }
+        let Some(first) = settled.first().cloned().filter(|_| !self.look_under_way) else { return };
+        self.look_under_way = true;
         for gpu in settled {
             if let Some(Phase::Settling { claim, .. }) = self.phases.get(&gpu).cloned() {
                 self.set(gpu, Phase::Looking { claim });
             }
         }
-        acts.push(Act::Look);
+        acts.push(Act::Look(first));
     }
 
     /// Notes since when a GPU is idle, and gives back what has been so for long.
@@ -306,9 +318,9 @@ impl Holds {
         for gpu in leaving {
             let Some(Phase::Leaving { until, asked }) = self.phases.get_mut(&gpu) else { continue };
             match standing(&gpu) {
-                Standing::MayGo(found) if !*asked => {
-                    *asked = true;
-                    acts.push(Act::Leave(gpu, found));
+                Standing::Due(parting) if asked.as_ref() != Some(&parting) => {
+                    *asked = Some(parting.clone());
+                    acts.push(Act::Leave(gpu, parting));
                 }
                 Standing::No if *until <= now => {
                     self.unset(&gpu);
@@ -318,10 +330,10 @@ impl Holds {
         }
     }
 
-    /// The deletion of a hold failed: it is tried again.
+    /// A step of a hold that is to go failed: it is tried again.
     pub fn not_left(&mut self, gpu: &GpuRef) {
         if let Some(Phase::Leaving { asked, .. }) = self.phases.get_mut(gpu) {
-            *asked = false;
+            *asked = None;
         }
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use super::core::Core;
 use super::grant::{Given, allocation};
-use super::hold::{Act, Loss, Standing};
+use super::hold::{Act, Loss};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
@@ -457,18 +457,18 @@ impl Core {
 
     fn keep(&mut self, now: Moment, round: &mut Round) {
         self.take_ahead();
+        self.look(now);
         let (world, stock) = (&self.world, &self.stock);
-        let standing = |gpu: &GpuRef| match world.holds.get(gpu).and_then(|uid| world.claims.get(uid)) {
-            None => Standing::No,
-            Some(_) if world.counts_once(gpu) && world.is_anothers(gpu) => Standing::By,
-            Some(hold) => Standing::MayGo(hold.at.claim.clone()),
-        };
-        for act in self.holds.step(now, |gpu| stock.is_granted(gpu), standing) {
-            round.writes.push(match act {
-                Act::Take(gpu) => Write::Hold(gpu),
-                Act::Look => Write::Look,
-                Act::Leave(gpu, claim) => Write::Leave(gpu, claim),
-            });
+        let acts = self.holds.step(now, |gpu| stock.is_granted(gpu), |gpu| world.standing(gpu));
+        for act in acts {
+            match act {
+                Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
+                Act::Look(gpu) => match self.world.hold(&gpu) {
+                    Some(hold) => round.writes.push(Write::Look(hold.at.clone())),
+                    None => self.looked(false, now),
+                },
+                Act::Leave(gpu, parting) => round.writes.push(Write::Leave(gpu, parting)),
+            }
         }
     }
 

@@ -3,19 +3,19 @@
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
+use super::hold::Parting;
 use super::world::GpuRef;
 use crate::cluster::allocation::{ClaimVersion, Marks};
-use crate::model::claim::ClaimRef;
 use crate::model::names::ClaimUid;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Create the hold of a GPU and allocate it.
     Hold(GpuRef),
-    /// Read all claims consistently.
-    Look,
-    /// Delete a hold.
-    Leave(GpuRef, ClaimRef),
+    /// Mark a hold: once the watch brings it, it has brought all that came before.
+    Look(ClaimVersion),
+    /// A step of a hold that is to go.
+    Leave(GpuRef, Parting),
     /// Mark the claim, then write its allocation, to which the writer adds the time.
     Allocate { at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
     /// Take back an allocation of ours that nobody uses.
@@ -31,7 +31,7 @@ pub enum Write {
 #[derive(Debug)]
 pub enum Outcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
-    Looked(Result<Vec<ResourceClaim>, Failure>),
+    Looked(Result<Box<ResourceClaim>, Failure>),
     Left(GpuRef, Result<(), Failure>),
     Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),

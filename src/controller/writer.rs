@@ -10,9 +10,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 use tokio::sync::mpsc;
 
 use super::grant;
+use super::hold::Parting;
 use super::lease::Gate;
 use super::world::GpuRef;
-use super::world::claim::{HOLD_DEVICE, HOLD_NODE, reference};
+use super::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
 use super::write::{Failure, Outcome, Write};
 use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::cluster::{CallError, KubeCluster};
@@ -61,18 +62,14 @@ impl Writer {
                 let result = self.hold(&gpu).await;
                 Outcome::Held(gpu, result)
             }
-            // A question, but only the leader has reason to ask it.
-            Write::Look => Outcome::Looked(match self.api.all_claims().await {
-                Ok((claims, unreadable)) if unreadable.is_empty() => Ok(claims),
-                Ok((_, unreadable)) => {
-                    Err(Failure::Silent(format!("claims that cannot be read: {}", unreadable.join(", "))))
-                }
-                Err(error) => Err(failure(error)),
-            }),
-            Write::Leave(gpu, claim) => {
-                let result = self.gated(|| self.api.delete_claim(&claim)).await;
-                Outcome::Left(gpu, result)
+            Write::Look(at) => {
+                // The same text again would change nothing, and the watch would bring nothing.
+                let text = at.resource_version.clone();
+                let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
+                let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
+                Outcome::Looked(result.map(Box::new))
             }
+            Write::Leave(gpu, parting) => Outcome::Left(gpu.clone(), self.leave(&gpu, parting).await),
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();
                 Outcome::Allocated(uid, self.allocate(at, &marks, *allocation).await.map(Box::new))
@@ -108,6 +105,17 @@ impl Writer {
         let made = self.gated(|| self.api.create_claim(&claim)).await?;
         let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
         self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
+    }
+
+    async fn leave(&self, gpu: &GpuRef, parting: Parting) -> Result<(), Failure> {
+        match parting {
+            Parting::Clear(at) => self.gated(|| self.api.set_allocation(&at, None)).await.map(drop),
+            Parting::Restore(at) => {
+                let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
+                self.allocate(at, &Marks::default(), allocation).await.map(drop)
+            }
+            Parting::Delete(at) => self.gated(|| self.api.delete_claim(&at)).await,
+        }
     }
 
     /// If the allocation fails, the claim is as any other that waits.

@@ -1,6 +1,5 @@
 //! What became of the writes.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -9,7 +8,7 @@ use super::{AFTER_REFUSAL, ASK_AGAIN, Core, NEVER_COMES};
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::Moment;
 use crate::controller::world::claim::reference;
-use crate::controller::world::{Claim, GpuRef};
+use crate::controller::world::{Claim, GpuRef, Sight};
 use crate::controller::write::{Failure, Outcome};
 use crate::model::names::ClaimUid;
 
@@ -17,12 +16,12 @@ impl Core {
     pub fn done(&mut self, outcome: Outcome, now: Moment) {
         match outcome {
             Outcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
-            Outcome::Looked(claims) => self.looked(claims.ok().as_deref(), now),
-            Outcome::Left(gpu, result) => {
-                if result.is_err() {
-                    self.holds.not_left(&gpu);
-                }
-            }
+            // The watch is to bring what was stored: taken in here, it would seem to have.
+            Outcome::Looked(Ok(claim)) => self.look = Some(self.world.read(&claim).at),
+            Outcome::Looked(Err(_)) => self.looked(false, now),
+            // Its next version is tried; it is on its way.
+            Outcome::Left(_, Ok(()) | Err(Failure::Conflict | Failure::Gone)) => {}
+            Outcome::Left(gpu, Err(_)) => self.holds.not_left(&gpu),
             Outcome::Allocated(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
@@ -85,13 +84,20 @@ impl Core {
         }
     }
 
-    fn looked(&mut self, claims: Option<&[ResourceClaim]>, now: Moment) {
-        let others = claims.map(|claims| {
-            let read = claims.iter().filter_map(|claim| self.world.read(claim).allocation);
-            let uses = read.flat_map(|allocation| allocation.uses);
-            uses.filter(|(_, how)| !how.is_ours()).map(|(gpu, _)| gpu).collect::<BTreeSet<_>>()
-        });
-        for gpu in self.holds.looked(others.as_ref(), now) {
+    /// Ends the look under way once the watch has brought its mark.
+    pub(in crate::controller) fn look(&mut self, now: Moment) {
+        match self.look.as_ref().map_or(Sight::NotYet, |mark| self.world.sight(mark)) {
+            Sight::NotYet => {}
+            Sight::Seen => self.looked(true, now),
+            Sight::Gone => self.looked(false, now),
+        }
+    }
+
+    /// `well`: the world is at least as of when the look began.
+    pub(in crate::controller) fn looked(&mut self, well: bool, now: Moment) {
+        self.look = None;
+        let others = |gpu: &GpuRef| self.world.is_anothers(gpu);
+        for gpu in self.holds.looked(well.then_some(&others as _), now) {
             for key in self.plans.on(&gpu) {
                 self.cancel(&key, now);
             }

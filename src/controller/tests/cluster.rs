@@ -15,7 +15,8 @@ use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::grant;
-use crate::controller::world::claim::{HOLD_DEVICE, HOLD_NODE};
+use crate::controller::hold::Parting;
+use crate::controller::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
 use crate::controller::write::{Failure, Outcome, Write};
 use crate::model::names::{DRIVER, HOLD_LABEL, SHARED_CLASS};
 use crate::params::{Params, decode};
@@ -312,7 +313,7 @@ impl Cluster {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
             Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
-            Write::Look => Outcome::Looked(Err(failure)),
+            Write::Look(_) => Outcome::Looked(Err(failure)),
             Write::Leave(gpu, _) => Outcome::Left(gpu, Err(failure)),
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
@@ -332,17 +333,27 @@ impl Cluster {
                 let made = self.hold(&gpu.node.to_string(), &gpu.device.to_string());
                 Outcome::Held(gpu, hear(made))
             }
-            Write::Look => Outcome::Looked(Ok(self.claims.values().cloned().collect())),
-            Write::Leave(gpu, claim) => {
-                let at = (claim.namespace.clone(), claim.name.clone());
-                if self
-                    .claims
-                    .get(&at)
-                    .is_some_and(|found| found.metadata.uid.as_deref() == Some(claim.uid.as_str()))
-                {
-                    self.drop_claim(&at);
-                }
-                Outcome::Left(gpu, if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(()) })
+            Write::Look(at) => {
+                let text = at.resource_version.clone();
+                let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
+                Outcome::Looked(hear(self.mark(&at, &marks)))
+            }
+            Write::Leave(gpu, parting) => {
+                let done = match parting {
+                    Parting::Clear(at) => self.allocate(&at, None),
+                    Parting::Restore(at) => {
+                        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str());
+                        self.allocate(&at, Some(made))
+                    }
+                    Parting::Delete(at) => {
+                        let found = self.current(&at);
+                        if found.is_ok() {
+                            self.drop_claim(&(at.claim.namespace, at.claim.name));
+                        }
+                        found
+                    }
+                };
+                Outcome::Left(gpu, hear(done).map(drop))
             }
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();

@@ -1,6 +1,7 @@
 //! The controller's pure half against a cluster in memory: an API server's rules, a scheduler that decides on old
 //! news, a controller-manager, and a watch that lags, repeats itself and begins anew.
 
+mod books;
 mod cluster;
 mod explain;
 mod language;

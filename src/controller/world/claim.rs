@@ -21,6 +21,8 @@ use crate::select::Toleration;
 /// On a hold: its GPU.
 pub const HOLD_NODE: &str = "tranche.dev/node";
 pub const HOLD_DEVICE: &str = "tranche.dev/device";
+/// On a hold: the version at which it was last looked around.
+pub const LOOKED: &str = "tranche.dev/looked";
 /// Why the claim waits, for people.
 pub const WAITING: &str = "tranche.dev/waiting";
 /// The version of the claim at which an unanswered write was given up.

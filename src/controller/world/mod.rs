@@ -1,6 +1,7 @@
 //! What the API server has told: claims, pods, nodes and GPUs, and who names which GPU. Tells what has changed by
 //! it, and decides nothing.
 
+mod books;
 pub mod claim;
 pub mod node;
 pub mod pod;
@@ -11,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+pub use books::Sight;
 pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
@@ -84,6 +86,8 @@ pub struct World {
     pub holds: BTreeMap<GpuRef, ClaimUid>,
     /// Pods by the claims that they name: (namespace, claim).
     users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    /// UIDs of claims whose present state does not fit our types: nobody knows what they name.
+    unreadable: BTreeSet<String>,
     lists: Lists,
 }
 
@@ -142,23 +146,34 @@ impl World {
             }
             Seen::Listed(object) => {
                 self.listed(kind, object.metadata());
+                self.readable(kind, object.metadata());
                 set(self, *object)
             }
             Seen::Stored(object) => {
                 // The answer to a write of ours may be newer than the list that is under way.
                 self.listed(kind, object.metadata());
+                self.readable(kind, object.metadata());
                 set(self, *object)
             }
-            Seen::Deleted(meta) => drop(self, &key(kind, &meta)),
+            Seen::Deleted(meta) => {
+                self.readable(kind, &meta);
+                drop(self, &key(kind, &meta))
+            }
             Seen::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
                 self.lists.complete.insert(kind);
+                if kind == Kind::Claims {
+                    self.unreadable.retain(|uid| named.contains(uid));
+                }
                 let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
                 gone.collect::<Vec<_>>().iter().flat_map(|key| drop(self, key)).collect()
             }
             Seen::Unreadable { meta, listed, problem } => {
                 if listed {
                     self.listed(kind, &meta);
+                }
+                if kind == Kind::Claims {
+                    self.unreadable.insert(key(kind, &meta));
                 }
                 let name = meta.name.unwrap_or_default();
                 vec![News::Trouble(format!(
@@ -174,6 +189,12 @@ impl World {
     fn listed(&mut self, kind: Kind, meta: &ObjectMeta) {
         if let Some(named) = self.lists.under_way.get_mut(&kind) {
             named.insert(key(kind, meta));
+        }
+    }
+
+    fn readable(&mut self, kind: Kind, meta: &ObjectMeta) {
+        if kind == Kind::Claims && !self.unreadable.is_empty() {
+            self.unreadable.remove(&key(kind, meta));
         }
     }
 
@@ -398,16 +419,6 @@ impl World {
     fn set_pools(&mut self) -> Vec<News> {
         let nodes: Vec<NodeName> = self.slices.keys().cloned().collect();
         nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
-    }
-
-    /// A claim that is not ours names it.
-    pub fn is_anothers(&self, gpu: &GpuRef) -> bool {
-        self.books.get(gpu).is_some_and(|names| names.values().any(|how| !how.is_ours()))
-    }
-
-    /// The scheduler's books have the GPU once, however many claims name it.
-    pub fn counts_once(&self, gpu: &GpuRef) -> bool {
-        self.gpu(gpu).is_some_and(|gpu| !gpu.grantable.keeps_shares)
     }
 
     pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
