@@ -30,7 +30,8 @@ pub type Name = (String, String);
 pub struct Cluster {
     pub core: Core,
     pub now: Moment,
-    version: u64,
+    /// Of whatever was stored last.
+    pub version: u64,
     made: u64,
     pub claims: BTreeMap<Name, ResourceClaim>,
     pub pods: BTreeMap<Name, Pod>,
@@ -197,8 +198,9 @@ impl Cluster {
                 for gpu in old {
                     self.books.remove(&gpu);
                     let mut others = self.claims.iter().filter(|((namespace, _), _)| namespace != NS);
-                    if others.any(|(_, claim)| counted(claim).contains(&gpu)) {
-                        self.blind.insert(gpu);
+                    match others.any(|(_, claim)| counted(claim).contains(&gpu)) {
+                        true => drop(self.blind.insert(gpu)),
+                        false => drop(self.blind.remove(&gpu)),
                     }
                 }
             }
@@ -514,6 +516,12 @@ impl Cluster {
                 "{gpu:?}: {memory} {compute} {slots}"
             );
             assert!(!others.contains_key(gpu), "{gpu:?} has shares, and belongs to {:?}", others[gpu]);
+            assert!(self.keeps || self.books.contains(gpu), "{gpu:?} has shares, and is in no book");
+        }
+        for (node, device) in self.blind.iter().filter(|_| !self.keeps) {
+            let hold = self.claims.get(&(NS.to_owned(), format!("hold.{device}.{node}")));
+            let open = hold.is_some_and(|hold| results(hold).is_empty());
+            assert!(open, "{node}/{device} is in no book, and nobody can know");
         }
         let companies: Vec<BTreeSet<(String, String)>> = self
             .claims
