@@ -1,5 +1,8 @@
 //! The controller end to end: a thousand pods, each with a claim for a part of a GPU, on a hundred hollow nodes and a
-//! real API server and scheduler. First placed by the controller, then, for comparison, by kube-scheduler itself.
+//! real API server and scheduler. First placed by the controller, then, for comparison, by kube-scheduler itself; and
+//! the same writes with nobody deciding, which tells how many the API server takes here.
+
+mod made;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -7,37 +10,57 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use http::Request;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::Client;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use serde_json::{Value, json};
+use kube::api::{Api, DeleteParams, ListParams};
+use serde_json::Value;
 use tokio::time::sleep;
 
-use tranche::model::names::{DRIVER, HOLD_LABEL, SHARED_CLASS};
+use made::{
+    Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, Seens, WAVE, Watch, by_controller, by_scheduler, make, name,
+};
+use tranche::cluster::KubeCluster;
+use tranche::cluster::allocation::{ClaimVersion, Marks};
+use tranche::model::claim::ClaimRef;
+use tranche::model::names::{HOLD_LABEL, NodeName};
 use tranche::model::quantity::Quantity;
 
-use crate::api::{self, PATIENCE, Seen};
+use crate::api::PATIENCE;
 use crate::figures::{Report, Samples, rounded};
 use crate::hollow::{GPUS, Hollow};
 use crate::plugin::{Process, start_controller};
 
 const NODES: usize = 100;
-const CLAIMS: usize = 1_000;
-const SHARE_GIB: u64 = 10;
-/// Requests under way at once while claims and pods are made.
-const MAKERS: usize = 32;
 /// Of the controller's lease and holds.
 const SYSTEM: &str = "bench-controller";
-const LOOK: Duration = Duration::from_millis(100);
-/// The longest wait for all claims of a wave.
-const WAVE: Duration = Duration::from_secs(180);
+/// As kube-scheduler writes it.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Where things lie that the part needs.
 pub struct Place {
     pub tranche: PathBuf,
     pub kubeconfig: PathBuf,
     pub work: PathBuf,
+}
+
+/// A wave that has ended.
+struct Done {
+    begun: Instant,
+    /// When each claim was asked for.
+    made: Vec<Instant>,
+    seen: Seens,
+    /// Of the API server.
+    api_cpu: Duration,
+    controller: Option<Used>,
+}
+
+/// Of a controller: processor time, and resident memory in MiB.
+#[derive(Clone, Copy)]
+struct Used {
+    cpu: Duration,
+    mib: f64,
 }
 
 /// What came of one wave.
@@ -47,28 +70,32 @@ struct Wave {
     key: &'static str,
     /// From the first request, or from the controller's start, to the last allocation and to the last binding.
     allocated: Duration,
-    bound: Duration,
+    bound: Option<Duration>,
     /// From the request for each claim to its allocation.
     each: Samples,
     touched: usize,
     over: usize,
-    /// Of the controller: processor time, and resident memory in MiB.
-    took: Option<(Duration, f64)>,
+    api_cpu: Duration,
+    controller: Option<Used>,
 }
 
 /// # Errors
 /// Besides what fails: a claim is not allocated in time, or a GPU is granted beyond what it has.
 pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Result<()> {
-    fresh(client, SYSTEM).await?;
+    made::fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
     let coming = crowd.coming().await.context("claims that come while the controller runs")?;
-    let waiting = crowd.waiting().await.context("claims that are there when the controller starts")?;
+    let (waiting, _) =
+        crowd.waiting(Binder::KubeScheduler).await.context("claims that wait for the controller")?;
+    let (alone, allocations) =
+        crowd.waiting(Binder::Nobody).await.context("claims of pods that nobody binds")?;
+    let bare = crowd.bare(&allocations).await.context("the same writes with nobody deciding")?;
     let native = crowd.native().await.context("claims that kube-scheduler places")?;
     let ideal = crowd.ideal()?;
     hollow.end().await?;
-    drop_namespace(client, SYSTEM).await?;
-    tell(report, &[coming, waiting, native], ideal);
+    made::drop_namespace(client, SYSTEM).await?;
+    tell(report, &[coming, waiting, alone, bare, native], ideal);
     Ok(())
 }
 
@@ -81,37 +108,74 @@ struct Crowd<'a> {
 impl Crowd<'_> {
     /// The controller runs, and a thousand come at once.
     async fn coming(&self) -> Result<Wave> {
-        let controller = self.controller("coming")?;
-        until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         let namespace = "bench-coming";
+        let controller = self.controller(namespace)?;
+        until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         let watch = Watch::start(self.client, namespace).await?;
         let before = controller.cpu()?;
-        let begun = Instant::now();
-        let made = make(self.client, namespace, &by_controller()).await?;
-        let seen = watch.until_bound().await.with_context(|| controller.last_words())?;
-        let took = Some((controller.cpu()? - before, controller.memory_mib()?.0));
-        let what = "controller: they come while it runs";
-        let wave = self.wave((what, ""), (namespace, begun), (&made, &seen), took).await?;
+        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let made = make(self.client, namespace, &by_controller(), Binder::KubeScheduler).await?;
+        let seen = watch.until_done(Binder::KubeScheduler).await.with_context(|| controller.last_words())?;
+        let used = Used { cpu: controller.cpu()? - before, mib: controller.memory_mib()?.0 };
+        let api_cpu = self.api_cpu().await? - api;
+        let done = Done { begun, made, seen, api_cpu, controller: Some(used) };
+        let wave = self.wave(("controller: they come while it runs", ""), namespace, done).await?;
         controller.stop().await?;
         self.clear(namespace, &watch).await?;
         Ok(wave)
     }
 
-    /// A thousand wait, the scheduler has tried each in vain, and the controller starts.
-    async fn waiting(&self) -> Result<Wave> {
-        let namespace = "bench-waiting";
+    /// A thousand wait, the scheduler, if it is to bind them, has tried each in vain, and the controller starts. With
+    /// what each claim was given.
+    async fn waiting(&self, binder: Binder) -> Result<(Wave, Vec<AllocationResult>)> {
+        let (namespace, told) = match binder {
+            Binder::KubeScheduler => {
+                ("bench-waiting", ("controller: they are there when it starts", "backlog_"))
+            }
+            Binder::Nobody => ("bench-alone", ("controller: the same, and nobody binds the pods", "alone_")),
+        };
         let watch = Watch::start(self.client, namespace).await?;
-        make(self.client, namespace, &by_controller()).await?;
-        let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
-        watch.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
-        let begun = Instant::now();
-        let controller = self.controller("waiting")?;
-        let made = vec![begun; CLAIMS];
-        let seen = watch.until_bound().await.with_context(|| controller.last_words())?;
-        let took = Some((controller.cpu()?, controller.memory_mib()?.0));
-        let what = "controller: they are there when it starts";
-        let wave = self.wave((what, "backlog_"), (namespace, begun), (&made, &seen), took).await?;
+        make(self.client, namespace, &by_controller(), binder).await?;
+        if binder == Binder::KubeScheduler {
+            let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
+            watch.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
+        }
+        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let controller = self.controller(namespace)?;
+        let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
+        let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
+        let api_cpu = self.api_cpu().await? - api;
+        let done = Done { begun, made: vec![begun; CLAIMS], seen, api_cpu, controller: Some(used) };
+        let wave = self.wave(told, namespace, done).await?;
+        let claims = self.claims(namespace).await?.into_iter();
+        let allocations = claims.filter_map(|claim| claim.status?.allocation).collect();
         controller.stop().await?;
+        self.clear(namespace, &watch).await?;
+        Ok((wave, allocations))
+    }
+
+    /// No controller and no scheduler: each claim is given a finalizer and an allocation that was decided before.
+    async fn bare(&self, allocations: &[AllocationResult]) -> Result<Wave> {
+        let namespace = "bench-bare";
+        let watch = Watch::start(self.client, namespace).await?;
+        make(self.client, namespace, &by_controller(), Binder::Nobody).await?;
+        let claims = self.claims(namespace).await?;
+        let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
+        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let writes = claims.iter().zip(allocations).map(|(claim, allocation)| {
+            let cluster = &cluster;
+            let marks = Marks { finalizers: Some(vec![FINALIZER.to_owned()]), annotations: Vec::new() };
+            async move {
+                let marked = cluster.mark_claim(&version(claim), &marks).await?;
+                cluster.set_allocation(&version(&marked), Some(allocation)).await?;
+                anyhow::Ok(())
+            }
+        });
+        stream::iter(writes).buffer_unordered(MAKERS).try_collect::<Vec<()>>().await?;
+        let seen = watch.until_done(Binder::Nobody).await?;
+        let api_cpu = self.api_cpu().await? - api;
+        let done = Done { begun, made: vec![begun; CLAIMS], seen, api_cpu, controller: None };
+        let wave = self.wave(("the same writes, decided before", "bare_"), namespace, done).await?;
         self.clear(namespace, &watch).await?;
         Ok(wave)
     }
@@ -120,12 +184,12 @@ impl Crowd<'_> {
     async fn native(&self) -> Result<Wave> {
         let namespace = "bench-native";
         let watch = Watch::start(self.client, namespace).await?;
-        let begun = Instant::now();
-        let made = make(self.client, namespace, &by_scheduler()).await?;
-        let seen = watch.until_bound().await?;
-        let wave = self
-            .wave(("kube-scheduler by itself", "native_"), (namespace, begun), (&made, &seen), None)
-            .await?;
+        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let made = make(self.client, namespace, &by_scheduler(), Binder::KubeScheduler).await?;
+        let seen = watch.until_done(Binder::KubeScheduler).await?;
+        let api_cpu = self.api_cpu().await? - api;
+        let done = Done { begun, made, seen, api_cpu, controller: None };
+        let wave = self.wave(("kube-scheduler by itself", "native_"), namespace, done).await?;
         self.clear(namespace, &watch).await?;
         Ok(wave)
     }
@@ -136,33 +200,45 @@ impl Crowd<'_> {
         start_controller(&self.place.tranche, &self.place.kubeconfig, &folder, SYSTEM)
     }
 
+    /// Processor time of the API server so far, by its own word.
+    async fn api_cpu(&self) -> Result<Duration> {
+        let metrics = self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+        let line = metrics.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
+        Ok(Duration::from_secs_f64(line.context("the API server does not tell its processor time")?.parse()?))
+    }
+
+    /// By name, as they were made.
+    async fn claims(&self, namespace: &str) -> Result<Vec<ResourceClaim>> {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+        Ok(api.list(&ListParams::default()).await?.items)
+    }
+
     async fn wave(
         &self,
         (what, key): (&'static str, &'static str),
-        (namespace, begun): (&str, Instant),
-        (made, seen): (&[Instant], &Seens),
-        took: Option<(Duration, f64)>,
+        namespace: &str,
+        done: Done,
     ) -> Result<Wave> {
-        let last = |seen: &HashMap<String, Instant>| seen.values().max().map(|last| *last - begun);
+        let last = |seen: &HashMap<String, Instant>| seen.values().max().map(|last| *last - done.begun);
         let mut each = Samples::default();
-        for (nth, made) in made.iter().enumerate() {
-            each.push(*seen.allocated.get(&name(nth)).context("a claim is gone")? - *made);
+        for (nth, made) in done.made.iter().enumerate() {
+            each.push(*done.seen.allocated.get(&name(nth)).context("a claim is gone")? - *made);
         }
         let (touched, over) = self.count(namespace).await?;
-        let allocated = last(&seen.allocated).context("nothing is allocated")?;
-        let bound = last(&seen.bound).context("nothing is bound")?;
+        let allocated = last(&done.seen.allocated).context("nothing is allocated")?;
         eprintln!("-- {what}: {:.1} claims/s, {touched} GPUs", per_second(allocated));
         if over > 0 {
             bail!("{over} GPUs are granted beyond what they have");
         }
-        Ok(Wave { what, key, allocated, bound, each, touched, over, took })
+        let bound = last(&done.seen.bound);
+        let (api_cpu, controller) = (done.api_cpu, done.controller);
+        Ok(Wave { what, key, allocated, bound, each, touched, over, api_cpu, controller })
     }
 
     /// GPUs that have a share, and those of which more is granted than they have.
     async fn count(&self, namespace: &str) -> Result<(usize, usize)> {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-        let claims = api.list(&ListParams::default()).await?.items;
-        let results = claims.iter().flat_map(results);
+        let claims = self.claims(namespace).await?;
+        let results = claims.iter().flat_map(made::results);
         let mut granted: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
         for result in results {
             // Without an amount it has the whole GPU.
@@ -210,15 +286,18 @@ impl Crowd<'_> {
             }
             sleep(LOOK).await;
         }
-        drop_namespace(self.client, namespace).await
+        made::drop_namespace(self.client, namespace).await
     }
 }
 
 fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let mut rows = Vec::new();
     for wave in waves {
-        let Wave { what, key, allocated, bound, each, touched, over, took } = wave;
-        let target = if took.is_some() { format!("200, GPUs {}", ideal * 105 / 100) } else { String::new() };
+        let Wave { what, key, allocated, bound, each, touched, over, api_cpu, controller } = wave;
+        let target = match controller {
+            Some(_) => format!("200, GPUs {}", ideal * 105 / 100),
+            None => String::new(),
+        };
         let shown = |figure: f64| rounded(figure).to_string();
         rows.push(vec![
             (*what).to_owned(),
@@ -226,20 +305,24 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
             format!("{:.2}", allocated.as_secs_f64()),
             format!("{:.0}", each.p50()),
             format!("{:.0}", each.p99()),
-            format!("{:.1}", per_second(*bound)),
+            bound.map(|bound| format!("{:.1}", per_second(bound))).unwrap_or_default(),
             touched.to_string(),
             ideal.to_string(),
             over.to_string(),
-            took.map(|(cpu, _)| shown(cpu.as_secs_f64())).unwrap_or_default(),
-            took.map(|(_, mib)| format!("{mib:.1}")).unwrap_or_default(),
+            shown(api_cpu.as_secs_f64()),
+            controller.map(|used| shown(used.cpu.as_secs_f64())).unwrap_or_default(),
+            controller.map(|used| format!("{:.1}", used.mib)).unwrap_or_default(),
             target,
         ]);
         report.figure(&format!("{key}claims_per_s"), per_second(*allocated));
         report.figure(&format!("{key}claim_allocated_p99_ms"), each.p99());
-        report.figure(&format!("{key}bound_per_s"), per_second(*bound));
         report.figure(&format!("{key}gpus_touched"), *touched as f64);
         report.figure(&format!("{key}overcommitted"), *over as f64);
-        if let Some((cpu, mib)) = took {
+        report.figure(&format!("{key}api_server_cpu_s"), api_cpu.as_secs_f64());
+        if let Some(bound) = bound {
+            report.figure(&format!("{key}bound_per_s"), per_second(*bound));
+        }
+        if let Some(Used { cpu, mib }) = controller {
             report.figure(&format!("{key}controller_cpu_s"), cpu.as_secs_f64());
             report.figure(&format!("{key}controller_rss_mib"), *mib);
         }
@@ -256,7 +339,8 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         "GPUs touched",
         "ideal",
         "over-committed",
-        "controller's CPU, s",
+        "API server's CPU, s",
+        "controller's",
         "its memory, MiB",
         "target",
     ];
@@ -265,7 +349,9 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         "{NODES} hollow nodes with {GPUS} H100s each; API server, etcd, scheduler, controller-manager and the one who \
          makes claims and pods ({MAKERS} requests at once) share the machine. Time runs from the first request, or \
          from the start of the controller's process, to the allocation of the last claim, as a watch sees it; it \
-         includes the 2 s that each GPU's hold settles. The scheduler binds every pod."
+         includes the 2 s that each GPU's hold settles. The scheduler binds every pod, but for those of a scheduler \
+         that is not there. The writes that were decided before are a finalizer and an allocation for each claim, \
+         {MAKERS} claims at once: more than that the API server does not take here."
     ));
 }
 
@@ -273,97 +359,15 @@ fn per_second(took: Duration) -> f64 {
     CLAIMS as f64 / took.as_secs_f64()
 }
 
-/// What has become of a wave's objects, each by name.
-struct Watch {
-    allocated: Seen,
-    tried: Seen,
-    bound: Seen,
-}
-
-struct Seens {
-    allocated: HashMap<String, Instant>,
-    bound: HashMap<String, Instant>,
-}
-
-impl Watch {
-    /// In a namespace that is made for it.
-    async fn start(client: &Client, namespace: &str) -> Result<Self> {
-        fresh(client, namespace).await?;
-        api::until_account(client, namespace).await?;
-        let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let allocated = |claim: &ResourceClaim| claim.status.as_ref().is_some_and(|s| s.allocation.is_some());
-        let bound = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        Ok(Self {
-            allocated: Seen::start(claims, "", allocated).await?,
-            tried: Seen::start(pods.clone(), "", tried).await?,
-            bound: Seen::start(pods, "", bound).await?,
-        })
-    }
-
-    /// Until every claim is allocated and every pod is bound.
-    async fn until_bound(&self) -> Result<Seens> {
-        let all = |seen: &HashMap<String, Instant>| seen.len() == CLAIMS;
-        let allocated = self.allocated.until_within(WAVE, "all claims allocated", all).await?;
-        let bound = self.bound.until_within(WAVE, "all pods bound", all).await?;
-        Ok(Seens { allocated, bound })
-    }
-}
-
-/// The scheduler has tried the pod in vain.
-fn tried(pod: &Pod) -> bool {
-    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
-}
-
-/// The claims and their pods; when each claim was asked for.
-async fn make(client: &Client, namespace: &str, devices: &Value) -> Result<Vec<Instant>> {
-    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let all = (0..CLAIMS).map(|nth| {
-        let (claims, pods, name) = (claims.clone(), pods.clone(), name(nth));
-        let claim = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
-        async move {
-            let begun = Instant::now();
-            claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
-            pods.create(&PostParams::default(), &serde_json::from_value(pod(&name))?).await?;
-            anyhow::Ok(begun)
-        }
-    });
-    stream::iter(all).buffered(MAKERS).try_collect().await
-}
-
-fn name(nth: usize) -> String {
-    format!("c-{nth:04}")
-}
-
-fn pod(name: &str) -> Value {
-    let resources = json!({"requests": {"cpu": "100m", "memory": "128Mi"}, "claims": [{"name": "gpu"}]});
-    let container = json!({"name": "main", "image": "docker.io/local/busybox:1", "resources": resources});
-    json!({"metadata": {"name": name}, "spec": {
-        "containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}})
-}
-
-/// spec.devices for the controller.
-fn by_controller() -> Value {
-    let parameters = json!({
-        "apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": format!("{SHARE_GIB}Gi")});
-    json!({
-        "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS}}],
-        "config": [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}],
-    })
-}
-
-/// The same for the scheduler.
-fn by_scheduler() -> Value {
-    let capacity = json!({"requests": {"memory": format!("{SHARE_GIB}Gi")}});
-    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}}]})
-}
-
-fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
-    devices.into_iter().flat_map(|devices| devices.results.iter().flatten())
+fn version(claim: &ResourceClaim) -> ClaimVersion {
+    let meta = &claim.metadata;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let claim = ClaimRef {
+        namespace: text(&meta.namespace),
+        name: text(&meta.name),
+        uid: text(&meta.uid).as_str().into(),
+    };
+    ClaimVersion { claim, resource_version: text(&meta.resource_version) }
 }
 
 /// It has the lease, and has read everything.
@@ -384,28 +388,4 @@ async fn until_it_leads(controller: &Process) -> Result<()> {
         }
         sleep(LOOK).await;
     }
-}
-
-/// An empty namespace: what an earlier run has left of it goes first.
-async fn fresh(client: &Client, name: &str) -> Result<()> {
-    let api = Api::<Namespace>::all(client.clone());
-    let deadline = Instant::now() + PATIENCE;
-    while let Some(old) = api.get_opt(name).await? {
-        if old.metadata.deletion_timestamp.is_none() {
-            api.delete(name, &DeleteParams::default()).await?;
-        }
-        if Instant::now() > deadline {
-            bail!("namespace {name} does not go");
-        }
-        sleep(LOOK).await;
-    }
-    let object = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    api.create(&PostParams::default(), &object).await?;
-    Ok(())
-}
-
-/// Nothing waits for its end.
-async fn drop_namespace(client: &Client, name: &str) -> Result<()> {
-    Api::<Namespace>::all(client.clone()).delete(name, &DeleteParams::default()).await?;
-    Ok(())
 }

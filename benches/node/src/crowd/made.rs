@@ -1,0 +1,157 @@
+//! What a wave consists of: a namespace, a thousand claims and their pods, and a watch that tells what has become of
+//! them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use kube::Client;
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use tranche::model::names::{DRIVER, SHARED_CLASS};
+
+use crate::api::{self, PATIENCE, Seen};
+
+pub const CLAIMS: usize = 1_000;
+pub const SHARE_GIB: u64 = 10;
+/// Requests under way at once while claims and pods are made.
+pub const MAKERS: usize = 32;
+pub const LOOK: Duration = Duration::from_millis(100);
+/// The longest wait for all claims of a wave.
+pub const WAVE: Duration = Duration::from_secs(180);
+
+/// Who binds the pods.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Binder {
+    KubeScheduler,
+    /// Named by the pods, and not there.
+    Nobody,
+}
+
+/// What has become of a wave's objects, each by name.
+pub struct Watch {
+    pub allocated: Seen,
+    pub tried: Seen,
+    pub bound: Seen,
+}
+
+pub struct Seens {
+    pub allocated: HashMap<String, Instant>,
+    /// Empty where nobody binds.
+    pub bound: HashMap<String, Instant>,
+}
+
+impl Watch {
+    /// In a namespace that is made for it.
+    pub async fn start(client: &Client, namespace: &str) -> Result<Self> {
+        fresh(client, namespace).await?;
+        api::until_account(client, namespace).await?;
+        let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let allocated = |claim: &ResourceClaim| claim.status.as_ref().is_some_and(|s| s.allocation.is_some());
+        let bound = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        Ok(Self {
+            allocated: Seen::start(claims, "", allocated).await?,
+            tried: Seen::start(pods.clone(), "", tried).await?,
+            bound: Seen::start(pods, "", bound).await?,
+        })
+    }
+
+    /// Until every claim is allocated, and every pod is bound if anybody binds.
+    pub async fn until_done(&self, binder: Binder) -> Result<Seens> {
+        let all = |seen: &HashMap<String, Instant>| seen.len() == CLAIMS;
+        let allocated = self.allocated.until_within(WAVE, "all claims allocated", all).await?;
+        let bound = match binder {
+            Binder::KubeScheduler => self.bound.until_within(WAVE, "all pods bound", all).await?,
+            Binder::Nobody => HashMap::new(),
+        };
+        Ok(Seens { allocated, bound })
+    }
+}
+
+/// The scheduler has tried the pod in vain.
+fn tried(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
+}
+
+/// The claims and their pods; when each claim was asked for.
+pub async fn make(client: &Client, namespace: &str, devices: &Value, binder: Binder) -> Result<Vec<Instant>> {
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let all = (0..CLAIMS).map(|nth| {
+        let (claims, pods, name) = (claims.clone(), pods.clone(), name(nth));
+        let claim = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
+        async move {
+            let begun = Instant::now();
+            claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+            pods.create(&PostParams::default(), &serde_json::from_value(pod(&name, binder))?).await?;
+            anyhow::Ok(begun)
+        }
+    });
+    stream::iter(all).buffered(MAKERS).try_collect().await
+}
+
+pub fn name(nth: usize) -> String {
+    format!("c-{nth:04}")
+}
+
+fn pod(name: &str, binder: Binder) -> Value {
+    let resources = json!({"requests": {"cpu": "100m", "memory": "128Mi"}, "claims": [{"name": "gpu"}]});
+    let container = json!({"name": "main", "image": "docker.io/local/busybox:1", "resources": resources});
+    let scheduler = if binder == Binder::Nobody { "nobody" } else { "default-scheduler" };
+    json!({"metadata": {"name": name}, "spec": {
+        "schedulerName": scheduler, "containers": [container],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}})
+}
+
+/// spec.devices for the controller.
+pub fn by_controller() -> Value {
+    let parameters = json!({
+        "apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": format!("{SHARE_GIB}Gi")});
+    json!({
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS}}],
+        "config": [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}],
+    })
+}
+
+/// The same for the scheduler.
+pub fn by_scheduler() -> Value {
+    let capacity = json!({"requests": {"memory": format!("{SHARE_GIB}Gi")}});
+    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}}]})
+}
+
+pub fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    devices.into_iter().flat_map(|devices| devices.results.iter().flatten())
+}
+
+/// An empty namespace: what an earlier run has left of it goes first.
+pub async fn fresh(client: &Client, name: &str) -> Result<()> {
+    let api = Api::<Namespace>::all(client.clone());
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(old) = api.get_opt(name).await? {
+        if old.metadata.deletion_timestamp.is_none() {
+            api.delete(name, &DeleteParams::default()).await?;
+        }
+        if Instant::now() > deadline {
+            bail!("namespace {name} does not go");
+        }
+        sleep(LOOK).await;
+    }
+    let object = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    api.create(&PostParams::default(), &object).await?;
+    Ok(())
+}
+
+/// Nothing waits for its end.
+pub async fn drop_namespace(client: &Client, name: &str) -> Result<()> {
+    Api::<Namespace>::all(client.clone()).delete(name, &DeleteParams::default()).await?;
+    Ok(())
+}
