@@ -7,6 +7,7 @@ mod load;
 mod nodes;
 mod place;
 mod race;
+mod together;
 mod verbatim;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;

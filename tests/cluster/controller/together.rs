@@ -1,0 +1,143 @@
+//! What is decided about several pods together, and in which order: gangs, claims that pods share, policies,
+//! priorities. On nodes without a machine.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+use super::{NODE, results, share, wait_placed};
+use crate::bed::{Bed, PATIENCE, node_of};
+use crate::hollow::{self, on_hollow, wait_bound, wait_node};
+use crate::manifests::{as_nobody, claim, user_of};
+use crate::rig::wait_until;
+
+/// Most of a GPU: two of these do not fit on one.
+fn most() -> Value {
+    share(json!({"fraction": "0.9"}))
+}
+
+/// A claim for most of a GPU, and a pod of its name, changed.
+async fn create_most(bed: &Bed, name: &str, change: impl FnOnce(&mut Value)) {
+    bed.create(claim(name, most())).await;
+    let mut pod = on_hollow(as_nobody(user_of(name, name)));
+    change(&mut pod);
+    bed.create(pod).await;
+}
+
+/// Waits until one of the pods is told why it waits.
+async fn wait_told(bed: &Bed, pods: &[&str]) -> String {
+    let told = || async {
+        for pod in pods {
+            let events = bed.events(pod).await;
+            if let Some(told) = events.into_iter().find(|event| event.starts_with("WaitingForGpuShare")) {
+                return Some(told);
+            }
+        }
+        None
+    };
+    wait_until(&format!("one of {pods:?} to be told why it waits"), PATIENCE, told).await
+}
+
+/// Names of claims that are placed.
+async fn placed(bed: &Bed) -> Vec<String> {
+    let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.expect("claims").items;
+    let placed = claims.into_iter().filter(|claim| !results(claim).is_empty());
+    placed.filter_map(|claim| claim.metadata.name).collect()
+}
+
+#[tokio::test]
+async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
+    let Some(bed) = super::bed("a_gang_is_placed_as_a_whole_or_waits_as_a_whole").await else { return };
+    hollow::add(&bed, 2, NODE).await;
+    bed.rig.kubectl(&["cordon", "hollow-1"]);
+    // KAI's label; one more than a node has GPUs.
+    let size = bed.published("hollow-0").await.len() + 1;
+    let names: Vec<String> = (0..size).map(|nth| format!("worker-{nth}")).collect();
+    for name in &names {
+        let of_gang = |pod: &mut Value| {
+            pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
+            pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
+        };
+        create_most(&bed, name, of_gang).await;
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    println!("told: {}", wait_told(&bed, &names).await);
+    // One that asks for the same, and is no part of it, passes: nothing is kept for the gang yet.
+    create_most(&bed, "alone", |_| {}).await;
+    assert_eq!(wait_node(&bed, "alone").await, "hollow-0");
+    assert_eq!(placed(&bed).await, ["alone"]);
+    bed.rig.kubectl(&["uncordon", "hollow-1"]);
+    wait_bound(&bed, size + 1).await;
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn pods_that_name_one_claim_are_where_it_is() {
+    let Some(bed) = super::bed("pods_that_name_one_claim_are_where_it_is").await else { return };
+    hollow::add(&bed, 2, NODE).await;
+    bed.create(claim("common", share(json!({"memory": "4Gi"})))).await;
+    for name in ["one", "two", "three"] {
+        bed.create(on_hollow(as_nobody(user_of("common", name)))).await;
+    }
+    wait_bound(&bed, 3).await;
+    let pods = bed.api::<Pod>().list(&ListParams::default()).await.expect("pods").items;
+    let first = node_of(&pods[0]);
+    assert!(pods.iter().all(|pod| node_of(pod) == first), "one node");
+    let reserved = || async {
+        let users = bed.api::<ResourceClaim>().get("common").await.ok()?.status?.reserved_for?;
+        (users.len() == 3).then_some(())
+    };
+    wait_until("the claim to be reserved for all three", PATIENCE, reserved).await;
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_claim_says_by_which_policy_it_is_placed() {
+    let Some(bed) = super::bed("a_claim_says_by_which_policy_it_is_placed").await else { return };
+    hollow::add(&bed, 1, NODE).await;
+    let mut devices = Vec::new();
+    for (name, policy) in [("a", "pack"), ("b", "pack"), ("c", "spread"), ("d", "spread")] {
+        let mut claim = claim(name, share(json!({"memory": "4Gi"})));
+        claim["metadata"]["annotations"] = json!({"tranche.dev/policy": policy});
+        bed.create(claim).await;
+        bed.create(on_hollow(as_nobody(user_of(name, name)))).await;
+        devices.push(wait_placed(&bed, name).await);
+    }
+    assert_eq!(devices[0], devices[1], "packed");
+    assert!(devices[2] != devices[0] && devices[3] != devices[0] && devices[2] != devices[3], "{devices:?}");
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn who_is_more_urgent_goes_first_though_it_came_later() {
+    let Some(bed) = super::bed("who_is_more_urgent_goes_first_though_it_came_later").await else { return };
+    hollow::add(&bed, 1, NODE).await;
+    let class = format!("{}-urgent", bed.namespace);
+    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
+    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+    let gpus = bed.published("hollow-0").await.len();
+    for nth in 0..gpus {
+        create_most(&bed, &format!("first-{nth}"), |_| {}).await;
+    }
+    wait_bound(&bed, gpus).await;
+    create_most(&bed, "patient", |_| {}).await;
+    wait_told(&bed, &["patient"]).await;
+    create_most(&bed, "urgent", |pod| pod["spec"]["priorityClassName"] = json!(class)).await;
+    wait_told(&bed, &["urgent"]).await;
+    for (gone, next) in [("first-0", "urgent"), ("first-1", "patient")] {
+        assert!(!placed(&bed).await.iter().any(|name| name == next), "{next}");
+        bed.api::<Pod>()
+            .delete(gone, &DeleteParams::default().grace_period(0))
+            .await
+            .expect("it can be deleted");
+        bed.gone(gone).await;
+        bed.api::<ResourceClaim>().delete(gone, &DeleteParams::default()).await.expect("it can be deleted");
+        wait_node(&bed, next).await;
+    }
+    hollow::clear(&bed).await;
+    bed.end().await;
+}
