@@ -71,6 +71,8 @@ struct Wave {
     /// From the first request, or from the controller's start, to the last allocation and to the last binding.
     allocated: Duration,
     bound: Option<Duration>,
+    /// From the first allocation to the last: GPUs have settled by then.
+    flowing: Duration,
     /// From the request for each claim to its allocation.
     each: Samples,
     touched: usize,
@@ -231,8 +233,10 @@ impl Crowd<'_> {
             bail!("{over} GPUs are granted beyond what they have");
         }
         let bound = last(&done.seen.bound);
+        let first = done.seen.allocated.values().min().map(|first| *first - done.begun);
+        let flowing = allocated - first.unwrap_or_default();
         let (api_cpu, controller) = (done.api_cpu, done.controller);
-        Ok(Wave { what, key, allocated, bound, each, touched, over, api_cpu, controller })
+        Ok(Wave { what, key, allocated, bound, flowing, each, touched, over, api_cpu, controller })
     }
 
     /// GPUs that have a share, and those of which more is granted than they have.
@@ -293,7 +297,7 @@ impl Crowd<'_> {
 fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let mut rows = Vec::new();
     for wave in waves {
-        let Wave { what, key, allocated, bound, each, touched, over, api_cpu, controller } = wave;
+        let Wave { what, key, allocated, bound, flowing, each, touched, over, api_cpu, controller } = wave;
         let target = match controller {
             Some(_) => format!("200, GPUs {}", ideal * 105 / 100),
             None => String::new(),
@@ -302,6 +306,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         rows.push(vec![
             (*what).to_owned(),
             format!("{:.1}", per_second(*allocated)),
+            format!("{:.1}", per_second(*flowing)),
             format!("{:.2}", allocated.as_secs_f64()),
             format!("{:.0}", each.p50()),
             format!("{:.0}", each.p99()),
@@ -315,6 +320,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
             target,
         ]);
         report.figure(&format!("{key}claims_per_s"), per_second(*allocated));
+        report.figure(&format!("{key}claims_per_s_from_the_first"), per_second(*flowing));
         report.figure(&format!("{key}claim_allocated_p99_ms"), each.p99());
         report.figure(&format!("{key}gpus_touched"), *touched as f64);
         report.figure(&format!("{key}overcommitted"), *over as f64);
@@ -332,6 +338,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let head = [
         &*what,
         "claims/s",
+        "from the first on",
         "all allocated, s",
         "p50 of each, ms",
         "p99",
@@ -349,7 +356,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         "{NODES} hollow nodes with {GPUS} H100s each; API server, etcd, scheduler, controller-manager and the one who \
          makes claims and pods ({MAKERS} requests at once) share the machine. Time runs from the first request, or \
          from the start of the controller's process, to the allocation of the last claim, as a watch sees it; it \
-         includes the 2 s that each GPU's hold settles. The scheduler binds every pod, but for those of a scheduler \
+         includes the 2 s that each GPU's hold settles; from the first allocation on it does not. The scheduler binds every pod, but for those of a scheduler \
          that is not there. The writes that were decided before are a finalizer and an allocation for each claim, \
          {MAKERS} claims at once: more than that the API server does not take here."
     ));
