@@ -5,7 +5,8 @@
 //! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked; `apart`: shares of
 //!   several GPUs in one claim; `kept_off`: which nodes a pod cannot have
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
-//! * [`core`]: changes and answers in; [`round`]: one round of decisions, writes out; `life`: what nobody uses
+//! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `life`: what nobody
+//!   uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
 //! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
 //!
@@ -29,6 +30,7 @@ pub mod queue;
 pub mod round;
 mod run;
 mod say;
+mod send;
 mod state;
 mod stock;
 #[cfg(test)]

@@ -117,7 +117,7 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("nvml_wrapper_sys", Where::Rooms(&["nvml"])),
     ("tonic", Where::Rooms(&["kubelet"])),
     ("tonic_prost", Where::Rooms(&["kubelet"])),
-    ("prost", Where::Rooms(&["kubelet"])),
+    ("prost", Where::Rooms(&["cluster", "kubelet"])),
     ("kube", Where::Rooms(&["cluster"])),
     // As data: slices and conditions make them, select, feasible, admission and cli read them, node carries
     // them, cluster writes them.
