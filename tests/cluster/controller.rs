@@ -2,6 +2,7 @@
 
 mod books;
 mod fail_over;
+mod kinds;
 mod life;
 mod load;
 mod nodes;
@@ -16,6 +17,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SYSTEM};
+use crate::hollow;
 use crate::manifests::{as_nobody, user_of};
 use crate::rig::wait_until;
 
@@ -25,6 +27,13 @@ const CLASS: &str = "shared.gpu.nvidia.com";
 /// A bed on which only one node takes pods: where something goes is then said beforehand.
 async fn bed(test: &str) -> Option<Bed> {
     alone(Bed::of_env(test).await?)
+}
+
+/// The same, with nodes without a machine (`hollow-0` and so on) beside it that have the same GPUs.
+async fn bed_beside(test: &str, nodes: usize) -> Option<Bed> {
+    let bed = bed(test).await?;
+    hollow::add(&bed, nodes, NODE).await;
+    Some(bed)
 }
 
 fn alone(bed: Bed) -> Option<Bed> {

@@ -2,7 +2,7 @@
 //! never start, so that many of them cost little and end at once.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
@@ -15,6 +15,16 @@ pub const LONG: std::time::Duration = std::time::Duration::from_secs(240);
 
 /// Adds nodes `hollow-0` and so on, with the GPUs of `like` that can be shared. They go when the test ends.
 pub async fn add(bed: &Bed, count: usize, like: &str) -> Vec<String> {
+    add_changed(bed, count, like, |_, _| {}).await
+}
+
+/// The same, with the GPUs of the nth node changed.
+pub async fn add_changed(
+    bed: &Bed,
+    count: usize,
+    like: &str,
+    change: impl Fn(usize, &mut Device),
+) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|nth| format!("hollow-{nth}")).collect();
     let words = |verb: &'static str| {
         std::iter::once(verb).chain(names.iter().map(String::as_str)).collect::<Vec<_>>()
@@ -22,13 +32,13 @@ pub async fn add(bed: &Bed, count: usize, like: &str) -> Vec<String> {
     bed.rig.on_end(&["kubectl", "delete", "resourceslices", "-l", "rig/hollow=yes"]);
     bed.rig.on_end(&words("hollow-end"));
     bed.rig.run(&words("hollow"));
-    for name in &names {
-        add_gpus(bed, name, like).await;
+    for (nth, name) in names.iter().enumerate() {
+        add_gpus(bed, name, like, |gpu| change(nth, gpu)).await;
     }
     names
 }
 
-async fn add_gpus(bed: &Bed, name: &str, like: &str) {
+async fn add_gpus(bed: &Bed, name: &str, like: &str, change: impl Fn(&mut Device)) {
     let node = Api::<Node>::all(bed.client.clone()).get(name).await.expect("the hollow node is there");
     let mut devices = Vec::new();
     for mut device in bed.published(like).await {
@@ -38,6 +48,7 @@ async fn add_gpus(bed: &Bed, name: &str, like: &str) {
             uuid.string = Some(format!("GPU-{name}-{}", device.name));
             device.consumes_counters = None;
             device.taints = None;
+            change(&mut device);
             devices.push(device);
         }
     }
@@ -90,4 +101,10 @@ pub async fn clear(bed: &Bed) {
         .expect("claims can be deleted");
     let gone = || async { claims.list(&ListParams::default()).await.ok()?.items.is_empty().then_some(()) };
     wait_until("the claims to be gone", LONG, gone).await;
+}
+
+/// Ends a test that had hollow nodes.
+pub async fn end(bed: Bed) {
+    clear(&bed).await;
+    bed.end().await;
 }

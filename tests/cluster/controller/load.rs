@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::books::Auditor;
 use super::fail_over::{kill, leader};
-use super::{NODE, share};
+use super::share;
 use crate::bed::{Bed, PATIENCE};
 use crate::hollow::{self, LONG, on_hollow};
 use crate::manifests::{as_nobody, by_template, template};
@@ -39,8 +39,7 @@ async fn make(bed: &Bed, object: Value) {
 #[tokio::test]
 async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts() {
     let test = "two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts";
-    let Some(bed) = super::bed(test).await else { return };
-    hollow::add(&bed, 4, NODE).await;
+    let Some(bed) = super::bed_beside(test, 4).await else { return };
     let auditor = Auditor::begin(&bed.client).await;
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
     for (name, amount) in [("small", json!({"memory": "3Gi"})), ("tenth", json!({"fraction": "0.1"}))] {
@@ -61,6 +60,5 @@ async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_re
     let second = wait_until("a leader", PATIENCE, || leader(&bed)).await;
     assert_ne!(first, second);
     println!("{} looks", auditor.end().await);
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }

@@ -27,8 +27,7 @@ async fn wait_node_of_claim(bed: &Bed, name: &str, but: Option<&str>) -> String 
 #[tokio::test]
 async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     let test = "what_was_placed_on_a_node_that_is_lost_is_placed_on_another";
-    let Some(bed) = super::bed(test).await else { return };
-    hollow::add(&bed, 2, NODE).await;
+    let Some(bed) = super::bed_beside(test, 2).await else { return };
     let auditor = Auditor::begin(&bed.client).await;
     bed.create(claim("bound", share(json!({"memory": "4Gi"})))).await;
     bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
@@ -53,8 +52,7 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
     assert_eq!(wait_node(&bed, "bound").await, other);
     println!("{} looks", auditor.end().await);
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 /// Both pods want one port of their node, which is not what the controller looks at: the scheduler takes the
@@ -62,8 +60,7 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
 #[tokio::test]
 async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let test = "where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere";
-    let Some(bed) = super::bed(test).await else { return };
-    hollow::add(&bed, 2, NODE).await;
+    let Some(bed) = super::bed_beside(test, 2).await else { return };
     let with_port = |name: &str| {
         let mut pod = on_hollow(as_nobody(user_of(name, name)));
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
@@ -87,8 +84,7 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let moved = wait_until("an event about the move", PATIENCE, moved).await;
     assert!(moved.len() == 1 && moved[0].contains(&first), "{moved:?}");
     auditor.end().await;
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 #[tokio::test]
@@ -144,8 +140,9 @@ async fn create_in(bed: &Bed, namespace: &str, name: &str, amount: Value) {
 
 #[tokio::test]
 async fn a_namespace_that_is_deleted_gives_its_shares_back() {
-    let Some(bed) = super::bed("a_namespace_that_is_deleted_gives_its_shares_back").await else { return };
-    hollow::add(&bed, 1, NODE).await;
+    let Some(bed) = super::bed_beside("a_namespace_that_is_deleted_gives_its_shares_back", 1).await else {
+        return;
+    };
     let gpus = bed.published("hollow-0").await.len();
     let other = format!("{}-other", bed.namespace);
     bed.rig.on_end(&["kubectl", "delete", "namespace", &other, "--wait=false", "--ignore-not-found"]);
@@ -172,17 +169,16 @@ async fn a_namespace_that_is_deleted_gives_its_shares_back() {
     println!("told: {}", wait_until("the pod to wait", PATIENCE, waits).await);
     bed.rig.kubectl(&["delete", "namespace", &other, "--timeout=90s"]);
     wait_node(&bed, "next").await;
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 /// What happens while no controller runs is taken in by the next one.
 #[tokio::test]
 async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
-    let Some(bed) = super::bed("after_a_time_without_any_controller_all_is_as_it_should_be").await else {
+    let Some(bed) = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await
+    else {
         return;
     };
-    hollow::add(&bed, 2, NODE).await;
     let auditor = Auditor::begin(&bed.client).await;
     let scale = |replicas: &'static str| ["-n", SYSTEM, "scale", "deployment/tranche-controller", replicas];
     let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
@@ -237,6 +233,5 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     bed.wait_ready("real").await;
     println!("{} looks", auditor.end().await);
     bed.delete("real").await;
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }

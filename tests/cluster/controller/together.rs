@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use super::{NODE, results, share, wait_placed};
+use super::{results, share, wait_placed};
 use crate::bed::{Bed, PATIENCE, node_of};
 use crate::hollow::{self, on_hollow, wait_bound, wait_node};
 use crate::manifests::{as_nobody, claim, user_of};
@@ -48,8 +48,9 @@ async fn placed(bed: &Bed) -> Vec<String> {
 
 #[tokio::test]
 async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
-    let Some(bed) = super::bed("a_gang_is_placed_as_a_whole_or_waits_as_a_whole").await else { return };
-    hollow::add(&bed, 2, NODE).await;
+    let Some(bed) = super::bed_beside("a_gang_is_placed_as_a_whole_or_waits_as_a_whole", 2).await else {
+        return;
+    };
     bed.rig.kubectl(&["cordon", "hollow-1"]);
     // KAI's label; one more than a node has GPUs.
     let size = bed.published("hollow-0").await.len() + 1;
@@ -69,14 +70,12 @@ async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
     assert_eq!(placed(&bed).await, ["alone"]);
     bed.rig.kubectl(&["uncordon", "hollow-1"]);
     wait_bound(&bed, size + 1).await;
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 #[tokio::test]
 async fn pods_that_name_one_claim_are_where_it_is() {
-    let Some(bed) = super::bed("pods_that_name_one_claim_are_where_it_is").await else { return };
-    hollow::add(&bed, 2, NODE).await;
+    let Some(bed) = super::bed_beside("pods_that_name_one_claim_are_where_it_is", 2).await else { return };
     bed.create(claim("common", share(json!({"memory": "4Gi"})))).await;
     for name in ["one", "two", "three"] {
         bed.create(on_hollow(as_nobody(user_of("common", name)))).await;
@@ -90,14 +89,12 @@ async fn pods_that_name_one_claim_are_where_it_is() {
         (users.len() == 3).then_some(())
     };
     wait_until("the claim to be reserved for all three", PATIENCE, reserved).await;
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 #[tokio::test]
 async fn a_claim_says_by_which_policy_it_is_placed() {
-    let Some(bed) = super::bed("a_claim_says_by_which_policy_it_is_placed").await else { return };
-    hollow::add(&bed, 1, NODE).await;
+    let Some(bed) = super::bed_beside("a_claim_says_by_which_policy_it_is_placed", 1).await else { return };
     let mut devices = Vec::new();
     for (name, policy) in [("a", "pack"), ("b", "pack"), ("c", "spread"), ("d", "spread")] {
         let mut claim = claim(name, share(json!({"memory": "4Gi"})));
@@ -108,14 +105,14 @@ async fn a_claim_says_by_which_policy_it_is_placed() {
     }
     assert_eq!(devices[0], devices[1], "packed");
     assert!(devices[2] != devices[0] && devices[3] != devices[0] && devices[2] != devices[3], "{devices:?}");
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }
 
 #[tokio::test]
 async fn who_is_more_urgent_goes_first_though_it_came_later() {
-    let Some(bed) = super::bed("who_is_more_urgent_goes_first_though_it_came_later").await else { return };
-    hollow::add(&bed, 1, NODE).await;
+    let Some(bed) = super::bed_beside("who_is_more_urgent_goes_first_though_it_came_later", 1).await else {
+        return;
+    };
     let class = format!("{}-urgent", bed.namespace);
     bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
     bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
@@ -138,6 +135,5 @@ async fn who_is_more_urgent_goes_first_though_it_came_later() {
         bed.api::<ResourceClaim>().delete(gone, &DeleteParams::default()).await.expect("it can be deleted");
         wait_node(&bed, next).await;
     }
-    hollow::clear(&bed).await;
-    bed.end().await;
+    hollow::end(bed).await;
 }

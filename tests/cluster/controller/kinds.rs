@@ -1,0 +1,124 @@
+//! GPUs that are not alike: of several sizes in one cluster, kept free by a DeviceTaintRule. And the policy of a class.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::{CLASS, NODE, share, wait_placed};
+use crate::bed::{Bed, PATIENCE, from};
+use crate::hollow::{self, on_hollow, wait_node};
+use crate::manifests::{as_nobody, claim, user_of};
+use crate::rig::wait_until;
+
+/// GPUs of a node that can be shared, at the least: one of them never fills up here.
+const GPUS: usize = 7;
+
+/// A claim and a pod of its name, on a node without a machine.
+async fn create(bed: &Bed, name: &str, devices: Value) {
+    bed.create(claim(name, devices)).await;
+    bed.create(on_hollow(as_nobody(user_of(name, name)))).await;
+}
+
+async fn wait_told(bed: &Bed, pod: &str, words: &str) {
+    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
+    println!("told: {}", wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await);
+}
+
+/// The memory that the controller grants a claim on each of its GPUs, in MiB.
+async fn granted_mib(bed: &Bed, claim: &str) -> Value {
+    wait_placed(bed, claim).await;
+    let stored = bed.rig.kubectl(&["-n", &bed.namespace, "get", "resourceclaim", claim, "-o", "json"]);
+    let stored: Value = serde_json::from_str(&stored).expect("kubectl prints JSON");
+    let configs = stored["status"]["allocation"]["devices"]["config"].as_array().expect("a grant").clone();
+    let grant = configs.iter().map(|config| &config["opaque"]["parameters"]);
+    grant.filter(|one| one["kind"] == "ShareGrant").cloned().collect()
+}
+
+#[tokio::test]
+async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on() {
+    let test = "each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on";
+    let Some(bed) = super::bed(test).await else { return };
+    hollow::add_changed(&bed, 2, NODE, |node, gpu| {
+        let attributes = gpu.attributes.as_mut().expect("a GPU has attributes");
+        if node == 1 {
+            attributes.get_mut("grantableMemoryMiB").expect("it can be shared").int = Some(20_000);
+            attributes.get_mut("productName").expect("it has a name").string = Some("NVIDIA L4".to_owned());
+        }
+    })
+    .await;
+    create(&bed, "large", share(json!({"memory": "20001Mi"}))).await;
+    create(&bed, "none", share(json!({"memory": "4000Gi"}))).await;
+    let mut quarter = share(json!({"fraction": "0.25"}));
+    let l4 = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4'";
+    quarter["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": l4}}]);
+    create(&bed, "quarter", quarter).await;
+    assert_eq!(wait_node(&bed, "large").await, "hollow-0");
+    assert_eq!(wait_node(&bed, "quarter").await, "hollow-1");
+    let granted = granted_mib(&bed, "quarter").await.to_string();
+    assert!(granted.contains("\"5000Mi\""), "{granted}");
+    wait_told(&bed, "none", "too small even idle").await;
+    hollow::end(bed).await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
+    let test = "a_gpu_that_a_rule_taints_takes_only_what_tolerates_it";
+    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let rules: Api<DeviceTaintRule> = Api::all(bed.client.clone());
+    let name = bed.namespace.as_str();
+    let rule: DeviceTaintRule = from(json!({"metadata": {"name": name}, "spec": {
+        "deviceSelector": {"driver": "gpu.nvidia.com", "pool": "hollow-0"},
+        "taint": {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}}}));
+    bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
+    if let Err(error) = rules.create(&PostParams::default(), &rule).await {
+        println!("SKIPPED {test}: this cluster has no DeviceTaintRules of resource.k8s.io/v1: {error}");
+        return bed.end().await;
+    }
+    create(&bed, "plain", share(json!({"memory": "1Gi"}))).await;
+    wait_told(&bed, "plain", "example.com/repair").await;
+    let mut tolerant = share(json!({"memory": "1Gi"}));
+    tolerant["requests"][0]["exactly"]["tolerations"] =
+        json!([{"key": "example.com/repair", "operator": "Equal", "value": "fan", "effect": "NoSchedule"}]);
+    create(&bed, "tolerant", tolerant).await;
+    assert_eq!(wait_node(&bed, "tolerant").await, "hollow-0");
+    rules.delete(name, &DeleteParams::default()).await.expect("a rule can be deleted");
+    assert_eq!(wait_node(&bed, "plain").await, "hollow-0");
+    hollow::end(bed).await;
+}
+
+#[tokio::test]
+async fn a_class_says_by_which_policy_its_claims_are_placed() {
+    let Some(bed) = super::bed_beside("a_class_says_by_which_policy_its_claims_are_placed", 1).await else {
+        return;
+    };
+    let classes: Api<DeviceClass> = Api::all(bed.client.clone());
+    let annotate = async |policy: Value| {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {"tranche.dev/policy": policy}}}));
+        classes.patch(CLASS, &PatchParams::default(), &patch).await.expect("a class can be annotated");
+    };
+    bed.rig.on_end(&["kubectl", "annotate", "deviceclass", CLASS, "tranche.dev/policy-"]);
+    create(&bed, "first", share(json!({"memory": "4Gi"}))).await;
+    let first = wait_placed(&bed, "first").await;
+    // The controller hears of the class and of claims by two watches: until it has, the rule before holds.
+    let next = async |name: String| {
+        create(&bed, &name, share(json!({"memory": "4Gi"}))).await;
+        wait_placed(&bed, &name).await
+    };
+    annotate(json!("spread")).await;
+    let mut used = vec![first.clone()];
+    while used.len() < GPUS && used.iter().all(|device| *device == first) {
+        used.push(next(format!("spread-{}", used.len())).await);
+    }
+    assert!(used.iter().any(|device| *device != first), "packed: {used:?}");
+    annotate(json!(null)).await;
+    let free = GPUS - used.iter().collect::<BTreeSet<_>>().len();
+    let mut more = Vec::new();
+    while more.len() < free && more.last().is_none_or(|device| !used.contains(device)) {
+        more.push(next(format!("packed-{}", more.len())).await);
+    }
+    assert!(more.last().is_some_and(|device| used.contains(device)), "spread still: {used:?}, {more:?}");
+    hollow::end(bed).await;
+}
