@@ -38,7 +38,9 @@ pub fn class_amount(class: &DeviceClass) -> ClassAmount {
 struct Asked<'a> {
     name: RequestName,
     class: &'a str,
-    /// Where it stands below `spec.devices`.
+    /// Its fields.
+    body: &'a Value,
+    /// Where they stand below `spec.devices`.
     at: String,
 }
 
@@ -70,7 +72,9 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
         .collect();
     for request in requests.iter().filter(|request| request.class == SHARED_CLASS) {
         found.extend(of_share(request, &configs, class));
+        found.extend(without_meaning(request));
     }
+    found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
     found
 }
@@ -95,11 +99,12 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
                 Value::Null => (request, at.clone()),
                 exactly => (exactly, format!("{at}.exactly")),
             };
-            all.push(Asked { name: RequestName::new(name), class: text(&body["deviceClassName"]), at });
+            all.push(Asked { name: RequestName::new(name), class: text(&body["deviceClassName"]), body, at });
         }
         all.extend(alternatives.into_iter().enumerate().map(|(index, alternative)| Asked {
             name: RequestName::new(format!("{name}/{}", text(&alternative["name"]))),
             class: text(&alternative["deviceClassName"]),
+            body: alternative,
             at: format!("{at}.firstAvailable[{index}]"),
         }));
     }
@@ -179,6 +184,38 @@ fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> 
         }),
     }
     found
+}
+
+/// Fields of a request that the controller's class has no use for.
+fn without_meaning(request: &Asked<'_>) -> Vec<Problem> {
+    let Asked { body, at, .. } = request;
+    let mode = text(&body["allocationMode"]);
+    let capacity = body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty());
+    let told = [
+        (!matches!(mode, "" | "ExactCount"), "allocationMode", "has no meaning for shares; write a count"),
+        (body["adminAccess"] == true, "adminAccess", "is of class gpu.nvidia.com; shares have none"),
+        (capacity, "capacity", "is for class gpu.nvidia.com; for a share a GpuShare says how much"),
+    ];
+    let told = told.into_iter().filter(|(given, ..)| *given);
+    told.map(|(_, field, words)| Problem { field: format!("{at}.{field}"), words: words.to_owned() })
+        .collect()
+}
+
+/// Requests of other classes in a claim for shares: it gets one allocation, and kube-scheduler and the controller
+/// cannot both write it.
+fn beside_shares(requests: &[Asked<'_>]) -> Vec<Problem> {
+    if requests.iter().all(|request| request.class != SHARED_CLASS) {
+        return Vec::new();
+    }
+    let others = requests.iter().filter(|request| request.class != SHARED_CLASS);
+    let told = |other: &Asked<'_>| Problem {
+        field: format!("{}.deviceClassName", other.at),
+        words: format!(
+            "{:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one allocation, so write two claims",
+            other.class
+        ),
+    };
+    others.map(told).collect()
 }
 
 /// An amount for requests whose class takes none from there: prepare would refuse it.
@@ -263,9 +300,9 @@ mod tests {
             json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": [
                 share(json!(["gpu"]), json!({"minimumIsolation": "mps"}))]}),
             json!({"requests": [{"name": "gpu", "firstAvailable": [
-                {"name": "whole", "deviceClassName": "gpu.nvidia.com"},
-                {"name": "part", "deviceClassName": SHARED_CLASS}]}],
-                "config": [share(json!(["gpu/part"]), json!({"memory": "1Gi"}))]}),
+                {"name": "most", "deviceClassName": SHARED_CLASS},
+                {"name": "part", "deviceClassName": SHARED_CLASS}]}], "config": [
+                share(json!(["gpu"]), json!({"memory": "9Gi"})), share(json!(["gpu/part"]), json!({"memory": "1Gi"}))]}),
             // v1beta1.
             json!({"requests": [{"name": "gpu", "deviceClassName": SHARED_CLASS, "count": 2}],
                 "config": [share(json!(["gpu"]), json!({"memory": "1Gi"}))]}),
@@ -389,9 +426,40 @@ mod tests {
         let line = only(json!({"requests": [whole], "config": [share(json!([]), json!({"memory": "1Gi"}))]}));
         assert!(line.starts_with("spec.devices.config[0].opaque.parameters.memory: "), "{line}");
         assert!(line.contains("capacity.requests"), "{line}");
-        // Meant for the other request as well.
-        let both = json!({"requests": [whole, shared("part")], "config": [share(json!([]), json!({"memory": "1Gi"}))]});
-        assert_eq!(told(both), [""; 0]);
+    }
+
+    #[test]
+    fn shares_and_other_devices_are_two_claims() {
+        let whole = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
+        let config = json!([share(json!([]), json!({"memory": "1Gi"}))]);
+        let line = only(json!({"requests": [whole, shared("part")], "config": config}));
+        assert!(
+            line.starts_with("spec.devices.requests[0].exactly.deviceClassName: \"gpu.nvidia.com\""),
+            "{line}"
+        );
+        assert!(line.contains("write two claims"), "{line}");
+        let alternatives = json!([{"name": "part", "deviceClassName": SHARED_CLASS},
+            {"name": "whole", "deviceClassName": "gpu.nvidia.com"}]);
+        let line =
+            only(json!({"requests": [{"name": "gpu", "firstAvailable": alternatives}], "config": config}));
+        assert!(line.starts_with("spec.devices.requests[0].firstAvailable[1].deviceClassName: "), "{line}");
+    }
+
+    #[test]
+    fn fields_without_meaning_for_shares_are_refused() {
+        let fields = json!({"deviceClassName": SHARED_CLASS, "allocationMode": "All", "adminAccess": true,
+            "capacity": {"requests": {"memory": "1Gi"}}});
+        let lines = told(json!({"requests": [{"name": "gpu", "exactly": fields}],
+            "config": [share(json!([]), json!({"memory": "1Gi"}))]}));
+        let at = "spec.devices.requests[0].exactly";
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        for (line, field) in lines.iter().zip(["allocationMode", "adminAccess", "capacity"]) {
+            assert!(line.starts_with(&format!("{at}.{field}: ")), "{line}");
+        }
+        let counted = json!({"deviceClassName": SHARED_CLASS, "allocationMode": "ExactCount", "count": 2});
+        let devices = json!({"requests": [{"name": "gpu", "exactly": counted}],
+            "config": [share(json!([]), json!({"memory": "1Gi"}))]});
+        assert_eq!(told(devices), [""; 0]);
     }
 
     #[test]
