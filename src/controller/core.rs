@@ -47,7 +47,7 @@ pub struct Core {
     /// The lists are complete and what they showed was taken in.
     started: bool,
     /// Where pods take room.
-    assigned: BTreeMap<PodUid, (NodeName, Room)>,
+    pub(super) assigned: BTreeMap<PodUid, (NodeName, Room)>,
     gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
     /// Pods that wait for whole GPUs, and for how many.
     pub(super) whole: BTreeMap<PodUid, u32>,

@@ -5,8 +5,8 @@
 //! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked; `apart`: shares of
 //!   several GPUs in one claim; `kept_off`: which nodes a pod cannot have
 //! * [`hold`]: whose GPU is it; [`queue`]: who waits, in which order; `plan`: decisions on their way
-//! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `life`: what nobody
-//!   uses
+//! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `reserve`:
+//!   what is kept free for whom; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
 //! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
 //!
@@ -27,6 +27,7 @@ mod lease;
 mod life;
 mod plan;
 pub mod queue;
+mod reserve;
 pub mod round;
 mod run;
 mod say;

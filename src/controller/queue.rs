@@ -62,7 +62,7 @@ struct Unit {
     grown: Moment,
     passes: u32,
     tried: Option<u64>,
-    reserved: Option<NodeName>,
+    kept: Option<Kept>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +70,13 @@ struct Exclusion {
     times: u32,
     until: Moment,
     over: bool,
+}
+
+/// Nodes that are kept free for a unit that has been passed for too long; none: it would not fit in any case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    pub nodes: BTreeSet<NodeName>,
+    pub since: Moment,
 }
 
 /// A unit whose turn it is.
@@ -83,7 +90,8 @@ pub struct Turn {
     pub since: Moment,
     /// It has been passed for too long.
     pub starving: bool,
-    pub reserved: Option<NodeName>,
+    /// Nodes that are kept free for it.
+    pub kept: Option<Kept>,
 }
 
 impl Queue {
@@ -162,9 +170,9 @@ impl Queue {
         }
     }
 
-    pub fn reserve(&mut self, key: &UnitKey, node: Option<NodeName>) {
+    pub fn keep(&mut self, key: &UnitKey, kept: Kept) {
         if let Some(unit) = self.units.get_mut(key) {
-            unit.reserved = node;
+            unit.kept = Some(kept);
         }
     }
 
@@ -207,7 +215,7 @@ impl Queue {
 
 impl Unit {
     fn new(now: Moment) -> Self {
-        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None, reserved: None }
+        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None, kept: None }
     }
 
     /// The lowest of its pods: a gang is as urgent as its least.
@@ -238,7 +246,7 @@ impl Unit {
             tried: self.tried,
             since: self.since,
             starving: self.passes >= patience.passes || (self.passes > 0 && waited >= patience.time),
-            reserved: self.reserved.clone(),
+            kept: self.kept.clone(),
         }
     }
 }

@@ -12,17 +12,16 @@ use super::hold::{Act, Loss};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
-use super::wants::{WAYS_MAX, Want, Wants, combinations, wants};
+use super::wants::{WAYS_MAX, Wants, combinations, wants};
 use super::world::claim::{POLICY, WAITING};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
-use crate::allocate::{self, Decision, Explanation, NodeView, Nodes, PodAsk, Policy, Shape};
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
 use crate::cluster::allocation::Marks;
 use crate::feasible;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 use crate::params::GrantedDevice;
-use crate::select::untolerated;
 
 /// What a round comes to.
 #[derive(Debug, Default)]
@@ -40,7 +39,7 @@ pub(super) struct Part {
     claims: Vec<ClaimUid>,
     /// Best first; at least one.
     ways: Vec<Way>,
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     policy: Policy,
 }
 
@@ -100,6 +99,7 @@ impl Core {
 
     fn decide(&mut self, now: Moment, round: &mut Round) {
         let mut kept = BTreeSet::new();
+        let mut emptied = None;
         let mut waiting: Vec<(UnitKey, i32)> = Vec::new();
         for turn in self.queue.turns(now, |key| self.placed(key)) {
             let epoch = self.stock.epoch();
@@ -123,8 +123,8 @@ impl Core {
                     }
                 }
             }
-            if turn.starving && !self.keep_for(&turn, &mut kept, now) {
-                break;
+            if turn.starving {
+                kept.extend(self.nodes_for(&turn, &kept, &mut emptied, now));
             }
             waiting.push((turn.key, turn.priority));
         }
@@ -175,7 +175,11 @@ impl Core {
     }
 
     /// The first of the ways in which all of the parts can be served, and how.
-    fn first_way(&mut self, parts: &[Part], kept: &BTreeSet<NodeName>) -> Result<(usize, Decision), Refused> {
+    pub(super) fn first_way(
+        &mut self,
+        parts: &[Part],
+        kept: &BTreeSet<NodeName>,
+    ) -> Result<(usize, Decision), Refused> {
         let ways = parts.iter().map(|part| part.ways.len()).max().unwrap_or(1);
         let policy = parts[0].policy;
         let mut nth = 0;
@@ -340,69 +344,22 @@ impl Core {
         given.collect()
     }
 
-    /// Keeps a node free for what has been passed for too long. False: nothing that comes later may go first.
-    fn keep_for(&mut self, turn: &Turn, kept: &mut BTreeSet<NodeName>, now: Moment) -> bool {
-        let [pod] = turn.pods.as_slice() else { return false };
-        let fits = |name: &NodeName| !kept.contains(name) && self.could_hold(pod, name, now).is_some();
-        let node = turn.reserved.clone().filter(|name| fits(name)).or_else(|| {
-            let names = self.stock.index.nodes().map(|view| view.name().clone());
-            let best = names.filter(|name| !kept.contains(name));
-            best.filter_map(|name| Some((self.could_hold(pod, &name, now)?, name)))
-                .max()
-                .map(|(_, name)| name)
-        });
-        self.queue.reserve(&turn.key, node.clone());
-        kept.extend(node);
-        true
-    }
-
-    /// How much the node has free of what the pod could use, in MiB; none: it will never fit there.
-    fn could_hold(&self, uid: &PodUid, node: &NodeName, now: Moment) -> Option<u64> {
-        let pod = self.world.pods.get(uid)?;
-        if self.queue.excluded(uid, now).contains(node) || self.why_not(pod, node).is_some() {
-            return None;
-        }
-        let claims = self.world.claims_of(pod)?;
-        let shares: Vec<&Claim> = claims.into_iter().filter(|claim| claim.is_shares()).collect();
-        let view = self.stock.index.nodes().find(|view| view.name() == node)?;
-        let ways = self.ways(&shares).ok()?;
-        ways.into_iter().filter_map(|way| self.could_serve(view, &way)).max()
-    }
-
-    fn could_serve(&self, node: NodeView<'_>, way: &[Wants]) -> Option<u64> {
-        let requests: Vec<&Want> = way.iter().flat_map(|wants| &wants.requests).collect();
-        let mut free: Vec<u64> = Vec::new();
-        for gpu in node.gpus().filter(|gpu| !gpu.closed()) {
-            let (all, left) = gpu.memory();
-            let enough = |want: &Want| match want.share.amount {
-                Some(crate::params::Amount::Memory(bytes)) => bytes <= all,
-                _ => true,
-            };
-            let known = self.world.gpu(&GpuRef::new(node.name(), gpu.device()));
-            let taints = known.map_or(&[][..], |gpu| &gpu.taints);
-            let borne = |want: &Want| untolerated(taints, &want.bears()).is_none();
-            if requests.iter().all(|want| enough(want) && borne(want)) {
-                free.push(left.mib_floor());
-            }
-        }
-        free.sort_unstable_by(|a, b| b.cmp(a));
-        let count = requests.iter().map(|want| want.gpus as usize).max()?;
-        free.get(count.checked_sub(1)?).copied()
-    }
-
+    /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.
     fn tell(&mut self, turn: &Turn, refused: &Refused, now: Moment, round: &mut Round) {
-        let told = turn.pods.iter().filter(|uid| turn.pods.len() == 1 || **uid == refused.pod);
-        for uid in told {
+        let name = self.world.pods.get(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
+        let together = format!("it is placed together with pod {name}: {}", refused.words);
+        for uid in &turn.pods {
+            let words = if *uid == refused.pod { &refused.words } else { &together };
             let Some(pod) = self.world.pods.get(uid) else { continue };
-            if !self.says.waiting(pod, refused.reason, &refused.words, now) {
+            if !self.says.waiting(pod, refused.reason, words, now) {
                 continue;
             }
             for claim in self.world.claims_of(pod).into_iter().flatten() {
                 let open =
                     claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
-                let text = short(&refused.words);
+                let text = short(words);
                 if open && !self.in_flight.contains(claim.uid()) && claim.waiting.as_ref() != Some(&text) {
-                    self.says.about(claim, &refused.words);
+                    self.says.about(claim, words);
                     self.in_flight.insert(claim.uid().clone());
                     let marks =
                         Marks { finalizers: None, annotations: vec![(WAITING.to_owned(), Some(text))] };

@@ -44,6 +44,11 @@ impl NodeRoom {
 }
 
 impl Stock {
+    /// What is closed for reasons of others, and nothing else: no nodes, no grants.
+    pub fn without_grants(&self) -> Self {
+        Self { closed: self.closed.clone(), ..Self::default() }
+    }
+
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

@@ -332,6 +332,62 @@ fn a_large_share_is_not_passed_for_ever_by_small_ones() {
     panic!("the large share was passed for ever");
 }
 
+/// Shares of 20 GiB come, and end when six others have come, one each second, until `over`; true if it was.
+fn small_ones_come_and_go(
+    cluster: &mut Cluster,
+    times: std::ops::Range<usize>,
+    over: impl Fn(&Cluster) -> bool,
+) -> bool {
+    for nth in times {
+        if let Some(gone) = nth.checked_sub(6) {
+            cluster.drop_pod(&format!("small-{gone}"), true);
+        }
+        share(cluster, &format!("small-{nth}"), "20Gi");
+        cluster.settle(SECOND);
+        cluster.check();
+        if over(cluster) {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn a_gang_is_not_passed_for_ever_by_small_ones() {
+    let mut cluster = cluster(2, 1);
+    small_ones_come_and_go(&mut cluster, 0..6, |_| false);
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}});
+    for name in ["g0", "g1"] {
+        cluster.put_share(name, json!({"memory": "60Gi"}), 1);
+        cluster.put_pod(name, &[name], gang.clone());
+    }
+    let whole = |cluster: &Cluster| cluster.place("g0").is_some() && cluster.place("g1").is_some();
+    assert!(small_ones_come_and_go(&mut cluster, 6..200, whole), "the gang was passed for ever");
+}
+
+/// Whatever waits without hope is passed by all others: nothing is kept free for it.
+#[test]
+fn what_can_never_be_placed_holds_nobody_up() {
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});
+    let much = |cpu: &str| json!({"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]}});
+    for (hopeless, more) in [(vec!["a", "b", "c"], gang), (vec!["a"], much("33")), (vec!["a"], much("32"))] {
+        let mut cluster = cluster(2, 1);
+        // What others keep of each node does not end with the shares.
+        for nth in 0..2 {
+            let mut agent = much("1");
+            agent["spec"]["nodeName"] = json!(format!("node-{nth}"));
+            cluster.put_pod(&format!("agent-{nth}"), &[], agent);
+        }
+        for name in &hopeless {
+            cluster.put_share(name, json!({"memory": "60Gi"}), 1);
+            cluster.put_pod(name, &[name], more.clone());
+        }
+        assert!(!small_ones_come_and_go(&mut cluster, 0..100, |_| false));
+        assert!(cluster.place("small-99").is_some(), "{more}");
+        assert!(hopeless.iter().all(|name| cluster.place(name).is_none()));
+    }
+}
+
 #[test]
 fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
     let mut cluster = cluster(1, 1);
@@ -374,6 +430,11 @@ fn a_gang_is_placed_together_or_not_at_all() {
     }
     cluster.settle(LONG);
     assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_none()), "two would fit, three do not");
+    for name in ["g0", "g1", "g2"] {
+        let waiting = cluster.claim(name).metadata.annotations.clone().unwrap_or_default();
+        let words = waiting.get("tranche.dev/waiting").map(String::as_str).unwrap_or_default();
+        assert!(words.contains("the gang's 3 pods do not fit together"), "{name}: {words}");
+    }
     cluster.put_node("node-2", 1);
     cluster.settle(LONG);
     assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_some()));
