@@ -69,6 +69,11 @@ impl Events {
         }
     }
 
+    /// Waits for room in the queue; none: nobody posts any more.
+    pub async fn room(&self) -> Option<mpsc::Permit<'_, Note>> {
+        self.queue.reserve().await.ok()
+    }
+
     /// Events that the API server took.
     pub fn posted(&self) -> u64 {
         self.counts.posted.load(Ordering::Relaxed)

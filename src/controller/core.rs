@@ -69,6 +69,8 @@ pub struct Core {
     renamed: BTreeMap<ClaimUid, ClaimUid>,
     /// Allocations that are to be taken back.
     pub(super) to_clear: BTreeSet<ClaimUid>,
+    /// Why claims wait, that is still to be written on them.
+    pub(super) to_mark: BTreeMap<ClaimUid, String>,
     /// How long pods have waited for the claims that were allocated since this was last taken.
     pub placed_after: Vec<Duration>,
     /// GPUs that we use and somebody else names, too.
@@ -101,6 +103,7 @@ impl Core {
             doubtful: BTreeMap::new(),
             renamed: BTreeMap::new(),
             to_clear: BTreeSet::new(),
+            to_mark: BTreeMap::new(),
             placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
             look: None,

@@ -8,7 +8,7 @@
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `reserve`:
 //!   what is kept free for whom; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
-//! * `grant`: a decision as an allocation says it; `say`: what people are told; `state`: how things are
+//! * `grant`: a decision as an allocation says it; `say`: what people are told, `notes`: when; `state`: how things are
 //!
 //! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
 //!
@@ -25,6 +25,7 @@ pub mod hold;
 mod kept_off;
 mod lease;
 mod life;
+mod notes;
 mod plan;
 pub mod queue;
 mod reserve;

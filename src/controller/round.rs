@@ -13,12 +13,11 @@ use super::plan::{Plan, PlannedClaim};
 use super::queue::{Turn, UnitKey};
 use super::say::{Reason, short};
 use super::wants::{WAYS_MAX, Wants, combinations, wants};
-use super::world::claim::{POLICY, WAITING};
+use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
 use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
-use crate::cluster::allocation::Marks;
 use crate::feasible;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 use crate::params::GrantedDevice;
@@ -115,7 +114,7 @@ impl Core {
                     Ok(false) => continue,
                     Err(refused) => {
                         round.refused += 1;
-                        self.tell(&turn, &refused, now, round);
+                        self.tell(&turn, &refused, now);
                         // Held back by what goes first, it is not tried in vain.
                         if kept.is_empty() {
                             self.queue.tried(&turn.key, epoch);
@@ -345,7 +344,7 @@ impl Core {
     }
 
     /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.
-    fn tell(&mut self, turn: &Turn, refused: &Refused, now: Moment, round: &mut Round) {
+    fn tell(&mut self, turn: &Turn, refused: &Refused, now: Moment) {
         let name = self.world.pods.get(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
         let together = format!("it is placed together with pod {name}: {}", refused.words);
         for uid in &turn.pods {
@@ -355,15 +354,9 @@ impl Core {
                 continue;
             }
             for claim in self.world.claims_of(pod).into_iter().flatten() {
-                let open =
-                    claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
-                let text = short(words);
-                if open && !self.in_flight.contains(claim.uid()) && claim.waiting.as_ref() != Some(&text) {
+                if claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new() {
                     self.says.about(claim, words);
-                    self.in_flight.insert(claim.uid().clone());
-                    let marks =
-                        Marks { finalizers: None, annotations: vec![(WAITING.to_owned(), Some(text))] };
-                    round.writes.push(Write::Mark(claim.at.clone(), marks));
+                    self.to_mark.insert(claim.uid().clone(), short(words));
                 }
             }
         }

@@ -16,6 +16,7 @@ use super::Moment;
 use super::config::ControllerSettings;
 use super::core::Core;
 use super::lease::{Gate, Leasing};
+use super::notes::Notes;
 use super::write::{Outcome, Write};
 use super::writer::{QUEUE_CAPACITY, Writer};
 use crate::cluster::events::Events;
@@ -161,7 +162,10 @@ pub async fn start(
     });
     let core = Core::new(settings.rules.clone(), &settings.namespace);
     let (state, told) = watch::channel(json!({"leading": false}));
-    let turning = Turning { core, api, events, writes, outcomes, pending: VecDeque::new(), metrics, state };
+    let (pending, notes) = (VecDeque::new(), Notes::default());
+    let failed_events = 0;
+    let turning =
+        Turning { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
     tasks.spawn("controller", turning.run(led, shutdown.clone()));
     Ok(told)
 }
@@ -197,6 +201,8 @@ struct Turning {
     core: Core,
     api: KubeCluster,
     events: Events,
+    notes: Notes,
+    failed_events: u64,
     writes: mpsc::Sender<Write>,
     outcomes: mpsc::Receiver<Outcome>,
     /// Decided, and not yet in the writer's queue.
@@ -214,7 +220,7 @@ impl Turning {
         }
         let start = Instant::now();
         let mut feed = self.api.feed().ready_chunks(CHANGES_AT_ONCE);
-        let writes = self.writes.clone();
+        let (writes, events) = (self.writes.clone(), self.events.clone());
         let mut next: Option<Moment> = None;
         // Until when no round begins, and whether something was heard that none has seen.
         let (mut rested, mut news) = (start, false);
@@ -235,6 +241,14 @@ impl Turning {
                 }
                 Some(outcome) = self.outcomes.recv() => Heard::Outcome(outcome),
                 Some(changes) = feed.next() => Heard::Changes(changes),
+                permit = events.room(), if self.notes.is_due(self.is_busy(), start.elapsed()) => {
+                    match (permit, self.notes.take()) {
+                        (Some(permit), Some(note)) => permit.send(note),
+                        // Nobody posts any more.
+                        (_, lost) => drop(self.metrics.dropped_events.inc_by(u64::from(lost.is_some()))),
+                    }
+                    continue;
+                }
                 _ = ticks.tick() => Heard::Tick,
                 () = tokio::time::sleep_until(due) => Heard::Nothing,
             };
@@ -246,6 +260,11 @@ impl Turning {
                 rested = Instant::now() + begun.elapsed().min(REST_MAX);
             }
         }
+    }
+
+    /// Claims are being written.
+    fn is_busy(&self) -> bool {
+        !self.pending.is_empty() || !self.core.in_flight.is_empty()
     }
 
     fn hear(&mut self, heard: Heard, now: Moment) {
@@ -283,8 +302,8 @@ impl Turning {
         metrics.held_idle.set(i64::try_from(idle).unwrap_or(i64::MAX));
         let over = self.core.overcommitted();
         metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
-        let lost = self.events.dropped() + self.events.failed();
-        metrics.dropped_events.inc_by(lost.saturating_sub(metrics.dropped_events.get()));
+        let failed = self.events.failed();
+        metrics.dropped_events.inc_by(failed - std::mem::replace(&mut self.failed_events, failed));
         let mut state = self.core.state();
         state["leading"] = true.into();
         self.state.send_replace(state);
@@ -301,7 +320,7 @@ impl Turning {
         }
         self.pending.extend(round.writes);
         let (notes, troubles) = self.core.says.take();
-        notes.into_iter().for_each(|note| self.events.tell(note));
+        self.metrics.dropped_events.inc_by(self.notes.add(notes, now));
         troubles.into_iter().for_each(|words| warn!("{words}"));
         round.next
     }

@@ -15,6 +15,8 @@ use crate::model::names::ClaimUid;
 
 /// Claims that are written at once: what the writer's queue holds.
 const IN_FLIGHT_MAX: usize = 64;
+/// With so many under way nothing is written for people only.
+const MARKS_IN_FLIGHT_MAX: usize = 16;
 /// The controller-manager clears what has it when its last user has ended.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
@@ -52,6 +54,25 @@ impl Core {
                 }
                 Some(_) => {}
                 None => drop(self.to_clear.remove(&uid)),
+            }
+        }
+        self.mark(round);
+    }
+
+    /// Writes on claims why they wait, a few at a time: those that can be placed go first.
+    fn mark(&mut self, round: &mut Round) {
+        let room = MARKS_IN_FLIGHT_MAX.saturating_sub(self.in_flight.len());
+        let free = self.to_mark.keys().filter(|uid| !self.in_flight.contains(*uid));
+        let due: Vec<ClaimUid> = free.take(room).cloned().collect();
+        for uid in due {
+            let (Some(text), Some(claim)) = (self.to_mark.remove(&uid), self.world.claims.get(&uid)) else {
+                continue;
+            };
+            let waits = claim.allocation.is_none() && !claim.ending && self.plans.of(&uid).is_none();
+            if waits && claim.waiting.as_ref() != Some(&text) {
+                let marks = Marks { finalizers: None, annotations: vec![(WAITING.to_owned(), Some(text))] };
+                round.writes.push(Write::Mark(claim.at.clone(), marks));
+                self.in_flight.insert(uid);
             }
         }
     }

@@ -442,6 +442,32 @@ fn a_gang_is_placed_together_or_not_at_all() {
 }
 
 #[test]
+fn a_claim_with_room_goes_before_the_words_of_many_without() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "held", "1Gi");
+    cluster.settle(LONG);
+    for nth in 0..100 {
+        share(&mut cluster, &format!("large-{nth}"), "90Gi");
+    }
+    share(&mut cluster, "small", "1Gi");
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    let is_mark = |write: &Write| matches!(write, Write::Mark(..));
+    assert!(
+        cluster.writes.iter().any(|write| matches!(write, Write::Allocate { .. })),
+        "{:?}",
+        cluster.writes
+    );
+    assert!(cluster.writes.iter().filter(|write| is_mark(write)).count() < 20);
+    cluster.settle(LONG);
+    assert!(cluster.place("small").is_some());
+    for nth in 0..100 {
+        let annotations = cluster.claim(&format!("large-{nth}")).metadata.annotations.clone();
+        assert!(annotations.is_some_and(|all| all.contains_key("tranche.dev/waiting")), "{nth}");
+    }
+}
+
+#[test]
 fn a_gang_that_is_not_all_there_waits() {
     let mut cluster = cluster(1, 1);
     cluster.put_share("g0", json!({"memory": "10Gi"}), 1);
