@@ -9,7 +9,7 @@ use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, resource::v1 as resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tranche::cli::args::{ControllerArgs, LogArgs, MpsArgs, WebhookRunArgs};
 use tranche::node::config::WatchdogAction;
 use tranche::sharing::SharingPolicy;
@@ -530,7 +530,7 @@ fn the_webhooks_names_are_those_that_the_program_expects() {
     {
         for rule in object["rules"].as_array().expect("rules") {
             let limited = rule["resourceNames"].as_array().is_some();
-            assert!(limited || rule["verbs"] == serde_json::json!(["create"]), "{rule}");
+            assert!(limited || rule["verbs"] == json!(["create"]), "{rule}");
         }
     }
 }
@@ -541,9 +541,17 @@ fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
     let yaml = render(&helm, &[r#"webhook.certificates="cert-manager""#]).expect("it renders");
     let all = objects(&yaml);
     let of = |kind: &str| all.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
-    let certificate = of("Certificate")[0];
-    assert_eq!(certificate["spec"]["dnsNames"][0], "tranche-webhook.tranche-system.svc");
-    assert_eq!(certificate["spec"]["issuerRef"]["name"], of("Issuer")[0]["metadata"]["name"]);
+    let named = |kind: &str, name: &Value| {
+        let is_it = |object: &&&Value| object["metadata"]["name"] == *name;
+        of(kind).iter().find(is_it).unwrap_or_else(|| panic!("no {kind} {name}"))["spec"].clone()
+    };
+    let certificate = named("Certificate", &json!("tranche-webhook"));
+    assert_eq!(certificate["dnsNames"][0], "tranche-webhook.tranche-system.svc");
+    // Signed by a CA that stays when the certificate is renewed.
+    let issuer = named("Issuer", &certificate["issuerRef"]["name"]);
+    let ca = named("Certificate", &json!("tranche-webhook-ca"));
+    assert_eq!((&issuer["ca"]["secretName"], &ca["isCA"]), (&ca["secretName"], &json!(true)));
+    assert_eq!(named("Issuer", &ca["issuerRef"]["name"]), json!({"selfSigned": {}}));
     for kind in ["ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"] {
         let from = &of(kind)[0]["metadata"]["annotations"]["cert-manager.io/inject-ca-from"];
         assert_eq!(*from, "tranche-system/tranche-webhook");
@@ -556,7 +564,10 @@ fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
         r#"webhook={"enabled":true,"certificates":"cert-manager","certManager":{"issuerRef":{"kind":"ClusterIssuer","name":"ours"}}}"#,
     ];
     let yaml = render(&helm, &set).expect("it renders");
-    assert!(yaml.contains("kind: ClusterIssuer") && !yaml.contains("selfSigned"), "{yaml}");
+    assert!(
+        yaml.contains("kind: ClusterIssuer") && !yaml.contains("selfSigned") && !yaml.contains("isCA"),
+        "{yaml}"
+    );
     let off = render(&helm, &["webhook.enabled=false"]).expect("it renders");
     assert!(webhooks(&off).is_empty() && !off.contains("tranche-webhook"), "{off}");
 }
