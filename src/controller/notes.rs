@@ -10,7 +10,7 @@ use crate::cluster::events::Note;
 /// So many wait at most: a burst of a thousand pods, with claims. What comes beyond is lost, and counted.
 const NOTES_MAX: usize = 4096;
 /// None waits for longer, however much there is to do.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub struct Notes {
@@ -26,7 +26,7 @@ impl Notes {
         lost as u64
     }
 
-    /// Whether the first may be sent. `busy`: claims are being written.
+    /// Whether the first may be sent. `busy`: claims are being written, or are to be.
     pub fn is_due(&self, busy: bool, now: Moment) -> bool {
         self.waiting.front().is_some_and(|(since, _)| !busy || *since + PATIENCE <= now)
     }

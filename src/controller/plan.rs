@@ -117,6 +117,10 @@ impl Plans {
         self.all.get(key)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&UnitKey, &Plan)> {
         self.all.iter()
     }

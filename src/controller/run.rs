@@ -262,9 +262,9 @@ impl Turning {
         }
     }
 
-    /// Claims are being written.
+    /// Claims are being written, or are to be.
     fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || !self.core.in_flight.is_empty()
+        !self.pending.is_empty() || !self.core.in_flight.is_empty() || !self.core.plans.is_empty()
     }
 
     fn hear(&mut self, heard: Heard, now: Moment) {
