@@ -64,11 +64,15 @@ async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
     bed.create(pod).await;
 }
 
-/// The GPUs that are held.
+/// The GPUs of the node that are held. Those of nodes that other tests had may be held for a while.
 async fn holds(bed: &Bed) -> Vec<String> {
     let all = Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM);
     let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;
-    held.iter().flat_map(results).map(|(device, _)| device).collect()
+    let of_node = |hold: &&ResourceClaim| {
+        hold.metadata.name.as_ref().is_some_and(|name| name.ends_with(&format!(".{NODE}")))
+    };
+    let here = held.iter().filter(of_node);
+    here.flat_map(results).map(|(device, _)| device).collect()
 }
 
 /// The devices of an allocation, and whether each is a share of the controller's.

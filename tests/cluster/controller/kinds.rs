@@ -72,11 +72,11 @@ async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
     let rule: DeviceTaintRule = from(json!({"metadata": {"name": name}, "spec": {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": "hollow-0"},
         "taint": {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}}}));
-    bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
     if let Err(error) = rules.create(&PostParams::default(), &rule).await {
         println!("SKIPPED {test}: this cluster has no DeviceTaintRules of resource.k8s.io/v1: {error}");
         return bed.end().await;
     }
+    bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
     create(&bed, "plain", share(json!({"memory": "1Gi"}))).await;
     wait_told(&bed, "plain", "example.com/repair").await;
     let mut tolerant = share(json!({"memory": "1Gi"}));
