@@ -354,9 +354,12 @@ impl Core {
                 continue;
             }
             for claim in self.world.claims_of(pod).into_iter().flatten() {
-                if claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new() {
+                let open =
+                    claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
+                let text = short(words);
+                if open && claim.waiting.as_ref() != Some(&text) {
                     self.says.about(claim, words);
-                    self.to_mark.insert(claim.uid().clone(), short(words));
+                    self.to_mark.insert(claim.uid().clone(), text);
                 }
             }
         }
