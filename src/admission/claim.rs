@@ -5,6 +5,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use serde_json::Value;
 
 use super::review::Problem;
+use super::words;
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
@@ -192,9 +193,9 @@ fn without_meaning(request: &Asked<'_>) -> Vec<Problem> {
     let mode = text(&body["allocationMode"]);
     let capacity = body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty());
     let told = [
-        (!matches!(mode, "" | "ExactCount"), "allocationMode", "has no meaning for shares; write a count"),
-        (body["adminAccess"] == true, "adminAccess", "is of class gpu.nvidia.com; shares have none"),
-        (capacity, "capacity", "is for class gpu.nvidia.com; for a share a GpuShare says how much"),
+        (!matches!(mode, "" | "ExactCount"), "allocationMode", words::ALLOCATION_MODE),
+        (body["adminAccess"] == true, "adminAccess", words::ADMIN_ACCESS),
+        (capacity, "capacity", words::CAPACITY),
     ];
     let told = told.into_iter().filter(|(given, ..)| *given);
     told.map(|(_, field, words)| Problem { field: format!("{at}.{field}"), words: words.to_owned() })
@@ -210,10 +211,7 @@ fn beside_shares(requests: &[Asked<'_>]) -> Vec<Problem> {
     let others = requests.iter().filter(|request| request.class != SHARED_CLASS);
     let told = |other: &Asked<'_>| Problem {
         field: format!("{}.deviceClassName", other.at),
-        words: format!(
-            "{:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one allocation, so write two claims",
-            other.class
-        ),
+        words: words::other_class(other.class),
     };
     others.map(told).collect()
 }

@@ -6,6 +6,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
+use crate::admission::words;
 use crate::allocate::Rule;
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
@@ -192,17 +193,13 @@ fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, 
 
 fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<Want, String> {
     if exactly.device_class_name != SHARED_CLASS {
-        return Err(format!(
-            "{path}.deviceClassName: {:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one \
-             allocation, so write two claims",
-            exactly.device_class_name
-        ));
+        return Err(format!("{path}.deviceClassName: {}", words::other_class(&exactly.device_class_name)));
     }
     plain(path, exactly)?;
     let gpus = match (exactly.allocation_mode.as_deref(), exactly.count) {
         (None | Some("" | "ExactCount"), count) => count.unwrap_or(1),
         (Some(mode), _) => {
-            return Err(format!("{path}.allocationMode: {mode:?} has no meaning for shares; write a count"));
+            return Err(format!("{path}.allocationMode: {mode:?} {}", words::ALLOCATION_MODE));
         }
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
@@ -227,13 +224,11 @@ fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<
 /// Fields that mean something for the scheduler's shares only.
 fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
     if exactly.admin_access == Some(true) {
-        return Err(format!("{path}.adminAccess: is of class gpu.nvidia.com; shares have none"));
+        return Err(format!("{path}.adminAccess: {}", words::ADMIN_ACCESS));
     }
     let capacity = exactly.capacity.as_ref().and_then(|one| one.requests.as_ref());
     if capacity.is_some_and(|requests| !requests.is_empty()) {
-        return Err(format!(
-            "{path}.capacity: is for class gpu.nvidia.com; with {SHARED_CLASS} a GpuShare says how much"
-        ));
+        return Err(format!("{path}.capacity: {}", words::CAPACITY));
     }
     Ok(())
 }
