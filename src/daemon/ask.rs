@@ -1,21 +1,68 @@
 //! One question: the control program as a child, commands on its standard input, answers on its output.
+//!
+//! A daemon has one session at a time, whoever's it is, root's on the node or a tenant's: it turns the next
+//! asker away, or breaks off, and the program says nothing of it, or that it cannot send (seen with 550).
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{DaemonError, Folder, words};
+use super::words::Complaint;
+use super::{DaemonError, Folder, Process, words};
 
-/// It answers in 2 ms; a machine that swaps takes its time.
+/// It answers in 2 ms; a machine that swaps takes its time, and another session must end.
 const LIMIT: Duration = Duration::from_secs(3);
+/// Until the next try while another session is open.
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// Sends the commands in turn and returns all that was printed. A command that was refused is an error;
-/// those before it were done.
+/// Sends the commands in turn and returns all that was answered. What was not heard is said again for 3 s.
+/// A command that was refused is an error; those before it were done.
 pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result<String, DaemonError> {
+    let script: String =
+        commands.iter().map(String::as_str).chain([words::LAST]).flat_map(|line| [line, "\n"]).collect();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let text = say(program, folder, &script, deadline).await?;
+        let last = match words::heard(&text) {
+            Ok(answer) => return Ok(answer.to_owned()),
+            Err(Complaint::Gone(words)) => return Err(DaemonError::Gone { words }),
+            Err(Complaint::Refused(words)) => {
+                return Err(DaemonError::Refused { command: commands.join("; "), words });
+            }
+            Err(Complaint::Busy(words)) => words,
+        };
+        if Process::daemon_of(folder).is_none() {
+            return Err(DaemonError::Gone { words: last });
+        }
+        if Instant::now() + PAUSE >= deadline {
+            return Err(DaemonError::Busy { seconds: LIMIT.as_secs(), words: last });
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Sends one command that has no answer, once: the daemon may end of it.
+pub async fn tell(program: &Path, folder: &Folder, command: &str) -> Result<(), DaemonError> {
+    let text = say(program, folder, &format!("{command}\n"), Instant::now() + LIMIT).await?;
+    match words::complaint(&text) {
+        None => Ok(()),
+        Some(Complaint::Gone(words)) => Err(DaemonError::Gone { words }),
+        Some(Complaint::Busy(words)) => Err(DaemonError::Busy { seconds: 0, words }),
+        Some(Complaint::Refused(words)) => Err(DaemonError::Refused { command: command.to_owned(), words }),
+    }
+}
+
+/// All that the program prints.
+async fn say(
+    program: &Path,
+    folder: &Folder,
+    script: &str,
+    deadline: Instant,
+) -> Result<String, DaemonError> {
     let start = |source| DaemonError::Start { path: program.to_owned(), source };
     let mut child = Command::new(program)
         .env_clear()
@@ -26,8 +73,6 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
-    let mut script = commands.join("\n");
-    script.push('\n');
     let stdin = child.stdin.take();
     let exchange = async {
         if let Some(mut stdin) = stdin {
@@ -36,17 +81,9 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         }
         child.wait_with_output().await
     };
-    let Ok(output) = timeout(LIMIT, exchange).await else {
+    let Ok(output) = timeout_at(deadline, exchange).await else {
         return Err(DaemonError::Mute { seconds: LIMIT.as_secs() });
     };
-    let output = output.map_err(start)?;
-    let text: String =
-        [output.stdout, output.stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
-    match words::complaint(&text) {
-        None => Ok(text),
-        Some(words::Complaint::Gone(words)) => Err(DaemonError::Gone { words }),
-        Some(words::Complaint::Refused(words)) => {
-            Err(DaemonError::Refused { command: commands.join("; "), words })
-        }
-    }
+    let Output { stdout, stderr, .. } = output.map_err(start)?;
+    Ok([stdout, stderr].iter().map(|bytes| String::from_utf8_lossy(bytes)).collect())
 }

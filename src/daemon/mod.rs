@@ -3,7 +3,7 @@
 //!
 //! * [`Folder`]: its folder, a small file system of its own; the part of it that tenants see
 //! * [`launch`]: starts it; `launch::Launch::enter` is the part that runs in the child
-//! * [`ask`]: commands to it, each question a child process with a deadline
+//! * [`ask`], [`tell`]: commands to it, each question a child process with a deadline
 //! * [`words`]: commands and answers as text. The program's exit status is always 0: only text tells
 //! * [`Process`]: alive or not, whatever became of its number
 //!
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use ask::ask;
+pub use ask::{ask, tell};
 pub use folder::{Folder, Housing};
 pub use process::Process;
 
@@ -54,6 +54,12 @@ pub enum DaemonError {
     Launch { words: String },
     #[error("the MPS daemon did not answer within {seconds} s")]
     Mute { seconds: u64 },
+    /// It lives, and limits that were in force are: only root on the node changes them.
+    #[error(
+        "the MPS daemon hears one asker at a time and heard somebody else for {seconds} s ({words}); is \
+         nvidia-cuda-mps-control open in a pod of this GPU or on the node?"
+    )]
+    Busy { seconds: u64, words: String },
     #[error("the MPS daemon is not there: {words}")]
     Gone { words: String },
     #[error("the MPS daemon refused {command:?}: {words}")]

@@ -13,13 +13,35 @@ const GIB_MIB: u64 = 1024;
 pub enum Complaint {
     /// There is no daemon.
     Gone(String),
+    /// It heard somebody else, and nothing of this.
+    Busy(String),
     Refused(String),
+}
+
+/// What every question ends with: its answer tells that all before it were heard.
+pub const LAST: &str = "get_default_active_thread_percentage";
+
+/// The answers to all commands before [`LAST`].
+pub fn heard(text: &str) -> Result<&str, Complaint> {
+    if let Some(complaint) = complaint(text) {
+        return Err(complaint);
+    }
+    let text = text.trim_end();
+    let (before, last) = text.rsplit_once('\n').map_or(("", text), |(before, last)| (before, last));
+    match is_percentage(last.trim()) {
+        true => Ok(before),
+        false => Err(Complaint::Busy(format!("its answer was {text:?}"))),
+    }
+}
+
+fn is_percentage(line: &str) -> bool {
+    line.contains('.') && line.parse::<f32>().is_ok()
 }
 
 /// The first line that tells that something was not done.
 pub fn complaint(text: &str) -> Option<Complaint> {
-    const GONE: [&str; 3] =
-        ["Cannot find MPS control", "Cannot authenticate or connect", "Cannot send command"];
+    const GONE: [&str; 2] = ["Cannot find MPS control", "Cannot authenticate or connect"];
+    const BUSY: [&str; 1] = ["Cannot send command"];
     const REFUSED: [&str; 7] = [
         "Unknown command",
         "Insufficient privileges",
@@ -32,6 +54,7 @@ pub fn complaint(text: &str) -> Option<Complaint> {
     let begins = |line: &str, with: &[&str]| with.iter().any(|start| line.starts_with(start));
     text.lines().map(str::trim).find_map(|line| match () {
         () if begins(line, &GONE) => Some(Complaint::Gone(line.to_owned())),
+        () if begins(line, &BUSY) => Some(Complaint::Busy(line.to_owned())),
         () if begins(line, &REFUSED) => Some(Complaint::Refused(line.to_owned())),
         () => None,
     })
@@ -138,7 +161,9 @@ fn limits<'a, 'b>(lines: &'b [&'a str], devices: usize) -> Option<(Limits, &'b [
             memory = (*line).to_owned();
             (line, after) = after.split_first()?;
         }
-        line.parse::<f32>().ok().filter(|_| line.contains('.'))?;
+        if !is_percentage(line) {
+            return None;
+        }
         found.memory.push(memory);
         found.compute = (*line).to_owned();
         rest = after;
@@ -276,6 +301,21 @@ mod tests {
         assert!(fit_server(&limits(&[2000], 25), &answers("")));
         assert!(!fit_server(&limits(&[2000], 25), &answers("5G")));
         assert!(!fit(&limits(&[2000], 25), &answers("")));
+    }
+
+    #[test]
+    fn what_was_heard_ends_with_a_percentage_of_its_own() {
+        // Seen while others talked to the daemon.
+        assert!(matches!(heard(""), Err(Complaint::Busy(_))));
+        assert!(matches!(
+            heard("Cannot send command to MPS control daemon process\n"),
+            Err(Complaint::Busy(_))
+        ));
+        assert!(matches!(heard("Cannot find MPS control daemon process\n"), Err(Complaint::Gone(_))));
+        assert!(matches!(heard("1G\n"), Err(Complaint::Busy(_))), "cut off");
+        assert!(matches!(heard("Unknown command\n25.0\n"), Err(Complaint::Refused(_))));
+        assert_eq!(heard("25.0\n"), Ok(""), "a list of nobody");
+        assert_eq!(heard("1G\n25.0\n4242\n25.0\n"), Ok("1G\n25.0\n4242"));
     }
 
     #[test]

@@ -54,6 +54,13 @@ pub enum GroupError {
     Retired,
 }
 
+impl GroupError {
+    /// Somebody else talks to the daemon: nothing is known, and nothing is wrong with it.
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Daemon(DaemonError::Busy { .. }))
+    }
+}
+
 fn bracketed(words: &str) -> String {
     if words.is_empty() { String::new() } else { format!(" (it said: {words})") }
 }
@@ -89,6 +96,8 @@ struct State {
     delay: Duration,
     /// It did not answer once; it may just be slow.
     doubtful: bool,
+    /// Somebody else talks to it without end; told once.
+    busy_told: bool,
     /// What is wrong with its boards, so that it is told once.
     boards_told: Option<String>,
     retired: bool,
@@ -117,6 +126,7 @@ impl<B: ComputeModes> Group<B> {
             down: None,
             delay: tools.timing().backoff,
             doubtful: false,
+            busy_told: false,
             boards_told: None,
             retired: false,
             record,

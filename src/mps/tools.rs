@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::config::{MpsSettings, Timing};
 use super::group::GroupError;
-use crate::daemon::{self, DaemonError, Folder, PROGRAM, Process, Program, launch, words};
+use crate::daemon::{self, DaemonError, Folder, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
 use crate::model::share::MpsGroup;
 use crate::ops::metrics::MpsMetrics;
@@ -72,6 +72,10 @@ impl<B> Tools<B> {
         Ok(daemon::ask(&self.program()?.path, folder, commands).await?)
     }
 
+    pub async fn tell(&self, folder: &Folder, command: &str) -> Result<(), GroupError> {
+        Ok(daemon::tell(&self.program()?.path, folder, command).await?)
+    }
+
     /// Starts a daemon and waits until it answers.
     pub async fn launch(&self, group: &MpsGroup, folder: &Folder) -> Result<Process, GroupError> {
         self.make(folder)?;
@@ -126,7 +130,7 @@ async fn up(program: &Path, folder: &Folder) -> Result<Process, Option<DaemonErr
     let mut last = None;
     while Instant::now() < deadline {
         if let Some(process) = Process::daemon_of(folder) {
-            match daemon::ask(program, folder, &words::read_defaults(0)).await {
+            match daemon::ask(program, folder, &[]).await {
                 Ok(_) => return Ok(process),
                 Err(error) => last = Some(error),
             }

@@ -22,6 +22,22 @@ const NODE: &str = "node-a";
 /// NVIDIA's program, as the node has it.
 const CONTROL: &str = "/driver/usr/bin/nvidia-cuda-mps-control";
 
+/// What a daemon is asked for its limits.
+const LIMITS: [&str; 2] = ["get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage"];
+
+/// A shell's words that ask a daemon until it listens: it hears one asker at a time, and its supervisor asks
+/// every two seconds.
+fn asking(control: &str, commands: &[&str]) -> String {
+    let script = commands.join("\n");
+    format!(
+        r#"i=0
+        while said=$(echo '{script}' | {control} 2>&1); [ $i -lt 100 ]; do
+            case $said in '' | *'Cannot send command'*) i=$((i + 1)); sleep 0.05 ;; *) break ;; esac
+        done
+        echo "$said""#
+    )
+}
+
 /// A bed on a cluster that keeps shares, or None and a line that says so.
 async fn bed(test: &str) -> Option<Bed> {
     let bed = Bed::of_env(test).await?;
@@ -91,14 +107,12 @@ impl Board {
 
     /// What NVIDIA's program answers on the daemon's own socket, by lines.
     fn ask(&self, bed: &Bed, commands: &[&str]) -> Vec<String> {
-        let (script, folder) = (commands.join("\n"), self.folder());
-        let script = format!("echo '{script}' | CUDA_MPS_PIPE_DIRECTORY={folder}/pipe {CONTROL}");
-        bed.on_node(&self.node, &script).lines().map(str::to_owned).collect()
+        let control = format!("CUDA_MPS_PIPE_DIRECTORY={}/pipe {CONTROL}", self.folder());
+        bed.on_node(&self.node, &asking(&control, commands)).lines().map(str::to_owned).collect()
     }
 
     fn limits(&self, bed: &Bed) -> Limits {
-        let commands = ["get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage"];
-        match &self.ask(bed, &commands)[..] {
+        match &self.ask(bed, &LIMITS)[..] {
             [compute] => limits("", compute),
             [memory, compute] => limits(memory, compute),
             other => panic!("the daemon of {} answers {other:?}", self.device),

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -467,6 +468,106 @@ async fn a_mute_daemon_without_servers_is_replaced() {
     let back = checked_until(&supervisor, is_serving).await;
     assert_ne!(pid(&back), first);
     assert!(Process::of(first).is_none());
+}
+
+/// Somebody who has the daemon's one session open, as a tenant can.
+struct Session(Child);
+
+impl Session {
+    fn open(bed: &Bed, group: &MpsGroup) -> Self {
+        let mut child = Command::new(&bed.control)
+            .env("CUDA_MPS_PIPE_DIRECTORY", bed.folder(group).client())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        writeln!(child.stdin.as_mut().unwrap(), "get_default_active_thread_percentage").unwrap();
+        let deadline = Instant::now() + DEADLINE;
+        // It answers others until it has heard this one.
+        while !bed.ask(group, "get_default_active_thread_percentage").is_empty() {
+            assert!(Instant::now() < deadline, "the session does not begin");
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Somebody who asks again and again.
+struct Talker {
+    shell: Child,
+    log: tempfile::NamedTempFile,
+}
+
+impl Talker {
+    fn start(bed: &Bed, group: &MpsGroup) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let shell = Command::new("sh")
+            .args(["-c", r#"while :; do [ "$(echo get_server_list | "$1" 2>&1)" ] && echo no >>"$2"; done"#])
+            .arg("sh")
+            .args([&bed.control, log.path()])
+            .env("CUDA_MPS_PIPE_DIRECTORY", bed.folder(group).pipe())
+            .spawn()
+            .unwrap();
+        Self { shell, log }
+    }
+
+    /// How often it was told that it cannot be heard.
+    fn turned_away(&self) -> usize {
+        fs::read_to_string(self.log.path()).unwrap().lines().count()
+    }
+}
+
+impl Drop for Talker {
+    fn drop(&mut self) {
+        self.shell.kill().unwrap();
+        self.shell.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_their_shares() {
+    let Some(bed) = Bed::new() else { return };
+    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
+    let session = Session::open(&bed, &gpu);
+    supervisor.check().await;
+    assert_eq!(only(&supervisor), before);
+    assert!(bed.clients_find_it(&gpu), "their next processes come in");
+    // Nobody gets what is not in force; the others keep what they have.
+    let refused = supervisor.keep(&gpu, true, &limits(&[4000], 50)).await.unwrap_err();
+    assert!(refused.to_string().contains("hears one asker at a time"), "{refused}");
+    assert_eq!(only(&supervisor), before);
+    assert!(bed.clients_find_it(&gpu));
+    drop(session);
+    let after = supervisor.keep(&gpu, true, &limits(&[4000], 50)).await.unwrap();
+    assert_eq!((pid(&after), after.deaths), (pid(&before), 0));
+    assert_eq!(after.memory_answers, ["3G"]);
+}
+
+#[tokio::test]
+async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
+    let Some(bed) = Bed::new() else { return };
+    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
+    let talkers: Vec<_> = (0..3).map(|_| Talker::start(&bed, &gpu)).collect();
+    let deadline = Instant::now() + DEADLINE;
+    let mut percent = 25;
+    while talkers.iter().any(|talker| talker.turned_away() < 10) || percent < 45 {
+        assert!(Instant::now() < deadline, "they are heard all the time");
+        supervisor.check().await;
+        assert!(is_serving(&only(&supervisor)), "{:?}", only(&supervisor));
+        assert!(bed.clients_find_it(&gpu));
+        percent = (percent + 1).min(90);
+        let now = supervisor.keep(&gpu, true, &limits(&[2000], percent)).await.unwrap();
+        assert_eq!(pid(&now), pid(&before));
+        assert_eq!(now.compute_answer, format!("{percent}.0"));
+    }
 }
 
 /// A control program that has servers: those that a file lists. All else is the real one's business.

@@ -48,11 +48,17 @@ impl<B: ComputeModes> Group<B> {
         }
         match self.put_in_force(state, limits).await {
             Ok(agreed) => {
-                state.doubtful = false;
+                (state.doubtful, state.busy_told) = (false, false);
                 state.serving_since.get_or_insert_with(Instant::now);
                 if agreed == Agreed::AfterSetting {
                     warn!(group = %self.group, "the daemon's limits were not what was asked for; set again");
                     self.tools.metrics.reassertion("limits");
+                }
+            }
+            Err(error) if state.in_force => {
+                self.tools.metrics.unheard.inc();
+                if !std::mem::replace(&mut state.busy_told, true) {
+                    warn!(group = %self.group, error = error_chain(&error), "limits stay as they are meanwhile");
                 }
             }
             // It may have ended while it was asked.

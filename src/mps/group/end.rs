@@ -87,7 +87,7 @@ impl<B: ComputeModes> Group<B> {
     async fn end_daemon(&self, state: &mut State) -> Result<(), GroupError> {
         let Some(daemon) = state.record.daemon else { return Ok(()) };
         if daemon.is_alive() {
-            if let Err(error) = self.tools.ask(&self.folder, &["quit".to_owned()]).await {
+            if let Err(error) = self.tools.tell(&self.folder, "quit").await {
                 warn!(group = %self.group, error = error_chain(&error), "the MPS daemon cannot be asked to quit");
             }
             if !gone(&[daemon], QUIT_LIMIT).await {

@@ -32,7 +32,8 @@ impl Reading {
 }
 
 impl<B: ComputeModes> Group<B> {
-    /// Agrees with the daemon on its limits and lets clients in; keeps them out if that fails.
+    /// Agrees with the daemon on its limits and lets clients in; keeps them out if that fails. What was in
+    /// force still is while the daemon hears somebody else: only root on the node changes it.
     pub(super) async fn put_in_force(
         &self,
         state: &mut State,
@@ -45,6 +46,9 @@ impl<B: ComputeModes> Group<B> {
             Ok(agreed) => self.folder.open().map(|()| agreed).map_err(GroupError::from),
             Err(error) => Err(error),
         };
+        if state.in_force && agreed.as_ref().is_err_and(GroupError::is_busy) {
+            return agreed;
+        }
         state.in_force = agreed.is_ok();
         if agreed.is_err() {
             self.keep_clients_out();

@@ -26,6 +26,7 @@ pub struct MpsMetrics {
     terminations: Family<WhatLabels, Counter>,
     pub deaths: Counter,
     pub starts: Counter,
+    pub unheard: Counter,
     pub questions: Counter,
     pub refusals: Counter,
 }
@@ -56,6 +57,11 @@ impl MpsMetrics {
             "mps_terminations",
             "Clients ended on request; servers and daemons that had to be ended by force",
             metrics.terminations.clone(),
+        );
+        registry.register(
+            "mps_unheard_checks",
+            "Looks at a daemon that heard somebody else all the while: a session of its control program is open",
+            metrics.unheard.clone(),
         );
         registry.register("mps_questions", "Questions of the node plugin", metrics.questions.clone());
         registry.register(

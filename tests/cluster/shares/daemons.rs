@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use super::{Board, CONTROL, bed, limits, wait_event, wait_unschedulable};
+use super::{Board, CONTROL, LIMITS, asking, bed, limits, wait_event, wait_unschedulable};
 use crate::bed::{Bed, PATIENCE, SYSTEM, life};
 use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::wait_until;
@@ -80,9 +80,9 @@ async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() 
         kill -9 $(cat pipe/nvidia-cuda-mps-control.pid)
         timeout 20 sh -c 'while [ -e client/control ]; do sleep 0.01; done' && echo "clients are kept out"
         timeout 60 sh -c 'until [ -e client/control ]; do sleep 0.01; done' && echo "clients are let in"
-        printf '%s\n' 'get_default_device_pinned_mem_limit 0' get_default_active_thread_percentage |
-            CUDA_MPS_PIPE_DIRECTORY=$PWD/client {CONTROL}"#,
-        folder = board.folder()
+        {look}"#,
+        folder = board.folder(),
+        look = asking(&format!("CUDA_MPS_PIPE_DIRECTORY=$PWD/client {CONTROL}"), &LIMITS)
     );
     let seen = bed.on_node(&board.node, &watch);
     assert_eq!(seen, "clients are kept out\nclients are let in\n1G\n30.0\n");
@@ -101,8 +101,8 @@ async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() 
     assert_eq!(board.daemon(&bed).await.unwrap()["deaths"], deaths + 1);
     assert!(board.is_exclusive(&bed));
     // Containers that run find the new daemon where the old one was.
-    let reach = "echo get_default_active_thread_percentage | timeout 10 nvidia-cuda-mps-control 2>&1";
-    assert_eq!(bed.exec("one", "main", reach), "30.0\n");
+    let reach = asking("timeout 10 nvidia-cuda-mps-control", &[LIMITS[1]]);
+    assert_eq!(bed.exec("one", "main", &reach), "30.0\n");
     let healthy = || async { (condition(&bed, "one", "DeviceHealthy").await? == "True").then_some(()) };
     wait_until("the claim to be told healthy", PATIENCE, healthy).await;
     bed.end().await;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use super::{Board, bed, limits, mps_env, wait_event, wait_unschedulable};
+use super::{Board, asking, bed, limits, mps_env, wait_event, wait_unschedulable};
 use crate::bed::{Bed, SOON, minor_of};
 use crate::manifests::{as_nobody, claim, container, gpu, of_gpu, parameters, pod, share, user_of};
 use crate::rig::wait_until;
@@ -283,7 +283,7 @@ async fn root_in_a_container_asks_the_daemon_and_cannot_change_it() {
     let before = board.standing(&bed, &["neighbour", "root"]).await;
     assert_eq!(before.lives[0], crate::bed::life(&neighbour));
     let say = |pod: &str, command: &str| {
-        bed.exec(pod, "main", &format!("echo '{command}' | timeout 10 nvidia-cuda-mps-control 2>&1"))
+        bed.exec(pod, "main", &asking("timeout 10 nvidia-cuda-mps-control", &[command]))
     };
     for pod in ["root", "neighbour"] {
         assert_eq!(say(pod, "get_default_active_thread_percentage"), "25.0\n", "{pod} reaches its daemon");
