@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::words::Complaint;
 use super::{DaemonError, Folder, Process, words};
 
-/// It answers in 2 ms; a machine that swaps takes its time, and another session must end.
+/// It answers in 2 ms; a machine that swaps takes its time. For so long, too, another session may go on.
 const LIMIT: Duration = Duration::from_secs(3);
 /// Until the next try while another session is open.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Sends the commands in turn and returns all that was answered. What was not heard is said again for 3 s.
 /// A command that was refused is an error; those before it were done.
@@ -26,7 +26,7 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         commands.iter().map(String::as_str).chain([words::LAST]).flat_map(|line| [line, "\n"]).collect();
     let deadline = Instant::now() + LIMIT;
     loop {
-        let text = say(program, folder, &script, deadline).await?;
+        let text = say(program, folder, &script).await?;
         let last = match words::heard(&text) {
             Ok(answer) => return Ok(answer.to_owned()),
             Err(Complaint::Gone(words)) => return Err(DaemonError::Gone { words }),
@@ -38,7 +38,7 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         if Process::daemon_of(folder).is_none() {
             return Err(DaemonError::Gone { words: last });
         }
-        if Instant::now() + PAUSE >= deadline {
+        if Instant::now() >= deadline {
             return Err(DaemonError::Busy { seconds: LIMIT.as_secs(), words: last });
         }
         sleep(PAUSE).await;
@@ -47,7 +47,7 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
 
 /// Sends one command that has no answer, once: the daemon may end of it.
 pub async fn tell(program: &Path, folder: &Folder, command: &str) -> Result<(), DaemonError> {
-    let text = say(program, folder, &format!("{command}\n"), Instant::now() + LIMIT).await?;
+    let text = say(program, folder, &format!("{command}\n")).await?;
     match words::complaint(&text) {
         None => Ok(()),
         Some(Complaint::Gone(words)) => Err(DaemonError::Gone { words }),
@@ -57,12 +57,7 @@ pub async fn tell(program: &Path, folder: &Folder, command: &str) -> Result<(), 
 }
 
 /// All that the program prints.
-async fn say(
-    program: &Path,
-    folder: &Folder,
-    script: &str,
-    deadline: Instant,
-) -> Result<String, DaemonError> {
+async fn say(program: &Path, folder: &Folder, script: &str) -> Result<String, DaemonError> {
     let start = |source| DaemonError::Start { path: program.to_owned(), source };
     let mut child = Command::new(program)
         .env_clear()
@@ -81,7 +76,7 @@ async fn say(
         }
         child.wait_with_output().await
     };
-    let Ok(output) = timeout_at(deadline, exchange).await else {
+    let Ok(output) = timeout(LIMIT, exchange).await else {
         return Err(DaemonError::Mute { seconds: LIMIT.as_secs() });
     };
     let Output { stdout, stderr, .. } = output.map_err(start)?;

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::{Deserialize, Serialize};
 
+use super::process::PID_FILE;
 use super::{DaemonError, files};
 
 /// For logs and for what clients and server exchange; a client takes well under 1 MiB.
@@ -112,6 +113,13 @@ impl Folder {
             absent_is_fine(fs::remove_file(&path)).map_err(files("remove", &path))?;
         }
         Ok(())
+    }
+
+    /// Removes the number of a daemon that is gone. The next one writes its own over it and cuts nothing off: of
+    /// 25617 and then 4439 would become 44397 (seen with 550), which is nobody.
+    pub fn forget_daemon(&self) -> Result<(), DaemonError> {
+        let path = self.pipe().join(PID_FILE);
+        absent_is_fine(fs::remove_file(&path)).map_err(files("remove", &path))
     }
 
     /// Keeps the daemon's logs small: every question leaves lines in them.

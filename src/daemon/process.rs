@@ -12,7 +12,7 @@ use super::Folder;
 
 /// The kernel keeps 15 bytes of a program's name: control daemon and server begin alike.
 const NAME: &str = "nvidia-cuda-mps";
-const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
+pub(super) const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 
 /// A process that was alive when it was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -242,6 +242,7 @@ impl<B: ComputeModes> Group<B> {
         state.record.daemon = match Process::daemon_of(&self.folder) {
             Some(found) => Some(found),
             None => {
+                self.folder.forget_daemon()?;
                 let started = self.tools.launch(&self.group, &self.folder).await?;
                 self.tools.metrics.starts.inc();
                 Some(started)

@@ -284,6 +284,19 @@ async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
 }
 
 #[tokio::test]
+async fn a_daemon_with_a_shorter_number_than_the_last_one_is_known() {
+    let Some(bed) = Bed::new() else { return };
+    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let first = pid(&supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap());
+    kill(first, "KILL");
+    wait_until_gone(first);
+    fs::write(bed.folder(&gpu).pipe().join("nvidia-cuda-mps-control.pid"), "4194303999").unwrap();
+    let state = supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap();
+    assert_eq!(bed.ask(&gpu, "get_default_active_thread_percentage"), "30.0\n");
+    assert_ne!(pid(&state), first);
+}
+
+#[tokio::test]
 async fn a_keep_finds_out_about_a_death_by_itself() {
     let Some(bed) = Bed::new() else { return };
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
