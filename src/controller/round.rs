@@ -319,7 +319,16 @@ impl Core {
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());
         }
-        let reason = if kept.is_empty() { Reason::of(&explanation.shortage) } else { Reason::Reserved };
+        let reason = match kept.first() {
+            None => Reason::of(&explanation.shortage),
+            Some(first) => {
+                let (count, some) = (kept.len(), if kept.len() == 1 { "node" } else { "nodes" });
+                let more = if count == 1 { "" } else { ", ..." };
+                let longer = format!("; {count} {some} kept free for what has waited longer: {first}{more}");
+                words.push_str(&longer);
+                Reason::Reserved
+            }
+        };
         Refused { pod: part.pod.clone(), reason, words }
     }
 

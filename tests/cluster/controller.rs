@@ -8,6 +8,7 @@ mod load;
 mod nodes;
 mod place;
 mod race;
+mod starving;
 mod together;
 mod verbatim;
 

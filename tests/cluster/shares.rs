@@ -3,6 +3,7 @@
 
 mod churn;
 mod daemons;
+mod ear;
 mod grants;
 mod placed;
 mod refusals;

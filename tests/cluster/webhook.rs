@@ -246,6 +246,54 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
     assert_eq!(webhook.count("tranche_webhook_requests_total"), seen + 1.0, "the spec stayed as it was");
 }
 
+#[tokio::test]
+async fn claims_that_can_never_be_placed_are_refused_through_kubectl() {
+    let Some(stage) = Stage::set("webhook::never") else { return };
+    let _webhook = stage.serve().await;
+    // Without it, the API server refuses adminAccess itself.
+    stage.rig.kubectl(&["label", "namespace", OTHER, "resource.kubernetes.io/admin-access=true"]);
+    let whole = json!({"deviceClassName": "gpu.nvidia.com"});
+    let shared = json!({"deviceClassName": "shared.gpu.nvidia.com"});
+    let with = |field: &str, value: Value| {
+        let mut request = json!({"name": "gpu", "exactly": shared});
+        request["exactly"][field] = value;
+        json!([request])
+    };
+    let alternatives = json!([{"name": "share", "deviceClassName": "shared.gpu.nvidia.com"},
+        {"name": "whole", "deviceClassName": "gpu.nvidia.com"}]);
+    let quantity = json!({"requests": {"memory": "1Gi"}});
+    let never = [
+        (
+            json!([{"name": "gpu", "exactly": shared}, {"name": "whole", "exactly": whole}]),
+            "write two claims",
+        ),
+        (json!([{"name": "gpu", "firstAvailable": alternatives}]), "write two claims"),
+        (with("allocationMode", json!("All")), "allocationMode: has no meaning for shares; write a count"),
+        (with("adminAccess", json!(true)), "adminAccess: is of class gpu.nvidia.com; shares have none"),
+        (with("capacity", quantity.clone()), "capacity: is for class gpu.nvidia.com; for a share a GpuShare"),
+    ];
+    // Clusters that do not know capacities drop them.
+    let mut whole = manifests::claim("whole", json!({"requests": [manifests::gpu("gpu")]}));
+    whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = quantity;
+    let stored = ["create", "--dry-run=server", "-o", "json", "-f", &stage.file("whole", &whole)];
+    let stored = stage.rig.kubectl(&[&["-n", OTHER][..], &stored].concat());
+    let knows_capacities = stored.contains("\"capacity\"");
+    for (requests, words) in never {
+        let mut bad = claim("a", json!({"memory": "1Gi"}));
+        bad["spec"]["devices"]["requests"] = requests;
+        let said = stage.create(OTHER, &stage.file("never", &bad), false);
+        if words.starts_with("capacity") && !knows_capacities {
+            println!("SKIPPED: this cluster drops capacities");
+            continue;
+        }
+        let said = said.expect_err(words);
+        assert!(said.contains(words) && said.contains("\"a\" is invalid: "), "{words}: {said}");
+        let template = manifests::template("a", bad["spec"]["devices"].clone());
+        let said = stage.create(OTHER, &stage.file("never", &template), false).expect_err(words);
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
 fn share_of(pod: &Value) -> Value {
     let text =
         pod["metadata"]["annotations"]["tranche.dev/gpu-share"].as_str().expect("the webhook's annotation");

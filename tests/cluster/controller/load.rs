@@ -1,6 +1,9 @@
-//! Two hundred pods at once, while the leader is killed and the API server restarts.
+//! Hundreds of pods at once: while the leader is killed and the API server restarts, and in peace.
+
+use std::collections::BTreeSet;
 
 use futures::stream::{self, StreamExt};
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
 use serde_json::{Value, json};
@@ -14,6 +17,7 @@ use crate::manifests::{as_nobody, by_template, template};
 use crate::rig::wait_until;
 
 const PODS: usize = 200;
+const MANY: usize = 400;
 
 async fn allocated(bed: &Bed) -> Option<usize> {
     let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.ok()?.items;
@@ -60,5 +64,22 @@ async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_re
     let second = wait_until("a leader", PATIENCE, || leader(&bed)).await;
     assert_ne!(first, second);
     println!("{} looks", auditor.end().await);
+    hollow::end(bed).await;
+}
+
+#[tokio::test]
+async fn each_of_many_is_told_where_its_share_is() {
+    let Some(bed) = super::bed_beside("each_of_many_is_told_where_its_share_is", 4).await else { return };
+    bed.create(template("small", share(json!({"memory": "1Gi"})))).await;
+    let pod = |nth: usize| on_hollow(as_nobody(by_template("small", &format!("pod-{nth}"))));
+    stream::iter(0..MANY).for_each_concurrent(8, |nth| make(&bed, pod(nth))).await;
+    hollow::wait_bound(&bed, MANY).await;
+    let placed = ListParams::default().fields("reason=GpuSharePlaced,involvedObject.kind=Pod");
+    let told = || async {
+        let events = bed.api::<Event>().list(&placed).await.ok()?.items;
+        let of: BTreeSet<_> = events.into_iter().filter_map(|event| event.involved_object.name).collect();
+        (of.len() == MANY).then_some(())
+    };
+    wait_until(&format!("{MANY} pods to be told where their shares are"), PATIENCE, told).await;
     hollow::end(bed).await;
 }

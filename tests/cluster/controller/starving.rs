@@ -1,0 +1,121 @@
+//! What waits is not passed for ever: its nodes are kept free for it after 32 that came later. For what would not
+//! fit on an empty cluster either, none are. On a node without a machine.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use super::{results, share};
+use crate::bed::{Bed, PATIENCE};
+use crate::hollow::{self, on_hollow, wait_bound, wait_node};
+use crate::manifests::{as_nobody, claim, user_of};
+use crate::rig::wait_until;
+
+/// So many may pass.
+const PASSES: usize = 32;
+/// GPUs that are free for them: one has client slots for 22.
+const FREE: usize = 2;
+/// Nearly a GPU.
+const MOST: &str = "0.97";
+const LITTLE: &str = "0.02";
+
+async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<usize>) {
+    bed.create(claim(name, share(json!({"fraction": fraction})))).await;
+    let mut pod = on_hollow(as_nobody(user_of(name, name)));
+    if let Some(size) = gang {
+        pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
+        pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
+    }
+    bed.create(pod).await;
+}
+
+/// Waits until the pod is told why it waits.
+async fn wait_told(bed: &Bed, pod: &str) -> String {
+    let told =
+        || async { bed.events(pod).await.into_iter().find(|event| event.starts_with("WaitingForGpuShare")) };
+    wait_until(&format!("pod {pod} to be told why it waits"), PATIENCE, told).await
+}
+
+async fn is_placed(bed: &Bed, name: &str) -> bool {
+    !results(&bed.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
+}
+
+/// Ends a pod and its share.
+async fn end(bed: &Bed, name: &str) {
+    let now = DeleteParams::default().grace_period(0);
+    bed.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
+    bed.gone(name).await;
+    bed.api::<ResourceClaim>().delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let gone = || async { bed.api::<ResourceClaim>().get_opt(name).await.ok()?.is_none().then_some(()) };
+    wait_until(&format!("claim {name} to be gone"), PATIENCE, gone).await;
+}
+
+/// As many small shares as may pass, after a gang of this size that waits. How many pods have a node then.
+async fn passed(bed: &Bed, before: usize, gang: usize) -> usize {
+    for nth in 0..gang {
+        create(bed, &format!("worker-{nth}"), MOST, Some(gang)).await;
+    }
+    println!("told: {}", wait_told(bed, "worker-0").await);
+    for nth in 0..PASSES {
+        create(bed, &format!("little-{nth}"), LITTLE, None).await;
+    }
+    wait_bound(bed, before + PASSES).await;
+    before + PASSES
+}
+
+#[tokio::test]
+async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
+    let test = "a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free";
+    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let others = bed.published("hollow-0").await.len() - FREE;
+    for nth in 0..others {
+        create(&bed, &format!("other-{nth}"), MOST, None).await;
+    }
+    wait_bound(&bed, others).await;
+    let bound = passed(&bed, others, FREE + 1).await;
+    // There is room for the small one, and soon for the large one; it is kept.
+    create(&bed, "late", LITTLE, None).await;
+    create(&bed, "thief", MOST, None).await;
+    let told = wait_told(&bed, "late").await;
+    assert!(told.contains("1 node kept free for what has waited longer: hollow-0"), "{told}");
+    wait_told(&bed, "thief").await;
+    end(&bed, "other-0").await;
+    create(&bed, "later", LITTLE, None).await;
+    wait_told(&bed, "later").await;
+    end(&bed, "other-1").await;
+    create(&bed, "last", LITTLE, None).await;
+    wait_told(&bed, "last").await;
+    let little = ["late", "later", "last"];
+    for name in ["worker-0", "worker-1", "worker-2", "thief"].iter().chain(&little) {
+        assert!(
+            !is_placed(&bed, name).await,
+            "{name}: two GPUs are not enough for the gang, and kept for it"
+        );
+    }
+    end(&bed, "other-2").await;
+    // The gang, and the small ones in what is left; three have ended.
+    wait_bound(&bed, bound - 3 + 3 + little.len()).await;
+    for name in ["worker-0", "worker-1", "worker-2"].iter().chain(&little) {
+        wait_node(&bed, name).await;
+    }
+    assert!(!is_placed(&bed, "thief").await, "no GPU is left");
+    hollow::end(bed).await;
+}
+
+#[tokio::test]
+async fn for_a_gang_that_no_node_could_hold_nothing_is_kept() {
+    let test = "for_a_gang_that_no_node_could_hold_nothing_is_kept";
+    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let gpus = bed.published("hollow-0").await.len();
+    let bound = passed(&bed, 0, gpus + 1).await;
+    for name in ["one-more", "another"] {
+        create(&bed, name, MOST, None).await;
+        assert_eq!(wait_node(&bed, name).await, "hollow-0");
+    }
+    wait_bound(&bed, bound + 2).await;
+    for nth in 0..=gpus {
+        assert!(!is_placed(&bed, &format!("worker-{nth}")).await);
+    }
+    hollow::end(bed).await;
+}
