@@ -12,13 +12,13 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Config};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
+use super::guarded::Guarded;
 use super::{
     CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
 };
@@ -157,7 +157,7 @@ impl KubeCluster {
     }
 
     async fn list(&self) -> Result<Vec<StoredSlice>, CallError> {
-        let api = Api::<DeserializeGuard<ResourceSlice>>::all(self.client.clone());
+        let api = Api::<Guarded<ResourceSlice>>::all(self.client.clone());
         let params = ListParams::default().fields(&self.selector());
         let what = || format!("LIST resourceslices of node {}", self.node);
         let list = call(self.limit, what, api.list(&params)).await?;
@@ -299,11 +299,11 @@ fn slice_ref(metadata: &ObjectMeta) -> SliceRef {
     }
 }
 
-fn stored(item: DeserializeGuard<ResourceSlice>) -> StoredSlice {
+fn stored(item: Guarded<ResourceSlice>) -> StoredSlice {
     match item.0 {
         Ok(slice) => StoredSlice::Readable(Box::new(slice)),
         Err(invalid) => {
-            StoredSlice::Unreadable { slice: slice_ref(&invalid.metadata), problem: invalid.error }
+            StoredSlice::Unreadable { slice: slice_ref(&invalid.metadata), problem: invalid.problem }
         }
     }
 }

@@ -6,12 +6,12 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
 
 use super::KubeCluster;
+use super::guarded::Guarded;
 use crate::model::error_chain;
 use crate::model::names::DRIVER;
 
@@ -72,7 +72,7 @@ impl KubeCluster {
 }
 
 fn follow<K>(
-    api: Api<DeserializeGuard<K>>,
+    api: Api<Guarded<K>>,
     config: watcher::Config,
     wrap: fn(Seen<K>) -> Change,
 ) -> BoxStream<'static, Change>
@@ -87,7 +87,7 @@ where
 const NOT_SERVED: u16 = 404;
 const FORBIDDEN: u16 = 403;
 
-fn taint_rules(api: Api<DeserializeGuard<DeviceTaintRule>>) -> BoxStream<'static, Change> {
+fn taint_rules(api: Api<Guarded<DeviceTaintRule>>) -> BoxStream<'static, Change> {
     let none = || vec![Seen::Anew, Seen::Complete];
     let changes = move |event: watcher::Result<_>| match event.as_ref().err().and_then(refused) {
         Some(NOT_SERVED) => none(),
@@ -107,20 +107,20 @@ fn refused(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-fn seen<K: Resource>(event: watcher::Result<Event<DeserializeGuard<K>>>) -> Seen<K> {
+fn seen<K: Resource>(event: watcher::Result<Event<Guarded<K>>>) -> Seen<K> {
     match event {
         Ok(Event::Init) => Seen::Anew,
         Ok(Event::InitDone) => Seen::Complete,
-        Ok(Event::InitApply(DeserializeGuard(Ok(object)))) => Seen::Listed(Box::new(object)),
-        Ok(Event::Apply(DeserializeGuard(Ok(object)))) => Seen::Stored(Box::new(object)),
-        Ok(Event::InitApply(DeserializeGuard(Err(invalid)))) => {
-            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: true, problem: invalid.error }
+        Ok(Event::InitApply(Guarded(Ok(object)))) => Seen::Listed(Box::new(object)),
+        Ok(Event::Apply(Guarded(Ok(object)))) => Seen::Stored(Box::new(object)),
+        Ok(Event::InitApply(Guarded(Err(invalid)))) => {
+            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: true, problem: invalid.problem }
         }
-        Ok(Event::Apply(DeserializeGuard(Err(invalid)))) => {
-            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: false, problem: invalid.error }
+        Ok(Event::Apply(Guarded(Err(invalid)))) => {
+            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: false, problem: invalid.problem }
         }
-        Ok(Event::Delete(DeserializeGuard(Ok(object)))) => Seen::Deleted(Box::new(object.meta().clone())),
-        Ok(Event::Delete(DeserializeGuard(Err(invalid)))) => Seen::Deleted(Box::new(invalid.metadata)),
+        Ok(Event::Delete(Guarded(Ok(object)))) => Seen::Deleted(Box::new(object.meta().clone())),
+        Ok(Event::Delete(Guarded(Err(invalid)))) => Seen::Deleted(Box::new(invalid.metadata)),
         Err(error) => Seen::Interrupted { problem: error_chain(&error) },
     }
 }

@@ -10,7 +10,7 @@
 //! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
-//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims, `verbatim` those that no
+//! * [`feed`]: everything that the controller follows, `guarded`: one object by itself; [`allocation`]: its writes to claims, `verbatim` those that no
 //!   JSON can do; [`lease`]: its lease
 //! * [`events`]: events on claims and pods, best effort
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
@@ -22,6 +22,7 @@ mod client;
 mod error;
 pub mod events;
 pub mod feed;
+mod guarded;
 pub mod lease;
 pub mod read_claim;
 pub mod status;

@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::Resource;
 use kube::api::{Api, ListParams};
-use kube::core::DeserializeGuard;
 use serde::de::DeserializeOwned;
 
 use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::{Change, LIVE_PODS, Seen};
+use super::guarded::Guarded;
 use crate::model::names::DRIVER;
 
 /// Objects that are asked for at once; more come in further pages.
@@ -81,7 +81,7 @@ impl KubeCluster {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
     {
-        let api = Api::<DeserializeGuard<K>>::all(self.client());
+        let api = Api::<Guarded<K>>::all(self.client());
         let mut params = params.limit(PAGE);
         each(Seen::Anew);
         for _ in 0..PAGES_MAX {
@@ -92,7 +92,7 @@ impl KubeCluster {
                     Err(invalid) => Seen::Unreadable {
                         meta: Box::new(invalid.metadata),
                         listed: true,
-                        problem: invalid.error,
+                        problem: invalid.problem,
                     },
                 });
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Moment;
+use super::config::Rules;
 use super::core::Core;
 use super::world::{Claim, Pod};
 use crate::model::names::{ClaimUid, NodeName};
@@ -24,6 +25,16 @@ pub(super) struct Unused {
 impl Unused {
     pub fn new(now: Moment) -> Self {
         Self { because: Because::Young, since: now }
+    }
+
+    /// When the allocation is to be taken back.
+    fn due(&self, rules: &Rules) -> Option<Moment> {
+        match self.because {
+            Because::Settled => None,
+            Because::Young => Some(self.since + rules.stuck),
+            Because::NoPods => Some(self.since + rules.unused),
+            Because::Unfit(_) => Some(self.since + UNFIT_FOR),
+        }
     }
 }
 
@@ -55,7 +66,7 @@ impl Core {
             if std::mem::discriminant(&known.because) != std::mem::discriminant(&because) {
                 *known = Unused { because, since: now };
             }
-            if self.due(&uid).is_some_and(|due| due <= now) {
+            if known.due(&self.rules).is_some_and(|due| due <= now) {
                 self.take_back(&uid, now);
             }
         }
@@ -77,17 +88,6 @@ impl Core {
             return Because::Settled;
         }
         self.unfit(claim, &pods, node).map_or(Because::Young, Because::Unfit)
-    }
-
-    /// When the allocation is to be taken back.
-    fn due(&self, uid: &ClaimUid) -> Option<Moment> {
-        let Unused { because, since } = self.unused.get(uid)?;
-        match because {
-            Because::Settled => None,
-            Because::Young => Some(*since + self.rules.stuck),
-            Because::NoPods => Some(*since + self.rules.unused),
-            Because::Unfit(_) => Some(*since + UNFIT_FOR),
-        }
     }
 
     fn take_back(&mut self, uid: &ClaimUid, now: Moment) {
@@ -131,7 +131,7 @@ impl Core {
 
     /// When something of an allocation without a user is due.
     pub(super) fn next_of_life(&self, now: Moment) -> Option<Moment> {
-        let unused = self.unused.keys().filter_map(|uid| self.due(uid));
+        let unused = self.unused.values().filter_map(|unused| unused.due(&self.rules));
         let rests = self.not_before.values().copied();
         let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
         let doubts = self.doubtful.values().flatten().copied();

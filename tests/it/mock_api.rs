@@ -270,7 +270,7 @@ impl MockApi {
                             let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
                                 "status": "Failure", "code": 410, "reason": "Expired",
                                 "message": "too old resource version"});
-                            let line = format!("{}\n", json!({"type": "ERROR", "object": gone}));
+                            let line = watch_line("ERROR", &gone);
                             drop(state);
                             return Some((Ok(line), (api, ticks, u64::MAX)));
                         }
@@ -284,10 +284,7 @@ impl MockApi {
                     let lines: String = news
                         .into_iter()
                         .filter(|one| one.resource == resource && selected(&one.object, &selector))
-                        .map(|one| {
-                            let object = shown(one.object, metadata_only);
-                            format!("{}\n", json!({"type": one.kind, "object": object}))
-                        })
+                        .map(|one| watch_line(one.kind, &shown(one.object, metadata_only)))
                         .collect();
                     if !lines.is_empty() {
                         return Some((Ok::<_, Infallible>(lines), (api, ticks, from)));
@@ -613,6 +610,11 @@ fn shown(object: Value, metadata_only: bool) -> Value {
     json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"],
     })
+}
+
+/// One event; the type comes first, as in the real one's.
+fn watch_line(kind: &str, object: &Value) -> String {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
 }
 
 /// `a.b=c,d.e!=f`
