@@ -298,8 +298,10 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let mut rows = Vec::new();
     for wave in waves {
         let Wave { what, key, allocated, bound, flowing, each, touched, over, api_cpu, controller } = wave;
+        // Pods are bound by the scheduler: no faster than it can.
+        let rate = if bound.is_some() { "kube-scheduler's" } else { "200 from the first on" };
         let target = match controller {
-            Some(_) => format!("200, GPUs {}", ideal * 105 / 100),
+            Some(_) => format!("{rate}; GPUs {}", ideal * 105 / 100),
             None => String::new(),
         };
         let shown = |figure: f64| rounded(figure).to_string();
