@@ -16,8 +16,9 @@ use super::{DaemonError, Folder, Process, words};
 
 /// It answers in 2 ms; a machine that swaps takes its time. For so long, too, another session may go on.
 const LIMIT: Duration = Duration::from_secs(3);
-/// Until the next try while another session is open.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Until the next try while another session is open: longer each time, for each costs a process.
+const PAUSE_FIRST: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Sends the commands in turn and returns all that was answered. What was not heard is said again for 3 s.
 /// A command that was refused is an error; those before it were done.
@@ -25,6 +26,7 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
     let script: String =
         commands.iter().map(String::as_str).chain([words::LAST]).flat_map(|line| [line, "\n"]).collect();
     let deadline = Instant::now() + LIMIT;
+    let mut pause = PAUSE_FIRST;
     loop {
         let text = say(program, folder, &script).await?;
         let last = match words::heard(&text) {
@@ -41,7 +43,8 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         if Instant::now() >= deadline {
             return Err(DaemonError::Busy { seconds: LIMIT.as_secs(), words: last });
         }
-        sleep(PAUSE).await;
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -488,19 +488,29 @@ struct Session(Child);
 
 impl Session {
     fn open(bed: &Bed, group: &MpsGroup) -> Self {
+        let mut session = Self(Self::start(bed, group));
+        let deadline = Instant::now() + DEADLINE;
+        // It answers others until it has heard this one.
+        while !bed.ask(group, "get_default_active_thread_percentage").is_empty() {
+            assert!(Instant::now() < deadline, "the session does not begin");
+            // It came while another was heard.
+            if session.0.try_wait().unwrap().is_some() {
+                session.0 = Self::start(bed, group);
+            }
+        }
+        session
+    }
+
+    fn start(bed: &Bed, group: &MpsGroup) -> Child {
         let mut child = Command::new(&bed.control)
             .env("CUDA_MPS_PIPE_DIRECTORY", bed.folder(group).client())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        writeln!(child.stdin.as_mut().unwrap(), "get_default_active_thread_percentage").unwrap();
-        let deadline = Instant::now() + DEADLINE;
-        // It answers others until it has heard this one.
-        while !bed.ask(group, "get_default_active_thread_percentage").is_empty() {
-            assert!(Instant::now() < deadline, "the session does not begin");
-        }
-        Self(child)
+        // One that was turned away reads nothing.
+        let _ = writeln!(child.stdin.as_mut().unwrap(), "get_default_active_thread_percentage");
+        child
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
@@ -40,9 +41,17 @@ struct Replica {
     served: JoinSet<()>,
 }
 
-/// A port that nobody has at this moment.
+/// A port that nobody has, and that nobody gets who asks for any (those begin at 32768): the webhook takes it only
+/// once it has a certificate.
 fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let nth = std::process::id() * 64 + TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(12_000 + nth % 20_000).unwrap();
+        if let Ok(listener) = std::net::TcpListener::bind(("127.0.0.1", port)) {
+            return listener.local_addr().unwrap();
+        }
+    }
 }
 
 fn own(serving: Duration) -> Certificates {

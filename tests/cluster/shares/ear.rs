@@ -10,12 +10,12 @@ use crate::rig::wait_until;
 const ASK: &str =
     "echo get_default_active_thread_percentage | timeout 10 nvidia-cuda-mps-control 2>&1 || true";
 
-/// A session that stays open, its standard input being a pipe that somebody holds.
-const SESSION: &str = "mkdir -p /tmp; mkfifo /tmp/say
+/// A session that stays open, its standard input being a pipe that somebody holds. Anew if it was turned away.
+const SESSION: &str = "mkdir -p /tmp; kill $(cat /tmp/session) 2>/dev/null; rm -f /tmp/say; mkfifo /tmp/say
     nvidia-cuda-mps-control </tmp/say >/dev/null 2>&1 &
     echo $! >/tmp/session
     sleep 600 >/tmp/say 2>/dev/null </dev/null &
-    echo get_server_list >/tmp/say";
+    timeout 5 sh -c 'echo get_server_list >/tmp/say' || true";
 
 #[tokio::test]
 async fn a_tenant_that_keeps_the_daemons_ear_takes_nothing_from_its_neighbour() {
@@ -26,8 +26,10 @@ async fn a_tenant_that_keeps_the_daemons_ear_takes_nothing_from_its_neighbour() 
     bed.create(claim("talker", json!({"requests": [of_gpu(&board.uuid, share("500Mi", 10))]}))).await;
     bed.create(user_of("talker", "talker")).await;
     let before = board.standing(&bed, &["neighbour", "talker"]).await;
-    bed.exec("talker", "main", SESSION);
-    let kept = || async { bed.exec("neighbour", "main", ASK).contains("Cannot send command").then_some(()) };
+    let kept = || async {
+        bed.exec("talker", "main", SESSION);
+        bed.exec("neighbour", "main", ASK).contains("Cannot send command").then_some(())
+    };
     wait_until("the daemon to hear nobody else", PATIENCE, kept).await;
     // A share that needs other limits does not begin before they are in force, and says why.
     bed.create(claim("more", json!({"requests": [of_gpu(&board.uuid, share("3000Mi", 40))]}))).await;
