@@ -12,9 +12,10 @@ mod starving;
 mod together;
 mod verbatim;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SYSTEM};
@@ -24,6 +25,8 @@ use crate::rig::wait_until;
 
 const NODE: &str = "node-a";
 const CLASS: &str = "shared.gpu.nvidia.com";
+/// The event of a pod whose claim cannot be placed now.
+const WAITS: &str = "WaitingForGpuShare";
 
 /// A bed on which only one node takes pods: where something goes is then said beforehand.
 async fn bed(test: &str) -> Option<Bed> {
@@ -55,6 +58,32 @@ fn share(amount: Value) -> Value {
 async fn create(bed: &Bed, name: &str, amount: Value) {
     bed.create(crate::manifests::claim(name, share(amount))).await;
     bed.create(as_nobody(user_of(name, name))).await;
+}
+
+/// A claim, and a pod of its name, changed, for nodes without a machine.
+async fn create_hollow(bed: &Bed, name: &str, devices: Value, change: impl FnOnce(&mut Value)) {
+    bed.create(crate::manifests::claim(name, devices)).await;
+    let mut pod = hollow::on_hollow(as_nobody(user_of(name, name)));
+    change(&mut pod);
+    bed.create(pod).await;
+}
+
+/// Ends a pod at once, and the claim of its name.
+async fn end_hollow(bed: &Bed, name: &str) {
+    let now = DeleteParams::default().grace_period(0);
+    bed.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
+    bed.gone(name).await;
+    bed.api::<ResourceClaim>().delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let gone = || async { bed.api::<ResourceClaim>().get_opt(name).await.ok()?.is_none().then_some(()) };
+    wait_until(&format!("claim {name} to be gone"), PATIENCE, gone).await;
+}
+
+/// What a pod is told in these words; waits until it is.
+async fn wait_told(bed: &Bed, pod: &str, words: &str) -> String {
+    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
+    let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
+    println!("told: {told}");
+    told
 }
 
 /// A pod that no scheduler looks at.

@@ -7,25 +7,12 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::{CLASS, NODE, share, wait_placed};
-use crate::bed::{Bed, PATIENCE, from};
-use crate::hollow::{self, on_hollow, wait_node};
-use crate::manifests::{as_nobody, claim, user_of};
-use crate::rig::wait_until;
+use super::{CLASS, NODE, create_hollow, share, wait_placed, wait_told};
+use crate::bed::{Bed, from};
+use crate::hollow::{self, wait_node};
 
 /// GPUs of a node that can be shared, at the least: one of them never fills up here.
 const GPUS: usize = 7;
-
-/// A claim and a pod of its name, on a node without a machine.
-async fn create(bed: &Bed, name: &str, devices: Value) {
-    bed.create(claim(name, devices)).await;
-    bed.create(on_hollow(as_nobody(user_of(name, name)))).await;
-}
-
-async fn wait_told(bed: &Bed, pod: &str, words: &str) {
-    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
-    println!("told: {}", wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await);
-}
 
 /// The memory that the controller grants a claim on each of its GPUs, in MiB.
 async fn granted_mib(bed: &Bed, claim: &str) -> Value {
@@ -49,12 +36,12 @@ async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_g
         }
     })
     .await;
-    create(&bed, "large", share(json!({"memory": "20001Mi"}))).await;
-    create(&bed, "none", share(json!({"memory": "4000Gi"}))).await;
+    create_hollow(&bed, "large", share(json!({"memory": "20001Mi"})), |_| {}).await;
+    create_hollow(&bed, "none", share(json!({"memory": "4000Gi"})), |_| {}).await;
     let mut quarter = share(json!({"fraction": "0.25"}));
     let l4 = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4'";
     quarter["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": l4}}]);
-    create(&bed, "quarter", quarter).await;
+    create_hollow(&bed, "quarter", quarter, |_| {}).await;
     assert_eq!(wait_node(&bed, "large").await, "hollow-0");
     assert_eq!(wait_node(&bed, "quarter").await, "hollow-1");
     let granted = granted_mib(&bed, "quarter").await.to_string();
@@ -77,12 +64,12 @@ async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
         return bed.end().await;
     }
     bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
-    create(&bed, "plain", share(json!({"memory": "1Gi"}))).await;
+    create_hollow(&bed, "plain", share(json!({"memory": "1Gi"})), |_| {}).await;
     wait_told(&bed, "plain", "example.com/repair").await;
     let mut tolerant = share(json!({"memory": "1Gi"}));
     tolerant["requests"][0]["exactly"]["tolerations"] =
         json!([{"key": "example.com/repair", "operator": "Equal", "value": "fan", "effect": "NoSchedule"}]);
-    create(&bed, "tolerant", tolerant).await;
+    create_hollow(&bed, "tolerant", tolerant, |_| {}).await;
     assert_eq!(wait_node(&bed, "tolerant").await, "hollow-0");
     rules.delete(name, &DeleteParams::default()).await.expect("a rule can be deleted");
     assert_eq!(wait_node(&bed, "plain").await, "hollow-0");
@@ -100,11 +87,11 @@ async fn a_class_says_by_which_policy_its_claims_are_placed() {
         classes.patch(CLASS, &PatchParams::default(), &patch).await.expect("a class can be annotated");
     };
     bed.rig.on_end(&["kubectl", "annotate", "deviceclass", CLASS, "tranche.dev/policy-"]);
-    create(&bed, "first", share(json!({"memory": "4Gi"}))).await;
+    create_hollow(&bed, "first", share(json!({"memory": "4Gi"})), |_| {}).await;
     let first = wait_placed(&bed, "first").await;
     // The controller hears of the class and of claims by two watches: until it has, the rule before holds.
     let next = async |name: String| {
-        create(&bed, &name, share(json!({"memory": "4Gi"}))).await;
+        create_hollow(&bed, &name, share(json!({"memory": "4Gi"})), |_| {}).await;
         wait_placed(&bed, &name).await
     };
     annotate(json!("spread")).await;

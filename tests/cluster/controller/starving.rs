@@ -1,16 +1,12 @@
 //! What waits is not passed for ever: its nodes are kept free for it after 32 that came later. For what would not
 //! fit on an empty cluster either, none are. On a node without a machine.
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::DeleteParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{results, share};
-use crate::bed::{Bed, PATIENCE};
-use crate::hollow::{self, on_hollow, wait_bound, wait_node};
-use crate::manifests::{as_nobody, claim, user_of};
-use crate::rig::wait_until;
+use super::{WAITS, create_hollow, end_hollow, results, share, wait_told};
+use crate::bed::Bed;
+use crate::hollow::{self, wait_bound, wait_node};
 
 /// So many may pass.
 const PASSES: usize = 32;
@@ -21,34 +17,17 @@ const MOST: &str = "0.97";
 const LITTLE: &str = "0.02";
 
 async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<usize>) {
-    bed.create(claim(name, share(json!({"fraction": fraction})))).await;
-    let mut pod = on_hollow(as_nobody(user_of(name, name)));
-    if let Some(size) = gang {
-        pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
-        pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
-    }
-    bed.create(pod).await;
-}
-
-/// Waits until the pod is told why it waits.
-async fn wait_told(bed: &Bed, pod: &str) -> String {
-    let told =
-        || async { bed.events(pod).await.into_iter().find(|event| event.starts_with("WaitingForGpuShare")) };
-    wait_until(&format!("pod {pod} to be told why it waits"), PATIENCE, told).await
+    let of_gang = |pod: &mut Value| {
+        if let Some(size) = gang {
+            pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
+            pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
+        }
+    };
+    create_hollow(bed, name, share(json!({"fraction": fraction})), of_gang).await;
 }
 
 async fn is_placed(bed: &Bed, name: &str) -> bool {
     !results(&bed.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
-}
-
-/// Ends a pod and its share.
-async fn end(bed: &Bed, name: &str) {
-    let now = DeleteParams::default().grace_period(0);
-    bed.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
-    bed.gone(name).await;
-    bed.api::<ResourceClaim>().delete(name, &DeleteParams::default()).await.expect("it can be deleted");
-    let gone = || async { bed.api::<ResourceClaim>().get_opt(name).await.ok()?.is_none().then_some(()) };
-    wait_until(&format!("claim {name} to be gone"), PATIENCE, gone).await;
 }
 
 /// As many small shares as may pass, after a gang of this size that waits. How many pods have a node then.
@@ -56,7 +35,7 @@ async fn passed(bed: &Bed, before: usize, gang: usize) -> usize {
     for nth in 0..gang {
         create(bed, &format!("worker-{nth}"), MOST, Some(gang)).await;
     }
-    println!("told: {}", wait_told(bed, "worker-0").await);
+    wait_told(bed, "worker-0", WAITS).await;
     for nth in 0..PASSES {
         create(bed, &format!("little-{nth}"), LITTLE, None).await;
     }
@@ -77,15 +56,14 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     // There is room for the small one, and soon for the large one; it is kept.
     create(&bed, "late", LITTLE, None).await;
     create(&bed, "thief", MOST, None).await;
-    let told = wait_told(&bed, "late").await;
-    assert!(told.contains("1 node kept free for what has waited longer: hollow-0"), "{told}");
-    wait_told(&bed, "thief").await;
-    end(&bed, "other-0").await;
+    wait_told(&bed, "late", "1 node kept free for what has waited longer: hollow-0").await;
+    wait_told(&bed, "thief", WAITS).await;
+    end_hollow(&bed, "other-0").await;
     create(&bed, "later", LITTLE, None).await;
-    wait_told(&bed, "later").await;
-    end(&bed, "other-1").await;
+    wait_told(&bed, "later", WAITS).await;
+    end_hollow(&bed, "other-1").await;
     create(&bed, "last", LITTLE, None).await;
-    wait_told(&bed, "last").await;
+    wait_told(&bed, "last", WAITS).await;
     let little = ["late", "later", "last"];
     for name in ["worker-0", "worker-1", "worker-2", "thief"].iter().chain(&little) {
         assert!(
@@ -93,7 +71,7 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
             "{name}: two GPUs are not enough for the gang, and kept for it"
         );
     }
-    end(&bed, "other-2").await;
+    end_hollow(&bed, "other-2").await;
     // The gang, and the small ones in what is left; three have ended.
     wait_bound(&bed, bound - 3 + 3 + little.len()).await;
     for name in ["worker-0", "worker-1", "worker-2"].iter().chain(&little) {

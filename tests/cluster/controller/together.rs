@@ -3,10 +3,10 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{results, share, wait_placed};
+use super::{WAITS, create_hollow, end_hollow, results, share, wait_placed, wait_told};
 use crate::bed::{Bed, PATIENCE, node_of};
 use crate::hollow::{self, on_hollow, wait_bound, wait_node};
 use crate::manifests::{as_nobody, claim, user_of};
@@ -15,28 +15,6 @@ use crate::rig::wait_until;
 /// Most of a GPU: two of these do not fit on one.
 fn most() -> Value {
     share(json!({"fraction": "0.9"}))
-}
-
-/// A claim for most of a GPU, and a pod of its name, changed.
-async fn create_most(bed: &Bed, name: &str, change: impl FnOnce(&mut Value)) {
-    bed.create(claim(name, most())).await;
-    let mut pod = on_hollow(as_nobody(user_of(name, name)));
-    change(&mut pod);
-    bed.create(pod).await;
-}
-
-/// Waits until one of the pods is told why it waits.
-async fn wait_told(bed: &Bed, pods: &[&str]) -> String {
-    let told = || async {
-        for pod in pods {
-            let events = bed.events(pod).await;
-            if let Some(told) = events.into_iter().find(|event| event.starts_with("WaitingForGpuShare")) {
-                return Some(told);
-            }
-        }
-        None
-    };
-    wait_until(&format!("one of {pods:?} to be told why it waits"), PATIENCE, told).await
 }
 
 /// Names of claims that are placed.
@@ -60,12 +38,12 @@ async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
             pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
             pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
         };
-        create_most(&bed, name, of_gang).await;
+        create_hollow(&bed, name, most(), of_gang).await;
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    println!("told: {}", wait_told(&bed, &names).await);
+    wait_told(&bed, names[0], WAITS).await;
     // One that asks for the same, and is no part of it, passes: nothing is kept for the gang yet.
-    create_most(&bed, "alone", |_| {}).await;
+    create_hollow(&bed, "alone", most(), |_| {}).await;
     assert_eq!(wait_node(&bed, "alone").await, "hollow-0");
     assert_eq!(placed(&bed).await, ["alone"]);
     bed.rig.kubectl(&["uncordon", "hollow-1"]);
@@ -118,21 +96,16 @@ async fn who_is_more_urgent_goes_first_though_it_came_later() {
     bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
     let gpus = bed.published("hollow-0").await.len();
     for nth in 0..gpus {
-        create_most(&bed, &format!("first-{nth}"), |_| {}).await;
+        create_hollow(&bed, &format!("first-{nth}"), most(), |_| {}).await;
     }
     wait_bound(&bed, gpus).await;
-    create_most(&bed, "patient", |_| {}).await;
-    wait_told(&bed, &["patient"]).await;
-    create_most(&bed, "urgent", |pod| pod["spec"]["priorityClassName"] = json!(class)).await;
-    wait_told(&bed, &["urgent"]).await;
+    create_hollow(&bed, "patient", most(), |_| {}).await;
+    wait_told(&bed, "patient", WAITS).await;
+    create_hollow(&bed, "urgent", most(), |pod| pod["spec"]["priorityClassName"] = json!(class)).await;
+    wait_told(&bed, "urgent", WAITS).await;
     for (gone, next) in [("first-0", "urgent"), ("first-1", "patient")] {
         assert!(!placed(&bed).await.iter().any(|name| name == next), "{next}");
-        bed.api::<Pod>()
-            .delete(gone, &DeleteParams::default().grace_period(0))
-            .await
-            .expect("it can be deleted");
-        bed.gone(gone).await;
-        bed.api::<ResourceClaim>().delete(gone, &DeleteParams::default()).await.expect("it can be deleted");
+        end_hollow(&bed, gone).await;
         wait_node(&bed, next).await;
     }
     hollow::end(bed).await;
