@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
+use http::HeaderValue;
+use http::header::USER_AGENT;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -32,6 +34,8 @@ pub const READS_AT_ONCE: usize = 8;
 
 /// Who we are in `metadata.managedFields`.
 pub(super) const FIELD_MANAGER: &str = "tranche";
+/// In audit logs; what stands before the slash, in `managedFields` where no manager is named.
+const OURSELVES: &str = concat!("tranche/", env!("CARGO_PKG_VERSION"));
 
 /// How to reach the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +88,7 @@ impl KubeCluster {
         };
         config.connect_timeout = Some(CALL_LIMIT);
         config.write_timeout = Some(CALL_LIMIT);
+        config.headers.push((USER_AGENT, HeaderValue::from_static(OURSELVES)));
         let url = config.cluster_url.to_string();
         let client = Client::try_from(config)
             .map_err(|source| ConnectError::Client { url, source: Box::new(source) })?;
