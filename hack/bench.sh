@@ -78,7 +78,7 @@ if [ -n "$controller$node" ]; then
   export KUBECONFIG
 fi
 if [ -n "$controller" ]; then
-  "$rig" kubectl apply -f "$top/deploy/deviceclasses.yaml" >/dev/null
+  "$rig" kubectl apply -f "$top/deploy/deviceclasses.yaml" -f "$top/deploy/since-1.36" >/dev/null
   measure "$controller"
 fi
 if [ -n "$node" ]; then

@@ -27,6 +27,10 @@ echo "-- loading the image"
 "$rig" load all "$target/image/tranche.tar"
 echo "-- applying the manifests"
 kubectl apply -k "$top/hack/demo" >/dev/null
+known="$(kubectl api-resources --api-group=admissionregistration.k8s.io -o name)"
+if [[ $known == *mutatingadmissionpolicies* ]]; then
+  kubectl apply -f "$top/deploy/since-1.36" >/dev/null
+fi
 echo "-- waiting for the node plugin"
 kubectl -n tranche-system rollout status daemonset/tranche-node --timeout=120s
 for spec in "$@"; do

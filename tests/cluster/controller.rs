@@ -7,6 +7,7 @@ mod life;
 mod load;
 mod nodes;
 mod place;
+mod protected;
 mod race;
 mod starving;
 mod together;

@@ -56,6 +56,8 @@ fn render(helm: &Path, set: &[&str]) -> Result<String, String> {
         "tranche-system",
         "--kube-version",
         "1.37.0",
+        "--api-versions",
+        "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
     ]);
     for value in set {
         command.args(["--set-json", value]);
@@ -120,6 +122,10 @@ fn only_known_fields(object: &Value, place: &str) {
         "ValidatingAdmissionPolicyBinding" => {
             through::<admission::ValidatingAdmissionPolicyBinding>(object, place);
         }
+        "MutatingAdmissionPolicy" => through::<admission::MutatingAdmissionPolicy>(object, place),
+        "MutatingAdmissionPolicyBinding" => {
+            through::<admission::MutatingAdmissionPolicyBinding>(object, place);
+        }
         other => panic!("{place}: the kind {other} is not expected here"),
     }
 }
@@ -142,7 +148,7 @@ fn by_name<'a>(list: &'a Value, name: &str) -> &'a Value {
 
 #[test]
 fn every_manifest_has_only_fields_that_exist() {
-    for path in [files("deploy"), files("deploy/examples")].concat() {
+    for path in [files("deploy"), files("deploy/since-1.36"), files("deploy/examples")].concat() {
         let text = fs::read_to_string(&path).expect("the file can be read");
         for object in objects(&text) {
             only_known_fields(&object, &path.display().to_string());
@@ -170,8 +176,8 @@ fn the_plain_manifests_are_what_the_chart_renders() {
     let made = made.expect("deploy/generate.sh can be run");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let mut compared = Vec::new();
-    for path in files("deploy") {
-        let name = path.file_name().expect("a file has a name");
+    for path in [files("deploy"), files("deploy/since-1.36")].concat() {
+        let name = path.strip_prefix(root().join("deploy")).expect("it lies below");
         let Ok(new) = fs::read_to_string(fresh.path().join(name)) else { continue };
         let old = fs::read_to_string(&path).expect("the file can be read");
         assert_eq!(old, new, "{} is not what the chart says: run deploy/generate.sh", path.display());

@@ -22,7 +22,7 @@ use made::{
     Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, Seens, WAVE, Watch, by_controller, by_scheduler, make, name,
 };
 use tranche::cluster::KubeCluster;
-use tranche::cluster::allocation::{ClaimVersion, Marks};
+use tranche::cluster::allocation::ClaimVersion;
 use tranche::model::claim::ClaimRef;
 use tranche::model::names::{HOLD_LABEL, NodeName};
 use tranche::model::quantity::Quantity;
@@ -35,8 +35,6 @@ use crate::plugin::{Process, start_controller};
 const NODES: usize = 100;
 /// Of the controller's lease and holds.
 const SYSTEM: &str = "bench-controller";
-/// As kube-scheduler writes it.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Where things lie that the part needs.
 pub struct Place {
@@ -87,7 +85,12 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     made::fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
-    let coming = crowd.coming().await.context("claims that come while the controller runs")?;
+    let coming =
+        crowd.coming(Binder::KubeScheduler).await.context("claims that come while the controller runs")?;
+    let unbound = crowd
+        .coming(Binder::Nobody)
+        .await
+        .context("claims that come while the controller runs, of pods that nobody binds")?;
     let (waiting, _) =
         crowd.waiting(Binder::KubeScheduler).await.context("claims that wait for the controller")?;
     let (alone, allocations) =
@@ -97,7 +100,7 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     let ideal = crowd.ideal()?;
     hollow.end().await?;
     made::drop_namespace(client, SYSTEM).await?;
-    tell(report, &[coming, waiting, alone, bare, native], ideal);
+    tell(report, &[coming, unbound, waiting, alone, bare, native], ideal);
     Ok(())
 }
 
@@ -109,19 +112,24 @@ struct Crowd<'a> {
 
 impl Crowd<'_> {
     /// The controller runs, and a thousand come at once.
-    async fn coming(&self) -> Result<Wave> {
-        let namespace = "bench-coming";
+    async fn coming(&self, binder: Binder) -> Result<Wave> {
+        let (namespace, told) = match binder {
+            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "")),
+            Binder::Nobody => {
+                ("bench-unbound", ("controller: the same, and nobody binds the pods", "unbound_"))
+            }
+        };
         let controller = self.controller(namespace)?;
         until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         let watch = Watch::start(self.client, namespace).await?;
         let before = controller.cpu()?;
         let (begun, api) = (Instant::now(), self.api_cpu().await?);
-        let made = make(self.client, namespace, &by_controller(), Binder::KubeScheduler).await?;
-        let seen = watch.until_done(Binder::KubeScheduler).await.with_context(|| controller.last_words())?;
+        let made = make(self.client, namespace, &by_controller(), binder).await?;
+        let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()? - before, mib: controller.memory_mib()?.0 };
         let api_cpu = self.api_cpu().await? - api;
         let done = Done { begun, made, seen, api_cpu, controller: Some(used) };
-        let wave = self.wave(("controller: they come while it runs", ""), namespace, done).await?;
+        let wave = self.wave(told, namespace, done).await?;
         controller.stop().await?;
         self.clear(namespace, &watch).await?;
         Ok(wave)
@@ -156,7 +164,7 @@ impl Crowd<'_> {
         Ok((wave, allocations))
     }
 
-    /// No controller and no scheduler: each claim is given a finalizer and an allocation that was decided before.
+    /// No controller and no scheduler: each claim is given an allocation that was decided before.
     async fn bare(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-bare";
         let watch = Watch::start(self.client, namespace).await?;
@@ -166,10 +174,8 @@ impl Crowd<'_> {
         let (begun, api) = (Instant::now(), self.api_cpu().await?);
         let writes = claims.iter().zip(allocations).map(|(claim, allocation)| {
             let cluster = &cluster;
-            let marks = Marks { finalizers: Some(vec![FINALIZER.to_owned()]), annotations: Vec::new() };
             async move {
-                let marked = cluster.mark_claim(&version(claim), &marks).await?;
-                cluster.set_allocation(&version(&marked), Some(allocation)).await?;
+                cluster.set_allocation(&version(claim), Some(allocation)).await?;
                 anyhow::Ok(())
             }
         });
@@ -359,8 +365,9 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
          makes claims and pods ({MAKERS} requests at once) share the machine. Time runs from the first request, or \
          from the start of the controller's process, to the allocation of the last claim, as a watch sees it; it \
          includes the 2 s that each GPU's hold settles; from the first allocation on it does not. The scheduler binds every pod, but for those of a scheduler \
-         that is not there. The writes that were decided before are a finalizer and an allocation for each claim, \
-         {MAKERS} claims at once: more than that the API server does not take here."
+         that is not there. The writes that were decided before are an allocation for each claim, \
+         {MAKERS} claims at once: more than that the API server does not take here. The claims are protected as they \
+         are made (deploy/since-1.36)."
     ));
 }
 
