@@ -63,7 +63,9 @@ pub enum CallError {
     #[error("{what}: it does not exist ({message})")]
     NotFound { what: String, message: String },
 
-    #[error("{what}: forbidden ({message}); check the ClusterRole of the node plugin")]
+    #[error(
+        "{what}: forbidden ({message}); check the ClusterRole of tranche-node or tranche-controller, whichever this is, and the quotas of the namespace"
+    )]
     Forbidden { what: String, message: String },
 
     #[error("{what}: refused with status {code} ({message})")]

@@ -68,7 +68,7 @@ impl KubeCluster {
         self.through::<DeviceClass>(all(), |seen| each(Change::Class(seen))).await?;
         match self.through::<DeviceTaintRule>(all(), |seen| each(Change::TaintRule(seen))).await {
             // Not served, or not for the caller to see: as if there were none.
-            Err(CallError::NotFound { .. } | CallError::Forbidden { .. }) => {
+            Err(CallError::Refused { code: 404, .. } | CallError::Forbidden { .. }) => {
                 each(Change::TaintRule(Seen::Complete));
             }
             result => result?,

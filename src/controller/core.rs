@@ -17,6 +17,7 @@ use super::queue::{Queue, UnitKey, Waiter};
 use super::say::Says;
 use super::stock::Stock;
 use super::world::claim::POLICY;
+use super::world::pod::Gang;
 use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
 use crate::allocate::Policy;
 use crate::cluster::allocation::ClaimVersion;
@@ -71,6 +72,10 @@ pub struct Core {
     pub(super) to_clear: BTreeSet<ClaimUid>,
     /// Why claims wait, that is still to be written on them.
     pub(super) to_mark: BTreeMap<ClaimUid, String>,
+    /// The same, being written.
+    pub(super) marking: BTreeMap<ClaimUid, String>,
+    /// After one could not be written: not before then.
+    pub(super) marks_after: Option<Moment>,
     /// How long pods have waited for the claims that were allocated since this was last taken.
     pub placed_after: Vec<Duration>,
     /// GPUs that we use and somebody else names, too.
@@ -104,6 +109,8 @@ impl Core {
             renamed: BTreeMap::new(),
             to_clear: BTreeSet::new(),
             to_mark: BTreeMap::new(),
+            marking: BTreeMap::new(),
+            marks_after: None,
             placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
             look: None,
@@ -132,7 +139,12 @@ impl Core {
             News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
             News::ClaimMade { promised, uid } => self.made(&promised, &uid),
             News::ClaimGone(claim) => self.claim_gone(&claim, now),
-            News::Pod { uid, .. } => self.pod(&uid, now),
+            News::Pod { uid, demands_changed } => {
+                self.pod(&uid, now);
+                if demands_changed {
+                    self.queue.again(&uid);
+                }
+            }
             News::PodGone(pod) => self.pod_gone(&pod, now),
             News::Node(name) => self.node(&name),
             News::Class => self.class(),
@@ -173,6 +185,10 @@ impl Core {
             }
         }
         self.review_users(uid, now);
+        let claim = &self.world.claims[uid];
+        if before.is_some_and(|before| before.policy != claim.policy) {
+            self.world.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
+        }
     }
 
     /// What was decided for a claim that was promised is for the claim that there is now.
@@ -216,10 +232,25 @@ impl Core {
             // Somebody else was first, and elsewhere.
             (Some(false), Some(key)) => self.cancel(&key, now),
             (Some(true), Some(key)) if is_done(&key) => {
-                let plan = self.plans.remove(&key);
-                self.placed_after.extend(plan.map(|plan| now.saturating_sub(plan.since)));
+                let Some(plan) = self.plans.remove(&key) else { return };
+                self.tell_placed(&plan);
+                self.placed_after.push(now.saturating_sub(plan.since));
             }
             _ => {}
+        }
+    }
+
+    /// Where its shares are, once they stand in the API.
+    fn tell_placed(&mut self, plan: &Plan) {
+        for (uid, node) in &plan.pods {
+            let Some(pod) = self.world.pods.get(uid) else { continue };
+            let claims = self.world.claims_of(pod).into_iter().flatten();
+            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
+            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
+            let words: Vec<String> = devices
+                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
+                .collect();
+            self.says.placed(pod, format!("{} on node {node}", words.join(", ")));
         }
     }
 
@@ -347,7 +378,7 @@ impl Core {
                     _ => 0,
                 }
             });
-        let whole: u32 = whole.sum();
+        let whole: u32 = whole.sum::<u32>() + pod.whole;
         let (key, waiter) = (unit(pod), waiter(pod));
         if pod.unschedulable && pod.node.is_none() && whole > 0 {
             self.whole.insert(uid.clone(), whole);
@@ -368,7 +399,9 @@ impl Core {
     /// Pods of a gang that have their place.
     pub(super) fn placed(&self, key: &UnitKey) -> usize {
         let members = self.gangs.get(key).into_iter().flatten();
-        members.filter(|pod| !self.queue.contains(pod) && self.assigned.contains_key(pod)).count()
+        let stays = |pod: &&PodUid| self.world.pods.get(*pod).is_some_and(|pod| !pod.ending);
+        let placed = |pod: &&PodUid| !self.queue.contains(pod) && self.assigned.contains_key(*pod);
+        members.filter(stays).filter(placed).count()
     }
 
     // Plans.
@@ -507,7 +540,8 @@ impl Core {
             self.holds.want(gpu);
         }
         let known = self.world.gpu(gpu);
-        let forbidden = !self.holds.is_ours(gpu) && known.is_some_and(|known| self.is_forbidden(gpu, known));
+        // One that was taken under other rules gets no more shares, and goes back after its last.
+        let forbidden = known.is_some_and(|known| self.is_forbidden(gpu, known));
         let closed = others || known.is_none() || forbidden || !self.holds.is_open(gpu);
         self.stock.set_closed(gpu, closed);
     }
@@ -548,9 +582,5 @@ pub fn unit(pod: &Pod) -> UnitKey {
 }
 
 fn waiter(pod: &Pod) -> Waiter {
-    Waiter {
-        priority: pod.priority,
-        created: pod.created,
-        size: pod.gang.as_ref().and_then(|gang| gang.size),
-    }
+    Waiter { priority: pod.priority, created: pod.created, size: pod.gang.as_ref().and_then(Gang::pods) }
 }

@@ -17,7 +17,7 @@ use super::Moment;
 use super::core::{Core, unit};
 use super::hold::Phase;
 use super::queue::UnitKey;
-use super::say::Reason;
+use super::say::{Reason, gathering};
 use super::wants::wants;
 use super::world::claim::POLICY;
 use super::world::{Asks, Claim, GpuRef, Pod, Use};
@@ -289,10 +289,8 @@ fn not_ready(core: &Core, claim: &Claim) -> Answer {
         let key = unit(pod);
         let there = world.pods.values().filter(|other| unit(other) == key);
         let ready = there.filter(|other| other.is_ready()).count();
-        let size = own.size.map_or("some".to_owned(), |size| size.to_string());
-        let words = format!(
-            "the gang {gang} has {ready} of {size} pods ready; its pods are placed together once all are there"
-        );
+        let size = own.pods().map_or("some".to_owned(), |size| size.to_string());
+        let words = gathering(&gang, ready, &size);
         return waits(Because::Gang, words);
     }
     waits(

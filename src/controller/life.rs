@@ -136,6 +136,14 @@ impl Core {
         let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
         let doubts = self.doubtful.values().flatten().copied();
         let review = self.review_at.filter(|_| !self.unused.is_empty());
-        unused.chain(rests).chain(again).chain(doubts).chain(review).filter(|due| *due > now).min()
+        let marks = self.marks_after.filter(|_| !self.to_mark.is_empty());
+        unused
+            .chain(rests)
+            .chain(marks)
+            .chain(again)
+            .chain(doubts)
+            .chain(review)
+            .filter(|due| *due > now)
+            .min()
     }
 }

@@ -94,6 +94,15 @@ pub struct Turn {
     pub kept: Option<Kept>,
 }
 
+/// A gang of which pods are still to come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gathering {
+    pub name: String,
+    pub pods: Vec<PodUid>,
+    pub there: usize,
+    pub size: usize,
+}
+
 impl Queue {
     pub fn new(patience: Patience) -> Self {
         Self { patience, ..Self::default() }
@@ -155,6 +164,24 @@ impl Queue {
             (-i64::from(unit.priority()), unit.created(), unit.since, (*key).clone())
         });
         units.into_iter().map(|(key, unit)| unit.turn(key, self.patience, now)).collect()
+    }
+
+    /// Gangs that say how many they are, and are not yet. `placed`: how many pods of a gang are placed already.
+    pub fn gathering(&self, placed: impl Fn(&UnitKey) -> usize) -> Vec<Gathering> {
+        let one = |(key, unit): (&UnitKey, &Unit)| {
+            let (UnitKey::Gang { name, .. }, Some(size)) = (key, unit.size()) else { return None };
+            let pods: Vec<PodUid> = unit.pods.keys().cloned().collect();
+            let there = pods.len();
+            (placed(key) == 0 && there < size).then(|| Gathering { name: name.clone(), pods, there, size })
+        };
+        self.units.iter().filter_map(one).collect()
+    }
+
+    /// The unit of the pod is to be tried again, though nothing has changed.
+    pub fn again(&mut self, pod: &PodUid) {
+        if let Some(unit) = self.of_pods.get(pod).and_then(|key| self.units.get_mut(key)) {
+            unit.tried = None;
+        }
     }
 
     pub fn tried(&mut self, key: &UnitKey, epoch: u64) {
@@ -231,10 +258,16 @@ impl Unit {
         if matches!(key, UnitKey::Pod(_)) {
             return true;
         }
-        match self.pods.values().filter_map(|pod| pod.size).max() {
-            Some(size) => self.pods.len() + placed >= size,
+        // One that has members in their places was complete when they got them; some may have ended since.
+        match self.size() {
+            _ if placed > 0 => true,
+            Some(size) => self.pods.len() >= size,
             None => self.grown + GANG_QUIET <= now,
         }
+    }
+
+    fn size(&self) -> Option<usize> {
+        self.pods.values().filter_map(|pod| pod.size).max()
     }
 
     fn turn(&self, key: &UnitKey, patience: Patience, now: Moment) -> Turn {

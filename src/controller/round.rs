@@ -10,10 +10,11 @@ use super::core::Core;
 use super::grant::Given;
 use super::hold::{Act, Loss};
 use super::plan::{Plan, PlannedClaim};
-use super::queue::{Turn, UnitKey};
-use super::say::{Reason, short};
+use super::queue::{Gathering, Turn, UnitKey};
+use super::say::{Reason, gathering, short};
 use super::wants::{WAYS_MAX, Wants, combinations, wants};
 use super::world::claim::POLICY;
+use super::world::pod::{GANG_SIZE, GangSize};
 use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
@@ -89,7 +90,8 @@ impl Core {
         self.regard(now);
         // What this round has set free is for the next.
         let again = (self.stock.epoch() != epoch && !self.queue.is_empty()).then_some(now);
-        let due = [again, self.holds.next(now), self.queue.next(now), self.next_of_life(now)];
+        let due =
+            [again, self.holds.next(now), self.queue.next(now), self.says.next(now), self.next_of_life(now)];
         round.next = due.into_iter().flatten().min();
         round
     }
@@ -97,6 +99,12 @@ impl Core {
     // Decisions.
 
     fn decide(&mut self, now: Moment, round: &mut Round) {
+        for uid in self.says.due(now) {
+            self.queue.again(&uid);
+        }
+        for one in self.queue.gathering(|key| self.placed(key)) {
+            self.tell_gathering(&one, now);
+        }
         let mut kept = BTreeSet::new();
         let mut emptied = None;
         let mut waiting: Vec<(UnitKey, i32)> = Vec::new();
@@ -114,7 +122,7 @@ impl Core {
                     Ok(false) => continue,
                     Err(refused) => {
                         round.refused += 1;
-                        self.tell(&turn, &refused, now);
+                        self.tell(&turn.pods, &refused, now);
                         // Held back by what goes first, it is not tried in vain.
                         if kept.is_empty() {
                             self.queue.tried(&turn.key, epoch);
@@ -167,7 +175,6 @@ impl Core {
                 plan.claims.insert(claim.clone(), planned);
             }
         }
-        self.tell_placed(&plan);
         parts.iter().for_each(|part| self.stock.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
         Ok(true)
@@ -244,6 +251,11 @@ impl Core {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
+        if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
+            return Err(bad(format!(
+                "{GANG_SIZE}: {text:?} is no number of pods; write how many the gang has"
+            )));
+        }
         let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, pod.room)?, wants });
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
@@ -352,11 +364,21 @@ impl Core {
         given.collect()
     }
 
+    /// Tells the pods of a gang that not all of it is there.
+    fn tell_gathering(&mut self, one: &Gathering, now: Moment) {
+        let Gathering { name, pods, there, size } = one;
+        let words = gathering(name, *there, &size.to_string());
+        for uid in pods {
+            let refused = Refused { pod: uid.clone(), reason: Reason::Gang, words: words.clone() };
+            self.tell(std::slice::from_ref(uid), &refused, now);
+        }
+    }
+
     /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.
-    fn tell(&mut self, turn: &Turn, refused: &Refused, now: Moment) {
+    fn tell(&mut self, pods: &[PodUid], refused: &Refused, now: Moment) {
         let name = self.world.pods.get(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
         let together = format!("it is placed together with pod {name}: {}", refused.words);
-        for uid in &turn.pods {
+        for uid in pods {
             let words = if *uid == refused.pod { &refused.words } else { &together };
             let Some(pod) = self.world.pods.get(uid) else { continue };
             if !self.says.waiting(pod, refused.reason, words, now) {
@@ -371,19 +393,6 @@ impl Core {
                     self.to_mark.insert(claim.uid().clone(), text);
                 }
             }
-        }
-    }
-
-    fn tell_placed(&mut self, plan: &Plan) {
-        for (uid, node) in &plan.pods {
-            let Some(pod) = self.world.pods.get(uid) else { continue };
-            let claims = self.world.claims_of(pod).into_iter().flatten();
-            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
-            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
-            let words: Vec<String> = devices
-                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
-                .collect();
-            self.says.placed(pod, format!("{} on node {node}", words.join(", ")));
         }
     }
 

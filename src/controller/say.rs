@@ -27,6 +27,8 @@ struct Said {
     words: String,
     at: Moment,
     reason: Reason,
+    /// There was something new to say, too soon.
+    more: bool,
 }
 
 /// Why a pod waits, as a metric label.
@@ -41,11 +43,21 @@ pub enum Reason {
     Claim,
     /// Something that waits for longer goes first.
     Reserved,
+    /// Not all pods of its gang are there.
+    Gang,
 }
 
 impl Reason {
-    pub const ALL: [Self; 7] =
-        [Self::Memory, Self::Compute, Self::Slots, Self::Gpus, Self::Candidates, Self::Claim, Self::Reserved];
+    pub const ALL: [Self; 8] = [
+        Self::Memory,
+        Self::Compute,
+        Self::Slots,
+        Self::Gpus,
+        Self::Candidates,
+        Self::Claim,
+        Self::Reserved,
+        Self::Gang,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,6 +68,7 @@ impl Reason {
             Self::Candidates => "candidates",
             Self::Claim => "claim",
             Self::Reserved => "reserved",
+            Self::Gang => "gang",
         }
     }
 
@@ -76,11 +89,12 @@ impl Says {
         let uid = &pod.at.uid;
         if let Some(said) = self.said.get_mut(uid) {
             said.reason = reason;
-            if said.words == words || now < said.at + EVERY {
+            said.more = said.words != words && now < said.at + EVERY;
+            if said.words == words || said.more {
                 return false;
             }
         }
-        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason });
+        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason, more: false });
         self.note(subject(pod), Severity::Warning, "WaitingForGpuShare", words.to_owned());
         true
     }
@@ -105,7 +119,21 @@ impl Says {
         self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
     }
 
-    pub fn not_taken(&mut self, claim: &Claim, words: &str) {
+    /// The API server will not have the allocation. Nobody can look at a claim that is only promised.
+    pub fn not_taken<'a>(
+        &mut self,
+        claim: &Claim,
+        pods: impl Iterator<Item = &'a Pod>,
+        words: &str,
+        now: Moment,
+    ) {
+        if claim.is_new() {
+            let words = format!("its claim cannot be created: {words}");
+            for pod in pods {
+                self.waiting(pod, Reason::Claim, &words, now);
+            }
+            return;
+        }
         let subject = Subject::Claim(claim.at.claim.clone());
         self.note(subject, Severity::Warning, "AllocationRefused", words.to_owned());
     }
@@ -118,6 +146,22 @@ impl Says {
     /// For the log.
     pub fn trouble(&mut self, words: String) {
         self.troubles.push(words);
+    }
+
+    /// Pods that can be told by now what is new; each is named once.
+    pub fn due(&mut self, now: Moment) -> Vec<PodUid> {
+        let due = self.said.iter_mut().filter(|(_, said)| said.more && said.at + EVERY <= now);
+        due.map(|(pod, said)| {
+            said.more = false;
+            pod.clone()
+        })
+        .collect()
+    }
+
+    /// When somebody can be told something new.
+    pub fn next(&self, now: Moment) -> Option<Moment> {
+        let more = self.said.values().filter(|said| said.more);
+        more.map(|said| said.at + EVERY).filter(|due| *due > now).min()
     }
 
     pub fn forget(&mut self, pod: &PodUid) {
@@ -148,6 +192,13 @@ fn subject(pod: &Pod) -> Subject {
         name: pod.at.name.clone(),
         uid: pod.at.uid.to_string(),
     }
+}
+
+/// Why a gang is not placed yet. `size` is a number, or a word for it.
+pub fn gathering(name: &str, there: usize, size: &str) -> String {
+    format!(
+        "the gang {name} has {there} of {size} pods ready; its pods are placed together once all are there"
+    )
 }
 
 /// As a claim carries it.

@@ -56,11 +56,14 @@ impl Core {
                 None => drop(self.to_clear.remove(&uid)),
             }
         }
-        self.mark(round);
+        self.mark(now, round);
     }
 
     /// Writes on claims why they wait, a few at a time: those that can be placed go first.
-    fn mark(&mut self, round: &mut Round) {
+    fn mark(&mut self, now: Moment, round: &mut Round) {
+        if self.marks_after.is_some_and(|after| now < after) {
+            return;
+        }
         let room = MARKS_IN_FLIGHT_MAX.saturating_sub(self.in_flight.len());
         let free = self.to_mark.keys().filter(|uid| !self.in_flight.contains(*uid));
         let due: Vec<ClaimUid> = free.take(room).cloned().collect();
@@ -70,6 +73,7 @@ impl Core {
             };
             let waits = claim.allocation.is_none() && !claim.ending && self.plans.of(&uid).is_none();
             if waits && claim.waiting.as_ref() != Some(&text) {
+                self.marking.insert(uid.clone(), text.clone());
                 let marks = Marks { finalizers: None, annotations: vec![(WAITING.to_owned(), Some(text))] };
                 round.writes.push(Write::Mark(claim.at.clone(), marks));
                 self.in_flight.insert(uid);

@@ -51,6 +51,8 @@ pub enum Failure {
     Silent(String),
     /// Somebody else may be leading by now: nothing was sent.
     NotLeading,
+    /// The API server has too much to do: nothing was done.
+    Busy(String),
 }
 
 impl Failure {
@@ -58,7 +60,7 @@ impl Failure {
         match self {
             Self::Conflict => "somebody else was first".to_owned(),
             Self::Gone => "it is gone".to_owned(),
-            Self::Refused(words) | Self::Silent(words) => words.clone(),
+            Self::Refused(words) | Self::Silent(words) | Self::Busy(words) => words.clone(),
             Self::NotLeading => "another controller may be leading".to_owned(),
         }
     }
@@ -71,6 +73,7 @@ impl Failure {
             Self::Refused(_) => "refused",
             Self::Silent(_) => "silent",
             Self::NotLeading => "not_leading",
+            Self::Busy(_) => "busy",
         }
     }
 }

@@ -200,6 +200,7 @@ fn failure(error: CallError) -> Failure {
     match &error {
         CallError::Conflict { .. } => Failure::Conflict,
         CallError::NotFound { .. } => Failure::Gone,
+        CallError::Refused { code: 429, .. } => Failure::Busy(error_chain(&error)),
         CallError::Refused { code: 500.., .. } => Failure::Silent(error_chain(&error)),
         CallError::Refused { .. } | CallError::Forbidden { .. } => Failure::Refused(error_chain(&error)),
         CallError::TimedOut { .. } | CallError::Unreachable { .. } | CallError::Unreadable { .. } => {

@@ -86,7 +86,7 @@ async fn what_is_not_known_of_a_claim_is_not_made_up() {
         (Failure::Silent, "no answer from the API server within 0.5 s"),
         (Failure::Broken, "cannot be reached"),
         (Failure::Status(500, "InternalError"), "refused with status 500 (as the test wants)"),
-        (Failure::Status(403, "Forbidden"), "check the ClusterRole of the node plugin"),
+        (Failure::Status(403, "Forbidden"), "check the ClusterRole of tranche-node"),
     ] {
         api.fail(Verb::Get, CLAIMS, failure);
         match cluster.claim_state(&claim_ref("uid-1")).await {
@@ -623,7 +623,7 @@ async fn the_words_of_a_failure_say_what_to_do() {
     let state = rig.until("words", |p| matches!(p.phase, Phase::Failing { .. })).await;
     let Phase::Failing { error } = state.phase else { panic!() };
     assert!(error.contains("CREATE resourceslices 00000-gpu.nvidia.com-node-a-"), "{error}");
-    assert!(error.contains("check the ClusterRole of the node plugin"), "{error}");
+    assert!(error.contains("check the ClusterRole of tranche-node"), "{error}");
 }
 
 #[tokio::test]

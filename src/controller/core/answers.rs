@@ -39,13 +39,20 @@ impl Core {
             }
             Outcome::Marked(uid, result) => {
                 self.in_flight.remove(&uid);
+                let text = self.marking.remove(&uid);
                 match result {
                     Ok(claim) => {
                         self.apply(Change::Claim(Seen::Stored(claim)), now);
                         // Its version is another now: what was meant for an older one comes to nothing.
                         self.sure(&uid, now);
                     }
-                    Err(_) => {
+                    Err(failure) => {
+                        if let (Some(text), false) =
+                            (text, matches!(failure, Failure::Gone | Failure::Refused(_)))
+                        {
+                            self.to_mark.entry(uid.clone()).or_insert(text);
+                            self.marks_after = Some(now + ASK_AGAIN);
+                        }
                         let again = self.doubtful.get_mut(&uid);
                         again.into_iter().for_each(|again| *again = Some(now + ASK_AGAIN));
                     }
@@ -135,11 +142,13 @@ impl Core {
             }
             return;
         };
+        let new = self.world.claims.get(uid).is_some_and(Claim::is_new);
         match failure {
-            // Its next version is tried; it is on its way. So is the one that has the name of a promised one.
-            Failure::Conflict => {}
-            // Nothing was sent, so that no next version need come.
-            Failure::NotLeading => {
+            // Its next version is tried; it is on its way.
+            Failure::Conflict if !new => {}
+            // Nothing was done, so that no next version need come. Of one that is promised there is none: its name is
+            // taken, which the watch will tell, or its namespace's quota was being counted.
+            Failure::Conflict | Failure::NotLeading | Failure::Busy(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {
                     (planned.tried, planned.after) = (None, now + ASK_AGAIN);
                 }
@@ -153,7 +162,7 @@ impl Core {
             Failure::Refused(words) => {
                 self.not_before.insert(uid.clone(), now + AFTER_REFUSAL);
                 if let Some(claim) = self.world.claims.get(uid) {
-                    self.says.not_taken(claim, &words);
+                    self.says.not_taken(claim, self.world.pods_of(claim), &words, now);
                 }
                 self.cancel(&key, now);
             }

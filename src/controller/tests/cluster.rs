@@ -304,6 +304,13 @@ impl Cluster {
         }
     }
 
+    /// Of the next write, an allocation, what comes first: then the writer dies.
+    pub fn write_half(&mut self) {
+        if let Some(Write::Allocate { at, marks, .. }) = self.writes.pop_front() {
+            drop(self.mark(&at, &marks));
+        }
+    }
+
     /// Does any one of the writes.
     pub fn write_at(&mut self, at: usize, lost: bool) {
         self.writes.swap(0, at);

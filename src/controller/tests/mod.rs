@@ -6,4 +6,5 @@ mod cluster;
 mod explain;
 mod language;
 mod scenes;
+mod told;
 mod walk;

@@ -143,6 +143,36 @@ fn idle_holds_are_given_back_after_a_while_and_at_once_for_a_whole_gpu() {
 }
 
 #[test]
+fn however_a_whole_gpu_is_asked_for_an_idle_one_is_given_back() {
+    let waits = json!({"type": "PodScheduled", "status": "False"});
+    let option = json!({"name": "whole", "deviceClassName": "gpu.nvidia.com"});
+    let other = json!({"name": "other", "deviceClassName": "nic.example.com"});
+    let first = json!({"requests": [{"name": "gpu", "firstAvailable": [other, option]}]});
+    for asks in [None, Some(json!({"nvidia.com/gpu": "1"}))] {
+        let mut cluster = cluster(1, 1);
+        share(&mut cluster, "a", "10Gi");
+        cluster.settle(LONG);
+        cluster.drop_pod("a", true);
+        cluster.settle(SECOND);
+        assert_eq!(cluster.holds().len(), 1, "kept warm");
+        let mut more = json!({"status": {"conditions": [waits]}});
+        let mut claims = vec!["first"];
+        match asks {
+            None => cluster.put_claim(
+                json!({"metadata": {"name": "first", "namespace": "ml"}, "spec": {"devices": first}}),
+            ),
+            Some(limits) => {
+                claims.clear();
+                more["spec"] = json!({"containers": [{"name": "c", "resources": {"limits": limits}}]});
+            }
+        }
+        cluster.put_pod("whole", &claims, more);
+        cluster.settle(SECOND);
+        assert_eq!(cluster.holds(), [""; 0], "{claims:?}");
+    }
+}
+
+#[test]
 fn holds_in_advance_are_taken_and_kept() {
     let mut rules = rules();
     rules.holds.ahead = 2;
@@ -540,6 +570,7 @@ fn somebody_who_names_a_gpu_of_ours_is_noticed_and_what_does_not_run_yet_moves()
     whole_claim_takes(&mut cluster, "whole", &node, "gpu-0");
     cluster.settle(LONG);
     assert_eq!(cluster.core.conflicts().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
+    assert_eq!(cluster.core.overcommitted(), 1, "what the gauge shows");
     assert_ne!(cluster.place("waits").unwrap().0, node);
     assert_eq!(cluster.place("runs").unwrap().0, node, "nobody takes a running pod's GPU");
 }
@@ -573,6 +604,20 @@ fn a_gpu_that_must_never_be_held_is_not() {
         cluster.put_node("node-0", 1);
         share_waits(&mut cluster);
     }
+}
+
+#[test]
+fn a_gpu_that_was_held_when_it_became_forbidden_gets_no_more_shares_and_goes_back_after_its_last() {
+    let mut cluster = cluster(1, 1);
+    share_fits(&mut cluster, "early", "10Gi");
+    cluster.fail_over(Rules { never_hold: vec!["node-0".to_owned()], ..rules() });
+    share(&mut cluster, "late", "10Gi");
+    cluster.settle(LONG);
+    assert!(cluster.place("early").is_some() && cluster.place("late").is_none());
+    cluster.drop_pod("early", true);
+    cluster.settle(Duration::from_secs(700));
+    assert_eq!((cluster.place("late"), cluster.holds()), (None, vec![]));
+    cluster.check();
 }
 
 /// The hold has settled, the look has ended, and what comes next is to be written.

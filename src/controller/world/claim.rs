@@ -217,10 +217,13 @@ fn asks(object: &ResourceClaim) -> Asks {
     if requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS)) {
         return Asks::Shares(Arc::new(devices.clone()));
     }
+    // A share that the scheduler is to place needs a GPU of its own as well.
     let whole = |request: &DeviceRequest| {
-        let exactly = request.exactly.as_ref().filter(|one| one.device_class_name == WHOLE_CLASS)?;
-        // A share that the scheduler is to place needs a GPU of its own as well.
-        (exactly.admin_access != Some(true)).then(|| u32::try_from(exactly.count.unwrap_or(1)).unwrap_or(1))
+        let exactly = request.exactly.as_ref().filter(|one| one.device_class_name == WHOLE_CLASS);
+        let exactly = exactly.filter(|one| one.admin_access != Some(true)).map(|one| one.count);
+        let mut options = request.first_available.iter().flatten();
+        let option = || options.find(|one| one.device_class_name == WHOLE_CLASS).map(|one| one.count);
+        exactly.or_else(option).map(|count| u32::try_from(count.unwrap_or(1)).unwrap_or(1))
     };
     match requests().filter_map(whole).sum() {
         0 => Asks::Other,

@@ -36,7 +36,8 @@ pub enum News {
     },
     Pod {
         uid: PodUid,
-        before: Option<Box<PodBefore>>,
+        /// It may run elsewhere now.
+        demands_changed: bool,
     },
     PodGone(Box<Pod>),
     Node(NodeName),
@@ -44,13 +45,6 @@ pub enum News {
     Class,
     /// Something that somebody should look at.
     Trouble(String),
-}
-
-/// What matters of how a pod was.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PodBefore {
-    pub node: Option<NodeName>,
-    pub room: crate::feasible::Room,
 }
 
 impl PartialEq for Pod {
@@ -302,10 +296,10 @@ impl World {
             let at = (fresh.at.namespace.clone(), name.clone());
             self.users.entry(at).or_default().insert(uid.clone());
         }
+        let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.pods.insert(uid.clone(), fresh);
         self.promise(&uid);
-        let before = before.map(|pod| Box::new(PodBefore { node: pod.node, room: pod.room }));
-        vec![News::Pod { uid, before }]
+        vec![News::Pod { uid, demands_changed }]
     }
 
     /// Notes the claim that the webhook promised the pod, unless there is one of that name.

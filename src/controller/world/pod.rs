@@ -17,6 +17,8 @@ pub const GANG_SIZE: &str = "tranche.dev/gang-size";
 /// The names that others have for the same: as annotation or as label.
 const GROUPS: [&str; 4] =
     [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
+/// Names of whole GPUs among a container's limits: the class's own, and the one that every class has.
+const EXTENDED: [&str; 2] = ["nvidia.com/gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com"];
 /// The webhook's entry in a pod's claims: the claim of that name is ours to create.
 const SHARE_ENTRY: &str = "gpu-share";
 
@@ -35,6 +37,8 @@ pub struct Pod {
     pub claims: Vec<String>,
     /// Some of its claims have no name yet: they are still to be made from their templates.
     pub unnamed: bool,
+    /// Whole GPUs that it asks for without a claim (KEP-5004): the scheduler makes the claim as it binds the pod.
+    pub whole: u32,
     pub gang: Option<Gang>,
     /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
     pub share: Option<(String, String)>,
@@ -47,7 +51,25 @@ pub struct Pod {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gang {
     pub name: String,
-    pub size: Option<usize>,
+    pub size: GangSize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GangSize {
+    NotSaid,
+    Pods(usize),
+    /// What stands there instead of a number.
+    Unreadable(String),
+}
+
+impl Gang {
+    /// How many pods it has, if that is said and can be read.
+    pub fn pods(&self) -> Option<usize> {
+        match self.size {
+            GangSize::Pods(pods) => Some(pods),
+            GangSize::NotSaid | GangSize::Unreadable(_) => None,
+        }
+    }
 }
 
 impl Pod {
@@ -81,6 +103,7 @@ pub fn read(object: &core::Pod) -> Pod {
         unschedulable: unschedulable(object),
         claims,
         unnamed,
+        whole: spec.map_or(0, whole),
         gang: gang(object),
         share: share(object),
         room: match node {
@@ -109,6 +132,16 @@ fn claims(object: &core::Pod) -> (Vec<String>, bool) {
     (names, unnamed)
 }
 
+fn whole(spec: &core::PodSpec) -> u32 {
+    let of = |container: &core::Container| -> u32 {
+        let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
+        let ours = limits.filter(|(name, _)| EXTENDED.contains(&name.as_str()));
+        ours.filter_map(|(_, amount)| amount.0.parse::<u32>().ok()).sum()
+    };
+    let first = spec.init_containers.iter().flatten().map(of).max().unwrap_or(0);
+    spec.containers.iter().map(of).sum::<u32>().max(first)
+}
+
 fn share(object: &core::Pod) -> Option<(String, String)> {
     let text = object.metadata.annotations.as_ref()?.get(SHARE_ANNOTATION)?;
     let mut entries = object.spec.as_ref()?.resource_claims.iter().flatten();
@@ -130,6 +163,12 @@ fn gang(object: &core::Pod) -> Option<Gang> {
     let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
     let typed = typed.and_then(|group| group.pod_group_name.clone());
     let name = GROUPS.into_iter().find_map(text).cloned().or(typed).filter(|name| !name.is_empty())?;
-    let size = text(GANG_SIZE).and_then(|size| size.parse().ok()).filter(|size| *size > 0);
+    let size = match text(GANG_SIZE) {
+        None => GangSize::NotSaid,
+        Some(size) => match size.parse() {
+            Ok(pods) if pods > 0 => GangSize::Pods(pods),
+            _ => GangSize::Unreadable(size.clone()),
+        },
+    };
     Some(Gang { name, size })
 }
