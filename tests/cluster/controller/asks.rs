@@ -56,8 +56,10 @@ fn granted(claim: &Value) -> Vec<(String, String, String, u64)> {
     let mut all: Vec<_> = results
         .map(|one| {
             let (request, device) = (text(&one["request"]), text(&one["device"]));
+            // Some pools are named NODE/PART.
+            let node = text(&one["pool"]).split('/').next().unwrap_or_default().to_owned();
             let memory = memory(&request, &device).expect("each device has a grant");
-            (request, text(&one["pool"]), device, memory)
+            (request, node, device, memory)
         })
         .collect();
     all.sort();
