@@ -1,7 +1,10 @@
 //! The controller beside the real scheduler: shares that it places, GPUs that it takes and gives back.
 
+mod asks;
 mod books;
+mod explain;
 mod fail_over;
+mod kai;
 mod kinds;
 mod life;
 mod load;
@@ -11,6 +14,8 @@ mod protected;
 mod race;
 mod starving;
 mod together;
+mod told;
+mod uninstall;
 mod verbatim;
 
 use k8s_openapi::api::core::v1::Pod;

@@ -7,14 +7,15 @@ use crate::bed::{Bed, PATIENCE};
 use crate::manifests::{as_nobody, claim, container, pod, user_of};
 use crate::rig::wait_until;
 
-fn env(bed: &Bed, pod: &str) -> Vec<String> {
+/// What MPS is told in the container `main`.
+pub fn env(bed: &Bed, pod: &str) -> Vec<String> {
     let mut env: Vec<_> =
         bed.exec(pod, "main", "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
     env.sort();
     env
 }
 
-async fn grantable_mib(bed: &Bed, device: &str) -> u64 {
+pub async fn grantable_mib(bed: &Bed, device: &str) -> u64 {
     let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device).unwrap();
     let mib = published.attributes.unwrap()["grantableMemoryMiB"].int.expect("a shareable GPU says how much");
     u64::try_from(mib).unwrap()

@@ -1,0 +1,90 @@
+//! `tranche explain` in the controller's own pod, with its rights.
+
+use k8s_openapi::api::resource::v1::DeviceTaintRule;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use super::{WAITS, create_hollow, share, wait_placed, wait_told};
+use crate::bed::{Bed, SYSTEM};
+use crate::hollow::{self, wait_node};
+use crate::manifests::of_gpu;
+
+/// What it says. Err: also the exit status and what went wrong.
+pub fn explain(bed: &Bed, what: &[&str]) -> Result<String, String> {
+    let exec = ["kubectl", "-n", SYSTEM, "exec", "deployment/tranche-controller", "--", "tranche", "explain"];
+    bed.rig.attempt(&[&exec[..], &["-n", &bed.namespace], what].concat())
+}
+
+/// What it says of a claim or pod that waits. None: it cannot be asked on this cluster.
+pub async fn why(bed: &Bed, what: &str) -> Option<String> {
+    can_be_asked(bed).await.then(|| said_why(bed, what))
+}
+
+/// It asks for DeviceTaintRules, and gives up where the API server has none.
+async fn can_be_asked(bed: &Bed) -> bool {
+    let rules = Api::<DeviceTaintRule>::all(bed.client.clone()).list(&ListParams::default()).await;
+    let can = !matches!(&rules, Err(kube::Error::Api(status)) if status.code == 404);
+    if !can {
+        println!("SKIPPED: tranche explain gives up where the API server has no DeviceTaintRules");
+    }
+    can
+}
+
+fn said_why(bed: &Bed, what: &str) -> String {
+    let said = explain(bed, &[what]).expect_err("it waits");
+    assert!(said.starts_with("exit status: 3"), "{said}");
+    said
+}
+
+/// These words stand in this row of nodes.
+pub fn has_row(said: &str, node: &str, words: &str) -> bool {
+    said.lines().any(|line| line.starts_with(node) && line.contains(words))
+}
+
+#[tokio::test]
+async fn explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there() {
+    let test = "explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there";
+    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    if !can_be_asked(&bed).await {
+        return bed.end().await;
+    }
+    let of_first = |fraction: &str| {
+        let mut devices = share(json!({"fraction": fraction}));
+        devices["requests"][0] = of_gpu("GPU-hollow-0-gpu-0", devices["requests"][0].clone());
+        devices
+    };
+    create_hollow(&bed, "large", of_first("0.75"), |_| {}).await;
+    wait_node(&bed, "large").await;
+    create_hollow(&bed, "half", of_first("0.5"), |_| {}).await;
+    wait_told(&bed, "half", WAITS).await;
+
+    let device = wait_placed(&bed, "large").await;
+    let mib = super::place::grantable_mib(&bed, &device).await;
+    let most = (mib * 3).div_ceil(4);
+    for what in ["large", "pod/large"] {
+        let said = explain(&bed, &[what]).unwrap_or_else(|said| panic!("{said}"));
+        assert!(said.contains("placed on node hollow-0"), "{said}");
+        assert!(said.contains(&format!("{device}: {most} MiB, 75 % of compute")), "{said}");
+    }
+
+    let (half, left) = (mib.div_ceil(2), mib - most);
+    for what in ["half", "pod/half"] {
+        let said = said_why(&bed, what);
+        let words =
+            format!("needs {half} MiB; largest free on 1 candidate GPU is {left} MiB on node hollow-0/");
+        assert!(said.contains(&words), "{said}");
+        assert!(
+            has_row(&said, "hollow-0", &format!("largest free {left} MiB of {device}, needs {half}")),
+            "{said}"
+        );
+        assert!(said.contains(" leads, last sign of life "), "{said}");
+    }
+    let json = explain(&bed, &["-o", "json", "large"]).unwrap_or_else(|said| panic!("{said}"));
+    serde_json::from_str::<Value>(&json).expect("-o json prints JSON");
+
+    let said = explain(&bed, &["nobody"]).expect_err("there is none of that name");
+    assert!(said.starts_with("exit status: 1"), "{said}");
+    assert!(said.contains(&format!("there is no claim nobody in namespace {}", bed.namespace)), "{said}");
+    hollow::end(bed).await;
+}

@@ -1,0 +1,105 @@
+//! The controller is taken off the cluster: what it held is free, what runs goes on.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use super::{create, holds, wait_placed};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
+use crate::rig::wait_until;
+
+const DEPLOYMENT: &str = "deployment/tranche-controller";
+
+/// The Deployment as it was applied, without what the API server has added.
+fn as_applied(bed: &Bed) -> Value {
+    let stored = bed.rig.kubectl(&["-n", SYSTEM, "get", DEPLOYMENT, "-o", "json"]);
+    let mut stored: Value = serde_json::from_str(&stored).expect("kubectl prints JSON");
+    stored.as_object_mut().expect("an object").remove("status");
+    let meta = stored["metadata"].as_object_mut().expect("an object has metadata");
+    for field in ["resourceVersion", "uid", "generation", "creationTimestamp", "managedFields"] {
+        meta.remove(field);
+    }
+    stored
+}
+
+async fn wait_none(bed: &Bed, what: &str, labels: &str) {
+    let list = ListParams::default().labels(labels);
+    let (pods, claims) = (
+        Api::<Pod>::namespaced(bed.client.clone(), SYSTEM),
+        Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM),
+    );
+    let none = || async {
+        let left = pods.list(&list).await.ok()?.items.len() + claims.list(&list).await.ok()?.items.len();
+        (left == 0).then_some(())
+    };
+    wait_until(what, PATIENCE, none).await;
+}
+
+#[tokio::test]
+async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
+    // Outlives the bed, whose end reads it.
+    let files = tempfile::tempdir().expect("a folder can be made");
+    let test = "deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on";
+    let Some(bed) = super::bed(test).await else { return };
+    create(&bed, "runs", json!({"memory": "2000Mi"})).await;
+    let before = life(&bed.wait_ready("runs").await);
+    let device = wait_placed(&bed, "runs").await;
+    let inside = bed.inside("runs", "main");
+    // One more GPU is held, and nobody has a share of it.
+    create(&bed, "ended", json!({"fraction": "0.99"})).await;
+    bed.wait_ready("ended").await;
+    let idle = wait_placed(&bed, "ended").await;
+    bed.delete("ended").await;
+    bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "ended"]);
+    let held = holds(&bed).await;
+    assert!(device != idle && held.contains(&device) && held.contains(&idle), "{held:?}");
+
+    let file = files.path().join("deployment.json");
+    fs::write(&file, as_applied(&bed).to_string()).expect("it can be kept");
+    let apply = ["kubectl", "apply", "-f", file.to_str().expect("its name is text")];
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
+    bed.rig.on_end(&rollout);
+    bed.rig.on_end(&apply);
+    bed.rig.kubectl(&["-n", SYSTEM, "delete", DEPLOYMENT]);
+    wait_none(&bed, "the controllers to be gone", "app.kubernetes.io/component=controller").await;
+    wait_none(&bed, "the holds to be gone", "tranche.dev/hold").await;
+
+    let published = bed.published(super::NODE).await;
+    let is_shareable =
+        |one: &&Device| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB"));
+    let gpus: Vec<_> = published.iter().filter(is_shareable).collect();
+    let mut others = gpu("gpu");
+    if bed.release().await >= 36 {
+        // All but that of the share, so that the one that was held is needed.
+        others["exactly"]["count"] = json!(gpus.len() - 1);
+    } else {
+        // Older schedulers count a device once: with the hold they forget the share, and give its GPU away, too.
+        println!(
+            "SKIPPED: whole GPUs beside the share's on Kubernetes before 1.36; only the idle one is asked for"
+        );
+        let held = gpus.iter().find(|one| one.name == idle).expect("it is published");
+        let uuid =
+            held.attributes.as_ref().and_then(|all| all["uuid"].string.clone()).expect("it has a UUID");
+        others = of_gpu(&uuid, others);
+    }
+    bed.create(claim("others", json!({"requests": [others]}))).await;
+    bed.create(as_nobody(user_of("others", "others"))).await;
+    bed.wait_ready("others").await;
+    let given = bed.devices_of("others").await;
+    assert!(given.contains(&idle) && !given.contains(&device), "{given:?}");
+    assert_eq!(bed.inside("runs", "main"), inside);
+    assert_eq!(life(&bed.wait_ready("runs").await), before);
+
+    bed.rig.run(&apply);
+    bed.rig.run(&rollout);
+    create(&bed, "after", json!({"memory": "2000Mi"})).await;
+    bed.wait_ready("after").await;
+    assert_eq!(wait_placed(&bed, "after").await, device, "packed beside it");
+    assert_eq!(life(&bed.wait_ready("runs").await), before);
+    bed.end().await;
+}
