@@ -1,8 +1,5 @@
 //! `tranche explain` in the controller's own pod, with its rights.
 
-use k8s_openapi::api::resource::v1::DeviceTaintRule;
-use kube::Api;
-use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, share, wait_placed, wait_told};
@@ -16,22 +13,8 @@ pub fn explain(bed: &Bed, what: &[&str]) -> Result<String, String> {
     bed.rig.attempt(&[&exec[..], &["-n", &bed.namespace], what].concat())
 }
 
-/// What it says of a claim or pod that waits. None: it cannot be asked on this cluster.
-pub async fn why(bed: &Bed, what: &str) -> Option<String> {
-    can_be_asked(bed).await.then(|| said_why(bed, what))
-}
-
-/// It asks for DeviceTaintRules, and gives up where the API server has none.
-async fn can_be_asked(bed: &Bed) -> bool {
-    let rules = Api::<DeviceTaintRule>::all(bed.client.clone()).list(&ListParams::default()).await;
-    let can = !matches!(&rules, Err(kube::Error::Api(status)) if status.code == 404);
-    if !can {
-        println!("SKIPPED: tranche explain gives up where the API server has no DeviceTaintRules");
-    }
-    can
-}
-
-fn said_why(bed: &Bed, what: &str) -> String {
+/// What it says of a claim or pod that waits.
+pub fn why(bed: &Bed, what: &str) -> String {
     let said = explain(bed, &[what]).expect_err("it waits");
     assert!(said.starts_with("exit status: 3"), "{said}");
     said
@@ -46,9 +29,6 @@ pub fn has_row(said: &str, node: &str, words: &str) -> bool {
 async fn explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there() {
     let test = "explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there";
     let Some(bed) = super::bed_beside(test, 1).await else { return };
-    if !can_be_asked(&bed).await {
-        return bed.end().await;
-    }
     let of_first = |fraction: &str| {
         let mut devices = share(json!({"fraction": fraction}));
         devices["requests"][0] = of_gpu("GPU-hollow-0-gpu-0", devices["requests"][0].clone());
@@ -70,7 +50,7 @@ async fn explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there(
 
     let (half, left) = (mib.div_ceil(2), mib - most);
     for what in ["half", "pod/half"] {
-        let said = said_why(&bed, what);
+        let said = why(&bed, what);
         let words =
             format!("needs {half} MiB; largest free on 1 candidate GPU is {left} MiB on node hollow-0/");
         assert!(said.contains(&words), "{said}");

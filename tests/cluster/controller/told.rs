@@ -34,9 +34,8 @@ async fn a_claim_follows_its_pods_node_affinity_and_is_told_when_no_node_has_it(
     create_hollow(&bed, "rack", little(), |pod| pod["spec"]["affinity"] = rack).await;
     wait_told(&bed, "rack", "nodes that the pod may not run on").await;
     let words = "required node affinity; of the last, example.com/rack In [7] fails: the label is missing";
-    if let Some(said) = why(&bed, "pod/rack").await {
-        assert!(has_row(&said, "hollow-", words), "{said}");
-    }
+    let said = why(&bed, "pod/rack");
+    assert!(has_row(&said, "hollow-", words), "{said}");
     bed.rig.kubectl(&["label", "node", "hollow-1", "example.com/rack=7"]);
     assert_eq!(wait_node(&bed, "rack").await, "hollow-1");
     hollow::end(bed).await;
@@ -50,9 +49,8 @@ async fn a_claim_keeps_off_nodes_whose_taint_its_pod_does_not_tolerate_and_is_to
     create_hollow(&bed, "plain", little(), |_| {}).await;
     wait_told(&bed, "plain", "nodes that the pod may not run on").await;
     let words = "has the taint example.com/repair=fan:NoSchedule, which the pod does not tolerate";
-    if let Some(said) = why(&bed, "pod/plain").await {
-        assert!(has_row(&said, "hollow-0", words), "{said}");
-    }
+    let said = why(&bed, "pod/plain");
+    assert!(has_row(&said, "hollow-0", words), "{said}");
     let tolerate = |pod: &mut Value| {
         pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
     };
@@ -119,6 +117,15 @@ async fn every_policy_is_known_and_what_is_none_is_told() {
     }
     wait_node(&bed, "good").await;
     wait_told(&bed, "bad", "annotation tranche.dev/policy: \"best\" is no policy; use pack, spread or").await;
+    bed.rig.kubectl(&[
+        "-n",
+        &bed.namespace,
+        "annotate",
+        "resourceclaim/bad",
+        "--overwrite",
+        "tranche.dev/policy=pack",
+    ]);
+    wait_node(&bed, "bad").await;
     hollow::end(bed).await;
 }
 
