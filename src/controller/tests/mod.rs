@@ -5,5 +5,6 @@ mod books;
 mod cluster;
 mod explain;
 mod language;
+mod room;
 mod scenes;
 mod walk;
