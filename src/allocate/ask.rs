@@ -26,12 +26,14 @@ impl From<Shape> for PodAsk {
 /// Everything that pods made from one template have in common. All of it is found on one node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Shape {
-    /// One per request of the pod's claims; none: the pod only needs CPU and memory.
+    /// One per request of the pod's claims; none: the pod only needs room.
     pub wants: Vec<Want>,
     pub alike: Vec<Alike>,
     /// What the pod asks of its node: thousandths of a CPU, bytes.
     pub cpu_milli: u64,
     pub memory: Bytes,
+    /// Of the number of pods that its node may have: one, or none if it is counted there already.
+    pub pods: u64,
 }
 
 /// One request of a claim.

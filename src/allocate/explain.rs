@@ -43,6 +43,8 @@ pub enum Shortage {
 pub struct Skipped {
     /// Nodes that the pod may not run on.
     pub nodes_not_allowed: usize,
+    /// Nodes that have as many pods as they may, those placed before in this decision among them.
+    pub pods: usize,
     /// Nodes without the CPU: how many, what is needed, the most that is left (thousandths), and where.
     pub cpu: Option<(usize, u64, u64, String)>,
     /// The same for memory, in MiB.
@@ -54,7 +56,7 @@ pub struct Skipped {
     /// A selector does not choose them.
     pub not_selected: usize,
     /// A selector fails on them: how many, and the first failure.
-    pub failed: Option<(usize, String)>,
+    pub failed: Option<Box<(usize, String)>>,
     /// A taint is not tolerated: how many, and the first such taint.
     pub tainted: Option<Box<(usize, String)>>,
     /// Less can be granted of them than is asked, even idle.
@@ -76,6 +78,8 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
         for node in nodes.all.iter().flatten() {
             if !pod.nodes.allow(&node.name) {
                 skipped.nodes_not_allowed += 1;
+            } else if node.free_pods() < terms.pods {
+                skipped.pods += 1;
             } else if node.free_cpu_milli() < terms.cpu_milli {
                 more(&mut skipped.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
             } else if node.free_memory_mib() < terms.memory_mib {
@@ -236,7 +240,7 @@ impl Skipped {
         let failure =
             choice.filter(|choice| choice.failed.has(gpu.facts)).and_then(|choice| choice.words.as_ref());
         match failure {
-            Some(words) => self.failed.get_or_insert_with(|| (0, words.to_string())).0 += 1,
+            Some(words) => self.failed.get_or_insert_with(|| Box::new((0, words.to_string()))).0 += 1,
             None => self.not_selected += 1,
         }
     }
@@ -313,6 +317,7 @@ impl fmt::Display for Skipped {
         add(self.not_selected, "GPUs that a selector does not choose");
         add(self.closed, "GPUs held by others");
         add(self.nodes_not_allowed, "nodes that the pod may not run on");
+        add(self.pods, "nodes with as many pods as they may have");
         if let Some((count, needed, most, node)) = &self.cpu {
             words.push(format!("{count} nodes without {needed}m CPU (most left is {most}m on node {node})"));
         }
@@ -326,7 +331,7 @@ impl fmt::Display for Skipped {
                 "{count} GPUs with a taint that the request does not tolerate (the first is {taint})"
             ));
         }
-        if let Some((count, failure)) = &self.failed {
+        if let Some((count, failure)) = self.failed.as_deref() {
             words.push(format!("{count} GPUs on which {failure}"));
         }
         f.write_str(&words.join(", "))

@@ -15,6 +15,7 @@ pub(super) struct Terms {
     pub alike: Vec<AlikeTerms>,
     pub cpu_milli: u64,
     pub memory_mib: u64,
+    pub pods: u64,
     /// The facts and taints that `alike` and the wants know of.
     known: [(u64, usize); 2],
 }
@@ -69,6 +70,7 @@ impl Terms {
             alike: Vec::new(),
             cpu_milli: shape.cpu_milli,
             memory_mib: shape.memory.mib_ceil(),
+            pods: shape.pods,
             known: [(0, 0); 2],
         };
         terms.follow(shape, nodes, choices);
@@ -102,10 +104,11 @@ impl Terms {
         }
     }
 
-    /// Is there CPU and memory, and for each want a GPU that might do?
+    /// Are there CPU, memory and a place among its pods, and for each want a GPU that might do?
     pub fn node_has_room(&self, node: &Node) -> bool {
         node.free_cpu_milli() >= self.cpu_milli
             && node.free_memory_mib() >= self.memory_mib
+            && node.free_pods() >= self.pods
             && self.wants.iter().all(|want| want.least_mib <= node.most_mib)
     }
 }
@@ -172,6 +175,7 @@ pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, picked: &[(us
         gpus: picked.iter().map(grant).collect(),
         cpu_milli: shape.cpu_milli,
         memory: shape.memory,
+        pods: shape.pods,
     }
 }
 

@@ -125,7 +125,8 @@ impl Index {
     }
 
     /// Adds a node, or replaces what was known of one. Placements on it stay; they count for devices of the
-    /// same name. GPUs that were closed stay closed, and taints stay.
+    /// same name. GPUs that were closed stay closed, and taints stay, as does the number of pods: a new node may
+    /// have any, until [`Self::set_room`] says otherwise.
     pub fn insert_node(&mut self, spec: &NodeSpec) {
         let known = self.ids.get(&spec.name).copied();
         let gpus = spec.gpus.iter().map(|gpu| self.nodes.gpu(gpu)).collect();
@@ -133,8 +134,10 @@ impl Index {
             name: spec.name.clone(),
             cpu_milli: spec.cpu_milli,
             memory_mib: spec.memory.mib_floor(),
+            pods: u64::MAX,
             used_cpu_milli: 0,
             used_memory_mib: 0,
+            used_pods: 0,
             gpus,
             usable_mib: 0,
             most_mib: 0,
@@ -148,6 +151,7 @@ impl Index {
         match self.nodes.all.get_mut(id) {
             Some(place) => {
                 if let Some(old) = place.take() {
+                    node.pods = old.pods;
                     for gpu in &old.gpus {
                         if let Some(same) = node.gpu_mut(&gpu.device) {
                             (same.closed, same.taints) = (gpu.closed, gpu.taints);
@@ -173,14 +177,22 @@ impl Index {
         }
     }
 
-    /// Says how much CPU and memory our pods may take on a node: what it has, less what other pods take.
+    /// Says how much CPU and memory our pods may take on a node, and how many they may be: what it has, less what
+    /// other pods take.
     ///
     /// # Errors
     /// There is no such node.
-    pub fn set_room(&mut self, name: &NodeName, cpu_milli: u64, memory: Bytes) -> Result<(), Unknown> {
+    pub fn set_room(
+        &mut self,
+        name: &NodeName,
+        cpu_milli: u64,
+        memory: Bytes,
+        pods: u64,
+    ) -> Result<(), Unknown> {
         let (id, node) = self.node_mut(name)?;
         node.cpu_milli = cpu_milli;
         node.memory_mib = memory.mib_floor();
+        node.pods = pods;
         self.nodes.touch(id);
         Ok(())
     }

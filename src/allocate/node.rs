@@ -11,7 +11,8 @@ use crate::select::DeviceFacts;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSpec {
     pub name: NodeName,
-    /// What pods placed by us may take: thousandths of a CPU, bytes.
+    /// What pods placed by us may take: thousandths of a CPU, bytes. How many there may be is told by
+    /// [`super::Index::set_room`].
     pub cpu_milli: u64,
     pub memory: Bytes,
     pub gpus: Vec<GpuSpec>,
@@ -40,6 +41,7 @@ pub struct Placement {
     pub gpus: Vec<GpuGrant>,
     pub cpu_milli: u64,
     pub memory: Bytes,
+    pub pods: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,8 +171,10 @@ pub(super) struct Node {
     pub name: NodeName,
     pub cpu_milli: u64,
     pub memory_mib: u64,
+    pub pods: u64,
     pub used_cpu_milli: u64,
     pub used_memory_mib: u64,
+    pub used_pods: u64,
     pub gpus: Vec<Gpu>,
     /// What its GPUs could still give, in MiB: all together, and the one that has most.
     pub usable_mib: u64,
@@ -201,6 +205,9 @@ impl Node {
     pub fn free_memory_mib(&self) -> u64 {
         self.memory_mib.saturating_sub(self.used_memory_mib)
     }
+    pub fn free_pods(&self) -> u64 {
+        self.pods.saturating_sub(self.used_pods)
+    }
 
     pub fn gpu_mut(&mut self, device: &DeviceName) -> Option<&mut Gpu> {
         self.gpus.iter_mut().find(|gpu| gpu.device == *device)
@@ -210,6 +217,7 @@ impl Node {
     pub fn take(&mut self, placement: &Placement) {
         self.used_cpu_milli = self.used_cpu_milli.saturating_add(placement.cpu_milli);
         self.used_memory_mib = self.used_memory_mib.saturating_add(placement.memory.mib_ceil());
+        self.used_pods = self.used_pods.saturating_add(placement.pods);
         for grant in &placement.gpus {
             if let Some(gpu) = self.gpu_mut(&grant.device) {
                 gpu.take(grant);
@@ -220,6 +228,7 @@ impl Node {
     pub fn give(&mut self, placement: &Placement) {
         self.used_cpu_milli = self.used_cpu_milli.saturating_sub(placement.cpu_milli);
         self.used_memory_mib = self.used_memory_mib.saturating_sub(placement.memory.mib_ceil());
+        self.used_pods = self.used_pods.saturating_sub(placement.pods);
         for grant in &placement.gpus {
             if let Some(gpu) = self.gpu_mut(&grant.device) {
                 gpu.give(grant);
@@ -243,6 +252,10 @@ impl<'a> NodeView<'a> {
     /// Total and left.
     pub fn memory(&self) -> (Bytes, Bytes) {
         (Bytes::from_mib(self.0.memory_mib), Bytes::from_mib(self.0.free_memory_mib()))
+    }
+    /// Total and left.
+    pub fn pods(&self) -> (u64, u64) {
+        (self.0.pods, self.0.free_pods())
     }
     pub fn gpus(&self) -> impl Iterator<Item = GpuView<'a>> + use<'a> {
         self.0.gpus.iter().map(GpuView)

@@ -185,7 +185,7 @@ fn nodes_that_a_pod_may_not_use_are_passed_over() {
     assert_eq!(on(&mut index, Nodes::Only(["c".into()].into())), "c/gpu-0");
     index.remove_node(&"a".into());
     assert_eq!(on(&mut index, Nodes::Any), "b/gpu-0");
-    index.set_room(&"b".into(), 500, Bytes::from_mib(1000)).unwrap();
+    index.set_room(&"b".into(), 500, Bytes::from_mib(1000), 110).unwrap();
     assert_eq!(on(&mut index, Nodes::Any), "c/gpu-0");
     index.insert_node(&node("a", 1, 10_000));
     assert_eq!(on(&mut index, Nodes::Any), "a/gpu-0");
@@ -209,6 +209,47 @@ fn a_gang_is_placed_whole_or_not_at_all() {
     let found = decide(&mut index, &mixed, Policy::Spread).unwrap();
     assert_eq!(found.placements[2].gpus[0].memory, Bytes::from_mib(40_000));
     assert_eq!(decide(&mut index, &[], Policy::Pack).unwrap().placements, vec![]);
+}
+
+#[test]
+fn pods_of_a_gang_count_among_those_of_their_node() {
+    let mut index = index(&[node("a", 2, 40_000), node("b", 2, 40_000)]);
+    let room = |index: &mut Index, name: &str, cpu_milli, pods| {
+        index.set_room(&name.into(), cpu_milli, Bytes::from_mib(1000), pods).unwrap();
+    };
+    let pod: PodAsk = Shape { pods: 1, ..mib(1_000) }.into();
+    room(&mut index, "a", 64_000, 1);
+    room(&mut index, "b", 500, 110);
+    for policy in Policy::ALL {
+        let refused = decide(&mut index, &vec![pod.clone(); 4], policy).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "the gang's 4 pods do not fit together: beside 1 of them, the next needs 1 GPU; there is no candidate; \
+             left out: 1 nodes with as many pods as they may have, 1 nodes without 1000m CPU (most left is 500m on \
+             node b)"
+        );
+        // It is as if they had never been there.
+        assert_eq!(
+            spot(&decide(&mut index, std::slice::from_ref(&pod), policy).unwrap().placements[0]),
+            "a/gpu-0"
+        );
+    }
+    // Where there is room for the others elsewhere, they go there.
+    room(&mut index, "b", 64_000, 1);
+    let found = decide(&mut index, &vec![pod.clone(); 2], Policy::Pack).unwrap();
+    assert_eq!(found.placements.iter().map(spot).collect::<Vec<_>>(), ["a/gpu-0", "b/gpu-0"]);
+    // A pod that is counted on its node already asks for no place there.
+    put(&mut index, "1", pod.shape.clone(), Policy::Pack);
+    assert_eq!(put(&mut index, "2", mib(1_000), Policy::Pack), "a/gpu-0");
+    // News of the GPUs change nothing about it, and what has gone makes way.
+    index.insert_node(&node("a", 2, 20_000));
+    let only = PodAsk { nodes: Nodes::Only(["a".into()].into()), ..pod.clone() };
+    assert!(
+        refusal(&mut index, std::slice::from_ref(&only))
+            .contains("1 nodes with as many pods as they may have")
+    );
+    index.remove(&PodUid::new("1"));
+    assert!(decide(&mut index, &[only], Policy::Pack).is_ok());
 }
 
 #[test]
@@ -427,7 +468,8 @@ fn tainted_gpus_are_for_those_who_bear_it() {
 enum Event {
     Pods(Vec<PodAsk>),
     Remove(usize),
-    Room(usize, u64),
+    /// Thousandths of a CPU, pods.
+    Room(usize, u64, u64),
     Closed(usize, u32, bool),
     /// A set of [`taints`].
     Tainted(usize, u32, usize),
@@ -456,22 +498,30 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
     ];
     let rest = (0..3_u32, 0..3_u8, 1..4_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
     let bears = prop_oneof![Just(&[][..]), Just(&["a"][..]), Just(&["b", "a"][..])];
-    (part, rest, bears).prop_map(|(part, (gpus, compute, slots, rung, product, only, cpu), bears)| PodAsk {
-        shape: Shape {
-            cpu_milli: cpu * 500,
-            memory: Bytes::from_mib(cpu * 100),
-            ..Shape::one(Want {
-                part,
-                compute: Percent::try_from(compute * 40).ok(),
-                slots,
-                minimum_isolation: Isolation::ALL[rung.min(2)],
-                products: if product { vec!["t4".to_owned()] } else { vec![] },
-                tolerations: bears.iter().copied().map(toleration).collect(),
-                ..Want::whole(gpus)
-            })
+    let pods = prop_oneof![1 => Just(0), 4 => Just(1)];
+    (part, rest, bears, pods).prop_map(
+        |(part, (gpus, compute, slots, rung, product, only, cpu), bears, pods)| PodAsk {
+            shape: Shape {
+                cpu_milli: cpu * 500,
+                memory: Bytes::from_mib(cpu * 100),
+                pods,
+                ..Shape::one(Want {
+                    part,
+                    compute: Percent::try_from(compute * 40).ok(),
+                    slots,
+                    minimum_isolation: Isolation::ALL[rung.min(2)],
+                    products: if product { vec!["t4".to_owned()] } else { vec![] },
+                    tolerations: bears.iter().copied().map(toleration).collect(),
+                    ..Want::whole(gpus)
+                })
+            },
+            nodes: if only == 0 {
+                Nodes::Except(vec![Arc::new([NAMES[1].into()].into())])
+            } else {
+                Nodes::Any
+            },
         },
-        nodes: if only == 0 { Nodes::Except(vec![Arc::new([NAMES[1].into()].into())]) } else { Nodes::Any },
-    })
+    )
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -479,7 +529,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         6 => proptest::collection::vec(shapes(), 1..2).prop_map(Event::Pods),
         1 => proptest::collection::vec(shapes(), 2..4).prop_map(Event::Pods),
         3 => (0..40_usize).prop_map(Event::Remove),
-        1 => (0..5_usize, 0..8_000_u64).prop_map(|(node, cpu)| Event::Room(node, cpu)),
+        1 => (0..5_usize, 0..8_000_u64, 0..6_u64).prop_map(|(node, cpu, pods)| Event::Room(node, cpu, pods)),
         1 => (0..5_usize, 0..3_u32, any::<bool>()).prop_map(|(node, gpu, closed)| Event::Closed(node, gpu, closed)),
         2 => (0..5_usize, 0..3_u32, 0..200_usize).prop_map(|(node, gpu, set)| Event::Tainted(node, gpu, set)),
         1 => (0..5_usize, proptest::option::of(1..4_u32)).prop_map(|(node, gpus)| Event::Node(node, gpus)),
@@ -495,11 +545,20 @@ fn mixed_node(nth: usize, gpus: u32) -> NodeSpec {
     NodeSpec { name: NAMES[nth].into(), cpu_milli: 6_000, memory: Bytes::from_mib(1_000), gpus }
 }
 
+/// The third may have few pods.
+fn four_nodes() -> Index {
+    let mut index = Index::new();
+    (0..4).for_each(|nth| index.insert_node(&mixed_node(nth, 3)));
+    index.set_room(&NAMES[2].into(), 6_000, Bytes::from_mib(1_000), 2).unwrap();
+    index
+}
+
 /// Is there any place? Asked without any of the allocator's own code but the views.
 fn brute_force(
     index: &Index,
     specs: &[Option<NodeSpec>],
     tainted: &BTreeMap<(usize, u32), usize>,
+    pods_left: &[u64],
     pod: &PodAsk,
 ) -> bool {
     let (shape, want) = (&pod.shape, &pod.shape.wants[0]);
@@ -530,7 +589,29 @@ fn brute_force(
         pod.nodes.allow(node.name())
             && node.cpu_milli().1 >= shape.cpu_milli
             && node.memory().1 >= shape.memory
+            && pods_left[nth] >= shape.pods
             && count >= want.gpus as usize
+    })
+}
+
+/// How many pods each node may still have.
+fn pods_left(most: &BTreeMap<usize, u64>, live: &[(PodUid, Placement)]) -> Vec<u64> {
+    let left = |(nth, name): (usize, &&str)| {
+        let there = live.iter().filter(|(_, placement)| placement.node.as_str() == *name);
+        let there: u64 = there.map(|(_, placement)| placement.pods).sum();
+        most.get(&nth).map_or(u64::MAX, |most| *most).saturating_sub(there)
+    };
+    NAMES.iter().enumerate().map(left).collect()
+}
+
+/// CPU, memory and pods of all pods of a decision together are there.
+fn has_room(index: &Index, pods_left: &[u64], decision: &Decision) -> bool {
+    index.nodes().all(|node| {
+        let nth = NAMES.iter().position(|name| *name == node.name().as_str()).unwrap();
+        let here = || decision.placements.iter().filter(|placement| placement.node == *node.name());
+        here().map(|one| one.cpu_milli).sum::<u64>() <= node.cpu_milli().1
+            && Bytes(here().map(|one| one.memory.0).sum()) <= node.memory().1
+            && here().map(|one| one.pods).sum::<u64>() <= pods_left[nth]
     })
 }
 
@@ -540,32 +621,39 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
     let mut index = Index::new();
     specs.iter().flatten().for_each(|spec| index.insert_node(spec));
     let (mut log, mut live, mut tainted) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let mut most: BTreeMap<usize, u64> = BTreeMap::new();
     for (at, event) in events.iter().enumerate() {
         match event {
             Event::Pods(pods) => {
                 pods.iter().for_each(|pod| index.seen(&pod.shape));
                 let decision = decide(&mut index, pods, policy);
+                let left = pods_left(&most, &live);
                 if let [pod] = pods.as_slice() {
                     prop_assert_eq!(
                         decision.is_ok(),
-                        brute_force(&index, &specs, &tainted, pod),
+                        brute_force(&index, &specs, &tainted, &left, pod),
                         "{:?}",
                         decision
                     );
                 }
+                let fits = decision.as_ref().map_or(true, |decision| has_room(&index, &left, decision));
+                prop_assert!(fits, "{left:?} pods left: {decision:?}");
                 for (nth, placement) in decision.iter().flat_map(|decision| &decision.placements).enumerate()
                 {
                     let uid = PodUid::new(format!("{at}-{nth}"));
                     index.apply(&uid, placement).unwrap();
-                    live.push(uid);
+                    live.push((uid, placement.clone()));
                 }
                 log.push(decision);
             }
             Event::Remove(nth) if !live.is_empty() => {
-                index.remove(&live.swap_remove(nth % live.len()));
+                index.remove(&live.swap_remove(nth % live.len()).0);
             }
             Event::Remove(_) => {}
-            Event::Room(node, cpu) => _ = index.set_room(&NAMES[*node].into(), *cpu, Bytes::from_mib(1_000)),
+            Event::Room(node, cpu, pods) => {
+                let done = index.set_room(&NAMES[*node].into(), *cpu, Bytes::from_mib(1_000), *pods);
+                done.into_iter().for_each(|()| _ = most.insert(*node, *pods));
+            }
             Event::Closed(node, gpu, closed) => {
                 _ = index.set_closed(&NAMES[*node].into(), &DeviceName::whole(*gpu), *closed);
             }
@@ -575,6 +663,7 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
             }
             Event::Node(nth, gpus) => {
                 tainted.retain(|(node, gpu), _| node != nth || gpus.is_some_and(|gpus| *gpu < gpus));
+                most.retain(|node, _| node != nth || gpus.is_some());
                 specs[*nth] = gpus.map(|gpus| mixed_node(*nth, gpus));
                 match &specs[*nth] {
                     Some(spec) => index.insert_node(spec),
@@ -660,12 +749,10 @@ proptest! {
     #[test]
     fn kept_scores_are_those_of_a_fresh_look(shapes in proptest::collection::vec(shapes(), 1..30), policy in 0..3_usize) {
         let policy = Policy::ALL[policy];
-        let mut kept = Index::new();
+        let mut kept = four_nodes();
         let mut placed = Vec::new();
-        (0..4).for_each(|nth| kept.insert_node(&mixed_node(nth, 3)));
         for (at, pod) in shapes.iter().enumerate() {
-            let mut fresh = Index::new();
-            (0..4).for_each(|nth| fresh.insert_node(&mixed_node(nth, 3)));
+            let mut fresh = four_nodes();
             // Replayed, so that both have seen the same pods.
             for (uid, shape, placement) in &placed {
                 let _: &Shape = shape;
@@ -704,7 +791,7 @@ proptest! {
             free.push(all - used);
             let (device, memory) = (spec.gpus[nth].device.clone(), Bytes::from_mib(used));
             let grant = GpuGrant { want: 0, device, memory, compute: None, slots: 0 };
-            let placement = Placement { node: "a".into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0) };
+            let placement = Placement { node: "a".into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0), pods: 0 };
             index.apply(&PodUid::new(nth.to_string()), &placement).unwrap();
         }
         let decision = decide(&mut index, &[shape.clone().into()], Policy::ALL[policy]);

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::stock::Stock;
 use super::world::GpuRef;
-use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy};
+use crate::allocate::{self, Decision, Explanation, Nodes, Placement, PodAsk, Policy};
+use crate::feasible::Room;
+use crate::model::names::NodeName;
 
 /// Companies that are tried before GPUs without shares.
 const COMPANIES_MAX: usize = 16;
@@ -23,20 +25,30 @@ pub fn decide(stock: &mut Stock, asks: &[PodAsk], policy: Policy) -> Result<Deci
             }
         }
     }
-    // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself.
+    // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
+    // it takes of its node is not there for the next one.
     let mut taken: BTreeMap<GpuRef, bool> = stock.granted_gpus().cloned().map(|gpu| (gpu, false)).collect();
+    let mut rooms: BTreeMap<NodeName, Room> = BTreeMap::new();
     let mut placements = Vec::with_capacity(asks.len());
     for ask in asks {
-        let decision =
-            stock.decide_with(&taken, |index| allocate::decide(index, std::slice::from_ref(ask), policy))?;
+        let one = std::slice::from_ref(ask);
+        let decision = stock.decide_with(&taken, &rooms, |index| allocate::decide(index, one, policy));
+        let gang = (placements.len(), asks.len());
+        let decision = decision.map_err(|refused| Explanation { gang, ..refused })?;
         for placement in &decision.placements {
             taken.extend(
                 placement.gpus.iter().map(|grant| (GpuRef::new(&placement.node, &grant.device), false)),
             );
+            let room = rooms.entry(placement.node.clone()).or_default();
+            *room = room.plus(room_of(placement));
         }
         placements.extend(decision.placements);
     }
     Ok(Decision { placements })
+}
+
+fn room_of(placement: &Placement) -> Room {
+    Room { cpu_milli: placement.cpu_milli, memory: placement.memory, pods: placement.pods }
 }
 
 /// On the same GPUs as another claim, if there is room.
@@ -52,5 +64,5 @@ fn beside(stock: &mut Stock, ask: &PodAsk, company: &BTreeSet<GpuRef>, policy: P
         .map(|gpu| (gpu.clone(), company.contains(&gpu)))
         .collect();
     let ask = PodAsk { nodes: Nodes::Only([node.clone()].into()), shape: ask.shape.clone() };
-    stock.decide_with(&gpus, |index| allocate::decide(index, &[ask], policy)).ok()
+    stock.decide_with(&gpus, &BTreeMap::new(), |index| allocate::decide(index, &[ask], policy)).ok()
 }

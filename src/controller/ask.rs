@@ -10,7 +10,8 @@ use crate::select::{QualifiedName, Selector};
 /// # Errors
 /// In words for the claim's author: a selector is no CEL, or an attribute has no domain.
 pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
-    let mut shape = Shape { cpu_milli: room.cpu_milli, memory: room.memory, ..Shape::default() };
+    let mut shape =
+        Shape { cpu_milli: room.cpu_milli, memory: room.memory, pods: room.pods, ..Shape::default() };
     for (number, claim) in claims.iter().enumerate() {
         let first = shape.wants.len();
         for want in &claim.requests {
@@ -134,7 +135,7 @@ mod tests {
             slots: 1,
         };
         let gpus = vec![grant(2, "gpu-0"), grant(0, "gpu-1"), grant(1, "gpu-1")];
-        let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0) };
+        let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0), pods: 0 };
         let devices = parts(&claims, &placement);
         let names = |at: usize, request: usize| devices[at][request][0].device.to_string();
         assert_eq!([names(0, 0), names(1, 0), names(1, 1)], ["gpu-1", "gpu-1", "gpu-0"]);

@@ -256,7 +256,10 @@ impl Core {
                 "{GANG_SIZE}: {text:?} is no number of pods; write how many the gang has"
             )));
         }
-        let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, pod.room)?, wants });
+        // Where it is counted already, the pod needs no second place among the pods.
+        let pods = if self.assigned.contains_key(uid) { 0 } else { pod.room.pods };
+        let room = feasible::Room { pods, ..pod.room };
+        let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, room)?, wants });
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
         let ways = ways.map_err(bad)?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::world::{GpuRef, NodeState};
-use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement};
+use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, Unknown};
 use crate::feasible::{self, Room};
 use crate::model::names::{ClaimUid, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -35,11 +35,7 @@ struct NodeRoom {
 
 impl NodeRoom {
     fn left(&self) -> Room {
-        Room {
-            cpu_milli: self.all.cpu_milli.saturating_sub(self.used.cpu_milli),
-            memory: Bytes(self.all.memory.0.saturating_sub(self.used.memory.0)),
-            pods: self.all.pods.saturating_sub(self.used.pods),
-        }
+        self.all.minus(self.used)
     }
 }
 
@@ -74,13 +70,12 @@ impl Stock {
         }
         let spec = NodeSpec { name: name.clone(), cpu_milli: left.cpu_milli, memory: left.memory, gpus };
         // A new list of GPUs costs more than new numbers.
-        if self.specs.get(name).is_some_and(|known| known.gpus == spec.gpus) {
-            let _ = self.index.set_room(name, left.cpu_milli, left.memory);
-        } else {
+        if self.specs.get(name).is_none_or(|known| known.gpus != spec.gpus) {
             self.index.insert_node(&spec);
             self.specs.insert(name.clone(), spec.clone());
             self.catch_up(&spec);
         }
+        let _ = self.set_room(name, left);
         for (device, gpu) in state.into_iter().flat_map(|state| &state.gpus) {
             let _ = self.index.set_taints(name, device, &gpu.taints);
         }
@@ -102,21 +97,13 @@ impl Stock {
     /// A pod takes so much of a node now, beside or instead of what it took.
     pub fn take_room(&mut self, node: &NodeName, room: Room) {
         let entry = self.rooms.entry(node.clone()).or_default();
-        entry.used = Room {
-            cpu_milli: entry.used.cpu_milli.saturating_add(room.cpu_milli),
-            memory: Bytes(entry.used.memory.0.saturating_add(room.memory.0)),
-            pods: entry.used.pods.saturating_add(room.pods),
-        };
+        entry.used = entry.used.plus(room);
         self.tell_room(node);
     }
 
     pub fn give_room(&mut self, node: &NodeName, room: Room) {
         let entry = self.rooms.entry(node.clone()).or_default();
-        entry.used = Room {
-            cpu_milli: entry.used.cpu_milli.saturating_sub(room.cpu_milli),
-            memory: Bytes(entry.used.memory.0.saturating_sub(room.memory.0)),
-            pods: entry.used.pods.saturating_sub(room.pods),
-        };
+        entry.used = entry.used.minus(room);
         self.epoch += 1;
         self.tell_room(node);
     }
@@ -125,7 +112,11 @@ impl Stock {
         let left = self.left(node);
         self.note_full(node, left);
         // Unknown: it has no GPUs.
-        let _ = self.index.set_room(node, left.cpu_milli, left.memory);
+        let _ = self.set_room(node, left);
+    }
+
+    fn set_room(&mut self, node: &NodeName, left: Room) -> Result<(), Unknown> {
+        self.index.set_room(node, left.cpu_milli, left.memory, left.pods)
     }
 
     fn note_full(&mut self, node: &NodeName, left: Room) {
@@ -229,18 +220,24 @@ impl Stock {
         several.map(|gpus| gpus.iter().cloned().collect()).collect()
     }
 
-    /// Decides with other GPUs open than usual; the index is afterwards as before.
+    /// Decides with other GPUs open than usual, and with so much more taken of nodes; the index is afterwards as
+    /// before.
     pub fn decide_with<T>(
         &mut self,
         open: &BTreeMap<GpuRef, bool>,
+        taken: &BTreeMap<NodeName, Room>,
         decide: impl FnOnce(&mut Index) -> T,
     ) -> T {
         for (gpu, open) in open {
             let closed = !open || self.closed.get(gpu).copied().unwrap_or(false);
             let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
         }
+        for (node, taken) in taken {
+            let _ = self.set_room(node, self.left(node).minus(*taken));
+        }
         let decision = decide(&mut self.index);
         open.keys().for_each(|gpu| self.refresh(gpu));
+        taken.keys().for_each(|node| self.tell_room(node));
         decision
     }
 }
@@ -251,8 +248,13 @@ fn key(claim: &ClaimUid, device: &DeviceName) -> PodUid {
 }
 
 fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
-    let placement =
-        Placement { node: gpu.node.clone(), gpus: vec![grant.clone()], cpu_milli: 0, memory: Bytes(0) };
+    let placement = Placement {
+        node: gpu.node.clone(),
+        gpus: vec![grant.clone()],
+        cpu_milli: 0,
+        memory: Bytes(0),
+        pods: 0,
+    };
     // Unknown: it is applied when the node's GPUs are told of.
     let _ = index.apply(&key(claim, &gpu.device), &placement);
 }

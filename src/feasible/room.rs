@@ -30,7 +30,7 @@ impl Room {
         }
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self {
             cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
             memory: Bytes(self.memory.0.saturating_add(other.memory.0)),
@@ -39,7 +39,7 @@ impl Room {
     }
 
     /// Nothing where more is taken than there is.
-    fn minus(self, other: Self) -> Self {
+    pub fn minus(self, other: Self) -> Self {
         Self {
             cpu_milli: self.cpu_milli.saturating_sub(other.cpu_milli),
             memory: Bytes(self.memory.0.saturating_sub(other.memory.0)),

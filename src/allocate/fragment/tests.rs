@@ -65,7 +65,7 @@ proptest! {
             GpuGrant { want: 0, device, memory, compute: None, slots: 1 }
         };
         let gpus = used.iter().enumerate().map(grant).collect();
-        let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0) };
+        let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0), pods: 0 };
         index.apply(&PodUid::new("1"), &placement).unwrap();
 
         let (node, targets) = (index.nodes.all[0].as_ref().unwrap(), &index.workload.targets);

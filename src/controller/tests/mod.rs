@@ -5,6 +5,7 @@ mod books;
 mod cluster;
 mod explain;
 mod language;
+mod room;
 mod scenes;
 mod told;
 mod walk;

@@ -1,0 +1,123 @@
+//! What pods of a gang take of their nodes is counted while the others of it are placed.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, object};
+use crate::cluster::feed::{Change, Seen};
+use crate::controller::config::Rules;
+
+const WAIT: Duration = Duration::from_secs(5);
+
+/// Nodes with two GPUs each and so much room.
+fn cluster(nodes: &[(&str, Value)]) -> Cluster {
+    let mut cluster = Cluster::new(Rules::default());
+    for (name, room) in nodes {
+        cluster.put_node(name, 2);
+        set_room(&mut cluster, name, room);
+    }
+    cluster.settle(WAIT);
+    cluster
+}
+
+fn set_room(cluster: &mut Cluster, node: &str, room: &Value) {
+    let known = cluster.nodes.get_mut(node).unwrap();
+    known.status = Some(object(json!({"allocatable": room})));
+    let known = known.clone();
+    cluster.feed.push_back(Change::Node(Seen::Stored(Box::new(known))));
+}
+
+/// Pods that want so many GPUs and a CPU each.
+fn gang(cluster: &mut Cluster, names: &[&str], gpus: u32) {
+    let size = names.len().to_string();
+    let more = json!({"metadata": {"annotations": {"tranche.dev/gang": names[0], "tranche.dev/gang-size": size}},
+        "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]}});
+    for name in names {
+        cluster.put_share(name, json!({"memory": "1Gi"}), gpus);
+        cluster.put_pod(name, &[name], more.clone());
+    }
+    cluster.settle(WAIT);
+    cluster.check();
+}
+
+fn places(cluster: &Cluster, names: &[&str]) -> Vec<Option<String>> {
+    names.iter().map(|name| Some(cluster.place(name)?.0)).collect()
+}
+
+/// None of them has a place, nothing of it is kept, and the words say so much.
+fn assert_refused(cluster: &mut Cluster, names: &[&str], words: &[&str]) {
+    assert_eq!(places(cluster, names), vec![None; names.len()]);
+    let (notes, _) = cluster.core.says.take();
+    let said = |words: &&&str| notes.iter().any(|note| note.message.contains(**words));
+    assert_eq!(words.iter().find(|words| !said(words)), None, "{notes:?}");
+    for node in cluster.core.stock.index.nodes() {
+        let left = cluster.core.stock.left(node.name());
+        assert_eq!(node.cpu_milli(), (left.cpu_milli, left.cpu_milli));
+        assert_eq!(node.memory(), (left.memory, left.memory));
+        assert_eq!(node.pods(), (left.pods, left.pods));
+    }
+}
+
+const TOGETHER: &str = "the gang's 2 pods do not fit together: beside 1 of them";
+const CROWDED: &str = "1 nodes with as many pods as they may have";
+
+fn room(cpu: &str, pods: &str) -> Value {
+    json!({"cpu": cpu, "memory": "256Gi", "pods": pods})
+}
+
+#[test]
+fn a_gang_does_not_take_one_place_among_the_pods_twice() {
+    for gpus in [1, 2] {
+        // Where each wants two, the node has four: GPUs are not what is short.
+        let mut cluster = cluster(&[("a", room("32", "1")), ("b", room("500m", "110"))]);
+        let devices = (0..4).map(|minor| super::cluster::device("a", minor, true)).collect();
+        cluster.put_slice("a", devices);
+        let names = ["x", "y"];
+        gang(&mut cluster, &names, gpus);
+        assert_refused(&mut cluster, &names, &[TOGETHER, CROWDED]);
+        set_room(&mut cluster, "a", &room("32", "2"));
+        cluster.settle(WAIT);
+        assert_eq!(places(&cluster, &names), [Some("a".to_owned()), Some("a".to_owned())], "{gpus} GPUs");
+        cluster.check();
+    }
+}
+
+#[test]
+fn a_gang_with_several_gpus_each_does_not_take_the_same_cpu_or_memory_twice() {
+    let less = json!({"cpu": "32", "memory": "1500Mi", "pods": "110"});
+    for (scarce, words) in
+        [(room("1500m", "110"), "without 1000m CPU"), (less, "without 1024 MiB of memory (most left is 476")]
+    {
+        let mut cluster = cluster(&[("a", scarce)]);
+        let devices = (0..4).map(|minor| super::cluster::device("a", minor, true)).collect();
+        cluster.put_slice("a", devices);
+        let names = ["x", "y"];
+        gang(&mut cluster, &names, 2);
+        assert_refused(&mut cluster, &names, &[TOGETHER, words]);
+        // One of them alone would fit, and so do both where the other has a node of its own.
+        cluster.put_node("b", 2);
+        cluster.settle(WAIT);
+        let mut found = places(&cluster, &names);
+        found.sort();
+        assert_eq!(found, [Some("a".to_owned()), Some("b".to_owned())]);
+        cluster.check();
+    }
+}
+
+#[test]
+fn a_pod_that_is_counted_on_its_node_finds_its_other_claims_there() {
+    let mut cluster = cluster(&[("a", room("32", "2")), ("b", room("32", "110"))]);
+    cluster.put_share("shared", json!({"memory": "1Gi"}), 1);
+    cluster.put_pod("first", &["shared"], json!({}));
+    cluster.settle(WAIT);
+    let (node, _) = cluster.place("shared").unwrap();
+    assert_eq!(node, "a");
+    // It takes the last place as soon as it names the claim that is there.
+    cluster.put_share("own", json!({"memory": "1Gi"}), 1);
+    cluster.put_pod("second", &["shared", "own"], json!({}));
+    cluster.settle(WAIT);
+    assert_eq!(places(&cluster, &["own"]), [Some("a".to_owned())]);
+    assert_eq!(cluster.core.stock.left(&"a".into()).pods, 0);
+    cluster.check();
+}
