@@ -89,6 +89,7 @@ if [[ -n $oldest ]]; then
   "$rig" down
   # What does not depend on the release is not tried again.
   again="pods:: sharing:: shares::whole_only shares::placed bad_input:: discovery:: upgrade:: kubelet_is the_plugin_is_ready"
-  again+=" controller::place controller::nodes controller::load controller::verbatim on_many_nodes"
+  again+=" controller::place controller::nodes controller::load controller::verbatim controller::kai"
+  again+=" controller::explain on_many_nodes"
   pass "$oldest" 1 "$again" "node-a=h100:8:$mig"
 fi
