@@ -18,7 +18,7 @@ pub(super) fn rules() -> Rules {
     Rules { holds: Pace { keep_warm: Duration::from_secs(600), ..Pace::default() }, ..Rules::default() }
 }
 
-fn cluster(nodes: u32, gpus: u32) -> Cluster {
+pub(super) fn cluster(nodes: u32, gpus: u32) -> Cluster {
     let mut cluster = Cluster::new(rules());
     (0..nodes).for_each(|node| cluster.put_node(&format!("node-{node}"), gpus));
     cluster.settle(SECOND);

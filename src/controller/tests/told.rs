@@ -5,19 +5,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
-use super::scenes::{LONG, SECOND, rules, share};
+use super::scenes::{LONG, SECOND, cluster, rules, share};
 use super::walk::bind;
 use crate::cluster::events::{Note, Subject};
 use crate::controller::write::{Failure, Write};
 
 const KAI: &str = "kai-gpu-share";
-
-fn cluster(nodes: u32, gpus: u32) -> Cluster {
-    let mut cluster = Cluster::new(rules());
-    (0..nodes).for_each(|node| cluster.put_node(&format!("node-{node}"), gpus));
-    cluster.settle(SECOND);
-    cluster
-}
 
 /// `pod: REASON words` of each event of a pod since this was last asked.
 fn told(cluster: &mut Cluster) -> Vec<String> {

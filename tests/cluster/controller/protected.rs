@@ -76,8 +76,10 @@ async fn claims_for_shares_are_protected_from_the_beginning_and_no_others() {
 }
 
 #[tokio::test]
-async fn the_controller_writes_a_protected_claim_once() {
-    let Some(bed) = super::bed("the_controller_writes_a_protected_claim_once").await else { return };
+async fn the_controller_writes_only_the_status_of_a_protected_claim() {
+    let Some(bed) = super::bed("the_controller_writes_only_the_status_of_a_protected_claim").await else {
+        return;
+    };
     if !is_known(&bed).await {
         return bed.end().await;
     }
