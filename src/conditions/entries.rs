@@ -135,15 +135,18 @@ fn within_limits(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Opti
 }
 
 fn healthy(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Condition {
-    let ill: Vec<(Part, &str)> = standing.ill(&held.gpu).collect();
-    let Some((first, _)) = ill.first() else {
+    // MPS may be that of a MIG device.
+    let places = [Some(&held.gpu), (held.uuid != held.gpu).then_some(&held.uuid)];
+    let of = |place| standing.ill(place).map(move |(part, why)| (place, part, why));
+    let ill: Vec<_> = places.into_iter().flatten().flat_map(of).collect();
+    let Some((_, first, _)) = ill.first() else {
         return condition(DEVICE_HEALTHY, Ok("Healthy"), String::new(), now);
     };
     let reason = match first {
         Part::Board => "DeviceUnhealthy",
         Part::Mps => "MpsUnhealthy",
     };
-    let told: Vec<String> = ill.iter().map(|(part, why)| words::ill(&held.gpu, *part, why)).collect();
+    let told: Vec<String> = ill.iter().map(|(place, part, why)| words::ill(place, *part, why)).collect();
     condition(DEVICE_HEALTHY, Err(reason), told.join("; "), now)
 }
 

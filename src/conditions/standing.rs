@@ -100,7 +100,7 @@ impl Standing {
         self.trespasses.get(gpu).copied()
     }
 
-    /// What ails of the board, with the reason.
+    /// What ails of a board or a MIG device, with the reason.
     pub(super) fn ill(&self, gpu: &DeviceUuid) -> impl Iterator<Item = (Part, &str)> {
         let of_board = move |entry: &(&(DeviceUuid, Part), &String)| entry.0.0 == *gpu;
         self.ill.iter().filter(of_board).map(|((_, part), reason)| (*part, reason.as_str()))

@@ -357,13 +357,16 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
     host.write(&sources.folder, FILE, &bytes, Lasting::Power)
 }
 
-/// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again.
+/// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again. One that
+/// died and came back from one look to the next was never seen down: its deaths tell.
 pub async fn report_daemons(
     mut ailments: watch::Receiver<Ailments>,
+    mut states: watch::Receiver<Vec<DaemonState>>,
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
     let mut ill = BTreeMap::<DeviceUuid, String>::new();
+    let mut deaths = Deaths::default();
     loop {
         let now = daemons_down(&ailments.borrow_and_update());
         for gpu in ill.keys().filter(|gpu| !now.contains_key(*gpu)) {
@@ -373,10 +376,36 @@ pub async fn report_daemons(
             reporter.ailing(of_mps(gpu, Health::Unhealthy(words.clone())));
         }
         ill = now;
+        let unseen = deaths.unseen(&states.borrow_and_update());
+        for gpu in unseen.iter().filter(|gpu| !ill.contains_key(*gpu)) {
+            let words = "the daemon ended; it was started again".to_owned();
+            reporter.ailing(of_mps(gpu, Health::Unhealthy(words)));
+            reporter.ailing(of_mps(gpu, Health::Healthy));
+        }
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
             Ok(()) = ailments.changed() => {}
+            Ok(()) = states.changed() => {}
         }
+    }
+}
+
+/// How often each daemon had died when it was last looked at.
+#[derive(Debug, Default)]
+struct Deaths(BTreeMap<MpsGroup, u32>);
+
+impl Deaths {
+    /// The devices of daemons that died since the last look and live: who is down is told as that.
+    fn unseen(&mut self, states: &[DaemonState]) -> Vec<DeviceUuid> {
+        let mut unseen = Vec::new();
+        for DaemonState { group, phase, deaths, .. } in states {
+            let is_down = matches!(phase, DaemonPhase::Down { .. });
+            let before = self.0.insert(group.clone(), *deaths);
+            if before.is_some_and(|before| before < *deaths) && !is_down {
+                unseen.extend_from_slice(group.devices());
+            }
+        }
+        unseen
     }
 }
 

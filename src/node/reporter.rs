@@ -375,7 +375,7 @@ impl Known {
 
     /// Takes it in if it is about a board of the claim's.
     fn ails(&mut self, ailment: &Ailment, again: Duration) {
-        if self.devices.iter().any(|held| held.gpu == ailment.gpu) {
+        if self.devices.iter().any(|held| held.gpu == ailment.gpu || held.uuid == ailment.gpu) {
             let turned = self.standing.ail(ailment);
             self.news(turned, conditions::ailing(ailment), again);
         }

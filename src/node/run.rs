@@ -255,7 +255,7 @@ fn report(
     let ready = records.iter().filter(|record| record.phase == Phase::Ready);
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
     tasks.spawn("reporter", reporting.run(told.judged, shutdown.clone()));
-    let daemons = ailments::report_daemons(told.ailments, reporter.clone(), shutdown.clone());
+    let daemons = ailments::report_daemons(told.ailments, told.states, reporter.clone(), shutdown.clone());
     tasks.spawn("daemon reports", daemons);
     reporter
 }

@@ -20,6 +20,7 @@ use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
 use tranche::node::ailments::report_daemons;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
 use tranche::ops::drain::Shutdown;
+use tranche::supervisor::words::{DaemonPhase, DaemonState};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 
@@ -233,7 +234,8 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     put_claim(&api, &intent);
     let mut desk = Desk::start(&api, quick(), vec![intent]);
     let (ailments, told) = watch::channel(Ailments::default());
-    let run = report_daemons(told, desk.reporter.clone(), desk.shutdown.clone());
+    let (_states, states) = watch::channel(Vec::new());
+    let run = report_daemons(told, states, desk.reporter.clone(), desk.shutdown.clone());
     desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
     ailments.send_replace(Ailments::default().and_facts(&Inventory::Unknown, &[down], 1));
@@ -242,6 +244,40 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     assert!(ill["message"].as_str().unwrap().contains("it exited"), "{ill}");
     ailments.send_replace(Ailments::default());
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
+    desk.stop().await;
+}
+
+/// A daemon is back a second after its death, which is from one look to the next.
+#[tokio::test]
+async fn a_death_that_no_look_saw_is_told_all_the_same() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    let serving = |pid, deaths| {
+        vec![DaemonState {
+            group: MpsGroup::new(["GPU-0".into()]),
+            exclusive: true,
+            phase: DaemonPhase::Serving { pid },
+            limits: None,
+            memory_answers: Vec::new(),
+            compute_answer: String::new(),
+            deaths,
+            servers: Vec::new(),
+        }]
+    };
+    let mut desk = Desk::start(&api, quick(), vec![intent]);
+    let (_ailments, told) = watch::channel(Ailments::default());
+    let (states, known) = watch::channel(serving(7, 3));
+    let run = report_daemons(told, known, desk.reporter.clone(), desk.shutdown.clone());
+    desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+    api.until("the claim's conditions", |api| status(api, "train", "DeviceHealthy").is_some()).await;
+    assert!(events(&api, "MpsUnhealthy").is_empty(), "deaths of before are no news");
+    states.send_replace(serving(8, 4));
+    api.until("the death", |api| events(api, "MpsUnhealthy").len() == 2).await;
+    let (_, message) = &events(&api, "MpsUnhealthy")[0];
+    assert_eq!(message, "MPS on GPU-0 does not work: the daemon ended; it was started again");
+    api.until("the return", |api| events(api, "MpsRecovered").len() == 2).await;
+    assert_eq!(status(&api, "train", "DeviceHealthy").as_deref(), Some("True"));
     desk.stop().await;
 }
 
