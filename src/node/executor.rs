@@ -117,8 +117,8 @@ impl Executor {
                 }
                 Some(record)
             }
-            Some(_) => {
-                self.release(held, uid).map_err(stuck("an earlier attempt was cut off"))?;
+            Some(record) => {
+                self.clear(held, &record, &gpus_of(claim, gpus))?;
                 None
             }
             None => None,
@@ -136,6 +136,19 @@ impl Executor {
         }
         self.carry_out(held, &plan.intent, &plan.cdi, same)?;
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
+    }
+
+    /// Takes back what the claim had before. What it owes a GPU that it is not given now (one that was lost, say)
+    /// keeps it from no other GPU.
+    fn clear(&self, held: &Held, record: &Record, gpus: &[DeviceUuid]) -> Result<(), ExecuteError> {
+        let uid = &record.intent.claim.uid;
+        match self.release(held, uid) {
+            Err(ReleaseError::Owing(words)) if !record.gpus().iter().any(|gpu| gpus.contains(gpu)) => {
+                warn!(claim = %record.intent.claim, words = words.join("; "), "owed still, and recorded apart");
+                Ok(self.store.set_aside(held, uid)?)
+            }
+            released => Ok(released.map_err(stuck("an earlier attempt was cut off"))?),
+        }
     }
 
     /// Takes a claim back. Needs nothing but the record; a claim without one is fine.

@@ -252,6 +252,26 @@ impl Store {
         Ok(())
     }
 
+    /// Gives what a claim owes, but for its container edits, a record under another name, so that the claim itself
+    /// has none and can be prepared anew. A crash in between leaves both: what is undone twice does no harm.
+    pub fn set_aside(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
+        let Some(record) = self.get(claim) else { return Ok(()) };
+        let mut intent = record.intent;
+        intent.steps.retain(|step| !matches!(step, Step::WriteCdi { .. }));
+        intent.claim.uid = self.name_aside(claim);
+        self.begin(held, &intent)?;
+        self.mark(held, &intent.claim.uid, Mark::Releasing)?;
+        self.end(held, claim)
+    }
+
+    /// No API server makes such a UID.
+    fn name_aside(&self, claim: &ClaimUid) -> ClaimUid {
+        let index = self.index();
+        let names = (0_u32..).map(|nth| ClaimUid::new(format!("{claim}-owed-{nth}")));
+        let mut free = names.filter(|name| !index.records.contains_key(name));
+        free.next().unwrap_or_else(|| claim.clone())
+    }
+
     /// Removes a claim's record: the last act of a release.
     pub fn end(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
         let path = self.path(claim)?;

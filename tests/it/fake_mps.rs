@@ -24,6 +24,8 @@ pub struct Supervisor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     Refuses(&'static str),
+    /// It cannot do anything about this GPU.
+    Lost(&'static str),
     /// Its pod does not run.
     Away,
 }
@@ -48,14 +50,19 @@ impl Supervisor {
         *self.trouble.lock().unwrap() = trouble;
     }
 
-    fn answer<T>(&self, done: impl FnOnce() -> T) -> Result<T, SupervisorError> {
+    fn answer<T>(&self, group: Option<&MpsGroup>, done: impl FnOnce() -> T) -> Result<T, SupervisorError> {
+        let concerns =
+            |gpu: &str| group.is_some_and(|group| group.devices().iter().any(|one| one.as_str() == gpu));
         match *self.trouble.lock().unwrap() {
+            Some(Trouble::Lost(gpu)) if concerns(gpu) => {
+                Err(SupervisorError::Refused(format!("{gpu} is lost")))
+            }
             Some(Trouble::Refuses(words)) => Err(SupervisorError::Refused(words.to_owned())),
             Some(Trouble::Away) => {
                 let (path, source) = ("the socket".to_owned(), std::io::ErrorKind::NotFound.into());
                 Err(SupervisorError::Unreachable { path, source })
             }
-            None => Ok(done()),
+            None | Some(Trouble::Lost(_)) => Ok(done()),
         }
     }
 
@@ -97,19 +104,21 @@ impl Daemons for Asking {
         self.host.demand(&format!("a daemon for {group}"), |record| {
             record.intent.steps.iter().any(|s| matches!(s, Step::Mps { group: g, .. } if g == group))
         });
-        let kept = || self.supervisor.answer(|| self.supervisor.keep(group, exclusive, limits));
+        let kept = || self.supervisor.answer(Some(group), || self.supervisor.keep(group, exclusive, limits));
         self.host.around(Verb::Keep, kept)
     }
 
     fn rest(&self, group: &MpsGroup) -> Result<(), SupervisorError> {
-        let rest = || self.supervisor.answer(|| drop(self.supervisor.kept.lock().unwrap().remove(group)));
+        let rest = || {
+            self.supervisor.answer(Some(group), || drop(self.supervisor.kept.lock().unwrap().remove(group)))
+        };
         self.host.around(Verb::Rest, rest)
     }
 
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
         let kept = self.supervisor.kept();
         let states = kept.iter().map(|(group, (exclusive, limits))| state(group, *exclusive, limits));
-        self.supervisor.answer(|| states.collect())
+        self.supervisor.answer(None, || states.collect())
     }
 
     fn clients(&self, _: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {

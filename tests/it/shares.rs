@@ -126,6 +126,38 @@ async fn a_pod_ends_while_the_supervisor_is_away_and_the_limit_is_tightened_late
     prepared(&life, &[&next]).await;
 }
 
+/// Its GPU was lost under it: the claim is allocated anew, on the same node.
+#[tokio::test]
+async fn what_a_claim_owes_one_gpu_keeps_it_from_no_other() {
+    let site = Site::new();
+    let life = site.life();
+    let before = share("moved", "2000Mi", "25");
+    put(&site, &[&before]);
+    prepared(&life, &[&before]).await;
+    site.mps.trouble(Some(Trouble::Lost("GPU-0")));
+    life.unprepare(&before).await.unwrap();
+    life.refused(&before, &["an earlier attempt was cut off", "GPU-0 is lost"]).await;
+    let after = Claim::new("moved", &["gpu-1"]).share("2000Mi", "25");
+    site.api.put(&after);
+    prepared(&life, &[&after]).await;
+    assert!(site.is_ready(&after));
+    // The lost one is nobody else's until it is right again; then nothing is left of it.
+    let all = share("all", "78Gi", "25");
+    put(&site, &[&all]);
+    life.refused(&all, &["does not fit"]).await;
+    drop(life);
+    // Known to the next process, too.
+    let life = site.life();
+    assert_eq!(life.sweep().await.unwrap().failed, 2, "what is owed, and the daemon");
+    site.mps.trouble(None);
+    assert_eq!(life.sweep().await.unwrap().failed, 0);
+    prepared(&life, &[&all]).await;
+    for claim in [&after, &all] {
+        life.unprepare(claim).await.unwrap();
+    }
+    site.check_empty("at the end");
+}
+
 #[tokio::test]
 async fn a_daemon_that_was_lost_comes_back() {
     let site = Site::new();
