@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, PodSpec};
 
 use super::core::Core;
 use super::grant::Given;
@@ -15,11 +15,11 @@ use super::say::{Reason, gathering, short};
 use super::wants::{WAYS_MAX, Wants, combinations, wants};
 use super::world::claim::POLICY;
 use super::world::pod::{GANG_SIZE, GangSize};
-use super::world::{Asks, Claim, GpuRef, Pod};
+use super::world::{Asks, Claim, GpuRef, NodeState, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
-use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
-use crate::feasible;
+use crate::allocate::{self, Decision, Explanation, NodeView, Nodes, PodAsk, Policy, Shape};
+use crate::feasible::{self, Demands, Unfit};
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 use crate::params::GrantedDevice;
 
@@ -448,7 +448,8 @@ impl Core {
         if missing == 0 || !self.whole.is_empty() {
             return;
         }
-        let gpus = self.stock.index.nodes().flat_map(|view| {
+        let serves = |view: &NodeView<'_>| self.world.nodes.get(view.name()).is_some_and(takes_pods);
+        let gpus = self.stock.index.nodes().filter(serves).flat_map(|view| {
             let free = view.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted());
             free.map(move |gpu| GpuRef::new(view.name(), gpu.device()))
         });
@@ -456,4 +457,11 @@ impl Core {
         let free: Vec<GpuRef> = free.take(missing).collect();
         free.iter().for_each(|gpu| self.holds.want(gpu));
     }
+}
+
+/// A GPU that is held in advance on any other node would help nobody.
+fn takes_pods(node: &NodeState) -> bool {
+    let Some(node) = node.object.as_deref() else { return false };
+    let any = Demands::of(&PodSpec::default());
+    !matches!(feasible::why_not(&any, node), Some(Unfit::Cordoned | Unfit::NotReady(_)))
 }

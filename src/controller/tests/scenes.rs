@@ -178,9 +178,11 @@ fn holds_in_advance_are_taken_and_kept() {
     rules.holds.ahead = 2;
     rules.holds.keep_warm = SECOND;
     let mut cluster = Cluster::new(rules);
+    cluster.put_node("cordoned", 4);
+    cluster.put_node_object("cordoned", json!({"unschedulable": true}));
     cluster.put_node("node-0", 4);
     cluster.settle(LONG);
-    assert_eq!(cluster.holds().len(), 2);
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-0", "hold.gpu-1.node-0"]);
     share(&mut cluster, "a", "10Gi");
     cluster.settle(Duration::ZERO);
     assert!(cluster.place("a").is_some(), "a GPU was ready");
@@ -577,17 +579,20 @@ fn somebody_who_names_a_gpu_of_ours_is_noticed_and_what_does_not_run_yet_moves()
 
 #[test]
 fn a_forged_grant_counts_as_somebody_else() {
-    let mut cluster = cluster(1, 1);
-    let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
-        {"device": "gpu-0", "gpu": "GPU-node-0-0", "memory": "1Gi", "slots": 1, "isolation": "mps"}]});
-    cluster.put_whole("forged");
-    let mut claim = cluster.claim("forged").clone();
-    let mut made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0");
-    made.devices.as_mut().unwrap().config = Some(vec![object(json!({"source": "FromClaim",
-        "requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": share}}))]);
-    claim.status.get_or_insert_default().allocation = Some(made);
-    cluster.store(claim);
-    share_waits(&mut cluster);
+    // By parameters of the claim's own, or in a claim that is not of our class.
+    for source in ["FromClaim", "FromClass"] {
+        let mut cluster = cluster(1, 1);
+        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
+            {"device": "gpu-0", "gpu": "GPU-node-0-0", "memory": "1Gi", "slots": 1, "isolation": "mps"}]});
+        cluster.put_whole("forged");
+        let mut claim = cluster.claim("forged").clone();
+        let mut made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0");
+        made.devices.as_mut().unwrap().config = Some(vec![object(json!({"source": source,
+            "requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": share}}))]);
+        claim.status.get_or_insert_default().allocation = Some(made);
+        cluster.store(claim);
+        share_waits(&mut cluster);
+    }
 }
 
 fn share_waits(cluster: &mut Cluster) {

@@ -176,6 +176,7 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
     let hold = hold();
     let status = object.status.as_ref();
     let reserved = || status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let asks = asks(object);
     let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
     Claim {
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
@@ -184,10 +185,10 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
         owner: owner(meta),
         waiting: annotation(WAITING),
         policy: annotation(POLICY),
-        asks: asks(object),
         allocation: status
             .and_then(|status| status.allocation.as_ref())
-            .map(|one| allocation(&claim, object, one, hold.as_ref())),
+            .map(|one| allocation(&claim, object, &asks, one, hold.as_ref())),
+        asks,
         users: reserved()
             .filter(|user| is_pod(user.api_group.as_deref(), &user.resource))
             .map(|user| PodUid::new(&user.uid))
@@ -234,10 +235,13 @@ fn asks(object: &ResourceClaim) -> Asks {
 fn allocation(
     claim: &ClaimRef,
     object: &ResourceClaim,
+    asks: &Asks,
     allocation: &AllocationResult,
     hold: Option<&GpuRef>,
 ) -> Allocation {
-    let readable = read_claim::read(claim, object).ok();
+    // We grant nothing to claims of other classes: a grant there is somebody else's.
+    let is_ours = matches!(asks, Asks::Shares(_));
+    let readable = is_ours.then(|| read_claim::read(claim, object).ok()).flatten();
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
     let mut found = Allocation { node: node(allocation), ..Allocation::default() };
     for result in results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)) {
