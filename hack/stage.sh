@@ -4,6 +4,7 @@
 #   hack/stage.sh NODE=PROFILE:COUNT[:MIG] ...      e.g. node-a=h100:8:7=1g.10gb,2g.20gb
 #
 # RIG_NAME names the rig. Run hack/build.sh first.
+#   STAGE_BY (manifests)  chart: by helm, as charts/ has it, in place of deploy/
 set -euo pipefail
 top="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 target="${CARGO_TARGET_DIR:-$top/target}"
@@ -25,11 +26,17 @@ for spec in "$@"; do
 done
 echo "-- loading the image"
 "$rig" load all "$target/image/tranche.tar"
-echo "-- applying the manifests"
-kubectl apply -k "$top/hack/demo" >/dev/null
-known="$(kubectl api-resources --api-group=admissionregistration.k8s.io -o name)"
-if [[ $known == *mutatingadmissionpolicies* ]]; then
-  kubectl apply -f "$top/deploy/since-1.36" >/dev/null
+if [[ ${STAGE_BY:-manifests} == chart ]]; then
+  echo "-- installing the chart"
+  "$rig" helm install tranche "$top/charts/tranche" --namespace tranche-system --create-namespace \
+    --values "$top/hack/demo/values.yaml" >/dev/null
+else
+  echo "-- applying the manifests"
+  kubectl apply -k "$top/hack/demo" >/dev/null
+  known="$(kubectl api-resources --api-group=admissionregistration.k8s.io -o name)"
+  if [[ $known == *mutatingadmissionpolicies* ]]; then
+    kubectl apply -f "$top/deploy/since-1.36" >/dev/null
+  fi
 fi
 echo "-- waiting for the node plugin"
 kubectl -n tranche-system rollout status daemonset/tranche-node --timeout=120s
