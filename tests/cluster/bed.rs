@@ -162,7 +162,12 @@ impl Bed {
 
     /// Creates a claim with one request and gives it a status by hand.
     pub async fn create_with_status(&self, name: &str, request: Value, status: Value) {
-        let mut object = crate::manifests::claim(name, json!({"requests": [request]}));
+        self.create_of(name, json!({"requests": [request]}), status).await;
+    }
+
+    /// The same of any `spec.devices`.
+    pub async fn create_of(&self, name: &str, devices: Value, status: Value) {
+        let mut object = crate::manifests::claim(name, devices);
         object["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
         self.create(object).await;
         let claims: Api<ResourceClaim> = self.api();

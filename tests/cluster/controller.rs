@@ -4,6 +4,7 @@ mod asks;
 mod books;
 mod explain;
 mod fail_over;
+mod harm;
 mod kai;
 mod kinds;
 mod life;
@@ -12,6 +13,7 @@ mod nodes;
 mod place;
 mod protected;
 mod race;
+mod settings;
 mod starving;
 mod together;
 mod told;
@@ -24,7 +26,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SYSTEM};
+use crate::bed::{Bed, PATIENCE, SYSTEM, ask, sum};
 use crate::hollow;
 use crate::manifests::{as_nobody, user_of};
 use crate::rig::wait_until;
@@ -98,6 +100,24 @@ async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
     let mut pod = as_nobody(user_of(name, name));
     pod["spec"]["schedulerName"] = json!("nobody");
     bed.create(pod).await;
+}
+
+/// What the controller that places tells of itself.
+async fn metrics(bed: &Bed) -> String {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let told = || async {
+        let leader = fail_over::leader(bed).await?;
+        let (pod, _) = leader.rsplit_once('_')?;
+        let metrics = ask(&pods.get(pod).await.ok()?, "/metrics")?;
+        (sum(&metrics, "tranche_controller_leading") == 1.0).then_some(metrics)
+    };
+    wait_until("the leader's metrics", PATIENCE, told).await
+}
+
+/// Waits until the leader's metric has this value.
+async fn wait_metric(bed: &Bed, name: &str, value: f64) {
+    let there = || async { (sum(&metrics(bed).await, name) == value).then_some(()) };
+    wait_until(&format!("{name} to be {value}"), PATIENCE, there).await;
 }
 
 /// The GPUs of the node that are held. Those of nodes that other tests had may be held for a while.

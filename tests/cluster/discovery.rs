@@ -17,7 +17,7 @@ const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger";
 const MIG: &str = "1g.10gb,1g.10gb,2g.20gb";
 
 /// Puts the simulated node right when dropped, whatever became of the test.
-struct AtEnd<'a>(&'a Bed, &'a [&'a str]);
+pub struct AtEnd<'a>(pub &'a Bed, pub &'a [&'a str]);
 
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
@@ -195,7 +195,7 @@ async fn taints(bed: &Bed, device: &str) -> Vec<String> {
 }
 
 /// Waits until nothing ails the node's devices, and none is told to.
-async fn wait_well(bed: &Bed) {
+pub async fn wait_well(bed: &Bed) {
     let well = || async {
         let ailing = bed.state(NODE).await["ailments"].as_array().is_some_and(|all| !all.is_empty());
         let tainted = bed.published(NODE).await.into_iter().any(|device| device.taints.is_some());

@@ -205,7 +205,19 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
     let mps = json!({"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}});
     let nvidia = json!({"requests": [manifests::gpu("gpu")],
         "config": manifests::parameters("resource.nvidia.com/v1beta1", "GpuConfig", mps)});
+    let sliced = json!({"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}});
+    let mig = |sharing: Value| {
+        let mut request = manifests::gpu("gpu");
+        request["exactly"]["deviceClassName"] = json!("mig.nvidia.com");
+        json!({"requests": [request],
+            "config": manifests::parameters("resource.nvidia.com/v1beta1", "MigDeviceConfig", sharing)})
+    };
     let mut bad = vec![
+        (manifests::claim("a", mig(sliced.clone())), format!("{AT}.sharing.timeSlicingConfig: ")),
+        (
+            manifests::template("a", mig(json!({"sharing": {"strategy": "none"}}))),
+            format!("spec.{AT}.sharing.strategy: "),
+        ),
         (claim("a", json!({"memory": "ten"})), format!("{AT}.memory: ")),
         (
             claim("a", json!({"memory": "1Gi", "fraction": "0.5"})),

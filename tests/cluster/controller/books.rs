@@ -1,6 +1,8 @@
 //! What all allocations of the cluster say together: no GPU may have two parties, none may be given twice over.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::StreamExt;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -159,6 +161,44 @@ impl Auditor {
         assert!(found.is_empty(), "{found:#?}");
         assert!(looks > 0, "nothing was looked at");
         looks
+    }
+}
+
+/// Counts how often a claim is given an allocation that it did not have.
+pub struct Allocations {
+    count: Arc<AtomicUsize>,
+    at_work: JoinHandle<()>,
+}
+
+impl Allocations {
+    pub fn begin(client: &Client, namespace: &str, name: &str) -> Self {
+        let claims = Api::<ResourceClaim>::namespaced(client.clone(), namespace);
+        let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let mut events = watcher(claims, one).default_backoff().boxed();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = count.clone();
+        let at_work = tokio::spawn(async move {
+            let mut had = false;
+            while let Some(event) = events.next().await {
+                let (Ok(Event::Apply(claim)) | Ok(Event::InitApply(claim))) = event else { continue };
+                let has = claim.status.is_some_and(|status| status.allocation.is_some());
+                if has && !had {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+                had = has;
+            }
+        });
+        Self { count, at_work }
+    }
+
+    pub fn so_far(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Allocations {
+    fn drop(&mut self) {
+        self.at_work.abort();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pods for whole GPUs and for shares at once: no GPU serves both, and each pod gets its place in the end.
 
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
@@ -10,6 +11,7 @@ use super::{NODE, create, share};
 use crate::bed::Bed;
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, gpu, on, user_of};
+use crate::rig::wait_until;
 
 /// Rounds on hollow nodes; more with TRANCHE_ROUNDS. Each is as many races as there are nodes.
 const ROUNDS: usize = 5;
@@ -38,6 +40,11 @@ fn runners(round: usize, node: &str, gpus: usize) -> Vec<Runner> {
         runners.insert(fastrand::usize(..=runners.len()), part);
     }
     runners
+}
+
+fn whole(round: usize, node: &str) -> Runner {
+    let name = format!("whole-{round}-{node}");
+    Runner { name, node: node.to_owned(), devices: json!({"requests": [gpu("gpu")]}) }
 }
 
 async fn start(bed: &Bed, runner: &Runner) {
@@ -73,6 +80,57 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     let took = begin.elapsed().as_secs_f64();
     println!("{} races in {rounds} rounds, {looks} looks, {took:.0} s", rounds * nodes.len());
     bed.end().await;
+}
+
+/// More than the node has room for: whoever comes too late is told so, and gets its place when there is one.
+#[tokio::test]
+async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
+    let test = "who_loses_a_race_for_the_last_gpu_waits_with_a_reason";
+    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let gpus = bed.published("hollow-0").await.len();
+    let auditor = Auditor::begin(&bed.client).await;
+    for round in 0..ROUNDS {
+        let mut runners = runners(round, "hollow-0", gpus);
+        runners.push(Runner { name: format!("late-{round}"), ..whole(round, "hollow-0") });
+        join_all(runners.iter().map(|runner| start(&bed, runner))).await;
+        // All whole ones, or the parts and all whole ones but one.
+        hollow::wait_bound(&bed, gpus).await;
+        let losers = async || {
+            let mut losers = Vec::new();
+            for runner in &runners {
+                let pod = bed.api::<Pod>().get(&runner.name).await.ok()?;
+                if pod.spec.is_none_or(|spec| spec.node_name.is_none()) {
+                    losers.push(runner.name.clone());
+                }
+            }
+            (runners.len() - losers.len() >= gpus).then_some(losers)
+        };
+        let is_told = async |name: &String| {
+            let reasons = if name.starts_with("part") { super::WAITS } else { "FailedScheduling" };
+            bed.events(name).await.into_iter().find(|event| event.starts_with(reasons))
+        };
+        // Until they are known for good, and each is told.
+        let told = || async {
+            let losers = losers().await?;
+            let parts = losers.iter().filter(|name| name.starts_with("part")).count();
+            let mut told = Vec::new();
+            for loser in &losers {
+                told.push(format!("{loser}: {}", is_told(loser).await?));
+            }
+            ((losers.len(), parts) == (1, 0) || (losers.len(), parts) == (2, 2)).then_some(told)
+        };
+        for told in wait_until("the losers to be told", hollow::LONG, told).await {
+            println!("{}", told.chars().take(200).collect::<String>());
+        }
+        let lost = losers().await.expect("pods are there");
+        // One GPU becomes free.
+        let winner = runners.iter().find(|one| one.name.starts_with("whole") && !lost.contains(&one.name));
+        super::end_hollow(&bed, &winner.expect("some have won").name).await;
+        hollow::wait_bound(&bed, runners.len() - 1).await;
+        hollow::clear(&bed).await;
+    }
+    println!("{ROUNDS} races, {} looks", auditor.end().await);
+    hollow::end(bed).await;
 }
 
 #[tokio::test]

@@ -86,6 +86,19 @@ async fn a_claim_says_by_which_policy_it_is_placed() {
     hollow::end(bed).await;
 }
 
+/// Under MPS a limit is exact where all shares of a GPU have one size.
+#[tokio::test]
+async fn shares_of_one_size_are_together() {
+    let Some(bed) = super::bed_beside("shares_of_one_size_are_together", 1).await else { return };
+    let mut devices = Vec::new();
+    for (name, memory) in [("a", "30Gi"), ("b", "34Gi"), ("c", "30Gi"), ("d", "34Gi")] {
+        create_hollow(&bed, name, share(json!({"memory": memory})), |_| {}).await;
+        devices.push(wait_placed(&bed, name).await);
+    }
+    assert!(devices[0] == devices[2] && devices[1] == devices[3] && devices[0] != devices[1], "{devices:?}");
+    hollow::end(bed).await;
+}
+
 #[tokio::test]
 async fn who_is_more_urgent_goes_first_though_it_came_later() {
     let Some(bed) = super::bed_beside("who_is_more_urgent_goes_first_though_it_came_later", 1).await else {

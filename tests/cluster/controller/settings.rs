@@ -1,0 +1,81 @@
+//! What an administrator sets for the controller: GPUs that it holds in advance, and such that it leaves alone.
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::json;
+
+use super::{create, holds, metrics, results, wait_metric, wait_placed, wait_told};
+use crate::bed::{Bed, PATIENCE, SYSTEM, sum};
+use crate::manifests::{as_nobody, claim, gpu, user_of};
+use crate::rig::wait_until;
+
+const DEPLOYMENT: &str = "deployment/tranche-controller";
+
+/// Sets a variable of the controller until the test ends; `before`: what it is by default.
+fn set(bed: &Bed, name: &str, value: &str, before: &str) {
+    let of = |value: &str| format!("{name}={value}");
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
+    bed.rig.on_end(&rollout);
+    bed.rig.on_end(&["kubectl", "-n", SYSTEM, "set", "env", DEPLOYMENT, &of(before)]);
+    bed.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, &of(value)]);
+    bed.rig.run(&rollout);
+}
+
+/// GPUs of all nodes that are held and have no share.
+async fn wait_idle(bed: &Bed, count: u32) {
+    wait_metric(bed, "tranche_controller_held_idle_gpus", f64::from(count)).await;
+}
+
+#[tokio::test]
+async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole() {
+    let test = "gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole";
+    let Some(bed) = super::bed(test).await else { return };
+    let whole = bed.published(super::NODE).await.into_iter();
+    let whole =
+        whole.filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
+    let gpus = whole.count();
+    // Nothing that tests before have left is taken for it: all GPUs but two are in use.
+    let mut most = gpu("gpu");
+    most["exactly"]["count"] = json!(gpus - 2);
+    bed.create(claim("most", json!({"requests": [most]}))).await;
+    bed.create(as_nobody(user_of("most", "most"))).await;
+    bed.wait_ready("most").await;
+    set(&bed, "HOLD_AHEAD", "2", "0");
+    wait_idle(&bed, 2).await;
+    let ahead = holds(&bed).await;
+    assert_eq!(ahead.len(), 2, "on the node that takes pods: {ahead:?}");
+    let taken = sum(&metrics(&bed).await, "tranche_controller_writes_total{what=\"hold\"");
+    create(&bed, "share", json!({"memory": "2000Mi"})).await;
+    assert!(ahead.contains(&wait_placed(&bed, "share").await));
+    bed.wait_ready("share").await;
+    let now = sum(&metrics(&bed).await, "tranche_controller_writes_total{what=\"hold\"");
+    assert!(now <= taken, "{taken} holds were written before, {now} after: it had to take one");
+    // Whoever wants the last one whole is not kept waiting by a wish.
+    bed.create(claim("last", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(as_nobody(user_of("last", "last"))).await;
+    bed.wait_ready("last").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn gpus_that_are_never_held_are_left_to_the_scheduler() {
+    let Some(bed) = super::bed("gpus_that_are_never_held_are_left_to_the_scheduler").await else { return };
+    set(&bed, "NEVER_HOLD", super::NODE, "");
+    create(&bed, "share", json!({"memory": "2000Mi"})).await;
+    println!("told: {}", wait_told(&bed, "share", super::WAITS).await);
+    bed.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
+    bed.create(as_nobody(user_of("whole", "whole"))).await;
+    bed.wait_ready("whole").await;
+    let open = bed.api::<ResourceClaim>().get("share").await.expect("the claim is there");
+    assert!(results(&open).is_empty(), "placed where nothing may be held");
+    // What was held before goes back.
+    let none = || async { holds(&bed).await.is_empty().then_some(()) };
+    wait_until("holds of before to be given back", PATIENCE, none).await;
+    bed.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, "NEVER_HOLD=L40"]);
+    bed.wait_ready("share").await;
+    let all = Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM);
+    let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;
+    println!("held: {:?}", held.iter().filter_map(|one| one.metadata.name.as_deref()).collect::<Vec<_>>());
+    bed.end().await;
+}
