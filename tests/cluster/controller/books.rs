@@ -164,39 +164,50 @@ impl Auditor {
     }
 }
 
-/// Counts how often a claim is given an allocation that it did not have.
-pub struct Allocations {
-    count: Arc<AtomicUsize>,
+/// Counts what is written to a claim, and how often it is given an allocation that it did not have.
+pub struct Writes {
+    counts: Arc<Counts>,
     at_work: JoinHandle<()>,
 }
 
-impl Allocations {
+#[derive(Default)]
+struct Counts {
+    all: AtomicUsize,
+    allocations: AtomicUsize,
+}
+
+impl Writes {
+    /// From before the claim is made.
     pub fn begin(client: &Client, namespace: &str, name: &str) -> Self {
         let claims = Api::<ResourceClaim>::namespaced(client.clone(), namespace);
         let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let mut events = watcher(claims, one).default_backoff().boxed();
-        let count = Arc::new(AtomicUsize::new(0));
-        let counter = count.clone();
+        let counts = Arc::new(Counts::default());
+        let counter = counts.clone();
         let at_work = tokio::spawn(async move {
             let mut had = false;
             while let Some(event) = events.next().await {
                 let (Ok(Event::Apply(claim)) | Ok(Event::InitApply(claim))) = event else { continue };
                 let has = claim.status.is_some_and(|status| status.allocation.is_some());
-                if has && !had {
-                    counter.fetch_add(1, Ordering::Relaxed);
-                }
+                counter.allocations.fetch_add(usize::from(has && !had), Ordering::Relaxed);
+                counter.all.fetch_add(1, Ordering::Relaxed);
                 had = has;
             }
         });
-        Self { count, at_work }
+        Self { counts, at_work }
     }
 
-    pub fn so_far(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+    /// Its creation is one.
+    pub fn all(&self) -> usize {
+        self.counts.all.load(Ordering::Relaxed)
+    }
+
+    pub fn allocations(&self) -> usize {
+        self.counts.allocations.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Allocations {
+impl Drop for Writes {
     fn drop(&mut self) {
         self.at_work.abort();
     }

@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::books::{Allocations, Auditor};
+use super::books::{Auditor, Writes};
 use super::place::{env, grantable_mib};
 use super::{
     CLASS, NODE, WAITS, create, create_hollow, create_waiting, results, share, wait_metric, wait_placed,
@@ -216,17 +216,17 @@ async fn where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely() {
     })
     .await;
     wait_bound(&bed, gpus + 1).await;
-    let count = Allocations::begin(&bed.client, &bed.namespace, "nowhere");
+    let count = Writes::begin(&bed.client, &bed.namespace, "nowhere");
     let begin = std::time::Instant::now();
     create_hollow(&bed, "nowhere", most(), with_port).await;
     // After 10 s and after 20 s more.
-    let three = || async { (count.so_far() >= 3).then_some(()) };
+    let three = || async { (count.allocations() >= 3).then_some(()) };
     wait_until("the claim to be placed three times in vain", PATIENCE, three).await;
     let took = begin.elapsed().as_secs_f64();
     println!("3 allocations in {took:.0} s");
     assert!(took > 25.0, "three allocations within {took:.0} s");
     super::end_hollow(&bed, "most-0").await;
     assert_eq!(wait_node(&bed, "nowhere").await, "hollow-1");
-    assert!(count.so_far() <= 5, "{} allocations", count.so_far());
+    assert!(count.allocations() <= 5, "{} allocations", count.allocations());
     hollow::end(bed).await;
 }

@@ -7,7 +7,8 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{CLASS, share, wait_placed};
+use super::books::Writes;
+use super::{CLASS, create_waiting, share, wait_placed};
 use crate::bed::{Bed, PATIENCE};
 use crate::manifests::{as_nobody, by_template, claim, gpu, template, user_of};
 use crate::rig::wait_until;
@@ -98,5 +99,11 @@ async fn the_controller_writes_only_the_status_of_a_protected_claim() {
         let ours = whose.filter(|(manager, _)| *manager == "tranche").map(|(_, subresource)| subresource);
         assert_eq!(ours.collect::<Vec<_>>(), [Some("status")], "{writes:?}");
     }
+    // One write for one claim: nobody else writes to one whose pod no scheduler looks at.
+    let writes = Writes::begin(&bed.client, &bed.namespace, "counted");
+    create_waiting(&bed, "counted", json!({"memory": "1Gi"})).await;
+    let seen = || async { (writes.allocations() == 1).then_some(()) };
+    wait_until("the allocation to be seen", PATIENCE, seen).await;
+    assert_eq!(writes.all(), 2, "its creation and its allocation");
     bed.end().await;
 }
