@@ -25,14 +25,14 @@ impl Core {
             Outcome::Allocated(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
-                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
+                    Ok(claim) => self.changed(claim, now),
                     Err(failure) => self.not_allocated(&uid, failure, now),
                 }
             }
             Outcome::Cleared(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
-                    Ok(claim) => self.apply(Change::Claim(Seen::Stored(claim)), now),
+                    Ok(claim) => self.changed(claim, now),
                     // If it still is to go, the next look says so again.
                     Err(_) => drop(self.to_clear.remove(&uid)),
                 }
@@ -42,7 +42,7 @@ impl Core {
                 let text = self.marking.remove(&uid);
                 match result {
                     Ok(claim) => {
-                        self.apply(Change::Claim(Seen::Stored(claim)), now);
+                        self.changed(claim, now);
                         // Its version is another now: what was meant for an older one comes to nothing.
                         self.sure(&uid, now);
                     }
@@ -63,7 +63,7 @@ impl Core {
                 self.in_flight.remove(&uid);
                 match result {
                     Ok(claim) => {
-                        self.apply(Change::Claim(Seen::Stored(claim)), now);
+                        self.made_by_us(claim, now);
                         let uid = self.renamed.remove(&uid).unwrap_or(uid);
                         self.in_flight.remove(&uid);
                         self.settle_created(&uid, now);
@@ -74,12 +74,27 @@ impl Core {
         }
     }
 
+    /// What a write of ours made of a claim. Told late, it may have been deleted since: then it is not there again.
+    fn changed(&mut self, claim: Box<ResourceClaim>, now: Moment) {
+        if self.world.claims.contains_key(&reference(&claim.metadata).uid) {
+            self.apply(Change::Claim(Seen::Stored(claim)), now);
+        }
+    }
+
+    /// The same of a claim that we made. Nobody need know it yet.
+    fn made_by_us(&mut self, claim: Box<ResourceClaim>, now: Moment) {
+        if !self.world.is_gone(&reference(&claim.metadata).uid) {
+            self.apply(Change::Claim(Seen::Stored(claim)), now);
+        }
+    }
+
     fn held(&mut self, gpu: &GpuRef, result: Result<ResourceClaim, Failure>, now: Moment) {
-        match result {
+        let is_gone = |claim: &ResourceClaim| self.world.is_gone(&reference(&claim.metadata).uid);
+        match result.and_then(|claim| if is_gone(&claim) { Err(Failure::Gone) } else { Ok(claim) }) {
             Ok(claim) => {
                 let at = reference(&claim.metadata);
                 self.holds.written(gpu, &at, now);
-                self.apply(Change::Claim(Seen::Stored(Box::new(claim))), now);
+                self.made_by_us(Box::new(claim), now);
             }
             Err(failure) => {
                 self.says.trouble(format!("{gpu} cannot be held: {}", failure.words()));

@@ -1,6 +1,7 @@
 //! The cluster in memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::discriminant;
 use std::time::Duration;
 
 use k8s_openapi::Metadata;
@@ -24,7 +25,15 @@ use crate::params::{Params, decode};
 pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
+/// Of objects that are watched, each on its own.
+pub const KINDS: u8 = 6;
+
 pub type Name = (String, String);
+
+/// What shares have of each GPU, by node and device: MiB, percent of compute and slots.
+type Shares = BTreeMap<(String, String), (u64, u32, u32)>;
+/// Who else has each GPU.
+type Others<'a> = BTreeMap<(String, String), Vec<&'a Name>>;
 
 /// The API server, and the controller before it.
 pub struct Cluster {
@@ -43,6 +52,8 @@ pub struct Cluster {
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
     pub writes: VecDeque<Write>,
+    /// What came of writes, and the controller has not heard yet.
+    pub answers: Vec<Outcome>,
     /// The API server keeps share ids.
     pub keeps: bool,
     /// GPUs as the scheduler's books have them where no share ids are kept: once, until any claim that named it
@@ -68,6 +79,7 @@ impl Cluster {
             rules: BTreeMap::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
+            answers: Vec::new(),
             keeps: true,
             books: BTreeSet::new(),
             blind: BTreeSet::new(),
@@ -251,22 +263,30 @@ impl Cluster {
 
     /// The controller's watches begin anew: what was on its way is in the lists.
     pub fn relist(&mut self) {
-        self.feed.clear();
+        (0..KINDS).for_each(|kind| self.relist_one(kind));
+    }
+
+    /// The watch of one kind begins anew; the others go on.
+    pub fn relist_one(&mut self, kind: u8) {
         fn list<K: Clone>(
             feed: &mut VecDeque<Change>,
             all: impl Iterator<Item = K>,
             wrap: fn(Seen<K>) -> Change,
         ) {
-            feed.push_back(wrap(Seen::Anew));
+            let anew = wrap(Seen::Anew);
+            feed.retain(|change| discriminant(change) != discriminant(&anew));
+            feed.push_back(anew);
             feed.extend(all.map(|one| wrap(Seen::Listed(Box::new(one)))));
             feed.push_back(wrap(Seen::Complete));
         }
-        list(&mut self.feed, self.pods.values().cloned(), Change::Pod);
-        list(&mut self.feed, self.nodes.values().cloned(), Change::Node);
-        list(&mut self.feed, self.claims.values().cloned(), Change::Claim);
-        list(&mut self.feed, self.slices.values().cloned(), Change::Slice);
-        list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule);
-        list(&mut self.feed, self.class.iter().cloned(), Change::Class);
+        match kind {
+            0 => list(&mut self.feed, self.pods.values().cloned(), Change::Pod),
+            1 => list(&mut self.feed, self.nodes.values().cloned(), Change::Node),
+            2 => list(&mut self.feed, self.claims.values().cloned(), Change::Claim),
+            3 => list(&mut self.feed, self.slices.values().cloned(), Change::Slice),
+            4 => list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule),
+            _ => list(&mut self.feed, self.class.iter().cloned(), Change::Class),
+        }
     }
 
     pub fn deliver(&mut self, most: usize) {
@@ -276,9 +296,23 @@ impl Cluster {
         }
     }
 
+    /// The same, but no watch waits for those of other kinds: one of them is ahead. Now and then it repeats itself.
+    pub fn deliver_one_kind(&mut self, most: usize, rng: &mut fastrand::Rng) {
+        let Some(kind) = rng.choice(&self.feed).map(discriminant) else { return };
+        for _ in 0..most {
+            let Some(next) = self.feed.iter().position(|change| discriminant(change) == kind) else { return };
+            let Some(change) = self.feed.remove(next) else { return };
+            if rng.u8(0..16) == 0 {
+                self.core.apply(change.clone(), self.now);
+            }
+            self.core.apply(change, self.now);
+        }
+    }
+
     /// Another controller begins to lead, and knows nothing.
     pub fn fail_over(&mut self, rules: Rules) {
         self.writes.clear();
+        self.answers.clear();
         self.core = Core::new(rules, NS);
         self.relist();
     }
@@ -315,6 +349,21 @@ impl Cluster {
     pub fn write_at(&mut self, at: usize, lost: bool) {
         self.writes.swap(0, at);
         self.write(lost);
+    }
+
+    /// Does any one of the writes; that it is done is heard of later, maybe after the watch has told.
+    pub fn write_unheard(&mut self, at: usize, lost: bool) {
+        self.writes.swap(0, at);
+        if let Some(write) = self.writes.pop_front() {
+            let outcome = self.perform(write, lost);
+            self.answers.push(outcome);
+        }
+    }
+
+    /// What came of a write is heard.
+    pub fn hear(&mut self, at: usize) {
+        let outcome = self.answers.swap_remove(at);
+        self.core.done(outcome, self.now);
     }
 
     /// The next write is not done, for this reason.
@@ -479,6 +528,9 @@ impl Cluster {
         let end = self.now + limit;
         loop {
             self.deliver(usize::MAX);
+            while !self.answers.is_empty() {
+                self.hear(0);
+            }
             let next = self.round();
             if !self.writes.is_empty() {
                 while !self.writes.is_empty() {
@@ -497,10 +549,9 @@ impl Cluster {
         self.now = self.now.max(end);
     }
 
-    /// What may never be, whatever happened.
-    pub fn check(&self) {
-        let mut shares: BTreeMap<(String, String), (u64, u32, u32)> = BTreeMap::new();
-        let mut others: BTreeMap<(String, String), Vec<&Name>> = BTreeMap::new();
+    /// Who has what, as the API has it.
+    fn used(&self) -> (Shares, Others<'_>) {
+        let (mut shares, mut others) = (Shares::new(), Others::new());
         for (name, claim) in &self.claims {
             let hold = name.0 == NS;
             let grants = grants(claim);
@@ -517,6 +568,47 @@ impl Cluster {
                 }
             }
         }
+        (shares, others)
+    }
+
+    /// GPUs on which so many MiB and so much compute fit, as the API has them.
+    pub fn open_for(&self, (mib, percent): (u64, u32)) -> Vec<(String, String)> {
+        let (shares, others) = self.used();
+        // Shares of several GPUs keep to themselves.
+        let companies = self.claims.values().map(results).filter(|gpus| gpus.len() > 1);
+        let together: BTreeSet<(String, String)> = companies.flatten().collect();
+        let schedulable = |node: &String| {
+            let spec = self.nodes.get(node).and_then(|node| node.spec.as_ref());
+            spec.is_some_and(|spec| spec.unschedulable != Some(true))
+        };
+        let slices = self.slices.iter().filter(|(node, _)| schedulable(node));
+        let gpus = slices.flat_map(|(node, slice)| {
+            let devices = slice.spec.devices.iter().flatten();
+            devices.map(|device| (node.clone(), device.name.clone()))
+        });
+        let fits = |gpu: &(String, String)| {
+            let (memory, compute, slots) = shares.get(gpu).copied().unwrap_or_default();
+            let room = memory + mib <= 80 << 10 && compute + percent <= 100 && slots < 16;
+            room && !others.contains_key(gpu) && !together.contains(gpu)
+        };
+        gpus.filter(fits).collect()
+    }
+
+    /// A controller that knows nothing, before an API server with the same objects.
+    pub fn anew(&self, rules: Rules) -> Self {
+        let mut other = Self::new(rules);
+        (other.now, other.version, other.made, other.ids) = (self.now, self.version, self.made, self.ids);
+        (other.claims, other.pods) = (self.claims.clone(), self.pods.clone());
+        (other.nodes, other.slices) = (self.nodes.clone(), self.slices.clone());
+        (other.class, other.rules) = (self.class.clone(), self.rules.clone());
+        (other.keeps, other.books, other.blind) = (self.keeps, self.books.clone(), self.blind.clone());
+        other.relist();
+        other
+    }
+
+    /// What may never be, whatever happened.
+    pub fn check(&self) {
+        let (shares, others) = self.used();
         for (gpu, (memory, compute, slots)) in &shares {
             assert!(
                 *memory <= 80 << 10 && *compute <= 100 && *slots <= 16,

@@ -108,6 +108,21 @@ fn a_busy_server_is_no_refusal() {
 }
 
 #[test]
+fn an_answer_that_comes_after_its_claim_was_deleted_brings_nothing_back() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "79Gi");
+    until(&mut cluster, |write| matches!(write, Write::Allocate { .. }));
+    cluster.write_unheard(0, false);
+    cluster.drop_pod("a", true);
+    cluster.deliver(usize::MAX);
+    cluster.hear(0);
+    share(&mut cluster, "b", "79Gi");
+    cluster.settle(LONG);
+    assert!(cluster.place("b").is_some());
+    cluster.check();
+}
+
+#[test]
 fn a_writer_that_dies_between_its_two_writes_leaves_a_claim_that_the_next_leader_places() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");

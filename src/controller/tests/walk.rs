@@ -1,22 +1,30 @@
 //! Anything happens, in any order.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::json;
 
-use super::cluster::{Cluster, claims_of, results};
+use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
+use crate::controller::queue::Patience;
 use crate::controller::write::Failure;
+use crate::model::names::{NodeName, PodUid};
 
 /// `TRANCHE_STEPS`: how many steps, in walks of 2,000; `TRANCHE_SEED`: of the first walk.
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
+
+/// Of the things that happen those after which the controller learns everything again.
+const BEGINS_ANEW: Range<u8> = 53..55;
 
 /// Longer than anything that a scheduler decides takes to become visible.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -65,8 +73,19 @@ struct Decided {
     lands: Duration,
 }
 
+/// What a pod on its own needs of one GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Ask {
+    mib: u64,
+    percent: u32,
+    priority: u8,
+}
+
 struct Walk {
     cluster: Cluster,
+    rules: Rules,
+    /// Of pods that are in no gang and want one GPU.
+    asks: BTreeMap<String, Ask>,
     rng: fastrand::Rng,
     decided: Vec<Decided>,
     made: u32,
@@ -74,12 +93,17 @@ struct Walk {
 
 impl Walk {
     fn new(seed: u64) -> Self {
-        let mut cluster = Cluster::new(rules());
+        let mut rules = rules();
+        if seed % 3 == 1 {
+            rules.patience = Patience { passes: u32::MAX, time: Duration::MAX };
+        }
+        let mut cluster = Cluster::new(rules.clone());
         cluster.keeps = seed.is_multiple_of(2);
         for node in 0..3 {
             cluster.put_node(&format!("node-{node}"), 2);
         }
-        Self { cluster, rng: fastrand::Rng::with_seed(seed), decided: Vec::new(), made: 0 }
+        let rng = fastrand::Rng::with_seed(seed);
+        Self { cluster, rules, asks: BTreeMap::new(), rng, decided: Vec::new(), made: 0 }
     }
 
     fn pod(&mut self) -> Option<String> {
@@ -92,8 +116,13 @@ impl Walk {
     }
 
     fn step(&mut self) {
+        let what = self.rng.u8(0..100);
+        self.happens(what);
+    }
+
+    fn happens(&mut self, what: u8) {
         let before = self.cluster.version;
-        match self.rng.u8(0..100) {
+        match what {
             0..10 => self.create_share(),
             10..12 => self.create_promised(),
             12..16 => self.create_whole(),
@@ -124,15 +153,31 @@ impl Walk {
                     false => self.cluster.put_node(&node, 2),
                 }
             }
-            53 => self.cluster.relist(),
-            54 => self.cluster.fail_over(rules()),
+            53 => match self.rng.bool() {
+                true => self.cluster.relist(),
+                false => self.cluster.relist_one(self.rng.u8(0..KINDS)),
+            },
+            54 => self.cluster.fail_over(self.rules.clone()),
             55 => self.cluster.fail(Failure::Silent("no answer".to_owned())),
-            56 => self.cluster.fail(Failure::NotLeading),
-            57..80 => self.write(),
+            56 => {
+                let refused = Failure::Refused("exceeded quota: shares".to_owned());
+                let busy = Failure::Busy("too many requests".to_owned());
+                let failure = self.rng.choice([Failure::NotLeading, refused, busy]);
+                failure.into_iter().for_each(|failure| self.cluster.fail(failure));
+            }
+            57..76 => self.write(),
+            76..80 => {
+                if !self.cluster.answers.is_empty() {
+                    let at = self.rng.usize(0..self.cluster.answers.len());
+                    self.cluster.hear(at);
+                }
+            }
             80..92 => {
                 // Now and then it catches up: else the lists that begin anew would soon be all that it ever has.
-                let most = if self.rng.u8(0..8) == 0 { usize::MAX } else { self.rng.usize(0..12) };
-                self.cluster.deliver(most);
+                match self.rng.u8(0..8) {
+                    0 => self.cluster.deliver(usize::MAX),
+                    _ => self.cluster.deliver_one_kind(self.rng.usize(0..12), &mut self.rng),
+                }
                 self.cluster.round();
             }
             _ => {
@@ -150,17 +195,23 @@ impl Walk {
     fn create_share(&mut self) {
         self.made += 1;
         let name = format!("p{}", self.made);
-        let share = match self.rng.u8(0..4) {
-            0 => json!({"fraction": "0.25"}),
-            1 => json!({"memory": "30Gi", "compute": 40}),
-            2 => json!({"memory": "79Gi"}),
-            _ => json!({"memory": format!("{}Mi", self.rng.u32(1..20_000))}),
+        let (share, mib, percent) = match self.rng.u8(0..4) {
+            0 => (json!({"fraction": "0.25"}), 20 << 10, 25),
+            1 => (json!({"memory": "30Gi", "compute": 40}), 30 << 10, 40),
+            2 => (json!({"memory": "79Gi"}), 79 << 10, 0),
+            _ => {
+                let mib = self.rng.u64(1..20_000);
+                (json!({"memory": format!("{mib}Mi")}), mib, 0)
+            }
         };
         let gpus = if self.rng.u8(0..8) == 0 { 2 } else { 1 };
         self.cluster.put_share(&name, share, gpus);
-        let mut more = json!({"spec": {"priority": self.rng.u8(0..2)}});
+        let priority = self.rng.u8(0..2);
+        let mut more = json!({"spec": {"priority": priority}});
         if self.rng.u8(0..5) == 0 {
             more["metadata"]["annotations"] = json!({"tranche.dev/gang": format!("g{}", self.made / 3)});
+        } else if gpus == 1 {
+            self.asks.insert(name.clone(), Ask { mib, percent, priority });
         }
         self.cluster.put_pod(&name, &[&name], more);
     }
@@ -170,6 +221,7 @@ impl Walk {
         let name = format!("k{}", self.made);
         let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.5"}, "count": 1});
         let claim = format!("{name}-gpu-share");
+        self.asks.insert(name.clone(), Ask { mib: 40 << 10, percent: 50, priority: 0 });
         self.cluster.put_pod(
             &name,
             &[],
@@ -240,7 +292,10 @@ impl Walk {
         }
         let at = self.rng.usize(0..self.cluster.writes.len().min(4));
         let lost = self.rng.u8(0..20) == 0;
-        self.cluster.write_at(at, lost);
+        match self.rng.u8(0..4) {
+            0 => self.cluster.write_unheard(at, lost),
+            _ => self.cluster.write_at(at, lost),
+        }
     }
 
     fn drop_any_claim(&mut self) {
@@ -265,23 +320,136 @@ impl Walk {
         }
     }
 
+    /// Pods without a place that wait for their share.
+    fn waiting(&self) -> BTreeSet<String> {
+        let cluster = &self.cluster;
+        let waits = |name: &String, pod: &Pod| {
+            let there = |claim: &String| {
+                name.starts_with('k') || cluster.claims.contains_key(&("ml".to_owned(), claim.clone()))
+            };
+            let claims = claims_of(pod);
+            let placed = claims.iter().all(|claim| cluster.place(claim).is_some());
+            !name.starts_with('w') && !placed && claims.iter().all(there)
+        };
+        let pods = cluster.pods.iter().filter(|((_, name), pod)| waits(name, pod));
+        pods.map(|((_, name), _)| name.clone()).collect()
+    }
+
+    /// The scheduler binds what is placed, until for long nothing has happened: no node is closed to a pod any more.
+    fn rest(&mut self) {
+        while !self.cluster.feed.is_empty() {
+            self.cluster.deliver_one_kind(self.rng.usize(0..4), &mut self.rng);
+            self.cluster.round();
+        }
+        let mut quiet = Duration::ZERO;
+        while quiet < Duration::from_secs(400) {
+            let tick = Duration::from_secs(25);
+            self.cluster.settle(tick);
+            quiet += tick;
+            let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
+            for pod in pods {
+                let before = self.cluster.version;
+                bind(&mut self.cluster, &pod);
+                if self.cluster.version != before {
+                    quiet = Duration::ZERO;
+                }
+            }
+        }
+        self.cluster.check();
+    }
+
+    /// Who waits has no place: as the API has it, and for a controller that has missed nothing.
+    fn waits_in_need(&self) {
+        let cluster = &self.cluster;
+        let waiting = self.waiting();
+        // What is kept for a pod that has been passed for too long is no place for those after it.
+        let mut kept: BTreeSet<NodeName> = BTreeSet::new();
+        let mut kept_before: BTreeMap<PodUid, BTreeSet<NodeName>> = BTreeMap::new();
+        for turn in cluster.core.queue.turns(cluster.now, |key| cluster.core.placed(key)) {
+            kept_before.extend(turn.pods.into_iter().map(|pod| (pod, kept.clone())));
+            kept.extend(turn.kept.into_iter().flat_map(|kept| kept.nodes));
+        }
+        for name in &waiting {
+            let pod = &cluster.pods[&("ml".to_owned(), name.clone())];
+            let Some(ask) = self.asks.get(name) else { continue };
+            let uid = PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default());
+            let none = BTreeSet::new();
+            let kept = kept_before.get(&uid).unwrap_or(&none);
+            let mut open = cluster.open_for((ask.mib, ask.percent));
+            open.retain(|(node, _)| !kept.contains(&node.as_str().into()));
+            assert_eq!(open, [], "{name} waits, though {ask:?} is free");
+        }
+        let mut other = cluster.anew(self.rules.clone());
+        other.settle(Duration::from_secs(25));
+        for name in waiting {
+            let claims = claims_of(&cluster.pods[&("ml".to_owned(), name.clone())]);
+            let place = claims.iter().find_map(|claim| other.place(claim));
+            // A gang goes without the nodes that are kept as a whole.
+            let is_kept = |node: &str| match self.asks.contains_key(&name) {
+                true => kept.contains(&node.into()),
+                false => !kept.is_empty(),
+            };
+            let allowed = place.as_ref().is_none_or(|(node, _)| is_kept(node));
+            assert!(allowed, "{name} waits, and another controller places it: {place:?}");
+        }
+    }
+
+    /// Once those before them have ended, who waits has a place.
+    fn drain(&mut self) {
+        loop {
+            let waiting = self.waiting();
+            let gone = self.cluster.pods.keys().filter(|(_, name)| !waiting.contains(name));
+            let gone: Vec<String> = gone.map(|(_, name)| name.clone()).collect();
+            gone.iter().for_each(|pod| self.cluster.drop_pod(pod, true));
+            if waiting.is_empty() {
+                return;
+            }
+            let whole = self.cluster.claims.keys().filter(|(_, name)| name.starts_with('w'));
+            let whole: Vec<_> = whole.cloned().collect();
+            whole.iter().for_each(|claim| self.cluster.drop_claim(claim));
+            self.rest();
+            self.waits_in_need();
+            let still = self.waiting();
+            assert!(still.len() < waiting.len(), "{waiting:?} wait, and all GPUs are free");
+            let asks = |of: &BTreeSet<String>| -> Vec<Ask> {
+                of.iter().filter_map(|name| self.asks.get(name)).copied().collect()
+            };
+            let placed: Vec<Ask> = asks(&waiting.difference(&still).cloned().collect());
+            for ask in asks(&still) {
+                let lower = |one: &&Ask| {
+                    one.priority < ask.priority && (one.mib, one.percent) == (ask.mib, ask.percent)
+                };
+                assert_eq!(placed.iter().find(lower), None, "goes before {ask:?}");
+            }
+        }
+    }
+
     /// Everything calms down: what can be placed is placed, and nothing is left behind.
     fn end(&mut self) {
+        for _ in 0..100 {
+            let what = self.rng.u8(0..100);
+            // Not what would heal what was missed.
+            if !BEGINS_ANEW.contains(&what) {
+                self.happens(what);
+            }
+        }
         self.land(true);
+        // In which the scheduler binds nothing.
+        self.cluster.settle(Duration::from_secs(self.rng.u64(0..300)));
+        self.cluster.check();
+        self.rest();
+        self.waits_in_need();
         for node in 0..3 {
             self.cluster.put_node(&format!("node-{node}"), 2);
         }
-        self.cluster.settle(Duration::from_secs(1200));
-        self.cluster.check();
+        self.rest();
         assert!(
             self.cluster.keeps || self.cluster.blind.is_empty(),
             "{:?} is in no book",
             self.cluster.blind
         );
-        let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
-        for pod in pods {
-            self.cluster.drop_pod(&pod, true);
-        }
+        self.waits_in_need();
+        self.drain();
         let claims: Vec<_> = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml").cloned().collect();
         claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
         self.cluster.settle(Duration::from_secs(1200));

@@ -7,7 +7,7 @@ pub mod node;
 pub mod pod;
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,6 +19,9 @@ pub use pod::Pod;
 
 use crate::cluster::feed::{Change, Seen};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+
+/// Deleted claims that are remembered: more than there are writes on their way.
+const GONE_MAX: usize = 1024;
 
 /// What a change came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,6 +85,8 @@ pub struct World {
     users: BTreeMap<(String, String), BTreeSet<PodUid>>,
     /// UIDs of claims whose present state does not fit our types: nobody knows what they name.
     unreadable: BTreeSet<String>,
+    /// Claims of which the watch has told last that they were deleted.
+    gone: VecDeque<ClaimUid>,
     lists: Lists,
 }
 
@@ -151,6 +156,10 @@ impl World {
             }
             Seen::Deleted(meta) => {
                 self.readable(kind, &meta);
+                if kind == Kind::Claims {
+                    self.gone.truncate(GONE_MAX - 1);
+                    self.gone.push_front(ClaimUid::new(key(kind, &meta)));
+                }
                 drop(self, &key(kind, &meta))
             }
             Seen::Complete => {
@@ -262,6 +271,11 @@ impl World {
             self.names.remove(&name);
         }
         Some(claim)
+    }
+
+    /// The watch has told that the claim was deleted.
+    pub fn is_gone(&self, uid: &ClaimUid) -> bool {
+        self.gone.contains(uid)
     }
 
     /// A claim as the world would see it.
