@@ -146,6 +146,9 @@ pub struct HoldArgs {
     /// [default: none].
     #[arg(long, env = "NEVER_HOLD", hide_env_values = true)]
     pub never_hold: Option<String>,
+    /// GPUs that are held for good, named in the same way [default: none].
+    #[arg(long, env = "ALWAYS_HOLD", hide_env_values = true)]
+    pub always_hold: Option<String>,
 }
 
 /// Which GPUs are shared, and how they are counted.

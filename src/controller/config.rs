@@ -44,6 +44,8 @@ pub struct Rules {
     pub patience: Patience,
     /// Parts of products' names, UUIDs, or nodes' names: GPUs that are never held.
     pub never_hold: Vec<String>,
+    /// The same: GPUs that are held whenever they are free, and never given back. Those of both are never held.
+    pub always_hold: Vec<String>,
     /// An allocation that nobody uses is taken back after so long.
     pub unused: Duration,
     /// A pod that the scheduler does not bind to its node is placed elsewhere after so long.
@@ -57,6 +59,7 @@ impl Default for Rules {
             holds: Pace::default(),
             patience: Patience::default(),
             never_hold: Vec::new(),
+            always_hold: Vec::new(),
             unused: Duration::from_secs(30),
             stuck: Duration::from_secs(60),
         }

@@ -50,6 +50,8 @@ pub struct Core {
     /// Where pods take room.
     pub(super) assigned: BTreeMap<PodUid, (NodeName, Room)>,
     gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
+    /// GPUs that are held whenever they are free, and never given back.
+    pub(super) for_good: BTreeSet<GpuRef>,
     /// Pods that wait for whole GPUs, and for how many.
     pub(super) whole: BTreeMap<PodUid, u32>,
     /// GPUs to be looked at again.
@@ -98,6 +100,7 @@ impl Core {
             started: false,
             assigned: BTreeMap::new(),
             gangs: BTreeMap::new(),
+            for_good: BTreeSet::new(),
             whole: BTreeMap::new(),
             dirty: BTreeSet::new(),
             unused: BTreeMap::new(),
@@ -540,18 +543,20 @@ impl Core {
             self.holds.want(gpu);
         }
         let known = self.world.gpu(gpu);
+        let named = |list: &[String]| known.is_some_and(|known| is_named(list, gpu, known));
         // One that was taken under other rules gets no more shares, and goes back after its last.
-        let forbidden = known.is_some_and(|known| self.is_forbidden(gpu, known));
+        let forbidden = named(&self.rules.never_hold);
+        match !forbidden && named(&self.rules.always_hold) {
+            true => {
+                self.for_good.insert(gpu.clone());
+                if !others && self.holds.phase(gpu).is_none() {
+                    self.holds.want(gpu);
+                }
+            }
+            false => drop(self.for_good.remove(gpu)),
+        }
         let closed = others || known.is_none() || forbidden || !self.holds.is_open(gpu);
         self.stock.set_closed(gpu, closed);
-    }
-
-    fn is_forbidden(&self, gpu: &GpuRef, known: &super::world::Gpu) -> bool {
-        let known = &known.grantable;
-        let product = known.product.to_lowercase();
-        self.rules.never_hold.iter().any(|one| {
-            *one == gpu.node.as_str() || *one == known.gpu.as_str() || product.contains(&one.to_lowercase())
-        })
     }
 
     /// Somebody else names a GPU of ours. Without shares we go; shares that nobody uses yet are taken back.
@@ -583,4 +588,13 @@ pub fn unit(pod: &Pod) -> UnitKey {
 
 fn waiter(pod: &Pod) -> Waiter {
     Waiter { priority: pod.priority, created: pod.created, size: pod.gang.as_ref().and_then(Gang::pods) }
+}
+
+/// By the name of its node, its UUID or a part of its product's name.
+fn is_named(list: &[String], gpu: &GpuRef, known: &super::world::Gpu) -> bool {
+    let known = &known.grantable;
+    let product = known.product.to_lowercase();
+    list.iter().any(|one| {
+        *one == gpu.node.as_str() || *one == known.gpu.as_str() || product.contains(&one.to_lowercase())
+    })
 }

@@ -407,7 +407,7 @@ impl Core {
             return;
         }
         let mut wanted: u32 = self.whole.values().sum();
-        for gpu in self.holds.idle_ones() {
+        for gpu in self.holds.idle_ones().into_iter().filter(|gpu| !self.for_good.contains(gpu)) {
             if wanted == 0 {
                 break;
             }
@@ -425,8 +425,9 @@ impl Core {
     fn keep(&mut self, now: Moment, round: &mut Round) {
         self.take_ahead();
         self.look(now);
-        let (world, stock) = (&self.world, &self.stock);
-        let acts = self.holds.step(now, |gpu| stock.is_granted(gpu), |gpu| world.standing(gpu));
+        let (world, stock, for_good) = (&self.world, &self.stock, &self.for_good);
+        let needed = |gpu: &GpuRef| stock.is_granted(gpu) || for_good.contains(gpu);
+        let acts = self.holds.step(now, needed, |gpu| world.standing(gpu));
         for act in acts {
             match act {
                 Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),

@@ -610,6 +610,7 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"controller.policy="best""#, "/controller/policy"),
         (r#"controller.leaseDuration="500ms""#, "/controller/leaseDuration"),
         (r#"controller.holds.never=["a,b"]"#, "/controller/holds/never/0"),
+        (r#"controller.holds.always=["a,b"]"#, "/controller/holds/always/0"),
         ("controller.replicas=0", "/controller/replicas"),
     ] {
         let said = render(&helm, &[value]).expect_err(value);

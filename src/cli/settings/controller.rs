@@ -57,8 +57,8 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
         rules: Rules {
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
-            never_hold: reader
-                .parsed("--never-hold", holds.never_hold.clone(), Vec::new(), |text| Ok(list(text))),
+            never_hold: reader.gpus("--never-hold", &holds.never_hold),
+            always_hold: reader.gpus("--always-hold", &holds.always_hold),
             holds: reader.holds(holds),
             patience: Patience {
                 passes: reader.parsed("--passes", passes, usual.patience.passes, count),
@@ -81,8 +81,12 @@ impl Reader {
         name
     }
 
+    fn gpus(&mut self, flag: &'static str, value: &Option<String>) -> Vec<String> {
+        self.parsed(flag, value.clone(), Vec::new(), |text| Ok(list(text)))
+    }
+
     fn holds(&mut self, args: HoldArgs) -> Pace {
-        let HoldArgs { settle, keep_warm, hold_ahead, never_hold: _ } = args;
+        let HoldArgs { settle, keep_warm, hold_ahead, never_hold: _, always_hold: _ } = args;
         let usual = Pace::default();
         Pace {
             settle: self.parsed("--settle", settle, usual.settle, interval),
@@ -141,10 +145,14 @@ mod tests {
         let mut args = named();
         args.policy = Some("spread".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
+        args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
         let rules = controller(args).unwrap().controller.rules;
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
-        assert_eq!(rules.never_hold, ["node-a", "T4"]);
+        assert_eq!(
+            (rules.never_hold, rules.always_hold),
+            (vec!["node-a".into(), "T4".into()], vec!["GPU-1".into()])
+        );
         let mut bad = ControllerArgs {
             lease_duration: Some("1s".to_owned()),
             policy: Some("best".to_owned()),

@@ -625,6 +625,31 @@ fn a_gpu_that_was_held_when_it_became_forbidden_gets_no_more_shares_and_goes_bac
     cluster.check();
 }
 
+#[test]
+fn gpus_of_the_administrators_choice_are_held_for_good() {
+    let always_hold = vec!["GPU-node-0-0".to_owned(), "node-1".to_owned()];
+    let mut cluster =
+        Cluster::new(Rules { always_hold, never_hold: vec!["GPU-node-1-0".to_owned()], ..rules() });
+    // One of them is somebody else's at first.
+    cluster.put_node("node-0", 2);
+    whole_claim_takes(&mut cluster, "whole", "node-0", "gpu-0");
+    cluster.put_node("node-1", 2);
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds(), ["hold.gpu-1.node-1"]);
+    cluster.drop_claim(&("ml".to_owned(), "whole".to_owned()));
+    cluster.settle(Duration::from_secs(700));
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-0", "hold.gpu-1.node-1"]);
+    // Not after the last share, and not for who wants it whole.
+    share_fits(&mut cluster, "a", "70Gi");
+    cluster.drop_pod("a", true);
+    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+    cluster.put_whole("wants");
+    cluster.put_pod("wants", &["wants"], waits);
+    cluster.settle(Duration::from_secs(700));
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-0", "hold.gpu-1.node-1"]);
+    cluster.check();
+}
+
 /// The hold has settled, the look has ended, and what comes next is to be written.
 fn to_the_allocation(cluster: &mut Cluster) {
     cluster.now += 3 * SECOND;

@@ -22,6 +22,15 @@ fn set(bed: &Bed, name: &str, value: &str, before: &str) {
     bed.rig.run(&rollout);
 }
 
+/// The first GPU of the node that can be shared, its UUID, and how many there are.
+async fn shareable(bed: &Bed) -> (String, String, usize) {
+    let mut found = bed.published(super::NODE).await;
+    found.retain(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
+    let first = found.first().expect("a GPU can be shared");
+    let uuid = first.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+    (first.name.clone(), uuid.expect("it has a UUID"), found.len())
+}
+
 /// GPUs of all nodes that are held and have no share.
 async fn wait_idle(bed: &Bed, count: u32) {
     wait_metric(bed, "tranche_controller_held_idle_gpus", f64::from(count)).await;
@@ -31,10 +40,7 @@ async fn wait_idle(bed: &Bed, count: u32) {
 async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole() {
     let test = "gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole";
     let Some(bed) = super::bed(test).await else { return };
-    let whole = bed.published(super::NODE).await.into_iter();
-    let whole =
-        whole.filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
-    let gpus = whole.count();
+    let (_, _, gpus) = shareable(&bed).await;
     // Nothing that tests before have left is taken for it: all GPUs but two are in use.
     let mut most = gpu("gpu");
     most["exactly"]["count"] = json!(gpus - 2);
@@ -55,6 +61,31 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     bed.create(claim("last", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(as_nobody(user_of("last", "last"))).await;
     bed.wait_ready("last").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
+    let Some(bed) = super::bed("a_gpu_that_is_held_for_good_is_for_shares_only").await else { return };
+    let (device, uuid, gpus) = shareable(&bed).await;
+    set(&bed, "ALWAYS_HOLD", &uuid, "");
+    let held = || async { holds(&bed).await.contains(&device).then_some(()) };
+    wait_until("the GPU to be held", PATIENCE, held).await;
+    let whole = async |name: &str, count: usize| {
+        let mut request = gpu("gpu");
+        request["exactly"]["count"] = json!(count);
+        bed.create(claim(name, json!({"requests": [request]}))).await;
+        bed.create(as_nobody(user_of(name, name))).await;
+    };
+    whole("all", gpus).await;
+    println!("told: {}", wait_told(&bed, "all", "FailedScheduling").await);
+    create(&bed, "share", json!({"memory": "2000Mi"})).await;
+    bed.wait_ready("share").await;
+    assert_eq!(wait_placed(&bed, "share").await, device);
+    bed.delete("all").await;
+    whole("rest", gpus - 1).await;
+    bed.wait_ready("rest").await;
+    assert!(holds(&bed).await.contains(&device));
     bed.end().await;
 }
 
