@@ -267,6 +267,20 @@ mod tests {
     }
 
     #[test]
+    fn mps_of_a_mig_device_is_told_to_the_claim_on_that_device() {
+        let mut standing = Standing::default();
+        let health = Health::Unhealthy("the daemon ended".to_owned());
+        standing.ail(&Ailment { gpu: "MIG-1".into(), part: Part::Mps, health });
+        let on = |uuid: &str| [HeldDevice { uuid: uuid.into(), ..held(HoldMode::Mig) }];
+        let told = entries(&on("MIG-1"), &standing, &[], at(1));
+        let (is, reason, message, _) = status(&told[0], "DeviceHealthy");
+        assert_eq!((is, reason), ("False", "MpsUnhealthy"));
+        assert_eq!(message, "MPS on MIG-1 does not work: the daemon ended");
+        let beside = entries(&on("MIG-2"), &standing, &[], at(1));
+        assert_eq!(status(&beside[0], "DeviceHealthy").0, "True");
+    }
+
+    #[test]
     fn entries_stay_within_what_kubernetes_takes() {
         let mut standing = Standing::default();
         let why = "é".repeat(40_000);
