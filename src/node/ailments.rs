@@ -390,22 +390,21 @@ pub async fn report_daemons(
     }
 }
 
-/// How often each daemon had died when it was last looked at.
+/// How often each daemon had died when it was last looked at. While no claim needs one nobody looks, and deaths of
+/// that time are nobody's news.
 #[derive(Debug, Default)]
 struct Deaths(BTreeMap<MpsGroup, u32>);
 
 impl Deaths {
     /// The devices of daemons that died since the last look and live: who is down is told as that.
     fn unseen(&mut self, states: &[DaemonState]) -> Vec<DeviceUuid> {
-        let mut unseen = Vec::new();
-        for DaemonState { group, phase, deaths, .. } in states {
-            let is_down = matches!(phase, DaemonPhase::Down { .. });
-            let before = self.0.insert(group.clone(), *deaths);
-            if before.is_some_and(|before| before < *deaths) && !is_down {
-                unseen.extend_from_slice(group.devices());
-            }
-        }
-        unseen
+        let now = states.iter().map(|state| (state.group.clone(), state.deaths)).collect();
+        let before = std::mem::replace(&mut self.0, now);
+        let died =
+            |state: &&DaemonState| before.get(&state.group).is_some_and(|before| *before < state.deaths);
+        let is_down = |state: &DaemonState| matches!(state.phase, DaemonPhase::Down { .. });
+        let unseen = states.iter().filter(died).filter(|state| !is_down(state));
+        unseen.flat_map(|state| state.group.devices()).cloned().collect()
     }
 }
 
@@ -537,6 +536,23 @@ mod tests {
         let all = ["a", "b", "c"].map(|name| state(name, DaemonPhase::Serving { pid: 1 }));
         daemons.take(&needed, Some(Ok(all.to_vec())), at(begin, MISSING_LOOKS));
         assert_eq!(down(&daemons), []);
+    }
+
+    #[test]
+    fn a_death_is_news_once_and_to_those_who_were_there() {
+        let look = |phase: DaemonPhase, deaths| vec![DaemonState { deaths, ..state("a", phase) }];
+        let serving = |deaths| look(DaemonPhase::Serving { pid: 1 }, deaths);
+        let news: Vec<DeviceUuid> = vec!["a".into()];
+        let mut deaths = Deaths::default();
+        assert_eq!(deaths.unseen(&serving(3)), [], "of before");
+        assert_eq!(deaths.unseen(&serving(4)), news);
+        assert_eq!(deaths.unseen(&serving(4)), []);
+        assert_eq!(deaths.unseen(&look(DaemonPhase::Down { reason: String::new() }, 5)), [], "seen down");
+        assert_eq!(deaths.unseen(&serving(5)), []);
+        // Nobody needed it for a while.
+        assert_eq!(deaths.unseen(&[]), []);
+        assert_eq!(deaths.unseen(&serving(6)), []);
+        assert_eq!(deaths.unseen(&serving(7)), news);
     }
 
     #[test]
