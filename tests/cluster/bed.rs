@@ -312,6 +312,16 @@ impl Bed {
         devices
     }
 
+    /// Those of them that can be given in shares.
+    pub async fn shareable(&self, node: &str) -> Vec<Device> {
+        let mut devices = self.published(node).await;
+        let is = |device: &Device| {
+            device.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB"))
+        };
+        devices.retain(is);
+        devices
+    }
+
     pub async fn published_names(&self, node: &str) -> BTreeSet<String> {
         self.published(node).await.into_iter().map(|device| device.name).collect()
     }

@@ -75,12 +75,8 @@ async fn idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole() {
     bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "a"]);
     assert!(holds(&bed).await.contains(&device), "kept warm");
     // All of them at once, so that the held one is needed.
-    let published = bed.published(super::NODE).await;
-    let gpus = published
-        .iter()
-        .filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
     let mut all = gpu("gpu");
-    all["exactly"]["count"] = json!(gpus.count());
+    all["exactly"]["count"] = json!(bed.shareable(super::NODE).await.len());
     bed.create(claim("all", json!({"requests": [all]}))).await;
     bed.create(as_nobody(user_of("all", "all"))).await;
     bed.wait_ready("all").await;
@@ -119,12 +115,8 @@ async fn the_end_of_one_share_gives_nobody_the_gpu_of_the_other() {
     assert_eq!(wait_placed(&bed, "a").await, wait_placed(&bed, "b").await);
     bed.delete("a").await;
     bed.rig.kubectl(&["-n", &bed.namespace, "delete", "resourceclaim", "a"]);
-    let published = bed.published(super::NODE).await;
-    let gpus = published
-        .iter()
-        .filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
     let mut all = gpu("gpu");
-    all["exactly"]["count"] = json!(gpus.count());
+    all["exactly"]["count"] = json!(bed.shareable(super::NODE).await.len());
     bed.create(claim("all", json!({"requests": [all]}))).await;
     bed.create(as_nobody(user_of("all", "all"))).await;
     let waits = || async {

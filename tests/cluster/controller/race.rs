@@ -136,11 +136,7 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
 #[tokio::test]
 async fn whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     let Some(bed) = super::bed("whole_gpus_and_shares_race_and_no_gpu_serves_both").await else { return };
-    let published = bed.published(NODE).await;
-    let gpus = published
-        .iter()
-        .filter(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")))
-        .count();
+    let gpus = bed.shareable(NODE).await.len();
     assert!(gpus >= 2, "the node has {gpus} GPUs");
     let auditor = Auditor::begin(&bed.client).await;
     for round in 0..REAL_ROUNDS {

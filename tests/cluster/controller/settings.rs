@@ -22,15 +22,6 @@ fn set(bed: &Bed, name: &str, value: &str, before: &str) {
     bed.rig.run(&rollout);
 }
 
-/// The first GPU of the node that can be shared, its UUID, and how many there are.
-async fn shareable(bed: &Bed) -> (String, String, usize) {
-    let mut found = bed.published(super::NODE).await;
-    found.retain(|one| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB")));
-    let first = found.first().expect("a GPU can be shared");
-    let uuid = first.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
-    (first.name.clone(), uuid.expect("it has a UUID"), found.len())
-}
-
 /// GPUs of all nodes that are held and have no share.
 async fn wait_idle(bed: &Bed, count: u32) {
     wait_metric(bed, "tranche_controller_held_idle_gpus", f64::from(count)).await;
@@ -40,7 +31,7 @@ async fn wait_idle(bed: &Bed, count: u32) {
 async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole() {
     let test = "gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_them_whole";
     let Some(bed) = super::bed(test).await else { return };
-    let (_, _, gpus) = shareable(&bed).await;
+    let gpus = bed.shareable(super::NODE).await.len();
     // Nothing that tests before have left is taken for it: all GPUs but two are in use.
     let mut most = gpu("gpu");
     most["exactly"]["count"] = json!(gpus - 2);
@@ -67,7 +58,10 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
 #[tokio::test]
 async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
     let Some(bed) = super::bed("a_gpu_that_is_held_for_good_is_for_shares_only").await else { return };
-    let (device, uuid, gpus) = shareable(&bed).await;
+    let found = bed.shareable(super::NODE).await;
+    let (device, gpus) = (found[0].name.clone(), found.len());
+    let uuid = found[0].attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+    let uuid = uuid.expect("it has a UUID");
     set(&bed, "ALWAYS_HOLD", &uuid, "");
     let held = || async { holds(&bed).await.contains(&device).then_some(()) };
     wait_until("the GPU to be held", PATIENCE, held).await;
