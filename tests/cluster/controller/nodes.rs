@@ -1,5 +1,7 @@
 //! Nodes that go, that are emptied, and that the scheduler would not have.
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -8,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::books::Auditor;
 use super::{NODE, create, share, wait_not_placed};
-use crate::bed::{Bed, PATIENCE, SYSTEM, is_ready, node_of};
+use crate::bed::{Bed, PATIENCE, SYSTEM, is_ready, life, node_of};
 use crate::hollow::{self, on_hollow, wait_node};
-use crate::manifests::{as_nobody, claim, template, user_of};
+use crate::manifests::{as_nobody, claim, gpu, template, user_of};
 use crate::rig::wait_until;
 
 /// The node that a claim's allocation is for; waits for one.
@@ -172,7 +174,8 @@ async fn a_namespace_that_is_deleted_gives_its_shares_back() {
     hollow::end(bed).await;
 }
 
-/// What happens while no controller runs is taken in by the next one.
+/// What happens while no controller runs is taken in by the next one. It is away for as long as this takes; for
+/// TRANCHE_OUTAGE seconds where that is set.
 #[tokio::test]
 async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     let Some(bed) = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await
@@ -180,43 +183,21 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
         return;
     };
     let auditor = Auditor::begin(&bed.client).await;
-    let scale = |replicas: &'static str| ["-n", SYSTEM, "scale", "deployment/tranche-controller", replicas];
     let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
-    let make = async |names: &[String], amount: &str| {
-        for name in names {
-            bed.create(claim(name, share(json!({"memory": amount})))).await;
-            bed.create(on_hollow(as_nobody(user_of(name, name)))).await;
-        }
-    };
     let before = names("before", 8);
-    make(&before, "20Gi").await;
+    make(&bed, &before, "20Gi").await;
     hollow::wait_bound(&bed, before.len()).await;
     let lost = wait_node(&bed, "before-0").await;
+    create(&bed, "runs", json!({"memory": "3Gi"})).await;
+    let runs = life(&bed.wait_ready("runs").await);
 
-    bed.rig.on_end(&[
-        "kubectl",
-        "-n",
-        SYSTEM,
-        "rollout",
-        "status",
-        "deployment/tranche-controller",
-        "--timeout=90s",
-    ]);
-    bed.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
-    bed.rig.kubectl(&scale("--replicas=0"));
-    let list = ListParams::default().labels("app.kubernetes.io/component=controller");
-    let system = Api::<Pod>::namespaced(bed.client.clone(), SYSTEM);
-    let none = || async { system.list(&list).await.ok()?.items.is_empty().then_some(()) };
-    wait_until("the controllers to be gone", PATIENCE, none).await;
+    end_controllers(&bed).await;
     // Some go, some come, and a node is lost with what is on it.
-    let pods = bed.api::<Pod>();
-    let claims = bed.api::<ResourceClaim>();
     for name in &before[..4] {
-        pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
-        bed.gone(name).await;
-        claims.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+        super::end_hollow(&bed, name).await;
     }
     bed.rig.run(&["hollow-end", &lost]);
+    let pods = bed.api::<Pod>();
     for name in &before[4..] {
         if node_of(&pods.get(name).await.expect("it is there")) == lost {
             pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
@@ -224,14 +205,72 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
         }
     }
     let after = names("after", 12);
-    make(&after, "10Gi").await;
+    make(&bed, &after, "10Gi").await;
     create(&bed, "real", json!({"memory": "2000Mi"})).await;
+    let turns = be_without(&bed, &after).await;
+    assert_eq!(life(&bed.wait_ready("runs").await), runs);
+
+    let begin = Instant::now();
     bed.rig.kubectl(&scale("--replicas=2"));
     for name in &after {
         assert_ne!(wait_node(&bed, name).await, lost);
     }
     bed.wait_ready("real").await;
+    println!("{turns} turns without; all placed {:.1} s after its start", begin.elapsed().as_secs_f64());
+    super::wait_metric(&bed, "tranche_controller_overcommitted_gpus", 0.0).await;
+    assert_eq!(life(&bed.wait_ready("runs").await), runs);
     println!("{} looks", auditor.end().await);
     bed.delete("real").await;
+    bed.delete("runs").await;
     hollow::end(bed).await;
+}
+
+/// Pods for nodes without a machine, each with a claim of this much memory.
+async fn make(bed: &Bed, names: &[String], memory: &str) {
+    for name in names {
+        super::create_hollow(bed, name, share(json!({"memory": memory})), |_| {}).await;
+    }
+}
+
+fn scale(replicas: &str) -> [&str; 5] {
+    ["-n", SYSTEM, "scale", "deployment/tranche-controller", replicas]
+}
+
+/// Ends all controllers until the test ends.
+async fn end_controllers(bed: &Bed) {
+    let status = ["-n", SYSTEM, "rollout", "status", "deployment/tranche-controller", "--timeout=90s"];
+    bed.rig.on_end(&[&["kubectl"][..], &status].concat());
+    bed.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
+    bed.rig.kubectl(&scale("--replicas=0"));
+    let list = ListParams::default().labels("app.kubernetes.io/component=controller");
+    let system = Api::<Pod>::namespaced(bed.client.clone(), SYSTEM);
+    let none = || async { system.list(&list).await.ok()?.items.is_empty().then_some(()) };
+    wait_until("the controllers to be gone", PATIENCE, none).await;
+}
+
+/// The time without a controller: who needs none gets its place, who needs one comes, waits and goes. How
+/// often that was seen.
+async fn be_without(bed: &Bed, waiting: &[String]) -> usize {
+    let outage = std::env::var("TRANCHE_OUTAGE").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
+    let (begin, outage) = (Instant::now(), Duration::from_secs(outage));
+    let mut every = tokio::time::interval(Duration::from_secs(30));
+    for turn in 1.. {
+        every.tick().await;
+        let (whole, part) = (format!("whole-{turn}"), format!("part-{turn}"));
+        super::create_hollow(bed, &part, share(json!({"memory": "5Gi"})), |_| {}).await;
+        super::create_hollow(bed, &whole, json!({"requests": [gpu("gpu")]}), |_| {}).await;
+        wait_node(bed, &whole).await;
+        super::end_hollow(bed, &whole).await;
+        for name in waiting.iter().chain([&part]) {
+            let pod = bed.api::<Pod>().get(name).await.expect("it is there");
+            assert_eq!(pod.spec.and_then(|spec| spec.node_name), None, "{name}");
+        }
+        super::end_hollow(bed, &part).await;
+        let passed = begin.elapsed();
+        println!("turn {turn}, {:.0} s of {:.0} s", passed.as_secs_f64(), outage.as_secs_f64());
+        if passed >= outage {
+            return turn;
+        }
+    }
+    unreachable!("turns have no end")
 }

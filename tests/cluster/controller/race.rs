@@ -1,5 +1,7 @@
 //! Pods for whole GPUs and for shares at once: no GPU serves both, and each pod gets its place in the end.
 
+use std::collections::BTreeMap;
+
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -82,17 +84,23 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     bed.end().await;
 }
 
-/// More than the node has room for: whoever comes too late is told so, and gets its place when there is one.
+/// More than the node has room for: whoever comes too late is told so, and gets its place when there is one. In every
+/// other round those for whole GPUs come a little before the others.
 #[tokio::test]
 async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
     let test = "who_loses_a_race_for_the_last_gpu_waits_with_a_reason";
     let Some(bed) = super::bed_beside(test, 1).await else { return };
     let gpus = bed.published("hollow-0").await.len();
     let auditor = Auditor::begin(&bed.client).await;
+    let mut rounds_lost = BTreeMap::new();
     for round in 0..ROUNDS {
         let mut runners = runners(round, "hollow-0", gpus);
         runners.push(Runner { name: format!("late-{round}"), ..whole(round, "hollow-0") });
-        join_all(runners.iter().map(|runner| start(&bed, runner))).await;
+        let (first, then): (Vec<&Runner>, Vec<_>) =
+            runners.iter().partition(|runner| round % 2 == 0 || !runner.name.starts_with("part"));
+        for these in [first, then] {
+            join_all(these.into_iter().map(|runner| start(&bed, runner))).await;
+        }
         // All whole ones, or the parts and all whole ones but one.
         hollow::wait_bound(&bed, gpus).await;
         let losers = async || {
@@ -123,13 +131,14 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
             println!("{}", told.chars().take(200).collect::<String>());
         }
         let lost = losers().await.expect("pods are there");
+        *rounds_lost.entry(lost.len()).or_insert(0) += 1;
         // One GPU becomes free.
         let winner = runners.iter().find(|one| one.name.starts_with("whole") && !lost.contains(&one.name));
         super::end_hollow(&bed, &winner.expect("some have won").name).await;
         hollow::wait_bound(&bed, runners.len() - 1).await;
         hollow::clear(&bed).await;
     }
-    println!("{ROUNDS} races, {} looks", auditor.end().await);
+    println!("{ROUNDS} races (by losers: {rounds_lost:?}), {} looks", auditor.end().await);
     hollow::end(bed).await;
 }
 
