@@ -265,7 +265,11 @@ impl fmt::Display for Shortage {
                 s(*candidates as u32)
             ),
             Self::Whole { candidates } => {
-                write!(f, "needs a whole GPU; none of {candidates} candidates is idle")
+                write!(
+                    f,
+                    "needs a whole GPU; none of {candidates} candidate{} is idle",
+                    s(*candidates as u32)
+                )
             }
             Self::Compute { needed, largest, candidates, at } => write!(
                 f,
@@ -305,34 +309,37 @@ fn s(count: u32) -> &'static str {
 
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut words = Vec::new();
-        let mut add = |count: usize, what: &str| {
-            if count > 0 {
-                words.push(format!("{count} {what}"));
-            }
+        let gpus = [
+            (self.too_small, "too small even idle"),
+            (self.other_product, "of another product"),
+            (self.isolation, "below the isolation asked for"),
+            (self.not_selected, "that a selector does not choose"),
+            (self.closed, "not open to shares"),
+        ];
+        let nodes = [
+            (self.nodes_not_allowed, "that the pod may not run on"),
+            (self.pods, "that may have no more pods"),
+        ];
+        let counted = |count: usize, what: &str, words: &str| {
+            (count > 0).then(|| format!("{count} {what}{} {words}", s(count as u32)))
         };
-        add(self.too_small, "GPUs too small even idle");
-        add(self.other_product, "GPUs of another product");
-        add(self.isolation, "GPUs below the isolation asked for");
-        add(self.not_selected, "GPUs that a selector does not choose");
-        add(self.closed, "GPUs held by others");
-        add(self.nodes_not_allowed, "nodes that the pod may not run on");
-        add(self.pods, "nodes with as many pods as they may have");
+        let gpus = gpus.into_iter().filter_map(|(count, words)| counted(count, "GPU", words));
+        let nodes = nodes.into_iter().filter_map(|(count, words)| counted(count, "node", words));
+        let mut words: Vec<String> = gpus.chain(nodes).collect();
         if let Some((count, needed, most, node)) = &self.cpu {
-            words.push(format!("{count} nodes without {needed}m CPU (most left is {most}m on node {node})"));
+            let without = format!("without {needed}m CPU (most left is {most}m on node {node})");
+            words.extend(counted(*count, "node", &without));
         }
         if let Some((count, needed, most, node)) = &self.memory {
-            words.push(format!(
-                "{count} nodes without {needed} MiB of memory (most left is {most} MiB on node {node})"
-            ));
+            let without = format!("without {needed} MiB of memory (most left is {most} MiB on node {node})");
+            words.extend(counted(*count, "node", &without));
         }
         if let Some((count, taint)) = self.tainted.as_deref() {
-            words.push(format!(
-                "{count} GPUs with a taint that the request does not tolerate (the first is {taint})"
-            ));
+            let with = format!("with a taint that the request does not tolerate (the first is {taint})");
+            words.extend(counted(*count, "GPU", &with));
         }
         if let Some((count, failure)) = self.failed.as_deref() {
-            words.push(format!("{count} GPUs on which {failure}"));
+            words.extend(counted(*count, "GPU", &format!("on which {failure}")));
         }
         f.write_str(&words.join(", "))
     }

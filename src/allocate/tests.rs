@@ -166,11 +166,11 @@ fn a_refusal_says_what_is_short_and_where() {
     let only = PodAsk { nodes: Nodes::Only(["b".into()].into()), ..mib(16_000).into() };
     let refused = refusal(&mut index, &[only]);
     assert!(
-        refused.contains("10000 MiB on node b/gpu-0; left out: 1 nodes that the pod may not"),
+        refused.contains("10000 MiB on node b/gpu-0; left out: 1 node that the pod may not"),
         "{refused}"
     );
     index.set_closed(&"a".into(), &DeviceName::whole(1), true).unwrap();
-    assert!(refusal(&mut index, &[shape.into()]).contains("1 GPUs held by others"));
+    assert!(refusal(&mut index, &[shape.into()]).contains("1 GPU not open to shares"));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn pods_of_a_gang_count_among_those_of_their_node() {
         assert_eq!(
             refused,
             "the gang's 4 pods do not fit together: beside 1 of them, the next needs 1 GPU; there is no candidate; \
-             left out: 1 nodes with as many pods as they may have, 1 nodes without 1000m CPU (most left is 500m on \
+             left out: 1 node that may have no more pods, 1 node without 1000m CPU (most left is 500m on \
              node b)"
         );
         // It is as if they had never been there.
@@ -244,10 +244,7 @@ fn pods_of_a_gang_count_among_those_of_their_node() {
     // News of the GPUs change nothing about it, and what has gone makes way.
     index.insert_node(&node("a", 2, 20_000));
     let only = PodAsk { nodes: Nodes::Only(["a".into()].into()), ..pod.clone() };
-    assert!(
-        refusal(&mut index, std::slice::from_ref(&only))
-            .contains("1 nodes with as many pods as they may have")
-    );
+    assert!(refusal(&mut index, std::slice::from_ref(&only)).contains("1 node that may have no more pods"));
     index.remove(&PodUid::new("1"));
     assert!(decide(&mut index, &[only], Policy::Pack).is_ok());
 }
@@ -327,7 +324,7 @@ fn selectors_choose_gpus_and_a_refusal_counts_those_left_out() {
     let large = with(selecting(&[IS_HOPPER]), |want| want.part = Part::Whole);
     assert_eq!(
         refusal(&mut index, &[large.into()]),
-        "needs a whole GPU; none of 1 candidates is idle; left out: 3 GPUs that a selector does not choose, 1 GPUs \
+        "needs a whole GPU; none of 1 candidate is idle; left out: 3 GPUs that a selector does not choose, 1 GPU \
          on which the selector \"device.attributes['gpu.nvidia.com'].architecture == 'Hopper'\" fails: the device \
          has no attribute architecture in the domain gpu.nvidia.com"
     );
@@ -446,7 +443,7 @@ fn tainted_gpus_are_for_those_who_bear_it() {
     put(&mut index, "1", mib(8_000), Policy::Pack);
     assert_eq!(
         refusal(&mut index, &[mib(9_000).into()]),
-        "needs 9000 MiB; largest free on 1 candidate GPU is 2000 MiB on node a/gpu-1; left out: 1 GPUs with a taint \
+        "needs 9000 MiB; largest free on 1 candidate GPU is 2000 MiB on node a/gpu-1; left out: 1 GPU with a taint \
          that the request does not tolerate (the first is a=1:NoSchedule)"
     );
     assert_eq!(put(&mut index, "2", bearing(9_000), Policy::Pack), "a/gpu-0");

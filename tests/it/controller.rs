@@ -216,7 +216,7 @@ async fn what_does_not_fit_is_told_with_numbers_on_pod_and_claim() {
     let words = |api: &MockApi| claim(api, "big")["metadata"]["annotations"]["tranche.dev/waiting"].clone();
     api.until("the text on the claim", |api| words(api).is_string()).await;
     let text = words(&api).as_str().unwrap().to_owned();
-    assert!(text.contains("1 GPUs too small even idle"), "{text}");
+    assert!(text.contains("1 GPU too small even idle"), "{text}");
     assert!(holds(&api).is_empty());
     controller.end().await;
 }

@@ -110,7 +110,7 @@ async fn who_waits_sees_the_event_and_each_node() {
 Claim:      ml/large (10m old)
 Pods:       wants
 Answer:     waits (memory)
-Why:        needs 40960 MiB; largest free on 1 candidate GPU is 20480 MiB on node node-a/gpu-0; left out: 1 GPUs held by others, 1 nodes that the pod may not run on; node node-b is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
+Why:        needs 40960 MiB; largest free on 1 candidate GPU is 20480 MiB on node node-a/gpu-0; left out: 1 GPU not open to shares, 1 node that the pod may not run on; node node-b is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
 Controller: tranche-controller-7c9 leads, last sign of life 2s ago
 On it:      tranche.dev/waiting: needs 40960 MiB; earlier words
 
