@@ -280,6 +280,16 @@ impl Index {
 }
 
 impl Index {
+    /// All of these CEL expressions choose the GPU. Not if there is no such GPU, or one of them fails on it. Answers
+    /// are kept by the expressions' texts.
+    pub fn chooses(&mut self, selectors: &[String], name: &NodeName, device: &DeviceName) -> bool {
+        let node = self.ids.get(name).and_then(|id| self.nodes.all[*id].as_ref());
+        let gpu = node.and_then(|node| node.gpus.iter().find(|gpu| gpu.device == *device));
+        let Some(facts) = gpu.map(|gpu| gpu.facts) else { return false };
+        let choice = self.boards.choices.of(selectors, &self.nodes.facts);
+        choice.is_none_or(|choice| choice.chosen.has(facts))
+    }
+
     /// Where the pod would go on a node if GPUs were taken in their order, without any score: how a scheduler
     /// chooses that does not rate devices.
     pub fn first_fit(&self, node: &NodeName, shape: &Shape) -> Option<Placement> {

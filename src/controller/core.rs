@@ -18,7 +18,7 @@ use super::say::Says;
 use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::pod::Gang;
-use super::world::{Asks, Claim, GpuRef, News, Pod, Use, World};
+use super::world::{Claim, GpuRef, Need, News, Pod, Use, World};
 use crate::allocate::Policy;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::feed::{Change, Seen};
@@ -52,8 +52,8 @@ pub struct Core {
     gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
     /// GPUs that are held whenever they are free, and never given back.
     pub(super) for_good: BTreeSet<GpuRef>,
-    /// Pods that wait for whole GPUs, and for how many.
-    pub(super) whole: BTreeMap<PodUid, u32>,
+    /// Pods that wait for devices of the scheduler's, whole GPUs maybe.
+    pub(super) whole: BTreeMap<PodUid, Vec<Need>>,
     /// GPUs to be looked at again.
     dirty: BTreeSet<GpuRef>,
     /// Claims with an allocation of ours that nobody has reserved.
@@ -151,6 +151,7 @@ impl Core {
             News::PodGone(pod) => self.pod_gone(&pod, now),
             News::Node(name) => self.node(&name),
             News::Class => self.class(),
+            News::OtherClass => self.note_all_needs(),
             News::Trouble(words) => self.says.trouble(words),
         }
     }
@@ -374,24 +375,12 @@ impl Core {
             claim.is_shares() && claim.allocation.is_none() && !claim.ending && !self.is_decided(claim.uid())
         };
         let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
-        let whole =
-            claims.iter().flatten().filter(|claim| claim.allocation.is_none()).map(|claim| {
-                match claim.asks {
-                    Asks::Whole(gpus) => gpus,
-                    _ => 0,
-                }
-            });
-        let whole: u32 = whole.sum::<u32>() + pod.whole;
         let (key, waiter) = (unit(pod), waiter(pod));
-        if pod.unschedulable && pod.node.is_none() && whole > 0 {
-            self.whole.insert(uid.clone(), whole);
-        } else {
-            self.whole.remove(uid);
-        }
         match waits {
             true => self.queue.add(uid, key, waiter, now),
             false => self.queue.remove(uid),
         }
+        self.note_needs(uid);
     }
 
     /// Something is under way for the claim already.

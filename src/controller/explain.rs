@@ -20,10 +20,11 @@ use super::queue::UnitKey;
 use super::say::{Reason, gathering};
 use super::wants::wants;
 use super::world::claim::POLICY;
-use super::world::{Asks, Claim, GpuRef, Pod, Use};
+use super::world::{Asks, Claim, Gpu, GpuRef, Pod, Use};
 use crate::model::claim::ClaimRef;
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
+use crate::select::{Selector, untolerated};
 
 pub use nodes::{Kind, Verdict};
 
@@ -203,7 +204,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
     let spec = match &claim.asks {
         Asks::Shares(spec) => spec,
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
-        Asks::Whole(_) | Asks::Other => return not_ours(core, claim),
+        Asks::Scheduler(_) => return not_ours(core, claim),
     };
     if let Err(words) = wants(spec, &core.world.class.config) {
         return Answer::Refused { words };
@@ -382,33 +383,47 @@ fn not_ours(core: &Core, claim: &Claim) -> Answer {
         let words = format!("keeps {gpu} for shares that the controller places; {has}");
         return Answer::Hold { place: placed(claim), words };
     }
-    let words = match (&claim.asks, &claim.allocation) {
-        (_, Some(_)) => "was allocated by kube-scheduler".to_owned(),
-        (Asks::Whole(gpus), None) => whole(core, *gpus),
-        _ => format!(
-            "asks for no device of class {SHARED_CLASS}: kube-scheduler allocates it; `kubectl describe pod` tells \
-             why it waits"
-        ),
+    let words = match &claim.allocation {
+        Some(_) => "was allocated by kube-scheduler".to_owned(),
+        None => scheduler(core, claim).unwrap_or_else(|| {
+            format!(
+                "asks for no device of class {SHARED_CLASS}: kube-scheduler allocates it; `kubectl describe pod` tells \
+                 why it waits"
+            )
+        }),
     };
     Answer::NotOurs { place: placed(claim), words }
 }
 
-/// Words for a claim that kube-scheduler is to give GPUs, with what there is.
-fn whole(core: &Core, gpus: u32) -> String {
-    let all = || {
-        core.world.nodes.iter().flat_map(|(name, node)| {
-            node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu))
+/// Words for a claim that kube-scheduler is to give GPUs, with what there is. None: it may have none that can be
+/// shared.
+fn scheduler(core: &Core, claim: &Claim) -> Option<String> {
+    let compile =
+        |texts: &[String]| texts.iter().map(|text| Selector::compile(text)).collect::<Result<Vec<_>, _>>();
+    let mut kinds = Vec::new();
+    for kind in core.world.needs_of(claim).flat_map(|need| need.kinds) {
+        kinds.push((compile(&kind.selectors).ok()?, kind.tolerations));
+    }
+    let is_chosen = |gpu: &Gpu| {
+        kinds.iter().any(|(selectors, tolerations)| {
+            selectors.iter().all(|selector| selector.matches(&gpu.facts).unwrap_or(false))
+                && untolerated(&gpu.taints, tolerations).is_none()
         })
     };
-    let untouched = all().filter(|(at, gpu)| !core.world.books.contains_key(at) && gpu.taints.is_empty());
-    let held = all().filter(|(at, _)| core.holds.is_ours(at) && !core.stock.is_granted(at));
-    format!(
-        "asks for {gpus} GPU{} of kube-scheduler, which allocates it and tells why it waits in the pod's events; of {} \
-         GPUs that can be shared {} are nobody's, and {} are kept for shares without having any (given back when a \
-         pod waits for a whole one)",
-        if gpus == 1 { "" } else { "s" },
-        all().count(),
-        untouched.count(),
-        held.count()
-    )
+    let all =
+        core.world.nodes.iter().flat_map(|(name, node)| {
+            node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu))
+        });
+    let chosen: Vec<GpuRef> = all.filter(|(_, gpu)| is_chosen(gpu)).map(|(at, _)| at).collect();
+    let untouched = chosen.iter().filter(|at| !core.world.books.contains_key(at)).count();
+    let held = chosen.iter().filter(|at| core.holds.is_ours(at) && !core.stock.is_granted(at)).count();
+    (!chosen.is_empty()).then(|| {
+        format!(
+            "kube-scheduler allocates it, and tells why it waits in the pod's events; of {} shareable GPU{} that its \
+             requests choose {untouched} are nobody's, and {held} are kept for shares without having any (given back \
+             when a pod waits for them)",
+            chosen.len(),
+            if chosen.len() == 1 { "" } else { "s" },
+        )
+    })
 }

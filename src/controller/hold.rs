@@ -112,6 +112,17 @@ pub struct Holds {
     changed: BTreeSet<GpuRef>,
 }
 
+/// What a GPU is kept for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Worth {
+    /// Its node takes no pods.
+    Nothing,
+    /// The next share can go there at once.
+    InAdvance,
+    /// It has shares, is planned with, or is kept for good.
+    InUse,
+}
+
 /// Why a GPU is not to be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
@@ -257,12 +268,12 @@ impl Holds {
         counted
     }
 
-    /// What time brings, and what was wanted. `busy`: the GPU has shares, or is planned with. `standing`: how the hold
-    /// of a GPU stands in the API.
+    /// What time brings, and what was wanted. `worth`: what the GPU is kept for. `standing`: how the hold of a GPU
+    /// stands in the API.
     pub fn step(
         &mut self,
         now: Moment,
-        busy: impl Fn(&GpuRef) -> bool,
+        worth: impl Fn(&GpuRef) -> Worth,
         standing: impl Fn(&GpuRef) -> Standing,
     ) -> Vec<Act> {
         let mut acts = Vec::new();
@@ -273,7 +284,7 @@ impl Holds {
             }
         }
         self.settle(now, &mut acts);
-        self.idle(now, &busy);
+        self.idle(now, &worth);
         self.leave(now, standing, &mut acts);
         acts
     }
@@ -291,24 +302,27 @@ impl Holds {
     }
 
     /// Notes since when a GPU is idle, and gives back what has been so for long.
-    fn idle(&mut self, now: Moment, busy: &impl Fn(&GpuRef) -> bool) {
-        let (mut over, mut idle_count) = (Vec::new(), 0);
+    fn idle(&mut self, now: Moment, worth: &impl Fn(&GpuRef) -> Worth) {
+        let (mut over, mut ready) = (Vec::new(), 0);
         for (gpu, phase) in &mut self.phases {
             let Phase::Held { idle, .. } = phase else { continue };
-            if busy(gpu) {
+            let worth = worth(gpu);
+            if worth == Worth::InUse {
                 *idle = None;
                 continue;
             }
-            idle_count += 1;
+            ready += usize::from(worth == Worth::InAdvance);
             let since = *idle.get_or_insert(now);
             if since + self.pace.keep_warm <= now {
-                over.push((since, gpu.clone()));
+                over.push((since, gpu.clone(), worth));
             }
         }
         // The longest idle go first; so many stay as are to be held in advance.
         over.sort();
-        let most = idle_count - self.pace.ahead.min(idle_count);
-        for (_, gpu) in over.into_iter().take(most) {
+        let (useless, spare): (Vec<_>, Vec<_>) =
+            over.into_iter().partition(|(.., worth)| *worth == Worth::Nothing);
+        let spare = spare.into_iter().take(ready.saturating_sub(self.pace.ahead));
+        for (_, gpu, _) in useless.into_iter().chain(spare) {
             self.lose(&gpu, Loss::Idle, now);
         }
     }

@@ -4,22 +4,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, PodSpec};
+use k8s_openapi::api::core::v1::Node;
 
 use super::core::Core;
 use super::grant::Given;
-use super::hold::{Act, Loss};
 use super::plan::{Plan, PlannedClaim};
 use super::queue::{Gathering, Turn, UnitKey};
 use super::say::{Reason, gathering, short};
 use super::wants::{WAYS_MAX, Wants, combinations, wants};
 use super::world::claim::POLICY;
 use super::world::pod::{GANG_SIZE, GangSize};
-use super::world::{Asks, Claim, GpuRef, NodeState, Pod};
+use super::world::{Asks, Claim, GpuRef, Pod};
 use super::write::Write;
 use super::{Moment, apart, ask};
-use crate::allocate::{self, Decision, Explanation, NodeView, Nodes, PodAsk, Policy, Shape};
-use crate::feasible::{self, Demands, Unfit};
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
+use crate::feasible;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 use crate::params::GrantedDevice;
 
@@ -222,7 +221,7 @@ impl Core {
                     let ways = wants(spec, &self.world.class.config);
                     each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);
                 }
-                Asks::Whole(_) | Asks::Other => {}
+                Asks::Scheduler(_) => {}
             }
         }
         combinations(&each).ok_or_else(|| {
@@ -314,7 +313,7 @@ impl Core {
     }
 
     /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
-    fn why_not(&self, pod: &Pod, node: &NodeName) -> Option<String> {
+    pub(super) fn why_not(&self, pod: &Pod, node: &NodeName) -> Option<String> {
         let crowded = || (self.stock.left(node).pods == 0).then(|| feasible::Unfit::Pods.to_string());
         self.barred(pod, node).or_else(crowded)
     }
@@ -398,71 +397,4 @@ impl Core {
             }
         }
     }
-
-    // Holds.
-
-    /// Gives idle GPUs back where pods wait for whole ones.
-    fn make_way(&mut self, now: Moment) {
-        if self.whole.is_empty() {
-            return;
-        }
-        let mut wanted: u32 = self.whole.values().sum();
-        for gpu in self.holds.idle_ones().into_iter().filter(|gpu| !self.for_good.contains(gpu)) {
-            if wanted == 0 {
-                break;
-            }
-            let may = |uid: &PodUid| {
-                let pod = self.world.pods.get(uid);
-                pod.is_some_and(|pod| self.why_not(pod, &gpu.node).is_none())
-            };
-            if !self.stock.is_granted(&gpu) && self.whole.keys().any(may) {
-                self.holds.lose(&gpu, Loss::Whole, now);
-                wanted -= 1;
-            }
-        }
-    }
-
-    fn keep(&mut self, now: Moment, round: &mut Round) {
-        self.take_ahead();
-        self.look(now);
-        let (world, stock, for_good) = (&self.world, &self.stock, &self.for_good);
-        let needed = |gpu: &GpuRef| stock.is_granted(gpu) || for_good.contains(gpu);
-        let acts = self.holds.step(now, needed, |gpu| world.standing(gpu));
-        for act in acts {
-            match act {
-                Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
-                Act::Look(gpu) => match self.world.hold(&gpu) {
-                    Some(hold) => round.writes.push(Write::Look(hold.at.clone())),
-                    None => self.looked(false, now),
-                },
-                Act::Leave(gpu, parting) => round.writes.push(Write::Leave(gpu, parting)),
-            }
-        }
-    }
-
-    /// Holds GPUs that nobody needs yet, so that the next share need not wait.
-    fn take_ahead(&mut self) {
-        let idle = |gpu: &&GpuRef| !self.stock.is_granted(gpu);
-        let have =
-            self.holds.all().map(|(gpu, _)| gpu).filter(|gpu| self.holds.is_ours(gpu)).filter(idle).count();
-        let missing = self.holds.pace.ahead.saturating_sub(have);
-        if missing == 0 || !self.whole.is_empty() {
-            return;
-        }
-        let serves = |view: &NodeView<'_>| self.world.nodes.get(view.name()).is_some_and(takes_pods);
-        let gpus = self.stock.index.nodes().filter(serves).flat_map(|view| {
-            let free = view.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted());
-            free.map(move |gpu| GpuRef::new(view.name(), gpu.device()))
-        });
-        let free = gpus.filter(|gpu| self.holds.phase(gpu).is_none() && idle(&gpu));
-        let free: Vec<GpuRef> = free.take(missing).collect();
-        free.iter().for_each(|gpu| self.holds.want(gpu));
-    }
-}
-
-/// A GPU that is held in advance on any other node would help nobody.
-fn takes_pods(node: &NodeState) -> bool {
-    let Some(node) = node.object.as_deref() else { return false };
-    let any = Demands::of(&PodSpec::default());
-    !matches!(feasible::why_not(&any, node), Some(Unfit::Cordoned | Unfit::NotReady(_)))
 }

@@ -46,7 +46,7 @@ pub struct Cluster {
     pub pods: BTreeMap<Name, Pod>,
     pub nodes: BTreeMap<String, Node>,
     pub slices: BTreeMap<String, ResourceSlice>,
-    pub class: Option<DeviceClass>,
+    pub classes: BTreeMap<String, DeviceClass>,
     pub rules: BTreeMap<String, DeviceTaintRule>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
@@ -75,7 +75,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             nodes: BTreeMap::new(),
             slices: BTreeMap::new(),
-            class: None,
+            classes: BTreeMap::new(),
             rules: BTreeMap::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
@@ -85,6 +85,10 @@ impl Cluster {
             blind: BTreeSet::new(),
             ids: 0,
         };
+        let gpu = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'";
+        let spec =
+            json!({"extendedResourceName": "nvidia.com/gpu", "selectors": [{"cel": {"expression": gpu}}]});
+        cluster.put_class("gpu.nvidia.com", json!({}), spec);
         cluster.relist();
         cluster
     }
@@ -132,11 +136,10 @@ impl Cluster {
         }
     }
 
-    /// Our class, with these annotations.
-    pub fn put_class(&mut self, annotations: Value) {
+    pub fn put_class(&mut self, name: &str, annotations: Value, spec: Value) {
         let class: DeviceClass =
-            object(json!({"metadata": {"name": SHARED_CLASS, "annotations": annotations}, "spec": {}}));
-        self.class = Some(class.clone());
+            object(json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
+        self.classes.insert(name.to_owned(), class.clone());
         self.feed.push_back(Change::Class(Seen::Stored(Box::new(class))));
     }
 
@@ -285,7 +288,7 @@ impl Cluster {
             2 => list(&mut self.feed, self.claims.values().cloned(), Change::Claim),
             3 => list(&mut self.feed, self.slices.values().cloned(), Change::Slice),
             4 => list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule),
-            _ => list(&mut self.feed, self.class.iter().cloned(), Change::Class),
+            _ => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
         }
     }
 
@@ -600,7 +603,7 @@ impl Cluster {
         (other.now, other.version, other.made, other.ids) = (self.now, self.version, self.made, self.ids);
         (other.claims, other.pods) = (self.claims.clone(), self.pods.clone());
         (other.nodes, other.slices) = (self.nodes.clone(), self.slices.clone());
-        (other.class, other.rules) = (self.class.clone(), self.rules.clone());
+        (other.classes, other.rules) = (self.classes.clone(), self.rules.clone());
         (other.keeps, other.books, other.blind) = (self.keeps, self.books.clone(), self.blind.clone());
         other.relist();
         other

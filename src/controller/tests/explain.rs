@@ -303,7 +303,7 @@ fn claims_of_others_are_told_whose_they_are() {
     cluster.settle(LONG);
     cluster.put_whole("whole");
     let Answer::NotOurs { place: None, words } = asked(&mut cluster, "whole").answer else { panic!() };
-    assert!(words.contains("of 3 GPUs that can be shared 2 are nobody's"), "{words}");
+    assert!(words.contains("of 3 shareable GPUs that its requests choose 2 are nobody's"), "{words}");
     let mut claim = cluster.claim("whole").clone();
     let made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-2");
     claim.status.get_or_insert_default().allocation = Some(made);
@@ -313,7 +313,11 @@ fn claims_of_others_are_told_whose_they_are() {
     cluster.put_claim(json!({"metadata": {"name": "nic", "namespace": "ml"}, "spec": {"devices": {
         "requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example.com"}}]}}}));
     let Answer::NotOurs { words, .. } = asked(&mut cluster, "nic").answer else { panic!() };
-    assert!(words.contains("kube-scheduler allocates it"), "{words}");
+    assert!(words.starts_with("asks for no device of class shared.gpu.nvidia.com"), "{words}");
+    let driver = json!([{"cel": {"expression": "device.driver == 'nic.example.com'"}}]);
+    cluster.put_class("nic.example.com", json!({}), json!({"selectors": driver}));
+    let Answer::NotOurs { words, .. } = asked(&mut cluster, "nic").answer else { panic!() };
+    assert!(words.starts_with("asks for no device of class shared.gpu.nvidia.com"), "{words}");
 }
 
 #[test]

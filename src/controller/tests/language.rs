@@ -53,12 +53,12 @@ fn the_claims_policy_goes_before_the_classs_and_that_before_the_controllers() {
     pod(&mut cluster, "a", json!({}), json!({}));
     pod(&mut cluster, "packed", json!({}), json!({}));
     assert_eq!(cluster.place("packed"), cluster.place("a"));
-    cluster.put_class(json!({POLICY: "spread"}));
+    cluster.put_class(SHARED_CLASS, json!({POLICY: "spread"}), json!({}));
     pod(&mut cluster, "spread", json!({}), json!({}));
     assert_ne!(cluster.place("spread"), cluster.place("a"));
     pod(&mut cluster, "again", json!({POLICY: "pack"}), json!({}));
     assert_eq!(cluster.place("again"), cluster.place("a"));
-    cluster.put_class(json!({}));
+    cluster.put_class(SHARED_CLASS, json!({}), json!({}));
     pod(&mut cluster, "usual", json!({}), json!({}));
     assert_eq!(cluster.place("usual"), cluster.place("a"));
 }
@@ -66,7 +66,7 @@ fn the_claims_policy_goes_before_the_classs_and_that_before_the_controllers() {
 #[test]
 fn a_policy_that_is_none_is_told_the_claims_author_and_stops_nobody_elses_claims() {
     let mut cluster = cluster(1, 1);
-    cluster.put_class(json!({POLICY: "spred"}));
+    cluster.put_class(SHARED_CLASS, json!({POLICY: "spred"}), json!({}));
     pod(&mut cluster, "a", json!({}), json!({}));
     assert!(cluster.place("a").is_some());
     let words = said(&mut cluster);

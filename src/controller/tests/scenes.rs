@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NS, device, object};
 use crate::cluster::feed::{Change, Seen};
@@ -172,6 +172,84 @@ fn however_a_whole_gpu_is_asked_for_an_idle_one_is_given_back() {
     }
 }
 
+/// Holds of node-0 and node-1 in advance, one of them wanted by a pod that the scheduler has refused.
+fn given_back(class: &Value, request: &Value, limits: &Value) -> Vec<String> {
+    let mut rules = rules();
+    rules.holds.ahead = 2;
+    let mut cluster = Cluster::new(rules);
+    cluster.put_class("ours.example.com", json!({}), class.clone());
+    cluster.put_node("node-0", 1);
+    let mut other = super::cluster::device("node-1", 0, true);
+    other["attributes"]["productName"]["string"] = "NVIDIA L40S".into();
+    cluster.put_node_object("node-1", json!({}));
+    cluster.put_slice("node-1", vec![other]);
+    cluster.settle(LONG);
+    let before = cluster.holds();
+    assert_eq!(before, ["hold.gpu-0.node-0", "hold.gpu-0.node-1"], "in advance");
+    let requests = if request.is_null() { vec![] } else { vec![json!({"name": "gpu", "exactly": request})] };
+    cluster.put_claim(json!({"metadata": {"name": "whole", "namespace": "ml"},
+        "spec": {"devices": {"requests": requests}}}));
+    let waits = json!({"type": "PodScheduled", "status": "False"});
+    let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
+    let more = json!({"status": {"conditions": [waits]}, "spec": {"containers": containers}});
+    cluster.put_pod("whole", &["whole"], more);
+    cluster.settle(SECOND);
+    let after = cluster.holds();
+    before.into_iter().filter(|hold| !after.contains(hold)).collect()
+}
+
+#[test]
+fn an_idle_gpu_is_given_back_if_the_class_and_the_request_choose_it() {
+    let cel = |text: &str| json!([{"cel": {"expression": text}}]);
+    let product = |name: &str| format!("device.attributes['gpu.nvidia.com'].productName == '{name}'");
+    let gpu = |name: &str| cel(&format!("device.driver == 'gpu.nvidia.com' && {}", product(name)));
+    let l40s = json!({"selectors": gpu("NVIDIA L40S"), "extendedResourceName": "example.com/l40s"});
+    let ours = json!({"deviceClassName": "ours.example.com"});
+    let (first, second) = (["hold.gpu-0.node-0"], ["hold.gpu-0.node-1"]);
+    let none: [&str; 0] = [];
+    assert_eq!(given_back(&l40s, &ours, &json!({})), second, "a class of the administrator's own");
+    let other = json!({"selectors": cel("device.driver == 'nic.example.com'")});
+    assert_eq!(given_back(&other, &ours, &json!({})), none, "no GPU at all");
+    let mine = json!({"deviceClassName": "gpu.nvidia.com", "selectors": cel(&product("NVIDIA L40S"))});
+    assert_eq!(given_back(&other, &mine, &json!({})), second, "the request's selectors");
+    let two = json!({"deviceClassName": "gpu.nvidia.com", "count": 2});
+    assert_eq!(given_back(&other, &two, &json!({})), [first, second].concat(), "as many as are asked for");
+    let all = json!({"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"});
+    assert_eq!(given_back(&other, &all, &json!({})), [first, second].concat(), "all of them");
+    let look = json!({"deviceClassName": "gpu.nvidia.com", "adminAccess": true});
+    assert_eq!(given_back(&other, &look, &json!({})), none, "takes nothing away from others");
+    let unknown = json!({"deviceClassName": "unknown.example.com"});
+    assert_eq!(given_back(&other, &unknown, &json!({})), none, "a class that is not there");
+    for name in ["example.com/l40s", "deviceclass.resource.kubernetes.io/ours.example.com"] {
+        assert_eq!(given_back(&l40s, &Value::Null, &json!({name: "1"})), second, "{name}");
+    }
+    assert_eq!(
+        given_back(&l40s, &Value::Null, &json!({"example.com/fpga": "1"})),
+        none,
+        "another's resource"
+    );
+}
+
+#[test]
+fn a_class_that_comes_later_gives_way_to_who_waits_for_it() {
+    let mut rules = rules();
+    rules.holds.ahead = 1;
+    let mut cluster = Cluster::new(rules);
+    cluster.put_node("node-0", 1);
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 1, "in advance");
+    cluster.put_claim(json!({"metadata": {"name": "whole", "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "late.example.com"}}]}}}));
+    let waits = json!({"type": "PodScheduled", "status": "False"});
+    cluster.put_pod("whole", &["whole"], json!({"status": {"conditions": [waits]}}));
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds().len(), 1, "there is no such class");
+    let selectors = json!([{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]);
+    cluster.put_class("late.example.com", json!({}), json!({"selectors": selectors}));
+    cluster.settle(SECOND);
+    assert_eq!(cluster.holds(), [""; 0]);
+}
+
 #[test]
 fn holds_in_advance_are_taken_and_kept() {
     let mut rules = rules();
@@ -188,6 +266,23 @@ fn holds_in_advance_are_taken_and_kept() {
     assert!(cluster.place("a").is_some(), "a GPU was ready");
     cluster.settle(LONG);
     assert_eq!(cluster.holds().len(), 3, "two more are idle");
+}
+
+#[test]
+fn none_is_kept_in_advance_on_a_node_that_takes_no_pods_any_more() {
+    let mut rules = rules();
+    rules.holds.ahead = 2;
+    let mut cluster = Cluster::new(rules);
+    cluster.put_node("node-0", 4);
+    cluster.settle(LONG);
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-0", "hold.gpu-1.node-0"]);
+    cluster.put_node("node-1", 4);
+    cluster.put_node_object("node-0", json!({"unschedulable": true}));
+    cluster.settle(SECOND * 5);
+    let both = ["hold.gpu-0.node-0", "hold.gpu-0.node-1", "hold.gpu-1.node-0", "hold.gpu-1.node-1"];
+    assert_eq!(cluster.holds(), both, "others are ready at once, and these kept warm");
+    cluster.settle(SECOND * 700);
+    assert_eq!(cluster.holds(), ["hold.gpu-0.node-1", "hold.gpu-1.node-1"]);
 }
 
 #[test]
@@ -420,14 +515,19 @@ fn what_can_never_be_placed_holds_nobody_up() {
     }
 }
 
-#[test]
-fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
-    let mut cluster = cluster(1, 1);
+/// A pod to which the webhook promised a claim.
+fn put_kai(cluster: &mut Cluster) {
     let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "2000Mi"}, "count": 1});
     let more = json!({
         "metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},
         "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": "kai-gpu-share"}]}});
     cluster.put_pod("kai", &[], more);
+}
+
+#[test]
+fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
+    let mut cluster = cluster(1, 1);
+    put_kai(&mut cluster);
     cluster.settle(SECOND);
     assert!(
         !cluster.claims.contains_key(&("ml".to_owned(), "kai-gpu-share".to_owned())),
@@ -442,6 +542,31 @@ fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
     cluster.fail_over(rules());
     cluster.settle(LONG);
     share_fits(&mut cluster, "beside", "70Gi");
+}
+
+#[test]
+fn a_promised_claim_that_somebody_deletes_is_created_again() {
+    let mut cluster = cluster(1, 1);
+    put_kai(&mut cluster);
+    cluster.settle(LONG);
+    let first = cluster.claim("kai-gpu-share").metadata.uid.clone();
+    cluster.drop_claim(&("ml".to_owned(), "kai-gpu-share".to_owned()));
+    cluster.settle(LONG);
+    assert!(cluster.place("kai-gpu-share").is_some());
+    assert_ne!(cluster.claim("kai-gpu-share").metadata.uid, first);
+    cluster.check();
+}
+
+#[test]
+fn a_pod_whose_claim_is_deleted_does_not_wait_for_room_any_more() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "most", "75Gi");
+    share(&mut cluster, "waits", "10Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.core.waiting().values().sum::<usize>(), 1);
+    cluster.drop_claim(&("ml".to_owned(), "waits".to_owned()));
+    cluster.settle(SECOND);
+    assert_eq!(cluster.core.waiting().values().sum::<usize>(), 0);
 }
 
 fn share_fits(cluster: &mut Cluster, name: &str, memory: &str) {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, DeviceRequest, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::class;
 use crate::admission::claim_spec;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
@@ -29,8 +30,6 @@ pub const WAITING: &str = "tranche.dev/waiting";
 pub const GIVEN_UP: &str = "tranche.dev/given-up";
 /// On a claim, or on the class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
 pub const POLICY: &str = "tranche.dev/policy";
-/// The class of whole GPUs.
-const WHOLE_CLASS: &str = "gpu.nvidia.com";
 /// A GPU of the cluster. Pools have the names of their nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuRef {
@@ -70,9 +69,8 @@ pub struct Claim {
 pub enum Asks {
     /// At least one request of our class: ours to allocate, or to refuse.
     Shares(Arc<DeviceClaim>),
-    /// So many GPUs, or shares of them, from the scheduler.
-    Whole(u32),
-    Other,
+    /// Devices of other classes: the scheduler's to give.
+    Scheduler(Arc<[class::Request]>),
     /// Ours, and it cannot be placed: why, in words.
     Unreadable(String),
 }
@@ -207,7 +205,7 @@ fn owner(meta: &ObjectMeta) -> Option<PodUid> {
 
 fn asks(object: &ResourceClaim) -> Asks {
     let Some(devices) = object.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
-        return Asks::Other;
+        return Asks::Scheduler(Arc::default());
     };
     let requests = || devices.requests.iter().flatten();
     let classes = |request: &DeviceRequest| {
@@ -218,18 +216,7 @@ fn asks(object: &ResourceClaim) -> Asks {
     if requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS)) {
         return Asks::Shares(Arc::new(devices.clone()));
     }
-    // A share that the scheduler is to place needs a GPU of its own as well.
-    let whole = |request: &DeviceRequest| {
-        let exactly = request.exactly.as_ref().filter(|one| one.device_class_name == WHOLE_CLASS);
-        let exactly = exactly.filter(|one| one.admin_access != Some(true)).map(|one| one.count);
-        let mut options = request.first_available.iter().flatten();
-        let option = || options.find(|one| one.device_class_name == WHOLE_CLASS).map(|one| one.count);
-        exactly.or_else(option).map(|count| u32::try_from(count.unwrap_or(1)).unwrap_or(1))
-    };
-    match requests().filter_map(whole).sum() {
-        0 => Asks::Other,
-        gpus => Asks::Whole(gpus),
-    }
+    Asks::Scheduler(class::requests(devices.requests.as_deref().unwrap_or_default()).into())
 }
 
 fn allocation(

@@ -3,6 +3,7 @@
 
 mod books;
 pub mod claim;
+pub mod class;
 pub mod node;
 pub mod pod;
 
@@ -14,8 +15,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use books::Sight;
 pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
+pub use class::Need;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
+
+use class::OtherClass;
 
 use crate::cluster::feed::{Change, Seen};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
@@ -46,6 +50,8 @@ pub enum News {
     Node(NodeName),
     /// Our class.
     Class,
+    /// One that the scheduler gives devices of.
+    OtherClass,
     /// Something that somebody should look at.
     Trouble(String),
 }
@@ -77,6 +83,7 @@ pub struct World {
     slice_nodes: BTreeMap<String, NodeName>,
     rules: BTreeMap<String, TaintRule>,
     pub class: Class,
+    other_classes: BTreeMap<String, OtherClass>,
     /// Who names a GPU, and how.
     pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
     /// Our holds, allocated or not, by their GPUs.
@@ -213,7 +220,7 @@ impl World {
                 known.map(|(name, _)| name.to_string()).collect()
             }
             Kind::Slices => self.slice_nodes.keys().cloned().collect(),
-            Kind::Classes => vec![SHARED_CLASS.to_owned()],
+            Kind::Classes => self.other_classes.keys().cloned().chain([SHARED_CLASS.to_owned()]).collect(),
             Kind::TaintRules => self.rules.keys().cloned().collect(),
         }
     }
@@ -433,11 +440,13 @@ impl World {
         self.nodes.get(&gpu.node)?.gpus.get(&gpu.device)
     }
 
-    // The class.
+    // Classes.
 
     fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
         if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
-            return Vec::new();
+            let (name, class) = (object.metadata.name.clone().unwrap_or_default(), OtherClass::of(&object));
+            let known = self.other_classes.insert(name, class.clone());
+            return if known == Some(class) { Vec::new() } else { vec![News::OtherClass] };
         }
         let policy = object.metadata.annotations.and_then(|mut all| all.remove(claim::POLICY));
         let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
@@ -445,7 +454,30 @@ impl World {
     }
 
     fn drop_class(&mut self, name: &str) -> Vec<News> {
-        if name == SHARED_CLASS { self.learn_class(Class::default()) } else { Vec::new() }
+        match name {
+            SHARED_CLASS => self.learn_class(Class::default()),
+            other => self.other_classes.remove(other).map(|_| News::OtherClass).into_iter().collect(),
+        }
+    }
+
+    pub fn needs_of(&self, claim: &Claim) -> impl Iterator<Item = Need> {
+        let requests = match &claim.asks {
+            Asks::Scheduler(requests) => &requests[..],
+            Asks::Shares(_) | Asks::Unreadable(_) => &[],
+        };
+        requests.iter().filter_map(|request| class::need(request, &self.other_classes))
+    }
+
+    /// What a pod wants of the scheduler that it has not been given. Of classes that are known: there is nothing
+    /// of the others.
+    pub fn needs(&self, pod: &Pod) -> Vec<Need> {
+        let claims = pod.claims.iter().filter_map(|name| self.claim_named(&pod.at.namespace, name));
+        let open = claims.filter(|claim| claim.allocation.is_none());
+        let of_claims = open.flat_map(|claim| self.needs_of(claim));
+        let resources = pod.resources.iter();
+        let resources =
+            resources.filter_map(|(name, count)| class::need_of_resource(name, *count, &self.other_classes));
+        of_claims.chain(resources).collect()
     }
 
     fn learn_class(&mut self, class: Class) -> Vec<News> {

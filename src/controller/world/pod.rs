@@ -1,10 +1,12 @@
 //! A pod, reduced to what placing needs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
+use super::class;
 use crate::admission::SHARE_ANNOTATION;
 use crate::feasible::{self, Demands, Room};
 use crate::model::claim::PodRef;
@@ -17,8 +19,6 @@ pub const GANG_SIZE: &str = "tranche.dev/gang-size";
 /// The names that others have for the same: as annotation or as label.
 const GROUPS: [&str; 4] =
     [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
-/// Names of whole GPUs among a container's limits: the class's own, and the one that every class has.
-const EXTENDED: [&str; 2] = ["nvidia.com/gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com"];
 /// The webhook's entry in a pod's claims: the claim of that name is ours to create.
 const SHARE_ENTRY: &str = "gpu-share";
 
@@ -37,8 +37,8 @@ pub struct Pod {
     pub claims: Vec<String>,
     /// Some of its claims have no name yet: they are still to be made from their templates.
     pub unnamed: bool,
-    /// Whole GPUs that it asks for without a claim (KEP-5004): the scheduler makes the claim as it binds the pod.
-    pub whole: u32,
+    /// What it asks for by names among its containers' limits. Only of a pod without a node.
+    pub resources: BTreeMap<String, u32>,
     pub gang: Option<Gang>,
     /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
     pub share: Option<(String, String)>,
@@ -103,7 +103,7 @@ pub fn read(object: &core::Pod) -> Pod {
         unschedulable: unschedulable(object),
         claims,
         unnamed,
-        whole: spec.map_or(0, whole),
+        resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
         gang: gang(object),
         share: share(object),
         room: match node {
@@ -130,16 +130,6 @@ fn claims(object: &core::Pod) -> (Vec<String>, bool) {
     names.sort();
     names.dedup();
     (names, unnamed)
-}
-
-fn whole(spec: &core::PodSpec) -> u32 {
-    let of = |container: &core::Container| -> u32 {
-        let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
-        let ours = limits.filter(|(name, _)| EXTENDED.contains(&name.as_str()));
-        ours.filter_map(|(_, amount)| amount.0.parse::<u32>().ok()).sum()
-    };
-    let first = spec.init_containers.iter().flatten().map(of).max().unwrap_or(0);
-    spec.containers.iter().map(of).sum::<u32>().max(first)
 }
 
 fn share(object: &core::Pod) -> Option<(String, String)> {

@@ -1,12 +1,12 @@
 //! What an administrator sets for the controller: GPUs that it holds in advance, and such that it leaves alone.
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{ListParams, PostParams};
 use serde_json::json;
 
 use super::{create, holds, metrics, results, wait_metric, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE, SYSTEM, sum};
+use crate::bed::{Bed, PATIENCE, SYSTEM, from, sum};
 use crate::manifests::{as_nobody, claim, gpu, user_of};
 use crate::rig::wait_until;
 
@@ -48,8 +48,15 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     bed.wait_ready("share").await;
     let now = sum(&metrics(&bed).await, "tranche_controller_writes_total{what=\"hold\"");
     assert!(now <= taken, "{taken} holds were written before, {now} after: it had to take one");
-    // Whoever wants the last one whole is not kept waiting by a wish.
-    bed.create(claim("last", json!({"requests": [gpu("gpu")]}))).await;
+    // Whoever wants the last one whole is not kept waiting by a wish; also by a class of the administrator's own.
+    let text = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'";
+    let class = json!({"metadata": {"name": "own.example.com"},
+        "spec": {"selectors": [{"cel": {"expression": text}}]}});
+    let classes = Api::<DeviceClass>::all(bed.client.clone());
+    bed.rig.on_end(&["kubectl", "delete", "deviceclass", "own.example.com"]);
+    classes.create(&PostParams::default(), &from(class)).await.expect("a class can be made");
+    let own = json!({"name": "gpu", "exactly": {"deviceClassName": "own.example.com"}});
+    bed.create(claim("last", json!({"requests": [own]}))).await;
     bed.create(as_nobody(user_of("last", "last"))).await;
     bed.wait_ready("last").await;
     bed.end().await;

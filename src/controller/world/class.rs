@@ -1,0 +1,139 @@
+//! DeviceClasses of others, and what pods want of them: devices that kube-scheduler gives.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceToleration,
+};
+
+use crate::select::Toleration;
+
+/// Before the name of a class: the class's devices among a container's limits (KEP-5004). Every class has it.
+const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct OtherClass {
+    selectors: Vec<String>,
+    /// What its devices are called among a container's limits, if not only by the class's name.
+    resource: Option<String>,
+}
+
+/// A request of a claim: one of these is to be given.
+pub type Request = Vec<Choice>;
+
+/// Devices of a class.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    class: String,
+    selectors: Vec<String>,
+    tolerations: Vec<Toleration>,
+    devices: u32,
+}
+
+/// What a pod waits for: so many devices, each of one of these kinds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Need {
+    pub kinds: Vec<Kind>,
+    pub devices: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// CEL of the class and of the request: all must choose the device.
+    pub selectors: Vec<String>,
+    pub tolerations: Vec<Toleration>,
+}
+
+impl OtherClass {
+    pub fn of(object: &DeviceClass) -> Self {
+        let spec = object.spec.as_ref();
+        Self {
+            selectors: expressions(spec.and_then(|spec| spec.selectors.as_deref())),
+            resource: spec.and_then(|spec| spec.extended_resource_name.clone()),
+        }
+    }
+}
+
+fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<String> {
+    let all = selectors.into_iter().flatten();
+    all.filter_map(|one| Some(one.cel.as_ref()?.expression.clone())).collect()
+}
+
+/// The requests that take devices away from others: one for a look at devices in use does not.
+pub fn requests(all: &[DeviceRequest]) -> Vec<Request> {
+    let exactly = |request: &DeviceRequest| {
+        let one = request.exactly.as_ref().filter(|one| one.admin_access != Some(true))?;
+        Some(Choice {
+            class: one.device_class_name.clone(),
+            selectors: expressions(one.selectors.as_deref()),
+            tolerations: tolerations(one.tolerations.as_deref()),
+            devices: devices(one.allocation_mode.as_deref(), one.count),
+        })
+    };
+    let alternative = |one: &DeviceSubRequest| Choice {
+        class: one.device_class_name.clone(),
+        selectors: expressions(one.selectors.as_deref()),
+        tolerations: tolerations(one.tolerations.as_deref()),
+        devices: devices(one.allocation_mode.as_deref(), one.count),
+    };
+    let choices = |request: &DeviceRequest| -> Request {
+        let alternatives = request.first_available.iter().flatten().map(alternative);
+        exactly(request).into_iter().chain(alternatives).collect()
+    };
+    all.iter().map(choices).filter(|choices| !choices.is_empty()).collect()
+}
+
+fn tolerations(all: Option<&[DeviceToleration]>) -> Vec<Toleration> {
+    all.into_iter().flatten().filter_map(Toleration::of).collect()
+}
+
+/// All that there are: more than anybody has.
+fn devices(mode: Option<&str>, count: Option<i64>) -> u32 {
+    match mode {
+        Some("All") => u32::MAX,
+        _ => u32::try_from(count.unwrap_or(1)).unwrap_or(1),
+    }
+}
+
+/// What a pod's containers ask for without a claim, by name (KEP-5004): the scheduler makes the claim as it binds
+/// the pod.
+pub fn resources(spec: &PodSpec) -> BTreeMap<String, u32> {
+    let of = |container: &Container| {
+        let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
+        // Names without a domain are the kubelet's own.
+        let extended = limits.filter(|(name, _)| name.contains('/'));
+        let amounts = extended.filter_map(|(name, amount)| Some((name.clone(), amount.0.parse().ok()?)));
+        amounts.filter(|(_, amount)| *amount > 0).collect::<Vec<(String, u32)>>()
+    };
+    let mut all: BTreeMap<String, u32> = BTreeMap::new();
+    for (name, amount) in spec.containers.iter().flat_map(of) {
+        let sum = all.entry(name).or_default();
+        *sum = sum.saturating_add(amount);
+    }
+    for (name, amount) in spec.init_containers.iter().flatten().flat_map(of) {
+        let most = all.entry(name).or_default();
+        *most = amount.max(*most);
+    }
+    all
+}
+
+/// What a request comes to. None: its classes are not known.
+pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+    let kind = |choice: &Choice| {
+        let class = &classes.get(&choice.class)?.selectors;
+        let selectors = class.iter().chain(&choice.selectors).cloned().collect();
+        Some(Kind { selectors, tolerations: choice.tolerations.clone() })
+    };
+    let kinds: Vec<Kind> = request.iter().filter_map(kind).collect();
+    let devices = request.iter().map(|choice| choice.devices).max()?;
+    (!kinds.is_empty()).then_some(Need { kinds, devices })
+}
+
+/// What a name among limits stands for. None: no class's devices.
+pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+    let by_prefix = || classes.get(name.strip_prefix(RESOURCE_PREFIX)?);
+    let by_name = || classes.values().find(|class| class.resource.as_deref() == Some(name));
+    let selectors = by_prefix().or_else(by_name)?.selectors.clone();
+    Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices })
+}
