@@ -190,6 +190,11 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     let lost = wait_node(&bed, "before-0").await;
     create(&bed, "runs", json!({"memory": "3Gi"})).await;
     let runs = life(&bed.wait_ready("runs").await);
+    // What is held and idle stays so without a controller: one GPU is given back before, to a pod that goes again.
+    let whole = json!({"requests": [gpu("gpu")]});
+    super::create_hollow(&bed, "whole-0", whole, |pod| keep_off(pod, &lost)).await;
+    wait_node(&bed, "whole-0").await;
+    super::end_hollow(&bed, "whole-0").await;
 
     end_controllers(&bed).await;
     // Some go, some come, and a node is lost with what is on it.
@@ -223,6 +228,12 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     bed.delete("real").await;
     bed.delete("runs").await;
     hollow::end(bed).await;
+}
+
+fn keep_off(pod: &mut Value, node: &str) {
+    let other = json!({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]});
+    pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        json!({"nodeSelectorTerms": [{"matchExpressions": [other]}]});
 }
 
 /// Pods for nodes without a machine, each with a claim of this much memory.
