@@ -1,15 +1,28 @@
 //! What cannot be prepared is refused in words that a pod's author reads, and harms nobody else.
 
+use std::fs;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, life, minor_of, node_of};
 use crate::manifests::{claim, gpu, user_of};
 use crate::rig::wait_until;
 
+/// An object of the cluster, to be created again as it is.
+fn stored(bed: &Bed, [kind, name]: [&str; 2]) -> Value {
+    let text = bed.rig.kubectl(&["get", kind, name, "-o", "json"]);
+    let mut object: Value = serde_json::from_str(&text).expect("kubectl writes JSON");
+    let meta = object["metadata"].as_object_mut().expect("objects have metadata");
+    meta.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
+    object
+}
+
 #[tokio::test]
 async fn an_unknown_field_is_named_with_its_path() {
+    // Outlives the bed, whose end reads it.
+    let files = tempfile::tempdir().expect("a folder can be made");
     let Some(bed) = Bed::of_env("an_unknown_field_is_named_with_its_path").await else { return };
     let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
         "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Medium"}}});
@@ -20,8 +33,11 @@ async fn an_unknown_field_is_named_with_its_path() {
         || async { bed.try_create(typo.clone(), true).await.err().filter(|said| said.contains(path)) };
     wait_until("the webhook to refuse the claim", PATIENCE, refused).await;
     // While the webhook is away such a claim comes through, and the node says the same.
-    bed.rig.on_end(&["kubectl", "apply", "-k", "hack/demo"]);
-    bed.rig.kubectl(&["delete", "validatingwebhookconfiguration", "tranche"]);
+    let webhook = ["validatingwebhookconfiguration", "tranche"];
+    let file = files.path().join("webhook.json");
+    fs::write(&file, stored(&bed, webhook).to_string()).expect("it can be kept");
+    bed.rig.on_end(&["kubectl", "create", "-f", file.to_str().expect("its name is text")]);
+    bed.rig.kubectl(&["delete", webhook[0], webhook[1]]);
     let through = || async { bed.try_create(typo.clone(), false).await.ok() };
     wait_until("the claim to come through", PATIENCE, through).await;
     bed.create(user_of("typo", "p")).await;
