@@ -6,6 +6,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
+use super::world::class::{exact, expressions};
 use crate::admission::words;
 use crate::allocate::Rule;
 use crate::model::claim::ConfigSource;
@@ -132,19 +133,6 @@ fn asked((at, request): (usize, &DeviceRequest)) -> Result<Vec<Asked>, String> {
     }
 }
 
-/// An alternative, as a request of its own would say it.
-fn exact(sub: &DeviceSubRequest) -> ExactDeviceRequest {
-    ExactDeviceRequest {
-        allocation_mode: sub.allocation_mode.clone(),
-        capacity: sub.capacity.clone(),
-        count: sub.count,
-        device_class_name: sub.device_class_name.clone(),
-        selectors: sub.selectors.clone(),
-        tolerations: sub.tolerations.clone(),
-        ..ExactDeviceRequest::default()
-    }
-}
-
 /// One entry of configuration for our driver: for which requests, and what.
 struct Entry<'a> {
     requests: &'a [String],
@@ -210,13 +198,11 @@ fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<
              memory or fraction"
         )
     })?;
-    let selectors =
-        exactly.selectors.iter().flatten().filter_map(|one| Some(one.cel.as_ref()?.expression.clone()));
     Ok(Want {
         request: name.clone(),
         share,
         gpus,
-        selectors: selectors.collect(),
+        selectors: expressions(exactly.selectors.as_deref()),
         tolerations: exactly.tolerations.clone().unwrap_or_default(),
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceToleration,
+    DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, ExactDeviceRequest,
 };
 
 use crate::select::Toleration;
@@ -55,37 +55,42 @@ impl OtherClass {
     }
 }
 
-fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<String> {
+/// The CEL of selectors.
+pub fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<String> {
     let all = selectors.into_iter().flatten();
     all.filter_map(|one| Some(one.cel.as_ref()?.expression.clone())).collect()
 }
 
+/// An alternative, as a request of its own would say it.
+pub fn exact(sub: &DeviceSubRequest) -> ExactDeviceRequest {
+    ExactDeviceRequest {
+        allocation_mode: sub.allocation_mode.clone(),
+        capacity: sub.capacity.clone(),
+        count: sub.count,
+        device_class_name: sub.device_class_name.clone(),
+        selectors: sub.selectors.clone(),
+        tolerations: sub.tolerations.clone(),
+        ..ExactDeviceRequest::default()
+    }
+}
+
 /// The requests that take devices away from others: one for a look at devices in use does not.
 pub fn requests(all: &[DeviceRequest]) -> Vec<Request> {
-    let exactly = |request: &DeviceRequest| {
-        let one = request.exactly.as_ref().filter(|one| one.admin_access != Some(true))?;
-        Some(Choice {
-            class: one.device_class_name.clone(),
-            selectors: expressions(one.selectors.as_deref()),
-            tolerations: tolerations(one.tolerations.as_deref()),
-            devices: devices(one.allocation_mode.as_deref(), one.count),
-        })
-    };
-    let alternative = |one: &DeviceSubRequest| Choice {
-        class: one.device_class_name.clone(),
-        selectors: expressions(one.selectors.as_deref()),
-        tolerations: tolerations(one.tolerations.as_deref()),
-        devices: devices(one.allocation_mode.as_deref(), one.count),
-    };
     let choices = |request: &DeviceRequest| -> Request {
-        let alternatives = request.first_available.iter().flatten().map(alternative);
-        exactly(request).into_iter().chain(alternatives).collect()
+        let exactly = request.exactly.iter().filter(|one| one.admin_access != Some(true)).map(choice);
+        let alternatives = request.first_available.iter().flatten().map(|sub| choice(&exact(sub)));
+        exactly.chain(alternatives).collect()
     };
     all.iter().map(choices).filter(|choices| !choices.is_empty()).collect()
 }
 
-fn tolerations(all: Option<&[DeviceToleration]>) -> Vec<Toleration> {
-    all.into_iter().flatten().filter_map(Toleration::of).collect()
+fn choice(one: &ExactDeviceRequest) -> Choice {
+    Choice {
+        class: one.device_class_name.clone(),
+        selectors: expressions(one.selectors.as_deref()),
+        tolerations: one.tolerations.iter().flatten().filter_map(Toleration::of).collect(),
+        devices: devices(one.allocation_mode.as_deref(), one.count),
+    }
 }
 
 /// All that there are: more than anybody has.

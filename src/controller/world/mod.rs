@@ -460,6 +460,7 @@ impl World {
         }
     }
 
+    /// What a claim wants of the scheduler.
     pub fn needs_of(&self, claim: &Claim) -> impl Iterator<Item = Need> {
         let requests = match &claim.asks {
             Asks::Scheduler(requests) => &requests[..],

@@ -3,7 +3,7 @@
 use std::fs;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
@@ -69,10 +69,7 @@ async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
     wait_none(&bed, "the controllers to be gone", "app.kubernetes.io/component=controller").await;
     wait_none(&bed, "the holds to be gone", "tranche.dev/hold").await;
 
-    let published = bed.published(super::NODE).await;
-    let is_shareable =
-        |one: &&Device| one.attributes.as_ref().is_some_and(|all| all.contains_key("grantableMemoryMiB"));
-    let gpus: Vec<_> = published.iter().filter(is_shareable).collect();
+    let gpus = bed.shareable(super::NODE).await;
     let mut others = gpu("gpu");
     if bed.release().await >= 36 {
         // All but that of the share, so that the one that was held is needed.
