@@ -264,7 +264,7 @@ node-b: 2 devices, 0 whole, 0 in shares, 2 free
     };
     assert_eq!(looked("top").await, expected);
     let one = looked("top --node node-b").await;
-    assert!(one.starts_with("1 nodes, 2 devices: 2 free") && !one.contains("node-a"), "{one}");
+    assert!(one.starts_with("1 node, 2 devices: 2 free") && !one.contains("node-a"), "{one}");
     let json: Value = serde_json::from_str(&looked("top -o json").await).unwrap();
     assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["claim"], "running");
 }

@@ -34,9 +34,9 @@ fn total(map: &Map) -> String {
     }
     let free = rows().filter_map(Row::free_mib);
     format!(
-        "{} nodes, {} devices: {} free, {} MiB left in shares, {} MiB at most on one GPU\n",
-        map.nodes.len(),
-        rows().count(),
+        "{}, {}: {} free, {} MiB left in shares, {} MiB at most on one GPU\n",
+        counted(map.nodes.len(), "node"),
+        counted(rows().count(), "device"),
         rows().filter(|row| row.is_free()).count(),
         free.clone().sum::<u64>(),
         free.max().unwrap_or(0),
@@ -48,7 +48,12 @@ fn head(node: &Node) -> String {
     let whole = of(|row| row.claims.iter().any(|holder| holder.part == Part::Whole));
     let shares = of(|row| row.claims.iter().any(|holder| matches!(holder.part, Part::Share { .. })));
     let free = of(Row::is_free);
-    format!("{}: {} devices, {whole} whole, {shares} in shares, {free} free", node.name, node.devices.len())
+    let devices = counted(node.devices.len(), "device");
+    format!("{}: {devices}, {whole} whole, {shares} in shares, {free} free", node.name)
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn line(row: &Row, bar: usize) -> String {

@@ -69,7 +69,7 @@ node-a: 3 devices, 0 whole, 2 in shares, 1 free
     A team/placed (placed-pod)                 2000 MiB
   gpu-2                  [....................] free
 
-node-b: 1 devices, 1 whole, 0 in shares, 0 free
+node-b: 1 device, 1 whole, 0 in shares, 0 free
   gpu-0                  [####################] team/whole (whole-pod)
 ";
     assert_eq!(text, expected);
