@@ -1,13 +1,16 @@
 //! What an administrator sets for the controller: GPUs that it holds in advance, and such that it leaves alone.
 
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::resource::v1::{Device, DeviceClass, DeviceTaintRule, ResourceClaim};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::explain::why;
 use super::{create, holds, metrics, results, wait_metric, wait_placed, wait_told};
 use crate::bed::{Bed, PATIENCE, SYSTEM, from, sum};
-use crate::manifests::{as_nobody, claim, gpu, user_of};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
 use crate::rig::wait_until;
 
 const DEPLOYMENT: &str = "deployment/tranche-controller";
@@ -20,6 +23,17 @@ fn set(bed: &Bed, name: &str, value: &str, before: &str) {
     bed.rig.on_end(&["kubectl", "-n", SYSTEM, "set", "env", DEPLOYMENT, &of(before)]);
     bed.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, &of(value)]);
     bed.rig.run(&rollout);
+}
+
+/// A claim with this one request, and a pod of its name that uses it.
+async fn request(bed: &Bed, name: &str, request: Value) {
+    bed.create(claim(name, json!({"requests": [request]}))).await;
+    bed.create(as_nobody(user_of(name, name))).await;
+}
+
+fn uuid(device: &Device) -> String {
+    let uuid = device.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+    uuid.expect("it has a UUID")
 }
 
 /// GPUs of all nodes that are held and have no share.
@@ -35,8 +49,7 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     // Nothing that tests before have left is taken for it: all GPUs but two are in use.
     let mut most = gpu("gpu");
     most["exactly"]["count"] = json!(gpus - 2);
-    bed.create(claim("most", json!({"requests": [most]}))).await;
-    bed.create(as_nobody(user_of("most", "most"))).await;
+    request(&bed, "most", most).await;
     bed.wait_ready("most").await;
     set(&bed, "HOLD_AHEAD", "2", "0");
     wait_idle(&bed, 2).await;
@@ -56,9 +69,91 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     bed.rig.on_end(&["kubectl", "delete", "deviceclass", "own.example.com"]);
     classes.create(&PostParams::default(), &from(class)).await.expect("a class can be made");
     let own = json!({"name": "gpu", "exactly": {"deviceClassName": "own.example.com"}});
-    bed.create(claim("last", json!({"requests": [own]}))).await;
-    bed.create(as_nobody(user_of("last", "last"))).await;
+    request(&bed, "last", own).await;
     bed.wait_ready("last").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn only_the_gpus_that_a_request_chooses_are_given_back_to_it() {
+    let test = "only_the_gpus_that_a_request_chooses_are_given_back_to_it";
+    let Some(bed) = super::bed(test).await else { return };
+    let found = bed.shareable(super::NODE).await;
+    let names = found.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>();
+    let [first, second, tainted, one, other, rest @ ..] = &found[..] else { panic!("too few: {names:?}") };
+    set(&bed, "HOLD_AHEAD", "100", "0");
+    set(&bed, "KEEP_WARM", "5s", "60s");
+    wait_idle(&bed, found.len() as u32).await;
+
+    // By selectors; who chooses none gets none.
+    let nothing = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA Nothing'";
+    let nothing = json!([{"cel": {"expression": nothing}}]);
+    let mut none = gpu("gpu");
+    none["exactly"]["selectors"] = nothing.clone();
+    request(&bed, "none", none).await;
+    wait_told(&bed, "none", "FailedScheduling").await;
+    request(&bed, "chosen", of_gpu(&uuid(first), gpu("gpu"))).await;
+    bed.wait_ready("chosen").await;
+    assert_eq!(bed.devices_of("chosen").await, std::slice::from_ref(&first.name));
+    let mut left = names;
+    left.remove(&first.name);
+    assert_eq!(holds(&bed).await.into_iter().collect::<BTreeSet<_>>(), left);
+
+    // The alternative that there is.
+    let this = of_gpu(&uuid(second), gpu("gpu"))["exactly"]["selectors"].take();
+    let class = "gpu.nvidia.com";
+    let either = json!({"name": "gpu", "firstAvailable": [
+        {"name": "none", "deviceClassName": class, "selectors": nothing},
+        {"name": "this", "deviceClassName": class, "selectors": this}]});
+    request(&bed, "either", either).await;
+    bed.wait_ready("either").await;
+    assert_eq!(bed.devices_of("either").await, std::slice::from_ref(&second.name));
+
+    // A tainted one, by who tolerates it.
+    let rule: DeviceTaintRule = from(json!({"metadata": {"name": bed.namespace}, "spec": {
+        "deviceSelector": {"driver": class, "pool": super::NODE, "device": tainted.name},
+        "taint": {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}}}));
+    match Api::<DeviceTaintRule>::all(bed.client.clone()).create(&PostParams::default(), &rule).await {
+        Ok(_) => bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", &bed.namespace]),
+        Err(error) => {
+            println!("SKIPPED of {test}: its taint; no DeviceTaintRules of resource.k8s.io/v1: {error}")
+        }
+    }
+    let mut tolerant = of_gpu(&uuid(tainted), gpu("gpu"));
+    tolerant["exactly"]["tolerations"] = json!([{"key": "example.com/repair", "operator": "Exists"}]);
+    request(&bed, "tolerant", tolerant).await;
+    bed.wait_ready("tolerant").await;
+
+    // All that there are, of those that are chosen.
+    let mut all = gpu("gpu");
+    let both = format!(
+        "device.attributes['{class}'].uuid == '{}' || device.attributes['{class}'].uuid == '{}'",
+        uuid(one),
+        uuid(other)
+    );
+    all["exactly"]["selectors"] = json!([{"cel": {"expression": both}}]);
+    all["exactly"]["allocationMode"] = json!("All");
+    request(&bed, "all", all).await;
+    bed.wait_ready("all").await;
+    let given = bed.devices_of("all").await.into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(given, BTreeSet::from([one.name.clone(), other.name.clone()]));
+
+    // Who comes too late is told of it.
+    request(&bed, "late", of_gpu(&uuid(first), gpu("gpu"))).await;
+    wait_told(&bed, "late", "FailedScheduling").await;
+    let said = why(&bed, "late");
+    assert!(
+        said.contains("of 1 shareable GPU that its requests choose 0 are nobody's, and 0 are kept"),
+        "{said}"
+    );
+
+    // What is left is kept only where the next share could go.
+    wait_idle(&bed, rest.len() as u32).await;
+    bed.rig.on_end(&["kubectl", "uncordon", super::NODE]);
+    bed.rig.kubectl(&["cordon", super::NODE]);
+    wait_idle(&bed, 0).await;
+    bed.rig.kubectl(&["uncordon", super::NODE]);
+    wait_idle(&bed, rest.len() as u32).await;
     bed.end().await;
 }
 
@@ -67,16 +162,13 @@ async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
     let Some(bed) = super::bed("a_gpu_that_is_held_for_good_is_for_shares_only").await else { return };
     let found = bed.shareable(super::NODE).await;
     let (device, gpus) = (found[0].name.clone(), found.len());
-    let uuid = found[0].attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
-    let uuid = uuid.expect("it has a UUID");
-    set(&bed, "ALWAYS_HOLD", &uuid, "");
+    set(&bed, "ALWAYS_HOLD", &uuid(&found[0]), "");
     let held = || async { holds(&bed).await.contains(&device).then_some(()) };
     wait_until("the GPU to be held", PATIENCE, held).await;
     let whole = async |name: &str, count: usize| {
-        let mut request = gpu("gpu");
-        request["exactly"]["count"] = json!(count);
-        bed.create(claim(name, json!({"requests": [request]}))).await;
-        bed.create(as_nobody(user_of(name, name))).await;
+        let mut all = gpu("gpu");
+        all["exactly"]["count"] = json!(count);
+        request(&bed, name, all).await;
     };
     whole("all", gpus).await;
     println!("told: {}", wait_told(&bed, "all", "FailedScheduling").await);
@@ -96,8 +188,7 @@ async fn gpus_that_are_never_held_are_left_to_the_scheduler() {
     set(&bed, "NEVER_HOLD", super::NODE, "");
     create(&bed, "share", json!({"memory": "2000Mi"})).await;
     println!("told: {}", wait_told(&bed, "share", super::WAITS).await);
-    bed.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(as_nobody(user_of("whole", "whole"))).await;
+    request(&bed, "whole", gpu("gpu")).await;
     bed.wait_ready("whole").await;
     let open = bed.api::<ResourceClaim>().get("share").await.expect("the claim is there");
     assert!(results(&open).is_empty(), "placed where nothing may be held");
