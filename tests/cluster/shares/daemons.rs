@@ -109,7 +109,7 @@ async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() 
 }
 
 /// The status of a condition of the claim's one device.
-async fn condition(bed: &Bed, claim: &str, type_: &str) -> Option<String> {
+pub async fn condition(bed: &Bed, claim: &str, type_: &str) -> Option<String> {
     let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
     let conditions = claim.status?.devices?.first()?.conditions.clone()?;
     conditions.into_iter().find(|one| one.type_ == type_).map(|one| one.status)

@@ -3,8 +3,9 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
+use super::daemons::condition;
 use super::{Board, asking, bed, limits, mps_env, wait_event, wait_unschedulable};
-use crate::bed::{Bed, SOON, minor_of};
+use crate::bed::{Bed, PATIENCE, SOON, minor_of};
 use crate::manifests::{as_nobody, claim, container, gpu, of_gpu, parameters, pod, share, user_of};
 use crate::rig::wait_until;
 
@@ -24,6 +25,7 @@ async fn a_mig_device_carries_mps_within_one_claim() {
     let device = bed.devices_of("mig").await.remove(0);
     let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device);
     let uuid = published.and_then(|one| one.attributes?.get("uuid")?.string.clone());
+    let uuid = uuid.expect("a MIG device has a UUID");
     for side in ["left", "right"] {
         let env = mps_env(&bed, "mig", side);
         let expected = [
@@ -38,7 +40,19 @@ async fn a_mig_device_carries_mps_within_one_claim() {
     let serves = |daemon: &&Value| daemon["phase"]["Serving"].is_object();
     let serving: Vec<_> = state["daemons"].as_array().unwrap().iter().filter(serves).collect();
     assert_eq!(serving.len(), 1, "{state:#}");
-    assert_eq!(serving[0]["group"], json!([uuid.expect("a MIG device has a UUID")]));
+    assert_eq!(serving[0]["group"], json!([uuid]));
+
+    // What happens to its daemon is told to the claim and its pod, as of a whole GPU.
+    bed.on_node(
+        super::NODE,
+        &format!("kill -9 $(cat /run/tranche/mps/{uuid}/pipe/nvidia-cuda-mps-control.pid)"),
+    );
+    let ill = wait_event(&bed, "mig", "MpsUnhealthy").await;
+    assert!(ill.contains(&uuid) && ill.contains("ended"), "{ill}");
+    wait_event(&bed, "mig", "MpsRecovered").await;
+    let healthy = || async { (condition(&bed, "mig", "DeviceHealthy").await? == "True").then_some(()) };
+    wait_until("the claim to be told healthy", PATIENCE, healthy).await;
+    assert_eq!(bed.exec("mig", "left", "ls -A /run/nvidia-mps"), "control\nlog\n", "the new daemon's");
     bed.delete("mig").await;
     bed.wait_clean().await;
     bed.end().await;
