@@ -86,7 +86,7 @@ fn alone(devices: Option<&str>, mps: Option<&str>) -> Vec<Problem> {
 }
 
 /// A decimal number, also in scientific notation, above 0 and below 1. As a decimal to the billionth, rounded
-/// up.
+/// down, at least one: so do fractions that sum to 1 fit on one GPU.
 fn fraction(text: &str) -> Result<String, Problem> {
     let bad = || {
         problem(
@@ -103,12 +103,11 @@ fn fraction(text: &str) -> Result<String, Problem> {
     if !(float > 0.0 && float < 1.0) {
         return Err(bad());
     }
-    match billionths.units_ceil() {
-        Some(BILLION) => Ok("1".to_owned()),
-        Some(part @ 1..BILLION) => Ok(format!("0.{part:09}").trim_end_matches('0').to_owned()),
-        _ => Err(bad()),
-    }
-    .and_then(|decimal| decimal.parse::<Fraction>().map(|_| decimal).map_err(|_| bad()))
+    // Below 1: not more than a billion, rounded up.
+    let up = billionths.units_ceil().filter(|up| (1..=BILLION).contains(up)).ok_or_else(bad)?;
+    let part = if billionths.is_whole() { up } else { up - 1 };
+    let decimal = format!("0.{:09}", part.clamp(1, BILLION - 1)).trim_end_matches('0').to_owned();
+    Ok(decimal).and_then(|decimal| decimal.parse::<Fraction>().map(|_| decimal).map_err(|_| bad()))
 }
 
 /// Whole MiB without a unit.
@@ -212,10 +211,10 @@ mod tests {
             ("2.5E-1", "0.25"),
             ("0.01e+1", "0.1"),
             ("0.333333333", "0.333333333"),
-            // Finer than a billionth: rounded up, as the MiB are.
-            ("0.3333333333", "0.333333334"),
+            // Finer than a billionth: rounded down, as the MiB are.
+            ("0.3333333333", "0.333333333"),
             ("1.2e-10", "0.000000001"),
-            ("0.9999999999", "1"),
+            ("0.9999999999", "0.999999999"),
         ] {
             assert_eq!(taken(json!({FRACTION: text})).amount, Amount::Fraction(decimal.to_owned()), "{text}");
         }

@@ -46,8 +46,9 @@ pub struct Want {
     pub part: Part,
     /// Of each GPU's multiprocessors; none: nothing is kept for it.
     pub compute: Option<Percent>,
-    /// Blocks of client slots on each GPU; a whole GPU takes all.
-    pub slots: u32,
+    /// Client processes on each GPU, among which the memory is divided; they take as many blocks of client slots as hold
+    /// them. A whole GPU takes all.
+    pub processes: u32,
     pub minimum_isolation: Isolation,
     /// Parts of products' names, in any case: one must be in the GPU's. Empty: any GPU.
     pub products: Vec<String>,
@@ -125,7 +126,7 @@ impl Want {
             gpus,
             part: Part::Whole,
             compute: None,
-            slots: 1,
+            processes: 1,
             minimum_isolation: Isolation::None,
             products: Vec::new(),
             selectors: Vec::new(),
@@ -142,7 +143,8 @@ impl Want {
             Some(Amount::Fraction(fraction)) => (Part::Fraction(fraction), fraction.percent()),
         };
         let minimum_isolation = share.minimum_isolation.unwrap_or(Isolation::None);
-        Self { part, compute: share.compute.or(follows), minimum_isolation, ..Self::whole(gpus) }
+        let (compute, processes) = (share.compute.or(follows), share.max_processes.unwrap_or(1));
+        Self { part, compute, processes, minimum_isolation, ..Self::whole(gpus) }
     }
 }
 

@@ -61,6 +61,10 @@ pub struct Skipped {
     pub tainted: Option<Box<(usize, String)>>,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: usize,
+    /// What is asked of them is less than 1 MiB for each process.
+    pub sliver: usize,
+    /// They have fewer client slots than the share has processes, even idle.
+    pub processes: usize,
 }
 
 /// Looks at everything once more: only done for a refusal.
@@ -250,6 +254,8 @@ impl Skipped {
             Unfit::Product => &mut self.other_product,
             Unfit::Isolation => &mut self.isolation,
             Unfit::Small => &mut self.too_small,
+            Unfit::Sliver => &mut self.sliver,
+            Unfit::Slots => &mut self.processes,
         }
     }
 }
@@ -311,6 +317,8 @@ impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = [
             (self.too_small, "too small even idle"),
+            (self.sliver, "of which the share is less than 1 MiB for each process"),
+            (self.processes, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
             (self.not_selected, "that a selector does not choose"),

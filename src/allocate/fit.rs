@@ -42,6 +42,10 @@ pub(super) enum Unfit {
     Isolation,
     /// Less can be granted of it than is asked.
     Small,
+    /// What is asked of it leaves less than 1 MiB for a process, which no limit can express.
+    Sliver,
+    /// It has fewer client slots than the share has processes, all in all.
+    Slots,
 }
 
 pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
@@ -53,12 +57,18 @@ pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
         return Err(Unfit::Isolation);
     }
     let mib = want.part.mib(class.memory_mib);
-    if mib > class.memory_mib || mib == 0 {
+    if mib > class.memory_mib {
         return Err(Unfit::Small);
     }
-    let whole = want.part == Part::Whole;
-    // A share takes a client slot, whatever it says.
-    Ok((mib, if whole { class.slots.max(1) } else { want.slots.max(1) }))
+    if mib == 0 || mib < u64::from(want.processes) {
+        return Err(Unfit::Sliver);
+    }
+    if want.part == Part::Whole {
+        return Ok((mib, class.slots.max(1)));
+    }
+    // A share takes a block of client slots, whatever it says.
+    let slots = want.processes.div_ceil(class.processes_per_slot.max(1)).max(1);
+    if slots > class.slots.max(1) { Err(Unfit::Slots) } else { Ok((mib, slots)) }
 }
 
 impl Terms {

@@ -27,6 +27,8 @@ pub struct GpuSpec {
     pub memory: Bytes,
     /// Blocks of client slots.
     pub slots: u32,
+    /// Client processes that one block is for.
+    pub processes_per_slot: u32,
     /// The rung that shares of it stand on.
     pub isolation: Isolation,
     /// What selectors see of it. Empty: no selector chooses it.
@@ -67,6 +69,7 @@ pub(super) struct Class {
     pub product: String,
     pub memory_mib: u64,
     pub slots: u32,
+    pub processes_per_slot: u32,
     pub isolation: Isolation,
 }
 
@@ -76,6 +79,7 @@ impl Class {
             product: spec.product.to_lowercase(),
             memory_mib: spec.memory.mib_floor(),
             slots: spec.slots,
+            processes_per_slot: spec.processes_per_slot,
             isolation: spec.isolation,
         }
     }

@@ -7,6 +7,7 @@ use super::*;
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
+use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
 mod scores;
@@ -14,7 +15,7 @@ mod scores;
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
     let (product, memory) = (product.to_owned(), Bytes::from_mib(mib));
-    GpuSpec { device, product, memory, slots: 16, isolation, facts: Arc::default() }
+    GpuSpec { device, product, memory, slots: 16, processes_per_slot: 3, isolation, facts: Arc::default() }
 }
 
 /// A node with equal GPUs on rung mps.
@@ -125,7 +126,7 @@ fn a_fraction_is_of_the_gpu_that_is_chosen_and_products_choose() {
         decide(index, &[pod.into()], Policy::Pack).map(|found| found.placements[0].clone())
     };
     let on_t4 = on(&mut index, &["t4"]).unwrap();
-    assert_eq!((spot(&on_t4), on_t4.gpus[0].memory), ("small/gpu-0".to_owned(), Bytes::from_mib(5_001)));
+    assert_eq!((spot(&on_t4), on_t4.gpus[0].memory), ("small/gpu-0".to_owned(), Bytes::from_mib(5_000)));
     assert_eq!(on(&mut index, &["A100", "H100"]).unwrap().gpus[0].memory, Bytes::from_mib(40_000));
     let words = on(&mut index, &["B200"]).unwrap_err().to_string();
     assert_eq!(words, "needs 1 GPU; there is no candidate; left out: 2 GPUs of another product");
@@ -149,7 +150,7 @@ fn a_refusal_says_what_is_short_and_where() {
             changed(&|want| want.compute = Percent::try_from(50_u8).ok()),
             "needs 50 % of compute; most free on 3",
         ),
-        (changed(&|want| want.slots = 16), "needs 16 blocks of client slots; most free on 3"),
+        (changed(&|want| want.processes = 46), "needs 16 blocks of client slots; most free on 3"),
         (changed(&|want| want.part = Part::Whole), "needs a whole GPU; none of 3 candidates is idle"),
         (changed(&|want| want.part = Part::Memory(Bytes(1 << 40))), "left out: 3 GPUs too small even idle"),
         (changed(&|want| want.minimum_isolation = Isolation::Kernel), "3 GPUs below the isolation asked for"),
@@ -171,6 +172,59 @@ fn a_refusal_says_what_is_short_and_where() {
     );
     index.set_closed(&"a".into(), &DeviceName::whole(1), true).unwrap();
     assert!(refusal(&mut index, &[shape.into()]).contains("1 GPU not open to shares"));
+}
+
+/// Boards as they are published, few of them a multiple of anything.
+#[test]
+fn as_many_equal_fractions_as_make_a_whole_fit_on_one_gpu() {
+    for total in [14_399, 44_959, 80_496, 80_791, 142_646, 1_009] {
+        for (text, count) in
+            [("0.5", 2), ("0.333333333", 3), ("0.25", 4), ("0.2", 5), ("0.125", 8), ("0.1", 10)]
+        {
+            let share =
+                GpuShare { amount: Some(Amount::Fraction(text.parse().unwrap())), ..GpuShare::default() };
+            let mut index = index(&[node("a", 1, total)]);
+            for nth in 0..count {
+                put(&mut index, &nth.to_string(), Shape::one(Want::of(&share, 1)), Policy::Pack);
+            }
+            let gpu = index.nodes().next().unwrap().gpus().next().unwrap();
+            let left = gpu.memory().1.mib_floor();
+            assert!(left <= count, "{count} of {text} of {total} MiB: {left} MiB are left");
+        }
+    }
+}
+
+#[test]
+fn a_share_takes_as_many_blocks_as_hold_its_processes() {
+    let mut index = index(&[node("a", 1, 80_000)]);
+    for (nth, (processes, left)) in [(1, 15), (3, 14), (4, 12), (36, 0)].into_iter().enumerate() {
+        put(&mut index, &nth.to_string(), with(mib(1000), |want| want.processes = processes), Policy::Pack);
+        let gpu = index.nodes().next().unwrap().gpus().next().unwrap();
+        assert_eq!(gpu.slots(), left, "after a share for {processes} processes");
+    }
+    assert!(refusal(&mut index, &[mib(1000).into()]).contains("needs 1 block of client slots"));
+    let many = with(mib(1000), |want| want.processes = 49);
+    assert!(
+        refusal(&mut index, &[many.into()])
+            .contains("1 GPU with fewer client slots than maxProcesses, even idle")
+    );
+}
+
+#[test]
+fn less_than_a_mib_for_each_process_is_no_share() {
+    let mut index = index(&[node("a", 1, 1000)]);
+    let fraction = |text: &str, processes| {
+        with(mib(1), |want| (want.part, want.processes) = (Part::Fraction(text.parse().unwrap()), processes))
+    };
+    for shape in [fraction("0.000999999", 1), fraction("0.003", 4)] {
+        let refused = refusal(&mut index, &[shape.into()]);
+        assert!(
+            refused.contains("1 GPU of which the share is less than 1 MiB for each process"),
+            "{refused}"
+        );
+    }
+    put(&mut index, "1", fraction("0.001", 1), Policy::Pack);
+    put(&mut index, "2", fraction("0.004", 4), Policy::Pack);
 }
 
 #[test]
@@ -493,11 +547,11 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
         (1..120_u64).prop_map(|mib| Part::Memory(Bytes::from_mib(mib))),
         prop_oneof!["0\\.[1-9]"].prop_map(|text| Part::Fraction(text.parse().unwrap())),
     ];
-    let rest = (0..3_u32, 0..3_u8, 1..4_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
+    let rest = (0..3_u32, 0..3_u8, 0..15_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
     let bears = prop_oneof![Just(&[][..]), Just(&["a"][..]), Just(&["b", "a"][..])];
     let pods = prop_oneof![1 => Just(0), 4 => Just(1)];
     (part, rest, bears, pods).prop_map(
-        |(part, (gpus, compute, slots, rung, product, only, cpu), bears, pods)| PodAsk {
+        |(part, (gpus, compute, processes, rung, product, only, cpu), bears, pods)| PodAsk {
             shape: Shape {
                 cpu_milli: cpu * 500,
                 memory: Bytes::from_mib(cpu * 100),
@@ -505,7 +559,7 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
                 ..Shape::one(Want {
                     part,
                     compute: Percent::try_from(compute * 40).ok(),
-                    slots,
+                    processes,
                     minimum_isolation: Isolation::ALL[rung.min(2)],
                     products: if product { vec!["t4".to_owned()] } else { vec![] },
                     tolerations: bears.iter().copied().map(toleration).collect(),
@@ -570,7 +624,12 @@ fn brute_force(
                 Part::Memory(bytes) => bytes,
                 Part::Fraction(fraction) => fraction.of(all),
             };
-            let slots = if want.part == Part::Whole { spec.slots } else { want.slots };
+            let slots = match want.part {
+                Part::Whole => spec.slots,
+                // Blocks are added until they hold the processes.
+                _ => (1..).find(|blocks| blocks * spec.processes_per_slot >= want.processes).unwrap(),
+            };
+            let enough = need >= Bytes::from_mib(u64::from(want.processes.max(1)));
             let product = want.products.is_empty() || spec.product.to_lowercase().contains("t4");
             let compute = want.compute.map_or(0, |percent| u32::from(percent.get()));
             let rung = spec.isolation >= want.minimum_isolation;
@@ -579,6 +638,7 @@ fn brute_force(
                 && product
                 && rung
                 && free >= need
+                && enough
                 && view.slots() >= slots
                 && view.compute() >= compute
         };

@@ -53,6 +53,15 @@ pub enum GpuVerdict {
         needed: u64,
         all: u64,
     },
+    /// The part of it that is asked leaves less than 1 MiB for each of so many processes.
+    Sliver {
+        processes: u32,
+    },
+    /// Client processes: even idle it has slots for less.
+    Processes {
+        needed: u32,
+        all: u32,
+    },
     /// MiB.
     Memory {
         needed: u64,
@@ -104,6 +113,11 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
         }
         Err(Unfit::Small) => {
             GpuVerdict::Small { needed: want.part.mib(class.memory_mib), all: class.memory_mib }
+        }
+        Err(Unfit::Sliver) => GpuVerdict::Sliver { processes: want.processes },
+        Err(Unfit::Slots) => {
+            let all = class.slots.saturating_mul(class.processes_per_slot);
+            GpuVerdict::Processes { needed: want.processes, all }
         }
         Ok(_) if !terms.chooses(gpu) => not_chosen(gpu, terms.choice.as_ref()),
         Ok(_) if !terms.bears(gpu) => {

@@ -267,6 +267,7 @@ fn gpus(state: &NodeState) -> Vec<GpuSpec> {
             product: one.product.clone(),
             memory: one.memory,
             slots: one.slots,
+            processes_per_slot: one.processes_per_slot,
             isolation: one.isolation,
             facts: gpu.facts.clone(),
         }

@@ -44,16 +44,17 @@ pub struct Fraction {
 }
 
 impl Fraction {
-    /// That part of `total`, rounded up to whole MiB.
+    /// That part of `total`, rounded down to whole MiB: fractions that sum to 1 fit on one GPU. 0: it is less than any
+    /// limit can express.
     pub fn of(self, total: Bytes) -> Bytes {
-        let part = (u128::from(total.0) * u128::from(self.billionths)).div_ceil(u128::from(BILLION));
+        let part = u128::from(total.0) * u128::from(self.billionths) / u128::from(BILLION);
         // Not more than `total`, which is a u64.
-        Bytes::from_mib(Bytes(u64::try_from(part).unwrap_or(total.0)).mib_ceil())
+        Bytes::from_mib(Bytes(u64::try_from(part).unwrap_or(total.0)).mib_floor())
     }
 
-    /// In percent, rounded up, at least 1.
+    /// In percent, rounded down, at least 1.
     pub fn percent(self) -> Option<Percent> {
-        Percent::try_from(u64::from(self.billionths.div_ceil(BILLION / 100))).ok()
+        Percent::try_from(u64::from(self.billionths / (BILLION / 100)).max(1)).ok()
     }
 }
 
@@ -166,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fraction_is_rounded_up_to_whole_mib_and_percent() {
+    fn a_fraction_is_rounded_down_to_whole_mib_and_percent() {
         let of =
             |text: &str, mib: u64| text.parse::<Fraction>().unwrap().of(Bytes::from_mib(mib)).mib_floor();
         assert_eq!(of("0.25", 80_496), 20_124);
-        assert_eq!(of("0.333333333", 1000), 334);
+        assert_eq!(of("0.333333333", 1000), 333);
         assert_eq!((of("1", 1000), of("1.0", 1000), of(".5", 1000)), (1000, 1000, 500));
-        assert_eq!(of("0.000000001", 1000), 1);
+        assert_eq!((of("0.000000001", 1000), of("0.001", 1000), of("0.000999999", 1000)), (0, 1, 0));
         let percent = |text: &str| text.parse::<Fraction>().unwrap().percent().map(Percent::get);
         assert_eq!(
             (percent("0.25"), percent("0.251"), percent("1"), percent("0.001")),
-            (Some(25), Some(26), Some(100), Some(1))
+            (Some(25), Some(25), Some(100), Some(1))
         );
     }
 

@@ -53,6 +53,7 @@ proptest! {
             product: kinds[nth / 3 % 2].0.to_owned(),
             memory: Bytes::from_mib(kinds[nth / 3 % 2].1),
             slots: 16,
+            processes_per_slot: 3,
             isolation: Isolation::Mps,
             facts: std::sync::Arc::default(),
         };

@@ -94,6 +94,7 @@ fn cluster(nodes: u32) -> Index {
             product: product.to_owned(),
             memory: Bytes::from_mib(mib),
             slots: 16,
+            processes_per_slot: 3,
             isolation: Isolation::Mps,
             facts: Arc::new(facts(product, &format!("GPU-{nth}-{minor}"))),
         };

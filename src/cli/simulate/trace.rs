@@ -81,6 +81,7 @@ fn node(row: &Row<'_, 5>, names: &mut BTreeSet<String>) -> Result<NodeSpec, BadT
         memory: Bytes::from_mib(MILLI),
         // Not to count where the paper does not: as many as there are thousandths.
         slots: MILLI as u32,
+        processes_per_slot: 1,
         // Sizes may mix: the trace's shares are counted, not enforced.
         isolation: Isolation::Kernel,
         facts: Arc::default(),

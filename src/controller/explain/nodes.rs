@@ -55,6 +55,8 @@ enum Miss {
     Memory { needed: u64, free: u64 },
     Closed(String),
     Small { needed: u64, all: u64 },
+    Sliver { processes: u32 },
+    Processes { needed: u32, all: u32 },
     Isolation { needed: &'static str, is: &'static str },
     Product,
     NotSelected(String),
@@ -161,7 +163,7 @@ impl Miss {
             Self::Compute { .. } => Kind::Compute,
             Self::Memory { .. } => Kind::Memory,
             Self::Closed(_) => Kind::Closed,
-            Self::Small { .. } => Kind::Small,
+            Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => Kind::Small,
             Self::Isolation { .. } => Kind::Isolation,
             Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
             Self::Tainted(_) => Kind::GpuTaint,
@@ -178,6 +180,13 @@ impl Miss {
             Self::Compute { needed, free } => format!("most compute free {free} % of {at}, needs {needed} %"),
             Self::Memory { needed, free } => format!("largest free {free} MiB of {at}, needs {needed}"),
             Self::Small { needed, all } => format!("too small even idle: {all} MiB of {at}, needs {needed}"),
+            Self::Sliver { processes: 0 | 1 } => format!("the share would be less than 1 MiB of {at}"),
+            Self::Sliver { processes } => {
+                format!("the share of {at} would be less than 1 MiB for each of {processes} processes")
+            }
+            Self::Processes { needed, all } => {
+                format!("client slots for {all} processes on {at} even idle, needs {needed}")
+            }
             Self::Isolation { needed, is } => format!("isolation of {at} is {is}, needs {needed}"),
             Self::Product => format!("{at}: another product"),
             Self::NotSelected(selector) => format!("no GPU matches selector {selector}"),
@@ -194,6 +203,8 @@ impl Miss {
             Self::Compute { .. } => "too little compute",
             Self::Memory { .. } => "too little memory",
             Self::Small { .. } => "too small even idle",
+            Self::Sliver { .. } => "the share would be less than 1 MiB",
+            Self::Processes { .. } => "too few client slots even idle",
             Self::Isolation { .. } => "isolation too low",
             Self::Product => "another product",
             Self::NotSelected(_) => "not selected",
@@ -366,6 +377,8 @@ fn miss(core: &Core, gpu: &GpuRef, verdict: GpuVerdict, selectors: &[String], se
         GpuVerdict::Failed(words) => Miss::Failed(words.to_string()),
         GpuVerdict::Tainted(taint) => Miss::Tainted(taint),
         GpuVerdict::Small { needed, all } => Miss::Small { needed, all },
+        GpuVerdict::Sliver { processes } => Miss::Sliver { processes },
+        GpuVerdict::Processes { needed, all } => Miss::Processes { needed, all },
         GpuVerdict::Memory { needed, free } => Miss::Memory { needed, free },
         GpuVerdict::Compute { needed, free } => Miss::Compute { needed, free },
         GpuVerdict::Slots { needed, free } => Miss::Slots { needed, free },

@@ -575,7 +575,7 @@ impl Cluster {
     }
 
     /// GPUs on which so many MiB and so much compute fit, as the API has them.
-    pub fn open_for(&self, (mib, percent): (u64, u32)) -> Vec<(String, String)> {
+    pub fn open_for(&self, (mib, percent, blocks): (u64, u32, u32)) -> Vec<(String, String)> {
         let (shares, others) = self.used();
         // Shares of several GPUs keep to themselves.
         let companies = self.claims.values().map(results).filter(|gpus| gpus.len() > 1);
@@ -591,7 +591,7 @@ impl Cluster {
         });
         let fits = |gpu: &(String, String)| {
             let (memory, compute, slots) = shares.get(gpu).copied().unwrap_or_default();
-            let room = memory + mib <= 80 << 10 && compute + percent <= 100 && slots < 16;
+            let room = memory + mib <= 80 << 10 && compute + percent <= 100 && slots + blocks <= 16;
             room && !others.contains_key(gpu) && !together.contains(gpu)
         };
         gpus.filter(fits).collect()

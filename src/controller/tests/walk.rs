@@ -78,7 +78,15 @@ struct Decided {
 struct Ask {
     mib: u64,
     percent: u32,
+    /// Blocks of client slots.
+    slots: u32,
     priority: u8,
+}
+
+impl Ask {
+    fn amounts(self) -> (u64, u32, u32) {
+        (self.mib, self.percent, self.slots)
+    }
 }
 
 struct Walk {
@@ -195,15 +203,19 @@ impl Walk {
     fn create_share(&mut self) {
         self.made += 1;
         let name = format!("p{}", self.made);
-        let (share, mib, percent) = match self.rng.u8(0..4) {
+        let (mut share, mib, percent) = match self.rng.u8(0..4) {
             0 => (json!({"fraction": "0.25"}), 20 << 10, 25),
             1 => (json!({"memory": "30Gi", "compute": 40}), 30 << 10, 40),
             2 => (json!({"memory": "79Gi"}), 79 << 10, 0),
             _ => {
-                let mib = self.rng.u64(1..20_000);
+                let mib = self.rng.u64(24..20_000);
                 (json!({"memory": format!("{mib}Mi")}), mib, 0)
             }
         };
+        let processes = if self.rng.u8(0..4) == 0 { self.rng.u32(1..=24) } else { 1 };
+        if processes > 1 {
+            share["maxProcesses"] = processes.into();
+        }
         let gpus = if self.rng.u8(0..8) == 0 { 2 } else { 1 };
         self.cluster.put_share(&name, share, gpus);
         let priority = self.rng.u8(0..2);
@@ -211,7 +223,7 @@ impl Walk {
         if self.rng.u8(0..5) == 0 {
             more["metadata"]["annotations"] = json!({"tranche.dev/gang": format!("g{}", self.made / 3)});
         } else if gpus == 1 {
-            self.asks.insert(name.clone(), Ask { mib, percent, priority });
+            self.asks.insert(name.clone(), Ask { mib, percent, slots: processes.div_ceil(3), priority });
         }
         self.cluster.put_pod(&name, &[&name], more);
     }
@@ -221,7 +233,7 @@ impl Walk {
         let name = format!("k{}", self.made);
         let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.5"}, "count": 1});
         let claim = format!("{name}-gpu-share");
-        self.asks.insert(name.clone(), Ask { mib: 40 << 10, percent: 50, priority: 0 });
+        self.asks.insert(name.clone(), Ask { mib: 40 << 10, percent: 50, slots: 1, priority: 0 });
         self.cluster.put_pod(
             &name,
             &[],
@@ -375,7 +387,7 @@ impl Walk {
             let uid = PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default());
             let none = BTreeSet::new();
             let kept = kept_before.get(&uid).unwrap_or(&none);
-            let mut open = cluster.open_for((ask.mib, ask.percent));
+            let mut open = cluster.open_for(ask.amounts());
             open.retain(|(node, _)| !kept.contains(&node.as_str().into()));
             assert_eq!(open, [], "{name} waits, though {ask:?} is free");
         }
@@ -416,9 +428,7 @@ impl Walk {
             };
             let placed: Vec<Ask> = asks(&waiting.difference(&still).cloned().collect());
             for ask in asks(&still) {
-                let lower = |one: &&Ask| {
-                    one.priority < ask.priority && (one.mib, one.percent) == (ask.mib, ask.percent)
-                };
+                let lower = |one: &&Ask| one.priority < ask.priority && one.amounts() == ask.amounts();
                 assert_eq!(placed.iter().find(lower), None, "goes before {ask:?}");
             }
         }
