@@ -155,14 +155,10 @@ fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> 
             // Told already; what it was meant to say is not known.
             None => return found,
             Some(Params::Share(given)) => share = Some((config, given)),
-            Some(Params::Gpu(None) | Params::Mig(_)) if config.requests.is_empty() => {}
+            Some(other) if words::is_for_all_kinds(other, config.requests.is_empty()) => {}
             Some(other) => found.push(Problem {
                 field: format!("{}.kind", config.at),
-                words: format!(
-                    "{} does not go with request \"{}\" of class {SHARED_CLASS}; use GpuShare",
-                    other.kind(),
-                    request.name
-                ),
+                words: words::other_kind(other, &request.name),
             }),
         }
     }

@@ -28,6 +28,9 @@ pub(super) fn with_share(request: &Request) -> Decision {
     if !pod["metadata"]["annotations"][MIRROR].is_null() {
         return Decision::Allow;
     }
+    if pod["spec"]["schedulerName"] == KAI_SCHEDULER {
+        return left_to_kai(pod);
+    }
     let wanted = match kai::wanted(pod) {
         Ok(None) => return Decision::Allow,
         Ok(Some(wanted)) => wanted,
@@ -41,7 +44,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
         }]);
     }
     match changed(pod, &wanted, &claim_name(request)) {
-        Ok(changed) => Decision::Change { patch: json_patch::diff(pod, &changed), warnings: warnings(pod) },
+        Ok(changed) => Decision::Change(json_patch::diff(pod, &changed)),
         Err(problem) => Decision::Refuse(vec![problem]),
     }
 }
@@ -113,13 +116,15 @@ fn items(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_default()
 }
 
-fn warnings(pod: &Value) -> Vec<String> {
-    let for_kai = pod["spec"]["schedulerName"] == KAI_SCHEDULER;
-    let words = format!(
-        "spec.schedulerName {KAI_SCHEDULER}: Tranche places this pod's share, and KAI does not bind pods with these \
-         annotations to nodes whose GPUs are served by DRA; use default-scheduler"
-    );
-    for_kai.then_some(words).into_iter().collect()
+/// KAI serves the annotations of its own pods by itself, and would not bind them with a claim of ours.
+fn left_to_kai(pod: &Value) -> Decision {
+    if matches!(kai::wanted(pod), Ok(None)) {
+        return Decision::Allow;
+    }
+    Decision::Warn(format!(
+        "spec.schedulerName {KAI_SCHEDULER}: this pod is left to KAI, on nodes whose GPUs KAI serves, and nothing holds \
+         it to its share; for a share of Tranche's use default-scheduler"
+    ))
 }
 
 #[cfg(test)]
@@ -313,12 +318,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_for_kais_scheduler_is_warned() {
+    fn a_pod_of_kais_scheduler_is_left_to_it_with_a_warning() {
         let mut kai = pod(json!({"gpu-fraction": "0.5"}));
         kai["spec"]["schedulerName"] = json!("kai-scheduler");
         let answer = asked(UID, "CREATE", &kai);
         let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
         assert!(warning.contains("use default-scheduler"), "{warning}");
-        assert_eq!(patched(UID, &kai)["spec"]["schedulerName"], "kai-scheduler");
+        assert_eq!(answer.verdict, Verdict::Allowed);
+        assert_eq!(patched(UID, &kai), kai);
+        // What KAI refuses is KAI's to refuse.
+        kai["metadata"]["annotations"]["gpu-fraction"] = json!("2");
+        assert_eq!(asked(UID, "CREATE", &kai).verdict, Verdict::Allowed);
+        kai["metadata"]["annotations"] = json!({});
+        assert!(asked(UID, "CREATE", &kai).review["response"]["warnings"].is_null());
     }
 }

@@ -107,7 +107,9 @@ pub(super) struct Problem {
 #[derive(Debug)]
 pub(super) enum Decision {
     Allow,
-    Change { patch: Patch, warnings: Vec<String> },
+    /// Left as it is, with a word to its author.
+    Warn(String),
+    Change(Patch),
     Refuse(Vec<Problem>),
 }
 
@@ -163,18 +165,15 @@ impl Request {
         let mut response = json!({"uid": self.uid, "allowed": true});
         let verdict = match decision {
             Decision::Allow => Verdict::Allowed,
-            Decision::Change { patch, warnings } => {
-                if !warnings.is_empty() {
-                    response["warnings"] = warnings.into_iter().map(shortened).collect();
-                }
-                match patch.0.is_empty() {
-                    true => Verdict::Allowed,
-                    false => {
-                        response["patchType"] = json!("JSONPatch");
-                        response["patch"] = json!(base64(patch.to_string().as_bytes()));
-                        Verdict::Changed
-                    }
-                }
+            Decision::Warn(words) => {
+                response["warnings"] = json!([shortened(words)]);
+                Verdict::Allowed
+            }
+            Decision::Change(patch) if patch.0.is_empty() => Verdict::Allowed,
+            Decision::Change(patch) => {
+                response["patchType"] = json!("JSONPatch");
+                response["patch"] = json!(base64(patch.to_string().as_bytes()));
+                Verdict::Changed
             }
             Decision::Refuse(problems) => {
                 response["allowed"] = json!(false);

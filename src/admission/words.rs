@@ -1,11 +1,23 @@
 //! What is told of requests that cannot be for shares: here, and by the controller of claims that came by unchecked.
 //! The words stand behind the field's path.
 
-use crate::model::names::SHARED_CLASS;
+use crate::model::names::{RequestName, SHARED_CLASS};
+use crate::params::Params;
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is of class gpu.nvidia.com; shares have none";
 pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare says how much";
+
+/// Parameters of other kinds than GpuShare that are no mistake beside a share: they name no request, and ask for
+/// nothing that a share cannot have.
+pub fn is_for_all_kinds(params: &Params, for_all: bool) -> bool {
+    for_all && matches!(params, Params::Gpu(None) | Params::Mig(_))
+}
+
+/// Of `kind`, for a request of shares.
+pub fn other_kind(params: &Params, request: &RequestName) -> String {
+    format!("{} does not go with request \"{request}\" of class {SHARED_CLASS}; use GpuShare", params.kind())
+}
 
 /// Of `deviceClassName`, beside requests for shares.
 pub fn other_class(class: &str) -> String {

@@ -135,6 +135,8 @@ fn asked((at, request): (usize, &DeviceRequest)) -> Result<Vec<Asked>, String> {
 
 /// One entry of configuration for our driver: for which requests, and what.
 struct Entry<'a> {
+    /// Of its parameters.
+    path: String,
     requests: &'a [String],
     params: Params,
 }
@@ -149,10 +151,8 @@ fn configs<'a>(
     for (at, one) in class.iter().enumerate() {
         if let Some(opaque) = one.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) {
             let path = format!("DeviceClass {SHARED_CLASS}: spec.config[{at}].opaque.parameters");
-            entries.push(Entry {
-                requests: &[],
-                params: read(&path, &opaque.parameters.0, ConfigSource::FromClass)?,
-            });
+            let params = read(&path, &opaque.parameters.0, ConfigSource::FromClass)?;
+            entries.push(Entry { path, requests: &[], params });
         }
     }
     for (at, one) in claim.config.iter().flatten().enumerate() {
@@ -162,14 +162,18 @@ fn configs<'a>(
         if let Some(unknown) = requests.iter().find(|name| !names.iter().any(|one| one.is_meant_by(name))) {
             return Err(format!("spec.devices.config[{at}].requests: the claim has no request {unknown:?}"));
         }
-        entries.push(Entry { requests, params: read(&path, &opaque.parameters.0, ConfigSource::FromClaim)? });
+        let params = read(&path, &opaque.parameters.0, ConfigSource::FromClaim)?;
+        entries.push(Entry { path, requests, params });
     }
     Ok(entries)
 }
 
 fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, String> {
     let params = decode(parameters).and_then(|params| params.check_source(source).map(|()| params));
-    let params = params.map_err(|error| format!("{path}.{error}"))?;
+    let params = params.map_err(|error| match error.path.as_str() {
+        "parameters" => format!("{path}: {}", error.problem),
+        _ => format!("{path}.{error}"),
+    })?;
     match (&params, source) {
         // Nobody but the controller grants, and the controller grants in allocations only.
         (Params::Grant(_), ConfigSource::FromClass) => {
@@ -192,7 +196,7 @@ fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
     let gpus = gpus.ok_or_else(|| format!("{path}.count: must be at least 1"))?;
-    let share = share(name, configs).ok_or_else(|| {
+    let share = share(name, configs)?.ok_or_else(|| {
         format!(
             "{path}: says not how much of a GPU; add a config entry for driver {DRIVER} with a GpuShare that has \
              memory or fraction"
@@ -220,14 +224,19 @@ fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
 }
 
 /// The last GpuShare that is meant for the request counts, as a whole.
-fn share(request: &RequestName, configs: &[Entry<'_>]) -> Option<GpuShare> {
+fn share(request: &RequestName, configs: &[Entry<'_>]) -> Result<Option<GpuShare>, String> {
     let named = |entry: &Entry<'_>| entry.requests.iter().any(|name| request.is_meant_by(name));
     let meant = |entry: &&Entry<'_>| entry.requests.is_empty() || named(entry);
-    let mut shares = configs.iter().filter(meant).filter_map(|entry| match &entry.params {
-        Params::Share(share) => Some(*share),
-        _ => None,
-    });
-    shares.next_back().filter(|share| share.amount.is_some())
+    let mut last = None;
+    for entry in configs.iter().filter(meant) {
+        match &entry.params {
+            Params::Share(share) => last = Some(share),
+            other if words::is_for_all_kinds(other, entry.requests.is_empty()) => {}
+            // The node would refuse it, again and again.
+            other => return Err(format!("{}.kind: {}", entry.path, words::other_kind(other, request))),
+        }
+    }
+    Ok(last.filter(|share| share.amount.is_some()).copied())
 }
 
 fn constraints(claim: &DeviceClaim) -> Result<Vec<Constraint>, String> {
@@ -262,6 +271,12 @@ mod tests {
 
     fn share_of(fields: Value) -> Value {
         let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+        parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        json!({"opaque": {"driver": DRIVER, "parameters": parameters}})
+    }
+
+    fn nvidias(kind: &str, fields: Value) -> Value {
+        let mut parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind});
         parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         json!({"opaque": {"driver": DRIVER, "parameters": parameters}})
     }
@@ -320,6 +335,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_of_whole_gpus_in_general_is_no_mistake() {
+        let claim = claim(json!({"requests": [request("a", json!({}))],
+            "config": [nvidias("GpuConfig", json!({})), share_of(json!({"memory": "4Mi", "maxProcesses": 4}))]}));
+        assert_eq!(wants(&claim, &[]).unwrap()[0].requests[0].share.max_processes, Some(4));
+    }
+
+    #[test]
     fn a_class_may_say_how_much() {
         let class: DeviceClassConfiguration =
             serde_json::from_value(share_of(json!({"memory": "1Gi"}))).unwrap();
@@ -356,6 +378,24 @@ mod tests {
                 "config[0].opaque.parameters.memory",
             ),
             (with(request("a", json!({})), for_b), "no request \"b\""),
+            (
+                with(request("a", json!({})), share_of(json!({"memory": "3Mi", "maxProcesses": 4}))),
+                "config[0].opaque.parameters.maxProcesses: 3 MiB divided by 4",
+            ),
+            (
+                json!({"requests": [request("a", json!({}))], "config": [good(), nvidias("GpuConfig", json!({
+                    "sharing": {"strategy": "TimeSlicing"}}))]}),
+                "config[1].opaque.parameters.kind: GpuConfig does not go with request \"a\"",
+            ),
+            (
+                json!({"requests": [request("a", json!({}))], "config": [good(), {
+                    "requests": ["a"], "opaque": nvidias("MigDeviceConfig", json!({}))["opaque"]}]}),
+                "config[1].opaque.parameters.kind: MigDeviceConfig does not go with request \"a\"",
+            ),
+            (
+                with(request("a", json!({})), json!({"opaque": {"driver": DRIVER, "parameters": 5}})),
+                "config[0].opaque.parameters: ",
+            ),
             (with(request("a", json!({})), grant), "ShareGrant"),
             (with(request("a", json!({"count": 0})), good()), "count"),
             (with(request("a", json!({"count": 33})), good()), "at most 32"),

@@ -120,6 +120,14 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
         let problem = format!("{processes} is out of range; write 1 to {PROCESSES_MAX}");
         return Err(ParamsError::new("maxProcesses", problem));
     }
+    // Of a fraction it is known only when the GPU is.
+    if let (Some(Amount::Memory(memory)), Some(processes)) = (amount, raw.max_processes)
+        && memory.mib_ceil() < u64::from(processes)
+    {
+        let mib = memory.mib_ceil();
+        let problem = format!("{mib} MiB divided by {processes} leave less than 1 MiB for each");
+        return Err(ParamsError::new("maxProcesses", problem));
+    }
     let minimum_isolation = raw.minimum_isolation.map(|word| isolation(&word)).transpose()?;
     Ok(GpuShare { amount, compute, minimum_isolation, max_processes: raw.max_processes })
 }
@@ -198,6 +206,7 @@ mod tests {
             (json!({"compute": 0}), "compute"),
             (json!({"compute": 101}), "compute"),
             (json!({"maxProcesses": 0}), "maxProcesses"),
+            (json!({"memory": "3Mi", "maxProcesses": 4}), "maxProcesses"),
             (json!({"minimumIsolation": "hard"}), "minimumIsolation"),
             (json!({"memoryMiB": 5}), "memoryMiB"),
         ] {
