@@ -388,10 +388,14 @@ impl Core {
         self.plans.of(claim).is_some() || self.doubtful.contains_key(claim)
     }
 
-    /// Pods of a gang that have their place.
+    /// Pods of a gang that have their place. Those that ask for no share (a launcher) are none of them.
     pub(super) fn placed(&self, key: &UnitKey) -> usize {
         let members = self.gangs.get(key).into_iter().flatten();
-        let stays = |pod: &&PodUid| self.world.pods.get(*pod).is_some_and(|pod| !pod.ending);
+        let shares = |pod: &Pod| {
+            let claims = self.world.claims_of(pod);
+            claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
+        };
+        let stays = |pod: &&PodUid| self.world.pods.get(*pod).is_some_and(|pod| !pod.ending && shares(pod));
         let placed = |pod: &&PodUid| !self.queue.contains(pod) && self.assigned.contains_key(*pod);
         members.filter(stays).filter(placed).count()
     }

@@ -106,15 +106,15 @@ impl Core {
         }
         let mut kept = BTreeSet::new();
         let mut emptied = None;
-        let mut waiting: Vec<(UnitKey, i32)> = Vec::new();
+        let mut waiting: Vec<UnitKey> = Vec::new();
         for turn in self.queue.turns(now, |key| self.placed(key)) {
             let epoch = self.stock.epoch();
             if turn.tried != Some(epoch) {
                 match self.place(&turn, &kept, now) {
                     Ok(true) => {
                         round.decided += 1;
-                        let passed = waiting.iter().filter(|(_, priority)| *priority == turn.priority);
-                        passed.for_each(|(key, _)| self.queue.passed(key));
+                        // Those before it have its priority, or a higher one.
+                        waiting.iter().for_each(|key| self.queue.passed(key));
                         continue;
                     }
                     // It waits for something else than a decision.
@@ -132,7 +132,7 @@ impl Core {
             if turn.starving {
                 kept.extend(self.nodes_for(&turn, &kept, &mut emptied, now));
             }
-            waiting.push((turn.key, turn.priority));
+            waiting.push(turn.key);
         }
     }
 

@@ -459,6 +459,27 @@ fn a_large_share_is_not_passed_for_ever_by_small_ones() {
     panic!("the large share was passed for ever");
 }
 
+#[test]
+fn a_large_share_is_not_passed_for_ever_by_less_urgent_ones() {
+    let mut cluster = cluster(1, 1);
+    for nth in 0..4 {
+        share(&mut cluster, &format!("s{nth}"), "20Gi");
+    }
+    cluster.settle(LONG);
+    cluster.put_share("large", json!({"memory": "60Gi"}), 1);
+    cluster.put_pod("large", &["large"], json!({"spec": {"priority": 10}}));
+    for nth in 4..200 {
+        cluster.drop_pod(&format!("s{}", nth - 4), true);
+        share(&mut cluster, &format!("s{nth}"), "20Gi");
+        cluster.settle(SECOND);
+        if cluster.place("large").is_some() {
+            cluster.check();
+            return;
+        }
+    }
+    panic!("the urgent share was passed for ever");
+}
+
 /// Shares of 20 GiB come, and end when six others have come, one each second, until `over`; true if it was.
 fn small_ones_come_and_go(
     cluster: &mut Cluster,
@@ -596,6 +617,53 @@ fn a_gang_is_placed_together_or_not_at_all() {
     cluster.settle(LONG);
     assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_some()));
     cluster.check();
+}
+
+#[test]
+fn a_launcher_without_a_share_is_no_part_of_its_gang() {
+    let mut cluster = cluster(2, 1);
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});
+    let mut bound = gang.clone();
+    bound["spec"] = json!({"nodeName": "node-0"});
+    cluster.put_pod("launcher", &[], bound);
+    for nth in 0..3 {
+        let name = format!("g{nth}");
+        cluster.put_share(&name, json!({"memory": "50Gi"}), 1);
+        cluster.put_pod(&name, &[&name], gang.clone());
+        cluster.settle(LONG);
+        let placed = (0..=nth).filter(|nth| cluster.place(&format!("g{nth}")).is_some()).count();
+        assert_eq!(placed, 0, "two would fit, three do not");
+    }
+    cluster.put_node("node-2", 1);
+    cluster.settle(LONG);
+    assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_some()));
+    cluster.check();
+}
+
+#[test]
+fn processes_are_placed_where_there_are_client_slots_for_them() {
+    let mut cluster = cluster(1, 2);
+    for nth in 0..4 {
+        let name = format!("p{nth}");
+        cluster.put_share(&name, json!({"memory": "1Gi", "maxProcesses": 24}), 1);
+        cluster.put_pod(&name, &[&name], json!({}));
+    }
+    cluster.settle(LONG);
+    let mut gpus: Vec<String> = (0..4).flat_map(|nth| cluster.place(&format!("p{nth}")).unwrap().1).collect();
+    gpus.sort();
+    assert_eq!(gpus, ["gpu-0", "gpu-0", "gpu-1", "gpu-1"], "eight blocks of sixteen each");
+    cluster.check();
+    cluster.put_share("more", json!({"memory": "1Gi", "maxProcesses": 4}), 1);
+    cluster.put_pod("more", &["more"], json!({}));
+    cluster.put_share("most", json!({"memory": "1Gi", "maxProcesses": 60}), 1);
+    cluster.put_pod("most", &["most"], json!({}));
+    cluster.settle(LONG);
+    for (name, words) in
+        [("more", "needs 2 blocks of client slots"), ("most", "fewer client slots than maxProcesses")]
+    {
+        let waiting = cluster.claim(name).metadata.annotations.clone().unwrap_or_default();
+        assert!(waiting["tranche.dev/waiting"].contains(words), "{name}: {waiting:?}");
+    }
 }
 
 #[test]
