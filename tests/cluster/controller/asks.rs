@@ -159,5 +159,18 @@ async fn the_processes_of_a_share_divide_its_memory() {
     let numbers = ["memoryMiB", "memoryPerProcessMiB", "maxProcesses"].map(|name| data[name].as_u64());
     assert_eq!(numbers, [Some(4096), Some(2048), Some(2)], "{data}");
     assert_eq!(data["isolation"], "mps");
+    // More than one block of client slots is for.
+    create(&bed, "many", json!({"memory": "4Gi", "maxProcesses": 8})).await;
+    bed.wait_ready("many").await;
+    assert_eq!(env(&bed, "many")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M");
+    let blocks = |pod: &str| {
+        let allocation = &stored(&bed, pod)["status"]["allocation"]["devices"];
+        let grant = allocation["config"].as_array().unwrap().iter();
+        let mut grants = grant.filter(|one| one["opaque"]["parameters"]["kind"] == "ShareGrant");
+        grants.next().expect("a grant")["opaque"]["parameters"]["devices"][0]["slots"].clone()
+    };
+    assert_eq!([blocks("two"), blocks("many")], [1, 3]);
+    create(&bed, "most", json!({"memory": "4Gi", "maxProcesses": 60})).await;
+    wait_told(&bed, "most", "with fewer client slots than maxProcesses, even idle").await;
     bed.end().await;
 }

@@ -41,14 +41,14 @@ async fn explain_tells_where_a_claim_is_why_one_waits_and_that_one_is_not_there(
 
     let device = wait_placed(&bed, "large").await;
     let mib = super::place::grantable_mib(&bed, &device).await;
-    let most = (mib * 3).div_ceil(4);
+    let most = mib * 3 / 4;
     for what in ["large", "pod/large"] {
         let said = explain(&bed, &[what]).unwrap_or_else(|said| panic!("{said}"));
         assert!(said.contains("placed on node hollow-0"), "{said}");
         assert!(said.contains(&format!("{device}: {most} MiB, 75 % of compute")), "{said}");
     }
 
-    let (half, left) = (mib.div_ceil(2), mib - most);
+    let (half, left) = (mib / 2, mib - most);
     for what in ["half", "pod/half"] {
         let said = why(&bed, what);
         let words =

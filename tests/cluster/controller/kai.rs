@@ -1,6 +1,7 @@
 //! Pods with KAI's annotations, as far as their containers: what each of them finds.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use kube::api::LogParams;
 use serde_json::{Value, json};
 
 use super::place::{env, grantable_mib};
@@ -48,12 +49,76 @@ async fn a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu() {
     let Some(bed) = bed("a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu").await else { return };
     run(&bed, "quarter", json!({"gpu-fraction": "0.25"}), &["main"]).await;
     let device = wait_placed(&bed, &claim_of(&bed, "quarter").await).await;
-    let mib = grantable_mib(&bed, &device).await.div_ceil(4);
+    let mib = grantable_mib(&bed, &device).await / 4;
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
     assert_eq!(env(&bed, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
     assert_eq!(bed.inside("quarter", "main").gpus.len(), 1);
     assert_eq!(bed.exec("quarter", "main", "echo $GPU_PORTION").trim(), "0.25");
     end(bed, "quarter").await;
+}
+
+/// The pod of KAI's documentation, field by field (docs/gpu-sharing), but for the scheduler's name and an image that is
+/// here. It lists its GPUs and ends.
+#[tokio::test]
+async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
+    let Some(bed) = bed("the_pod_of_kais_documentation_runs_as_it_is_written").await else { return };
+    let documented = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "gpu-sharing", "labels": {"kai.scheduler/queue": "default-queue"},
+            "annotations": {"gpu-fraction": "0.5"}},
+        "spec": {"schedulerName": "default-scheduler", "automountServiceAccountToken": false, "containers": [{
+            "name": "gpu-workload", "image": "docker.io/local/glibc:1", "imagePullPolicy": "Never",
+            "command": ["nvidia-smi"], "args": ["-L"], "resources": {"limits": {"memory": "1Gi"}}}]}});
+    bed.create(documented).await;
+    let claim = claim_of(&bed, "gpu-sharing").await;
+    let ended = || async {
+        let status = bed.api::<Pod>().get("gpu-sharing").await.ok()?.status?;
+        let container = status.container_statuses?.into_iter().next()?;
+        let ended = |state: Option<ContainerState>| Some(state?.terminated?.exit_code);
+        ended(container.state).or_else(|| ended(container.last_state))
+    };
+    assert_eq!(wait_until("the container to end", PATIENCE, ended).await, 0);
+    let said = bed.api::<Pod>().logs("gpu-sharing", &LogParams::default()).await.expect("its log");
+    assert!(said.starts_with("GPU 0: ") && said.trim().lines().count() == 1, "{said}");
+    let device = wait_placed(&bed, &claim).await;
+    let half = grantable_mib(&bed, &device).await / 2;
+    let told = || async {
+        let claims = bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+        let devices = claims.get(&claim).await.ok()?.status?.devices?;
+        Some(devices.first()?.data.as_ref()?.0.clone())
+    };
+    let data = wait_until("the claim to say what was granted", PATIENCE, told).await;
+    assert_eq!(
+        (data["memoryMiB"].as_u64(), data["computePercent"].as_u64()),
+        (Some(half), Some(50)),
+        "{data}"
+    );
+    end(bed, "gpu-sharing").await;
+}
+
+/// The GPU has as many MiB as it has: no multiple of five is needed.
+#[tokio::test]
+async fn five_fifths_of_a_gpu_run_on_one_gpu() {
+    let Some(bed) = bed("five_fifths_of_a_gpu_run_on_one_gpu").await else { return };
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        let mut pod = as_nobody(pod(name, json!([]), json!([container("main", json!([]))])));
+        pod["metadata"]["annotations"] = json!({"gpu-fraction": "0.2"});
+        bed.create(pod).await;
+    }
+    let mut gpus = Vec::new();
+    for name in names {
+        bed.wait_ready(name).await;
+        gpus.push(bed.inside(name, "main").gpus);
+        let device = wait_placed(&bed, &claim_of(&bed, name).await).await;
+        let mib = grantable_mib(&bed, &device).await / 5;
+        let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
+        assert_eq!(env(&bed, name), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20", &memory, PIPE]);
+    }
+    assert!(gpus.iter().all(|gpu| *gpu == gpus[0]), "{gpus:?}");
+    for name in &names[1..] {
+        bed.delete(name).await;
+    }
+    end(bed, names[0]).await;
 }
 
 #[tokio::test]
@@ -62,7 +127,7 @@ async fn a_number_of_devices_gives_the_same_part_of_so_many_gpus() {
     let annotations = json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"});
     run(&bed, "two", annotations, &["main"]).await;
     let device = wait_placed(&bed, &claim_of(&bed, "two").await).await;
-    let mib = grantable_mib(&bed, &device).await.div_ceil(4);
+    let mib = grantable_mib(&bed, &device).await / 4;
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M,1={mib}M");
     assert_eq!(env(&bed, "two"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
     assert_eq!(bed.inside("two", "main").gpus.len(), 2);

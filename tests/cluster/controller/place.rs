@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{create, holds, share, wait_placed};
-use crate::bed::{Bed, PATIENCE};
+use crate::bed::{Bed, PATIENCE, sum};
 use crate::manifests::{as_nobody, claim, container, pod, user_of};
 use crate::rig::wait_until;
 
@@ -43,12 +43,57 @@ async fn a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits() {
 
     let pipe = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
     assert_eq!(env(&bed, "small"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", pipe]);
-    let mib = grantable_mib(&bed, &device).await.div_ceil(4);
+    let mib = grantable_mib(&bed, &device).await / 4;
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
     assert_eq!(env(&bed, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, pipe]);
     assert_eq!(bed.inside("small", "main").gpus, bed.inside("quarter", "main").gpus);
     let told = |event: &String| event.starts_with("GpuSharePlaced") && event.contains("2000 MiB");
     assert!(bed.events("small").await.iter().any(told));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_metrics_tell_what_was_placed_what_waits_and_what_room_is_left() {
+    let test = "the_metrics_tell_what_was_placed_what_waits_and_what_room_is_left";
+    let Some(bed) = super::bed(test).await else { return };
+    let counts = ["decisions_total", "refusals_total", "decision_seconds_count", "placed_seconds_count"]
+        .map(|name| format!("tranche_controller_{name}"));
+    let read = async || {
+        let metrics = super::metrics(&bed).await;
+        counts.clone().map(|name| sum(&metrics, &name))
+    };
+    let before = read().await;
+    create(&bed, "big", json!({"memory": "4000Gi"})).await;
+    super::wait_told(&bed, "big", "too small even idle").await;
+    super::wait_metric(&bed, "tranche_controller_waiting{reason=\"candidates\"}", 1.0).await;
+    create(&bed, "quarter", json!({"fraction": "0.25"})).await;
+    bed.wait_ready("quarter").await;
+    let granted = grantable_mib(&bed, &wait_placed(&bed, "quarter").await).await / 4;
+
+    let mut all = Vec::new();
+    for device in bed.shareable(super::NODE).await {
+        all.push(grantable_mib(&bed, &device.name).await);
+    }
+    let left = (all.iter().sum::<u64>() - granted) as f64;
+    super::wait_metric(&bed, "tranche_controller_node_free_mib{node=\"node-a\"}", left).await;
+    let largest = *all.iter().max().expect("the node has GPUs") as f64;
+    super::wait_metric(&bed, "tranche_controller_node_largest_mib{node=\"node-a\"}", largest).await;
+    super::wait_metric(&bed, "tranche_controller_node_stranded_mib{node=\"node-a\"}", 0.0).await;
+    let more = || async {
+        let now = read().await;
+        now.iter().zip(before).all(|(now, before)| *now > before).then_some(())
+    };
+    wait_until("the counts to grow", PATIENCE, more).await;
+
+    // All of the compute gone, what is left of the GPU is of no use.
+    create(&bed, "rest", json!({"memory": "1Gi", "compute": 75})).await;
+    bed.wait_ready("rest").await;
+    if wait_placed(&bed, "rest").await == wait_placed(&bed, "quarter").await {
+        let of_gpu = largest - granted as f64 - 1024.0;
+        super::wait_metric(&bed, "tranche_controller_node_stranded_mib{node=\"node-a\"}", of_gpu).await;
+    } else {
+        panic!("packed, the two are on one GPU");
+    }
     bed.end().await;
 }
 
@@ -95,7 +140,6 @@ async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
     bed.end().await;
 }
 
-/// The pod of KAI's documentation, but for the scheduler's name.
 #[tokio::test]
 async fn a_pod_with_kais_annotations_gets_its_share_and_gives_it_back() {
     let labels = json!({"tranche.dev/kai-annotations": "enabled"});

@@ -12,18 +12,35 @@ use crate::args::Args;
 const LONGEST: u32 = 3;
 
 pub fn run(dir: &Path, mut args: Args) -> Result<(), String> {
-    let node = node::load().map_err(|_| "NVIDIA-SMI has failed: the driver is not loaded".to_owned())?;
+    let node = node::load().map_err(|_| "NVIDIA-SMI has failed: the driver is not loaded".to_owned());
     if args.flag("-L") {
         args.end()?;
+        let node = match (node, in_container()) {
+            (Ok(node), _) => node,
+            (Err(words), nodes) if nodes.is_empty() => return Err(words),
+            (Err(_), nodes) => {
+                for (index, path) in nodes.iter().enumerate() {
+                    println!("GPU {index}: simulated ({path})");
+                }
+                return Ok(());
+            }
+        };
         for gpu in &node.gpus {
             println!("GPU {}: {} (UUID: {})", gpu.index, gpu.name(), gpu.identity.uuid);
         }
         return Ok(());
     }
+    let node = node?;
     match args.word("a command")?.as_str() {
         "compute-policy" => compute_policy(dir, &node, args),
         other => Err(format!("what is {other}? (this nvidia-smi knows compute-policy and -L)")),
     }
+}
+
+/// A container has the GPUs' device nodes and nothing of the simulation's state.
+fn in_container() -> Vec<String> {
+    let found = (0..64).map(|minor| format!("/dev/nvidia{minor}"));
+    found.filter(|path| Path::new(path).exists()).collect()
 }
 
 fn compute_policy(dir: &Path, node: &Node, mut args: Args) -> Result<(), String> {
