@@ -24,6 +24,7 @@ mod objects;
 mod plan;
 mod reporter;
 mod shares;
+mod simulate;
 mod site;
 mod stop_at;
 mod watchdog;
