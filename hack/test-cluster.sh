@@ -90,7 +90,8 @@ if [[ -n $oldest ]]; then
   # What does not depend on the release is not tried again.
   again="pods:: sharing:: shares::whole_only shares::placed bad_input:: discovery:: upgrade:: kubelet_is the_plugin_is_ready"
   again+=" controller::place controller::nodes controller::load controller::verbatim controller::kai"
-  again+=" controller::explain controller::life controller::harm on_many_nodes who_loses"
+  again+=" controller::explain controller::life controller::harm controller::settings controller::fail_over"
+  again+=" controller::uninstall on_many_nodes who_loses"
   # Installed as most do it.
   STAGE_BY=chart pass "$oldest" 1 "$again" "node-a=h100:8:$mig"
 fi

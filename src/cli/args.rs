@@ -122,7 +122,7 @@ pub struct ControllerArgs {
     pub holds: HoldArgs,
     #[command(flatten)]
     pub webhook: WebhookArgs,
-    /// A pod is passed by later ones of its priority at most so often before room is kept for it [default: 32].
+    /// A pod is passed by ones that are not more urgent at most so often before room is kept for it [default: 32].
     #[arg(long, env = "PASSES", hide_env_values = true)]
     pub passes: Option<String>,
     /// Or for at most so long [default: 60s].

@@ -619,6 +619,32 @@ fn a_gang_is_placed_together_or_not_at_all() {
     cluster.check();
 }
 
+/// However the group is named: by Volcano's, KAI's or Kubernetes' own means. Nobody says how many there are.
+#[test]
+fn each_way_to_name_a_group_makes_a_gang() {
+    for more in [
+        json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}}),
+        json!({"metadata": {"annotations": {"pod-group-name": "g"}}}),
+        json!({"metadata": {"labels": {"scheduling.volcano.sh/group-name": "g"}}}),
+        json!({"spec": {"schedulingGroup": {"podGroupName": "g"}}}),
+    ] {
+        let mut cluster = cluster(2, 1);
+        for nth in 0..3 {
+            let name = format!("g{nth}");
+            cluster.put_share(&name, json!({"memory": "50Gi"}), 1);
+            cluster.put_pod(&name, &[&name], more.clone());
+        }
+        cluster.settle(LONG);
+        assert!(
+            (0..3).all(|nth| cluster.place(&format!("g{nth}")).is_none()),
+            "{more}: two would fit, three do not"
+        );
+        cluster.put_node("node-2", 1);
+        cluster.settle(LONG);
+        assert!((0..3).all(|nth| cluster.place(&format!("g{nth}")).is_some()), "{more}");
+    }
+}
+
 #[test]
 fn a_launcher_without_a_share_is_no_part_of_its_gang() {
     let mut cluster = cluster(2, 1);
