@@ -127,7 +127,9 @@ impl Board {
 
     /// What clients find in the folder that containers get: name and inode. Nothing without a daemon.
     fn door(&self, bed: &Bed) -> Vec<String> {
-        let script = format!("cd {}/client 2>&- || exit 0; ls -A | xargs -r stat -c '%n %i'", self.folder());
+        // The keeper may empty it at this moment.
+        let look = "find . -mindepth 1 -maxdepth 1 -ignore_readdir_race -printf '%P %i\\n' | sort";
+        let script = format!("cd {}/client 2>&- || exit 0; {look}", self.folder());
         bed.on_node(&self.node, &script).lines().map(str::to_owned).collect()
     }
 
