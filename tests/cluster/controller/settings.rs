@@ -172,6 +172,9 @@ async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
     };
     whole("all", gpus).await;
     println!("told: {}", wait_told(&bed, "all", "FailedScheduling").await);
+    // What tests before it left held is given back to it.
+    let alone = || async { (holds(&bed).await == [device.as_str()]).then_some(()) };
+    wait_until("no other GPU to be held", PATIENCE, alone).await;
     create(&bed, "share", json!({"memory": "2000Mi"})).await;
     bed.wait_ready("share").await;
     assert_eq!(wait_placed(&bed, "share").await, device);
