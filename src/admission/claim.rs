@@ -155,7 +155,7 @@ fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> 
             // Told already; what it was meant to say is not known.
             None => return found,
             Some(Params::Share(given)) => share = Some((config, given)),
-            Some(other) if words::is_for_all_kinds(other, config.requests.is_empty()) => {}
+            Some(other) if words::may_stand_beside_shares(other, config.requests.is_empty()) => {}
             Some(other) => found.push(Problem {
                 field: format!("{}.kind", config.at),
                 words: words::other_kind(other, &request.name),

@@ -107,7 +107,8 @@ fn fraction(text: &str) -> Result<String, Problem> {
     let up = billionths.units_ceil().filter(|up| (1..=BILLION).contains(up)).ok_or_else(bad)?;
     let part = if billionths.is_whole() { up } else { up - 1 };
     let decimal = format!("0.{:09}", part.clamp(1, BILLION - 1)).trim_end_matches('0').to_owned();
-    Ok(decimal).and_then(|decimal| decimal.parse::<Fraction>().map(|_| decimal).map_err(|_| bad()))
+    decimal.parse::<Fraction>().map_err(|_| bad())?;
+    Ok(decimal)
 }
 
 /// Whole MiB without a unit.

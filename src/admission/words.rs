@@ -10,8 +10,8 @@ pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare 
 
 /// Parameters of other kinds than GpuShare that are no mistake beside a share: they name no request, and ask for
 /// nothing that a share cannot have.
-pub fn is_for_all_kinds(params: &Params, for_all: bool) -> bool {
-    for_all && matches!(params, Params::Gpu(None) | Params::Mig(_))
+pub fn may_stand_beside_shares(params: &Params, names_no_request: bool) -> bool {
+    names_no_request && matches!(params, Params::Gpu(None) | Params::Mig(_))
 }
 
 /// Of `kind`, for a request of shares.

@@ -255,7 +255,7 @@ impl Skipped {
             Unfit::Isolation => &mut self.isolation,
             Unfit::Small => &mut self.too_small,
             Unfit::Sliver => &mut self.sliver,
-            Unfit::Slots => &mut self.processes,
+            Unfit::Processes => &mut self.processes,
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) enum Unfit {
     /// What is asked of it leaves less than 1 MiB for a process, which no limit can express.
     Sliver,
     /// It has fewer client slots than the share has processes, all in all.
-    Slots,
+    Processes,
 }
 
 pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
@@ -68,7 +68,7 @@ pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
     }
     // A share takes a block of client slots, whatever it says.
     let slots = want.processes.div_ceil(class.processes_per_slot.max(1)).max(1);
-    if slots > class.slots.max(1) { Err(Unfit::Slots) } else { Ok((mib, slots)) }
+    if slots > class.slots.max(1) { Err(Unfit::Processes) } else { Ok((mib, slots)) }
 }
 
 impl Terms {

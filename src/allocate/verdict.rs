@@ -115,7 +115,7 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
             GpuVerdict::Small { needed: want.part.mib(class.memory_mib), all: class.memory_mib }
         }
         Err(Unfit::Sliver) => GpuVerdict::Sliver { processes: want.processes },
-        Err(Unfit::Slots) => {
+        Err(Unfit::Processes) => {
             let all = class.slots.saturating_mul(class.processes_per_slot);
             GpuVerdict::Processes { needed: want.processes, all }
         }

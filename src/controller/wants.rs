@@ -231,7 +231,7 @@ fn share(request: &RequestName, configs: &[Entry<'_>]) -> Result<Option<GpuShare
     for entry in configs.iter().filter(meant) {
         match &entry.params {
             Params::Share(share) => last = Some(share),
-            other if words::is_for_all_kinds(other, entry.requests.is_empty()) => {}
+            other if words::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
             // The node would refuse it, again and again.
             other => return Err(format!("{}.kind: {}", entry.path, words::other_kind(other, request))),
         }

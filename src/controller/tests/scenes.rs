@@ -438,14 +438,15 @@ fn priority_goes_first_and_then_age() {
     assert!(cluster.place("old").is_some() && cluster.place("young").is_none());
 }
 
-#[test]
-fn a_large_share_is_not_passed_for_ever_by_small_ones() {
+/// A large share of this priority waits while small ones of priority 0 come and go.
+fn is_not_passed_for_ever(priority: i32) {
     let mut cluster = cluster(1, 1);
     for nth in 0..4 {
         share(&mut cluster, &format!("s{nth}"), "20Gi");
     }
     cluster.settle(LONG);
-    share(&mut cluster, "large", "60Gi");
+    cluster.put_share("large", json!({"memory": "60Gi"}), 1);
+    cluster.put_pod("large", &["large"], json!({"spec": {"priority": priority}}));
     // One small share ends each time, and another comes.
     for nth in 4..200 {
         cluster.drop_pod(&format!("s{}", nth - 4), true);
@@ -460,24 +461,13 @@ fn a_large_share_is_not_passed_for_ever_by_small_ones() {
 }
 
 #[test]
+fn a_large_share_is_not_passed_for_ever_by_small_ones() {
+    is_not_passed_for_ever(0);
+}
+
+#[test]
 fn a_large_share_is_not_passed_for_ever_by_less_urgent_ones() {
-    let mut cluster = cluster(1, 1);
-    for nth in 0..4 {
-        share(&mut cluster, &format!("s{nth}"), "20Gi");
-    }
-    cluster.settle(LONG);
-    cluster.put_share("large", json!({"memory": "60Gi"}), 1);
-    cluster.put_pod("large", &["large"], json!({"spec": {"priority": 10}}));
-    for nth in 4..200 {
-        cluster.drop_pod(&format!("s{}", nth - 4), true);
-        share(&mut cluster, &format!("s{nth}"), "20Gi");
-        cluster.settle(SECOND);
-        if cluster.place("large").is_some() {
-            cluster.check();
-            return;
-        }
-    }
-    panic!("the urgent share was passed for ever");
+    is_not_passed_for_ever(10);
 }
 
 /// Shares of 20 GiB come, and end when six others have come, one each second, until `over`; true if it was.

@@ -88,12 +88,9 @@ async fn the_metrics_tell_what_was_placed_what_waits_and_what_room_is_left() {
     // All of the compute gone, what is left of the GPU is of no use.
     create(&bed, "rest", json!({"memory": "1Gi", "compute": 75})).await;
     bed.wait_ready("rest").await;
-    if wait_placed(&bed, "rest").await == wait_placed(&bed, "quarter").await {
-        let of_gpu = largest - granted as f64 - 1024.0;
-        super::wait_metric(&bed, "tranche_controller_node_stranded_mib{node=\"node-a\"}", of_gpu).await;
-    } else {
-        panic!("packed, the two are on one GPU");
-    }
+    assert_eq!(wait_placed(&bed, "rest").await, wait_placed(&bed, "quarter").await, "packed");
+    let of_gpu = largest - granted as f64 - 1024.0;
+    super::wait_metric(&bed, "tranche_controller_node_stranded_mib{node=\"node-a\"}", of_gpu).await;
     bed.end().await;
 }
 
