@@ -33,7 +33,7 @@ const TURN: Moment = Duration::from_secs(3);
 
 /// Where there is room for a claim that carries a reason to wait.
 const OTHER_WORDS: &str = "the controller said otherwise (tranche.dev/waiting): that is older, or because of what only \
-                           it remembers: nodes that refused the pod, nodes kept for what has waited longer";
+                           it remembers: nodes that refused the pod, nodes kept for what goes before it";
 
 /// What is known of a claim, and what becomes of it.
 #[derive(Debug, Clone, PartialEq)]

@@ -338,8 +338,8 @@ impl Core {
             Some(first) => {
                 let (count, some) = (kept.len(), if kept.len() == 1 { "node" } else { "nodes" });
                 let more = if count == 1 { "" } else { ", ..." };
-                let longer = format!("; {count} {some} kept free for what has waited longer: {first}{more}");
-                words.push_str(&longer);
+                let before = format!("; {count} {some} kept free for what goes before it: {first}{more}");
+                words.push_str(&before);
                 Reason::Reserved
             }
         };

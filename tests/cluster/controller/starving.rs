@@ -16,23 +16,41 @@ const FREE: usize = 2;
 const MOST: &str = "0.97";
 const LITTLE: &str = "0.02";
 
-async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<usize>) {
+/// A gang of so many pods, of the default priority or of this class.
+#[derive(Clone, Copy)]
+struct Gang<'a> {
+    size: usize,
+    class: Option<&'a str>,
+}
+
+async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
     let of_gang = |pod: &mut Value| {
-        if let Some(size) = gang {
+        if let Some(Gang { size, class }) = gang {
             pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
             pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": size.to_string()});
+            pod["spec"]["priorityClassName"] = json!(class);
         }
     };
     create_hollow(bed, name, share(json!({"fraction": fraction})), of_gang).await;
+}
+
+/// All GPUs of the node but two are in use. How many pods have a node then.
+async fn fill(bed: &Bed) -> usize {
+    let others = bed.published("hollow-0").await.len() - FREE;
+    for nth in 0..others {
+        create(bed, &format!("other-{nth}"), MOST, None).await;
+    }
+    wait_bound(bed, others).await;
+    others
 }
 
 async fn is_placed(bed: &Bed, name: &str) -> bool {
     !results(&bed.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
 }
 
-/// As many small shares as may pass, after a gang of this size that waits. How many pods have a node then.
-async fn passed(bed: &Bed, before: usize, gang: usize) -> usize {
-    for nth in 0..gang {
+/// As many small shares as may pass, after a gang that waits. How many pods have a node then.
+async fn passed(bed: &Bed, before: usize, gang: Gang<'_>) -> usize {
+    for nth in 0..gang.size {
         create(bed, &format!("worker-{nth}"), MOST, Some(gang)).await;
     }
     wait_told(bed, "worker-0", WAITS).await;
@@ -47,16 +65,12 @@ async fn passed(bed: &Bed, before: usize, gang: usize) -> usize {
 async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     let test = "a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free";
     let Some(bed) = super::bed_beside(test, 1).await else { return };
-    let others = bed.published("hollow-0").await.len() - FREE;
-    for nth in 0..others {
-        create(&bed, &format!("other-{nth}"), MOST, None).await;
-    }
-    wait_bound(&bed, others).await;
-    let bound = passed(&bed, others, FREE + 1).await;
+    let others = fill(&bed).await;
+    let bound = passed(&bed, others, Gang { size: FREE + 1, class: None }).await;
     // There is room for the small one, and soon for the large one; it is kept.
     create(&bed, "late", LITTLE, None).await;
     create(&bed, "thief", MOST, None).await;
-    wait_told(&bed, "late", "1 node kept free for what has waited longer: hollow-0").await;
+    wait_told(&bed, "late", "1 node kept free for what goes before it: hollow-0").await;
     wait_told(&bed, "thief", WAITS).await;
     end_hollow(&bed, "other-0").await;
     create(&bed, "later", LITTLE, None).await;
@@ -82,11 +96,34 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
 }
 
 #[tokio::test]
+async fn less_urgent_ones_do_not_pass_for_ever_either() {
+    let Some(bed) = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await else {
+        return;
+    };
+    let class = format!("{}-urgent", bed.namespace);
+    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
+    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+    let others = fill(&bed).await;
+    let bound = passed(&bed, others, Gang { size: FREE + 1, class: Some(&class) }).await;
+    create(&bed, "late", LITTLE, None).await;
+    wait_told(&bed, "late", "1 node kept free for what goes before it: hollow-0").await;
+    for nth in 0..=FREE {
+        end_hollow(&bed, &format!("other-{nth}")).await;
+    }
+    // The gang, and the small one in what is left; three have ended.
+    wait_bound(&bed, bound + 1).await;
+    for name in ["worker-0", "worker-1", "worker-2", "late"] {
+        wait_node(&bed, name).await;
+    }
+    hollow::end(bed).await;
+}
+
+#[tokio::test]
 async fn for_a_gang_that_no_node_could_hold_nothing_is_kept() {
     let test = "for_a_gang_that_no_node_could_hold_nothing_is_kept";
     let Some(bed) = super::bed_beside(test, 1).await else { return };
     let gpus = bed.published("hollow-0").await.len();
-    let bound = passed(&bed, 0, gpus + 1).await;
+    let bound = passed(&bed, 0, Gang { size: gpus + 1, class: None }).await;
     for name in ["one-more", "another"] {
         create(&bed, name, MOST, None).await;
         assert_eq!(wait_node(&bed, name).await, "hollow-0");
