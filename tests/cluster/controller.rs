@@ -76,6 +76,14 @@ async fn create_hollow(bed: &Bed, name: &str, devices: Value, change: impl FnOnc
     bed.create(pod).await;
 }
 
+/// A PriorityClass that goes with the test: more urgent than what has none, and that ends nobody's pods.
+fn urgent_class(bed: &Bed) -> String {
+    let class = format!("{}-urgent", bed.namespace);
+    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
+    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+    class
+}
+
 /// Ends a pod at once, and the claim of its name.
 async fn end_hollow(bed: &Bed, name: &str) {
     let now = DeleteParams::default().grace_period(0);

@@ -4,7 +4,7 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use super::{WAITS, create_hollow, end_hollow, results, share, wait_told};
+use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_told};
 use crate::bed::Bed;
 use crate::hollow::{self, wait_bound, wait_node};
 
@@ -100,9 +100,7 @@ async fn less_urgent_ones_do_not_pass_for_ever_either() {
     let Some(bed) = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await else {
         return;
     };
-    let class = format!("{}-urgent", bed.namespace);
-    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
-    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+    let class = urgent_class(&bed);
     let others = fill(&bed).await;
     let bound = passed(&bed, others, Gang { size: FREE + 1, class: Some(&class) }).await;
     create(&bed, "late", LITTLE, None).await;

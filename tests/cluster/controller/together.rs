@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{WAITS, create_hollow, end_hollow, results, share, wait_placed, wait_told};
+use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_placed, wait_told};
 use crate::bed::{Bed, PATIENCE, node_of};
 use crate::hollow::{self, on_hollow, wait_bound, wait_node};
 use crate::manifests::{as_nobody, claim, user_of};
@@ -104,9 +104,7 @@ async fn who_is_more_urgent_goes_first_though_it_came_later() {
     let Some(bed) = super::bed_beside("who_is_more_urgent_goes_first_though_it_came_later", 1).await else {
         return;
     };
-    let class = format!("{}-urgent", bed.namespace);
-    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
-    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+    let class = urgent_class(&bed);
     let gpus = bed.published("hollow-0").await.len();
     for nth in 0..gpus {
         create_hollow(&bed, &format!("first-{nth}"), most(), |_| {}).await;
