@@ -283,11 +283,22 @@ impl Index {
     /// All of these CEL expressions choose the GPU. Not if there is no such GPU, or one of them fails on it. Answers
     /// are kept by the expressions' texts.
     pub fn chooses(&mut self, selectors: &[String], name: &NodeName, device: &DeviceName) -> bool {
-        let node = self.ids.get(name).and_then(|id| self.nodes.all[*id].as_ref());
-        let gpu = node.and_then(|node| node.gpus.iter().find(|gpu| gpu.device == *device));
-        let Some(facts) = gpu.map(|gpu| gpu.facts) else { return false };
+        let Some(facts) = self.facts_of(name, device) else { return false };
         let choice = self.boards.choices.of(selectors, &self.nodes.facts);
         choice.is_none_or(|choice| choice.chosen.has(facts))
+    }
+
+    /// Nothing is known against it: they choose the GPU, or one of them fails on it here, or there is no such GPU.
+    pub fn may_choose(&mut self, selectors: &[String], name: &NodeName, device: &DeviceName) -> bool {
+        let Some(facts) = self.facts_of(name, device) else { return true };
+        let choice = self.boards.choices.of(selectors, &self.nodes.facts);
+        choice.is_none_or(|choice| choice.chosen.has(facts) || choice.failed.has(facts))
+    }
+
+    /// The number of what is known of a GPU.
+    fn facts_of(&self, name: &NodeName, device: &DeviceName) -> Option<u32> {
+        let node = self.ids.get(name).and_then(|id| self.nodes.all[*id].as_ref());
+        node.and_then(|node| node.gpus.iter().find(|gpu| gpu.device == *device)).map(|gpu| gpu.facts)
     }
 
     /// Where the pod would go on a node if GPUs were taken in their order, without any score: how a scheduler

@@ -133,7 +133,8 @@ pub struct ControllerArgs {
 /// How the controller takes GPUs and gives them back.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HoldArgs {
-    /// Between the taking of a GPU and its first share [default: 2s].
+    /// Between the taking of a GPU and its first share, while there is somebody to whom the scheduler may be giving
+    /// that GPU; else 200ms, or this if it is less [default: 2s].
     #[arg(long, env = "SETTLE", hide_env_values = true)]
     pub settle: Option<String>,
     /// How long a GPU is kept after its last share [default: 60s].

@@ -353,15 +353,19 @@ fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<Stri
         holdups.push(format!("{count}{pods} first, by priority and age"));
     }
     let settle = core.rules.holds.settle;
+    let settles = format!(
+        "settles for {} s, or {} s while the scheduler may be giving that GPU to somebody",
+        core.rules.holds.settle_least().as_secs_f32(),
+        settle.as_secs_f32()
+    );
     for part in &place.devices {
         let gpu = &part.gpu;
         match core.holds.phase(gpu) {
             None => holdups.push(format!(
-                "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that settles for {} s",
-                settle.as_secs_f32()
+                "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that {settles}"
             )),
             Some(Phase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
-                holdups.push(format!("{gpu} was taken a moment ago: that settles for {} s", settle.as_secs_f32()));
+                holdups.push(format!("{gpu} was taken a moment ago: that {settles}"));
             }
             Some(_) => {}
         }

@@ -4,11 +4,15 @@
 //! Looking is a write, too: a hold that has settled is marked, and once the watch of claims brings the mark it has
 //! brought all that came before. A list would tell who is there, but not who has come and gone.
 //!
+//! A hold settles for a moment, and for long if somebody may still get its GPU (rivals): then it is looked at twice.
+//!
 //! ```text
 //!           take          written            settled, look         nobody else
 //! (nobody's) ──→ Writing ─────────→ Settling ───────────→ Looking ────────────→ Held
-//!     ▲             │ failed           │ somebody else       │ somebody else       │ idle too long, or wanted whole
-//!     └─────────────┴──── Leaving ←────┴─────────────────────┴────────────────────┘
+//!     ▲             │ failed        │  ▲    somebody may come │                    │
+//!     │             │               │  └─────────────────────┤                    │
+//!     │             │ somebody else │          somebody else │                    │ idle too long, or wanted whole
+//!     └─────────────┴──── Leaving ←─┴────────────────────────┴────────────────────┘
 //! ```
 //!
 //! Where no share ids are kept (Kubernetes 1.34 and 1.35) kube-scheduler's books have a device once, however many
@@ -33,10 +37,11 @@ use crate::model::claim::ClaimRef;
 pub enum Phase {
     /// The hold is being written.
     Writing,
-    /// Written; whoever decided at the same time is still to become visible.
-    Settling { claim: ClaimRef, until: Moment },
-    /// The watch is to bring all that there was when it had settled.
-    Looking { claim: ClaimRef },
+    /// Written; whoever decided at the same time is still to become visible, which all have by `latest`.
+    Settling { claim: ClaimRef, until: Moment, latest: Moment },
+    /// The watch is to bring all that there was when it had settled. `again`: when to look again if somebody may
+    /// still come; none: nobody can.
+    Looking { claim: ClaimRef, again: Option<Moment> },
     /// Shares may go there.
     Held { claim: ClaimRef, idle: Option<Moment> },
     /// The hold is to go, and the GPU is not taken again before.
@@ -48,6 +53,15 @@ impl Phase {
     fn is_young(&self) -> bool {
         matches!(self, Self::Writing | Self::Settling { .. } | Self::Looking { .. })
     }
+}
+
+/// Who else is there, for a hold that is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    Nobody,
+    /// Somebody may have been given the GPU, and it does not show yet.
+    MayCome,
+    Named,
 }
 
 /// The hold of a GPU, as the API has it.
@@ -69,6 +83,15 @@ pub enum Parting {
     Delete(ClaimVersion),
 }
 
+impl Parting {
+    /// The hold, as it is to be when the step is done.
+    pub fn at(&self) -> &ClaimVersion {
+        match self {
+            Self::Clear(at) | Self::Restore(at) | Self::Delete(at) => at,
+        }
+    }
+}
+
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
@@ -80,7 +103,7 @@ pub enum Act {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// Between the writing of a hold and its first use.
+    /// Between the writing of a hold and its first use, if somebody else may get its GPU meanwhile.
     pub settle: Duration,
     /// How long a hold without shares is kept.
     pub keep_warm: Duration,
@@ -88,6 +111,20 @@ pub struct Pace {
     pub leave: Duration,
     /// GPUs that are held without being needed yet.
     pub ahead: usize,
+}
+
+/// What a hold settles in any case: ten times what a decision that was under way took to show on an idle API server.
+const SETTLE_LEAST: Duration = Duration::from_millis(200);
+
+impl Pace {
+    /// Between the writing of a hold and the first look.
+    pub fn settle_least(&self) -> Duration {
+        self.settle.min(SETTLE_LEAST)
+    }
+
+    fn settling(&self, claim: &ClaimRef, now: Moment) -> Phase {
+        Phase::Settling { claim: claim.clone(), until: now + self.settle_least(), latest: now + self.settle }
+    }
 }
 
 impl Default for Pace {
@@ -184,18 +221,16 @@ impl Holds {
     /// A hold that stands in the API already, by a leader before us. Where shares are it has settled; else it may
     /// have been written a moment ago.
     pub fn found(&mut self, gpu: &GpuRef, claim: &ClaimRef, shared: bool, now: Moment) {
-        let claim = claim.clone();
         let phase = match shared {
-            true => Phase::Held { claim, idle: None },
-            false => Phase::Settling { claim, until: now + self.pace.settle },
+            true => Phase::Held { claim: claim.clone(), idle: None },
+            false => self.pace.settling(claim, now),
         };
         self.set(gpu.clone(), phase);
     }
 
     pub fn written(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {
-        let until = now + self.pace.settle;
         if matches!(self.phases.get(gpu), Some(Phase::Writing)) {
-            self.set(gpu.clone(), Phase::Settling { claim: claim.clone(), until });
+            self.set(gpu.clone(), self.pace.settling(claim, now));
         }
     }
 
@@ -211,23 +246,29 @@ impl Holds {
         self.set(gpu.clone(), Phase::Leaving { until, asked: None });
     }
 
-    /// All is known that there was when the look began. `others`: somebody else names the GPU. None: it came to
-    /// nothing, and is taken again. What is lost is returned.
-    pub fn looked(&mut self, others: Option<&dyn Fn(&GpuRef) -> bool>, now: Moment) -> Vec<GpuRef> {
+    /// GPUs that the look under way is for.
+    pub fn looking(&self) -> Vec<GpuRef> {
+        self.in_phase(|phase| matches!(phase, Phase::Looking { .. }))
+    }
+
+    /// All is known that there was when the look began. None: it came to nothing, and is taken again. What is lost is
+    /// returned.
+    pub fn looked(&mut self, others: Option<&dyn Fn(&GpuRef) -> Others>, now: Moment) -> Vec<GpuRef> {
         self.look_under_way = false;
-        let looking: Vec<GpuRef> = self.in_phase(|phase| matches!(phase, Phase::Looking { .. }));
         let mut lost = Vec::new();
-        for gpu in looking {
-            let Some(Phase::Looking { claim }) = self.phases.get(&gpu).cloned() else { continue };
-            match others {
-                None => {
-                    let until = now + self.pace.settle;
-                    self.set(gpu, Phase::Settling { claim, until });
+        for gpu in self.looking() {
+            let Some(Phase::Looking { claim, again }) = self.phases.get(&gpu).cloned() else { continue };
+            match (others.map(|others| others(&gpu)), again) {
+                (None, _) => {
+                    let until = now + self.pace.settle_least();
+                    let latest = again.unwrap_or(until);
+                    self.set(gpu, Phase::Settling { claim, until, latest });
                 }
-                Some(others) if others(&gpu) => lost.push(gpu),
-                Some(_) => {
-                    self.set(gpu, Phase::Held { claim, idle: Some(now) });
+                (Some(Others::Named), _) => lost.push(gpu),
+                (Some(Others::MayCome), Some(latest)) => {
+                    self.set(gpu, Phase::Settling { claim, until: latest, latest });
                 }
+                (Some(_), _) => self.set(gpu, Phase::Held { claim, idle: Some(now) }),
             }
         }
         for gpu in &lost {
@@ -294,8 +335,8 @@ impl Holds {
         let Some(first) = settled.first().cloned().filter(|_| !self.look_under_way) else { return };
         self.look_under_way = true;
         for gpu in settled {
-            if let Some(Phase::Settling { claim, .. }) = self.phases.get(&gpu).cloned() {
-                self.set(gpu, Phase::Looking { claim });
+            if let Some(Phase::Settling { claim, latest, .. }) = self.phases.get(&gpu).cloned() {
+                self.set(gpu, Phase::Looking { claim, again: (now < latest).then_some(latest) });
             }
         }
         acts.push(Act::Look(first));

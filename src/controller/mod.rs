@@ -4,7 +4,8 @@
 //! * [`world`]: what the API server has told, reduced; `wants`: what a claim asks for
 //! * `stock`: the allocator's index kept in step; `ask`: what waits, as the allocator is asked; `apart`: shares of
 //!   several GPUs in one claim; `kept_off`: which nodes a pod cannot have
-//! * [`hold`]: whose GPU is it; `keep`: which are kept, and for whom they are given back
+//! * [`hold`]: whose GPU is it; `rivals`: who may get one that we have just taken; `keep`: which are kept, and for whom
+//!   they are given back
 //! * [`queue`]: who waits, in which order; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `reserve`:
 //!   what is kept free for whom; `life`: what nobody uses
@@ -31,6 +32,7 @@ mod notes;
 mod plan;
 pub mod queue;
 mod reserve;
+mod rivals;
 pub mod round;
 mod run;
 mod say;

@@ -31,8 +31,8 @@ pub enum Write {
 #[derive(Debug)]
 pub enum Outcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
-    Looked(Result<Box<ResourceClaim>, Failure>),
-    Left(GpuRef, Result<(), Failure>),
+    Looked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    Left(GpuRef, ClaimUid, Result<(), Failure>),
     Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Marked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
@@ -79,13 +79,26 @@ impl Failure {
 }
 
 impl Outcome {
+    /// The claim that was to be changed, and that the API server does not have.
+    pub fn gone(&self) -> Option<&ClaimUid> {
+        let (uid, failure) = match self {
+            Self::Looked(uid, Err(failure))
+            | Self::Left(_, uid, Err(failure))
+            | Self::Allocated(uid, Err(failure))
+            | Self::Cleared(uid, Err(failure))
+            | Self::Marked(uid, Err(failure)) => (uid, failure),
+            _ => return None,
+        };
+        (*failure == Failure::Gone).then_some(uid)
+    }
+
     /// What was tried, as a metric label, and how it went.
     pub fn labels(&self) -> (&'static str, &'static str) {
         let of = |failure: Option<&Failure>| failure.map_or("ok", Failure::label);
         match self {
             Self::Held(_, result) => ("hold", of(result.as_ref().err())),
-            Self::Looked(result) => ("look", of(result.as_ref().err())),
-            Self::Left(_, result) => ("leave", of(result.as_ref().err())),
+            Self::Looked(_, result) => ("look", of(result.as_ref().err())),
+            Self::Left(_, _, result) => ("leave", of(result.as_ref().err())),
             Self::Allocated(_, result) => ("allocate", of(result.as_ref().err())),
             Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),
             Self::Marked(_, result) => ("mark", of(result.as_ref().err())),

@@ -67,9 +67,12 @@ impl Writer {
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
-                Outcome::Looked(result.map(Box::new))
+                Outcome::Looked(at.claim.uid, result.map(Box::new))
             }
-            Write::Leave(gpu, parting) => Outcome::Left(gpu.clone(), self.leave(&gpu, parting).await),
+            Write::Leave(gpu, parting) => {
+                let uid = parting.at().claim.uid.clone();
+                Outcome::Left(gpu.clone(), uid, self.leave(&gpu, parting).await)
+            }
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();
                 Outcome::Allocated(uid, self.allocate(at, &marks, *allocation).await.map(Box::new))

@@ -1,27 +1,39 @@
 //! What became of the writes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{AFTER_REFUSAL, ASK_AGAIN, Core, NEVER_COMES};
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::Moment;
+use crate::controller::hold::Others;
 use crate::controller::world::claim::reference;
 use crate::controller::world::{Claim, GpuRef, Sight};
 use crate::controller::write::{Failure, Outcome};
+use crate::model::claim::ClaimRef;
 use crate::model::names::ClaimUid;
 
 impl Core {
     pub fn done(&mut self, outcome: Outcome, now: Moment) {
+        let gone = outcome.gone().cloned();
+        self.take_in(outcome, now);
+        if let Some(uid) = gone {
+            self.not_there(&uid, now);
+        }
+    }
+
+    fn take_in(&mut self, outcome: Outcome, now: Moment) {
         match outcome {
             Outcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
             // The watch is to bring what was stored: taken in here, it would seem to have.
-            Outcome::Looked(Ok(claim)) => self.look = Some(self.world.read(&claim).at),
-            Outcome::Looked(Err(_)) => self.looked(false, now),
+            Outcome::Looked(_, Ok(claim)) => self.look = Some(self.world.read(&claim).at),
+            Outcome::Looked(_, Err(_)) => self.looked(false, now),
             // Its next version is tried; it is on its way.
-            Outcome::Left(_, Ok(()) | Err(Failure::Conflict | Failure::Gone)) => {}
-            Outcome::Left(gpu, Err(_)) => self.holds.not_left(&gpu),
+            Outcome::Left(_, _, Ok(()) | Err(Failure::Conflict | Failure::Gone)) => {}
+            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu),
             Outcome::Allocated(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
@@ -74,6 +86,20 @@ impl Core {
         }
     }
 
+    /// The API server does not have the claim any more. The watch need not bring that: an answer that came late may have
+    /// told of a claim after the list that it is missing from.
+    fn not_there(&mut self, uid: &ClaimUid, now: Moment) {
+        let Some(claim) = self.world.claims.get(uid).filter(|claim| !claim.is_new()) else { return };
+        let ClaimRef { namespace, name, uid } = claim.at.claim.clone();
+        let meta = ObjectMeta {
+            namespace: Some(namespace),
+            name: Some(name),
+            uid: Some(uid.to_string()),
+            ..ObjectMeta::default()
+        };
+        self.apply(Change::Claim(Seen::Deleted(Box::new(meta))), now);
+    }
+
     /// What a write of ours made of a claim. Told late, it may have been deleted since: then it is not there again.
     fn changed(&mut self, claim: Box<ResourceClaim>, now: Moment) {
         if self.world.claims.contains_key(&reference(&claim.metadata).uid) {
@@ -118,7 +144,12 @@ impl Core {
     /// `well`: the world is at least as of when the look began.
     pub(in crate::controller) fn looked(&mut self, well: bool, now: Moment) {
         self.look = None;
-        let others = |gpu: &GpuRef| self.world.is_anothers(gpu);
+        let contested = if well { self.contestable(self.holds.looking()) } else { BTreeSet::new() };
+        let others = |gpu: &GpuRef| match (self.world.is_anothers(gpu), contested.contains(gpu)) {
+            (true, _) => Others::Named,
+            (false, true) => Others::MayCome,
+            (false, false) => Others::Nobody,
+        };
         for gpu in self.holds.looked(well.then_some(&others as _), now) {
             for key in self.plans.on(&gpu) {
                 self.cancel(&key, now);

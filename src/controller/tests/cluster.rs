@@ -374,8 +374,8 @@ impl Cluster {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
             Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
-            Write::Look(_) => Outcome::Looked(Err(failure)),
-            Write::Leave(gpu, _) => Outcome::Left(gpu, Err(failure)),
+            Write::Look(at) => Outcome::Looked(at.claim.uid, Err(failure)),
+            Write::Leave(gpu, parting) => Outcome::Left(gpu, parting.at().claim.uid.clone(), Err(failure)),
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
             Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(failure)),
@@ -397,9 +397,11 @@ impl Cluster {
             Write::Look(at) => {
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
-                Outcome::Looked(hear(self.mark(&at, &marks)))
+                let marked = self.mark(&at, &marks);
+                Outcome::Looked(at.claim.uid, hear(marked))
             }
             Write::Leave(gpu, parting) => {
+                let uid = parting.at().claim.uid.clone();
                 let done = match parting {
                     Parting::Clear(at) => self.allocate(&at, None),
                     Parting::Restore(at) => {
@@ -414,7 +416,7 @@ impl Cluster {
                         found
                     }
                 };
-                Outcome::Left(gpu, hear(done).map(drop))
+                Outcome::Left(gpu, uid, hear(done).map(drop))
             }
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();

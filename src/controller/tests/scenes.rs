@@ -10,8 +10,11 @@ use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
 use crate::controller::world::GpuRef;
 use crate::controller::write::{Failure, Write};
+use crate::model::names::SHARED_CLASS;
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
+/// Less than a hold settles.
+pub(super) const MOMENT: Duration = Duration::from_millis(100);
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
 pub(super) fn rules() -> Rules {
@@ -35,8 +38,11 @@ pub(super) fn share(cluster: &mut Cluster, name: &str, memory: &str) {
     cluster.put_pod(name, &[name], json!({}));
 }
 
+/// The scheduler gives a GPU to a claim that waits for it, or that comes now.
 fn whole_claim_takes(cluster: &mut Cluster, name: &str, node: &str, device: &str) {
-    cluster.put_whole(name);
+    if !cluster.claims.contains_key(&("ml".to_owned(), name.to_owned())) {
+        cluster.put_whole(name);
+    }
     let mut claim = cluster.claim(name).clone();
     let made = crate::controller::grant::hold(&node.into(), "gpu", device);
     claim.status.get_or_insert_default().allocation = Some(made);
@@ -47,10 +53,10 @@ fn whole_claim_takes(cluster: &mut Cluster, name: &str, node: &str, device: &str
 fn the_first_share_of_a_gpu_waits_for_it_to_settle_and_the_second_for_nothing() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     assert_eq!(cluster.holds(), ["hold.gpu-0.node-0"]);
     assert_eq!(cluster.place("a"), None, "not settled yet");
-    cluster.settle(2 * SECOND);
+    cluster.settle(2 * MOMENT);
     assert!(cluster.place("a").is_some());
     share(&mut cluster, "b", "10Gi");
     cluster.settle(Duration::ZERO);
@@ -58,9 +64,130 @@ fn the_first_share_of_a_gpu_waits_for_it_to_settle_and_the_second_for_nothing() 
     cluster.check();
 }
 
+/// One request of a claim by hand.
+fn put_request(cluster: &mut Cluster, name: &str, request: Value) {
+    let mut named = json!({"name": "it"});
+    super::cluster::merge(&mut named, &request);
+    cluster.put_claim(
+        json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {"requests": [named]}}}),
+    );
+}
+
+/// How long the first share of the only GPU waits, in tenths of a second.
+fn settles_for(mut cluster: Cluster) -> u32 {
+    share(&mut cluster, "a", "10Gi");
+    let mut tenths = 0;
+    while cluster.place("a").is_none() {
+        assert!(tenths < 100, "it waits for ever");
+        cluster.settle(MOMENT);
+        tenths += 1;
+    }
+    cluster.check();
+    tenths
+}
+
+#[test]
+fn whoever_may_be_given_the_gpu_by_now_is_waited_for() {
+    let limits = |name: &str| json!({"spec": {"containers": [{"name": "main", "resources": {"limits": {name: "1"}}}]}});
+    type Comes = fn(&mut Cluster);
+    let rivals: [(&str, Comes); 6] = [
+        ("a claim", |cluster| cluster.put_whole("w")),
+        ("a claim that is being deleted", |cluster| {
+            let deleted = "2026-01-01T00:00:00Z";
+            let spec = json!({"devices": {"requests": [{"name": "it", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}});
+            cluster.put_claim(json!({"metadata": {"name": "w", "namespace": "ml", "deletionTimestamp": deleted}, "spec": spec}));
+        }),
+        ("a class that nobody has told of", |cluster| {
+            put_request(cluster, "w", json!({"exactly": {"deviceClassName": "new.example.com"}}));
+        }),
+        ("an alternative", |cluster| {
+            put_request(
+                cluster,
+                "w",
+                json!({"firstAvailable": [
+                {"name": "part", "deviceClassName": SHARED_CLASS}, {"name": "all", "deviceClassName": "gpu.nvidia.com"}]}),
+            );
+        }),
+        ("a selector that nobody here can follow", |cluster| {
+            let cel = json!([{"cel": {"expression": "device.nonsense('x')"}}]);
+            put_request(
+                cluster,
+                "w",
+                json!({"exactly": {"deviceClassName": "gpu.nvidia.com", "selectors": cel}}),
+            );
+        }),
+        ("one that lost its allocation", |cluster| {
+            whole_claim_takes(cluster, "w", "node-9", "gpu-0");
+            let mut claim = cluster.claim("w").clone();
+            claim.status = None;
+            cluster.store(claim);
+        }),
+    ];
+    for (what, rival) in rivals {
+        let mut cluster = cluster(1, 1);
+        rival(&mut cluster);
+        assert!((20..=21).contains(&settles_for(cluster)), "{what}");
+    }
+    let mut by_limits = cluster(1, 1);
+    by_limits.put_pod("w", &[], limits("nvidia.com/gpu"));
+    assert!((20..=21).contains(&settles_for(by_limits)), "a pod without a claim");
+}
+
+#[test]
+fn who_cannot_be_given_the_gpu_is_not_waited_for() {
+    let limits = json!({"spec": {"nodeName": "node-9",
+        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
+    let mut cluster = cluster(1, 1);
+    let others = json!({"selectors": [{"cel": {"expression": "device.driver == 'nic.example.com'"}}]});
+    cluster.put_class("nic.example.com", json!({}), others);
+    put_request(&mut cluster, "nic", json!({"exactly": {"deviceClassName": "nic.example.com"}}));
+    let t4 =
+        json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'"}}]);
+    put_request(
+        &mut cluster,
+        "t4",
+        json!({"exactly": {"deviceClassName": "gpu.nvidia.com", "selectors": t4}}),
+    );
+    let look = json!({"exactly": {"deviceClassName": "gpu.nvidia.com", "adminAccess": true}});
+    put_request(&mut cluster, "monitor", look);
+    whole_claim_takes(&mut cluster, "elsewhere", "node-9", "gpu-0");
+    cluster.put_share("without-a-pod", json!({"memory": "1Gi"}), 1);
+    cluster.put_pod("bound", &[], limits);
+    assert_eq!(settles_for(cluster), 2);
+}
+
+#[test]
+fn what_the_scheduler_decided_before_a_hold_may_come_late() {
+    let mut cluster = cluster(1, 1);
+    cluster.put_whole("w");
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(19 * MOMENT);
+    assert_eq!(cluster.holds().len(), 1);
+    whole_claim_takes(&mut cluster, "w", "node-0", "gpu-0");
+    cluster.settle(LONG);
+    assert_eq!((cluster.place("a"), cluster.holds()), (None, vec![]), "the GPU is another's");
+    cluster.check();
+}
+
+#[test]
+fn once_the_scheduler_has_decided_nobody_is_waited_for_any_more() {
+    let mut cluster = cluster(2, 1);
+    cluster.put_whole("w");
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(SECOND);
+    let held = cluster.holds()[0].rsplit('.').next().unwrap().to_owned();
+    let other = if held == "node-0" { "node-1" } else { "node-0" };
+    whole_claim_takes(&mut cluster, "w", other, "gpu-0");
+    cluster.drop_claim(&(NS.to_owned(), format!("hold.gpu-0.{held}")));
+    cluster.settle(4 * MOMENT);
+    assert_eq!(cluster.place("a").map(|place| place.0), Some(held), "taken anew");
+    cluster.check();
+}
+
 #[test]
 fn a_hold_that_lost_its_race_is_withdrawn_and_the_share_goes_elsewhere() {
     let mut cluster = cluster(2, 1);
+    cluster.put_whole("whole");
     share(&mut cluster, "a", "10Gi");
     cluster.settle(SECOND);
     let taken = cluster.holds()[0].rsplit('.').next().unwrap().to_owned();
@@ -75,6 +202,7 @@ fn a_hold_that_lost_its_race_is_withdrawn_and_the_share_goes_elsewhere() {
 #[test]
 fn what_the_watch_has_not_told_yet_is_waited_for_by_the_look() {
     let mut cluster = cluster(1, 1);
+    cluster.put_whole("whole");
     share(&mut cluster, "a", "10Gi");
     cluster.settle(SECOND);
     whole_claim_takes(&mut cluster, "whole", "node-0", "gpu-0");
@@ -97,8 +225,8 @@ fn what_the_watch_has_not_told_yet_is_waited_for_by_the_look() {
 fn a_look_that_fails_is_taken_again() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
-    cluster.now += 2 * SECOND;
+    cluster.settle(MOMENT);
+    cluster.now += MOMENT;
     cluster.round();
     assert!(matches!(cluster.writes[0], Write::Look(_)));
     cluster.fail(Failure::Silent("no answer".to_owned()));
@@ -539,7 +667,7 @@ fn put_kai(cluster: &mut Cluster) {
 fn a_promised_claim_is_created_once_it_has_its_place_and_is_allocated() {
     let mut cluster = cluster(1, 1);
     put_kai(&mut cluster);
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     assert!(
         !cluster.claims.contains_key(&("ml".to_owned(), "kai-gpu-share".to_owned())),
         "not before it has a GPU"
@@ -861,7 +989,7 @@ fn gpus_of_the_administrators_choice_are_held_for_good() {
 
 /// The hold has settled, the look has ended, and what comes next is to be written.
 fn to_the_allocation(cluster: &mut Cluster) {
-    cluster.now += 3 * SECOND;
+    cluster.now += SECOND;
     cluster.round();
     cluster.write(false);
     cluster.deliver(1);
@@ -872,7 +1000,7 @@ fn to_the_allocation(cluster: &mut Cluster) {
 fn a_claim_that_changes_under_the_writer_is_tried_in_its_new_version() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     to_the_allocation(&mut cluster);
     assert!(matches!(cluster.writes[0], Write::Allocate { .. }));
     let mut claim = cluster.claim("a").clone();
@@ -888,7 +1016,7 @@ fn a_claim_that_changes_under_the_writer_is_tried_in_its_new_version() {
 fn an_answer_that_was_lost_does_no_harm() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     to_the_allocation(&mut cluster);
     cluster.write(true);
     assert!(cluster.place("a").is_some());
@@ -904,7 +1032,7 @@ fn an_answer_that_was_lost_does_no_harm() {
 fn what_was_not_sent_while_the_lease_was_in_doubt_is_sent_later() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     to_the_allocation(&mut cluster);
     assert!(matches!(cluster.writes[0], Write::Allocate { .. }));
     cluster.fail(Failure::NotLeading);

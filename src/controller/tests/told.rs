@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, object};
-use super::scenes::{LONG, SECOND, cluster, rules, share};
+use super::cluster::{Cluster, NS, object};
+use super::scenes::{LONG, MOMENT, SECOND, cluster, rules, share};
 use super::walk::bind;
 use crate::cluster::events::{Note, Subject};
 use crate::controller::write::{Failure, Write};
@@ -90,7 +90,7 @@ fn a_promised_claim_that_is_refused_is_told_to_its_pod_and_never_as_placed() {
 fn a_pod_is_told_of_its_place_once_that_stands_in_the_api() {
     let mut cluster = cluster(2, 1);
     share(&mut cluster, "a", "10Gi");
-    cluster.settle(SECOND);
+    cluster.settle(MOMENT);
     assert_eq!(told(&mut cluster), [""; 0], "its GPU has not settled");
     cluster.settle(LONG);
     let (node, _) = cluster.place("a").unwrap();
@@ -119,6 +119,21 @@ fn an_answer_that_comes_after_its_claim_was_deleted_brings_nothing_back() {
     share(&mut cluster, "b", "79Gi");
     cluster.settle(LONG);
     assert!(cluster.place("b").is_some());
+    cluster.check();
+}
+
+#[test]
+fn an_answer_that_comes_after_the_list_that_its_claim_is_missing_from_misleads_for_no_longer_than_a_write() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    until(&mut cluster, |write| matches!(write, Write::Hold(_)));
+    cluster.write_unheard(0, false);
+    cluster.drop_claim(&(NS.to_owned(), cluster.holds()[0].clone()));
+    cluster.relist();
+    cluster.deliver(usize::MAX);
+    cluster.hear(0);
+    cluster.settle(LONG);
+    assert!(cluster.place("a").is_some(), "the GPU is taken anew");
     cluster.check();
 }
 

@@ -1,10 +1,10 @@
 //! DeviceClasses of others, and what pods want of them: devices that kube-scheduler gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, ExactDeviceRequest,
+    DeviceClaim, DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, ExactDeviceRequest,
 };
 
 use crate::select::Toleration;
@@ -14,7 +14,7 @@ const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherClass {
-    selectors: Vec<String>,
+    pub selectors: Vec<String>,
     /// What its devices are called among a container's limits, if not only by the class's name.
     resource: Option<String>,
 }
@@ -126,8 +126,7 @@ pub fn resources(spec: &PodSpec) -> BTreeMap<String, u32> {
 /// What a request comes to. None: its classes are not known.
 pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
     let kind = |choice: &Choice| {
-        let class = &classes.get(&choice.class)?.selectors;
-        let selectors = class.iter().chain(&choice.selectors).cloned().collect();
+        let selectors = selectors(choice, classes)?;
         Some(Kind { selectors, tolerations: choice.tolerations.clone() })
     };
     let kinds: Vec<Kind> = request.iter().filter_map(kind).collect();
@@ -135,10 +134,57 @@ pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option
     (!kinds.is_empty()).then_some(Need { kinds, devices })
 }
 
-/// What a name among limits stands for. None: no class's devices.
-pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+/// The kinds of devices that somebody may be given by the scheduler just now.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sought {
+    /// Somebody waits for nobody knows what.
+    Anything,
+    /// By the CEL of class and request: all of a list must choose the device.
+    Chosen(BTreeSet<Vec<String>>),
+}
+
+impl Default for Sought {
+    fn default() -> Self {
+        Self::Chosen(BTreeSet::new())
+    }
+}
+
+impl Sought {
+    /// None: of a class that is not known.
+    pub fn add(&mut self, selectors: Option<Vec<String>>) {
+        match (self, selectors) {
+            (Self::Chosen(kinds), Some(selectors)) => drop(kinds.insert(selectors)),
+            (sought @ Self::Chosen(_), None) => *sought = Self::Anything,
+            (Self::Anything, _) => {}
+        }
+    }
+}
+
+/// The CEL that chooses the devices of a choice. None: its class is not known.
+pub fn selectors(choice: &Choice, classes: &BTreeMap<String, OtherClass>) -> Option<Vec<String>> {
+    let class = &classes.get(&choice.class)?.selectors;
+    Some(class.iter().chain(&choice.selectors).cloned().collect())
+}
+
+/// It can be given all that it asks for without anything of this class.
+pub fn goes_without(claim: &DeviceClaim, class: &str) -> bool {
+    let other = |request: &DeviceRequest| {
+        let exactly = request.exactly.iter().map(|one| &one.device_class_name);
+        let alternatives = request.first_available.iter().flatten().map(|sub| &sub.device_class_name);
+        exactly.chain(alternatives).any(|name| name != class)
+    };
+    claim.requests.iter().flatten().all(other)
+}
+
+/// The class that a name among limits stands for. None: it stands for no class's devices.
+pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) -> Option<&'a OtherClass> {
     let by_prefix = || classes.get(name.strip_prefix(RESOURCE_PREFIX)?);
     let by_name = || classes.values().find(|class| class.resource.as_deref() == Some(name));
-    let selectors = by_prefix().or_else(by_name)?.selectors.clone();
+    by_prefix().or_else(by_name)
+}
+
+/// The same as a need.
+pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+    let selectors = of_resource(name, classes)?.selectors.clone();
     Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices })
 }

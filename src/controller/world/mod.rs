@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use books::Sight;
 pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
-pub use class::Need;
+pub use class::{Need, Sought};
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
@@ -92,7 +92,7 @@ pub struct World {
     users: BTreeMap<(String, String), BTreeSet<PodUid>>,
     /// UIDs of claims whose present state does not fit our types: nobody knows what they name.
     unreadable: BTreeSet<String>,
-    /// Claims of which the watch has told last that they were deleted.
+    /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
     gone: VecDeque<ClaimUid>,
     lists: Lists,
 }
@@ -163,11 +163,7 @@ impl World {
             }
             Seen::Deleted(meta) => {
                 self.readable(kind, &meta);
-                if kind == Kind::Claims {
-                    self.gone.truncate(GONE_MAX - 1);
-                    self.gone.push_front(ClaimUid::new(key(kind, &meta)));
-                }
-                drop(self, &key(kind, &meta))
+                self.end(kind, &key(kind, &meta), drop)
             }
             Seen::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
@@ -176,7 +172,7 @@ impl World {
                     self.unreadable.retain(|uid| named.contains(uid));
                 }
                 let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
-                gone.collect::<Vec<_>>().iter().flat_map(|key| drop(self, key)).collect()
+                gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, drop)).collect()
             }
             Seen::Unreadable { meta, listed, problem } => {
                 if listed {
@@ -194,6 +190,14 @@ impl World {
                 vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
             }
         }
+    }
+
+    fn end(&mut self, kind: Kind, key: &str, drop: fn(&mut Self, &str) -> Vec<News>) -> Vec<News> {
+        if kind == Kind::Claims {
+            self.gone.truncate(GONE_MAX - 1);
+            self.gone.push_front(ClaimUid::new(key));
+        }
+        drop(self, key)
     }
 
     fn listed(&mut self, kind: Kind, meta: &ObjectMeta) {
@@ -280,7 +284,7 @@ impl World {
         Some(claim)
     }
 
-    /// The watch has told that the claim was deleted.
+    /// The claim was there, and was deleted.
     pub fn is_gone(&self, uid: &ClaimUid) -> bool {
         self.gone.contains(uid)
     }
@@ -479,6 +483,30 @@ impl World {
         let resources =
             resources.filter_map(|(name, count)| class::need_of_resource(name, *count, &self.other_classes));
         of_claims.chain(resources).collect()
+    }
+
+    /// What the scheduler may be giving somebody just now: claims without an allocation, and pods that ask without a
+    /// claim.
+    pub fn sought(&self) -> Sought {
+        let mut sought = Sought::default();
+        for claim in self.claims.values().filter(|claim| claim.allocation.is_none()) {
+            match &claim.asks {
+                Asks::Scheduler(requests) => {
+                    let choices = requests.iter().flatten();
+                    choices.for_each(|one| sought.add(class::selectors(one, &self.other_classes)));
+                }
+                // We refuse it; the scheduler would take the alternative.
+                Asks::Shares(devices) if class::goes_without(devices, SHARED_CLASS) => sought.add(None),
+                Asks::Shares(_) | Asks::Unreadable(_) => {}
+            }
+        }
+        let resources = self.pods.values().filter(|pod| !pod.ending).flat_map(|pod| &pod.resources);
+        for (name, _) in resources {
+            if let Some(class) = class::of_resource(name, &self.other_classes) {
+                sought.add(Some(class.selectors.clone()));
+            }
+        }
+        sought
     }
 
     fn learn_class(&mut self, class: Class) -> Vec<News> {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use super::books::{Auditor, wait_settled};
 use super::{NODE, create, share};
-use crate::bed::Bed;
+use crate::bed::{Bed, SYSTEM};
 use crate::hollow::{self, on_hollow};
-use crate::manifests::{as_nobody, claim, gpu, on, user_of};
+use crate::manifests::{as_nobody, claim, container, gpu, on, pod, user_of};
 use crate::rig::wait_until;
 
 /// Rounds on hollow nodes; more with TRANCHE_ROUNDS. Each is as many races as there are nodes.
@@ -23,40 +23,82 @@ const TIGHT_ROUNDS: usize = 5;
 /// Rounds on the real node, where pods start and end.
 const REAL_ROUNDS: usize = 2;
 
-/// A pod of a race, and what its claim is for.
+/// A pod of a race.
 struct Runner {
     name: String,
     node: String,
-    devices: Value,
+    asks: Asks,
 }
 
-/// As many as a node has room for: whole GPUs but for one, which two share. In no order.
-fn runners(round: usize, node: &str, gpus: usize) -> Vec<Runner> {
-    let one = |what: &str, nth: usize, devices: Value| Runner {
+#[derive(Clone)]
+enum Asks {
+    Claim(Value),
+    /// `nvidia.com/gpu` among its limits: the scheduler makes the claim as it binds the pod.
+    Limit,
+}
+
+fn whole_gpu() -> Asks {
+    Asks::Claim(json!({"requests": [gpu("gpu")]}))
+}
+
+/// As many as a node has room for: whole GPUs but for one, which two share. In no order. `whole`: how the others ask.
+fn runners(round: usize, node: &str, gpus: usize, whole: impl Fn() -> Asks) -> Vec<Runner> {
+    let one = |what: &str, nth: usize, asks: Asks| Runner {
         name: format!("{what}-{round}-{node}-{nth}"),
         node: node.to_owned(),
-        devices,
+        asks,
     };
-    let mut runners: Vec<Runner> =
-        (1..gpus).map(|nth| one("whole", nth, json!({"requests": [gpu("gpu")]}))).collect();
+    let mut runners: Vec<Runner> = (1..gpus).map(|nth| one("whole", nth, whole())).collect();
     for nth in 0..2 {
-        let part = one("part", nth, share(json!({"fraction": "0.4"})));
+        let part = one("part", nth, Asks::Claim(share(json!({"fraction": "0.4"}))));
         runners.insert(fastrand::usize(..=runners.len()), part);
     }
     runners
 }
 
 fn whole(round: usize, node: &str) -> Runner {
-    let name = format!("whole-{round}-{node}");
-    Runner { name, node: node.to_owned(), devices: json!({"requests": [gpu("gpu")]}) }
+    Runner { name: format!("whole-{round}-{node}"), node: node.to_owned(), asks: whole_gpu() }
 }
 
 async fn start(bed: &Bed, runner: &Runner) {
     let name = &runner.name;
-    bed.create(claim(name, runner.devices.clone())).await;
-    let mut pod = on_hollow(as_nobody(user_of(name, name)));
+    let mut pod = match &runner.asks {
+        Asks::Claim(devices) => {
+            bed.create(claim(name, devices.clone())).await;
+            user_of(name, name)
+        }
+        Asks::Limit => {
+            let mut asks = container("main", json!([]));
+            asks["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
+            pod(name, json!([]), json!([asks]))
+        }
+    };
+    pod = on_hollow(as_nobody(pod));
     pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": runner.node});
     bed.create(pod).await;
+}
+
+fn holds(bed: &Bed) -> (Api<ResourceClaim>, ListParams) {
+    (Api::namespaced(bed.client.clone(), SYSTEM), ListParams::default().labels("tranche.dev/hold"))
+}
+
+/// Until a GPU of the node is held.
+async fn wait_held(bed: &Bed, node: &str) {
+    let (api, ours) = holds(bed);
+    let on_node = |hold: &ResourceClaim| {
+        let annotations = hold.metadata.annotations.as_ref();
+        annotations.is_some_and(|all| all.get("tranche.dev/node").is_some_and(|name| name == node))
+    };
+    let held = || async { api.list(&ours).await.ok()?.items.iter().any(on_node).then_some(()) };
+    wait_until("a GPU to be held", hollow::LONG, held).await;
+}
+
+/// All GPUs are nobody's again: the next round takes them anew.
+async fn let_go(bed: &Bed) {
+    let (api, ours) = holds(bed);
+    api.delete_collection(&DeleteParams::default(), &ours).await.expect("holds can be deleted");
+    let gone = || async { api.list(&ours).await.ok()?.items.is_empty().then_some(()) };
+    wait_until("the holds to be gone", hollow::LONG, gone).await;
 }
 
 #[tokio::test]
@@ -70,15 +112,25 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     assert!(gpus >= 2, "the node has {gpus} GPUs");
     let auditor = Auditor::begin(&bed.client).await;
     let begin = std::time::Instant::now();
+    // Limits are the scheduler's business from 1.36 on.
+    let asks = || if release >= 36 && fastrand::bool() { Asks::Limit } else { whole_gpu() };
     for round in 0..rounds {
-        let runners = nodes.iter().flat_map(|node| runners(round, node, gpus)).collect::<Vec<_>>();
-        join_all(runners.iter().map(|runner| start(&bed, runner))).await;
+        let runners = nodes.iter().flat_map(|node| runners(round, node, gpus, asks)).collect::<Vec<_>>();
+        // In every other round those for whole GPUs come while the holds settle.
+        let starts = runners.iter().map(|runner| async {
+            if round % 2 == 1 && runner.name.starts_with("whole") {
+                wait_held(&bed, &runner.node).await;
+            }
+            start(&bed, runner).await;
+        });
+        join_all(starts).await;
         hollow::wait_bound(&bed, runners.len()).await;
         // Before, a hold that lost stands by until the winner ends.
         if release >= 36 {
             wait_settled(&bed.client).await;
         }
         hollow::clear(&bed).await;
+        let_go(&bed).await;
     }
     let looks = auditor.end().await;
     let took = begin.elapsed().as_secs_f64();
@@ -96,7 +148,7 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
     let auditor = Auditor::begin(&bed.client).await;
     let mut rounds_lost = BTreeMap::new();
     for round in 0..TIGHT_ROUNDS {
-        let mut runners = runners(round, "hollow-0", gpus);
+        let mut runners = runners(round, "hollow-0", gpus, whole_gpu);
         runners.push(Runner { name: format!("late-{round}"), ..whole(round, "hollow-0") });
         let (first, then): (Vec<&Runner>, Vec<_>) =
             runners.iter().partition(|runner| round % 2 == 0 || !runner.name.starts_with("part"));
