@@ -21,7 +21,7 @@ use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
 /// Writes under way at once: as many connections to the API server.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 64;
 /// Writes that wait, and answers: each claim has one write at a time.
 pub const QUEUE_CAPACITY: usize = 256;
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
