@@ -71,6 +71,8 @@ struct Wave {
     bound: Option<Duration>,
     /// From the first allocation to the last: GPUs have settled by then.
     flowing: Duration,
+    /// From the first request for a claim to the last, where they come while the wave runs.
+    asked: Option<Duration>,
     /// From the request for each claim to its allocation.
     each: Samples,
     touched: usize,
@@ -114,7 +116,7 @@ impl Crowd<'_> {
     /// The controller runs, and a thousand come at once.
     async fn coming(&self, binder: Binder) -> Result<Wave> {
         let (namespace, told) = match binder {
-            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "")),
+            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "coming_")),
             Binder::Nobody => {
                 ("bench-unbound", ("controller: the same, and nobody binds the pods", "unbound_"))
             }
@@ -139,9 +141,7 @@ impl Crowd<'_> {
     /// what each claim was given.
     async fn waiting(&self, binder: Binder) -> Result<(Wave, Vec<AllocationResult>)> {
         let (namespace, told) = match binder {
-            Binder::KubeScheduler => {
-                ("bench-waiting", ("controller: they are there when it starts", "backlog_"))
-            }
+            Binder::KubeScheduler => ("bench-waiting", ("controller: they are there when it starts", "")),
             Binder::Nobody => ("bench-alone", ("controller: the same, and nobody binds the pods", "alone_")),
         };
         let watch = Watch::start(self.client, namespace).await?;
@@ -241,8 +241,10 @@ impl Crowd<'_> {
         let bound = last(&done.seen.bound);
         let first = done.seen.allocated.values().min().map(|first| *first - done.begun);
         let flowing = allocated - first.unwrap_or_default();
+        let last_asked = done.made.iter().max().map(|last| *last - done.begun);
+        let asked = last_asked.filter(|asked| !asked.is_zero());
         let (api_cpu, controller) = (done.api_cpu, done.controller);
-        Ok(Wave { what, key, allocated, bound, flowing, each, touched, over, api_cpu, controller })
+        Ok(Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller })
     }
 
     /// GPUs that have a share, and those of which more is granted than they have.
@@ -303,9 +305,10 @@ impl Crowd<'_> {
 fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let mut rows = Vec::new();
     for wave in waves {
-        let Wave { what, key, allocated, bound, flowing, each, touched, over, api_cpu, controller } = wave;
-        // Pods are bound by the scheduler: no faster than it can.
-        let rate = if bound.is_some() { "kube-scheduler's" } else { "200 from the first on" };
+        let Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller } =
+            wave;
+        // Where they come while it runs, they are placed no faster than they are asked for.
+        let rate = if asked.is_some() { "kube-scheduler's" } else { "200" };
         let target = match controller {
             Some(_) => format!("{rate}; GPUs {}", ideal * 105 / 100),
             None => String::new(),
@@ -313,6 +316,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         let shown = |figure: f64| rounded(figure).to_string();
         rows.push(vec![
             (*what).to_owned(),
+            asked.map(|asked| format!("{:.1}", per_second(asked))).unwrap_or_default(),
             format!("{:.1}", per_second(*allocated)),
             format!("{:.1}", per_second(*flowing)),
             format!("{:.2}", allocated.as_secs_f64()),
@@ -333,6 +337,9 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         report.figure(&format!("{key}gpus_touched"), *touched as f64);
         report.figure(&format!("{key}overcommitted"), *over as f64);
         report.figure(&format!("{key}api_server_cpu_s"), api_cpu.as_secs_f64());
+        if let Some(asked) = asked {
+            report.figure(&format!("{key}asked_per_s"), per_second(*asked));
+        }
         if let Some(bound) = bound {
             report.figure(&format!("{key}bound_per_s"), per_second(*bound));
         }
@@ -345,6 +352,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let what = format!("{CLAIMS} pods, each with a claim of {SHARE_GIB} GiB");
     let head = [
         &*what,
+        "asked for/s",
         "claims/s",
         "from the first on",
         "all allocated, s",
@@ -363,11 +371,12 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     report.note(format!(
         "{NODES} hollow nodes with {GPUS} H100s each; API server, etcd, scheduler, controller-manager and the one who \
          makes claims and pods ({MAKERS} requests at once) share the machine. Time runs from the first request, or \
-         from the start of the controller's process, to the allocation of the last claim, as a watch sees it; it \
-         includes the 2 s that each GPU's hold settles; from the first allocation on it does not. The scheduler binds every pod, but for those of a scheduler \
-         that is not there. The writes that were decided before are an allocation for each claim, \
-         {MAKERS} claims at once: more than that the API server does not take here. The claims are protected as they \
-         are made (deploy/since-1.36)."
+         from the start of the controller's process, to the allocation of the last claim, as a watch sees it; what \
+         each GPU's hold settles is in it, and is not from the first allocation on. Where claims come while the \
+         controller runs, it places them no faster than they are asked for. The scheduler binds every pod, but for \
+         those of a scheduler that is not there. The writes that were decided before are an allocation for each \
+         claim, {MAKERS} claims at once: more than that the API server does not take here. The claims are protected \
+         as they are made (deploy/since-1.36)."
     ));
 }
 
