@@ -341,10 +341,12 @@ impl Cluster {
         }
     }
 
-    /// Of the next write, an allocation, what comes first: then the writer dies.
+    /// Of the next write, a hold or an allocation, what comes first: then the writer dies.
     pub fn write_half(&mut self) {
-        if let Some(Write::Allocate { at, marks, .. }) = self.writes.pop_front() {
-            drop(self.mark(&at, &marks));
+        match self.writes.pop_front() {
+            Some(Write::Allocate { at, marks, .. }) => drop(self.mark(&at, &marks)),
+            Some(Write::Hold(gpu)) => drop(self.make_hold(gpu.node.as_str(), gpu.device.as_str())),
+            _ => {}
         }
     }
 
@@ -448,16 +450,21 @@ impl Cluster {
     }
 
     pub fn hold(&mut self, node: &str, device: &str) -> Result<ResourceClaim, Failure> {
+        let mut claim = self.make_hold(node, device)?;
+        claim.status.get_or_insert_default().allocation = Some(grant::hold(&node.into(), "gpu", device));
+        Ok(self.store(claim))
+    }
+
+    /// Without its allocation.
+    fn make_hold(&mut self, node: &str, device: &str) -> Result<ResourceClaim, Failure> {
         let name = format!("hold.{device}.{node}");
         if self.claims.contains_key(&(NS.to_owned(), name.clone())) {
             return Err(Failure::Conflict);
         }
-        let mut claim: ResourceClaim = object(json!({"metadata": {"name": name, "namespace": NS,
+        let claim: ResourceClaim = object(json!({"metadata": {"name": name, "namespace": NS,
             "labels": {HOLD_LABEL: "true"}, "annotations": {HOLD_NODE: node, HOLD_DEVICE: device}},
             "spec": {"devices": {"requests": [
                 {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 1}}]}}}));
-        claim = self.store(claim);
-        claim.status.get_or_insert_default().allocation = Some(grant::hold(&node.into(), "gpu", device));
         Ok(self.store(claim))
     }
 

@@ -157,6 +157,20 @@ fn who_cannot_be_given_the_gpu_is_not_waited_for() {
 }
 
 #[test]
+fn a_hold_of_ours_that_is_being_written_is_nobody_to_wait_for() {
+    let mut cluster = cluster(1, 2);
+    share(&mut cluster, "a", "79Gi");
+    share(&mut cluster, "b", "79Gi");
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert!(matches!(*cluster.writes.make_contiguous(), [Write::Hold(_), Write::Hold(_)]));
+    cluster.write_half();
+    cluster.settle(3 * MOMENT);
+    let placed = ["a", "b"].into_iter().filter(|name| cluster.place(name).is_some()).count();
+    assert_eq!((placed, cluster.holds().len()), (1, 2), "for one the GPU is not ours yet");
+}
+
+#[test]
 fn what_the_scheduler_decided_before_a_hold_may_come_late() {
     let mut cluster = cluster(1, 1);
     cluster.put_whole("w");

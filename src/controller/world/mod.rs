@@ -486,10 +486,11 @@ impl World {
     }
 
     /// What the scheduler may be giving somebody just now: claims without an allocation, and pods that ask without a
-    /// claim.
+    /// claim. Holds of ours that are being written are no pod's.
     pub fn sought(&self) -> Sought {
         let mut sought = Sought::default();
-        for claim in self.claims.values().filter(|claim| claim.allocation.is_none()) {
+        let open = |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none();
+        for claim in self.claims.values().filter(open) {
             match &claim.asks {
                 Asks::Scheduler(requests) => {
                     let choices = requests.iter().flatten();
