@@ -24,7 +24,7 @@ use made::{
 use tranche::cluster::KubeCluster;
 use tranche::cluster::allocation::ClaimVersion;
 use tranche::model::claim::ClaimRef;
-use tranche::model::names::{HOLD_LABEL, NodeName};
+use tranche::model::names::{DRIVER, HOLD_LABEL, NodeName};
 use tranche::model::quantity::Quantity;
 
 use crate::api::PATIENCE;
@@ -33,6 +33,8 @@ use crate::hollow::{GPUS, Hollow};
 use crate::plugin::{Process, start_controller};
 
 const NODES: usize = 100;
+/// Of claims that wait until it is made.
+const LATE_CLASS: &str = "late.bench.tranche.dev";
 /// Of the controller's lease and holds.
 const SYSTEM: &str = "bench-controller";
 
@@ -98,11 +100,12 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     let (alone, allocations) =
         crowd.waiting(Binder::Nobody).await.context("claims of pods that nobody binds")?;
     let bare = crowd.bare(&allocations).await.context("the same writes with nobody deciding")?;
-    let native = crowd.native().await.context("claims that kube-scheduler places")?;
+    let native = crowd.native(false).await.context("claims that kube-scheduler places")?;
+    let late = crowd.native(true).await.context("claims that wait for kube-scheduler")?;
     let ideal = crowd.ideal()?;
     hollow.end().await?;
     made::drop_namespace(client, SYSTEM).await?;
-    tell(report, &[coming, unbound, waiting, alone, bare, native], ideal);
+    tell(report, &[coming, native, waiting, late, unbound, alone, bare], ideal);
     Ok(())
 }
 
@@ -118,14 +121,14 @@ impl Crowd<'_> {
         let (namespace, told) = match binder {
             Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "coming_")),
             Binder::Nobody => {
-                ("bench-unbound", ("controller: the same, and nobody binds the pods", "unbound_"))
+                ("bench-unbound", ("controller: they come, and nobody binds the pods", "unbound_"))
             }
         };
         let controller = self.controller(namespace)?;
         until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         let watch = Watch::start(self.client, namespace).await?;
         let before = controller.cpu()?;
-        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let (begun, api) = self.begin().await?;
         let made = make(self.client, namespace, &by_controller(), binder).await?;
         let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()? - before, mib: controller.memory_mib()?.0 };
@@ -142,15 +145,16 @@ impl Crowd<'_> {
     async fn waiting(&self, binder: Binder) -> Result<(Wave, Vec<AllocationResult>)> {
         let (namespace, told) = match binder {
             Binder::KubeScheduler => ("bench-waiting", ("controller: they are there when it starts", "")),
-            Binder::Nobody => ("bench-alone", ("controller: the same, and nobody binds the pods", "alone_")),
+            Binder::Nobody => {
+                ("bench-alone", ("controller: they are there, and nobody binds the pods", "alone_"))
+            }
         };
         let watch = Watch::start(self.client, namespace).await?;
         make(self.client, namespace, &by_controller(), binder).await?;
         if binder == Binder::KubeScheduler {
-            let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
-            watch.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
+            watch.until_tried().await?;
         }
-        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let (begun, api) = self.begin().await?;
         let controller = self.controller(namespace)?;
         let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
@@ -171,7 +175,7 @@ impl Crowd<'_> {
         make(self.client, namespace, &by_controller(), Binder::Nobody).await?;
         let claims = self.claims(namespace).await?;
         let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
-        let (begun, api) = (Instant::now(), self.api_cpu().await?);
+        let (begun, api) = self.begin().await?;
         let writes = claims.iter().zip(allocations).map(|(claim, allocation)| {
             let cluster = &cluster;
             async move {
@@ -188,18 +192,44 @@ impl Crowd<'_> {
         Ok(wave)
     }
 
-    /// No controller: the scheduler's own sharing (KEP-5075).
-    async fn native(&self) -> Result<Wave> {
-        let namespace = "bench-native";
+    /// No controller: the scheduler's own sharing (KEP-5075). They come, or they wait, each tried in vain, for a class
+    /// that is made then.
+    async fn native(&self, waits: bool) -> Result<Wave> {
+        let (namespace, class, told) = match waits {
+            false => (
+                "bench-native",
+                DRIVER,
+                ("kube-scheduler by itself: they come while it runs", "native_coming_"),
+            ),
+            true => (
+                "bench-late",
+                LATE_CLASS,
+                ("kube-scheduler by itself: they are there when their class comes", "native_"),
+            ),
+        };
         let watch = Watch::start(self.client, namespace).await?;
-        let (begun, api) = (Instant::now(), self.api_cpu().await?);
-        let made = make(self.client, namespace, &by_scheduler(), Binder::KubeScheduler).await?;
+        made::drop_class(self.client, LATE_CLASS).await?;
+        let (mut begun, mut api) = self.begin().await?;
+        let mut made = make(self.client, namespace, &by_scheduler(class), Binder::KubeScheduler).await?;
+        if waits {
+            watch.until_tried().await?;
+            (begun, api) = self.begin().await?;
+            made.fill(begun);
+            made::copy_class(self.client, DRIVER, LATE_CLASS).await?;
+        }
         let seen = watch.until_done(Binder::KubeScheduler).await?;
         let api_cpu = self.api_cpu().await? - api;
         let done = Done { begun, made, seen, api_cpu, controller: None };
-        let wave = self.wave(("kube-scheduler by itself", "native_"), namespace, done).await?;
+        let wave = self.wave(told, namespace, done).await?;
         self.clear(namespace, &watch).await?;
+        made::drop_class(self.client, LATE_CLASS).await?;
         Ok(wave)
+    }
+
+    /// The time, and the API server's processor time so far.
+    async fn begin(&self) -> Result<(Instant, Duration)> {
+        let api = self.api_cpu().await?;
+        Ok((Instant::now(), api))
     }
 
     fn controller(&self, folder: &str) -> Result<Process> {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::{Value, json};
@@ -36,7 +37,7 @@ pub enum Binder {
 /// What has become of a wave's objects, each by name.
 pub struct Watch {
     pub allocated: Seen,
-    pub tried: Seen,
+    tried: Seen,
     pub bound: Seen,
 }
 
@@ -60,6 +61,13 @@ impl Watch {
             tried: Seen::start(pods.clone(), "", tried).await?,
             bound: Seen::start(pods, "", bound).await?,
         })
+    }
+
+    /// Until the scheduler has tried every pod in vain.
+    pub async fn until_tried(&self) -> Result<()> {
+        let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
+        self.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
+        Ok(())
     }
 
     /// Until every claim is allocated, and every pod is bound if anybody binds.
@@ -121,9 +129,27 @@ pub fn by_controller() -> Value {
 }
 
 /// The same for the scheduler.
-pub fn by_scheduler() -> Value {
+pub fn by_scheduler(class: &str) -> Value {
     let capacity = json!({"requests": {"memory": format!("{SHARE_GIB}Gi")}});
-    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}}]})
+    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": class, "capacity": capacity}}]})
+}
+
+/// Another class for the same devices.
+pub async fn copy_class(client: &Client, from: &str, to: &str) -> Result<()> {
+    let api = Api::<DeviceClass>::all(client.clone());
+    let spec = api.get(from).await?.spec;
+    let metadata = ObjectMeta { name: Some(to.to_owned()), ..ObjectMeta::default() };
+    api.create(&PostParams::default(), &DeviceClass { metadata, spec }).await?;
+    Ok(())
+}
+
+/// If it is there.
+pub async fn drop_class(client: &Client, name: &str) -> Result<()> {
+    let api = Api::<DeviceClass>::all(client.clone());
+    if api.get_opt(name).await?.is_some() {
+        api.delete(name, &DeleteParams::default()).await?;
+    }
+    Ok(())
 }
 
 pub fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
