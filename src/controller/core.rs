@@ -18,7 +18,7 @@ use super::say::Says;
 use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::pod::Gang;
-use super::world::{Claim, GpuRef, Need, News, Pod, Use, World};
+use super::world::{Claim, GpuRef, Need, News, Pod, Sought, Use, World};
 use crate::allocate::Policy;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::feed::{Change, Seen};
@@ -84,6 +84,8 @@ pub struct Core {
     conflicts: BTreeSet<GpuRef>,
     /// The mark of the look under way, once it was written.
     look: Option<ClaimVersion>,
+    /// What pods without claims sought when that look began.
+    pub(super) rivals: Sought,
 }
 
 impl Core {
@@ -117,6 +119,7 @@ impl Core {
             placed_after: Vec::new(),
             conflicts: BTreeSet::new(),
             look: None,
+            rivals: Sought::default(),
             rules,
         }
     }

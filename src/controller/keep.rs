@@ -88,7 +88,10 @@ impl Core {
             match act {
                 Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
                 Act::Look(gpu) => match self.world.hold(&gpu) {
-                    Some(hold) => round.writes.push(Write::Look(hold.at.clone())),
+                    Some(hold) => {
+                        round.writes.push(Write::Look(hold.at.clone()));
+                        self.note_rivals();
+                    }
                     None => self.looked(false, now),
                 },
                 Act::Leave(gpu, parting) => round.writes.push(Write::Leave(gpu, parting)),

@@ -6,7 +6,9 @@
 //! claims that we know and that have no allocation. Where there are none, nobody is waited for.
 //!
 //! A pod that asks by a name among its containers' limits has no claim before it is bound, and pods come in no order
-//! with claims: those that are known count like claims, and what a hold settles at least is for the others.
+//! with claims: those that were known when the look began count like claims. Whoever was bound by then was given what
+//! they have before the mark was written, so that their claims have come with it. What a hold settles at least is for
+//! pods that nobody here knew.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +16,18 @@ use super::core::Core;
 use super::world::{GpuRef, Sought};
 
 impl Core {
-    /// Those of the GPUs that the scheduler may have given to somebody for whom it has not been written yet.
+    /// A look begins.
+    pub(super) fn note_rivals(&mut self) {
+        self.rivals = self.world.sought_by_limits();
+    }
+
+    /// The look ends. Those of its GPUs that the scheduler may have given to somebody for whom it has not been written
+    /// yet.
     pub(super) fn contestable(&mut self, gpus: Vec<GpuRef>) -> BTreeSet<GpuRef> {
-        match self.world.sought() {
+        let mut sought = std::mem::take(&mut self.rivals);
+        sought.and(self.world.sought_by_limits());
+        sought.and(self.world.sought_by_claims());
+        match sought {
             Sought::Anything => gpus.into_iter().collect(),
             Sought::Chosen(kinds) => {
                 let index = &mut self.stock.index;

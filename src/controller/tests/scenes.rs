@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NS, device, object};
+use super::told::until;
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
@@ -154,6 +155,29 @@ fn who_cannot_be_given_the_gpu_is_not_waited_for() {
     cluster.put_share("without-a-pod", json!({"memory": "1Gi"}), 1);
     cluster.put_pod("bound", &[], limits);
     assert_eq!(settles_for(cluster), 2);
+}
+
+#[test]
+fn a_pod_without_a_claim_that_was_bound_during_the_look_is_waited_for() {
+    let mut cluster = cluster(1, 1);
+    let limits = json!([{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]);
+    cluster.put_pod("w", &[], json!({"spec": {"containers": limits}}));
+    share(&mut cluster, "a", "10Gi");
+    until(&mut cluster, |write| matches!(write, Write::Look(_)));
+    cluster.write(false);
+    whole_claim_takes(&mut cluster, "w", "node-0", "gpu-0");
+    let claim = cluster.feed.split_off(1);
+    let mut pod = cluster.pods[&("ml".to_owned(), "w".to_owned())].clone();
+    pod.spec.get_or_insert_default().node_name = Some("node-0".to_owned());
+    cluster.store_pod(pod);
+    // The watch of pods is ahead of that of claims, which has brought the mark.
+    cluster.deliver(2);
+    cluster.round();
+    assert!(cluster.writes.is_empty(), "somebody may have it");
+    cluster.feed.extend(claim);
+    cluster.settle(LONG);
+    assert_eq!((cluster.place("a"), cluster.holds()), (None, vec![]), "the GPU is another's");
+    cluster.check();
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn exists(cluster: &Cluster) -> bool {
 }
 
 /// Until the next write is of this kind; what comes before is done.
-fn until(cluster: &mut Cluster, is: impl Fn(&Write) -> bool) {
+pub(super) fn until(cluster: &mut Cluster, is: impl Fn(&Write) -> bool) {
     for _ in 0..100 {
         cluster.deliver(usize::MAX);
         let next = cluster.round();

@@ -150,6 +150,13 @@ impl Default for Sought {
 }
 
 impl Sought {
+    pub fn and(&mut self, other: Self) {
+        match other {
+            Self::Anything => *self = Self::Anything,
+            Self::Chosen(kinds) => kinds.into_iter().for_each(|kind| self.add(Some(kind))),
+        }
+    }
+
     /// None: of a class that is not known.
     pub fn add(&mut self, selectors: Option<Vec<String>>) {
         match (self, selectors) {

@@ -485,9 +485,9 @@ impl World {
         of_claims.chain(resources).collect()
     }
 
-    /// What the scheduler may be giving somebody just now: claims without an allocation, and pods that ask without a
-    /// claim. Holds of ours that are being written are no pod's.
-    pub fn sought(&self) -> Sought {
+    /// What the scheduler may be giving to claims just now: those without an allocation. Holds of ours that are being
+    /// written are no pod's.
+    pub fn sought_by_claims(&self) -> Sought {
         let mut sought = Sought::default();
         let open = |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none();
         for claim in self.claims.values().filter(open) {
@@ -501,8 +501,13 @@ impl World {
                 Asks::Shares(_) | Asks::Unreadable(_) => {}
             }
         }
-        let resources = self.pods.values().filter(|pod| !pod.ending).flat_map(|pod| &pod.resources);
-        for (name, _) in resources {
+        sought
+    }
+
+    /// The same of pods alone that ask by their containers' limits: their claims are made as they are bound.
+    pub fn sought_by_limits(&self) -> Sought {
+        let mut sought = Sought::default();
+        for name in self.pods.values().flat_map(|pod| pod.resources.keys()) {
             if let Some(class) = class::of_resource(name, &self.other_classes) {
                 sought.add(Some(class.selectors.clone()));
             }
