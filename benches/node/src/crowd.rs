@@ -119,7 +119,7 @@ impl Crowd<'_> {
     /// The controller runs, and a thousand come at once.
     async fn coming(&self, binder: Binder) -> Result<Wave> {
         let (namespace, told) = match binder {
-            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "coming_")),
+            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "")),
             Binder::Nobody => {
                 ("bench-unbound", ("controller: they come, and nobody binds the pods", "unbound_"))
             }
@@ -144,7 +144,9 @@ impl Crowd<'_> {
     /// what each claim was given.
     async fn waiting(&self, binder: Binder) -> Result<(Wave, Vec<AllocationResult>)> {
         let (namespace, told) = match binder {
-            Binder::KubeScheduler => ("bench-waiting", ("controller: they are there when it starts", "")),
+            Binder::KubeScheduler => {
+                ("bench-waiting", ("controller: they are there when it starts", "backlog_"))
+            }
             Binder::Nobody => {
                 ("bench-alone", ("controller: they are there, and nobody binds the pods", "alone_"))
             }
@@ -196,15 +198,13 @@ impl Crowd<'_> {
     /// that is made then.
     async fn native(&self, waits: bool) -> Result<Wave> {
         let (namespace, class, told) = match waits {
-            false => (
-                "bench-native",
-                DRIVER,
-                ("kube-scheduler by itself: they come while it runs", "native_coming_"),
-            ),
+            false => {
+                ("bench-native", DRIVER, ("kube-scheduler by itself: they come while it runs", "native_"))
+            }
             true => (
                 "bench-late",
                 LATE_CLASS,
-                ("kube-scheduler by itself: they are there when their class comes", "native_"),
+                ("kube-scheduler by itself: they are there when their class comes", "native_backlog_"),
             ),
         };
         let watch = Watch::start(self.client, namespace).await?;
@@ -337,10 +337,8 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     for wave in waves {
         let Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller } =
             wave;
-        // Where they come while it runs, they are placed no faster than they are asked for.
-        let rate = if asked.is_some() { "kube-scheduler's" } else { "200" };
         let target = match controller {
-            Some(_) => format!("{rate}; GPUs {}", ideal * 105 / 100),
+            Some(_) => format!("200; GPUs {}", ideal * 105 / 100),
             None => String::new(),
         };
         let shown = |figure: f64| rounded(figure).to_string();
