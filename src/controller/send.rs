@@ -14,7 +14,7 @@ use crate::cluster::allocation::Marks;
 use crate::model::names::ClaimUid;
 
 /// Claims that are written at once: what the writer's queue holds.
-const IN_FLIGHT_MAX: usize = 128;
+const IN_FLIGHT_MAX: usize = 256;
 /// With so many under way nothing is written for people only.
 const MARKS_IN_FLIGHT_MAX: usize = 16;
 /// The controller-manager clears what has it when its last user has ended.

