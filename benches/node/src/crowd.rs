@@ -19,7 +19,8 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use made::{
-    Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, Seens, WAVE, Watch, by_controller, by_scheduler, make, name,
+    Asked, Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, Seens, WAVE, Watch, by_controller, by_scheduler,
+    made_and, make, name,
 };
 use tranche::cluster::KubeCluster;
 use tranche::cluster::allocation::ClaimVersion;
@@ -45,9 +46,17 @@ pub struct Place {
     pub work: PathBuf,
 }
 
+/// A wave that comes while the controller runs: its namespace, how it is asked for, and what it is called.
+type Coming = (&'static str, Asked, (&'static str, &'static str));
+const COMING: Coming = ("bench-coming", Asked::AtOnce, ("controller: they all come at once", ""));
+const PACED: Coming = ("bench-paced", Asked::Paced, ("controller: 32 at a time", "paced_"));
+const UNBOUND: Coming =
+    ("bench-unbound", Asked::Paced, ("controller: 32 at a time, and nobody binds the pods", "unbound_"));
+
 /// A wave that has ended.
 struct Done {
     begun: Instant,
+    asked: Asked,
     /// When each claim was asked for.
     made: Vec<Instant>,
     seen: Seens,
@@ -89,23 +98,29 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     made::fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
-    let coming =
-        crowd.coming(Binder::KubeScheduler).await.context("claims that come while the controller runs")?;
-    let unbound = crowd
-        .coming(Binder::Nobody)
+    // Each of ours beside the scheduler's own: the API server works the slower the longer it has run.
+    let coming = crowd
+        .coming(COMING, Binder::KubeScheduler)
         .await
-        .context("claims that come while the controller runs, of pods that nobody binds")?;
+        .context("claims that come while the controller runs")?;
+    let native = crowd.native(false).await.context("claims that kube-scheduler places")?;
     let (waiting, _) =
         crowd.waiting(Binder::KubeScheduler).await.context("claims that wait for the controller")?;
+    let late = crowd.native(true).await.context("claims that wait for kube-scheduler")?;
     let (alone, allocations) =
         crowd.waiting(Binder::Nobody).await.context("claims of pods that nobody binds")?;
+    let paced =
+        crowd.coming(PACED, Binder::KubeScheduler).await.context("claims that come one after the other")?;
+    let ceiling = crowd.ceiling(&allocations).await.context("claims that are allocated as they come")?;
+    let unbound = crowd
+        .coming(UNBOUND, Binder::Nobody)
+        .await
+        .context("claims that come while the controller runs, of pods that nobody binds")?;
     let bare = crowd.bare(&allocations).await.context("the same writes with nobody deciding")?;
-    let native = crowd.native(false).await.context("claims that kube-scheduler places")?;
-    let late = crowd.native(true).await.context("claims that wait for kube-scheduler")?;
     let ideal = crowd.ideal()?;
     hollow.end().await?;
     made::drop_namespace(client, SYSTEM).await?;
-    tell(report, &[coming, native, waiting, late, unbound, alone, bare], ideal);
+    tell(report, &[coming, native, waiting, late, paced, ceiling, unbound, alone, bare], ideal);
     Ok(())
 }
 
@@ -116,24 +131,18 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// The controller runs, and a thousand come at once.
-    async fn coming(&self, binder: Binder) -> Result<Wave> {
-        let (namespace, told) = match binder {
-            Binder::KubeScheduler => ("bench-coming", ("controller: they come while it runs", "")),
-            Binder::Nobody => {
-                ("bench-unbound", ("controller: they come, and nobody binds the pods", "unbound_"))
-            }
-        };
+    /// The controller runs, and a thousand come.
+    async fn coming(&self, (namespace, asked, told): Coming, binder: Binder) -> Result<Wave> {
         let controller = self.controller(namespace)?;
         until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         let watch = Watch::start(self.client, namespace).await?;
         let before = controller.cpu()?;
         let (begun, api) = self.begin().await?;
-        let made = make(self.client, namespace, &by_controller(), binder).await?;
+        let made = make(self.client, namespace, &by_controller(), binder, asked).await?;
         let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()? - before, mib: controller.memory_mib()?.0 };
         let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, made, seen, api_cpu, controller: Some(used) };
+        let done = Done { begun, asked, made, seen, api_cpu, controller: Some(used) };
         let wave = self.wave(told, namespace, done).await?;
         controller.stop().await?;
         self.clear(namespace, &watch).await?;
@@ -152,7 +161,7 @@ impl Crowd<'_> {
             }
         };
         let watch = Watch::start(self.client, namespace).await?;
-        make(self.client, namespace, &by_controller(), binder).await?;
+        make(self.client, namespace, &by_controller(), binder, Asked::Paced).await?;
         if binder == Binder::KubeScheduler {
             watch.until_tried().await?;
         }
@@ -161,7 +170,8 @@ impl Crowd<'_> {
         let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
         let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, made: vec![begun; CLAIMS], seen, api_cpu, controller: Some(used) };
+        let (asked, made) = (Asked::AtOnce, vec![begun; CLAIMS]);
+        let done = Done { begun, asked, made, seen, api_cpu, controller: Some(used) };
         let wave = self.wave(told, namespace, done).await?;
         let claims = self.claims(namespace).await?.into_iter();
         let allocations = claims.filter_map(|claim| claim.status?.allocation).collect();
@@ -170,11 +180,37 @@ impl Crowd<'_> {
         Ok((wave, allocations))
     }
 
+    /// No controller: who asks for a pod gives its claim, at once, an allocation that was decided before. No controller
+    /// can be faster here.
+    async fn ceiling(&self, allocations: &[AllocationResult]) -> Result<Wave> {
+        let namespace = "bench-ceiling";
+        let watch = Watch::start(self.client, namespace).await?;
+        let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
+        let allocate = |nth: usize, claim: ResourceClaim| {
+            let (cluster, allocation) = (&cluster, allocations.get(nth));
+            async move {
+                let allocation = allocation.context("no allocation was decided for it")?;
+                cluster.set_allocation(&version(&claim), Some(allocation)).await?;
+                anyhow::Ok(())
+            }
+        };
+        let (begun, api) = self.begin().await?;
+        let (devices, binder) = (by_controller(), Binder::KubeScheduler);
+        let made = made_and(self.client, namespace, &devices, binder, Asked::Paced, allocate).await?;
+        let seen = watch.until_done(binder).await?;
+        let api_cpu = self.api_cpu().await? - api;
+        let done = Done { begun, asked: Asked::Paced, made, seen, api_cpu, controller: None };
+        let told = ("no controller: 32 at a time, each allocated by who asks for it", "ceiling_");
+        let wave = self.wave(told, namespace, done).await?;
+        self.clear(namespace, &watch).await?;
+        Ok(wave)
+    }
+
     /// No controller and no scheduler: each claim is given an allocation that was decided before.
     async fn bare(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-bare";
         let watch = Watch::start(self.client, namespace).await?;
-        make(self.client, namespace, &by_controller(), Binder::Nobody).await?;
+        make(self.client, namespace, &by_controller(), Binder::Nobody, Asked::Paced).await?;
         let claims = self.claims(namespace).await?;
         let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
         let (begun, api) = self.begin().await?;
@@ -188,7 +224,8 @@ impl Crowd<'_> {
         stream::iter(writes).buffer_unordered(MAKERS).try_collect::<Vec<()>>().await?;
         let seen = watch.until_done(Binder::Nobody).await?;
         let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, made: vec![begun; CLAIMS], seen, api_cpu, controller: None };
+        let (asked, made) = (Asked::AtOnce, vec![begun; CLAIMS]);
+        let done = Done { begun, asked, made, seen, api_cpu, controller: None };
         let wave = self.wave(("the same writes, decided before", "bare_"), namespace, done).await?;
         self.clear(namespace, &watch).await?;
         Ok(wave)
@@ -198,9 +235,7 @@ impl Crowd<'_> {
     /// that is made then.
     async fn native(&self, waits: bool) -> Result<Wave> {
         let (namespace, class, told) = match waits {
-            false => {
-                ("bench-native", DRIVER, ("kube-scheduler by itself: they come while it runs", "native_"))
-            }
+            false => ("bench-native", DRIVER, ("kube-scheduler by itself: they all come at once", "native_")),
             true => (
                 "bench-late",
                 LATE_CLASS,
@@ -210,7 +245,10 @@ impl Crowd<'_> {
         let watch = Watch::start(self.client, namespace).await?;
         made::drop_class(self.client, LATE_CLASS).await?;
         let (mut begun, mut api) = self.begin().await?;
-        let mut made = make(self.client, namespace, &by_scheduler(class), Binder::KubeScheduler).await?;
+        let (devices, binder) = (by_scheduler(class), Binder::KubeScheduler);
+        let how = if waits { Asked::Paced } else { Asked::AtOnce };
+        let mut made = make(self.client, namespace, &devices, binder, how).await?;
+        let asked = Asked::AtOnce;
         if waits {
             watch.until_tried().await?;
             (begun, api) = self.begin().await?;
@@ -219,7 +257,7 @@ impl Crowd<'_> {
         }
         let seen = watch.until_done(Binder::KubeScheduler).await?;
         let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, made, seen, api_cpu, controller: None };
+        let done = Done { begun, asked, made, seen, api_cpu, controller: None };
         let wave = self.wave(told, namespace, done).await?;
         self.clear(namespace, &watch).await?;
         made::drop_class(self.client, LATE_CLASS).await?;
@@ -272,7 +310,7 @@ impl Crowd<'_> {
         let first = done.seen.allocated.values().min().map(|first| *first - done.begun);
         let flowing = allocated - first.unwrap_or_default();
         let last_asked = done.made.iter().max().map(|last| *last - done.begun);
-        let asked = last_asked.filter(|asked| !asked.is_zero());
+        let asked = last_asked.filter(|_| done.asked == Asked::Paced);
         let (api_cpu, controller) = (done.api_cpu, done.controller);
         Ok(Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller })
     }
@@ -398,13 +436,14 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     report.table_of(&head, &rows);
     report.note(format!(
         "{NODES} hollow nodes with {GPUS} H100s each; API server, etcd, scheduler, controller-manager and the one who \
-         makes claims and pods ({MAKERS} requests at once) share the machine. Time runs from the first request, or \
-         from the start of the controller's process, to the allocation of the last claim, as a watch sees it; what \
-         each GPU's hold settles is in it, and is not from the first allocation on. Where claims come while the \
-         controller runs, it places them no faster than they are asked for. The scheduler binds every pod, but for \
-         those of a scheduler that is not there. The writes that were decided before are an allocation for each \
-         claim, {MAKERS} claims at once: more than that the API server does not take here. The claims are protected \
-         as they are made (deploy/since-1.36)."
+         makes claims and pods share the machine. Time runs from the first request, or from the start of the \
+         controller's process, to the allocation of the last claim, as a watch sees it; what each GPU's hold settles is \
+         in it, and is not from the first allocation on. At once: all {CLAIMS} claims are asked for at the same moment, \
+         and each pod as soon as its claim is there. {MAKERS} at a time: no faster than they are answered; there the row \
+         without a controller tells what the fastest of all could reach, since whoever asks allocates, too, and nobody \
+         decides. The scheduler binds every pod, but for those of a scheduler that is not there. The writes that were \
+         decided before are an allocation for each claim, {MAKERS} claims at once. The claims are protected as they are \
+         made (deploy/since-1.36)."
     ));
 }
 

@@ -20,7 +20,7 @@ use crate::api::{self, PATIENCE, Seen};
 
 pub const CLAIMS: usize = 1_000;
 pub const SHARE_GIB: u64 = 10;
-/// Requests under way at once while claims and pods are made.
+/// Requests under way at once where claims and pods do not all come at the same moment.
 pub const MAKERS: usize = 32;
 pub const LOOK: Duration = Duration::from_millis(100);
 /// The longest wait for all claims of a wave.
@@ -32,6 +32,15 @@ pub enum Binder {
     KubeScheduler,
     /// Named by the pods, and not there.
     Nobody,
+}
+
+/// How claims and their pods are asked for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Asked {
+    /// All at the same moment.
+    AtOnce,
+    /// [`MAKERS`] at a time: no faster than they are answered.
+    Paced,
 }
 
 /// What has become of a wave's objects, each by name.
@@ -89,20 +98,43 @@ fn tried(pod: &Pod) -> bool {
 }
 
 /// The claims and their pods; when each claim was asked for.
-pub async fn make(client: &Client, namespace: &str, devices: &Value, binder: Binder) -> Result<Vec<Instant>> {
+pub async fn make(
+    client: &Client,
+    namespace: &str,
+    devices: &Value,
+    binder: Binder,
+    asked: Asked,
+) -> Result<Vec<Instant>> {
+    made_and(client, namespace, devices, binder, asked, |_, _| async { Ok(()) }).await
+}
+
+/// The same, and something is done with each claim as soon as its pod is there. It is given the claim's number.
+pub async fn made_and<F>(
+    client: &Client,
+    namespace: &str,
+    devices: &Value,
+    binder: Binder,
+    asked: Asked,
+    then: impl Fn(usize, ResourceClaim) -> F,
+) -> Result<Vec<Instant>>
+where
+    F: Future<Output = Result<()>>,
+{
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let all = (0..CLAIMS).map(|nth| {
-        let (claims, pods, name) = (claims.clone(), pods.clone(), name(nth));
+        let (claims, pods, name, then) = (claims.clone(), pods.clone(), name(nth), &then);
         let claim = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
         async move {
             let begun = Instant::now();
-            claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+            let claim = claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
             pods.create(&PostParams::default(), &serde_json::from_value(pod(&name, binder))?).await?;
+            then(nth, claim).await?;
             anyhow::Ok(begun)
         }
     });
-    stream::iter(all).buffered(MAKERS).try_collect().await
+    let at_once = if asked == Asked::AtOnce { CLAIMS } else { MAKERS };
+    stream::iter(all).buffered(at_once).try_collect().await
 }
 
 pub fn name(nth: usize) -> String {
@@ -176,8 +208,16 @@ pub async fn fresh(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Nothing waits for its end.
+/// Until it has ended: what is deleted in it costs the API server as much as what the next wave makes.
 pub async fn drop_namespace(client: &Client, name: &str) -> Result<()> {
-    Api::<Namespace>::all(client.clone()).delete(name, &DeleteParams::default()).await?;
+    let api = Api::<Namespace>::all(client.clone());
+    api.delete(name, &DeleteParams::default()).await?;
+    let deadline = Instant::now() + WAVE;
+    while api.get_opt(name).await?.is_some() {
+        if Instant::now() > deadline {
+            bail!("namespace {name} does not go");
+        }
+        sleep(LOOK).await;
+    }
     Ok(())
 }
