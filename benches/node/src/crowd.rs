@@ -1,6 +1,6 @@
 //! The controller end to end: a thousand pods, each with a claim for a part of a GPU, on a hundred hollow nodes and a
-//! real API server and scheduler. First placed by the controller, then, for comparison, by kube-scheduler itself; and
-//! the same writes with nobody deciding, which tells how many the API server takes here.
+//! real API server and scheduler. Placed by the controller and, for comparison, by kube-scheduler itself; and the same
+//! writes with nobody deciding, which tells what the machine takes.
 
 mod made;
 
