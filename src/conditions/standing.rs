@@ -85,9 +85,9 @@ impl Standing {
     /// Takes in how a part of a board is. True if a condition changes by it.
     pub fn ail(&mut self, ailment: &Ailment) -> bool {
         let key = (ailment.gpu.clone(), ailment.part);
-        match &ailment.health {
-            Health::Healthy => self.ill.remove(&key).is_some(),
-            Health::Unhealthy(reason) => self.ill.insert(key, reason.clone()).as_ref() != Some(reason),
+        match ailment.health.ill() {
+            None => self.ill.remove(&key).is_some(),
+            Some(reason) => self.ill.insert(key, reason.to_owned()).as_deref() != Some(reason),
         }
     }
 

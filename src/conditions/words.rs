@@ -2,7 +2,6 @@
 
 use super::standing::{Ailment, Finding, Part, Seen, Usage};
 use crate::ledger::{HeldDevice, HoldMode};
-use crate::model::gpu::Health;
 use crate::model::names::DeviceUuid;
 use crate::model::share::Grant;
 
@@ -60,15 +59,11 @@ pub fn found(finding: &Finding) -> Telling {
 /// A part of a board that the claim is on fell ill, or is well again.
 pub fn ailing(ailment: &Ailment) -> Telling {
     let Ailment { gpu, part, health } = ailment;
-    match (health, part) {
-        (Health::Unhealthy(why), Part::Board) => {
-            telling("DeviceUnhealthy", Tone::Warning, ill(gpu, *part, why))
-        }
-        (Health::Unhealthy(why), Part::Mps) => telling("MpsUnhealthy", Tone::Warning, ill(gpu, *part, why)),
-        (Health::Healthy, Part::Board) => {
-            telling("DeviceRecovered", Tone::Normal, format!("{gpu} works again"))
-        }
-        (Health::Healthy, Part::Mps) => telling(
+    match (health.ill(), part) {
+        (Some(why), Part::Board) => telling("DeviceUnhealthy", Tone::Warning, ill(gpu, *part, why)),
+        (Some(why), Part::Mps) => telling("MpsUnhealthy", Tone::Warning, ill(gpu, *part, why)),
+        (None, Part::Board) => telling("DeviceRecovered", Tone::Normal, format!("{gpu} works again")),
+        (None, Part::Mps) => telling(
             "MpsRecovered",
             Tone::Normal,
             format!("MPS on {gpu} works again; programs that failed have to be started again"),
@@ -136,6 +131,7 @@ pub(super) mod tests {
     use super::*;
     use crate::ledger::Placer;
     use crate::model::claim::{ClaimRef, PreparedDevice};
+    use crate::model::gpu::Health;
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;
     use crate::model::share::{Isolation, Percent};

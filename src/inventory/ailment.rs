@@ -3,7 +3,8 @@
 //! * An Xid is remembered until its board was reset for sure: another boot, or the driver loaded anew. NVML
 //!   tells of an Xid once, and a board that must be reset looks well otherwise. An administrator who has
 //!   reset a board alone says so ([`Ailments::cured`]).
-//! * A board that cannot be read, or an MPS daemon that does not serve, ails as long as that is so.
+//! * A board that cannot be read or is lost, or an MPS daemon that does not serve, ails as long as that is
+//!   so. Xid 79 may never be told: once a board has left the bus, NVML's wait for events fails instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,6 +56,8 @@ impl Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     Xid(u64),
+    /// NVML says that the board has left the bus, whether or not its Xid was told.
+    Lost,
     /// NVML cannot read the board, or does not list it any more.
     Unreachable,
     /// The MPS daemon of claims on the device does not serve.
@@ -83,6 +86,7 @@ impl Kind {
                 Class::Broken => "xid",
                 Class::Lost => "gpu-lost",
             },
+            Self::Lost => "gpu-lost",
             Self::Unreachable => "unreachable",
             Self::MpsDaemonDown => "mps-daemon-down",
         }
@@ -95,6 +99,7 @@ impl Kind {
                 Class::Broken => Effect::NoNewPods,
                 Class::Lost => Effect::NoPods,
             },
+            Self::Lost => Effect::NoPods,
             Self::Unreachable | Self::MpsDaemonDown => Effect::NoNewPods,
         }
     }
@@ -217,9 +222,14 @@ impl Ailments {
     /// With what the last look and the MPS daemons tell `now` in place of what they told before.
     pub fn and_facts(&self, inventory: &Inventory, down: &[DaemonDown], now: u64) -> Self {
         let mut next = Self::recalled_as_is(self.lasting());
-        for (gpu, reason) in unhealthy_boards(inventory) {
-            let since = self.since(&Place::Board(gpu.clone()), Kind::Unreachable).unwrap_or(now);
-            next.put(Place::Board(gpu.clone()), Kind::Unreachable, reason.to_owned(), since);
+        for (gpu, kind, reason) in ill_boards(inventory) {
+            let place = Place::Board(gpu.clone());
+            // Its Xid says so already.
+            if kind == Kind::Lost && next.of_place(&place).any(|known| known.word() == kind.word()) {
+                continue;
+            }
+            let since = self.since(&place, kind).unwrap_or(now);
+            next.put(place, kind, reason.to_owned(), since);
         }
         let mut devices = BTreeSet::new();
         for daemon in down {
@@ -237,6 +247,10 @@ impl Ailments {
         Self(ailments.into_iter().map(|ailment| ((ailment.place.clone(), ailment.kind), ailment)).collect())
     }
 
+    fn of_place(&self, place: &Place) -> impl Iterator<Item = Kind> {
+        self.0.keys().filter(move |(own, _)| own == place).map(|(_, kind)| *kind)
+    }
+
     fn since(&self, place: &Place, kind: Kind) -> Option<u64> {
         self.0.get(&(place.clone(), kind)).map(|ailment| ailment.since)
     }
@@ -248,14 +262,15 @@ impl Ailments {
     }
 }
 
-fn unhealthy_boards(inventory: &Inventory) -> impl Iterator<Item = (&DeviceUuid, &str)> {
+fn ill_boards(inventory: &Inventory) -> impl Iterator<Item = (&DeviceUuid, Kind, &str)> {
     let gpus = match inventory {
         Inventory::Found(found) => found.gpus.as_slice(),
         Inventory::Unknown | Inventory::Unavailable { .. } => &[],
     };
     gpus.iter().filter_map(|gpu: &Gpu| match &gpu.health {
         Health::Healthy => None,
-        Health::Unhealthy(reason) => Some((&gpu.uuid, reason.as_str())),
+        Health::Unhealthy(reason) => Some((&gpu.uuid, Kind::Unreachable, reason.as_str())),
+        Health::Lost(reason) => Some((&gpu.uuid, Kind::Lost, reason.as_str())),
     })
 }
 
@@ -360,7 +375,7 @@ mod tests {
     #[test]
     fn what_a_look_and_the_daemons_tell_goes_when_they_tell_it_no_more() {
         let mut sick: NodeGpus = found(2);
-        sick.gpus[1].health = Health::Unhealthy("GPU is lost".into());
+        sick.gpus[1].health = Health::Unhealthy("it fails".into());
         let (sick, well) = (Inventory::Found(sick), Inventory::Found(found(2)));
         let group = MpsGroup::new([gpu(0).uuid, "MIG-7".into()]);
         let down = [DaemonDown { group, reason: "it exited".into() }];
@@ -373,6 +388,20 @@ mod tests {
         assert!(again.of(&Device::Whole(&zero))[0].words.contains("it exited"));
         assert!(again.lasting().is_empty(), "the next process sees for itself");
         assert!(again.and_facts(&well, &[], 10).is_empty());
+    }
+
+    #[test]
+    fn a_board_that_nvml_calls_lost_is_lost_whether_or_not_its_xid_was_told() {
+        let mut gone: NodeGpus = found(1);
+        gone.gpus[0].health = Health::Lost("it has left the bus".into());
+        let (gone, back) = (Inventory::Found(gone), Inventory::Found(found(1)));
+        let gpu = gpu(0);
+        let untold = Ailments::default().and_facts(&gone, &[], 5);
+        assert_eq!(kinds(&untold, &Device::Whole(&gpu)), [Kind::Lost]);
+        assert_eq!(untold.of(&Device::Whole(&gpu))[0].kind.effect(), Effect::NoPods);
+        assert!(untold.and_facts(&back, &[], 6).is_empty(), "a look sees for itself");
+        let told = untold.and_xid(&event(79), 6).and_facts(&gone, &[], 7);
+        assert_eq!(kinds(&told, &Device::Whole(&gpu)), [Kind::Xid(79)], "once");
     }
 
     #[test]
@@ -396,7 +425,8 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_word_of_the_list() {
-        for kind in [Kind::Xid(63), Kind::Xid(48), Kind::Xid(79), Kind::Unreachable, Kind::MpsDaemonDown] {
+        let xids = [63, 48, 79].map(Kind::Xid);
+        for kind in xids.into_iter().chain([Kind::Lost, Kind::Unreachable, Kind::MpsDaemonDown]) {
             assert!(Kind::WORDS.contains(&kind.word()), "{kind:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::model::gpu::{Gpu, Health, MigDevice, MigMode, NodeGpus};
+use crate::model::gpu::{Gpu, MigDevice, MigMode, NodeGpus};
 use crate::model::names::DeviceUuid;
 
 use super::Inventory;
@@ -121,19 +121,19 @@ fn appeared(gpu: &Gpu, changes: &mut Vec<Change>) {
         uuid: gpu.uuid.clone(),
         product: gpu.product_name.clone(),
     });
-    if let Health::Unhealthy(reason) = &gpu.health {
+    if let Some(reason) = gpu.health.ill() {
         let (minor, uuid) = (gpu.minor, gpu.uuid.clone());
-        changes.push(Change::GpuUnhealthy { minor, uuid, reason: reason.clone() });
+        changes.push(Change::GpuUnhealthy { minor, uuid, reason: reason.to_owned() });
     }
 }
 
 fn of_one(old: &Gpu, new: &Gpu, changes: &mut Vec<Change>) {
     let (minor, uuid) = (new.minor, &new.uuid);
-    match (&old.health, &new.health) {
-        (Health::Healthy, Health::Unhealthy(reason)) => {
-            changes.push(Change::GpuUnhealthy { minor, uuid: uuid.clone(), reason: reason.clone() });
+    match (old.health.ill(), new.health.ill()) {
+        (None, Some(reason)) => {
+            changes.push(Change::GpuUnhealthy { minor, uuid: uuid.clone(), reason: reason.to_owned() });
         }
-        (Health::Unhealthy(_), Health::Healthy) => {
+        (Some(_), None) => {
             changes.push(Change::GpuHealthy { minor, uuid: uuid.clone() });
         }
         _ => {}

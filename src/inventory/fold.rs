@@ -2,7 +2,7 @@
 //!
 //! One failed call must not un-publish a device under a running pod, and a device that is gone must
 //! not be offered for long:
-//! * a GPU that was known and cannot be read stays, unhealthy
+//! * a GPU that was known and cannot be read stays, unhealthy; lost only where NVML says so of it for sure
 //! * a GPU that NVML no longer counts stays, unhealthy, until [`ABSENT_LOOKS`] looks in a row miss it
 //! * when looks fail altogether, all stays as it is until [`UNHEALTHY_AFTER`] in a row have failed,
 //!   then all GPUs are unhealthy, and after [`FORGET_AFTER`] nothing is offered any more
@@ -67,14 +67,16 @@ impl Known {
         let missing: Vec<_> =
             self.listed().filter(|old| !gpus.iter().any(|gpu| gpu.uuid == old.uuid)).collect();
         left_out.extend(strangers(&look.failed, &missing));
+        let nameless = Nameless::of(&look.failed, &missing);
         let mut absent = BTreeMap::new();
         for old in missing {
             let misses = self.absent.get(&old.uuid).copied().unwrap_or(0) + 1;
             // Another board in its place: the name is taken.
             let replaced = gpus.iter().any(|gpu| gpu.minor == old.minor);
-            match failure(&old.uuid, &look.failed) {
+            let own = look.failed.iter().find(|failed| failed.uuid.as_ref() == Some(&old.uuid));
+            match own.map(health).or_else(|| nameless.health()) {
                 _ if replaced => {}
-                Some(failed) => gpus.push(unhealthy(old, &failed.reason)),
+                Some(health) => gpus.push(Gpu { health, ..old.clone() }),
                 None if misses < ABSENT_LOOKS => {
                     absent.insert(old.uuid.clone(), misses);
                     gpus.push(unhealthy(old, "NVML did not list it at the last look"));
@@ -131,12 +133,34 @@ fn strangers(failed: &[FailedGpu], missing: &[&Gpu]) -> Vec<String> {
         .collect()
 }
 
-/// Why a GPU that was not read could be missing: its own failure, or that of a GPU which failed
-/// before it could say who it is. (Several of those cannot be told apart: the first one's words
-/// stand for all.)
-fn failure<'a>(uuid: &DeviceUuid, failed: &'a [FailedGpu]) -> Option<&'a FailedGpu> {
-    let own = failed.iter().find(|failed| failed.uuid.as_ref() == Some(uuid));
-    own.or_else(|| failed.iter().find(|failed| failed.uuid.is_none()))
+/// GPUs that failed before they could say who they are. They cannot be told apart: the first one's
+/// words stand for all.
+struct Nameless<'a> {
+    first: Option<&'a FailedGpu>,
+    /// Whichever is meant, it is lost.
+    lost: bool,
+}
+
+impl<'a> Nameless<'a> {
+    /// `missing`: known GPUs that were not read.
+    fn of(failed: &'a [FailedGpu], missing: &[&Gpu]) -> Self {
+        let named = |gpu: &Gpu| failed.iter().any(|failed| failed.uuid.as_ref() == Some(&gpu.uuid));
+        let nameless: Vec<_> = failed.iter().filter(|failed| failed.uuid.is_none()).collect();
+        let for_each = nameless.len() >= missing.iter().filter(|gpu| !named(gpu)).count();
+        Self { first: nameless.first().copied(), lost: for_each && nameless.iter().all(|failed| failed.lost) }
+    }
+
+    /// What they say of a known GPU that was not read and has no failure of its own.
+    fn health(&self) -> Option<Health> {
+        self.first.map(|first| health(&FailedGpu { lost: self.lost, ..first.clone() }))
+    }
+}
+
+fn health(failed: &FailedGpu) -> Health {
+    match failed.lost {
+        true => Health::Lost(failed.reason.clone()),
+        false => Health::Unhealthy(failed.reason.clone()),
+    }
 }
 
 fn unhealthy(gpu: &Gpu, reason: &str) -> Gpu {

@@ -59,4 +59,6 @@ pub struct FailedGpu {
     pub uuid: Option<DeviceUuid>,
     /// What failed, in words.
     pub reason: String,
+    /// NVML says that it has left the bus (`NVML_ERROR_GPU_IS_LOST`).
+    pub lost: bool,
 }

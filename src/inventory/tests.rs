@@ -35,6 +35,10 @@ fn mig(uuid: &str, start: u32) -> MigDevice {
     }
 }
 
+fn failed(index: u32, uuid: Option<DeviceUuid>, lost: bool) -> FailedGpu {
+    FailedGpu { index, uuid, reason: "it fails".to_owned(), lost }
+}
+
 pub fn look(gpus: Vec<Gpu>) -> Look {
     let driver = DriverVersions { driver: "580.159.04".to_owned(), cuda: "13.0".to_owned() };
     Look { gpus: NodeGpus { driver, gpus }, ..Look::default() }
@@ -69,13 +73,10 @@ fn without_a_library_the_reason_is_told_once() {
 #[test]
 fn a_known_gpu_that_cannot_be_read_stays_and_is_unhealthy() {
     for uuid in [Some(gpu(1).uuid), None] {
-        let broken = Look {
-            failed: vec![FailedGpu { index: 1, uuid, reason: "it fell off the bus".to_owned() }],
-            ..look(vec![gpu(0), gpu(2)])
-        };
+        let broken = Look { failed: vec![failed(1, uuid, false)], ..look(vec![gpu(0), gpu(2)]) };
         let (mut known, mut changes) = fold_all([Ok(look(vec![gpu(0), gpu(1), gpu(2)])), Ok(broken.clone())]);
         assert_eq!(found(&known), [(0, true), (1, false), (2, true)]);
-        assert_eq!(printed(&changes), "GPU 1 (GPU-00000001) is unhealthy: it fell off the bus");
+        assert_eq!(printed(&changes), "GPU 1 (GPU-00000001) is unhealthy: it fails");
         for _ in 0..20 {
             (known, changes) = known.fold(Ok(broken.clone()));
         }
@@ -88,14 +89,40 @@ fn a_known_gpu_that_cannot_be_read_stays_and_is_unhealthy() {
 
 #[test]
 fn a_gpu_that_never_said_who_it_is_is_left_out_with_words() {
-    let broken = Look {
-        failed: vec![FailedGpu { index: 1, uuid: None, reason: "GPU is lost".to_owned() }],
-        ..look(vec![gpu(0)])
-    };
+    let broken = Look { failed: vec![failed(1, None, true)], ..look(vec![gpu(0)]) };
     let (known, changes) = fold_all([Ok(broken)]);
     assert_eq!(found(&known), [(0, true)]);
-    assert_eq!(known.left_out(), ["the GPU at NVML index 1: GPU is lost"]);
-    assert!(printed(&changes).contains("left out: the GPU at NVML index 1: GPU is lost"));
+    assert_eq!(known.left_out(), ["the GPU at NVML index 1: it fails"]);
+    assert!(printed(&changes).contains("left out: the GPU at NVML index 1: it fails"));
+}
+
+/// Pods on a lost GPU are evicted: nothing is called so that may be another one.
+#[test]
+fn a_gpu_is_lost_only_where_nvml_says_so_of_it_for_sure() {
+    let all = || Ok(look((0..4).map(gpu).collect()));
+    let lost = |failed: Vec<FailedGpu>, seen: &[u32]| -> Vec<u32> {
+        let (known, _) =
+            fold_all([all(), Ok(Look { failed, ..look(seen.iter().copied().map(gpu).collect()) })]);
+        let Inventory::Found(node) = known.inventory() else { panic!("{known:?}") };
+        let lost = node.gpus.iter().filter(|gpu| matches!(gpu.health, Health::Lost(_)));
+        lost.map(|gpu| gpu.minor).collect()
+    };
+    let (one, two) = (Some(gpu(1).uuid), Some(gpu(2).uuid));
+    assert_eq!(lost(vec![failed(1, one.clone(), true)], &[0, 2, 3]), [1]);
+    assert_eq!(lost(vec![failed(1, None, true)], &[0, 2, 3]), [1]);
+    assert_eq!(lost(vec![failed(1, None, true), failed(2, None, true)], &[0, 3]), [1, 2]);
+    assert_eq!(
+        lost(vec![failed(1, None, true), failed(2, two, false)], &[0, 3]),
+        [1],
+        "the other has its own"
+    );
+    assert_eq!(
+        lost(vec![failed(1, None, true), failed(2, None, false)], &[0, 3]),
+        [0; 0],
+        "which of the two?"
+    );
+    assert_eq!(lost(vec![failed(1, None, true)], &[0, 3]), [0; 0], "one is lost, one is not listed: which?");
+    assert_eq!(lost(vec![failed(1, one, false)], &[0, 2, 3]), [0; 0]);
 }
 
 #[test]
@@ -189,6 +216,7 @@ fn any_look() -> impl Strategy<Value = Result<Look, String>> {
         index,
         uuid: uuid.map(|uuid| DeviceUuid::new(format!("GPU-{uuid}"))),
         reason: format!("failure {index}"),
+        lost: index % 2 == 0,
     });
     prop_oneof![
         4 => (proptest::collection::vec(any_gpu, 0..6), proptest::collection::vec(any_failed, 0..3))

@@ -112,6 +112,18 @@ pub enum Health {
     Healthy,
     /// Why not, in words.
     Unhealthy(String),
+    /// NVML says that it has left the bus (`NVML_ERROR_GPU_IS_LOST`): nothing on it goes on.
+    Lost(String),
+}
+
+impl Health {
+    /// What is wrong, in words; none of a healthy board.
+    pub fn ill(&self) -> Option<&str> {
+        match self {
+            Self::Healthy => None,
+            Self::Unhealthy(reason) | Self::Lost(reason) => Some(reason),
+        }
+    }
 }
 
 /// Something that can be allocated: what a ResourceSlice lists under a name.

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::inventory::{Ailments, Effect, Inventory};
 use crate::kubelet::DeviceHealth;
-use crate::model::gpu::{Device, Health};
+use crate::model::gpu::Device;
 use crate::model::names::PoolName;
 use crate::ops::drain::Shutdown;
 
@@ -28,8 +28,8 @@ fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
     let found = ailments.of(device).into_iter().filter(|ailment| ailment.kind.effect() > Effect::Told);
     let mut words: Vec<&str> = found.map(|ailment| ailment.words.as_str()).collect();
     // Said here without waiting for the ailments to be told.
-    if let Health::Unhealthy(reason) = &device.gpu().health
-        && !words.contains(&reason.as_str())
+    if let Some(reason) = device.gpu().health.ill()
+        && !words.contains(&reason)
     {
         words.push(reason);
     }

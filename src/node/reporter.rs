@@ -27,7 +27,6 @@ use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
-use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::ops::drain::Shutdown;
 
@@ -254,9 +253,10 @@ impl Reporting {
 
     fn ailing(&mut self, ailment: Ailment) {
         let key = (ailment.gpu.clone(), ailment.part);
-        let is_news = match (&ailment.health, self.ill.get(&key)) {
-            (Health::Healthy, before) => before.is_some(),
-            (Health::Unhealthy(_), before) => before != Some(&ailment),
+        let before = self.ill.get(&key);
+        let is_news = match ailment.health.ill() {
+            None => before.is_some(),
+            Some(_) => before != Some(&ailment),
         };
         if !is_news {
             return;
@@ -264,9 +264,9 @@ impl Reporting {
         for known in self.known.values_mut() {
             known.ails(&ailment, self.pace.again);
         }
-        match ailment.health {
-            Health::Healthy => _ = self.ill.remove(&key),
-            Health::Unhealthy(_) => _ = self.ill.insert(key, ailment),
+        match ailment.health.ill() {
+            None => _ = self.ill.remove(&key),
+            Some(_) => _ = self.ill.insert(key, ailment),
         }
     }
 

@@ -243,7 +243,7 @@ fn class(device: &Device<'_>) -> (DeviceType, DeviceHealth) {
     };
     let health = match device.gpu().health {
         Health::Healthy => DeviceHealth::Healthy,
-        Health::Unhealthy(_) => DeviceHealth::Unhealthy,
+        Health::Unhealthy(_) | Health::Lost(_) => DeviceHealth::Unhealthy,
     };
     (kind, health)
 }

@@ -90,6 +90,11 @@ impl NvmlError {
         matches!(self, Self::Nvml { code: Code::UnexpectedVariant(_), .. })
     }
 
+    /// True if the board asked about has left the bus.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self, Self::Nvml { code: Code::GpuLost, .. })
+    }
+
     /// True if the thing asked about is not there (any more).
     pub(super) fn is_not_found(&self) -> bool {
         matches!(self, Self::Nvml { code: Code::NotFound | Code::InvalidArg, .. })

@@ -67,7 +67,9 @@ impl<'a> Session<'a> {
             match gpu {
                 Ok(gpu) => look.gpus.gpus.push(gpu),
                 Err(e) if e.wants_reload() => return Err(e),
-                Err(e) => look.failed.push(FailedGpu { index, uuid, reason: e.to_string() }),
+                Err(e) => {
+                    look.failed.push(FailedGpu { index, uuid, reason: e.to_string(), lost: e.is_lost() });
+                }
             }
         }
         Ok((look, boards))

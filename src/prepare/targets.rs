@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{Refusal, share};
 use crate::ledger::{HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
-use crate::model::gpu::{Device, Health, NodeGpus};
+use crate::model::gpu::{Device, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 use crate::model::share::Isolation;
 use crate::params::{DeviceSettings, resolve};
@@ -89,8 +89,8 @@ fn target<'a>(
         let (mode, settings) = (HoldMode::Admin, DeviceSettings::default());
         return Ok(Target { device, name, pool, mode, share_id: None, requests, settings });
     }
-    if let Health::Unhealthy(reason) = &device.gpu().health {
-        return Err(Refusal::Unhealthy { device: name, reason: reason.clone() });
+    if let Some(reason) = device.gpu().health.ill() {
+        return Err(Refusal::Unhealthy { device: name, reason: reason.to_owned() });
     }
     let settings = resolve(claim, &result.request, &device)?;
     let mode = match (&settings.grant, &result.access, device) {

@@ -21,7 +21,7 @@ fn taint(ailment: &Ailment) -> Option<Taint> {
     };
     let value = match ailment.kind {
         Kind::Xid(code) => code.to_string(),
-        Kind::Unreachable | Kind::MpsDaemonDown => String::new(),
+        Kind::Lost | Kind::Unreachable | Kind::MpsDaemonDown => String::new(),
     };
     Some(Taint { key: format!("{DRIVER}/{}", ailment.kind.word()), value, effect })
 }
@@ -38,8 +38,9 @@ mod tests {
 
     #[test]
     fn what_keeps_pods_off_is_a_taint_and_the_rest_is_not() {
-        let mut gpus = node_gpus(3);
-        gpus.gpus[1].health = Health::Unhealthy("GPU is lost".into());
+        let mut gpus = node_gpus(4);
+        gpus.gpus[1].health = Health::Unhealthy("it fails".into());
+        gpus.gpus[3].health = Health::Lost("it has left the bus".into());
         let xid = |code| Xid { gpu: gpus.gpus[0].uuid.clone(), code, gpu_instance: None };
         let down =
             DaemonDown { group: MpsGroup::new([gpus.gpus[0].uuid.clone()]), reason: "it exited".into() };
@@ -62,6 +63,7 @@ mod tests {
         );
         assert_eq!(words("gpu-1"), ["gpu.nvidia.com/unreachable=:NoSchedule"]);
         assert_eq!(words("gpu-2"), [""; 0]);
+        assert_eq!(words("gpu-3"), ["gpu.nvidia.com/gpu-lost=:NoExecute"]);
         let slices = desired(&gpus, &NodeName::new("n"), How { taints: &taints, ..whole() });
         assert_eq!(violations(&slices), []);
     }

@@ -258,6 +258,9 @@ async fn a_gpu_that_cannot_be_read_is_tainted_while_that_is_so() {
     set(Health::Unhealthy("the GPU does not answer".into()));
     ward.until_taints(0, &["gpu.nvidia.com/unreachable=:NoSchedule"]).await;
     assert_eq!(run.unhealthy(0).as_deref(), Some("the GPU does not answer"), "said once");
+    set(Health::Lost("the GPU has left the bus".into()));
+    ward.until_taints(0, &["gpu.nvidia.com/gpu-lost=:NoExecute"]).await;
+    assert_eq!(run.unhealthy(0).as_deref(), Some("the GPU has left the bus"), "said once");
     set(Health::Healthy);
     ward.until_taints(0, &[]).await;
     run.end().await;

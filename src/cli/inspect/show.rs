@@ -263,6 +263,7 @@ fn health(health: &Health) -> &'static str {
     match health {
         Health::Healthy => "Healthy",
         Health::Unhealthy(_) => "Unhealthy",
+        Health::Lost(_) => "Lost",
     }
 }
 
@@ -325,7 +326,7 @@ fn boards(gpus: &NodeGpus) -> Vec<String> {
     let mut notes = Vec::new();
     for gpu in &gpus.gpus {
         let (minor, product) = (gpu.minor, &gpu.product_name);
-        if let Health::Unhealthy(reason) = &gpu.health {
+        if let Some(reason) = gpu.health.ill() {
             notes.push(format!("GPU {minor} ({product}) is unhealthy: {reason}"));
         }
         if matches!(&gpu.mig, MigMode::On(devices) if devices.is_empty()) {
