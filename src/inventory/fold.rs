@@ -74,7 +74,7 @@ impl Known {
             // Another board in its place: the name is taken.
             let replaced = gpus.iter().any(|gpu| gpu.minor == old.minor);
             let own = look.failed.iter().find(|failed| failed.uuid.as_ref() == Some(&old.uuid));
-            match own.map(health).or_else(|| nameless.health()) {
+            match own.map(|own| health(&own.reason, own.lost)).or_else(|| nameless.health()) {
                 _ if replaced => {}
                 Some(health) => gpus.push(Gpu { health, ..old.clone() }),
                 None if misses < ABSENT_LOOKS => {
@@ -152,14 +152,14 @@ impl<'a> Nameless<'a> {
 
     /// What they say of a known GPU that was not read and has no failure of its own.
     fn health(&self) -> Option<Health> {
-        self.first.map(|first| health(&FailedGpu { lost: self.lost, ..first.clone() }))
+        self.first.map(|first| health(&first.reason, self.lost))
     }
 }
 
-fn health(failed: &FailedGpu) -> Health {
-    match failed.lost {
-        true => Health::Lost(failed.reason.clone()),
-        false => Health::Unhealthy(failed.reason.clone()),
+fn health(reason: &str, lost: bool) -> Health {
+    match lost {
+        true => Health::Lost(reason.to_owned()),
+        false => Health::Unhealthy(reason.to_owned()),
     }
 }
 

@@ -397,10 +397,6 @@ mod tests {
         }
     }
 
-    fn failed_gpu(uuid: &str) -> FailedGpu {
-        FailedGpu { index: 1, uuid: Some(uuid.into()), reason: "broken".to_owned(), lost: false }
-    }
-
     fn found(count: u32) -> Look {
         Look {
             gpus: NodeGpus { gpus: (0..count).map(gpu).collect(), ..NodeGpus::default() },
@@ -584,7 +580,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_failing_gpu_is_retried_with_a_fresh_library() {
-        let failed = failed_gpu("GPU-1");
+        let (uuid, reason) = (Some("GPU-1".into()), "broken".to_owned());
+        let failed = FailedGpu { index: 1, uuid, reason, lost: false };
         let broken = Look { failed: vec![failed], ..found(1) };
         let script =
             vec![(AT_ONCE, Some(found(2))), (AT_ONCE, Some(broken.clone())), (AT_ONCE, Some(broken))];
