@@ -180,8 +180,9 @@ impl Crowd<'_> {
         Ok((wave, allocations))
     }
 
-    /// No controller: who asks for a pod gives its claim, at once, an allocation that was decided before. No controller
-    /// can be faster here.
+    /// No controller: who asks for a pod gives its claim, at once, an allocation that was decided before. What the
+    /// machine gives with nobody deciding; no bound in the strict sense, since who writes the allocation asks for
+    /// nothing else meanwhile.
     async fn ceiling(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-ceiling";
         let watch = Watch::start(self.client, namespace).await?;
@@ -440,8 +441,8 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
          controller's process, to the allocation of the last claim, as a watch sees it; what each GPU's hold settles is \
          in it, and is not from the first allocation on. At once: all {CLAIMS} claims are asked for at the same moment, \
          and each pod as soon as its claim is there. {MAKERS} at a time: no faster than they are answered; there the row \
-         without a controller tells what the fastest of all could reach, since whoever asks allocates, too, and nobody \
-         decides. The scheduler binds every pod, but for those of a scheduler that is not there. The writes that were \
+         without a controller tells what the machine gives when nobody decides: whoever asks allocates, too, before it \
+         asks for the next. The scheduler binds every pod, but for those of a scheduler that is not there. The writes that were \
          decided before are an allocation for each claim, {MAKERS} claims at once. The claims are protected as they are \
          made (deploy/since-1.36)."
     ));

@@ -20,7 +20,7 @@ use crate::api::{self, PATIENCE, Seen};
 
 pub const CLAIMS: usize = 1_000;
 pub const SHARE_GIB: u64 = 10;
-/// Requests under way at once where claims and pods do not all come at the same moment.
+/// Requests under way at once where claims and pods do not all come at the same moment; names of waves have it, too.
 pub const MAKERS: usize = 32;
 pub const LOOK: Duration = Duration::from_millis(100);
 /// The longest wait for all claims of a wave.
