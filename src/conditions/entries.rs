@@ -241,7 +241,7 @@ mod tests {
         assert!(!differ(&second, &entries(&devices, &standing, &second, at(250))));
         assert!(standing.find(&finding(Seen::Within, 1000)));
         assert_eq!(status(&entries(&devices, &standing, &second, at(300))[0], "WithinLimits").3, 300);
-        assert!(standing.is_good());
+        assert_eq!(standing, Standing::default());
     }
 
     #[test]

@@ -91,11 +91,6 @@ impl Standing {
         }
     }
 
-    /// Nothing is wrong.
-    pub fn is_good(&self) -> bool {
-        self.trespasses.is_empty() && self.ill.is_empty()
-    }
-
     pub(super) fn trespass(&self, gpu: &DeviceUuid) -> Option<Trespass> {
         self.trespasses.get(gpu).copied()
     }

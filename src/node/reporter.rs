@@ -5,7 +5,8 @@
 //! node was granted and how it stands; a change makes a visit due: one GET (what is stored, which pods) and,
 //! if that says something else, one PATCH. One visit at a time, failed ones again with growing pauses.
 //!
-//! A claim without a share is written only once there is something to say of it. Nothing is removed at a
+//! A claim without a share is written once there is an event of it, and not before; even if all is well again by
+//! the time of the visit, so that who finds the event finds how the claim stands. Nothing is removed at a
 //! release: the API server does that together with the allocation.
 
 use std::collections::BTreeMap;
@@ -290,7 +291,7 @@ impl Reporting {
         let claims = self.claims.clone();
         let may_write = self.muted.is_none_or(|until| until <= Instant::now());
         let (claim, devices, standing) = (known.claim.clone(), known.devices.clone(), known.standing.clone());
-        let has_share = known.has_share();
+        let has_news = known.has_share() || !known.told.is_empty();
         Some(Box::pin(async move {
             let reported = match claims.reported(&claim).await {
                 Ok(reported) => reported,
@@ -298,7 +299,7 @@ impl Reporting {
             };
             let before = &reported.entries;
             let entries = conditions::entries(&devices, &standing, before, Timestamp::now());
-            let worth_it = has_share || !standing.is_good() || !before.is_empty();
+            let worth_it = has_news || !before.is_empty();
             let written = match worth_it && may_write && conditions::differ(before, &entries) {
                 true => claims.report(&claim, &entries).await.map(|()| true),
                 false => Ok(false),

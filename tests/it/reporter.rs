@@ -251,8 +251,8 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
 #[tokio::test]
 async fn a_death_that_no_look_saw_is_told_all_the_same() {
     let api = MockApi::new();
-    let intent = intent("train", share());
-    put_claim(&api, &intent);
+    let claims = vec![intent("train", share()), intent("slice", HoldMode::Mig)];
+    claims.iter().for_each(|intent| put_claim(&api, intent));
     let serving = |pid, deaths| {
         vec![DaemonState {
             group: MpsGroup::new(["GPU-0".into()]),
@@ -265,19 +265,23 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
             servers: Vec::new(),
         }]
     };
-    let mut desk = Desk::start(&api, quick(), vec![intent]);
+    let mut desk = Desk::start(&api, quick(), claims);
     let (_ailments, told) = watch::channel(Ailments::default());
     let (states, known) = watch::channel(serving(7, 3));
     let run = report_daemons(told, known, desk.reporter.clone(), desk.shutdown.clone());
     desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     api.until("the claim's conditions", |api| status(api, "train", "DeviceHealthy").is_some()).await;
     assert!(events(&api, "MpsUnhealthy").is_empty(), "deaths of before are no news");
+    assert_eq!(entry(&api, "slice"), None, "nothing to say of it yet");
     states.send_replace(serving(8, 4));
-    api.until("the death", |api| events(api, "MpsUnhealthy").len() == 2).await;
+    api.until("the death", |api| events(api, "MpsUnhealthy").len() == 4).await;
     let (_, message) = &events(&api, "MpsUnhealthy")[0];
     assert_eq!(message, "MPS on GPU-0 does not work: the daemon ended; it was started again");
-    api.until("the return", |api| events(api, "MpsRecovered").len() == 2).await;
-    assert_eq!(status(&api, "train", "DeviceHealthy").as_deref(), Some("True"));
+    api.until("the return", |api| events(api, "MpsRecovered").len() == 4).await;
+    // Whether or not a visit fell between the two: who finds the events finds what is so now, too.
+    for claim in ["train", "slice"] {
+        assert_eq!(status(&api, claim, "DeviceHealthy").as_deref(), Some("True"), "{claim}");
+    }
     desk.stop().await;
 }
 
