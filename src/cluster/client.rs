@@ -105,9 +105,10 @@ impl KubeCluster {
         Self { limit, ..self }
     }
 
-    /// A queue for events, and the task that posts them; it ends when the last sender is gone.
+    /// A queue for events, and the task that posts them; it ends when the last sender is gone. A shorter deadline than
+    /// [`CALL_LIMIT`] is not for them: nobody waits for an event.
     pub fn events(&self) -> (events::Events, impl Future<Output = ()> + Send + use<>) {
-        events::queue(self.client.clone(), self.node.clone(), self.limit)
+        events::queue(self.client.clone(), self.node.clone(), self.limit.max(CALL_LIMIT))
     }
 
     /// The claim that has this name now, whole, for people who ask what would become of it.

@@ -30,7 +30,7 @@ use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::gpu::Health;
 use crate::model::names::DeviceUuid;
-use crate::model::share::MpsGroup;
+use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
 use crate::ops::drain::Shutdown;
 use crate::supervisor::words::{DaemonPhase, DaemonState};
@@ -48,7 +48,7 @@ const XID_ECC: u64 = 48;
 /// updated, say. Then its daemons count as down.
 const SILENT_LOOKS: u32 = 10;
 /// The same for a daemon that claims need and that is not there, or whose limits are being set: a claim may
-/// come before the sweeper has asked for its daemon, and each new claim may need other limits.
+/// come before the sweeper has asked for its daemon. Each new claim may need other limits, with which it begins anew.
 const MISSING_LOOKS: u32 = 3;
 
 /// What the loop needs.
@@ -427,7 +427,8 @@ struct Daemons {
     down: Vec<DaemonDown>,
     /// Since when.
     silent: Option<Instant>,
-    missing: BTreeMap<MpsGroup, Instant>,
+    /// Since when, and with which limits to be set.
+    missing: BTreeMap<MpsGroup, (Instant, Option<MpsLimits>)>,
 }
 
 impl Daemons {
@@ -470,8 +471,8 @@ impl Daemons {
         now: Instant,
         every: Duration,
     ) -> Option<String> {
-        let phase = states.iter().find(|state| state.group == *group).map(|state| &state.phase);
-        let words = match phase {
+        let state = states.iter().find(|state| state.group == *group);
+        let words = match state.map(|state| &state.phase) {
             Some(DaemonPhase::Serving { .. }) => {
                 self.missing.remove(group);
                 return None;
@@ -480,7 +481,10 @@ impl Daemons {
             Some(DaemonPhase::Settling { .. }) => "its limits are not in force",
             Some(DaemonPhase::Resting { .. }) | None => "`tranche mps` does not keep it for these claims",
         };
-        let since = *self.missing.entry(group.clone()).or_insert(now);
+        let limits = state.and_then(|state| state.limits.as_ref());
+        let same = self.missing.get(group).filter(|(_, before)| before.as_ref() == limits);
+        let since = same.map_or(now, |(since, _)| *since);
+        self.missing.insert(group.clone(), (since, limits.cloned()));
         (now.duration_since(since) >= every * MISSING_LOOKS).then(|| words.to_owned())
     }
 }
@@ -488,6 +492,7 @@ impl Daemons {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::quantity::Bytes;
 
     fn group(name: &str) -> MpsGroup {
         MpsGroup::new([name.into()])
@@ -565,8 +570,15 @@ mod tests {
             assert_eq!(down(&daemons), []);
             daemons.take(&needed, look(DaemonPhase::Serving { pid: 1 }), at(begin, second + 1));
         }
-        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 20));
-        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 20 + MISSING_LOOKS));
+        // Others are wanted before those are in force, again and again.
+        for second in 20..40 {
+            let limits = MpsLimits { memory: vec![Some(Bytes::from_mib(second.into()))], compute: None };
+            let state = DaemonState { limits: Some(limits), ..state("a", DaemonPhase::Settling { pid: 1 }) };
+            daemons.take(&needed, Some(Ok(vec![state])), at(begin, second));
+            assert_eq!(down(&daemons), []);
+        }
+        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 40));
+        daemons.take(&needed, look(DaemonPhase::Settling { pid: 1 }), at(begin, 40 + MISSING_LOOKS));
         assert_eq!(down(&daemons), [("a".to_owned(), "its limits are not in force")]);
     }
 
