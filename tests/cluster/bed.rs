@@ -366,18 +366,28 @@ impl Bed {
 
     /// What the plugin on the node tells of itself.
     pub async fn state(&self, node: &str) -> Value {
-        let answer = ask(&self.plugin(node).await, "/state").expect("the plugin answers");
-        serde_json::from_str(&answer).expect("its state is JSON")
+        self.told("node", node, "/state", |answer| serde_json::from_str(&answer).ok()).await
     }
 
     /// What `tranche mps` on the node tells of itself.
     pub async fn mps_state(&self, node: &str) -> Value {
-        let answer = ask(&self.pod_of("mps", node).await, "/state").expect("the supervisor answers");
-        serde_json::from_str(&answer).expect("its state is JSON")
+        self.told("mps", node, "/state", |answer| serde_json::from_str(&answer).ok()).await
     }
 
     pub async fn metrics(&self, node: &str) -> String {
-        ask(&self.plugin(node).await, "/metrics").expect("the plugin answers")
+        self.told("node", node, "/metrics", Some).await
+    }
+
+    /// What the driver's component answers; asks again where it has no time at the moment.
+    async fn told<T>(
+        &self,
+        component: &str,
+        node: &str,
+        path: &str,
+        read: impl Fn(String) -> Option<T>,
+    ) -> T {
+        let told = || async { read(ask(&self.pod_of(component, node).await, path)?) };
+        wait_until(&format!("{component} on {node} to answer {path}"), SOON, told).await
     }
 
     // What an administrator, or fate, does.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, devices_of, minor_of};
+use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of};
 use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
 use crate::rig::wait_until;
 
@@ -165,8 +165,12 @@ async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise()
     let ailing = || async { taints(&bed, device).await.into_iter().find(|taint| taint.contains("=48:")) };
     let taint = wait_until("the GPU to be tainted", PATIENCE, ailing).await;
     assert!(taint.ends_with(":NoSchedule"), "{taint}");
-    bed.kill9(NODE, &bed.plugin(NODE).await);
-    let restarted = || async { (crate::bed::life(bed.plugins(NODE).await.first()?).1 > 0).then_some(()) };
+    // It is written down a moment after it is told.
+    let written = || async { bed.host(NODE, AILMENTS).exists().then_some(()) };
+    wait_until("the Xid to be written down", SOON, written).await;
+    let plugin = bed.plugin(NODE).await;
+    bed.kill9(NODE, &plugin);
+    let restarted = || async { (life(bed.plugins(NODE).await.first()?).1 > life(&plugin).1).then_some(()) };
     wait_until("the plugin to be restarted", PATIENCE, restarted).await;
     bed.registered(NODE, PATIENCE).await;
     let known = || async {

@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, PATIENCE, SYSTEM, life, minor_of, node_of};
+use crate::bed::{Bed, PATIENCE, SYSTEM, life, minor_of, node_of, sum};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
 
@@ -215,6 +215,8 @@ async fn what_kubelet_forgot_is_released() {
     let living = Living::on(&bed).await;
     bed.rig.on_end(&["start", NODE, "kubelet"]);
     bed.rig.run(&["stop", NODE, "kubelet"]);
+    let releases = "tranche_claim_operation_duration_seconds_count{operation=\"unprepare\"";
+    let before = sum(&bed.metrics(NODE).await, releases);
     fs::remove_file(bed.host(NODE, "/var/lib/kubelet/dra_manager_state"))
         .expect("kubelet keeps its claims there");
     let pods: Api<Pod> = bed.api();
@@ -226,7 +228,7 @@ async fn what_kubelet_forgot_is_released() {
     wait_until("the claim to be gone", PATIENCE, gone).await;
     bed.rig.run(&["start", NODE, "kubelet"]);
     living.slices_are_back(&bed, Duration::from_secs(60)).await;
-    assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger").len(), 1, "nobody asked");
+    assert_eq!(sum(&bed.metrics(NODE).await, releases), before, "nobody asked");
     // The sweeper looks at its start, and every minute.
     bed.kill9(NODE, &bed.plugin(NODE).await);
     bed.wait_clean().await;

@@ -27,13 +27,19 @@ const CONTROL: &str = "/driver/usr/bin/nvidia-cuda-mps-control";
 const LIMITS: [&str; 2] = ["get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage"];
 
 /// A shell's words that ask a daemon until it listens: it hears one asker at a time, and its supervisor asks
-/// every two seconds.
+/// every two seconds. It says nothing to the others, or breaks off.
 fn asking(control: &str, commands: &[&str]) -> String {
     let script = commands.join("\n");
+    let whole = match commands {
+        [.., "get_default_active_thread_percentage"] => "*.*",
+        _ => "?*",
+    };
     format!(
         r#"i=0
         while said=$(echo '{script}' | {control} 2>&1); [ $i -lt 100 ]; do
-            case $said in '' | *'Cannot send command'*) i=$((i + 1)); sleep 0.05 ;; *) break ;; esac
+            case $said in *'Cannot send command'*) ;; {whole}) break ;; esac
+            i=$((i + 1))
+            sleep 0.05
         done
         echo "$said""#
     )

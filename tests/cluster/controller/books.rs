@@ -177,12 +177,14 @@ struct Counts {
 }
 
 impl Writes {
-    /// From before the claim is made.
-    pub fn begin(client: &Client, namespace: &str, name: &str) -> Self {
+    /// Returns when the claim, which is not made yet, is watched.
+    pub async fn begin(client: &Client, namespace: &str, name: &str) -> Self {
         let claims = Api::<ResourceClaim>::namespaced(client.clone(), namespace);
         let one = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let mut events = watcher(claims, one).default_backoff().boxed();
         let counts = Arc::new(Counts::default());
+        let begun = async { while !matches!(events.next().await, Some(Ok(Event::InitDone))) {} };
+        tokio::time::timeout(PATIENCE, begun).await.expect("claims can be watched");
         let counter = counts.clone();
         let at_work = tokio::spawn(async move {
             let mut had = false;

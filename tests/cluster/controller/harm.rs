@@ -216,7 +216,7 @@ async fn where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely() {
     })
     .await;
     wait_bound(&bed, gpus + 1).await;
-    let count = Writes::begin(&bed.client, &bed.namespace, "nowhere");
+    let count = Writes::begin(&bed.client, &bed.namespace, "nowhere").await;
     let begin = std::time::Instant::now();
     create_hollow(&bed, "nowhere", most(), with_port).await;
     // After 10 s and after 20 s more.

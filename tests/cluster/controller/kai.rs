@@ -77,7 +77,12 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
         ended(container.state).or_else(|| ended(container.last_state))
     };
     assert_eq!(wait_until("the container to end", PATIENCE, ended).await, 0);
-    let said = bed.api::<Pod>().logs("gpu-sharing", &LogParams::default()).await.expect("its log");
+    // It is started again, and has said nothing then for a moment.
+    let said = || async {
+        let said = bed.api::<Pod>().logs("gpu-sharing", &LogParams::default()).await.ok()?;
+        said.ends_with('\n').then_some(said)
+    };
+    let said = wait_until("its log", PATIENCE, said).await;
     assert!(said.starts_with("GPU 0: ") && said.trim().lines().count() == 1, "{said}");
     let device = wait_placed(&bed, &claim).await;
     let half = grantable_mib(&bed, &device).await / 2;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{create, holds, share, wait_placed};
+use super::{create, holds, share, wait_placed, wait_told};
 use crate::bed::{Bed, PATIENCE, sum};
 use crate::manifests::{as_nobody, claim, container, pod, user_of};
 use crate::rig::wait_until;
@@ -47,8 +47,8 @@ async fn a_part_by_memory_and_one_by_fraction_share_a_gpu_under_their_limits() {
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
     assert_eq!(env(&bed, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, pipe]);
     assert_eq!(bed.inside("small", "main").gpus, bed.inside("quarter", "main").gpus);
-    let told = |event: &String| event.starts_with("GpuSharePlaced") && event.contains("2000 MiB");
-    assert!(bed.events("small").await.iter().any(told));
+    let told = wait_told(&bed, "small", "GpuSharePlaced").await;
+    assert!(told.contains("2000 MiB"), "{told}");
     bed.end().await;
 }
 
@@ -204,7 +204,14 @@ async fn a_quota_counts_the_shares_of_a_namespace() {
         let quota = bed.api::<k8s_openapi::api::core::v1::ResourceQuota>().get("one").await.ok()?;
         quota.status?.hard?.contains_key(&key).then_some(())
     };
-    wait_until("the quota to be in force", PATIENCE, counted).await;
+    wait_until("the quota to be counted", PATIENCE, counted).await;
+    // Whoever admits claims has heard of it, too.
+    let mut two = share(json!({"memory": "1Gi"}));
+    two["requests"][0]["exactly"]["count"] = json!(2);
+    let two = claim("two", two);
+    let refused =
+        || async { bed.try_create(two.clone(), true).await.err()?.contains("exceeded quota").then_some(()) };
+    wait_until("the quota to be in force", PATIENCE, refused).await;
     create(&bed, "first", json!({"memory": "1Gi"})).await;
     bed.wait_ready("first").await;
     let second = claim("second", share(json!({"memory": "1Gi"})));

@@ -100,7 +100,7 @@ async fn the_controller_writes_only_the_status_of_a_protected_claim() {
         assert_eq!(ours.collect::<Vec<_>>(), [Some("status")], "{writes:?}");
     }
     // One write for one claim: nobody else writes to one whose pod no scheduler looks at.
-    let writes = Writes::begin(&bed.client, &bed.namespace, "counted");
+    let writes = Writes::begin(&bed.client, &bed.namespace, "counted").await;
     create_waiting(&bed, "counted", json!({"memory": "1Gi"})).await;
     let seen = || async { (writes.allocations() == 1).then_some(()) };
     wait_until("the allocation to be seen", PATIENCE, seen).await;

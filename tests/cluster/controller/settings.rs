@@ -9,7 +9,7 @@ use kube::api::{ListParams, PostParams};
 use serde_json::{Value, json};
 
 use super::explain::why;
-use super::{create, fail_over, holds, metrics, results, wait_metric, wait_placed, wait_told};
+use super::{create, fail_over, holds, holds_beside, metrics, results, wait_metric, wait_placed, wait_told};
 use crate::bed::{Bed, PATIENCE, SYSTEM, from, sum};
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
 use crate::rig::wait_until;
@@ -64,7 +64,7 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     bed.wait_ready("most").await;
     set(&bed, "HOLD_AHEAD", "2", "0").await;
     wait_idle(&bed, 2).await;
-    let ahead = holds(&bed).await;
+    let ahead = holds_beside(&bed, &bed.devices_of("most").await).await;
     assert_eq!(ahead.len(), 2, "on the node that takes pods: {ahead:?}");
     let taken = sum(&metrics(&bed).await, "tranche_controller_writes_total{what=\"hold\"");
     create(&bed, "share", json!({"memory": "2000Mi"})).await;
@@ -105,10 +105,11 @@ async fn only_the_gpus_that_a_request_chooses_are_given_back_to_it() {
     wait_told(&bed, "none", "FailedScheduling").await;
     request(&bed, "chosen", of_gpu(&uuid(first), gpu("gpu"))).await;
     bed.wait_ready("chosen").await;
-    assert_eq!(bed.devices_of("chosen").await, std::slice::from_ref(&first.name));
+    let chosen = bed.devices_of("chosen").await;
+    assert_eq!(chosen, std::slice::from_ref(&first.name));
     let mut left = names;
     left.remove(&first.name);
-    assert_eq!(holds(&bed).await.into_iter().collect::<BTreeSet<_>>(), left);
+    assert_eq!(holds_beside(&bed, &chosen).await.into_iter().collect::<BTreeSet<_>>(), left);
 
     // The alternative that there is.
     let this = of_gpu(&uuid(second), gpu("gpu"))["exactly"]["selectors"].take();

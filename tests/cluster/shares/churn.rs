@@ -10,8 +10,9 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{Board, bed};
-use crate::bed::{Bed, failed_operations, sum};
+use crate::bed::{Bed, PATIENCE, failed_operations, sum};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
+use crate::rig::wait_until;
 
 const PODS: usize = 50;
 /// Percent of a GPU's memory and of its compute: of the pods that come first, in turn, and of those that come
@@ -130,6 +131,7 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
         // shares are given away at once: those wait until there is room.
         let third = names("third", PODS / 4);
         futures::join!(end(&bed, &second), start(&bed, &third, 1, later));
+        wait_held(&bed, &nodes, PODS).await;
         assert_eq!(settled(&bed, &nodes).await, PODS);
         end(&bed, stay).await;
         end(&bed, &third).await;
@@ -152,6 +154,19 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
         .filter(|event| event.reason.as_deref().is_some_and(|reason| BAD.contains(&reason)));
     assert_eq!(bad.map(|event| event.message).collect::<Vec<_>>(), []);
     bed.end().await;
+}
+
+/// Waits until so many claims are in the ledgers: what kubelet ends may be there for a while after its pod is gone.
+async fn wait_held(bed: &Bed, nodes: &[Vec<Board>], count: usize) {
+    let held = || async {
+        let mut claims = 0;
+        for boards in nodes {
+            let state = bed.state(&boards[0].node).await;
+            claims += granted(&state, boards).values().map(|board| board.claims).sum::<usize>();
+        }
+        (claims == count).then_some(())
+    };
+    wait_until(&format!("{count} claims to be held"), PATIENCE, held).await;
 }
 
 /// What nobody may be told of while all is well.
