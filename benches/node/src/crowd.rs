@@ -163,7 +163,7 @@ impl Crowd<'_> {
         let watch = Watch::start(self.client, namespace).await?;
         make(self.client, namespace, &by_controller(), binder, Asked::Paced).await?;
         if binder == Binder::KubeScheduler {
-            watch.until_tried().await?;
+            made::until_tried(self.client, namespace).await?;
         }
         let (begun, api) = self.begin().await?;
         let controller = self.controller(namespace)?;
@@ -251,7 +251,7 @@ impl Crowd<'_> {
         let mut made = make(self.client, namespace, &devices, binder, how).await?;
         let asked = Asked::AtOnce;
         if waits {
-            watch.until_tried().await?;
+            made::until_tried(self.client, namespace).await?;
             (begun, api) = self.begin().await?;
             made.fill(begun);
             made::copy_class(self.client, DRIVER, LATE_CLASS).await?;

@@ -46,7 +46,6 @@ pub enum Asked {
 /// What has become of a wave's objects, each by name.
 pub struct Watch {
     pub allocated: Seen,
-    tried: Seen,
     pub bound: Seen,
 }
 
@@ -67,16 +66,8 @@ impl Watch {
         let bound = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
         Ok(Self {
             allocated: Seen::start(claims, "", allocated).await?,
-            tried: Seen::start(pods.clone(), "", tried).await?,
             bound: Seen::start(pods, "", bound).await?,
         })
-    }
-
-    /// Until the scheduler has tried every pod in vain.
-    pub async fn until_tried(&self) -> Result<()> {
-        let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
-        self.tried.until_within(WAVE, "pods that cannot be scheduled", all).await?;
-        Ok(())
     }
 
     /// Until every claim is allocated, and every pod is bound if anybody binds.
@@ -89,6 +80,15 @@ impl Watch {
         };
         Ok(Seens { allocated, bound })
     }
+}
+
+/// Until the scheduler has tried every pod in vain.
+pub async fn until_tried(client: &Client, namespace: &str) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
+    let seen = Seen::start(pods, "", tried).await?;
+    seen.until_within(WAVE, "pods that cannot be scheduled", all).await?;
+    Ok(())
 }
 
 /// The scheduler has tried the pod in vain.
