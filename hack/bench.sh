@@ -39,6 +39,7 @@ if [ -n "$node" ]; then
   needed+=("$target/fake/release/fake-nvml" "$library" "$target/image/tranche.tar")
   export RIG_FAKE_NVML="$library"
 fi
+[ -z "$controller" ] || export RIG_AUDIT="$top/benches/node/audit.yaml"
 for file in "${needed[@]}"; do
   [ -e "$file" ] || { echo "bench: $file is not there; run hack/build.sh first" >&2; exit 1; }
 done
@@ -63,7 +64,7 @@ measure() {
   local start=$SECONDS
   # shellcheck disable=SC2016 # the inner shell's
   BENCH_PARTS="$1" BENCH_WORK="$work" BENCH_JSON="$json" BENCH_TRANCHE="$tranche" \
-    BENCH_DRIVER_ROOT="$work/driver" BENCH_FAKE_NVML="$target/fake/release/fake-nvml" \
+    BENCH_DRIVER_ROOT="$work/driver" BENCH_AUDIT="$("$rig" logs)/audit.log" BENCH_FAKE_NVML="$target/fake/release/fake-nvml" \
     timeout --signal=KILL 900 unshare --mount --pid --fork --kill-child --mount-proc \
     bash -c '"$0"; exit $?' "$target/release/node-bench"
   echo "-- $1: measured in $((SECONDS - start)) s"

@@ -2,6 +2,7 @@
 //! real API server and scheduler. Placed by the controller and, for comparison, by kube-scheduler itself; and the same
 //! writes with nobody deciding, which tells what the machine takes.
 
+mod audit;
 mod made;
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,9 +19,9 @@ use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::Value;
 use tokio::time::sleep;
 
+use audit::{Answered, Audit};
 use made::{
-    Asked, Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, Seens, WAVE, Watch, by_controller, by_scheduler,
-    made_and, make, name,
+    Asked, Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, by_controller, by_scheduler, made_and, make, name,
 };
 use tranche::cluster::KubeCluster;
 use tranche::cluster::allocation::ClaimVersion;
@@ -44,14 +45,29 @@ pub struct Place {
     pub tranche: PathBuf,
     pub kubeconfig: PathBuf,
     pub work: PathBuf,
+    /// The API server's audit log.
+    pub audit: PathBuf,
 }
 
 /// A wave that comes while the controller runs: its namespace, how it is asked for, and what it is called.
 type Coming = (&'static str, Asked, (&'static str, &'static str));
+const FRESH: Coming = (
+    "bench-fresh",
+    Asked::AtOnce,
+    ("controller: they all come at once, to a cluster that was made a moment ago", "fresh_"),
+);
 const COMING: Coming = ("bench-coming", Asked::AtOnce, ("controller: they all come at once", ""));
 const PACED: Coming = ("bench-paced", Asked::Paced, ("controller: 32 at a time", "paced_"));
 const UNBOUND: Coming =
     ("bench-unbound", Asked::Paced, ("controller: 32 at a time, and nobody binds the pods", "unbound_"));
+
+/// A wave that begins.
+struct Start {
+    begun: Instant,
+    /// Of the API server so far.
+    api_cpu: Duration,
+    audit: Audit,
+}
 
 /// A wave that has ended.
 struct Done {
@@ -59,7 +75,7 @@ struct Done {
     asked: Asked,
     /// When each claim was asked for.
     made: Vec<Instant>,
-    seen: Seens,
+    answered: Answered,
     /// Of the API server.
     api_cpu: Duration,
     controller: Option<Used>,
@@ -98,6 +114,10 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     made::fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
+    let fresh = crowd
+        .coming(FRESH, Binder::KubeScheduler)
+        .await
+        .context("claims that come to a cluster that was made a moment ago")?;
     // Each of ours beside the scheduler's own: the API server works the slower the longer it has run.
     let coming = crowd
         .coming(COMING, Binder::KubeScheduler)
@@ -120,7 +140,7 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     let ideal = crowd.ideal()?;
     hollow.end().await?;
     made::drop_namespace(client, SYSTEM).await?;
-    tell(report, &[coming, native, waiting, late, paced, ceiling, unbound, alone, bare], ideal);
+    tell(report, &[fresh, coming, native, waiting, late, paced, ceiling, unbound, alone, bare], ideal);
     Ok(())
 }
 
@@ -135,17 +155,17 @@ impl Crowd<'_> {
     async fn coming(&self, (namespace, asked, told): Coming, binder: Binder) -> Result<Wave> {
         let controller = self.controller(namespace)?;
         until_it_leads(&controller).await.with_context(|| controller.last_words())?;
-        let watch = Watch::start(self.client, namespace).await?;
+        made::open(self.client, namespace).await?;
         let before = controller.cpu()?;
-        let (begun, api) = self.begin().await?;
+        let start = self.begin(namespace).await?;
         let made = make(self.client, namespace, &by_controller(), binder, asked).await?;
-        let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
+        let answered = start.audit.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()? - before, mib: controller.memory_mib()?.0 };
-        let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, asked, made, seen, api_cpu, controller: Some(used) };
+        let api_cpu = self.api_cpu().await? - start.api_cpu;
+        let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: Some(used) };
         let wave = self.wave(told, namespace, done).await?;
         controller.stop().await?;
-        self.clear(namespace, &watch).await?;
+        self.clear(namespace).await?;
         Ok(wave)
     }
 
@@ -160,23 +180,23 @@ impl Crowd<'_> {
                 ("bench-alone", ("controller: they are there, and nobody binds the pods", "alone_"))
             }
         };
-        let watch = Watch::start(self.client, namespace).await?;
+        made::open(self.client, namespace).await?;
         make(self.client, namespace, &by_controller(), binder, Asked::Paced).await?;
         if binder == Binder::KubeScheduler {
             made::until_tried(self.client, namespace).await?;
         }
-        let (begun, api) = self.begin().await?;
+        let start = self.begin(namespace).await?;
         let controller = self.controller(namespace)?;
-        let seen = watch.until_done(binder).await.with_context(|| controller.last_words())?;
+        let answered = start.audit.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
-        let api_cpu = self.api_cpu().await? - api;
-        let (asked, made) = (Asked::AtOnce, vec![begun; CLAIMS]);
-        let done = Done { begun, asked, made, seen, api_cpu, controller: Some(used) };
+        let api_cpu = self.api_cpu().await? - start.api_cpu;
+        let (asked, made) = (Asked::AtOnce, vec![start.begun; CLAIMS]);
+        let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: Some(used) };
         let wave = self.wave(told, namespace, done).await?;
         let claims = self.claims(namespace).await?.into_iter();
         let allocations = claims.filter_map(|claim| claim.status?.allocation).collect();
         controller.stop().await?;
-        self.clear(namespace, &watch).await?;
+        self.clear(namespace).await?;
         Ok((wave, allocations))
     }
 
@@ -185,7 +205,7 @@ impl Crowd<'_> {
     /// nothing else meanwhile.
     async fn ceiling(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-ceiling";
-        let watch = Watch::start(self.client, namespace).await?;
+        made::open(self.client, namespace).await?;
         let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
         let allocate = |nth: usize, claim: ResourceClaim| {
             let (cluster, allocation) = (&cluster, allocations.get(nth));
@@ -195,26 +215,27 @@ impl Crowd<'_> {
                 anyhow::Ok(())
             }
         };
-        let (begun, api) = self.begin().await?;
+        let start = self.begin(namespace).await?;
         let (devices, binder) = (by_controller(), Binder::KubeScheduler);
         let made = made_and(self.client, namespace, &devices, binder, Asked::Paced, allocate).await?;
-        let seen = watch.until_done(binder).await?;
-        let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, asked: Asked::Paced, made, seen, api_cpu, controller: None };
+        let answered = start.audit.until_done(binder).await?;
+        let api_cpu = self.api_cpu().await? - start.api_cpu;
+        let done =
+            Done { begun: start.begun, asked: Asked::Paced, made, answered, api_cpu, controller: None };
         let told = ("no controller: 32 at a time, each allocated by who asks for it", "ceiling_");
         let wave = self.wave(told, namespace, done).await?;
-        self.clear(namespace, &watch).await?;
+        self.clear(namespace).await?;
         Ok(wave)
     }
 
     /// No controller and no scheduler: each claim is given an allocation that was decided before.
     async fn bare(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-bare";
-        let watch = Watch::start(self.client, namespace).await?;
+        made::open(self.client, namespace).await?;
         make(self.client, namespace, &by_controller(), Binder::Nobody, Asked::Paced).await?;
         let claims = self.claims(namespace).await?;
         let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
-        let (begun, api) = self.begin().await?;
+        let start = self.begin(namespace).await?;
         let writes = claims.iter().zip(allocations).map(|(claim, allocation)| {
             let cluster = &cluster;
             async move {
@@ -223,12 +244,12 @@ impl Crowd<'_> {
             }
         });
         stream::iter(writes).buffer_unordered(MAKERS).try_collect::<Vec<()>>().await?;
-        let seen = watch.until_done(Binder::Nobody).await?;
-        let api_cpu = self.api_cpu().await? - api;
-        let (asked, made) = (Asked::AtOnce, vec![begun; CLAIMS]);
-        let done = Done { begun, asked, made, seen, api_cpu, controller: None };
+        let answered = start.audit.until_done(Binder::Nobody).await?;
+        let api_cpu = self.api_cpu().await? - start.api_cpu;
+        let (asked, made) = (Asked::AtOnce, vec![start.begun; CLAIMS]);
+        let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: None };
         let wave = self.wave(("the same writes, decided before", "bare_"), namespace, done).await?;
-        self.clear(namespace, &watch).await?;
+        self.clear(namespace).await?;
         Ok(wave)
     }
 
@@ -243,32 +264,32 @@ impl Crowd<'_> {
                 ("kube-scheduler by itself: they are there when their class comes", "native_backlog_"),
             ),
         };
-        let watch = Watch::start(self.client, namespace).await?;
+        made::open(self.client, namespace).await?;
         made::drop_class(self.client, LATE_CLASS).await?;
-        let (mut begun, mut api) = self.begin().await?;
+        let mut start = self.begin(namespace).await?;
         let (devices, binder) = (by_scheduler(class), Binder::KubeScheduler);
         let how = if waits { Asked::Paced } else { Asked::AtOnce };
         let mut made = make(self.client, namespace, &devices, binder, how).await?;
         let asked = Asked::AtOnce;
         if waits {
             made::until_tried(self.client, namespace).await?;
-            (begun, api) = self.begin().await?;
-            made.fill(begun);
+            start = self.begin(namespace).await?;
+            made.fill(start.begun);
             made::copy_class(self.client, DRIVER, LATE_CLASS).await?;
         }
-        let seen = watch.until_done(Binder::KubeScheduler).await?;
-        let api_cpu = self.api_cpu().await? - api;
-        let done = Done { begun, asked, made, seen, api_cpu, controller: None };
+        let answered = start.audit.until_done(Binder::KubeScheduler).await?;
+        let api_cpu = self.api_cpu().await? - start.api_cpu;
+        let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: None };
         let wave = self.wave(told, namespace, done).await?;
-        self.clear(namespace, &watch).await?;
+        self.clear(namespace).await?;
         made::drop_class(self.client, LATE_CLASS).await?;
         Ok(wave)
     }
 
-    /// The time, and the API server's processor time so far.
-    async fn begin(&self) -> Result<(Instant, Duration)> {
-        let api = self.api_cpu().await?;
-        Ok((Instant::now(), api))
+    async fn begin(&self, namespace: &str) -> Result<Start> {
+        let api_cpu = self.api_cpu().await?;
+        let audit = Audit::begin(&self.place.audit, namespace)?;
+        Ok(Start { begun: Instant::now(), api_cpu, audit })
     }
 
     fn controller(&self, folder: &str) -> Result<Process> {
@@ -299,16 +320,16 @@ impl Crowd<'_> {
         let last = |seen: &HashMap<String, Instant>| seen.values().max().map(|last| *last - done.begun);
         let mut each = Samples::default();
         for (nth, made) in done.made.iter().enumerate() {
-            each.push(*done.seen.allocated.get(&name(nth)).context("a claim is gone")? - *made);
+            each.push(*done.answered.allocated.get(&name(nth)).context("a claim is gone")? - *made);
         }
         let (touched, over) = self.count(namespace).await?;
-        let allocated = last(&done.seen.allocated).context("nothing is allocated")?;
+        let allocated = last(&done.answered.allocated).context("nothing is allocated")?;
         eprintln!("-- {what}: {:.1} claims/s, {touched} GPUs", per_second(allocated));
         if over > 0 {
             bail!("{over} GPUs are granted beyond what they have");
         }
-        let bound = last(&done.seen.bound);
-        let first = done.seen.allocated.values().min().map(|first| *first - done.begun);
+        let bound = last(&done.answered.bound);
+        let first = done.answered.allocated.values().min().map(|first| *first - done.begun);
         let flowing = allocated - first.unwrap_or_default();
         let last_asked = done.made.iter().max().map(|last| *last - done.begun);
         let asked = last_asked.filter(|_| done.asked == Asked::Paced);
@@ -319,6 +340,10 @@ impl Crowd<'_> {
     /// GPUs that have a share, and those of which more is granted than they have.
     async fn count(&self, namespace: &str) -> Result<(usize, usize)> {
         let claims = self.claims(namespace).await?;
+        let placed = claims.iter().filter(|claim| made::results(claim).next().is_some()).count();
+        if placed != CLAIMS {
+            bail!("{placed} of {CLAIMS} claims have a GPU");
+        }
         let results = claims.iter().flat_map(made::results);
         let mut granted: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
         for result in results {
@@ -349,24 +374,18 @@ impl Crowd<'_> {
     }
 
     /// Until nothing is allocated any more.
-    async fn clear(&self, namespace: &str, watch: &Watch) -> Result<()> {
-        let now = DeleteParams::default().grace_period(0);
+    async fn clear(&self, namespace: &str) -> Result<()> {
+        let (now, all) = (DeleteParams::default().grace_period(0), ListParams::default());
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        pods.delete_collection(&now, &ListParams::default()).await?;
-        watch.bound.until_within(WAVE, "the pods' end", HashMap::is_empty).await?;
+        pods.delete_collection(&now, &all).await?;
+        made::until_gone(&pods, all.clone(), "the pods").await?;
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-        claims.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-        watch.allocated.until_within(WAVE, "the claims' end", HashMap::is_empty).await?;
+        claims.delete_collection(&DeleteParams::default(), &all).await?;
+        made::until_gone(&claims, all, "the claims").await?;
         let holds: Api<ResourceClaim> = Api::namespaced(self.client.clone(), SYSTEM);
         let ours = ListParams::default().labels(HOLD_LABEL);
         holds.delete_collection(&DeleteParams::default(), &ours).await?;
-        let deadline = Instant::now() + PATIENCE;
-        while !holds.list(&ours).await?.items.is_empty() {
-            if Instant::now() > deadline {
-                bail!("the controller's holds do not go");
-            }
-            sleep(LOOK).await;
-        }
+        made::until_gone(&holds, ours, "the controller's holds").await?;
         made::drop_namespace(self.client, namespace).await
     }
 }
@@ -438,7 +457,8 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     report.note(format!(
         "{NODES} hollow nodes with {GPUS} H100s each; API server, etcd, scheduler, controller-manager and the one who \
          makes claims and pods share the machine. Time runs from the first request, or from the start of the \
-         controller's process, to the allocation of the last claim, as a watch sees it; what each GPU's hold settles is \
+         controller's process, to the API server's answer to the write that allocates the last claim, by its audit \
+         log; what each GPU's hold settles is \
          in it, and is not from the first allocation on. At once: all {CLAIMS} claims are asked for at the same moment, \
          and each pod as soon as its claim is there. {MAKERS} at a time: no faster than they are answered; there the row \
          without a controller tells what the machine gives when nobody decides: whoever asks allocates, too, before it \

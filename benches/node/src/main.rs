@@ -104,7 +104,12 @@ async fn of_controller(parts: &Parts, work: &Path, report: &mut Report) -> Resul
         decide::pack(&tranche, data.as_deref(), report).await.context("packing")?;
     }
     if parts.want("controller") {
-        let place = crowd::Place { tranche, kubeconfig: path("KUBECONFIG")?, work: work.to_owned() };
+        let place = crowd::Place {
+            tranche,
+            kubeconfig: path("KUBECONFIG")?,
+            work: work.to_owned(),
+            audit: path("BENCH_AUDIT")?,
+        };
         let client = api::client(&place.kubeconfig).await?;
         crowd::measure(&place, &client, report).await.context("controller")?;
     }

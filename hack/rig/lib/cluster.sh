@@ -4,7 +4,7 @@
 
 # Settings a rig is made with; kept in RIG_DIR/settings, from where every later
 # verb reads them.
-SETTINGS=(RIG_NODES RIG_K8S RIG_EMULATE RIG_GATES RIG_FAKE_NVML)
+SETTINGS=(RIG_NODES RIG_K8S RIG_EMULATE RIG_GATES RIG_FAKE_NVML RIG_AUDIT)
 
 save_settings() {
   local s
@@ -50,6 +50,8 @@ cluster_up() {
   case $RIG_NODES in 1 | 2) ;; *) die "RIG_NODES=$RIG_NODES; it is 1 or 2" ;; esac
   [[ -z $RIG_FAKE_NVML ]] || RIG_FAKE_NVML="$(readlink -m "$RIG_FAKE_NVML")"
   [[ -z $RIG_FAKE_NVML || -f $RIG_FAKE_NVML ]] || die "RIG_FAKE_NVML: no library at $RIG_FAKE_NVML; build it first"
+  [[ -z $RIG_AUDIT ]] || RIG_AUDIT="$(readlink -m "$RIG_AUDIT")"
+  [[ -z $RIG_AUDIT || -f $RIG_AUDIT ]] || die "RIG_AUDIT: no policy at $RIG_AUDIT"
   set_nodes
   mkdir -p "$RIG_DIR"
   exec 7>"$RIG_DIR.lock"

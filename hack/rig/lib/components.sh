@@ -77,12 +77,14 @@ YAML
 
 # start_component PLACE COMPONENT: starts it if it is not running; does not wait.
 start_component() {
-  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=()
+  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=() audit=()
   name="$(component_name "$place" "$component")"
   ! alive "$place" "$name" || return 0
   ip="$(node_ip node-a)"
   [[ -z $RIG_GATES ]] || gates=("--feature-gates=$RIG_GATES")
   [[ -z $RIG_EMULATE ]] || emulate=("--emulated-version=$RIG_EMULATE")
+  [[ -z $RIG_AUDIT ]] ||
+    audit=("--audit-policy-file=$RIG_AUDIT" "--audit-log-path=$RIG_DIR/logs/audit.log" --audit-log-maxsize=1000)
   case $component in
     etcd)
       spawn control etcd "$CACHE/etcd/$ETCD_VERSION/etcd" --name rig --data-dir "$RIG_DIR/etcd-data" \
@@ -107,7 +109,7 @@ start_component() {
         "--proxy-client-cert-file=$etc/front-proxy.crt" "--proxy-client-key-file=$etc/front-proxy.key" \
         --enable-aggregator-routing=true --runtime-config=resource.k8s.io/v1=true \
         --max-requests-inflight=3000 --max-mutating-requests-inflight=1500 \
-        "${emulate[@]}" "${gates[@]}"
+        "${audit[@]}" "${emulate[@]}" "${gates[@]}"
       ;;
     controller-manager)
       spawn control controller-manager "$bin/kube-controller-manager" \

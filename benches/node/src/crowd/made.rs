@@ -1,5 +1,4 @@
-//! What a wave consists of: a namespace, a thousand claims and their pods, and a watch that tells what has become of
-//! them.
+//! What a wave consists of: a namespace, a thousand claims and their pods.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,7 +9,8 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -43,43 +43,25 @@ pub enum Asked {
     Paced,
 }
 
-/// What has become of a wave's objects, each by name.
-pub struct Watch {
-    pub allocated: Seen,
-    pub bound: Seen,
+/// A namespace in which pods can be made.
+pub async fn open(client: &Client, namespace: &str) -> Result<()> {
+    fresh(client, namespace).await?;
+    api::until_account(client, namespace).await
 }
 
-pub struct Seens {
-    pub allocated: HashMap<String, Instant>,
-    /// Empty where nobody binds.
-    pub bound: HashMap<String, Instant>,
-}
-
-impl Watch {
-    /// In a namespace that is made for it.
-    pub async fn start(client: &Client, namespace: &str) -> Result<Self> {
-        fresh(client, namespace).await?;
-        api::until_account(client, namespace).await?;
-        let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let allocated = |claim: &ResourceClaim| claim.status.as_ref().is_some_and(|s| s.allocation.is_some());
-        let bound = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        Ok(Self {
-            allocated: Seen::start(claims, "", allocated).await?,
-            bound: Seen::start(pods, "", bound).await?,
-        })
+/// Until there is none of those that `which` chooses.
+pub async fn until_gone<K>(api: &Api<K>, which: ListParams, what: &str) -> Result<()>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let deadline = Instant::now() + WAVE;
+    while !api.list_metadata(&which.clone().limit(1)).await?.items.is_empty() {
+        if Instant::now() > deadline {
+            bail!("{what} do not go");
+        }
+        sleep(LOOK).await;
     }
-
-    /// Until every claim is allocated, and every pod is bound if anybody binds.
-    pub async fn until_done(&self, binder: Binder) -> Result<Seens> {
-        let all = |seen: &HashMap<String, Instant>| seen.len() == CLAIMS;
-        let allocated = self.allocated.until_within(WAVE, "all claims allocated", all).await?;
-        let bound = match binder {
-            Binder::KubeScheduler => self.bound.until_within(WAVE, "all pods bound", all).await?,
-            Binder::Nobody => HashMap::new(),
-        };
-        Ok(Seens { allocated, bound })
-    }
+    Ok(())
 }
 
 /// Until the scheduler has tried every pod in vain.
