@@ -7,8 +7,8 @@
 //! * [`hold`]: whose GPU is it; `rivals`: who may get one that we have just taken; `keep`: which are kept, and for whom
 //!   they are given back
 //! * [`queue`]: who waits, in which order; `plan`: decisions on their way
-//! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes; `reserve`:
-//!   what is kept free for whom; `life`: what nobody uses
+//! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes, `pending`:
+//!   in which order; `reserve`: what is kept free for whom; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
 //! * `grant`: a decision as an allocation says it; `say`: what people are told, `notes`: when; `state`: how things are
 //!
@@ -29,6 +29,7 @@ mod kept_off;
 mod lease;
 mod life;
 mod notes;
+mod pending;
 mod plan;
 pub mod queue;
 mod reserve;

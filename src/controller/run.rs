@@ -1,6 +1,5 @@
 //! Starts the parts of the controller, and turns: changes and answers in, writes and words out.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -17,8 +16,9 @@ use super::config::ControllerSettings;
 use super::core::Core;
 use super::lease::{Gate, Leasing};
 use super::notes::Notes;
+use super::pending::Pending;
 use super::write::{Outcome, Write};
-use super::writer::{QUEUE_CAPACITY, Writer};
+use super::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::cluster::events::Events;
 use crate::cluster::feed::Change;
 use crate::cluster::lease::LeaseName;
@@ -151,7 +151,7 @@ pub async fn start(
         Ok::<_, Infallible>(())
     });
     let (writes, queue) = mpsc::channel(QUEUE_CAPACITY);
-    let (answers, outcomes) = mpsc::channel(QUEUE_CAPACITY);
+    let (answers, outcomes) = mpsc::channel(ANSWERS_MAX);
     let writer = Writer { api: api.clone(), gate, namespace: settings.namespace.clone(), owner };
     let until = shutdown.clone();
     tasks.spawn("writer", async move {
@@ -162,7 +162,7 @@ pub async fn start(
     });
     let core = Core::new(settings.rules.clone(), &settings.namespace);
     let (state, told) = watch::channel(json!({"leading": false}));
-    let (pending, notes) = (VecDeque::new(), Notes::default());
+    let (pending, notes) = (Pending::default(), Notes::default());
     let failed_events = 0;
     let turning =
         Turning { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
@@ -206,7 +206,7 @@ struct Turning {
     writes: mpsc::Sender<Write>,
     outcomes: mpsc::Receiver<Outcome>,
     /// Decided, and not yet in the writer's queue.
-    pending: VecDeque<Write>,
+    pending: Pending,
     metrics: ControllerMetrics,
     state: watch::Sender<Value>,
 }
@@ -234,7 +234,7 @@ impl Turning {
                 biased;
                 () = shutdown.graceful() => return Ok(()),
                 permit = writes.reserve(), if !self.pending.is_empty() => {
-                    if let (Ok(permit), Some(write)) = (permit, self.pending.pop_front()) {
+                    if let (Ok(permit), Some(write)) = (permit, self.pending.take()) {
                         permit.send(write);
                     }
                     continue;
@@ -318,7 +318,7 @@ impl Turning {
         for waited in std::mem::take(&mut self.core.placed_after) {
             self.metrics.placed(waited.as_secs_f64());
         }
-        self.pending.extend(round.writes);
+        self.pending.add(round.writes);
         let (notes, troubles) = self.core.says.take();
         self.metrics.dropped_events.inc_by(self.notes.add(notes, now));
         troubles.into_iter().for_each(|words| warn!("{words}"));

@@ -13,7 +13,7 @@ use super::write::Write;
 use crate::cluster::allocation::Marks;
 use crate::model::names::ClaimUid;
 
-/// Claims that are written at once: what the writer's queue holds.
+/// Claims that are written at once, or wait for it.
 const IN_FLIGHT_MAX: usize = 256;
 /// With so many under way nothing is written for people only.
 const MARKS_IN_FLIGHT_MAX: usize = 16;

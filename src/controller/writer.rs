@@ -21,11 +21,13 @@ use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
 /// Writes under way at once: as many connections to the API server. Where a thousand claims came at once and the
-/// scheduler bound their pods meanwhile, on two cores, 128 placed them 1.17 times as fast as 64 did, and 256 hardly
-/// faster still; an API server serves 600 by default.
+/// scheduler bound their pods meanwhile, on two cores, 128 placed them 1.17 times as fast as 64 did, and 256 no
+/// faster; an API server serves 600 by default.
 const AT_ONCE: usize = 128;
-/// Writes that wait, and answers: each claim has one write at a time.
-pub const QUEUE_CAPACITY: usize = 256;
+/// Writes that are next, whatever is decided meanwhile; the others wait where they can still be passed.
+pub const QUEUE_CAPACITY: usize = 16;
+/// Answers that wait to be heard.
+pub const ANSWERS_MAX: usize = 256;
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The only request of a hold.
 const HOLD_REQUEST: &str = "gpu";
