@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The figures of node plugin and controller: as tables, and as one flat object in TARGET/bench.json. Takes about
-# eleven minutes on two idle cores, builds not counted. Run hack/build.sh first (make bench does).
+# fourteen minutes on two idle cores, builds not counted. Run hack/build.sh first (make bench does).
 #
 # BENCH_PARTS chooses from
 #   decide      one decision of the controller's allocator, at 100, 1,000 and 5,000 nodes; needs no cluster

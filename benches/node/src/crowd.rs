@@ -35,6 +35,8 @@ use crate::hollow::{GPUS, Hollow};
 use crate::plugin::{Process, start_controller};
 
 const NODES: usize = 100;
+/// Waves of the controller, and of the scheduler by itself, where all come at once: equal ones swing by a half.
+const WAVES: (usize, usize) = (5, 3);
 /// Of claims that wait until it is made.
 const LATE_CLASS: &str = "late.bench.tranche.dev";
 /// Of the controller's lease and holds.
@@ -50,13 +52,13 @@ pub struct Place {
 }
 
 /// A wave that comes while the controller runs: its namespace, how it is asked for, and what it is called.
-type Coming = (&'static str, Asked, (&'static str, &'static str));
+type Coming<'a> = (&'a str, Asked, (&'static str, &'static str));
 const FRESH: Coming = (
     "bench-fresh",
     Asked::AtOnce,
     ("controller: they all come at once, to a cluster that was made a moment ago", "fresh_"),
 );
-const COMING: Coming = ("bench-coming", Asked::AtOnce, ("controller: they all come at once", ""));
+const COMING: (&str, &str) = ("controller: they all come at once", "");
 const PACED: Coming = ("bench-paced", Asked::Paced, ("controller: 32 at a time", "paced_"));
 const UNBOUND: Coming =
     ("bench-unbound", Asked::Paced, ("controller: 32 at a time, and nobody binds the pods", "unbound_"));
@@ -95,6 +97,8 @@ struct Wave {
     key: &'static str,
     /// From the first request, or from the controller's start, to the last allocation and to the last binding.
     allocated: Duration,
+    /// The same of the fastest and the slowest of its kind, if it is the middle one of several.
+    range: Option<(Duration, Duration)>,
     bound: Option<Duration>,
     /// From the first allocation to the last: GPUs have settled by then.
     flowing: Duration,
@@ -119,14 +123,21 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
         .await
         .context("claims that come to a cluster that was made a moment ago")?;
     // Each of ours beside the scheduler's own: the API server works the slower the longer it has run.
-    let coming = crowd
-        .coming(COMING, Binder::KubeScheduler)
-        .await
-        .context("claims that come while the controller runs")?;
-    let native = crowd.native(false).await.context("claims that kube-scheduler places")?;
+    let (mut coming, mut native) = (Vec::new(), Vec::new());
+    for nth in 0..WAVES.0 {
+        // The API server looks twice at what comes to a namespace whose name was just given up.
+        let namespace = format!("bench-coming-{nth}");
+        let wave = crowd.coming((&namespace, Asked::AtOnce, COMING), Binder::KubeScheduler).await;
+        coming.push(wave.context("claims that come while the controller runs")?);
+        if nth < WAVES.1 {
+            let wave = crowd.native(&format!("bench-native-{nth}"), false).await;
+            native.push(wave.context("claims that kube-scheduler places")?);
+        }
+    }
+    let (coming, native) = (middle(coming)?, middle(native)?);
     let (waiting, _) =
         crowd.waiting(Binder::KubeScheduler).await.context("claims that wait for the controller")?;
-    let late = crowd.native(true).await.context("claims that wait for kube-scheduler")?;
+    let late = crowd.native("bench-late", true).await.context("claims that wait for kube-scheduler")?;
     let (alone, allocations) =
         crowd.waiting(Binder::Nobody).await.context("claims of pods that nobody binds")?;
     let paced =
@@ -152,7 +163,7 @@ struct Crowd<'a> {
 
 impl Crowd<'_> {
     /// The controller runs, and a thousand come.
-    async fn coming(&self, (namespace, asked, told): Coming, binder: Binder) -> Result<Wave> {
+    async fn coming(&self, (namespace, asked, told): Coming<'_>, binder: Binder) -> Result<Wave> {
         let controller = self.controller(namespace)?;
         until_it_leads(&controller).await.with_context(|| controller.last_words())?;
         made::open(self.client, namespace).await?;
@@ -255,11 +266,10 @@ impl Crowd<'_> {
 
     /// No controller: the scheduler's own sharing (KEP-5075). They come, or they wait, each tried in vain, for a class
     /// that is made then.
-    async fn native(&self, waits: bool) -> Result<Wave> {
-        let (namespace, class, told) = match waits {
-            false => ("bench-native", DRIVER, ("kube-scheduler by itself: they all come at once", "native_")),
+    async fn native(&self, namespace: &str, waits: bool) -> Result<Wave> {
+        let (class, told) = match waits {
+            false => (DRIVER, ("kube-scheduler by itself: they all come at once", "native_")),
             true => (
-                "bench-late",
                 LATE_CLASS,
                 ("kube-scheduler by itself: they are there when their class comes", "native_backlog_"),
             ),
@@ -334,7 +344,21 @@ impl Crowd<'_> {
         let last_asked = done.made.iter().max().map(|last| *last - done.begun);
         let asked = last_asked.filter(|_| done.asked == Asked::Paced);
         let (api_cpu, controller) = (done.api_cpu, done.controller);
-        Ok(Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller })
+        let range = None;
+        Ok(Wave {
+            what,
+            key,
+            allocated,
+            range,
+            bound,
+            flowing,
+            asked,
+            each,
+            touched,
+            over,
+            api_cpu,
+            controller,
+        })
     }
 
     /// GPUs that have a share, and those of which more is granted than they have.
@@ -390,11 +414,33 @@ impl Crowd<'_> {
     }
 }
 
+/// The one in the middle of an odd number of equal ones.
+fn middle(mut waves: Vec<Wave>) -> Result<Wave> {
+    waves.sort_by_key(|wave| wave.allocated);
+    let (first, last) = waves.first().zip(waves.last()).context("no wave")?;
+    let range = Some((first.allocated, last.allocated));
+    let mut wave = waves.swap_remove(waves.len() / 2);
+    wave.range = range;
+    Ok(wave)
+}
+
 fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
     let mut rows = Vec::new();
     for wave in waves {
-        let Wave { what, key, allocated, bound, flowing, asked, each, touched, over, api_cpu, controller } =
-            wave;
+        let Wave {
+            what,
+            key,
+            allocated,
+            range,
+            bound,
+            flowing,
+            asked,
+            each,
+            touched,
+            over,
+            api_cpu,
+            controller,
+        } = wave;
         let target = match controller {
             Some(_) => format!("200; GPUs {}", ideal * 105 / 100),
             None => String::new(),
@@ -403,7 +449,13 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
         rows.push(vec![
             (*what).to_owned(),
             asked.map(|asked| format!("{:.1}", per_second(asked))).unwrap_or_default(),
-            format!("{:.1}", per_second(*allocated)),
+            match range {
+                None => format!("{:.1}", per_second(*allocated)),
+                Some((fastest, slowest)) => {
+                    let (most, least) = (per_second(*fastest), per_second(*slowest));
+                    format!("{:.1} ({least:.1} to {most:.1})", per_second(*allocated))
+                }
+            },
             format!("{:.1}", per_second(*flowing)),
             format!("{:.2}", allocated.as_secs_f64()),
             format!("{:.0}", each.p50()),
@@ -418,6 +470,10 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
             target,
         ]);
         report.figure(&format!("{key}claims_per_s"), per_second(*allocated));
+        if let Some((fastest, slowest)) = range {
+            report.figure(&format!("{key}claims_per_s_most"), per_second(*fastest));
+            report.figure(&format!("{key}claims_per_s_least"), per_second(*slowest));
+        }
         report.figure(&format!("{key}claims_per_s_from_the_first"), per_second(*flowing));
         report.figure(&format!("{key}claim_allocated_p99_ms"), each.p99());
         report.figure(&format!("{key}gpus_touched"), *touched as f64);
@@ -460,11 +516,13 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
          controller's process, to the API server's answer to the write that allocates the last claim, by its audit \
          log; what each GPU's hold settles is \
          in it, and is not from the first allocation on. At once: all {CLAIMS} claims are asked for at the same moment, \
-         and each pod as soon as its claim is there. {MAKERS} at a time: no faster than they are answered; there the row \
+         and each pod as soon as its claim is there; the row is the middle one of {} waves, the slowest and the fastest \
+         beside it, the scheduler's own of {}. {MAKERS} at a time: no faster than they are answered; there the row \
          without a controller tells what the machine gives when nobody decides: whoever asks allocates, too, before it \
          asks for the next. The scheduler binds every pod, but for those of a scheduler that is not there. The writes that were \
          decided before are an allocation for each claim, {MAKERS} claims at once. The claims are protected as they are \
-         made (deploy/since-1.36)."
+         made (deploy/since-1.36).",
+        WAVES.0, WAVES.1
     ));
 }
 
