@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -91,29 +91,31 @@ impl Audit {
         let lines = std::mem::replace(&mut self.rest, rest);
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let entry: Entry = serde_json::from_slice(line).context("a line of the audit log")?;
-            self.note(entry);
+            self.note(entry)?;
         }
         Ok(())
     }
 
     /// The first write that succeeds: of a claim's status, its allocation; of a pod's binding, the only one.
-    fn note(&mut self, entry: Entry) {
+    fn note(&mut self, entry: Entry) -> Result<()> {
         let Entry { stage, stage_timestamp, object_ref, response_status } = entry;
         let done =
             stage == "ResponseComplete" && response_status.is_some_and(|one| (200..300).contains(&one.code));
-        let (Some(name), true) = (object_ref.name, done) else { return };
+        let (Some(name), true) = (object_ref.name, done) else { return Ok(()) };
         if object_ref.namespace.as_ref() != Some(&self.namespace) {
-            return;
+            return Ok(());
         }
-        let when = self.moment(SystemTime::from(stage_timestamp.0));
+        let when = self.moment(SystemTime::from(stage_timestamp.0))?;
         let Answered { allocated, bound } = &mut self.answered;
         let seen = if object_ref.resource == "pods" { bound } else { allocated };
         seen.entry(name).or_insert(when);
+        Ok(())
     }
 
-    fn moment(&self, when: SystemTime) -> Instant {
+    fn moment(&self, when: SystemTime) -> Result<Instant> {
         let (instant, system) = self.now;
-        // Before the wave began: the clock was set back.
-        instant + when.duration_since(system).unwrap_or(Duration::ZERO)
+        let since =
+            when.duration_since(system).context("answered before it was asked: the clock was set back")?;
+        Ok(instant + since)
     }
 }
