@@ -303,12 +303,15 @@ async fn conflicts_lost_answers_and_cut_watches_do_no_harm() {
     let api = cluster(2);
     let controller = begin(&api, settings("one")).await;
     type Trouble = (&'static str, fn(&MockApi));
-    let trouble: [Trouble; 5] = [
+    let trouble: [Trouble; 8] = [
         ("conflict", |api| api.fail(Verb::Patch, CLAIMS, Failure::Status(409, "Conflict"))),
         ("lost", |api| api.fail(Verb::Patch, CLAIMS, Failure::AnswerLost)),
         ("broken", |api| api.fail(Verb::Create, CLAIMS, Failure::Broken)),
         ("cut", |api| api.cut_watches(true)),
         ("refused", |api| api.fail(Verb::Patch, CLAIMS, Failure::Status(500, "InternalError"))),
+        ("conflict-allocating", |api| api.fail(Verb::Update, CLAIMS, Failure::Status(409, "Conflict"))),
+        ("lost-allocating", |api| api.fail(Verb::Update, CLAIMS, Failure::AnswerLost)),
+        ("refused-allocating", |api| api.fail(Verb::Update, CLAIMS, Failure::Status(500, "InternalError"))),
     ];
     for (name, happens) in trouble {
         happens(&api);
@@ -324,6 +327,6 @@ async fn conflicts_lost_answers_and_cut_watches_do_no_harm() {
     };
     let mut counts = [on("gpu-0"), on("gpu-1")];
     counts.sort_unstable();
-    assert_eq!(counts, [1, 4], "four of 20 GiB fill 80");
+    assert_eq!(counts, [4, 4], "four of 20 GiB fill 80");
     controller.end().await;
 }

@@ -433,7 +433,17 @@ impl State {
         if !uid.is_null() && *uid != stored["metadata"]["uid"] {
             return Answer::Status(409, "Conflict", "Precondition failed: UID".to_owned());
         }
-        object["metadata"]["uid"] = stored["metadata"]["uid"].clone();
+        match asked.part.as_str() {
+            "status" => {
+                if let Some(refused) = refused_status(stored, &object) {
+                    return refused;
+                }
+                let status = object["status"].take();
+                object = stored.clone();
+                object["status"] = status;
+            }
+            _ => object["metadata"]["uid"] = stored["metadata"]["uid"].clone(),
+        }
         self.drop_unknown(&mut object);
         Answer::Object(self.store(&asked.resource, object))
     }
@@ -486,10 +496,8 @@ impl State {
         let mut object = stored.clone();
         match asked.part.as_str() {
             "status" => {
-                let (old, new) = (&stored["status"]["allocation"], &patch["status"]["allocation"]);
-                if !old.is_null() && new.is_object() && old != new {
-                    let message = "status.allocation: Invalid value: field is immutable";
-                    return Answer::Status(422, "Invalid", message.to_owned());
+                if let Some(refused) = refused_status(stored, &patch) {
+                    return refused;
                 }
                 merge(&mut object["status"], &patch["status"]);
                 if object["status"]["allocation"].is_null() {
@@ -587,6 +595,14 @@ fn merge(object: &mut Value, patch: &Value) {
             _ => {}
         }
     }
+}
+
+/// An allocation can be given and taken away, not changed.
+fn refused_status(stored: &Value, asked: &Value) -> Option<Answer> {
+    let (old, new) = (&stored["status"]["allocation"], &asked["status"]["allocation"]);
+    let changed = !old.is_null() && new.is_object() && old != new;
+    let message = "status.allocation: Invalid value: field is immutable";
+    changed.then(|| Answer::Status(422, "Invalid", message.to_owned()))
 }
 
 fn not_found() -> Answer {
