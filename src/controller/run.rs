@@ -40,8 +40,10 @@ const CALL_LIMIT: Duration = Duration::from_secs(3);
 const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// After a round as long a rest, but no longer than this: while much happens, the next round takes it in together,
-/// and rounds take no more than half of a processor.
+/// After a round a rest so many times as long: while much happens, the next round takes it in together, and rounds
+/// take no more than a fifth of a processor.
+const REST: u32 = 4;
+/// But no longer than this.
 const REST_MAX: Duration = Duration::from_millis(50);
 /// How often metrics of the whole cluster are made.
 const TELL_EVERY: Duration = Duration::from_secs(5);
@@ -257,7 +259,7 @@ impl Turning {
             news = begun < rested;
             if !news {
                 next = self.turn(start.elapsed());
-                rested = Instant::now() + begun.elapsed().min(REST_MAX);
+                rested = Instant::now() + (begun.elapsed() * REST).min(REST_MAX);
             }
         }
     }

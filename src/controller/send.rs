@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use super::Moment;
 use super::core::Core;
 use super::grant::allocation;
+use super::plan::PlannedClaim;
 use super::round::Round;
 use super::world::claim::{GIVEN_UP, WAITING};
 use super::world::{Asks, Claim};
@@ -22,22 +23,7 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 impl Core {
     pub(super) fn send(&mut self, now: Moment, round: &mut Round, ids: &mut dyn FnMut() -> String) {
-        let mut ready: Vec<ClaimUid> = Vec::new();
-        let room = self.in_flight.len() < IN_FLIGHT_MAX;
-        for (_, plan) in self.plans.iter().filter(|_| room) {
-            let held = plan
-                .claims
-                .values()
-                .all(|claim| claim.done || claim.gpus().all(|gpu| self.holds.is_held(&gpu)));
-            if held {
-                let open = plan.claims.iter().filter(|(_, claim)| !claim.done && claim.after <= now);
-                ready.extend(open.map(|(uid, _)| uid.clone()));
-            }
-        }
-        for uid in ready {
-            if self.in_flight.len() >= IN_FLIGHT_MAX {
-                break;
-            }
+        for uid in self.due(now) {
             if let Some(write) = self.allocate(&uid, ids) {
                 self.in_flight.insert(uid);
                 round.writes.push(write);
@@ -57,6 +43,38 @@ impl Core {
             }
         }
         self.mark(now, round);
+    }
+
+    /// Claims whose allocation can be written now, as many as there is room for.
+    fn due(&self, now: Moment) -> Vec<ClaimUid> {
+        let room = IN_FLIGHT_MAX.saturating_sub(self.in_flight.len());
+        let mut due = Vec::new();
+        for (_, plan) in self.plans.iter() {
+            if due.len() >= room {
+                break;
+            }
+            let open = plan.claims.iter().filter(|(uid, claim)| self.is_due(uid, claim, now));
+            let open: Vec<ClaimUid> = open.map(|(uid, _)| uid.clone()).collect();
+            // A unit comes together, as soon as all of its GPUs are ours.
+            let held = |claim: &PlannedClaim| claim.done || claim.gpus().all(|gpu| self.holds.is_held(&gpu));
+            if !open.is_empty() && plan.claims.values().all(held) {
+                due.extend(open);
+            }
+        }
+        due.truncate(room);
+        due
+    }
+
+    fn is_due(&self, uid: &ClaimUid, planned: &PlannedClaim, now: Moment) -> bool {
+        let writable = |claim: &Claim| {
+            planned.tried.as_ref() != Some(&claim.at.resource_version)
+                && !claim.ending
+                && matches!(claim.asks, Asks::Shares(_))
+        };
+        !planned.done
+            && planned.after <= now
+            && !self.in_flight.contains(uid)
+            && self.world.claims.get(uid).is_some_and(writable)
     }
 
     /// Writes on claims why they wait, a few at a time: those that can be placed go first.
@@ -102,9 +120,6 @@ impl Core {
         let claim = self.world.claims.get(uid)?;
         let planned = self.plans.of(uid)?;
         let version = &claim.at.resource_version;
-        if self.in_flight.contains(uid) || planned.tried.as_ref() == Some(version) || claim.ending {
-            return None;
-        }
         let Asks::Shares(spec) = &claim.asks else { return None };
         let keeps =
             planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
