@@ -51,17 +51,29 @@ pub struct Place {
     pub audit: PathBuf,
 }
 
-/// A wave that comes while the controller runs: its namespace, how it is asked for, and what it is called.
-type Coming<'a> = (&'a str, Asked, (&'static str, &'static str));
-const FRESH: Coming = (
-    "bench-fresh",
-    Asked::AtOnce,
-    ("controller: they all come at once, to a cluster that was made a moment ago", "fresh_"),
-);
-const COMING: (&str, &str) = ("controller: they all come at once", "");
-const PACED: Coming = ("bench-paced", Asked::Paced, ("controller: 32 at a time", "paced_"));
-const UNBOUND: Coming =
-    ("bench-unbound", Asked::Paced, ("controller: 32 at a time, and nobody binds the pods", "unbound_"));
+/// A wave that comes while the controller runs: how it is asked for, how many GPUs are kept for shares from the
+/// beginning (those of whole nodes), and what it is called.
+#[derive(Clone, Copy)]
+struct Coming {
+    asked: Asked,
+    kept: usize,
+    told: (&'static str, &'static str),
+}
+
+const FRESH: Coming = Coming {
+    asked: Asked::AtOnce,
+    kept: 0,
+    told: ("controller: they all come at once, to a cluster that was made a moment ago", "fresh_"),
+};
+const AT_ONCE: Coming =
+    Coming { asked: Asked::AtOnce, kept: 0, told: ("controller: they all come at once", "") };
+const KEPT: (&str, &str) = ("controller: they all come at once, and GPUs are kept for shares", "kept_");
+const PACED: Coming = Coming { asked: Asked::Paced, kept: 0, told: ("controller: 32 at a time", "paced_") };
+const UNBOUND: Coming = Coming {
+    asked: Asked::Paced,
+    kept: 0,
+    told: ("controller: 32 at a time, and nobody binds the pods", "unbound_"),
+};
 
 /// A wave that begins.
 struct Start {
@@ -119,39 +131,43 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
     let fresh = crowd
-        .coming(FRESH, Binder::KubeScheduler)
+        .coming("bench-fresh", FRESH, Binder::KubeScheduler)
         .await
         .context("claims that come to a cluster that was made a moment ago")?;
     // Each of ours beside the scheduler's own: the API server works the slower the longer it has run.
-    let (mut coming, mut native) = (Vec::new(), Vec::new());
+    let (mut coming, mut kept, mut native) = (Vec::new(), Vec::new(), Vec::new());
     for nth in 0..WAVES.0 {
         // The API server looks twice at what comes to a namespace whose name was just given up.
-        let namespace = format!("bench-coming-{nth}");
-        let wave = crowd.coming((&namespace, Asked::AtOnce, COMING), Binder::KubeScheduler).await;
+        let wave = crowd.coming(&format!("bench-coming-{nth}"), AT_ONCE, Binder::KubeScheduler).await;
         coming.push(wave.context("claims that come while the controller runs")?);
         if nth < WAVES.1 {
+            let all = Coming { kept: hollow.gpus.len(), told: KEPT, ..AT_ONCE };
+            let wave = crowd.coming(&format!("bench-kept-{nth}"), all, Binder::KubeScheduler).await;
+            kept.push(wave.context("claims that come where GPUs are kept for shares")?);
             let wave = crowd.native(&format!("bench-native-{nth}"), false).await;
             native.push(wave.context("claims that kube-scheduler places")?);
         }
     }
-    let (coming, native) = (middle(coming)?, middle(native)?);
+    let (coming, kept, native) = (middle(coming)?, middle(kept)?, middle(native)?);
     let (waiting, _) =
         crowd.waiting(Binder::KubeScheduler).await.context("claims that wait for the controller")?;
     let late = crowd.native("bench-late", true).await.context("claims that wait for kube-scheduler")?;
     let (alone, allocations) =
         crowd.waiting(Binder::Nobody).await.context("claims of pods that nobody binds")?;
-    let paced =
-        crowd.coming(PACED, Binder::KubeScheduler).await.context("claims that come one after the other")?;
+    let paced = crowd
+        .coming("bench-paced", PACED, Binder::KubeScheduler)
+        .await
+        .context("claims that come one after the other")?;
     let ceiling = crowd.ceiling(&allocations).await.context("claims that are allocated as they come")?;
     let unbound = crowd
-        .coming(UNBOUND, Binder::Nobody)
+        .coming("bench-unbound", UNBOUND, Binder::Nobody)
         .await
         .context("claims that come while the controller runs, of pods that nobody binds")?;
     let bare = crowd.bare(&allocations).await.context("the same writes with nobody deciding")?;
     let ideal = crowd.ideal()?;
     hollow.end().await?;
     made::drop_namespace(client, SYSTEM).await?;
-    tell(report, &[fresh, coming, native, waiting, late, paced, ceiling, unbound, alone, bare], ideal);
+    tell(report, &[fresh, coming, kept, native, waiting, late, paced, ceiling, unbound, alone, bare], ideal);
     Ok(())
 }
 
@@ -163,9 +179,11 @@ struct Crowd<'a> {
 
 impl Crowd<'_> {
     /// The controller runs, and a thousand come.
-    async fn coming(&self, (namespace, asked, told): Coming<'_>, binder: Binder) -> Result<Wave> {
-        let controller = self.controller(namespace)?;
-        until_it_leads(&controller).await.with_context(|| controller.last_words())?;
+    async fn coming(&self, namespace: &str, how: Coming, binder: Binder) -> Result<Wave> {
+        let Coming { asked, kept, told } = how;
+        let keep = ["--always-hold".to_owned(), "h100".to_owned()];
+        let controller = self.controller(namespace, if kept == 0 { &[] } else { &keep })?;
+        until_it_leads(&controller, kept).await.with_context(|| controller.last_words())?;
         made::open(self.client, namespace).await?;
         let before = controller.cpu()?;
         let start = self.begin(namespace).await?;
@@ -197,7 +215,7 @@ impl Crowd<'_> {
             made::until_tried(self.client, namespace).await?;
         }
         let start = self.begin(namespace).await?;
-        let controller = self.controller(namespace)?;
+        let controller = self.controller(namespace, &[])?;
         let answered = start.audit.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
         let api_cpu = self.api_cpu().await? - start.api_cpu;
@@ -302,10 +320,10 @@ impl Crowd<'_> {
         Ok(Start { begun: Instant::now(), api_cpu, audit })
     }
 
-    fn controller(&self, folder: &str) -> Result<Process> {
+    fn controller(&self, folder: &str, more: &[String]) -> Result<Process> {
         let folder = self.place.work.join(folder);
         std::fs::create_dir_all(&folder)?;
-        start_controller(&self.place.tranche, &self.place.kubeconfig, &folder, SYSTEM)
+        start_controller(&self.place.tranche, &self.place.kubeconfig, &folder, SYSTEM, more)
     }
 
     /// Processor time of the API server so far, by its own word.
@@ -541,8 +559,8 @@ fn version(claim: &ResourceClaim) -> ClaimVersion {
     ClaimVersion { claim, resource_version: text(&meta.resource_version) }
 }
 
-/// It has the lease, and has read everything.
-async fn until_it_leads(controller: &Process) -> Result<()> {
+/// It has the lease, has read everything, and holds so many GPUs.
+async fn until_it_leads(controller: &Process, kept: usize) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let state = controller.ask("/state").await.unwrap_or_default();
@@ -551,7 +569,10 @@ async fn until_it_leads(controller: &Process) -> Result<()> {
             .map(|(_, body)| serde_json::from_str(body))
             .transpose()?
             .unwrap_or_default();
-        if state["controller"]["leading"] == true && state["controller"]["complete"] == true {
+        let state = &state["controller"];
+        let phases = state["holds"].as_object().into_iter().flatten();
+        let held = phases.filter(|(_, phase)| *phase == "held" || *phase == "idle").count();
+        if state["leading"] == true && state["complete"] == true && held >= kept {
             return Ok(());
         }
         if Instant::now() > deadline {

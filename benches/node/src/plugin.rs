@@ -108,6 +108,7 @@ pub fn start_controller(
     kubeconfig: &Path,
     folder: &Path,
     namespace: &str,
+    more: &[String],
 ) -> Result<Process> {
     let mut command = Command::new(tranche);
     command.args([
@@ -119,7 +120,7 @@ pub fn start_controller(
         "--webhook-address",
         "off",
     ]);
-    command.arg("--kubeconfig").arg(kubeconfig);
+    command.arg("--kubeconfig").arg(kubeconfig).args(more);
     spawn(command, folder)
 }
 
