@@ -535,7 +535,7 @@ fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
          log; what each GPU's hold settles is \
          in it, and is not from the first allocation on. At once: all {CLAIMS} claims are asked for at the same moment, \
          and each pod as soon as its claim is there; the row is the middle one of {} waves, the slowest and the fastest \
-         beside it, the scheduler's own of {}. {MAKERS} at a time: no faster than they are answered; there the row \
+         beside it, of {} where GPUs are kept for shares (`--always-hold`, all of them) and of the scheduler's own. {MAKERS} at a time: no faster than they are answered; there the row \
          without a controller tells what the machine gives when nobody decides: whoever asks allocates, too, before it \
          asks for the next. The scheduler binds every pod, but for those of a scheduler that is not there. The writes that were \
          decided before are an allocation for each claim, {MAKERS} claims at once. The claims are protected as they are \
