@@ -41,9 +41,9 @@ const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// After a round a rest so many times as long: while much happens, the next round takes it in together, and rounds
-/// take no more than a fifth of a processor.
+/// take no more than a fifth of a processor, but for those of more than 12 ms.
 const REST: u32 = 4;
-/// But no longer than this.
+/// Nothing waits longer than this for its round to begin.
 const REST_MAX: Duration = Duration::from_millis(50);
 /// How often metrics of the whole cluster are made.
 const TELL_EVERY: Duration = Duration::from_secs(5);

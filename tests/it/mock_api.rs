@@ -164,6 +164,11 @@ impl MockApi {
         self.lock().failures.push_back((verb, resource, failure));
     }
 
+    /// Whether everything that was to fail has failed.
+    pub fn has_failed(&self) -> bool {
+        self.lock().failures.is_empty()
+    }
+
     /// Ends all watches; with `forget`, what they knew is history.
     pub fn cut_watches(&self, forget: bool) {
         let mut state = self.lock();
