@@ -12,7 +12,7 @@ use super::config::Rules;
 use super::hold::{Holds, Loss, Phase};
 use super::kept_off::KeptOff;
 use super::life::Unused;
-use super::plan::{Plan, Plans, as_grant};
+use super::plan::{Next, Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
 use super::say::Says;
 use super::stock::Stock;
@@ -143,7 +143,7 @@ impl Core {
     fn learn(&mut self, news: News, now: Moment) {
         match news {
             News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
-            News::ClaimMade { promised, uid } => self.made(&promised, &uid),
+            News::ClaimMade { promised, uid } => self.made(&promised, &uid, now),
             News::ClaimGone(claim) => self.claim_gone(&claim, now),
             News::Pod { uid, demands_changed } => {
                 self.pod(&uid, now);
@@ -199,7 +199,7 @@ impl Core {
     }
 
     /// What was decided for a claim that was promised is for the claim that there is now.
-    fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid) {
+    fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid, now: Moment) {
         self.plans.rename(promised, uid);
         self.stock.rename(promised, uid);
         if self.in_flight.remove(promised) {
@@ -209,8 +209,8 @@ impl Core {
         if let Some(doubt) = self.doubtful.remove(promised) {
             self.doubtful.insert(uid.clone(), doubt);
         }
-        if let Some(planned) = self.plans.of_mut(uid) {
-            planned.tried = None;
+        if let Some(next @ Next::Newer { .. }) = self.plans.of_mut(uid).map(|planned| &mut planned.next) {
+            *next = Next::From(now);
         }
     }
 

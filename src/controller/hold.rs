@@ -45,7 +45,15 @@ pub enum Phase {
     /// Shares may go there.
     Held { claim: ClaimRef, idle: Option<Moment> },
     /// The hold is to go, and the GPU is not taken again before.
-    Leaving { until: Moment, asked: Option<Parting> },
+    Leaving { until: Moment, asked: Option<Asked> },
+}
+
+/// The last step asked for of a hold that is to go. `again`: it failed, and is asked for again then; another, for a
+/// newer version of the hold, at once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Asked {
+    parting: Parting,
+    again: Option<Moment>,
 }
 
 impl Phase {
@@ -373,9 +381,14 @@ impl Holds {
         for gpu in leaving {
             let Some(Phase::Leaving { until, asked }) = self.phases.get_mut(&gpu) else { continue };
             match standing(&gpu) {
-                Standing::Due(parting) if asked.as_ref() != Some(&parting) => {
-                    *asked = Some(parting.clone());
-                    acts.push(Act::Leave(gpu, parting));
+                Standing::Due(parting) => {
+                    let answered = |asked: &Asked| {
+                        asked.parting != parting || asked.again.is_some_and(|again| again <= now)
+                    };
+                    if asked.as_ref().is_none_or(answered) {
+                        *asked = Some(Asked { parting: parting.clone(), again: None });
+                        acts.push(Act::Leave(gpu, parting));
+                    }
                 }
                 Standing::No if *until <= now => {
                     self.unset(&gpu);
@@ -385,21 +398,22 @@ impl Holds {
         }
     }
 
-    /// A step of a hold that is to go failed: it is tried again.
-    pub fn not_left(&mut self, gpu: &GpuRef) {
-        if let Some(Phase::Leaving { asked, .. }) = self.phases.get_mut(gpu) {
-            *asked = None;
+    /// A step of a hold that is to go failed: it is tried again then, if no other is due before.
+    pub fn not_left(&mut self, gpu: &GpuRef, again: Moment) {
+        if let Some(Phase::Leaving { asked: Some(asked), .. }) = self.phases.get_mut(gpu) {
+            asked.again = Some(again);
         }
     }
 
     /// When time alone will bring something, after `now`.
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let due = |phase: &Phase| match phase {
-            Phase::Settling { until, .. } | Phase::Leaving { until, .. } => Some(*until),
-            Phase::Held { idle: Some(since), .. } => Some(*since + self.pace.keep_warm),
-            _ => None,
+            Phase::Settling { until, .. } => [Some(*until), None],
+            Phase::Leaving { until, asked } => [Some(*until), asked.as_ref().and_then(|asked| asked.again)],
+            Phase::Held { idle: Some(since), .. } => [Some(*since + self.pace.keep_warm), None],
+            _ => [None, None],
         };
-        self.phases.values().filter_map(due).filter(|due| *due > now).min()
+        self.phases.values().flat_map(due).flatten().filter(|due| *due > now).min()
     }
 
     /// Held GPUs without shares, the longest idle first.

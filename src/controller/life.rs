@@ -133,7 +133,8 @@ impl Core {
     pub(super) fn next_of_life(&self, now: Moment) -> Option<Moment> {
         let unused = self.unused.values().filter_map(|unused| unused.due(&self.rules));
         let rests = self.not_before.values().copied();
-        let again = self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).map(|claim| claim.after);
+        let again =
+            self.plans.iter().flat_map(|(_, plan)| plan.claims.values()).filter_map(|claim| claim.next.due());
         let doubts = self.doubtful.values().flatten().copied();
         let review = self.review_at.filter(|_| !self.unused.is_empty());
         let marks = self.marks_after.filter(|_| !self.to_mark.is_empty());

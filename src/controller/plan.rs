@@ -22,13 +22,37 @@ pub struct Plan {
 pub struct PlannedClaim {
     pub node: NodeName,
     pub given: Vec<Given>,
-    /// The version of the claim that was last tried, and not before when it may be tried again.
-    pub tried: Option<String>,
-    pub after: Moment,
+    pub next: Next,
     /// A try was not answered.
     pub lost: bool,
     /// The allocation stands in the API.
     pub done: bool,
+}
+
+/// When its allocation may be written, or written again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Whatever version of it is known by then.
+    From(Moment),
+    /// This version was tried. A newer one may be at once; this one again at `again`, if no newer one comes.
+    Newer { than: String, again: Option<Moment> },
+}
+
+impl Next {
+    pub fn may(&self, version: &str, now: Moment) -> bool {
+        match self {
+            Self::From(from) => *from <= now,
+            Self::Newer { than, again } => than != version || again.is_some_and(|again| again <= now),
+        }
+    }
+
+    /// When time alone lets it be tried.
+    pub fn due(&self) -> Option<Moment> {
+        match self {
+            Self::From(from) => Some(*from),
+            Self::Newer { again, .. } => *again,
+        }
+    }
 }
 
 impl PlannedClaim {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use super::core::Core;
 use super::grant::Given;
-use super::plan::{Plan, PlannedClaim};
+use super::plan::{Next, Plan, PlannedClaim};
 use super::queue::{Gathering, Turn, UnitKey};
 use super::say::{Reason, gathering, short};
 use super::wants::{WAYS_MAX, Wants, combinations, wants};
@@ -166,8 +166,7 @@ impl Core {
                 let planned = PlannedClaim {
                     node: node.clone(),
                     given,
-                    tried: None,
-                    after: now,
+                    next: Next::From(now),
                     lost: false,
                     done: false,
                 };

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use super::Moment;
 use super::core::Core;
 use super::grant::allocation;
-use super::plan::PlannedClaim;
+use super::plan::{Next, PlannedClaim};
 use super::round::Round;
 use super::world::claim::{GIVEN_UP, WAITING};
 use super::world::{Asks, Claim};
@@ -67,14 +67,11 @@ impl Core {
 
     fn is_due(&self, uid: &ClaimUid, planned: &PlannedClaim, now: Moment) -> bool {
         let writable = |claim: &Claim| {
-            planned.tried.as_ref() != Some(&claim.at.resource_version)
+            planned.next.may(&claim.at.resource_version, now)
                 && !claim.ending
                 && matches!(claim.asks, Asks::Shares(_))
         };
-        !planned.done
-            && planned.after <= now
-            && !self.in_flight.contains(uid)
-            && self.world.claims.get(uid).is_some_and(writable)
+        !planned.done && !self.in_flight.contains(uid) && self.world.claims.get(uid).is_some_and(writable)
     }
 
     /// Writes on claims why they wait, a few at a time: those that can be placed go first.
@@ -119,7 +116,6 @@ impl Core {
     fn allocate(&mut self, uid: &ClaimUid, ids: &mut dyn FnMut() -> String) -> Option<Write> {
         let claim = self.world.claims.get(uid)?;
         let planned = self.plans.of(uid)?;
-        let version = &claim.at.resource_version;
         let Asks::Shares(spec) = &claim.asks else { return None };
         let keeps =
             planned.gpus().all(|gpu| self.world.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
@@ -129,11 +125,11 @@ impl Core {
             (spec, &self.world.class.config),
             keeps.then_some(ids as _),
         );
+        if let Some(planned) = self.plans.of_mut(uid) {
+            planned.next = Next::Newer { than: claim.at.resource_version.clone(), again: None };
+        }
         if claim.is_new() {
-            let created = self.created(claim, spec, made);
-            let version = version.clone();
-            self.plans.of_mut(uid).into_iter().for_each(|planned| planned.tried = Some(version.clone()));
-            return created;
+            return self.created(claim, spec, made);
         }
         let mut finalizers = claim.finalizers.clone();
         let protected = finalizers.iter().any(|one| one == FINALIZER);
@@ -142,11 +138,7 @@ impl Core {
             finalizers: (!protected).then_some(finalizers),
             annotations: claim.waiting.iter().map(|_| (WAITING.to_owned(), None)).collect(),
         };
-        let (at, version) = (claim.at.clone(), version.clone());
-        if let Some(planned) = self.plans.of_mut(uid) {
-            planned.tried = Some(version);
-        }
-        Some(Write::Allocate { at, marks, allocation: Box::new(made) })
+        Some(Write::Allocate { at: claim.at.clone(), marks, allocation: Box::new(made) })
     }
 
     /// A claim that was promised to a pod, with everything that it needs from the beginning.

@@ -332,3 +332,23 @@ async fn conflicts_lost_answers_and_cut_watches_do_no_harm() {
     assert_eq!(counts, [4, 4], "four of 20 GiB fill 80");
     controller.end().await;
 }
+
+/// As an admission webhook of somebody else's may answer. The claims are protected already: one write is all they take.
+#[tokio::test]
+async fn a_conflict_that_comes_of_no_change_is_outlived() {
+    let api = cluster(1);
+    let controller = begin(&api, settings("one")).await;
+    let ask = async |name| {
+        let mut claim = share(name, json!({"memory": "10Gi"}));
+        claim["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
+        api.put(CLAIMS, claim);
+        put_pod(&api, name, &[name]);
+        api.until(name, |api| is_allocated(api, name)).await;
+    };
+    ask("first").await;
+    // Its GPU is held now: the next that is updated is the second claim.
+    api.fail(Verb::Update, CLAIMS, Failure::Status(409, "Conflict"));
+    ask("second").await;
+    assert!(api.has_failed());
+    controller.end().await;
+}

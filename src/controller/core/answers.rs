@@ -10,6 +10,7 @@ use super::{AFTER_REFUSAL, ASK_AGAIN, Core, NEVER_COMES};
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::Moment;
 use crate::controller::hold::Others;
+use crate::controller::plan::Next;
 use crate::controller::world::claim::reference;
 use crate::controller::world::{Claim, GpuRef, Sight};
 use crate::controller::write::{Failure, Outcome};
@@ -31,9 +32,8 @@ impl Core {
             // The watch is to bring what was stored: taken in here, it would seem to have.
             Outcome::Looked(_, Ok(claim)) => self.look = Some(self.world.read(&claim).at),
             Outcome::Looked(_, Err(_)) => self.looked(false, now),
-            // Its next version is tried; it is on its way.
-            Outcome::Left(_, _, Ok(()) | Err(Failure::Conflict | Failure::Gone)) => {}
-            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu),
+            Outcome::Left(_, _, Ok(()) | Err(Failure::Gone)) => {}
+            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu, now + ASK_AGAIN),
             Outcome::Allocated(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
@@ -190,18 +190,25 @@ impl Core {
         };
         let new = self.world.claims.get(uid).is_some_and(Claim::is_new);
         match failure {
-            // Its next version is tried; it is on its way.
-            Failure::Conflict if !new => {}
+            // Its next version is on its way, and tried as soon as it is known. None need come where somebody else's
+            // admission answered.
+            Failure::Conflict if !new => {
+                if let Some(Next::Newer { again, .. }) =
+                    self.plans.of_mut(uid).map(|planned| &mut planned.next)
+                {
+                    *again = Some(now + ASK_AGAIN);
+                }
+            }
             // Nothing was done, so that no next version need come. Of one that is promised there is none: its name is
             // taken, which the watch will tell, or its namespace's quota was being counted.
             Failure::Conflict | Failure::NotLeading | Failure::Busy(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {
-                    (planned.tried, planned.after) = (None, now + ASK_AGAIN);
+                    planned.next = Next::From(now + ASK_AGAIN);
                 }
             }
             Failure::Silent(_) => {
                 if let Some(planned) = self.plans.of_mut(uid) {
-                    (planned.tried, planned.after, planned.lost) = (None, now + ASK_AGAIN, true);
+                    (planned.next, planned.lost) = (Next::From(now + ASK_AGAIN), true);
                 }
             }
             Failure::Gone => self.cancel(&key, now),

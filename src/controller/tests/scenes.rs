@@ -309,6 +309,29 @@ fn idle_holds_are_given_back_after_a_while_and_at_once_for_a_whole_gpu() {
 }
 
 #[test]
+fn a_step_of_a_hold_that_is_given_back_is_tried_again_if_it_fails_and_not_at_once() {
+    let refused = || Failure::Refused("not by this webhook".to_owned());
+    for failure in [Failure::Conflict, refused(), Failure::Silent("no answer".to_owned())] {
+        let mut cluster = cluster(1, 1);
+        share(&mut cluster, "a", "10Gi");
+        cluster.settle(LONG);
+        cluster.drop_pod("a", true);
+        while cluster.writes.is_empty() {
+            cluster.deliver(usize::MAX);
+            cluster.now = cluster.round().unwrap_or(cluster.now);
+        }
+        assert!(matches!(cluster.writes[0], Write::Leave(..)));
+        cluster.fail(failure.clone());
+        let next = cluster.round().unwrap();
+        assert_eq!((cluster.writes.len(), cluster.holds().len()), (0, 1), "{failure:?}");
+        cluster.now = next;
+        cluster.settle(LONG);
+        assert_eq!(cluster.holds(), [""; 0], "{failure:?}");
+        cluster.check();
+    }
+}
+
+#[test]
 fn however_a_whole_gpu_is_asked_for_an_idle_one_is_given_back() {
     let waits = json!({"type": "PodScheduled", "status": "False"});
     let option = json!({"name": "whole", "deviceClassName": "gpu.nvidia.com"});
@@ -1048,6 +1071,30 @@ fn a_claim_that_changes_under_the_writer_is_tried_in_its_new_version() {
     assert_eq!(cluster.place("a"), None);
     cluster.settle(SECOND);
     assert!(cluster.place("a").is_some());
+}
+
+/// An API server's own conflict brings a newer version; somebody else's admission may answer with one for nothing.
+#[test]
+fn a_claim_that_meets_a_conflict_and_does_not_change_is_tried_again() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", "10Gi");
+    cluster.settle(MOMENT);
+    to_the_allocation(&mut cluster);
+    for _ in 0..3 {
+        assert!(matches!(cluster.writes[0], Write::Allocate { .. }));
+        cluster.fail(Failure::Conflict);
+        let next = cluster.round();
+        assert_eq!(
+            (cluster.writes.len(), cluster.place("a")),
+            (0, None),
+            "a newer version may be on its way"
+        );
+        cluster.now = next.unwrap();
+        cluster.round();
+    }
+    cluster.settle(MOMENT);
+    assert!(cluster.place("a").is_some());
+    cluster.check();
 }
 
 #[test]
