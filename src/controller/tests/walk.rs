@@ -170,7 +170,7 @@ impl Walk {
             56 => {
                 let refused = Failure::Refused("exceeded quota: shares".to_owned());
                 let busy = Failure::Busy("too many requests".to_owned());
-                let failure = self.rng.choice([Failure::NotLeading, refused, busy]);
+                let failure = self.rng.choice([Failure::NotLeading, Failure::Conflict, refused, busy]);
                 failure.into_iter().for_each(|failure| self.cluster.fail(failure));
             }
             57..76 => self.write(),
