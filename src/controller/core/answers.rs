@@ -37,27 +37,27 @@ impl Core {
             Outcome::Allocated(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
-                    Ok(claim) => self.changed(claim, now),
+                    Ok(claim) => self.written(&uid, claim, now),
                     Err(failure) => self.not_allocated(&uid, failure, now),
                 }
             }
             Outcome::Cleared(uid, result) => {
                 self.in_flight.remove(&uid);
                 match result {
-                    Ok(claim) => self.changed(claim, now),
-                    // If it still is to go, the next look says so again.
-                    Err(_) => drop(self.to_clear.remove(&uid)),
+                    Ok(claim) => self.written(&uid, claim, now),
+                    Err(_) => {
+                        // If it still is to go, the next look says so again.
+                        self.to_clear.remove(&uid);
+                        // What was decided and given up meanwhile.
+                        self.doubtful.get_mut(&uid).into_iter().for_each(|due| *due = Some(now));
+                    }
                 }
             }
             Outcome::Marked(uid, result) => {
                 self.in_flight.remove(&uid);
                 let text = self.marking.remove(&uid);
                 match result {
-                    Ok(claim) => {
-                        self.changed(claim, now);
-                        // Its version is another now: what was meant for an older one comes to nothing.
-                        self.sure(&uid, now);
-                    }
+                    Ok(claim) => self.written(&uid, claim, now),
                     Err(failure) => {
                         if let (Some(text), false) =
                             (text, matches!(failure, Failure::Gone | Failure::Refused(_)))
@@ -107,7 +107,14 @@ impl Core {
         }
     }
 
-    /// The same of a claim that we made. Nobody need know it yet.
+    /// A write of ours on a claim was done. Its version is another now: what was meant for an older one, and is in
+    /// doubt, comes to nothing.
+    fn written(&mut self, uid: &ClaimUid, claim: Box<ResourceClaim>, now: Moment) {
+        self.changed(claim, now);
+        self.sure(uid, now);
+    }
+
+    /// What came of a claim that we made. Nobody need know it yet.
     fn made_by_us(&mut self, claim: Box<ResourceClaim>, now: Moment) {
         if !self.world.is_gone(&reference(&claim.metadata).uid) {
             self.apply(Change::Claim(Seen::Stored(claim)), now);

@@ -553,6 +553,37 @@ fn an_allocation_that_nobody_uses_is_taken_back() {
     assert_eq!(cluster.place("a"), None);
 }
 
+/// What comes of the write that takes it back, or that nothing does, is heard last.
+#[test]
+fn what_is_planned_and_given_up_while_an_allocation_is_taken_back_is_planned_again() {
+    for lost in [false, true] {
+        let mut cluster = cluster(1, 1);
+        share(&mut cluster, "a", "10Gi");
+        cluster.settle(LONG);
+        cluster.put_node_object("node-0", json!({"unschedulable": true}));
+        while cluster.writes.is_empty() {
+            cluster.deliver(usize::MAX);
+            cluster.now = cluster.round().unwrap_or(cluster.now);
+        }
+        assert!(matches!(cluster.writes[0], Write::Clear(_)));
+        cluster.write_unheard(0, lost);
+        cluster.put_node_object("node-0", json!({}));
+        cluster.deliver(usize::MAX);
+        cluster.now += LONG;
+        cluster.round();
+        assert_eq!(cluster.core.plans.iter().count(), 1);
+        cluster.drop_pod("a", false);
+        cluster.deliver(usize::MAX);
+        cluster.round();
+        assert_eq!((cluster.core.plans.iter().count(), cluster.writes.len()), (0, 0));
+        cluster.hear(0);
+        cluster.put_pod("a", &["a"], json!({}));
+        cluster.settle(LONG);
+        assert!(cluster.place("a").is_some(), "the answer was lost: {lost}");
+        cluster.check();
+    }
+}
+
 #[test]
 fn a_pod_leaves_a_node_that_is_cordoned_or_gone_or_without_its_gpu_before_it_was_bound() {
     let trouble: [fn(&mut Cluster, &str); 4] = [
