@@ -316,11 +316,7 @@ fn a_step_of_a_hold_that_is_given_back_is_tried_again_if_it_fails_and_not_at_onc
         share(&mut cluster, "a", "10Gi");
         cluster.settle(LONG);
         cluster.drop_pod("a", true);
-        while cluster.writes.is_empty() {
-            cluster.deliver(usize::MAX);
-            cluster.now = cluster.round().unwrap_or(cluster.now);
-        }
-        assert!(matches!(cluster.writes[0], Write::Leave(..)));
+        until(&mut cluster, |write| matches!(write, Write::Leave(..)));
         cluster.fail(failure.clone());
         let next = cluster.round().unwrap();
         assert_eq!((cluster.writes.len(), cluster.holds().len()), (0, 1), "{failure:?}");
@@ -561,11 +557,7 @@ fn what_is_planned_and_given_up_while_an_allocation_is_taken_back_is_planned_aga
         share(&mut cluster, "a", "10Gi");
         cluster.settle(LONG);
         cluster.put_node_object("node-0", json!({"unschedulable": true}));
-        while cluster.writes.is_empty() {
-            cluster.deliver(usize::MAX);
-            cluster.now = cluster.round().unwrap_or(cluster.now);
-        }
-        assert!(matches!(cluster.writes[0], Write::Clear(_)));
+        until(&mut cluster, |write| matches!(write, Write::Clear(_)));
         cluster.write_unheard(0, lost);
         cluster.put_node_object("node-0", json!({}));
         cluster.deliver(usize::MAX);
