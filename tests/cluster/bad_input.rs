@@ -20,10 +20,11 @@ fn stored(bed: &Bed, [kind, name]: [&str; 2]) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn an_unknown_field_is_named_with_its_path() {
     // Outlives the bed, whose end reads it.
     let files = tempfile::tempdir().expect("a folder can be made");
-    let Some(bed) = Bed::of_env("an_unknown_field_is_named_with_its_path").await else { return };
+    let bed = Bed::of_env("an_unknown_field_is_named_with_its_path").await;
     let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
         "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Medium"}}});
     let config = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
@@ -49,8 +50,9 @@ async fn an_unknown_field_is_named_with_its_path() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
-    let Some(bed) = Bed::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await else { return };
+    let bed = Bed::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await;
     bed.create(claim("holder", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("holder", "first")).await;
     let first = bed.wait_ready("first").await;
@@ -69,10 +71,9 @@ async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_device_that_is_not_there_is_told_with_those_that_are() {
-    let Some(bed) = Bed::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await else {
-        return;
-    };
+    let bed = Bed::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await;
     bed.create_allocated("ghost", "node-a", "gpu-99").await;
     bed.create(user_of("ghost", "p")).await;
     bed.wait_refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;

@@ -59,15 +59,15 @@ impl Inside {
 }
 
 impl Bed {
-    /// The rig that TRANCHE_RIG names, with the driver staged on it, or None and a line that says so.
-    pub async fn of_env(test: &str) -> Option<Self> {
+    /// The rig that TRANCHE_RIG names, with the driver staged on it.
+    pub async fn of_env(test: &str) -> Self {
         Self::with_labels(test, json!({})).await
     }
 
     /// The same with labels on the test's namespace.
-    pub async fn with_labels(test: &str, labels: Value) -> Option<Self> {
+    pub async fn with_labels(test: &str, labels: Value) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let rig = Rig::staged(test)?;
+        let rig = Rig::staged(test);
         let begin = Instant::now();
         let client = rig.client().await;
         let namespace = format!("e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -90,7 +90,7 @@ impl Bed {
             let offers = || async { (!bed.published(node).await.is_empty()).then_some(()) };
             wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
         }
-        Some(bed)
+        bed
     }
 
     /// Minor version of Kubernetes.

@@ -37,23 +37,23 @@ const CLASS: &str = "shared.gpu.nvidia.com";
 const WAITS: &str = "WaitingForGpuShare";
 
 /// A bed on which only one node takes pods: where something goes is then said beforehand.
-async fn bed(test: &str) -> Option<Bed> {
-    alone(Bed::of_env(test).await?)
+async fn bed(test: &str) -> Bed {
+    alone(Bed::of_env(test).await)
 }
 
 /// The same, with nodes without a machine (`hollow-0` and so on) beside it that have the same GPUs.
-async fn bed_beside(test: &str, nodes: usize) -> Option<Bed> {
-    let bed = bed(test).await?;
+async fn bed_beside(test: &str, nodes: usize) -> Bed {
+    let bed = bed(test).await;
     hollow::add(&bed, nodes, NODE).await;
-    Some(bed)
+    bed
 }
 
-fn alone(bed: Bed) -> Option<Bed> {
+fn alone(bed: Bed) -> Bed {
     for node in bed.nodes.iter().filter(|node| *node != NODE) {
         bed.rig.on_end(&["kubectl", "uncordon", node]);
         bed.rig.kubectl(&["cordon", node]);
     }
-    Some(bed)
+    bed
 }
 
 /// spec.devices of a claim for a share of one GPU, such as `{"memory": "2000Mi"}`.

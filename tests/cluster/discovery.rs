@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of};
 use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
-use crate::rig::wait_until;
+use crate::rig::{skipped, wait_until};
 
 const NODE: &str = "node-a";
 const AILMENTS: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ailments.json";
@@ -30,8 +30,9 @@ impl Drop for AtEnd<'_> {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn mig_devices_are_made_anew() {
-    let Some(bed) = Bed::of_env("mig_devices_are_made_anew").await else { return };
+    let bed = Bed::of_env("mig_devices_are_made_anew").await;
     let before = bed.published_names(NODE).await;
     let plugin = bed.plugin(NODE).await;
     let undo = AtEnd(&bed, &["set-mig", "7", MIG]);
@@ -54,10 +55,9 @@ async fn mig_devices_are_made_anew() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
-    let Some(bed) = Bed::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await else {
-        return;
-    };
+    let bed = Bed::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await;
     let before = bed.published(NODE).await;
     let undo = AtEnd(&bed, &["driver", "load"]);
     bed.fake(NODE, &["driver", "unload"]);
@@ -77,10 +77,9 @@ async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
-    let Some(bed) = Bed::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await else {
-        return;
-    };
+    let bed = Bed::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await;
     let before = bed.published_names(NODE).await;
     bed.create(claim("c", json!({"requests": [tolerant(gpu("gpu"))]}))).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
@@ -124,13 +123,11 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
 /// The cluster's own controller takes pods off a device with such a taint. Nothing is heard of an Xid here:
 /// once a board has left the bus, NVML may not tell of it any more.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
-    let Some(bed) = Bed::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await
-    else {
-        return;
-    };
+    let bed = Bed::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await;
     if bed.release().await < 36 {
-        println!("SKIPPED: devices have no taints before Kubernetes 1.36");
+        skipped("devices have no taints before Kubernetes 1.36");
         return;
     }
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
@@ -152,11 +149,12 @@ async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
 
 /// No reset has been seen: the board is not trusted because another process looks at it.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise() {
     let test = "an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise";
-    let Some(bed) = Bed::of_env(test).await else { return };
+    let bed = Bed::of_env(test).await;
     if bed.release().await < 36 {
-        println!("SKIPPED: devices have no taints before Kubernetes 1.36");
+        skipped("devices have no taints before Kubernetes 1.36");
         return;
     }
     let device = "gpu-0";
@@ -213,10 +211,9 @@ pub async fn wait_well(bed: &Bed) {
 
 /// Its setting cannot be put back: the pod ends all the same, the GPU stays taken until it is back.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
-    let Some(bed) = Bed::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await else {
-        return;
-    };
+    let bed = Bed::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await;
     let mut sliced = time_slicing("Medium");
     sliced["requests"][0] = tolerant(sliced["requests"][0].take());
     bed.create(claim("c", sliced)).await;
@@ -251,8 +248,9 @@ async fn health(bed: &Bed, board: &str) -> Option<String> {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn inspect_shows_the_devices() {
-    let Some(bed) = Bed::of_env("inspect_shows_the_devices").await else { return };
+    let bed = Bed::of_env("inspect_shows_the_devices").await;
     let plugin = bed.plugin(NODE).await.metadata.name.unwrap();
     let said = bed.rig.kubectl(&["-n", "tranche-system", "exec", &plugin, "--", "tranche", "inspect"]);
     for device in bed.published(NODE).await {

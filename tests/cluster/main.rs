@@ -1,13 +1,14 @@
-//! Tests on a real cluster: a rig (hack/rig) named by TRANCHE_RIG, which has to be up. Without it
-//! each test prints one loud line and passes. hack/test-cluster.sh does all of it:
+//! Tests on a real cluster: a rig (hack/rig). `hack/test-cluster.sh` brings rigs up and runs all of them, several
+//! rigs side by side; `hack/test-cluster.sh NAME` runs those with NAME in their names. On a rig of one's own:
 //!
-//!     RIG_NAME=test RIG_NODES=2 RIG_FAKE_NVML=target/fake/release/libfake_nvml.so hack/rig/rig up
-//!     TRANCHE_RIG=test cargo test --test cluster -- deploy:: api:: webhook::  # on the bare cluster
-//!     RIG_NAME=test hack/stage.sh node-a=h100:8:7=1g.10gb,1g.10gb,2g.20gb node-b=l40s:2
-//!     TRANCHE_RIG=test cargo test --test cluster -- --skip deploy:: --skip api:: --skip webhook::  # the driver at work
+//!     RIG_NAME=mine RIG_NODES=2 RIG_FAKE_NVML=target/fake/release/libfake_nvml.so hack/rig/rig up
+//!     TRANCHE_RIG=mine cargo test --test cluster -- --ignored deploy:: api:: webhook::  # on the bare cluster
+//!     RIG_NAME=mine hack/stage.sh node-a=h100:8:7=1g.10gb,1g.10gb,2g.20gb node-b=l40s:2
+//!     TRANCHE_RIG=mine cargo test --test cluster -- --ignored sharing::                 # the driver at work
 //!
-//! A test takes the rig by `Rig::bare` or `Bed::of_env`, which keep the others waiting: they run one at a
-//! time. It makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
+//! Every test is `ignore`d, because none can run without a rig; `plan.tsv` says where each belongs. A test takes
+//! the rig by `Rig::bare` or `Bed::of_env`, which keep other tests of this process waiting: they run one at a
+//! time on a rig. It makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod api;

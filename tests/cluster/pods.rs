@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of, node_of};
 use crate::manifests::{by_template, claim, container, gpu, on, pod, share, template, time_slicing, user_of};
-use crate::rig::wait_until;
+use crate::rig::{skipped, wait_until};
 
 /// One whole GPU and nothing else.
 fn has_only(bed: &Bed, pod: &str, container: &str, device: &str) {
@@ -25,8 +25,9 @@ fn has_only(bed: &Bed, pod: &str, container: &str, device: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
-    let Some(bed) = Bed::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await else { return };
+    let bed = Bed::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await;
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let mut spec = by_template("one-gpu", "")["spec"].take();
     spec["restartPolicy"] = json!("Always");
@@ -53,8 +54,9 @@ async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_mig_pod_has_its_instance_and_no_other() {
-    let Some(bed) = Bed::of_env("a_mig_pod_has_its_instance_and_no_other").await else { return };
+    let bed = Bed::of_env("a_mig_pod_has_its_instance_and_no_other").await;
     let selector =
         json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]);
     let request =
@@ -98,8 +100,9 @@ async fn capabilities(bed: &Bed, node: &str, device: &str) -> Vec<u32> {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_container_that_does_not_ask_sees_no_gpu() {
-    let Some(bed) = Bed::of_env("a_container_that_does_not_ask_sees_no_gpu").await else { return };
+    let bed = Bed::of_env("a_container_that_does_not_ask_sees_no_gpu").await;
     bed.create(claim("two", json!({"requests": [gpu("left"), gpu("right")]}))).await;
     let containers = json!([
         container("left", json!([{"name": "c", "request": "left"}])),
@@ -121,8 +124,9 @@ async fn a_container_that_does_not_ask_sees_no_gpu() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn several_gpus_and_alternatives() {
-    let Some(bed) = Bed::of_env("several_gpus_and_alternatives").await else { return };
+    let bed = Bed::of_env("several_gpus_and_alternatives").await;
     let pair = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
     bed.create(claim("pair", json!({"requests": [pair]}))).await;
     let never =
@@ -145,10 +149,11 @@ async fn several_gpus_and_alternatives() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_manifest_from_before_dra_gets_its_gpu() {
-    let Some(bed) = Bed::of_env("a_manifest_from_before_dra_gets_its_gpu").await else { return };
+    let bed = Bed::of_env("a_manifest_from_before_dra_gets_its_gpu").await;
     if bed.release().await < 36 {
-        println!("SKIPPED: limits of nvidia.com/gpu become claims from Kubernetes 1.36 on");
+        skipped("limits of nvidia.com/gpu become claims from Kubernetes 1.36 on");
         return;
     }
     let mut old = container("main", json!([]));
@@ -162,8 +167,9 @@ async fn a_manifest_from_before_dra_gets_its_gpu() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_time_slice_is_set_while_the_claim_lives() {
-    let Some(bed) = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await else { return };
+    let bed = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await;
     bed.create(claim("sliced", time_slicing("Medium"))).await;
     bed.create(user_of("sliced", "user")).await;
     let node = node_of(&bed.wait_ready("user").await);
@@ -178,9 +184,10 @@ async fn a_time_slice_is_set_while_the_claim_lives() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn an_administrator_looks_in_beside_a_user() {
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
-    let Some(bed) = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await else { return };
+    let bed = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await;
     let mut all = json!({"name": "all", "exactly": {
         "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
     let mut mine = gpu("gpu");

@@ -57,8 +57,9 @@ async fn uids(bed: &Bed) -> Vec<Option<String>> {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn kubelet_is_restarted() {
-    let Some(bed) = Bed::of_env("kubelet_is_restarted").await else { return };
+    let bed = Bed::of_env("kubelet_is_restarted").await;
     let living = Living::on(&bed).await;
     let before = uids(&bed).await;
     bed.rig.run(&["restart", NODE, "kubelet"]);
@@ -75,8 +76,9 @@ async fn kubelet_is_restarted() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_plugin_is_killed() {
-    let Some(bed) = Bed::of_env("the_plugin_is_killed").await else { return };
+    let bed = Bed::of_env("the_plugin_is_killed").await;
     let living = Living::on(&bed).await;
     let before = uids(&bed).await;
     let plugin = bed.plugin(NODE).await;
@@ -95,8 +97,9 @@ async fn the_plugin_is_killed() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn slices_that_somebody_deletes_come_back() {
-    let Some(bed) = Bed::of_env("slices_that_somebody_deletes_come_back").await else { return };
+    let bed = Bed::of_env("slices_that_somebody_deletes_come_back").await;
     let before = bed.published(NODE).await;
     let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
     for round in 0..3 {
@@ -112,8 +115,9 @@ async fn slices_that_somebody_deletes_come_back() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
-    let Some(bed) = Bed::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await else { return };
+    let bed = Bed::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await;
     let living = Living::on(&bed).await;
     bed.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on(NODE, user_of("leaving", "leaving"))).await;
@@ -153,8 +157,9 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_api_server_is_restarted() {
-    let Some(bed) = Bed::of_env("the_api_server_is_restarted").await else { return };
+    let bed = Bed::of_env("the_api_server_is_restarted").await;
     let living = Living::on(&bed).await;
     bed.rig.run(&["restart", "control", "apiserver"]);
     bed.plugin(NODE).await;
@@ -171,8 +176,9 @@ async fn the_api_server_is_restarted() {
 
 /// A boot takes every container, the CDI folder and the boot id; disks and the API server stay.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_node_is_rebooted() {
-    let Some(bed) = Bed::of_env("the_node_is_rebooted").await else { return };
+    let bed = Bed::of_env("the_node_is_rebooted").await;
     let living = Living::on(&bed).await;
     let record = bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger");
     let edits = bed.files(NODE, "/var/run/cdi");
@@ -210,8 +216,9 @@ async fn the_node_is_rebooted() {
 
 /// The node's kubelet is set up anew and the pod deleted meanwhile: nobody ever asks to release the claim.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn what_kubelet_forgot_is_released() {
-    let Some(bed) = Bed::of_env("what_kubelet_forgot_is_released").await else { return };
+    let bed = Bed::of_env("what_kubelet_forgot_is_released").await;
     let living = Living::on(&bed).await;
     bed.rig.on_end(&["start", NODE, "kubelet"]);
     bed.rig.run(&["stop", NODE, "kubelet"]);
@@ -236,8 +243,9 @@ async fn what_kubelet_forgot_is_released() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_plugin_is_ready_within_five_seconds_of_its_start() {
-    let Some(bed) = Bed::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await else { return };
+    let bed = Bed::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await;
     let old = bed.plugin(NODE).await;
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     pods.delete(&old.metadata.name.clone().unwrap(), &DeleteParams::default()).await.unwrap();

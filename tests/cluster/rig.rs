@@ -27,31 +27,29 @@ pub fn root() -> PathBuf {
 }
 
 impl Rig {
-    /// The rig that TRANCHE_RIG names, or None and a line that says so.
-    pub fn of_env(test: &str) -> Option<Self> {
-        let Some(name) = std::env::var("TRANCHE_RIG").ok().filter(|name| !name.is_empty()) else {
-            println!("SKIPPED: no rig: {test} needs TRANCHE_RIG (RIG_NAME=x hack/rig/rig up)");
-            return None;
-        };
+    /// The rig that TRANCHE_RIG names; without one the test fails.
+    fn of_env(test: &str) -> Self {
+        let name = std::env::var("TRANCHE_RIG").ok().filter(|name| !name.is_empty());
+        let name = name.unwrap_or_else(|| {
+            panic!("{test} needs a rig: hack/test-cluster.sh {test}, or TRANCHE_RIG=<its name>")
+        });
         // A test that failed while it had the rig has cleaned up all the same.
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let rig = Self { name, at_end: RefCell::default(), _alone: alone };
-        rig.run(&["status"]);
-        Some(rig)
+        Self { name, at_end: RefCell::default(), _alone: alone }
     }
 
     /// A rig without the driver on it: what a test installs itself must not meet another.
-    pub fn bare(test: &str) -> Option<Self> {
-        let rig = Self::of_env(test)?;
+    pub fn bare(test: &str) -> Self {
+        let rig = Self::of_env(test);
         assert!(!rig.has_driver(), "{test} needs a bare rig, and the driver is staged on this one; {ORDER}");
-        Some(rig)
+        rig
     }
 
     /// A rig with the driver on it.
-    pub fn staged(test: &str) -> Option<Self> {
-        let rig = Self::of_env(test)?;
+    pub fn staged(test: &str) -> Self {
+        let rig = Self::of_env(test);
         assert!(rig.has_driver(), "{test} needs the driver on the rig; {ORDER}");
-        Some(rig)
+        rig
     }
 
     fn has_driver(&self) -> bool {
@@ -133,17 +131,24 @@ impl Drop for Rig {
     }
 }
 
-/// Asks until there is an answer; ends the test when there is none within `limit`.
+/// Says why the test cannot be tried on this rig; hack/test-cluster.sh then counts it as skipped.
+pub fn skipped(why: &str) {
+    println!("SKIPPED: {why}");
+}
+
+/// Asks until there is an answer; ends the test when there is none within `limit`. Between two questions passes a
+/// twentieth of the time that it has taken so far, since each question costs the API server something.
 pub async fn wait_until<T, F>(what: &str, limit: Duration, mut ask: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,
 {
-    let end = Instant::now() + limit;
+    let begin = Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < end, "waited {limit:?} in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let waited = begin.elapsed();
+        assert!(waited < limit, "waited {limit:?} in vain for {what}");
+        tokio::time::sleep((waited / 20).clamp(Duration::from_millis(50), Duration::from_secs(1))).await;
     }
 }

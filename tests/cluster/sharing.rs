@@ -15,10 +15,9 @@ use crate::rig::wait_until;
 const PREPARED: &str = "tranche_claim_operation_duration_seconds_count{operation=\"prepare\"";
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
-    let Some(bed) = Bed::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await else {
-        return;
-    };
+    let bed = Bed::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await;
     bed.create(claim("shared", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("shared", "first")).await;
     let node = node_of(&bed.wait_ready("first").await);
@@ -44,8 +43,9 @@ async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
-    let Some(bed) = Bed::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await else { return };
+    let bed = Bed::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await;
     let one = || claim("name", json!({"requests": [gpu("gpu")]}));
     bed.create(one()).await;
     let mut slow = on("node-a", user_of("name", "old"));

@@ -23,8 +23,9 @@ const AT_ONCE: usize = 8;
 const MARGIN: Duration = Duration::from_secs(3);
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_rollout_under_load_fails_no_pod() {
-    let Some(bed) = Bed::of_env("a_rollout_under_load_fails_no_pod").await else { return };
+    let bed = Bed::of_env("a_rollout_under_load_fails_no_pod").await;
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let over = Cell::new(false);
     let (load, failed) = futures::join!(load(&bed, &over), async {

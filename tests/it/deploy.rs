@@ -19,30 +19,8 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn helm() -> Option<PathBuf> {
-    let cache = std::env::var_os("TRANCHE_CACHE").map(PathBuf::from).or_else(|| {
-        let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        Some(xdg.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?.join("tranche"))
-    });
-    let built =
-        fs::read_dir(cache?.join("helm")).into_iter().flatten().flatten().map(|dir| dir.path().join("helm"));
-    let on_path =
-        std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join("helm")).collect::<Vec<_>>();
-    std::env::var_os("HELM")
-        .map(PathBuf::from)
-        .into_iter()
-        .chain(on_path)
-        .chain(built)
-        .find(|path| path.is_file())
-}
-
-/// helm, or None and a loud line.
-fn helm_for(test: &str) -> Option<PathBuf> {
-    let found = helm();
-    if found.is_none() {
-        crate::skipped(&format!("no helm: {test} needs it (hack/rig/rig build-helm, or HELM=/path/to/helm)"));
-    }
-    found
+fn helm() -> PathBuf {
+    std::env::var_os("HELM").map(PathBuf::from).expect("HELM names what hack/rig/rig build-helm prints")
 }
 
 /// `helm template` with values; Err is what helm says.
@@ -169,8 +147,9 @@ fn kustomization_names_every_manifest() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn the_plain_manifests_are_what_the_chart_renders() {
-    let Some(helm) = helm_for("the_plain_manifests_are_what_the_chart_renders") else { return };
+    let helm = helm();
     let fresh = tempfile::tempdir().expect("a temporary folder");
     let made = Command::new(root().join("deploy/generate.sh")).arg(fresh.path()).env("HELM", &helm).output();
     let made = made.expect("deploy/generate.sh can be run");
@@ -189,8 +168,9 @@ fn the_plain_manifests_are_what_the_chart_renders() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn every_value_reaches_the_manifests() {
-    let Some(helm) = helm_for("every_value_reaches_the_manifests") else { return };
+    let helm = helm();
     let yaml = render(
         &helm,
         &[
@@ -444,8 +424,9 @@ fn the_controller_understands_what_the_chart_tells_it() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn each_rule_for_pods_has_the_action_that_is_asked_for() {
-    let Some(helm) = helm_for("each_rule_for_pods_has_the_action_that_is_asked_for") else { return };
+    let helm = helm();
     let actions = |set: &[&str]| -> Vec<String> {
         let yaml = render(&helm, set).unwrap_or_else(|said| panic!("{said}"));
         let bindings =
@@ -481,8 +462,9 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn without_mps_every_gpu_is_given_whole() {
-    let Some(helm) = helm_for("without_mps_every_gpu_is_given_whole") else { return };
+    let helm = helm();
     let yaml = render(&helm, &["mps.enabled=false", r#"sharing.exclusiveGPUs=["0"]"#]).expect("it renders");
     let node = daemonset(&yaml, "tranche-node").to_string();
     assert!(node.contains("--exclusive-gpus=all") && !node.contains("/run/tranche/mps"), "{node}");
@@ -542,8 +524,9 @@ fn the_webhooks_names_are_those_that_the_program_expects() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
-    let Some(helm) = helm_for("cert_manager_makes_the_certificate_where_that_is_asked_for") else { return };
+    let helm = helm();
     let yaml = render(&helm, &[r#"webhook.certificates="cert-manager""#]).expect("it renders");
     let all = objects(&yaml);
     let of = |kind: &str| all.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
@@ -579,8 +562,9 @@ fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn wrong_values_are_refused_with_their_path() {
-    let Some(helm) = helm_for("wrong_values_are_refused_with_their_path") else { return };
+    let helm = helm();
     for (value, path) in [
         ("nodes={}", "'nodes' not allowed"),
         (r#"node.driverroot="/""#, "'driverroot' not allowed"),
@@ -619,8 +603,9 @@ fn wrong_values_are_refused_with_their_path() {
 }
 
 #[test]
+#[ignore = "needs helm"]
 fn the_chart_passes_lint() {
-    let Some(helm) = helm_for("the_chart_passes_lint") else { return };
+    let helm = helm();
     let lint = Command::new(helm).args(["lint", "--strict", "charts/tranche"]).current_dir(root()).output();
     let lint = lint.expect("helm can be run");
     assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));

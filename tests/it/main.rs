@@ -4,8 +4,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::io::{Write, stderr};
-
 mod ailments;
 mod cdi;
 mod cluster;
@@ -29,9 +27,3 @@ mod site;
 mod stop_at;
 mod watchdog;
 mod webhook;
-
-/// Says that something is not tried here, past the harness: it keeps the words of tests that pass to itself.
-pub fn skipped(what: &str) {
-    // Who has closed standard error does not want to know.
-    let _ = writeln!(stderr(), "SKIPPED: {what}");
-}

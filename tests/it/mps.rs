@@ -27,26 +27,9 @@ use tranche::supervisor::{Asker, CLIENT_FOLDER, Daemons, SHM_FOLDER};
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The real program.
-fn control() -> Option<PathBuf> {
-    let found = match std::env::var_os("TRANCHE_MPS_CONTROL") {
-        Some(path) => Some(PathBuf::from(path)),
-        None => {
-            let cache = std::env::var_os("TRANCHE_CACHE")
-                .map(PathBuf::from)
-                .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/tranche")))?;
-            let versions = fs::read_dir(cache.join("driver")).into_iter().flatten().flatten();
-            versions.map(|version| version.path().join("usr/bin/nvidia-cuda-mps-control")).next()
-        }
-    };
-    let asked_for = std::env::var_os("TRANCHE_MPS_CONTROL");
-    let found = found.filter(|path| path.is_file());
-    assert!(found.is_some() || asked_for.is_none(), "TRANCHE_MPS_CONTROL: no program at {asked_for:?}");
-    if found.is_none() {
-        crate::skipped(
-            "no nvidia-cuda-mps-control; set TRANCHE_MPS_CONTROL, or run hack/rig/rig build-driver",
-        );
-    }
-    found
+fn control() -> PathBuf {
+    let path = std::env::var_os("TRANCHE_MPS_CONTROL").map(PathBuf::from);
+    path.expect("TRANCHE_MPS_CONTROL names usr/bin/nvidia-cuda-mps-control below what hack/rig/rig build-driver prints")
 }
 
 /// Boards that remember their mode.
@@ -118,8 +101,8 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    fn new() -> Option<Self> {
-        Some(Self::with(control()?))
+    fn new() -> Self {
+        Self::with(control())
     }
 
     fn with(control: PathBuf) -> Self {
@@ -228,8 +211,9 @@ fn kill(pid: u32, signal: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_serves_with_exactly_the_limits_and_asking_again_starts_nothing() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let state = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert!(is_serving(&state), "{state:?}");
@@ -252,8 +236,9 @@ async fn a_daemon_serves_with_exactly_the_limits_and_asking_again_starts_nothing
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn limits_change_on_the_same_daemon_down_to_none() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpus) = (bed.supervisor(), group(&["GPU-1", "GPU-2"]));
     let first = supervisor.keep(&gpus, false, &limits(&[500, 20000], 50)).await.unwrap();
     assert_eq!(first.memory_answers, ["500M", "19G"]);
@@ -266,8 +251,9 @@ async fn limits_change_on_the_same_daemon_down_to_none() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
@@ -284,8 +270,9 @@ async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_with_a_shorter_number_than_the_last_one_is_known() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
@@ -297,8 +284,9 @@ async fn a_daemon_with_a_shorter_number_than_the_last_one_is_known() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_keep_finds_out_about_a_death_by_itself() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
@@ -318,8 +306,9 @@ fn wait_until_gone(pid: u32) {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_supervisor_that_starts_again_adopts_what_lives() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let gpu = group(&["GPU-1"]);
     let first = bed.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     let log = bed.folder(&gpu).log().join("control.log");
@@ -334,8 +323,9 @@ async fn a_supervisor_that_starts_again_adopts_what_lives() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_died_meanwhile_comes_back_after_a_restart() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let gpu = group(&["GPU-1"]);
     let first = pid(&bed.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
     kill(first, "KILL");
@@ -348,8 +338,9 @@ async fn a_daemon_that_died_meanwhile_comes_back_after_a_restart() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_was_started_and_not_noted_is_adopted_too() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let gpu = group(&["GPU-1"]);
     let first = pid(&bed.supervisor().keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     // As a crash between start and note would leave it.
@@ -363,8 +354,9 @@ async fn a_daemon_that_was_started_and_not_noted_is_adopted_too() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn what_somebody_else_changed_is_set_again() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     bed.ask(&gpu, "set_default_device_pinned_mem_limit 0 80G");
@@ -378,8 +370,9 @@ async fn what_somebody_else_changed_is_set_again() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_group_that_rests_gives_its_boards_back_and_its_daemon_is_warm_for_the_next() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     supervisor.rest(&gpu).await.expect("a group that is not known is fine");
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
@@ -397,8 +390,9 @@ async fn a_group_that_rests_gives_its_boards_back_and_its_daemon_is_warm_for_the
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_nobody_needs_for_long_goes_with_its_folder() {
-    let Some(mut bed) = Bed::new() else { return };
+    let mut bed = Bed::new();
     bed.keep_warm = Duration::ZERO;
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
@@ -413,8 +407,9 @@ async fn a_daemon_that_nobody_needs_for_long_goes_with_its_folder() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn one_board_has_one_daemon() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let supervisor = bed.supervisor();
     let (one, both) = (group(&["GPU-1"]), group(&["GPU-1", "GPU-2"]));
     let first = pid(&supervisor.keep(&one, true, &limits(&[2000], 25)).await.unwrap());
@@ -455,8 +450,9 @@ async fn a_first_keep_that_fails_leaves_nothing_wanted() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn boards_that_cannot_be_set_fail_a_keep_and_are_given_back_later() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     bed.boards.broken(true);
@@ -470,8 +466,9 @@ async fn boards_that_cannot_be_set_fail_a_keep_and_are_given_back_later() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_mute_daemon_without_servers_is_replaced() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     kill(first, "STOP");
@@ -554,8 +551,9 @@ impl Drop for Talker {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_their_shares() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     let session = Session::open(&bed, &gpu);
@@ -574,8 +572,9 @@ async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_th
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     let talkers: Vec<_> = (0..3).map(|_| Talker::start(&bed, &gpu)).collect();
@@ -628,15 +627,16 @@ done
     path
 }
 
-fn bed_with_servers() -> Option<(Bed, TempDir)> {
+fn bed_with_servers() -> (Bed, TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let bed = Bed::with(with_servers(&control()?, dir.path()));
-    Some((bed, dir))
+    let bed = Bed::with(with_servers(&control(), dir.path()));
+    (bed, dir)
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_running_server_gets_the_limits_too_and_keeps_them() {
-    let Some((bed, files)) = bed_with_servers() else { return };
+    let (bed, files) = bed_with_servers();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     fs::write(files.path().join("servers"), "11\n").unwrap();
     let state = supervisor.keep(&gpu, false, &limits(&[500], 25)).await.unwrap();
@@ -651,8 +651,9 @@ async fn a_running_server_gets_the_limits_too_and_keeps_them() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn clients_are_told_and_terminated() {
-    let Some((bed, files)) = bed_with_servers() else { return };
+    let (bed, files) = bed_with_servers();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     assert_eq!(supervisor.clients(&gpu).await.unwrap(), []);
     supervisor.keep(&gpu, false, &limits(&[500], 25)).await.unwrap();
@@ -665,8 +666,9 @@ async fn clients_are_told_and_terminated() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn servers_end_before_a_group_rests_by_force_if_need_be() {
-    let Some((bed, files)) = bed_with_servers() else { return };
+    let (bed, files) = bed_with_servers();
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[500], 25)).await.unwrap();
     for name in ["servers", "stubborn"] {
@@ -743,8 +745,9 @@ impl Served {
 }
 
 #[test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 fn the_process_answers_ends_what_rests_and_leaves_what_serves() {
-    let Some(bed) = Bed::new() else { return };
+    let bed = Bed::new();
     let (one, two) = (group(&["GPU-1"]), group(&["GPU-2"]));
     let mut served = bed.serve();
     served.wait_until_it_says("questions are answered");
@@ -782,8 +785,9 @@ fn wait_until_asked(asker: &Asker, what: impl Fn(&DaemonState) -> bool) {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with_it() {
-    let Some(mut bed) = Bed::new().filter(|_| may_mount()) else { return };
+    let mut bed = Bed::new();
     (bed.housing, bed.keep_warm) = (Housing::Mounted, Duration::ZERO);
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let daemon = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
@@ -804,14 +808,6 @@ async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with
     assert!(!folder.path().exists() && !fs::read_to_string("/proc/self/mounts").unwrap().contains(&path));
 }
 
-fn may_mount() -> bool {
-    let may = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
-    if !may {
-        crate::skipped("mounting is not permitted here");
-    }
-    may
-}
-
 /// A root as a driver container has it: the program with a C library of its own.
 fn driver_root(control: &Path, root: &Path) {
     for name in ["usr/bin", "dev", "proc", "tmp", "lib64"] {
@@ -828,8 +824,9 @@ fn driver_root(control: &Path, root: &Path) {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_driver_root_with_a_loader_of_its_own_is_the_daemons_root() {
-    let Some(mut bed) = Bed::new().filter(|_| may_mount()) else { return };
+    let mut bed = Bed::new();
     let root = bed.dir.path().join("driver");
     driver_root(&bed.control, &root);
     (bed.housing, bed.driver_root) = (Housing::Mounted, Some(root.clone()));

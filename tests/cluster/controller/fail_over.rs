@@ -33,11 +33,9 @@ async fn signal(bed: &Bed, holder: &str, signal: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
-    let Some(bed) = super::bed("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await
-    else {
-        return;
-    };
+    let bed = super::bed("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await;
     create(&bed, "before", json!({"memory": "10Gi"})).await;
     let before = life(&bed.wait_ready("before").await);
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
@@ -53,9 +51,10 @@ async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
 
 /// As a node that stood still, or a process without memory: it comes back in the belief that it leads.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_leader_that_was_frozen_writes_nothing_when_it_wakes() {
     let test = "a_leader_that_was_frozen_writes_nothing_when_it_wakes";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     let auditor = Auditor::begin(&bed.client).await;
     let gpus = bed.published("hollow-0").await.len();
     let most = || share(json!({"fraction": "0.9"}));
@@ -81,8 +80,9 @@ async fn a_leader_that_was_frozen_writes_nothing_when_it_wakes() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn an_upgrade_hands_over_without_a_wait() {
-    let Some(bed) = super::bed("an_upgrade_hands_over_without_a_wait").await else { return };
+    let bed = super::bed("an_upgrade_hands_over_without_a_wait").await;
     wait_until("a leader", PATIENCE, || leader(&bed)).await;
     bed.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", "deployment/tranche-controller"]);
     create(&bed, "during", json!({"memory": "10Gi"})).await;

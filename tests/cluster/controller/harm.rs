@@ -14,16 +14,17 @@ use crate::bed::{Bed, PATIENCE, minor_of};
 use crate::discovery::{AtEnd, wait_well};
 use crate::hollow::{self, wait_bound, wait_node};
 use crate::manifests::{allocation, as_nobody, claim, gpu, of_gpu, parameters, user_of};
-use crate::rig::wait_until;
+use crate::rig::{skipped, wait_until};
 
 const OVERCOMMITTED: &str = "tranche_controller_overcommitted_gpus";
 
 /// The cluster's own controller takes the pod off the GPU; ours sees to what had no pod there yet.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn shares_of_a_gpu_that_is_lost_come_up_on_another() {
-    let Some(bed) = super::bed("shares_of_a_gpu_that_is_lost_come_up_on_another").await else { return };
+    let bed = super::bed("shares_of_a_gpu_that_is_lost_come_up_on_another").await;
     if bed.release().await < 36 {
-        println!("SKIPPED: devices have no taints before Kubernetes 1.36");
+        skipped("devices have no taints before Kubernetes 1.36");
         return bed.end().await;
     }
     create(&bed, "runs", json!({"memory": "2000Mi"})).await;
@@ -78,9 +79,10 @@ async fn unforge(bed: &Bed) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside_them() {
     let test = "allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside_them";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     create_hollow(&bed, "runs", share(json!({"memory": "4Gi"})), |_| {}).await;
     let node = wait_node(&bed, "runs").await;
     let device = wait_placed(&bed, "runs").await;
@@ -109,10 +111,9 @@ async fn allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end() {
-    let Some(bed) = super::bed("a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end").await else {
-        return;
-    };
+    let bed = super::bed("a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end").await;
     create(&bed, "first", json!({"fraction": "0.9"})).await;
     bed.wait_ready("first").await;
     let device = wait_placed(&bed, "first").await;
@@ -148,9 +149,10 @@ async fn a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end() {
 
 /// Somebody else writes onto claims as fast as he can while they are placed.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost() {
     let test = "claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost";
-    let Some(bed) = super::bed_beside(test, 2).await else { return };
+    let bed = super::bed_beside(test, 2).await;
     const COUNT: usize = 24;
     let names: Vec<String> = (0..COUNT).map(|nth| format!("c-{nth}")).collect();
     let auditor = Auditor::begin(&bed.client).await;
@@ -197,9 +199,10 @@ async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost
 /// On one node its port is taken, which only the scheduler looks at; on the other there is no GPU. The scheduler
 /// takes the allocation back again and again, and each time the controller is longer in giving it.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely() {
     let test = "where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely";
-    let Some(bed) = super::bed_beside(test, 2).await else { return };
+    let bed = super::bed_beside(test, 2).await;
     let gpus = bed.published("hollow-1").await.len();
     let most = || share(json!({"fraction": "0.9"}));
     for nth in 0..gpus {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{CLASS, NODE, create_hollow, share, wait_placed, wait_told};
 use crate::bed::{Bed, from};
 use crate::hollow::{self, wait_node};
+use crate::rig::skipped;
 
 /// GPUs of a node that can be shared, at the least: one of them never fills up here.
 const GPUS: usize = 7;
@@ -25,9 +26,10 @@ async fn granted_mib(bed: &Bed, claim: &str) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on() {
     let test = "each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     hollow::add_changed(&bed, 2, NODE, |node, gpu| {
         let attributes = gpu.attributes.as_mut().expect("a GPU has attributes");
         if node == 1 {
@@ -51,16 +53,17 @@ async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_g
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
     let test = "a_gpu_that_a_rule_taints_takes_only_what_tolerates_it";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     let rules: Api<DeviceTaintRule> = Api::all(bed.client.clone());
     let name = bed.namespace.as_str();
     let rule: DeviceTaintRule = from(json!({"metadata": {"name": name}, "spec": {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": "hollow-0"},
         "taint": {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}}}));
     if let Err(error) = rules.create(&PostParams::default(), &rule).await {
-        println!("SKIPPED {test}: this cluster has no DeviceTaintRules of resource.k8s.io/v1: {error}");
+        skipped(&format!("no DeviceTaintRules of resource.k8s.io/v1 here: {error}"));
         return bed.end().await;
     }
     bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
@@ -79,10 +82,9 @@ async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_class_says_by_which_policy_its_claims_are_placed() {
-    let Some(bed) = super::bed_beside("a_class_says_by_which_policy_its_claims_are_placed", 1).await else {
-        return;
-    };
+    let bed = super::bed_beside("a_class_says_by_which_policy_its_claims_are_placed", 1).await;
     let classes: Api<DeviceClass> = Api::all(bed.client.clone());
     let annotate = async |policy: Value| {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {"tranche.dev/policy": policy}}}));

@@ -41,9 +41,10 @@ async fn make(bed: &Bed, object: Value) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts() {
     let test = "two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts";
-    let Some(bed) = super::bed_beside(test, 4).await else { return };
+    let bed = super::bed_beside(test, 4).await;
     let auditor = Auditor::begin(&bed.client).await;
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
     for (name, amount) in [("small", json!({"memory": "3Gi"})), ("tenth", json!({"fraction": "0.1"}))] {
@@ -68,8 +69,9 @@ async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_re
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn each_of_many_is_told_where_its_share_is() {
-    let Some(bed) = super::bed_beside("each_of_many_is_told_where_its_share_is", 4).await else { return };
+    let bed = super::bed_beside("each_of_many_is_told_where_its_share_is", 4).await;
     bed.create(template("small", share(json!({"memory": "1Gi"})))).await;
     let pod = |nth: usize| on_hollow(as_nobody(by_template("small", &format!("pod-{nth}"))));
     stream::iter(0..MANY).for_each_concurrent(8, |nth| make(&bed, pod(nth))).await;

@@ -13,7 +13,7 @@ use super::{NODE, create, share, wait_not_placed};
 use crate::bed::{Bed, PATIENCE, SYSTEM, is_ready, life, node_of};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, claim, gpu, template, user_of};
-use crate::rig::wait_until;
+use crate::rig::{skipped, wait_until};
 
 /// The node that a claim's allocation is for; waits for one.
 async fn wait_node_of_claim(bed: &Bed, name: &str, but: Option<&str>) -> String {
@@ -27,9 +27,10 @@ async fn wait_node_of_claim(bed: &Bed, name: &str, but: Option<&str>) -> String 
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     let test = "what_was_placed_on_a_node_that_is_lost_is_placed_on_another";
-    let Some(bed) = super::bed_beside(test, 2).await else { return };
+    let bed = super::bed_beside(test, 2).await;
     let auditor = Auditor::begin(&bed.client).await;
     bed.create(claim("bound", share(json!({"memory": "4Gi"})))).await;
     bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
@@ -64,9 +65,10 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
 /// Both pods want one port of their node, which is not what the controller looks at: the scheduler takes the
 /// allocation back (PostFilter), once, and the next one is elsewhere.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let test = "where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere";
-    let Some(bed) = super::bed_beside(test, 2).await else { return };
+    let bed = super::bed_beside(test, 2).await;
     let with_port = |name: &str| {
         let mut pod = on_hollow(as_nobody(user_of(name, name)));
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
@@ -94,11 +96,12 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn what_is_drained_from_one_node_comes_up_on_another_under_its_limit() {
     let test = "what_is_drained_from_one_node_comes_up_on_another_under_its_limit";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     let Some(other) = bed.nodes.iter().find(|node| *node != NODE).cloned() else {
-        println!("SKIPPED: needs two real nodes: {test}");
+        skipped("needs two real nodes");
         return;
     };
     bed.create(template("part", share(json!({"memory": "4Gi"})))).await;
@@ -145,10 +148,9 @@ async fn create_in(bed: &Bed, namespace: &str, name: &str, amount: Value) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_namespace_that_is_deleted_gives_its_shares_back() {
-    let Some(bed) = super::bed_beside("a_namespace_that_is_deleted_gives_its_shares_back", 1).await else {
-        return;
-    };
+    let bed = super::bed_beside("a_namespace_that_is_deleted_gives_its_shares_back", 1).await;
     let gpus = bed.published("hollow-0").await.len();
     let other = format!("{}-other", bed.namespace);
     bed.rig.on_end(&["kubectl", "delete", "namespace", &other, "--wait=false", "--ignore-not-found"]);
@@ -181,11 +183,9 @@ async fn a_namespace_that_is_deleted_gives_its_shares_back() {
 /// What happens while no controller runs is taken in by the next one. It is away for as long as this takes; for
 /// TRANCHE_OUTAGE seconds where that is set.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
-    let Some(bed) = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await
-    else {
-        return;
-    };
+    let bed = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await;
     let auditor = Auditor::begin(&bed.client).await;
     let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
     let before = names("before", 8);

@@ -26,7 +26,7 @@ pub async fn is_known(bed: &Bed) -> bool {
         }
         Err(kube::Error::Api(status)) if status.code == 404 => {
             println!(
-                "SKIPPED: this API server has no MutatingAdmissionPolicy v1; the controller protects claims"
+                "not tried here: this API server has no MutatingAdmissionPolicy v1; the controller protects claims"
             );
             false
         }
@@ -44,9 +44,10 @@ async fn at_first(bed: &Bed, mut object: Value, finalizers: Value) -> Vec<String
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn claims_for_shares_are_protected_from_the_beginning_and_no_others() {
     let test = "claims_for_shares_are_protected_from_the_beginning_and_no_others";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     if !is_known(&bed).await {
         return bed.end().await;
     }
@@ -77,10 +78,9 @@ async fn claims_for_shares_are_protected_from_the_beginning_and_no_others() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_controller_writes_only_the_status_of_a_protected_claim() {
-    let Some(bed) = super::bed("the_controller_writes_only_the_status_of_a_protected_claim").await else {
-        return;
-    };
+    let bed = super::bed("the_controller_writes_only_the_status_of_a_protected_claim").await;
     if !is_known(&bed).await {
         return bed.end().await;
     }

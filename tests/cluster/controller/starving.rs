@@ -62,9 +62,10 @@ async fn passed(bed: &Bed, before: usize, gang: Gang<'_>) -> usize {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     let test = "a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     let others = fill(&bed).await;
     let bound = passed(&bed, others, Gang { size: FREE + 1, class: None }).await;
     // There is room for the small one, and soon for the large one; it is kept.
@@ -96,10 +97,9 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn less_urgent_ones_do_not_pass_for_ever_either() {
-    let Some(bed) = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await else {
-        return;
-    };
+    let bed = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await;
     let class = urgent_class(&bed);
     let others = fill(&bed).await;
     let bound = passed(&bed, others, Gang { size: FREE + 1, class: Some(&class) }).await;
@@ -117,9 +117,10 @@ async fn less_urgent_ones_do_not_pass_for_ever_either() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn for_a_gang_that_no_node_could_hold_nothing_is_kept() {
     let test = "for_a_gang_that_no_node_could_hold_nothing_is_kept";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     let gpus = bed.published("hollow-0").await.len();
     let bound = passed(&bed, 0, Gang { size: gpus + 1, class: None }).await;
     for name in ["one-more", "another"] {

@@ -21,9 +21,10 @@ fn affinity(key: &str, operator: &str, values: &[&str]) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_follows_its_pods_node_affinity_and_is_told_when_no_node_has_it() {
     let test = "a_claim_follows_its_pods_node_affinity_and_is_told_when_no_node_has_it";
-    let Some(bed) = super::bed_beside(test, 2).await else { return };
+    let bed = super::bed_beside(test, 2).await;
     create_hollow(&bed, "first", little(), |_| {}).await;
     let first = wait_node(&bed, "first").await;
     let not_there = affinity("kubernetes.io/hostname", "NotIn", &[&first]);
@@ -42,9 +43,10 @@ async fn a_claim_follows_its_pods_node_affinity_and_is_told_when_no_node_has_it(
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_keeps_off_nodes_whose_taint_its_pod_does_not_tolerate_and_is_told() {
     let test = "a_claim_keeps_off_nodes_whose_taint_its_pod_does_not_tolerate_and_is_told";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     bed.rig.kubectl(&["taint", "node", "hollow-0", "example.com/repair=fan:NoSchedule"]);
     create_hollow(&bed, "plain", little(), |_| {}).await;
     wait_told(&bed, "plain", "nodes that the pod may not run on").await;
@@ -62,12 +64,9 @@ async fn a_claim_keeps_off_nodes_whose_taint_its_pod_does_not_tolerate_and_is_to
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_pod_for_which_no_node_has_the_cpu_is_told_how_much_is_left() {
-    let Some(bed) =
-        super::bed_beside("a_pod_for_which_no_node_has_the_cpu_is_told_how_much_is_left", 2).await
-    else {
-        return;
-    };
+    let bed = super::bed_beside("a_pod_for_which_no_node_has_the_cpu_is_told_how_much_is_left", 2).await;
     let with_cpu = |cpu: &'static str| {
         move |pod: &mut Value| pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": cpu})
     };
@@ -86,11 +85,9 @@ async fn a_pod_for_which_no_node_has_the_cpu_is_told_how_much_is_left() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn more_gpus_than_any_node_has_are_told_with_what_there_is() {
-    let Some(bed) = super::bed_beside("more_gpus_than_any_node_has_are_told_with_what_there_is", 2).await
-    else {
-        return;
-    };
+    let bed = super::bed_beside("more_gpus_than_any_node_has_are_told_with_what_there_is", 2).await;
     let gpus = bed.published("hollow-0").await.len();
     let of = |count: usize| {
         let mut devices = little();
@@ -106,9 +103,10 @@ async fn more_gpus_than_any_node_has_are_told_with_what_there_is() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn every_policy_is_known_and_what_is_none_is_told() {
     let test = "every_policy_is_known_and_what_is_none_is_told";
-    let Some(bed) = super::bed_beside(test, 1).await else { return };
+    let bed = super::bed_beside(test, 1).await;
     for (name, policy) in [("good", "fragmentation"), ("bad", "best")] {
         let mut claim = claim(name, little());
         claim["metadata"]["annotations"] = json!({"tranche.dev/policy": policy});
@@ -130,8 +128,9 @@ async fn every_policy_is_known_and_what_is_none_is_told() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_names_that_others_give_gangs_are_known() {
-    let Some(bed) = super::bed_beside("the_names_that_others_give_gangs_are_known", 1).await else { return };
+    let bed = super::bed_beside("the_names_that_others_give_gangs_are_known", 1).await;
     let names =
         [("labels", "scheduling.volcano.sh/group-name"), ("annotations", "scheduling.k8s.io/group-name")];
     for (nth, (field, key)) in names.into_iter().enumerate() {

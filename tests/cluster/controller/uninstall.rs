@@ -41,11 +41,12 @@ async fn wait_none(bed: &Bed, what: &str, labels: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
     // Outlives the bed, whose end reads it.
     let files = tempfile::tempdir().expect("a folder can be made");
     let test = "deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     create(&bed, "runs", json!({"memory": "2000Mi"})).await;
     let before = life(&bed.wait_ready("runs").await);
     let device = wait_placed(&bed, "runs").await;
@@ -77,7 +78,7 @@ async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
     } else {
         // Older schedulers count a device once: with the hold they forget the share, and give its GPU away, too.
         println!(
-            "SKIPPED: whole GPUs beside the share's on Kubernetes before 1.36; only the idle one is asked for"
+            "not tried here: whole GPUs beside the share's on Kubernetes before 1.36; only the idle one is asked for"
         );
         let held = gpus.iter().find(|one| one.name == idle).expect("it is published");
         let uuid =

@@ -22,9 +22,10 @@ async fn create_spaced<K: Resource<DynamicType = ()>>(bed: &Bed, object: Value) 
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn claims_written_with_white_space_are_placed_and_protected_like_others() {
     let test = "claims_written_with_white_space_are_placed_and_protected_like_others";
-    let Some(bed) = super::bed(test).await else { return };
+    let bed = super::bed(test).await;
     let claims = bed.api::<ResourceClaim>();
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     let mut finalizers = Value::Null;

@@ -78,8 +78,9 @@ async fn in_force(client: &Client) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_pod_with_a_claim_may_not_lift_its_limits() {
-    let Some(rig) = Rig::bare("a_pod_with_a_claim_may_not_lift_its_limits") else { return };
+    let rig = Rig::bare("a_pod_with_a_claim_may_not_lift_its_limits");
     apply_plain(&rig);
     let client = rig.client().await;
     in_force(&client).await;
@@ -143,8 +144,9 @@ async fn a_pod_with_a_claim_may_not_lift_its_limits() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn what_lifts_no_limit_is_admitted_and_root_is_warned_of() {
-    let Some(rig) = Rig::bare("what_lifts_no_limit_is_admitted_and_root_is_warned_of") else { return };
+    let rig = Rig::bare("what_lifts_no_limit_is_admitted_and_root_is_warned_of");
     apply_plain(&rig);
     let client = rig.client().await;
     in_force(&client).await;
@@ -188,8 +190,9 @@ async fn what_lifts_no_limit_is_admitted_and_root_is_warned_of() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_namespace_can_be_exempted_and_a_debug_container_is_no_way_in() {
-    let Some(rig) = Rig::bare("a_namespace_can_be_exempted") else { return };
+    let rig = Rig::bare("a_namespace_can_be_exempted");
     apply_plain(&rig);
     let client = rig.client().await;
     in_force(&client).await;
@@ -227,8 +230,9 @@ async fn a_namespace_can_be_exempted_and_a_debug_container_is_no_way_in() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn every_rule_is_understood_and_can_be_switched() {
-    let Some(rig) = Rig::bare("every_rule_is_understood_and_can_be_switched") else { return };
+    let rig = Rig::bare("every_rule_is_understood_and_can_be_switched");
     uninstall_at_end(&rig);
     let off = ["env", "privileged", "hostPath"].map(|rule| format!("podPolicy.{rule}=off")).join(",");
     let set = ["--set", &off, "--set", "podPolicy.hostNamespaces=Warn,podPolicy.root=Deny"];

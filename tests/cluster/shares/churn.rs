@@ -96,6 +96,7 @@ impl Board {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     let Some(bed) = bed("fifty_shares_come_and_go_on_all_gpus_at_once").await else { return };
     let mut nodes = Vec::new();

@@ -27,6 +27,7 @@ pub async fn replace(bed: &Bed, component: &str, node: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_driver_restarts_and_no_share_notices() {
     let Some(bed) = bed("the_driver_restarts_and_no_share_notices").await else { return };
     let board = Board::first(&bed).await;
@@ -66,6 +67,7 @@ async fn the_driver_restarts_and_no_share_notices() {
 /// The program's own record of what became of clients' files and of the limits: asked the moment that the
 /// files are there again.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() {
     let Some(bed) = bed("a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client").await else {
         return;
@@ -146,6 +148,7 @@ impl Drop for Hidden<'_> {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_whose_daemon_stays_down_is_tainted_until_it_serves() {
     let Some(bed) = bed("a_gpu_whose_daemon_stays_down_is_tainted_until_it_serves").await else { return };
     let board = Board::first(&bed).await;

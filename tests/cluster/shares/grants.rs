@@ -11,6 +11,7 @@ use crate::rig::wait_until;
 
 /// A MIG device is one claim's; its containers share it under limits as on a whole GPU.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_mig_device_carries_mps_within_one_claim() {
     let Some(bed) = bed("a_mig_device_carries_mps_within_one_claim").await else { return };
     let mps = json!({"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "4Gi"});
@@ -60,6 +61,7 @@ async fn a_mig_device_carries_mps_within_one_claim() {
 
 /// `tranche top`, as somebody with a kubeconfig runs it.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn whoever_looks_at_the_cluster_sees_who_has_what() {
     let Some(bed) = bed("whoever_looks_at_the_cluster_sees_who_has_what").await else { return };
     let board = Board::first(&bed).await;
@@ -95,6 +97,7 @@ async fn told_of(bed: &Bed, claim: &str) -> Value {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn each_claim_has_its_own_share_and_the_daemon_is_as_loose_as_the_loosest() {
     let Some(bed) = bed("each_claim_has_its_own_share_and_the_daemon_is_as_loose_as_the_loosest").await
     else {
@@ -152,6 +155,7 @@ async fn each_claim_has_its_own_share_and_the_daemon_is_as_loose_as_the_loosest(
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_without_an_amount_has_the_gpu_for_itself() {
     let Some(bed) = bed("a_claim_without_an_amount_has_the_gpu_for_itself").await else { return };
     let board = Board::first(&bed).await;
@@ -178,6 +182,7 @@ async fn a_claim_without_an_amount_has_the_gpu_for_itself() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_share_is_divided_among_the_processes_that_its_author_declares() {
     let Some(bed) = bed("a_share_is_divided_among_the_processes_that_its_author_declares").await else {
         return;
@@ -196,6 +201,7 @@ async fn a_share_is_divided_among_the_processes_that_its_author_declares() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claim_that_demands_more_isolation_is_told_what_is_offered() {
     let Some(bed) = bed("a_claim_that_demands_more_isolation_is_told_what_is_offered").await else { return };
     let board = Board::first(&bed).await;
@@ -210,6 +216,7 @@ async fn a_claim_that_demands_more_isolation_is_told_what_is_offered() {
 
 /// As users of NVIDIA's driver write it: the claim's own containers share the GPU.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn nvidias_mps_settings_hold_within_one_claim() {
     let Some(bed) = bed("nvidias_mps_settings_hold_within_one_claim").await else { return };
     let board = Board::first(&bed).await;
@@ -242,6 +249,7 @@ async fn nvidias_mps_settings_hold_within_one_claim() {
 
 /// A process is the client of one daemon: a claim's GPUs have one together.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each() {
     let Some(bed) = bed("a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each").await else { return };
     let boards = Board::all(&bed, super::NODE).await;
@@ -286,6 +294,7 @@ async fn a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each() {
 /// Containers have NVIDIA's control program, and the daemon's socket for clients. Its socket for the
 /// settings they have not.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn root_in_a_container_asks_the_daemon_and_cannot_change_it() {
     let Some(bed) = bed("root_in_a_container_asks_the_daemon_and_cannot_change_it").await else { return };
     let board = Board::first(&bed).await;

@@ -10,6 +10,7 @@ use crate::rig::wait_until;
 const REFUSED: &str = "tranche_refused_double_allocations_total";
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_share_beyond_the_rest_is_refused_with_the_numbers() {
     let Some(bed) = bed("a_share_beyond_the_rest_is_refused_with_the_numbers").await else { return };
     let board = Board::first(&bed).await;
@@ -38,6 +39,7 @@ async fn a_share_beyond_the_rest_is_refused_with_the_numbers() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_is_whole_or_shared_and_never_both() {
     let Some(bed) = bed("a_gpu_is_whole_or_shared_and_never_both").await else { return };
     let board = Board::first(&bed).await;
@@ -64,6 +66,7 @@ async fn a_gpu_is_whole_or_shared_and_never_both() {
 
 /// The scheduler itself never gives too much: the last MiB is placed, and one more is not.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn the_scheduler_gives_all_of_a_gpu_and_no_more() {
     let Some(bed) = bed("the_scheduler_gives_all_of_a_gpu_and_no_more").await else { return };
     let board = Board::first(&bed).await;

@@ -42,6 +42,7 @@ async fn wait_ended(bed: &Bed, board: &Board, pid: u32) {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_daemon_that_nobody_needs_ends_after_a_while_and_the_next_share_gets_another() {
     let test = "a_daemon_that_nobody_needs_ends_after_a_while_and_the_next_share_gets_another";
     let Some(bed) = bed(test).await else { return };
@@ -92,6 +93,7 @@ impl Drop for Loader {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn where_the_driver_brings_its_own_c_library_its_root_is_the_daemons() {
     let test = "where_the_driver_brings_its_own_c_library_its_root_is_the_daemons";
     let Some(bed) = bed(test).await else { return };

@@ -43,6 +43,7 @@ async fn is_offered_in_shares(bed: &Bed, device: &str) -> bool {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_gpu_that_is_kept_from_sharing_is_given_whole_and_the_others_in_shares() {
     let test = "a_gpu_that_is_kept_from_sharing_is_given_whole_and_the_others_in_shares";
     let Some(bed) = bed(test).await else { return };
@@ -68,6 +69,7 @@ async fn a_gpu_that_is_kept_from_sharing_is_given_whole_and_the_others_in_shares
 
 /// As with NVIDIA's driver: whoever asks for no capacity is neither counted nor bounded.
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn who_asks_for_nothing_may_be_counted_as_nothing() {
     let Some(bed) = bed("who_asks_for_nothing_may_be_counted_as_nothing").await else { return };
     let board = Board::first(&bed).await;
@@ -91,6 +93,7 @@ async fn who_asks_for_nothing_may_be_counted_as_nothing() {
 }
 
 #[tokio::test]
+#[ignore = "needs a rig"]
 async fn a_watchdog_that_may_only_observe_tells_and_ends_nobody() {
     let Some(bed) = bed("a_watchdog_that_may_only_observe_tells_and_ends_nobody").await else { return };
     let board = Board::first(&bed).await;

@@ -25,16 +25,9 @@ fn binding() -> Result<PathBuf, String> {
 }
 
 #[test]
+#[ignore = "needs python3 and PyPI"]
 fn the_python_binding_is_content() {
-    let binding = match binding() {
-        Ok(binding) => binding,
-        Err(reason) => {
-            // Past the harness, which keeps the words of tests that pass to itself.
-            let words = format!("SKIPPED: the Python binding is not to be had: {reason}\n");
-            std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()).unwrap();
-            return;
-        }
-    };
+    let binding = binding().expect("pip brings nvidia-ml-py");
     for profile in ["t4", "a100-80gb", "h100", "h200", "b200", "l40s"] {
         let rig = Rig::new(&format!(r#"{{"profile":"{profile}","count":2,"driver_version":"615.10.01"}}"#));
         if !["t4", "l40s"].contains(&profile) {
