@@ -1,12 +1,14 @@
 # make demo      the main job on a real cluster with simulated GPUs; leaves it up
 # make demo-down ends it, leaves nothing
-# make test      everything that can fail: units, contracts, and the real cluster
+# make check     format, lints, units and contracts: what to run before a commit; no cluster
+# make test      everything that can fail: units, contracts, and real clusters
+# make test-all  the same, every test on every release that it can run on, and the controller's long walk
 # make soak      the controller's model, a million random steps
 # make bench     figures, as a table and in target/bench.json
 # make help      this text
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-down test test-unit test-cluster bench build fmt lint soak
+.PHONY: help demo demo-down check test test-all bench build fmt lint soak
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -20,13 +22,14 @@ demo-down:
 build:
 	hack/build.sh
 
-test: test-unit test-cluster
-
-test-unit:
+check: lint
 	hack/test-unit.sh
 
-test-cluster: build
-	hack/test-cluster.sh
+test:
+	hack/test.sh
+
+test-all:
+	hack/test.sh all
 
 bench: build
 	hack/bench.sh
