@@ -10,8 +10,20 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export RIG_NAME="${RIG_NAME:-demo}" RIG_NODES=1 RIG_FAKE_NVML="$target/fake/release/libfake_nvml.so"
 say() { printf '\n== %s\n' "$*"; }
 
-say "1/7 building the driver, its image and the fake GPUs"
+# What a first run builds, and how long that takes.
+first=()
+[[ -x $target/release/tranche ]] || first+=("the driver 300")
+while read -r what seconds; do first+=("$what $seconds"); done < <("$rig" absent | grep -v ^helm)
+if ((${#first[@]})); then
+  echo "The first time some things are built, and kept for the next; about how long that takes on two processors:"
+  printf '%s\n' "${first[@]}" | awk '{s = $NF; sum += s; sub(/ [0-9]+$/, ""); printf "  %4d s  %s\n", s, $0}
+    END {printf "  %4d s  all in all; after that the demo itself takes two minutes\n", sum}'
+fi
+"$top/hack/prefetch.sh" driver "${RIG_K8S:-1.37.0}" &
+prefetch=$!
+say "1/7 building the driver, its image and the fake GPUs; Kubernetes meanwhile"
 "$top/hack/build.sh"
+wait "$prefetch"
 say "2/7 a real cluster"
 "$rig" up
 say "3/7 the driver on it"

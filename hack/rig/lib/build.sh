@@ -40,11 +40,8 @@ make_kubernetes() {
   go_quiet mod tidy
   local v=k8s.io/component-base/version
   local flags="-s -w -X $v.gitVersion=v$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=clean"
-  for name in "${programs[@]}"; do
-    local start=$SECONDS
-    go_quiet build -trimpath -ldflags "$flags" -o "$out/$name" "k8s.io/kubernetes/cmd/$name"
-    say "  $name $version: $((SECONDS - start)) s"
-  done
+  # All at once: while one is linked, another compiles.
+  go_quiet build -trimpath -ldflags "$flags" -o "$out/" "${programs[@]/#/k8s.io/kubernetes/cmd/}"
 }
 
 # go_programs OUT VERSION LDFLAGS PACKAGE...: programs of one module, built from
@@ -57,10 +54,8 @@ go_programs() {
   trap "rm -rf '$work'" EXIT
   cd "$work" || exit
   printf 'module rig.invalid/programs\n' >go.mod
-  for package in "$@"; do
-    go_quiet get "$package@v$version"
-    go_quiet build -trimpath -ldflags "-s -w $flags" -o "$out/" "$package"
-  done
+  for package in "$@"; do go_quiet get "$package@v$version"; done
+  go_quiet build -trimpath -ldflags "-s -w $flags" -o "$out/" "$@"
 }
 
 make_etcd() {
@@ -91,3 +86,18 @@ build_kubernetes() {
 build_etcd() { [[ -d $CACHE/etcd/$ETCD_VERSION ]] || need_go; in_cache "etcd/$ETCD_VERSION" make_etcd "$ETCD_VERSION"; }
 build_containerd() { [[ -d $CACHE/containerd/$CONTAINERD_VERSION ]] || need_go; in_cache "containerd/$CONTAINERD_VERSION" make_containerd "$CONTAINERD_VERSION"; }
 build_helm() { [[ -d $CACHE/helm/$HELM_VERSION ]] || need_go; in_cache "helm/$HELM_VERSION" make_helm "$HELM_VERSION"; }
+
+# absent: what the cache lacks of all that a cluster needs, and about how many seconds it takes two idle processors to
+# make it: a line each.
+absent() {
+  local key seconds
+  while read -r key seconds; do
+    [[ -d $CACHE/$key ]] || printf '%s %s\n' "$key" "$seconds"
+  done <<TEXT
+kubernetes/$RIG_K8S 420
+etcd/$ETCD_VERSION 20
+containerd/$CONTAINERD_VERSION 45
+helm/$HELM_VERSION 50
+driver/$DRIVER_VERSION 40
+TEXT
+}
