@@ -1,10 +1,12 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::limits;
+use crate::mounts::Shm;
 
 /// Tries on a real GPU whether the limits of a share hold.
 #[derive(Debug, Parser)]
@@ -21,14 +23,27 @@ pub enum Command {
     /// Runs experiments. Without a GPU it says what it would have done, and succeeds.
     Run(Box<Run>),
     /// Puts back what a run that was cut off has left: the compute mode, a daemon.
-    Restore(Place),
+    Restore(Restore),
     /// A tenant: this program once more.
     #[command(hide = true)]
     Guest {
         #[arg(long)]
         library: PathBuf,
     },
+    /// Another program, in a mount namespace with this /dev/shm.
+    #[command(hide = true)]
+    Within {
+        #[arg(long)]
+        shm: Shm,
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
 }
+
+/// That the compute mode may be set. Only this module makes one: for `run --may-set-compute-mode`, and for
+/// `restore`, which puts a mode back.
+#[derive(Debug)]
+pub struct ModePermission(());
 
 /// Where things are.
 #[derive(Debug, Clone, Args)]
@@ -52,9 +67,27 @@ const TRANCHE_ARGS: &str =
     "mps --mps-dir {folder} --driver-root {root} --mps-mounts none --ops-address 127.0.0.1:0";
 
 #[derive(Debug, Args)]
+pub struct Restore {
+    #[command(flatten)]
+    pub place: Place,
+}
+
+impl Restore {
+    pub fn mode_permission(&self) -> ModePermission {
+        ModePermission(())
+    }
+}
+
+#[derive(Debug, Args)]
 pub struct Run {
     /// Which experiments, e.g. E1 E9 [default: all].
     pub experiments: Vec<String>,
+    /// Change no setting of the card: ask what can be asked in the compute mode it has [default].
+    #[arg(long, conflicts_with = "may_set_compute_mode")]
+    pub as_found: bool,
+    /// Set the GPU's compute mode as the experiments need it, and put it back at the end.
+    #[arg(long)]
+    pub may_set_compute_mode: bool,
     /// Memory of the share that is tried.
     #[arg(long, default_value = "2000Mi", value_parser = limits::mib)]
     pub memory: u64,
@@ -70,7 +103,7 @@ pub struct Run {
     /// Write the table here, too.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Fail where there is no GPU.
+    /// Fail where there is no GPU, or none that can be used.
     #[arg(long)]
     pub require_gpu: bool,
     /// Fewer percentages and shorter measurements.
@@ -84,6 +117,13 @@ pub struct Run {
     pub tranche_args: String,
     #[command(flatten)]
     pub place: Place,
+}
+
+impl Run {
+    /// None: the card stays as it was found.
+    pub fn mode_permission(&self) -> Option<ModePermission> {
+        self.may_set_compute_mode.then_some(ModePermission(()))
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +144,17 @@ mod tests {
         assert_eq!((plain.memory, plain.compute, plain.experiments.len()), (2000, 25, 0));
         let other = run(&["E1", "E2", "--memory", "4Gi", "--compute", "50"]).unwrap();
         assert_eq!((other.memory, other.compute, other.experiments.len()), (4096, 50, 2));
+    }
+
+    #[test]
+    fn the_mode_may_be_set_only_by_those_who_say_so() {
+        assert!(run(&[]).unwrap().mode_permission().is_none());
+        assert!(run(&["--as-found"]).unwrap().mode_permission().is_none());
+        assert!(run(&["--may-set-compute-mode"]).unwrap().mode_permission().is_some());
+        for both in [["--as-found", "--may-set-compute-mode"], ["--may-set-compute-mode", "--as-found"]] {
+            let words = run(&both).unwrap_err().to_string();
+            assert!(words.contains("cannot be used with"), "{words}");
+        }
     }
 
     #[test]

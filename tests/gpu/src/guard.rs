@@ -10,23 +10,23 @@ use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use crate::nvml::{Mode, Nvml};
+use crate::nvml::{Mode, ModeSetter};
 
 const FILE: &str = "compute-mode.json";
 const LOCK: &str = "lock";
 
-/// Who knows compute modes.
-pub trait Modes {
+/// Who can set compute modes.
+pub trait SetMode {
     fn mode(&self, uuid: &str) -> Result<Mode>;
     fn set_mode(&self, uuid: &str, mode: Mode) -> Result<()>;
 }
 
-impl Modes for Nvml {
+impl SetMode for ModeSetter {
     fn mode(&self, uuid: &str) -> Result<Mode> {
-        Nvml::mode(self, uuid)
+        ModeSetter::mode(self, uuid)
     }
     fn set_mode(&self, uuid: &str, mode: Mode) -> Result<()> {
-        Nvml::set_mode(self, uuid, mode)
+        ModeSetter::set_mode(self, uuid, mode)
     }
 }
 
@@ -50,8 +50,21 @@ pub fn lock(folder: &Path) -> Result<Flock<File>> {
     }
 }
 
+/// An error if a run that was cut off has left a compute mode to be put back.
+pub fn nothing_left(folder: &Path) -> Result<()> {
+    let path = folder.join(FILE);
+    if path.exists() {
+        bail!(
+            "an earlier run was cut off and has left the compute mode of a GPU changed ({}): \
+             `gpu-check restore` puts it back; this run may set none",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
 /// Puts back what a run that was cut off has left; says what it did.
-pub fn recover(modes: &dyn Modes, folder: &Path) -> Result<Option<String>> {
+pub fn recover(modes: &dyn SetMode, folder: &Path) -> Result<Option<String>> {
     let path = folder.join(FILE);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -76,7 +89,7 @@ pub fn recover(modes: &dyn Modes, folder: &Path) -> Result<Option<String>> {
 
 /// Holds a GPU's compute mode until it is dropped.
 pub struct Guard {
-    modes: Rc<dyn Modes>,
+    modes: Rc<dyn SetMode>,
     uuid: String,
     original: Mode,
     path: PathBuf,
@@ -84,7 +97,7 @@ pub struct Guard {
 
 impl Guard {
     /// The mode as it is now is what will be put back.
-    pub fn take(modes: Rc<dyn Modes>, folder: &Path, uuid: &str) -> Result<Self> {
+    pub fn take(modes: Rc<dyn SetMode>, folder: &Path, uuid: &str) -> Result<Self> {
         let path = folder.join(FILE);
         let original = modes.mode(uuid)?;
         let record = Record { uuid: uuid.to_owned(), mode: original.number() };
@@ -135,7 +148,7 @@ mod tests {
         refuses: RefCell<bool>,
     }
 
-    impl Modes for Board {
+    impl SetMode for Board {
         fn mode(&self, _: &str) -> Result<Mode> {
             Ok(*self.mode.borrow())
         }
@@ -177,10 +190,13 @@ mod tests {
         guard.set(Mode::ExclusiveProcess).unwrap();
         std::mem::forget(guard);
         assert!(Guard::take(board.clone(), folder.path(), "GPU-1").is_err(), "never over an old record");
+        let words = nothing_left(folder.path()).unwrap_err().to_string();
+        assert!(words.contains("gpu-check restore"), "{words}");
         let words = recover(&*board, folder.path()).unwrap().unwrap();
         assert!(words.contains("GPU-1 was left in EXCLUSIVE_PROCESS"), "{words}");
         assert_eq!(*board.mode.borrow(), Mode::Default);
         assert_eq!(recover(&*board, folder.path()).unwrap(), None);
+        nothing_left(folder.path()).unwrap();
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn loader_knows(name: &str) -> bool {
     cache.windows(name.len()).any(|window| window == name.as_bytes())
 }
 
-/// The GPU to use: by index or UUID, else the first that is in no MIG mode.
+/// The GPU to use: by index or UUID, else the first that is in no MIG mode, else the first.
 pub fn choose(nvml: &Nvml, wanted: Option<&str>) -> Result<Gpu> {
     let gpus = nvml.gpus()?;
     pick(&gpus, wanted).cloned()
@@ -73,19 +73,14 @@ pub fn choose(nvml: &Nvml, wanted: Option<&str>) -> Result<Gpu> {
 
 fn pick<'a>(gpus: &'a [Gpu], wanted: Option<&str>) -> Result<&'a Gpu> {
     let Some(wanted) = wanted else {
-        return gpus.iter().find(|gpu| !gpu.mig).with_context(|| {
-            format!("none of {} GPUs is out of MIG mode; MIG mode is left as it is", gpus.len())
-        });
+        let whole = gpus.iter().find(|gpu| !gpu.mig);
+        return whole.or(gpus.first()).context("the driver knows no GPU");
     };
     let found = gpus.iter().find(|gpu| gpu.uuid == wanted || gpu.index.to_string() == wanted);
-    match found {
-        Some(gpu) if gpu.mig => bail!("GPU {wanted} is in MIG mode, which is left as it is; choose another"),
-        Some(gpu) => Ok(gpu),
-        None => {
-            let known: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
-            bail!("no GPU {wanted}; there are {}", known.join(", "))
-        }
-    }
+    found.with_context(|| {
+        let known: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect();
+        format!("no GPU {wanted}; there are {}", known.join(", "))
+    })
 }
 
 pub fn is_root() -> bool {
@@ -111,9 +106,10 @@ mod tests {
         assert_eq!(pick(&gpus, None).unwrap().index, 1);
         assert_eq!(pick(&gpus, Some("2")).unwrap().index, 2);
         assert_eq!(pick(&gpus, Some("GPU-1")).unwrap().index, 1);
-        assert!(pick(&gpus, Some("0")).unwrap_err().to_string().contains("MIG mode"));
+        assert!(pick(&gpus, Some("0")).unwrap().mig);
         assert!(pick(&gpus, Some("7")).unwrap_err().to_string().contains("GPU-2"));
-        assert!(pick(&gpus[..1], None).is_err());
+        assert!(pick(&gpus[..1], None).unwrap().mig, "the report says that it is in MIG mode");
+        assert!(pick(&[], None).is_err());
     }
 
     #[test]

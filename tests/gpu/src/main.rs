@@ -1,10 +1,11 @@
 //! Experiments on a real GPU: do the limits of a share hold? See README.md.
 //!
-//! The environment is the one that `tranche` makes for a share: EXCLUSIVE_PROCESS mode, an MPS control daemon
-//! with the share's limits as its defaults, a client folder with two files, the client's variables. Tenants
-//! are this program once more, as child processes.
+//! The environment is the one that `tranche` makes for a share: an MPS control daemon with the share's limits
+//! as its defaults, a client folder with two files, the client's variables; and EXCLUSIVE_PROCESS mode, if the
+//! card has it or may be set to it. Tenants are this program once more, as child processes.
 
 mod args;
+mod card;
 mod cuda;
 mod descriptors;
 mod experiments;
@@ -12,6 +13,7 @@ mod guard;
 mod guest;
 mod limits;
 mod machine;
+mod mounts;
 mod mps;
 mod nvml;
 mod program;
@@ -20,21 +22,24 @@ mod stage;
 mod supervised;
 mod table;
 mod tenant;
+mod witness;
 mod words;
 
 use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use args::{Cli, Command, Place, Run};
+use args::{Cli, Command, ModePermission, Place, Restore, Run};
+use card::{ComputeMode, Found, Other};
 use experiments::Experiment;
-use guard::Modes;
-use limits::Limits;
+use guard::Guard;
+use limits::{Limits, MIB};
 use machine::Driver;
-use nvml::{Gpu, Nvml};
+use nvml::{Gpu, Mode, ModeSetter, Nvml};
 use stage::{Parts, Stage};
 use supervised::{How, Supervisor};
 use table::{Circumstances, Finding, Report};
@@ -46,8 +51,9 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Command::Run(wanted) => run(&wanted),
-        Command::Restore(place) => restore(&place),
+        Command::Restore(wanted) => restore(&wanted),
         Command::Guest { library } => guest::serve(&library).map(|()| ExitCode::SUCCESS),
+        Command::Within { shm, command } => mounts::become_within(&shm, &command).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         eprintln!("gpu-check: {error:#}");
@@ -59,9 +65,9 @@ fn list() {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic).set_width(140);
-    table.set_header(["", "experiment", "what it does", "needs", "passes if"]);
+    table.set_header(["", "experiment", "what it does", "needs", "passes if", "as found in DEFAULT mode"]);
     for one in &experiments::ALL {
-        table.add_row([one.id, one.title, one.does, one.needs, one.passes]);
+        table.add_row([one.id, one.title, one.does, one.needs, one.passes, one.in_default.words()]);
     }
     println!("{table}");
 }
@@ -91,12 +97,28 @@ fn run(wanted: &Run) -> Result<ExitCode> {
             return Ok(if wanted.require_gpu { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
     };
-    anyhow::ensure!(machine::is_root(), "compute modes and MPS daemons are set by root only: run it as root");
+    anyhow::ensure!(machine::is_root(), "MPS daemons for all users are started by root only: run it as root");
     signals::watch()?;
-    let _lock = guard::lock(&wanted.place.state)?;
-    put_back(&ground, &wanted.place)?;
-    let mut report = Report::new(circumstances(&ground, limits, wanted));
-    let ended = all_of(&chosen, ground, wanted, limits, &mut report);
+    let state = &wanted.place.state;
+    let _lock = guard::lock(state)?;
+    sweep(&ground.driver, state)?;
+    match wanted.mode_permission() {
+        None => guard::nothing_left(state)?,
+        Some(permission) => put_back(&ground.nvml, permission, state)?,
+    }
+    let others = card::others(&ground.nvml.merged(&ground.gpu.uuid)?);
+    let mode = ground.nvml.mode(&ground.gpu.uuid)?;
+    let mut report = Report::new(circumstances(&ground, limits, wanted, mode, &others));
+    let obstacle = obstacle(&ground, limits, wanted.may_set_compute_mode, mode, &others)?;
+    let (ended, usable) = match obstacle {
+        Some(why) => {
+            for one in &chosen {
+                report.add(one.id, one.title, vec![Finding::not_run("", why.as_str())]);
+            }
+            (Ok(()), false)
+        }
+        None => (all_of(&chosen, ground, others, wanted, limits, &mut report), true),
+    };
     println!("\n{}\n{}", report.markdown(), report.sum());
     if let Some(path) = &wanted.markdown {
         fs::write(path, report.markdown()).with_context(|| format!("write {}", path.display()))?;
@@ -104,43 +126,72 @@ fn run(wanted: &Run) -> Result<ExitCode> {
     if let Some(path) = &wanted.json {
         fs::write(path, report.json()?).with_context(|| format!("write {}", path.display()))?;
     }
-    ended.map(|()| ExitCode::SUCCESS)
+    ended.map(|()| if wanted.require_gpu && !usable { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Runs them one after another. What one fails at is its row; only a signal ends them all.
 fn all_of(
     chosen: &[&'static Experiment],
     ground: Ground,
+    others: Vec<Other>,
     wanted: &Run,
     limits: Limits,
     report: &mut Report,
 ) -> Result<()> {
-    let supervisor = match &wanted.tranche {
-        None => None,
-        Some(program) => {
-            let arguments = wanted.tranche_args.split_whitespace().map(str::to_owned).collect();
-            let how = How { program: program.clone(), arguments };
-            let folder = wanted.place.state.join("tranche");
-            fs::create_dir_all(&folder)?;
-            let log = wanted.place.state.join("tranche.log");
-            Some(Supervisor::start(how, folder, &wanted.place.driver_root, log)?)
+    let Ground { driver, nvml, gpu } = ground;
+    let program = driver.control.clone().context("the MPS control program")?;
+    let (state, quick) = (wanted.place.state.clone(), wanted.quick);
+    let (mode, supervisor) = match wanted.mode_permission() {
+        // `tranche mps` sets compute modes: as found, it is not even started.
+        None => {
+            let (nvml, uuid) = (nvml.clone(), gpu.uuid.clone());
+            (ComputeMode::as_found(Box::new(move || nvml.mode(&uuid)))?, None)
+        }
+        Some(permission) => {
+            let setter = Rc::new(ModeSetter::new(nvml.clone(), permission));
+            let guard = Guard::take(setter, &state, &gpu.uuid)?;
+            (ComputeMode::Settable(guard), supervisor(wanted)?)
         }
     };
-    let Ground { driver, nvml, gpu } = ground;
-    let state = wanted.place.state.clone();
-    let quick = wanted.quick;
-    let mut stage = Stage::set(Parts { gpu, nvml, limits, quick, supervisor, driver, state })?;
+    let parts = Parts { gpu, nvml, limits, quick, supervisor, others, driver, program, state, mode };
+    let mut stage = Stage::set(parts)?;
     for one in chosen {
         signals::go_on()?;
         eprintln!("== {} {}", one.id, one.title);
-        let findings = (one.run)(&mut stage);
-        let findings = findings.unwrap_or_else(|error| vec![Finding::not_run("", format!("{error:#}"))]);
+        let findings = experiments::findings(one, &mut stage);
         for finding in &findings {
-            eprintln!("   {}: {} [{}]", finding.part, finding.observed, finding.verdict);
+            eprintln!("   {}: {} [{}]", finding.part, finding.observed_and_notes(), finding.verdict);
         }
         report.add(one.id, one.title, findings);
     }
-    Ok(())
+    stage.mode_unchanged()
+}
+
+/// Why no experiment can be asked of this card, if so.
+fn obstacle(
+    ground: &Ground,
+    limits: Limits,
+    may_set: bool,
+    mode: Mode,
+    others: &[Other],
+) -> Result<Option<String>> {
+    if ground.driver.control.is_none() {
+        return Ok(Some(format!("no {} (name it: --mps-control)", mps::CONTROL)));
+    }
+    let (total, used) = ground.nvml.memory(&ground.gpu.uuid)?;
+    let free = total.saturating_sub(used);
+    let found = Found { mig: ground.gpu.mig, mode, may_set, free, wanted: stage::most_taken(limits), others };
+    Ok(found.obstacle())
+}
+
+fn supervisor(wanted: &Run) -> Result<Option<Supervisor>> {
+    let Some(program) = &wanted.tranche else { return Ok(None) };
+    let arguments = wanted.tranche_args.split_whitespace().map(str::to_owned).collect();
+    let how = How { program: program.clone(), arguments };
+    let folder = wanted.place.state.join("tranche");
+    fs::create_dir_all(&folder)?;
+    let log = wanted.place.state.join("tranche.log");
+    Supervisor::start(how, folder, &wanted.place.driver_root, log).map(Some)
 }
 
 fn skipped(chosen: &[&'static Experiment], limits: Limits, why: &str) {
@@ -152,39 +203,58 @@ fn skipped(chosen: &[&'static Experiment], limits: Limits, why: &str) {
     println!("{} experiments SKIPPED", chosen.len());
 }
 
-fn circumstances(ground: &Ground, limits: Limits, wanted: &Run) -> Circumstances {
+fn circumstances(
+    ground: &Ground,
+    limits: Limits,
+    wanted: &Run,
+    mode: Mode,
+    others: &[Other],
+) -> Circumstances {
     let maker = match &wanted.tranche {
-        Some(_) => "`tranche mps`",
-        None => "gpu-check's own daemon",
+        Some(_) if wanted.may_set_compute_mode => "`tranche mps`",
+        _ => "gpu-check's own daemon",
+    };
+    let mode = match wanted.may_set_compute_mode {
+        true => format!("as each experiment needs it; found in {mode}, and put back"),
+        false => format!("{mode}, as found"),
     };
     Circumstances {
-        gpu: format!("{} ({} MiB)", ground.gpu.name, ground.gpu.total / limits::MIB),
+        gpu: format!("{} ({} MiB)", ground.gpu.name, ground.gpu.total / MIB),
         driver: ground.nvml.driver_version().unwrap_or_else(|error| format!("{error:#}")),
         kernel: machine::kernel(),
         date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
         share: format!("{}, by {maker}", limits.words()),
+        mode,
+        others: card::words(others),
     }
 }
 
-fn restore(place: &Place) -> Result<ExitCode> {
-    let _lock = guard::lock(&place.state)?;
-    put_back(&ground(place, None)?, place)?;
+fn restore(wanted: &Restore) -> Result<ExitCode> {
+    let state = &wanted.place.state;
+    let _lock = guard::lock(state)?;
+    let ground = ground(&wanted.place, None)?;
+    // First nobody uses the GPU any more, then its mode goes back.
+    sweep(&ground.driver, state)?;
+    put_back(&ground.nvml, wanted.mode_permission(), state)?;
     println!("nothing is left of earlier runs");
     Ok(ExitCode::SUCCESS)
 }
 
-/// First nobody uses the GPU any more, then its mode goes back.
-fn put_back(ground: &Ground, place: &Place) -> Result<()> {
-    if let Some(program) = &ground.driver.control {
-        for folder in ["mps", "tranche"] {
-            let ended = mps::sweep(program, &place.state.join(folder))?;
-            if ended > 0 {
-                eprintln!("gpu-check: ended {ended} MPS daemons of a run that was cut off");
-            }
+/// Ends the daemons of runs that were cut off.
+fn sweep(driver: &Driver, state: &Path) -> Result<()> {
+    let Some(program) = &driver.control else { return Ok(()) };
+    for folder in ["mps", "tranche"] {
+        let ended = mps::sweep(program, &state.join(folder))?;
+        if ended > 0 {
+            eprintln!("gpu-check: ended {ended} MPS daemons of a run that was cut off");
         }
     }
-    let modes: &dyn Modes = &*ground.nvml;
-    if let Some(words) = guard::recover(modes, &place.state)? {
+    Ok(())
+}
+
+fn put_back(nvml: &Rc<Nvml>, permission: ModePermission, state: &Path) -> Result<()> {
+    let setter = ModeSetter::new(nvml.clone(), permission);
+    if let Some(words) = guard::recover(&setter, state)? {
         eprintln!("gpu-check: {words}");
     }
     Ok(())

@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::limits::Limits;
+use crate::mounts::{self, Shm};
 use crate::program;
 use crate::tenant::without_cuda;
 
@@ -58,8 +59,18 @@ impl Daemon {
 
     /// Starts it for one GPU, sets the limits, reads them back, lets clients in.
     pub fn start(&self, uuid: &str, limits: Limits) -> Result<()> {
+        self.launch(uuid, limits, Command::new(&self.program.path))
+    }
+
+    /// The same with a /dev/shm of its own, which its servers have, too.
+    pub fn start_with(&self, uuid: &str, limits: Limits, shm: &Shm) -> Result<()> {
+        let mut command = mounts::within(shm)?;
+        command.arg(&self.program.path);
+        self.launch(uuid, limits, command)
+    }
+
+    fn launch(&self, uuid: &str, limits: Limits, mut command: Command) -> Result<()> {
         self.make_folder()?;
-        let mut command = Command::new(&self.program.path);
         command.env_clear();
         command
             .env("CUDA_VISIBLE_DEVICES", uuid)

@@ -6,17 +6,26 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 
-use crate::guard::Guard;
+use crate::card::{ComputeMode, Other};
 use crate::limits::{Limits, MIB};
 use crate::machine::Driver;
-use crate::mps::Daemon;
+use crate::mounts::Shm;
+use crate::mps::{Daemon, Program};
 use crate::nvml::{Gpu, Mode, Nvml};
 use crate::signals;
 use crate::supervised::Supervisor;
 use crate::tenant::{Start, Tenant};
+use crate::witness::{Book, Witness};
 
 /// Beyond a limit, this much is asked for: enough to see that it does not hold.
 const BEYOND: u64 = 2 << 30;
+/// Where a process without the pipe variable looks for a daemon.
+const DEFAULT_PIPE: &str = "/tmp/nvidia-mps/control";
+
+/// What the experiments take of the GPU's memory at most: four processes at once, each all it can get.
+pub fn most_taken(limits: Limits) -> u64 {
+    4 * (limits.memory.unwrap_or(0) * MIB + BEYOND)
+}
 
 pub struct Stage {
     pub gpu: Gpu,
@@ -27,10 +36,14 @@ pub struct Stage {
     pub daemon: Daemon,
     /// The driver's own; else the daemon is ours.
     pub supervisor: Option<Supervisor>,
+    /// Processes that were on the card before.
+    pub others: Vec<Other>,
     driver: Driver,
     folder: PathBuf,
+    /// Where it is not sure that a client cannot go round MPS.
+    witness: Option<Witness>,
     // Last: the mode goes back when nobody uses the GPU any more.
-    guard: Guard,
+    mode: ComputeMode,
 }
 
 /// What a stage is made of.
@@ -40,58 +53,92 @@ pub struct Parts {
     pub limits: Limits,
     pub quick: bool,
     pub supervisor: Option<Supervisor>,
+    pub others: Vec<Other>,
     pub driver: Driver,
+    pub program: Program,
     pub state: PathBuf,
+    pub mode: ComputeMode,
 }
 
 impl Stage {
-    /// Refuses a GPU that somebody uses.
     pub fn set(parts: Parts) -> Result<Self> {
-        let Parts { gpu, nvml, limits, quick, supervisor, driver, state } = parts;
-        let users = nvml.merged(&gpu.uuid)?;
-        if !users.is_empty() {
-            bail!(
-                "GPU {} is in use by processes {:?}; end them, or name another (--gpu)",
-                gpu.uuid,
-                users.keys()
-            );
-        }
-        let program =
-            driver.control.clone().context("no nvidia-cuda-mps-control (name it: --mps-control)")?;
+        let Parts { gpu, nvml, limits, quick, supervisor, others, driver, program, state, mode } = parts;
         let daemon_folder = match &supervisor {
             Some(supervisor) => supervisor.daemon_folder(&gpu.uuid),
             None => state.join("mps").join(&gpu.uuid),
         };
         let daemon = Daemon::at(program, daemon_folder);
         let folder = fresh(state.join("run"))?;
-        let guard = Guard::take(nvml.clone(), &state, &gpu.uuid)?;
-        Ok(Self { gpu, nvml, limits, quick, daemon, supervisor, driver, folder, guard })
+        let witness = (mode.found() == Some(Mode::Default)).then(|| Witness::new(daemon.clone()));
+        Ok(Self { gpu, nvml, limits, quick, daemon, supervisor, others, driver, folder, witness, mode })
     }
 
     /// A daemon with these limits for every client, and servers that know no others.
     pub fn serve(&self, limits: Limits) -> Result<()> {
         signals::go_on()?;
         self.end_daemon()?;
-        self.guard.set(Mode::ExclusiveProcess)?;
+        self.mode.for_share()?;
         match &self.supervisor {
             Some(supervisor) => supervisor.keep(&self.gpu.uuid, limits),
             None => self.daemon.start(&self.gpu.uuid, limits),
         }
     }
 
-    /// No daemon, and this compute mode.
-    pub fn bare(&self, mode: Mode) -> Result<()> {
+    /// The same, in a compute mode that matters.
+    pub fn serve_in(&self, limits: Limits, mode: Mode) -> Result<()> {
+        if self.found().is_some() {
+            // Before a daemon is started for nothing.
+            self.mode.require(mode)?;
+        }
+        self.serve(limits)?;
+        self.mode.require(mode)
+    }
+
+    /// The same, with a /dev/shm for daemon and servers alone.
+    pub fn serve_with(&self, limits: Limits, shm: &Shm) -> Result<()> {
+        signals::go_on()?;
+        if self.supervisor.is_some() {
+            bail!("needs a daemon of gpu-check's own: run it without --tranche");
+        }
+        self.end_daemon()?;
+        self.mode.for_share()?;
+        self.daemon.start_with(&self.gpu.uuid, limits, shm)
+    }
+
+    /// No daemon: a process has the GPU without MPS.
+    pub fn bare(&self) -> Result<()> {
         signals::go_on()?;
         self.end_daemon()?;
-        self.guard.set(mode)
+        no_foreign_daemon()?;
+        self.mode.for_bare()
     }
 
-    /// A compute mode that is not the one of shares, beside a daemon.
-    pub fn set_mode(&self, mode: Mode) -> Result<()> {
-        self.guard.set(mode)
+    /// The mode that the card was found in, if it stays in it.
+    pub fn found(&self) -> Option<Mode> {
+        self.mode.found()
     }
 
-    fn end_daemon(&self) -> Result<()> {
+    /// An error if somebody else has changed the card's mode meanwhile.
+    pub fn mode_unchanged(&self) -> Result<()> {
+        self.mode.unchanged()
+    }
+
+    /// Whether the clients since the last question were clients.
+    pub fn witnessed(&self) -> Book {
+        self.witness.as_ref().map(Witness::take).unwrap_or_default()
+    }
+
+    /// An error where the card's mode is another one and stays.
+    pub fn require(&self, mode: Mode) -> Result<()> {
+        self.mode.require(mode)
+    }
+
+    /// Whether the daemon knows the process as a client of its servers.
+    pub fn is_client(&self, pid: u32) -> Result<bool> {
+        Ok(self.daemon.clients()?.iter().any(|(_, client)| *client == pid))
+    }
+
+    pub fn end_daemon(&self) -> Result<()> {
         match &self.supervisor {
             Some(supervisor) => supervisor.rest(&self.gpu.uuid),
             None => self.daemon.quit(),
@@ -100,7 +147,12 @@ impl Stage {
 
     /// A process of a claim with these limits.
     pub fn tenant(&self, name: &str, limits: Limits) -> Result<Tenant> {
-        self.start(Start { name: name.to_owned(), env: self.env(limits), ..Start::default() })
+        self.start(self.client(name, self.env(limits)))
+    }
+
+    /// How a process is started that is to be a client of the daemon, whatever else it has in mind.
+    pub fn client(&self, name: &str, env: Vec<(String, String)>) -> Start {
+        Start { name: name.to_owned(), env, witness: self.witness.clone(), ..Start::default() }
     }
 
     pub fn env(&self, limits: Limits) -> Vec<(String, String)> {
@@ -147,6 +199,14 @@ impl Stage {
         let all = self.nvml.merged(&self.gpu.uuid)?;
         Ok(pids.iter().filter_map(|pid| all.get(pid)).sum())
     }
+}
+
+/// A process without the pipe variable would be the client of a daemon that listens in the usual place.
+pub fn no_foreign_daemon() -> Result<()> {
+    if Path::new(DEFAULT_PIPE).exists() {
+        bail!("{DEFAULT_PIPE} is there: a process without MPS variables may be the client of that daemon");
+    }
+    Ok(())
 }
 
 /// For logs, sockets and copies: what is in it is to be of this run.

@@ -14,6 +14,8 @@ pub enum Verdict {
     Leaks,
     /// No limit was passed, but it is not as expected: read the numbers.
     Differs,
+    /// Told, not judged.
+    Observed,
     NotRun(String),
 }
 
@@ -31,6 +33,7 @@ impl Verdict {
             Self::Holds => "holds",
             Self::Leaks => "leaks",
             Self::Differs => "differs",
+            Self::Observed => "observed",
             Self::NotRun(_) => "not run",
         }
     }
@@ -55,6 +58,8 @@ pub struct Finding {
     pub verdict: Verdict,
     /// The numbers behind it, for machines.
     pub figures: Value,
+    /// What must be known to read the row aright, e.g. that it was seen in another mode than shares have.
+    pub notes: Vec<String>,
 }
 
 impl Finding {
@@ -70,6 +75,7 @@ impl Finding {
             observed: observed.into(),
             verdict,
             figures: Value::Null,
+            notes: Vec::new(),
         }
     }
 
@@ -80,6 +86,27 @@ impl Finding {
     pub fn with(mut self, figures: Value) -> Self {
         self.figures = figures;
         self
+    }
+
+    /// Nothing needs a note where nothing was seen.
+    pub fn noted(mut self, note: &str) -> Self {
+        if !matches!(self.verdict, Verdict::NotRun(_)) {
+            self.notes.push(note.to_owned());
+        }
+        self
+    }
+
+    /// It is not sure that the processes were bound by a limit at all: so none was passed.
+    pub fn doubted(mut self) -> Self {
+        if self.verdict == Verdict::Leaks {
+            self.verdict = Verdict::Differs;
+        }
+        self
+    }
+
+    pub fn observed_and_notes(&self) -> String {
+        let notes = self.notes.iter().map(|note| format!(" (note: {note})"));
+        self.observed.clone() + &notes.collect::<String>()
     }
 }
 
@@ -92,6 +119,10 @@ pub struct Circumstances {
     pub date: String,
     /// The share and who made its environment.
     pub share: String,
+    /// The compute mode, and whether it was found or set.
+    pub mode: String,
+    /// Processes that were on the card before.
+    pub others: String,
 }
 
 #[derive(Debug)]
@@ -110,10 +141,11 @@ impl Report {
     }
 
     pub fn markdown(&self) -> String {
-        let Circumstances { gpu, driver, kernel, date, share } = &self.circumstances;
+        let Circumstances { gpu, driver, kernel, date, share, mode, others } = &self.circumstances;
         let mut text = format!(
-            "| GPU | driver | kernel | date | share |\n|---|---|---|---|---|\n| {} |\n\n",
-            [gpu, driver, kernel, date, share].map(|cell| cell_of(cell)).join(" | ")
+            "| GPU | compute mode | others on it | driver | kernel | date | share |\n\
+             |---|---|---|---|---|---|---|\n| {} |\n\n",
+            [gpu, mode, others, driver, kernel, date, share].map(|cell| cell_of(cell)).join(" | ")
         );
         text.push_str("| # | experiment | expected | observed | verdict |\n|---|---|---|---|---|\n");
         for (id, title, finding) in &self.rows {
@@ -121,7 +153,7 @@ impl Report {
                 "" => (*title).to_owned(),
                 part => format!("{title}: {part}"),
             };
-            let cells = [(*id).to_owned(), what, finding.expected.clone(), finding.observed.clone()];
+            let cells = [(*id).to_owned(), what, finding.expected.clone(), finding.observed_and_notes()];
             let cells = cells.map(|cell| cell_of(&cell)).join(" | ");
             text.push_str(&format!("| {cells} | {} |\n", cell_of(&finding.verdict.to_string())));
         }
@@ -129,7 +161,7 @@ impl Report {
     }
 
     pub fn json(&self) -> Result<String> {
-        let Circumstances { gpu, driver, kernel, date, share } = &self.circumstances;
+        let Circumstances { gpu, driver, kernel, date, share, mode, others } = &self.circumstances;
         let row = |(id, title, finding): &(&str, &str, Finding)| {
             let why = match &finding.verdict {
                 Verdict::NotRun(why) => Value::from(why.as_str()),
@@ -138,12 +170,12 @@ impl Report {
             json!({
                 "id": id, "title": title, "part": finding.part, "expected": finding.expected,
                 "observed": finding.observed, "verdict": finding.verdict.word(), "why": why,
-                "figures": finding.figures,
+                "figures": finding.figures, "notes": finding.notes,
             })
         };
         let rows: Vec<Value> = self.rows.iter().map(row).collect();
         let all = json!({
-            "gpu": gpu, "driver": driver, "kernel": kernel, "date": date, "share": share,
+            "gpu": gpu, "mode": mode, "others": others, "driver": driver, "kernel": kernel, "date": date, "share": share,
             "rows": rows,
         });
         Ok(serde_json::to_string_pretty(&all)?)
@@ -153,7 +185,8 @@ impl Report {
     pub fn sum(&self) -> String {
         let count =
             |word: &str| self.rows.iter().filter(|(_, _, finding)| finding.verdict.word() == word).count();
-        let words = ["holds", "leaks", "differs", "not run"].map(|word| format!("{} {word}", count(word)));
+        let words = ["holds", "leaks", "differs", "observed", "not run"]
+            .map(|word| format!("{} {word}", count(word)));
         words.join(", ")
     }
 }
@@ -195,7 +228,19 @@ mod tests {
     }
 
     #[test]
+    fn a_note_is_in_the_row_unless_nothing_was_run() {
+        let mut report = report();
+        let seen = Finding::new("c", "refused", "it got in", Verdict::Leaks).noted("in DEFAULT mode");
+        report.add("E9", "round", vec![seen.doubted(), Finding::not_run("d", "why").noted("unused")]);
+        let text = report.markdown();
+        assert!(text.contains("| refused | it got in (note: in DEFAULT mode) | differs |"), "{text}");
+        assert!(!text.contains("unused"), "{text}");
+        let all: Value = serde_json::from_str(&report.json().unwrap()).unwrap();
+        assert_eq!(all["rows"][2]["notes"], json!(["in DEFAULT mode"]));
+    }
+
+    #[test]
     fn verdicts_are_counted() {
-        assert_eq!(report().sum(), "1 holds, 0 leaks, 0 differs, 1 not run");
+        assert_eq!(report().sum(), "1 holds, 0 leaks, 0 differs, 0 observed, 1 not run");
     }
 }

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::mounts::{self, Shm};
 use crate::signals;
+use crate::witness::Witness;
 use crate::words::{Do, Opened, Said, Stop, Way};
 
 /// Long enough for anything that is not stuck.
@@ -36,6 +38,10 @@ pub struct Start {
     pub who: Who,
     /// In a PID namespace of its own.
     pub pid_namespace: bool,
+    /// None: the machine's /dev/shm.
+    pub shm: Option<Shm>,
+    /// Asks the daemon whether this process is one of its clients, once it has a context.
+    pub witness: Option<Witness>,
 }
 
 pub struct Tenant {
@@ -44,6 +50,7 @@ pub struct Tenant {
     input: Option<ChildStdin>,
     answers: Receiver<String>,
     log: PathBuf,
+    witness: Option<Witness>,
 }
 
 /// Why nothing was heard.
@@ -70,13 +77,18 @@ impl Tenant {
             program = for_all(&program, folder)?;
         }
         let log = folder.join(format!("{}.log", start.name));
-        let mut command = match start.pid_namespace {
-            true => {
+        let mut command = match (&start.shm, start.pid_namespace) {
+            (Some(shm), _) => {
+                let mut within = mounts::within(shm)?;
+                within.arg(&program);
+                within
+            }
+            (None, true) => {
                 let mut unshare = Command::new("unshare");
                 unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(&program);
                 unshare
             }
-            false => Command::new(&program),
+            (None, false) => Command::new(&program),
         };
         command.arg("guest").arg("--library").arg(library);
         without_cuda(&mut command).envs(start.env);
@@ -94,7 +106,8 @@ impl Tenant {
                 }
             }
         });
-        Ok(Self { name: start.name, input: child.stdin.take(), child, answers, log })
+        let (name, witness) = (start.name, start.witness);
+        Ok(Self { name, input: child.stdin.take(), child, answers, log, witness })
     }
 
     pub fn pid(&self) -> u32 {
@@ -116,7 +129,13 @@ impl Tenant {
         loop {
             signals::go_on()?;
             match self.answers.recv_timeout(PAUSE) {
-                Ok(line) => return Ok(Ok(serde_json::from_str(&line).with_context(|| self.whose(&line))?)),
+                Ok(line) => {
+                    let said = serde_json::from_str(&line).with_context(|| self.whose(&line))?;
+                    if let (Said::Opened(_), Some(witness)) = (&said, &self.witness) {
+                        witness.look(self.pid());
+                    }
+                    return Ok(Ok(said));
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok(Err(Silence::Died(self.how_it_ended()))),
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
                     return Ok(Err(Silence::Mute(limit)));

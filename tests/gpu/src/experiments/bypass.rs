@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{mib, part};
 use crate::limits::{COMPUTE, Limits, MEMORY, MIB, PIPE, within};
 use crate::nvml::Mode;
-use crate::stage::Stage;
+use crate::stage::{Stage, no_foreign_daemon};
 use crate::table::{Finding, Verdict};
 use crate::tenant::Start;
 use crate::words::{DEVICE_UNAVAILABLE, Do, Failure, MPS_CODES, Opened, Said, Stop, Way};
@@ -41,8 +41,8 @@ impl Attempt {
     }
 }
 
-fn attempt(stage: &Stage, name: &str, env: Env) -> Result<Attempt> {
-    let mut tenant = stage.start(Start { name: name.to_owned(), env, ..Start::default() })?;
+fn attempt(stage: &Stage, start: Start) -> Result<Attempt> {
+    let mut tenant = stage.start(start)?;
     let opened = match tenant.try_ask(Do::Open)? {
         Ok(Said::Opened(opened)) => opened,
         Ok(Said::Failed(failure)) => return Ok(Attempt::Refused(failure)),
@@ -55,6 +55,7 @@ fn attempt(stage: &Stage, name: &str, env: Env) -> Result<Attempt> {
 
 /// E9
 pub fn around(stage: &mut Stage) -> Result<Vec<Finding>> {
+    no_foreign_daemon()?;
     let empty = stage.folder().join("empty");
     std::fs::create_dir_all(&empty)?;
     let visible = stage.bare_env();
@@ -76,26 +77,30 @@ pub fn around(stage: &mut Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// One that is no client of MPS, and nobody is to ask whether it is.
+fn around_mps(env: Env) -> Start {
+    Start { name: "e9".to_owned(), env, ..Start::default() }
+}
+
 /// As it would be without the mode that shares set: the reason why they set it.
 fn in_default_mode(stage: &Stage, name: &str, env: Env) -> Result<Finding> {
-    stage.serve(stage.limits)?;
-    stage.set_mode(Mode::Default)?;
-    let seen = attempt(stage, "e9", env)?;
-    let verdict = Verdict::as_expected_if(seen.got_in());
+    stage.serve_in(stage.limits, Mode::Default)?;
+    let seen = attempt(stage, around_mps(env))?;
+    let verdict = if seen.got_in() { Verdict::Observed } else { Verdict::Differs };
     let expected = "the whole GPU, without MPS: why shares need the other mode";
     Ok(Finding::new(name, expected, seen.words(), verdict))
 }
 
 /// `busy`: a server holds the GPU for another client. Idle, nobody does.
 fn exclusive(stage: &Stage, name: &str, env: Env, busy: bool) -> Result<Finding> {
-    stage.serve(stage.limits)?;
+    stage.serve_in(stage.limits, Mode::ExclusiveProcess)?;
     let mut neighbour = None;
     if busy {
         let mut tenant = stage.tenant("e9-neighbour", stage.limits)?;
         tenant.open()?;
         neighbour = Some(tenant);
     }
-    let seen = attempt(stage, "e9", env)?;
+    let seen = attempt(stage, around_mps(env))?;
     drop(neighbour);
     let code = match &seen {
         Attempt::Refused(failure) => Some(failure.code),
@@ -145,7 +150,7 @@ fn changed(stage: &Stage, part: &str, changes: &[(&str, Option<String>)]) -> Res
         env.retain(|(other, _)| other != name);
         env.extend(value.iter().map(|value| ((*name).to_owned(), value.clone())));
     }
-    let seen = attempt(stage, "client", env)?;
+    let seen = attempt(stage, stage.client("client", env))?;
     let verdict = match &seen {
         Attempt::Got { opened, bytes, .. } => {
             Verdict::holds_if(within(*bytes, stage.memory()) && opened.multiprocessors <= granted)

@@ -5,7 +5,6 @@ use serde_json::json;
 
 use super::python;
 use crate::limits::{Limits, MIB};
-use crate::nvml::Mode;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::Tenant;
@@ -25,7 +24,7 @@ struct Seen {
 
 /// E28
 pub fn layers(stage: &mut Stage) -> Result<Vec<Finding>> {
-    stage.bare(Mode::Default)?;
+    stage.bare()?;
     let bare = look(stage, stage.bare_tenant("e28-bare")?, &stage.bare_env())?;
     let all = Limits { memory: Some((stage.gpu.total / MIB).saturating_sub(RESERVE_MIB)), compute: None };
     stage.serve(all)?;
@@ -39,7 +38,7 @@ pub fn layers(stage: &mut Stage) -> Result<Vec<Finding>> {
             pair(bare.launch.p50, shared.launch.p50),
             pair(bare.launch.p99, shared.launch.p99)
         ),
-        Verdict::Holds,
+        Verdict::Observed,
     )
     .with(json!({"bare": bare.launch, "share": shared.launch}));
     let alloc = Finding::new(
@@ -50,7 +49,7 @@ pub fn layers(stage: &mut Stage) -> Result<Vec<Finding>> {
             pair(bare.alloc.p50, shared.alloc.p50),
             pair(bare.alloc.p99, shared.alloc.p99)
         ),
-        Verdict::Holds,
+        Verdict::Observed,
     )
     .with(json!({"bare": bare.alloc, "share": shared.alloc}));
     let mut findings =

@@ -3,18 +3,25 @@
 mod bypass;
 mod compute;
 mod cost;
+mod default_mode;
 mod faults;
+mod list;
 mod memory;
 mod orders;
 mod python;
+mod shared_memory;
 mod slots;
+mod utilization;
 mod watch;
 
 use anyhow::{Result, bail};
 
+use crate::nvml::Mode;
 use crate::signals;
 use crate::stage::Stage;
 use crate::table::Finding;
+
+pub use list::ALL;
 
 pub struct Experiment {
     pub id: &'static str,
@@ -22,174 +29,78 @@ pub struct Experiment {
     pub does: &'static str,
     pub needs: &'static str,
     pub passes: &'static str,
+    /// As found: in DEFAULT mode.
+    pub in_default: Asked,
+    /// As found: in EXCLUSIVE_PROCESS mode, where nobody has the card.
+    pub in_exclusive: Asked,
+    /// With processes of others on the card.
+    pub beside_others: Asked,
     pub run: fn(&mut Stage) -> Result<Vec<Finding>>,
 }
 
-const MPS: &str = "root, MPS, Volta or newer";
-const EACH: &str = "no process holds more than its limit + max(64 MiB, 1 %)";
+/// What becomes of an experiment on a card that stays as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// The same as in a share's own environment.
+    Same,
+    /// It runs, and its rows say this: they mean something else, or there are fewer.
+    Means(&'static str),
+    /// It does not run, for this reason.
+    No(&'static str),
+}
 
-pub const ALL: [Experiment; 20] = [
-    Experiment {
-        id: "E1",
-        title: "ceiling of linear memory",
-        does: "allocate in steps of 16 MiB until refused; record ceiling, error, and whether the process goes on",
-        needs: MPS,
-        passes: "ceiling ≤ limit + max(64 MiB, 1 %), the ordinary out-of-memory error, the process lives",
-        run: memory::ceiling,
-    },
-    Experiment {
-        id: "E2",
-        title: "four processes of one claim",
-        does: "have four processes do E1 at once: each with all of the share, then each with a quarter (maxProcesses: 4)",
-        needs: MPS,
-        passes: "with maxProcesses the sum is ≤ the share; without, MPS gives each its limit (the watchdog's part)",
-        run: memory::four_processes,
-    },
-    Experiment {
-        id: "E3",
-        title: "stream-ordered memory",
-        does: "do E1 from the default pool and from a pool of the process's own; then free and trim",
-        needs: MPS,
-        passes: EACH,
-        run: memory::pools,
-    },
-    Experiment {
-        id: "E4",
-        title: "virtual memory management",
-        does: "do E1 with created and mapped chunks; export them to a second process, let go, take again",
-        needs: MPS,
-        passes: "no process gets more than its limit, the two together not more than twice",
-        run: memory::chunks,
-    },
-    Experiment {
-        id: "E7",
-        title: "PyTorch",
-        does: "grow a list of tensors until refused: caching allocator, expandable segments, no caching",
-        needs: "python3 with torch, MPS",
-        passes: "torch sees out of memory at the limit and goes on",
-        run: python::tensors,
-    },
-    Experiment {
-        id: "E9",
-        title: "going round MPS",
-        does: "start processes without the pipe variable, and with an empty pipe folder; in DEFAULT and in EXCLUSIVE_PROCESS mode; with MPS busy and idle",
-        needs: MPS,
-        passes: "in EXCLUSIVE_PROCESS mode no process gets the GPU without MPS",
-        run: bypass::around,
-    },
-    Experiment {
-        id: "E10",
-        title: "a client's own, higher limit",
-        does: "start clients with limit variables raised, by number and by UUID, and removed",
-        needs: MPS,
-        passes: "the daemon's limits hold",
-        run: bypass::raised,
-    },
-    Experiment {
-        id: "E11",
-        title: "a limit for a GPU that is not visible",
-        does: "start clients whose limit variable names a GPU that they do not see",
-        needs: MPS,
-        passes: "the daemon's limit holds",
-        run: bypass::invisible,
-    },
-    Experiment {
-        id: "E12",
-        title: "rounding of percentages",
-        does: "read how many multiprocessors a client is told of at 1 % to 100 %",
-        needs: MPS,
-        passes: "even numbers, rounded down, at least 2: what tranche counts with",
-        run: compute::rounding,
-    },
-    Experiment {
-        id: "E13",
-        title: "which multiprocessors run",
-        does: "have a kernel record the multiprocessor of each block: one tenant, then two at once",
-        needs: MPS,
-        passes: "distinct multiprocessors ≤ those granted",
-        run: compute::whereabouts,
-    },
-    Experiment {
-        id: "E15",
-        title: "compute of four processes",
-        does: "measure the throughput of one process without a cap, one with the share's, four with it",
-        needs: MPS,
-        passes: "one process stays at its share; four are expected to get four times that (MPS limits processes)",
-        run: compute::four_processes,
-    },
-    Experiment {
-        id: "E16",
-        title: "orders to the daemon from a tenant",
-        does: "give control commands through the tenant's folder as root, as nobody, as root of a user namespace",
-        needs: MPS,
-        passes: "no order changes a limit, ends a neighbour or the daemon",
-        run: orders::given,
-    },
-    Experiment {
-        id: "E19",
-        title: "end of a tenant in mid-kernel",
-        does: "SIGKILL a tenant while its kernel runs; then the same after terminate_client",
-        needs: MPS,
-        passes: "the neighbour goes on and a new client starts",
-        run: faults::killed,
-    },
-    Experiment {
-        id: "E20",
-        title: "write to a foreign address",
-        does: "write to an illegal address in one tenant; record who dies and how long it takes until the GPU serves again",
-        needs: MPS,
-        passes: "the GPU serves again within 30 s once all clients have gone (that they all die is MPS's nature)",
-        run: faults::stray,
-    },
-    Experiment {
-        id: "E21",
-        title: "client slots",
-        does: "open clients until refused",
-        needs: "MPS, some 10 GiB of host memory",
-        passes: "at least the 48 that tranche counts with; refusals are told as such",
-        run: slots::exhausted,
-    },
-    Experiment {
-        id: "E22",
-        title: "death of the daemon",
-        does: "SIGKILL the daemon under live clients, start again, check that limits are in force before any client",
-        needs: MPS,
-        passes: "a new client has the limits; without the daemon no client gets the GPU",
-        run: faults::daemon_dies,
-    },
-    Experiment {
-        id: "E23",
-        title: "restart of the supervisor",
-        does: "restart `tranche mps` under live clients",
-        needs: "MPS, --tranche PATH",
-        passes: "no client is disturbed, no limit lost",
-        run: faults::supervisor_restarts,
-    },
-    Experiment {
-        id: "E25",
-        title: "what NVML lists",
-        does: "start a bare process, an MPS client, a client in a PID namespace; record which list, which PID, how many bytes",
-        needs: "MPS, unshare",
-        passes: "every process appears by its host PID with its bytes in at least one list",
-        run: watch::lists,
-    },
-    Experiment {
-        id: "E26",
-        title: "reaction of a watchdog",
-        does: "let two processes pass their claim's sum, slowly and fast; NVML looked at every 200 ms, terminate_client after two looks; cost of a look with 1, 10 and 40 clients",
-        needs: MPS,
-        passes: "below the sum again within 1 s of the first look over it",
-        run: watch::reaction,
-    },
-    Experiment {
-        id: "E28",
-        title: "what the layers cost",
-        does: "time launches, small allocations and arithmetic, bare and as the only share; matrix products where there is PyTorch",
-        needs: MPS,
-        passes: "throughput within 2 % of bare",
-        run: cost::layers,
-    },
-];
+impl Asked {
+    /// As in the table of README.md.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Same => "yes",
+            Self::Means(_) => "with a note",
+            Self::No(_) => "no",
+        }
+    }
+}
+
+impl Experiment {
+    /// The notes that its rows need, or why it is not run.
+    fn asked(&self, found: Option<Mode>, beside_others: bool) -> Result<Vec<&'static str>, &'static str> {
+        let by_mode = match found {
+            // The experiment sets the mode that it needs.
+            None | Some(Mode::Prohibited | Mode::Other(_)) => Asked::Same,
+            Some(Mode::Default) => self.in_default,
+            Some(Mode::ExclusiveProcess) => self.in_exclusive,
+        };
+        let by_others = if beside_others { self.beside_others } else { Asked::Same };
+        let mut notes = Vec::new();
+        for asked in [by_mode, by_others] {
+            match asked {
+                Asked::Same => {}
+                Asked::Means(note) => notes.push(note),
+                Asked::No(why) => return Err(why),
+            }
+        }
+        Ok(notes)
+    }
+}
+
+/// Runs one. What it fails at is its row.
+pub fn findings(one: &Experiment, stage: &mut Stage) -> Vec<Finding> {
+    let notes = match one.asked(stage.found(), !stage.others.is_empty()) {
+        Ok(notes) => notes,
+        Err(why) => return vec![Finding::not_run("", why)],
+    };
+    let found = (one.run)(stage).unwrap_or_else(|error| vec![Finding::not_run("", format!("{error:#}"))]);
+    let witnessed = stage.witnessed();
+    let mark = |mut finding: Finding| {
+        for note in &notes {
+            finding = finding.noted(note);
+        }
+        if let Some(words) = witnessed.words() {
+            finding = finding.noted(&words);
+        }
+        if witnessed.is_sure() { finding } else { finding.doubted() }
+    };
+    found.into_iter().map(mark).collect()
+}
 
 /// Those that are named, in the table's order; all if none is.
 pub fn chosen(ids: &[String]) -> Result<Vec<&'static Experiment>> {
@@ -243,10 +154,29 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_names_every_experiment() {
+    fn the_readme_says_of_every_experiment_whether_it_runs_as_found() {
         let readme = include_str!("../../README.md");
         for one in &ALL {
-            assert!(readme.contains(&format!("| {} |", one.id)), "{} is missing in README.md", one.id);
+            let line = readme.lines().find(|line| line.starts_with(&format!("| {} |", one.id)));
+            let line = line.unwrap_or_else(|| panic!("{} is missing in README.md", one.id));
+            let end = format!("| {} | {} |", one.in_default.words(), one.in_exclusive.words());
+            assert!(line.ends_with(&end), "{line} should end with {end}");
         }
+    }
+
+    #[test]
+    fn what_is_not_asked_as_found_has_a_reason_and_what_means_something_else_a_note() {
+        let of = |id: &str| ALL.iter().find(|one| one.id == id).unwrap();
+        let (default, exclusive) = (Some(Mode::Default), Some(Mode::ExclusiveProcess));
+        assert_eq!(of("E1").asked(default, true), Ok(vec![]));
+        for mode in [default, exclusive] {
+            assert!(of("E23").asked(mode, false).unwrap_err().contains("`tranche mps`"));
+        }
+        assert_eq!(of("E23").asked(None, false), Ok(vec![]));
+        assert!(of("E37").asked(exclusive, false).is_err());
+        assert_eq!(of("E37").asked(default, false), Ok(vec![]));
+        assert!(of("E9").asked(default, false).unwrap()[0].contains("EXCLUSIVE_PROCESS"));
+        assert!(of("E20").asked(default, true).unwrap_err().contains("others"));
+        assert_eq!(of("E15").asked(exclusive, true).unwrap().len(), 1);
     }
 }

@@ -92,12 +92,8 @@ pub fn given(stage: &mut Stage) -> Result<Vec<Finding>> {
 fn client_as_nobody(stage: &Stage, part: &str) -> Result<Finding> {
     stage.serve(stage.limits)?;
     let _neighbour = beside(stage)?;
-    let start = Start {
-        name: "e16-nobody".to_owned(),
-        env: stage.env(stage.limits),
-        who: Who::Nobody,
-        ..Start::default()
-    };
+    let client = stage.client("e16-nobody", stage.env(stage.limits));
+    let start = Start { who: Who::Nobody, ..client };
     let mut tenant = stage.start(start)?;
     let (seen, works) = match tenant.try_ask(Do::Open)? {
         Ok(Said::Opened(opened)) => (format!("opened in {:.0} ms", opened.open_ms), true),

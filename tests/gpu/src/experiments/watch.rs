@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{mib, part};
 use crate::limits::{MIB, tolerance};
-use crate::nvml::{List, Mode};
+use crate::nvml::List;
 use crate::signals;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
@@ -43,7 +43,7 @@ fn a_client(stage: &Stage) -> Result<Tenant> {
 }
 
 fn a_bare_one(stage: &Stage, name: &str) -> Result<Finding> {
-    stage.bare(Mode::Default)?;
+    stage.bare()?;
     let mut bare = stage.bare_tenant("e25-bare")?;
     holds(&mut bare)?;
     listed(stage, name, bare.pid())

@@ -1,8 +1,12 @@
-//! NVML, as much of it as the experiments need: which GPU, its compute mode, its processes.
+//! NVML, as much of it as the experiments need: which GPU, its compute mode, its processes, their utilisation.
+//! [`Nvml`] only reads; the one function that changes a card is in [`setter`].
 //!
 //! What all blocks rest on: as in `cuda`; NVML's functions keep their types under their versioned names,
 //! handles come from this library and are only given back to it while it is initialised.
 #![allow(unsafe_code)]
+
+mod setter;
+mod utilization;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -13,8 +17,12 @@ use std::ptr;
 use anyhow::{Context, Result, anyhow, bail};
 use libloading::Library;
 
+pub use setter::ModeSetter;
+pub use utilization::{Query, Sample};
+
 type Device = *mut c_void;
 
+const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 /// As NVML says that it does not know.
 const UNKNOWN: u64 = u64::MAX;
@@ -114,6 +122,27 @@ pub struct Nvml {
     library: Library,
 }
 
+/// A call that NVML did not answer with success.
+#[derive(Debug)]
+struct CallFailed {
+    call: String,
+    code: c_int,
+    text: String,
+}
+
+impl fmt::Display for CallFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} answered {}{}", self.call, self.code, self.text)
+    }
+}
+
+impl std::error::Error for CallFailed {}
+
+/// The code that NVML answered, if it was NVML that failed.
+fn code_of(error: &anyhow::Error) -> Option<c_int> {
+    error.downcast_ref::<CallFailed>().map(|failed| failed.code)
+}
+
 /// Looks the function up and calls it. To be used in an `unsafe` block: the kinds are the function's own.
 macro_rules! call {
     ($nvml:expr, $name:expr, $($value:expr => $kind:ty),* $(,)?) => {{
@@ -127,6 +156,7 @@ macro_rules! call {
         }
     }};
 }
+use call;
 
 impl Nvml {
     pub fn open(path: &Path) -> Result<Self> {
@@ -139,21 +169,26 @@ impl Nvml {
     }
 
     fn judge(&self, call: &CStr, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
+        match code {
+            0 => Ok(()),
+            code => Err(CallFailed {
+                call: call.to_string_lossy().into_owned(),
+                code,
+                text: self.error_text(code).map(|text| format!(", {text}")).unwrap_or_default(),
+            }
+            .into()),
         }
-        let call = call.to_string_lossy();
+    }
+
+    fn error_text(&self, code: c_int) -> Option<String> {
         // SAFETY: as declared; it gives a constant text that ends with a zero for any number.
         let symbol =
             unsafe { self.library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"nvmlErrorString\0") };
-        let Ok(symbol) = symbol else { bail!("{call} answered {code}") };
+        let symbol = symbol.ok()?;
         // SAFETY: any number will do.
         let text = unsafe { symbol(code) };
-        if text.is_null() {
-            bail!("{call} answered {code}");
-        }
         // SAFETY: a constant text that ends with a zero.
-        bail!("{call} answered {code}, {}", unsafe { CStr::from_ptr(text) }.to_string_lossy())
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 
     pub fn driver_version(&self) -> Result<String> {
@@ -238,13 +273,6 @@ impl Nvml {
         Ok(Mode::of(mode))
     }
 
-    pub fn set_mode(&self, uuid: &str, mode: Mode) -> Result<()> {
-        let device = self.device(uuid)?;
-        // SAFETY: numbers, as declared.
-        unsafe { call!(self, c"nvmlDeviceSetComputeMode", device => Device, mode.number() => c_uint) }
-            .with_context(|| format!("set compute mode {mode}"))
-    }
-
     /// PID → bytes, none where NVML does not tell.
     pub fn processes(&self, uuid: &str, list: List) -> Result<BTreeMap<u32, Option<u64>>> {
         let device = self.device(uuid)?;
@@ -259,9 +287,7 @@ impl Nvml {
                     &raw mut count => *mut c_uint, raw.as_mut_ptr() => *mut RawProcess)
             };
             match answer {
-                Err(error) if error.to_string().contains(&format!("answered {INSUFFICIENT_SIZE},")) => {
-                    continue;
-                }
+                Err(error) if code_of(&error) == Some(INSUFFICIENT_SIZE) => continue,
                 answer => answer?,
             }
             let told = |used: u64| (used != UNKNOWN).then_some(used);
