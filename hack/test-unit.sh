@@ -14,10 +14,11 @@ log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
 failed=0
 
-# group NAME SKIPPED COMMAND...: runs tests and adds the row; SKIPPED more tests were left out by the command.
+# group NAME COMMAND...: runs tests and adds their row.
 group() {
-  local name=$1 skipped=$2 start=$SECONDS rc=0
-  shift 2
+  local name=$1 start=$SECONDS rc=0 skipped=0
+  shift
+  [[ " $* " != *" --skip "* ]] || skipped=1
   echo "== $name"
   "$@" 2>&1 | tee "$log" || rc=$?
   ((rc == 0)) || failed=1
@@ -28,16 +29,23 @@ group() {
 
 skip() { echo "SKIPPED: $*" >&2; }
 
-fake() { CARGO_TARGET_DIR="$target/fake" cargo "$@" --release --locked --manifest-path hack/fake-nvml/Cargo.toml; }
+# fake VERB ARGS...
+fake() {
+  CARGO_TARGET_DIR="$target/fake" cargo "$1" --release --locked --manifest-path hack/fake-nvml/Cargo.toml "${@:2}"
+}
+gpu() { CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests/gpu/Cargo.toml "$@"; }
 
 # The tests marked `ignore` need what this machine may lack. Each is run where that is there.
-binding=(--include-ignored) driver=(--include-ignored) units=(--include-ignored) left_out=0
+binding=(--include-ignored) driver=(--include-ignored) units=(--include-ignored)
 if [[ -z ${TRANCHE_DATA:-} ]]; then
   skip "the public trace: TRANCHE_DATA does not name a folder with openb/"
-  units+=(--skip the_public_trace_is_packed_as_well_as_the_paper_packs_it) left_out=1
+  units+=(--skip the_public_trace_is_packed_as_well_as_the_paper_packs_it)
 fi
-if ! python3 -m pip --version >/dev/null 2>&1; then
-  skip "the Python binding of NVML: there is no python3 with pip"
+NVML_BINDING="${TRANCHE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tranche}/nvidia-ml-py/13.615.71"
+export NVML_BINDING
+if [[ ! -e $NVML_BINDING/pynvml.py ]] &&
+  ! python3 -m pip install -q --no-deps --target "$NVML_BINDING" nvidia-ml-py==13.615.71; then
+  skip "the Python binding of NVML: pip cannot bring it"
   binding=()
 fi
 if ((EUID == 0)); then
@@ -47,18 +55,19 @@ if ((EUID == 0)); then
   TRANCHE_MPS_CONTROL="$TRANCHE_TEST_DRIVER_ROOT/usr/bin/nvidia-cuda-mps-control"
   export HELM TRANCHE_TEST_DRIVER_ROOT TRANCHE_MPS_CONTROL
 else
-  skip "tests that make device nodes and mounts, and those with helm and NVIDIA's driver, need root"
-  units=() driver=() left_out=0
+  skip "tests that make device nodes and mounts, those with helm and NVIDIA's driver, and whole runs of the GPU check"
+  units=() driver=()
 fi
 
 fake build # the tests alone leave no library behind
-group "fake NVML" 0 fake test -- "${binding[@]}"
-# The experiments for a machine with a GPU: here only that they build, and their own tests.
-group "GPU check" 0 env CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests/gpu/Cargo.toml
+group "fake NVML" fake test -- "${binding[@]}"
 export TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so"
-group "units" "$left_out" cargo test --locked --lib --bins -- "${units[@]}"
-group "contracts" 0 cargo test --locked --test it -- "${driver[@]}"
-group "tidy" 0 cargo test --locked --test tidy
+# The experiments for a machine with a GPU: here only that they build, their own tests, and what whole runs do to the
+# settings of a simulated card.
+group "GPU check" gpu -- "${driver[@]}"
+group "units" cargo test --locked --lib --bins -- "${units[@]}"
+group "contracts" cargo test --locked --test it -- "${driver[@]}"
+group "tidy" cargo test --locked --test tidy
 [[ -n ${TRANCHE_RESULTS:-} ]] || hack/summary.sh "$results"
 echo "-- unit and contract tests took $((SECONDS - begin)) s"
 exit "$failed"

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::statvfs::statvfs;
 use serde::Serialize;
 use serde_json::json;
@@ -36,8 +36,12 @@ pub fn needed(stage: &mut Stage) -> Result<Vec<Finding>> {
     let whole = "the machine's";
     let own = "the daemon's own, which the clients see";
     let small = "the daemon's own, small";
-    let mut findings =
-        vec![part(whole, on_the_machine(stage, whole))?, part(own, of_the_daemon(stage, own))?];
+    let (first, works) = on_the_machine(stage, whole)?;
+    if !works {
+        // Whatever is changed about /dev/shm, it tells nothing then.
+        bail!("no client works with the machine's /dev/shm, either: {}", first.observed);
+    }
+    let mut findings = vec![first, part(own, of_the_daemon(stage, own))?];
     for (name, shm) in
         [("the client's own, empty", USUAL), ("the client's own, empty and read-only", Shm::ReadOnly)]
     {
@@ -245,8 +249,8 @@ fn rounds(stage: &Stage, shm: Option<&Shm>, look: &dyn Fn() -> Result<Contents>)
     Ok(Rounds { one, four, contents, mapped })
 }
 
-/// No namespace is needed for this one: it runs where the others cannot.
-fn on_the_machine(stage: &Stage, part: &str) -> Result<Finding> {
+/// No namespace is needed for this one: it runs where the others cannot. Told with it: does a client work?
+fn on_the_machine(stage: &Stage, part: &str) -> Result<(Finding, bool)> {
     stage.end_daemon()?;
     let before = files(Path::new(SHM))?;
     stage.serve(stage.limits)?;
@@ -255,7 +259,8 @@ fn on_the_machine(stage: &Stage, part: &str) -> Result<Finding> {
     stage.end_daemon()?;
     let left = look()?;
     let words = format!("{}; when the daemon has ended: {}", seen.words(), left.words());
-    Ok(told(part, words).with(json!({"rounds": seen.figures(), "left": left, "before": before.len()})))
+    let figures = json!({"rounds": seen.figures(), "left": left, "before": before.len()});
+    Ok((told(part, words).with(figures), seen.one.works))
 }
 
 fn of_the_daemon(stage: &Stage, part: &str) -> Result<Finding> {
