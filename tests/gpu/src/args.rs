@@ -109,7 +109,8 @@ pub struct Run {
     /// Fewer percentages and shorter measurements.
     #[arg(long)]
     pub quick: bool,
-    /// The driver's program: its `tranche mps` then makes the environment, and E23 can be run.
+    /// The driver's program: with --may-set-compute-mode its `tranche mps` makes the environment, and E23 can
+    /// be run. As found it is not started, since it sets compute modes.
     #[arg(long, value_name = "PATH")]
     pub tranche: Option<PathBuf>,
     /// How it is started; {folder} is its folder, {root} the driver root.

@@ -215,7 +215,7 @@ fn circumstances(
         _ => "gpu-check's own daemon",
     };
     let mode = match wanted.may_set_compute_mode {
-        true => format!("as each experiment needs it; found in {mode}, and put back"),
+        true => format!("set as each experiment needs it; found in {mode}"),
         false => format!("{mode}, as found"),
     };
     Circumstances {

@@ -174,19 +174,24 @@ impl Daemon {
 
     /// The daemon's process, if one of that kind has the number in its file.
     pub fn pid(&self) -> Option<u32> {
-        let text = fs::read_to_string(self.pipe().join(PID_FILE)).ok()?;
-        let pid = text.trim().parse().ok()?;
-        is_mps(pid).then_some(pid)
+        self.recorded().filter(|pid| is_mps(*pid))
     }
 
-    /// `quit`; then whatever is left of it is ended.
+    fn recorded(&self) -> Option<u32> {
+        let text = fs::read_to_string(self.pipe().join(PID_FILE)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// `quit`; then whatever is left of it is ended, also of a daemon that died without its servers.
     pub fn quit(&self) -> Result<()> {
-        let Some(pid) = self.pid() else { return Ok(()) };
+        let Some(pid) = self.recorded() else { return Ok(()) };
         let family = session(pid);
-        // One that does not answer is ended all the same.
-        let _ = self.ask("quit -t 5");
-        if wait_until(END, || (!is_mps(pid)).then_some(())).is_err() {
-            end(pid)?;
+        if is_mps(pid) {
+            // One that does not answer is ended all the same.
+            let _ = self.ask("quit -t 5");
+            if wait_until(END, || (!is_mps(pid)).then_some(())).is_err() {
+                end(pid)?;
+            }
         }
         for server in family {
             if wait_until(Duration::from_secs(5), || (!is_mps(server)).then_some(())).is_err() {
@@ -198,7 +203,7 @@ impl Daemon {
 
     /// Its servers, as processes.
     pub fn family(&self) -> Vec<u32> {
-        self.pid().map(session).unwrap_or_default()
+        self.recorded().map(session).unwrap_or_default()
     }
 
     /// Told by its texts, as it does not tell itself: an older one would take the flag for a question.
@@ -273,7 +278,7 @@ pub fn sweep(program: &Program, folder: &Path) -> Result<u32> {
     let mut ended = 0;
     for entry in entries.flatten() {
         let daemon = Daemon::at(program.clone(), entry.path());
-        if daemon.pid().is_some() {
+        if daemon.pid().is_some() || !daemon.family().is_empty() {
             daemon.quit()?;
             ended += 1;
         }

@@ -45,7 +45,7 @@ impl Book {
     /// None if there was nobody to look at.
     pub fn words(self) -> Option<String> {
         let all = self.listed + self.unlisted + self.unknown;
-        let mut words = format!("MPS lists {} of {all} clients", self.listed);
+        let mut words = format!("MPS lists {} of the {all} clients that were asked about", self.listed);
         if self.unlisted > 0 {
             words += &format!("; {} may have gone round it, where no limit holds", self.unlisted);
         }
@@ -73,14 +73,19 @@ mod tests {
         witness.clone().look(1);
         let book = witness.take();
         assert!(!book.is_sure());
-        assert_eq!(book.words().unwrap(), "MPS lists 0 of 1 clients; of 1 the daemon did not tell");
+        assert_eq!(
+            book.words().unwrap(),
+            "MPS lists 0 of the 1 clients that were asked about; of 1 the daemon did not tell"
+        );
         assert_eq!(witness.take(), Book::default());
     }
 
     #[test]
     fn those_who_went_round_are_told() {
         let book = Book { listed: 2, unlisted: 1, unknown: 0 };
-        assert!(book.words().unwrap().contains("2 of 3 clients; 1 may have gone round"));
+        assert!(
+            book.words().unwrap().contains("2 of the 3 clients that were asked about; 1 may have gone round")
+        );
         assert!(!book.is_sure() && Book { listed: 3, ..Book::default() }.is_sure());
     }
 }

@@ -25,7 +25,7 @@ const SHM: &str = "/dev/shm";
 /// As `tranche` gives it to each GPU.
 const USUAL: Shm = Shm::Empty { kib: 64 << 10 };
 /// For an answer: a process that lost its memory may hang.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// No further sizes are tried after it.
 const ENOUGH: Duration = Duration::from_secs(240);
 /// Names of files in a row; all of them are in the figures.
@@ -68,8 +68,9 @@ impl Contents {
         // c_ulong, which is not u64 everywhere.
         #[allow(clippy::useless_conversion)]
         let (bytes, inodes) = (
-            u64::from(system.blocks() - system.blocks_free()) * u64::from(system.fragment_size()),
-            u64::from(system.files() - system.files_free()),
+            u64::from(system.blocks().saturating_sub(system.blocks_free()))
+                * u64::from(system.fragment_size()),
+            u64::from(system.files().saturating_sub(system.files_free())),
         );
         // The folder itself is one.
         Ok(Self { files: files(folder)?, bytes: Some(bytes), inodes: Some(inodes.saturating_sub(1)) })
@@ -203,7 +204,7 @@ impl Rounds {
                 format!("{works} of 3 more work{why}")
             }
         };
-        format!("the first client {}; {four}; {}; {}", self.one.words, contents.join("; "), self.mapped)
+        format!("the first client: {}; {four}; {}; {}", self.one.words, contents.join("; "), self.mapped)
     }
 
     fn figures(&self) -> serde_json::Value {
@@ -218,11 +219,11 @@ fn rounds(stage: &Stage, shm: Option<&Shm>, look: &dyn Fn() -> Result<Contents>)
     let mut contents = vec![("without clients", look()?)];
     let (first, one) = attempt(stage, "e35-0", shm)?;
     contents.push(("with one", look()?));
-    let servers = stage.daemon.family();
+    let servers: Vec<_> = stage.daemon.family().into_iter().map(mapped).collect();
     let mapped = format!(
         "mapped by the client: {}, by servers: {}",
         first.as_ref().map_or_else(|| "it is gone".to_owned(), |tenant| mapped(tenant.pid())),
-        servers.iter().map(|pid| mapped(*pid)).collect::<Vec<_>>().join(", ")
+        if servers.is_empty() { "there is none".to_owned() } else { servers.join(", ") }
     );
     let mut tenants: Vec<Tenant> = first.into_iter().collect();
     let mut four = None;
@@ -266,7 +267,16 @@ fn on_the_machine(stage: &Stage, part: &str) -> Result<(Finding, bool)> {
 fn of_the_daemon(stage: &Stage, part: &str) -> Result<Finding> {
     let daemon = serve_with(stage, &USUAL)?;
     let seen = rounds(stage, Some(&Shm::Of { pid: daemon }), &|| Contents::of(&seen_by(daemon)))?;
-    Ok(told(part, seen.words()).with(seen.figures()))
+    Ok(told(part, seen.words() + user_namespace(daemon)).with(seen.figures()))
+}
+
+/// Said where it is so: it may matter to MPS.
+fn user_namespace(pid: u32) -> &'static str {
+    let of = |who: &str| fs::read_link(Path::new("/proc").join(who).join("ns/user")).ok();
+    match of("self") == of(&pid.to_string()) {
+        true => "",
+        false => "; the daemon is in a user namespace, because root may not mount here",
+    }
 }
 
 fn of_the_client(stage: &Stage, part: &str, shm: &Shm) -> Result<Finding> {
@@ -275,10 +285,11 @@ fn of_the_client(stage: &Stage, part: &str, shm: &Shm) -> Result<Finding> {
     let theirs = Contents::of(&seen_by(daemon))?;
     let own = tenant.as_ref().map(|tenant| Contents::of(&seen_by(tenant.pid()))).transpose()?;
     let words = format!(
-        "the client {}; in its own: {}; in the daemon's: {}",
+        "the client: {}; in its own: {}; in the daemon's: {}{}",
         attempt.words,
         own.as_ref().map_or_else(|| "not seen, it is gone".to_owned(), Contents::words),
-        theirs.words()
+        theirs.words(),
+        user_namespace(daemon)
     );
     Ok(told(part, words).with(json!({"client": attempt, "own": own, "daemon": theirs})))
 }
