@@ -163,6 +163,12 @@ impl Daemon {
         Ok(all)
     }
 
+    /// Whether the daemon has the process among its clients.
+    pub fn has_client(&self, pid: u32) -> Result<bool> {
+        let exists = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
+        Ok(is_listed(pid, &self.clients()?, exists))
+    }
+
     /// Ends a client cleanly; what the daemon said.
     pub fn terminate(&self, pid: u32) -> Result<String> {
         let clients = self.clients()?;
@@ -230,6 +236,11 @@ impl Daemon {
 
 fn joined(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":")
+}
+
+/// In a sandbox the daemon may list clients by numbers that no process has there: one of them may be meant.
+fn is_listed(pid: u32, clients: &[(u32, u32)], exists: impl Fn(u32) -> bool) -> bool {
+    clients.iter().any(|(_, client)| *client == pid || !exists(*client))
 }
 
 /// Process ids, one on each line; other lines are no numbers.
@@ -307,6 +318,14 @@ mod tests {
     fn lists_are_numbers_and_words_are_none() {
         assert_eq!(numbers("12\n 34\n"), [12, 34]);
         assert_eq!(numbers("Server 1 not found\n"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn a_client_is_listed_by_its_number_or_by_one_that_is_nobodys_here() {
+        let exists = |pid| pid < 100;
+        assert!(is_listed(7, &[(1, 6), (1, 7)], exists));
+        assert!(is_listed(7, &[(1, 4711)], exists));
+        assert!(!is_listed(7, &[(1, 6)], exists) && !is_listed(7, &[], exists));
     }
 
     #[test]

@@ -133,11 +133,6 @@ impl Stage {
         self.mode.require(mode)
     }
 
-    /// Whether the daemon knows the process as a client of its servers.
-    pub fn is_client(&self, pid: u32) -> Result<bool> {
-        Ok(self.daemon.clients()?.iter().any(|(_, client)| *client == pid))
-    }
-
     pub fn end_daemon(&self) -> Result<()> {
         match &self.supervisor {
             Some(supervisor) => supervisor.rest(&self.gpu.uuid),

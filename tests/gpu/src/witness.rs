@@ -28,9 +28,9 @@ impl Witness {
 
     pub fn look(&self, pid: u32) {
         let mut book = self.book.borrow_mut();
-        match self.daemon.clients() {
-            Ok(clients) if clients.iter().any(|(_, client)| *client == pid) => book.listed += 1,
-            Ok(_) => book.unlisted += 1,
+        match self.daemon.has_client(pid) {
+            Ok(true) => book.listed += 1,
+            Ok(false) => book.unlisted += 1,
             Err(_) => book.unknown += 1,
         }
     }

@@ -62,7 +62,7 @@ fn takes_all(stage: &Stage, tenant: &mut Tenant) -> Result<Got> {
         bytes,
         refusal: stop.words(),
         counted: stage.counted(&[tenant.pid()])?,
-        listed: stage.is_client(tenant.pid())?,
+        listed: stage.daemon.has_client(tenant.pid())?,
     })
 }
 

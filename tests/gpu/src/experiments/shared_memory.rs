@@ -169,7 +169,7 @@ fn attempt(stage: &Stage, name: &str, shm: Option<&Shm>) -> Result<(Option<Tenan
         Err(silence) => return Ok((None, Attempt::failed(format!("opened, then {silence}")))),
     }
     let many = format!("computes on {} multiprocessors", opened.multiprocessors);
-    let attempt = match stage.is_client(tenant.pid()) {
+    let attempt = match stage.daemon.has_client(tenant.pid()) {
         Ok(true) => Attempt { works: true, words: format!("{many} as a client of MPS") },
         Ok(false) => Attempt::failed(format!("{many}, but MPS does not list it: it went round")),
         Err(error) => Attempt::failed(format!("{many}; whether as a client of MPS is not known: {error:#}")),
@@ -301,7 +301,7 @@ fn small_ones(stage: &Stage, part: &str) -> Result<Finding> {
     };
     let begin = Instant::now();
     let (mut words, mut figures) = (Vec::new(), Vec::new());
-    let (mut one, mut four) = (None, None);
+    let (mut one, mut four, mut answered) = (None, None, false);
     for size in sizes {
         if begin.elapsed() > ENOUGH {
             words.push(format!("{size} KiB and more: not tried within {} s", ENOUGH.as_secs()));
@@ -312,6 +312,7 @@ fn small_ones(stage: &Stage, part: &str) -> Result<Finding> {
         signals::go_on()?;
         match seen {
             Ok(seen) => {
+                answered = true;
                 words.push(format!("{size} KiB: {}", seen.words()));
                 figures.push(json!({"kib": size, "rounds": seen.figures()}));
                 one = one.or(seen.one.works.then_some(*size));
@@ -325,6 +326,9 @@ fn small_ones(stage: &Stage, part: &str) -> Result<Finding> {
         if four.is_some() {
             break;
         }
+    }
+    if !answered {
+        bail!(words.join("; "));
     }
     let enough = |size: Option<u64>| size.map_or("no size".to_owned(), |size| format!("{size} KiB"));
     let words =
