@@ -33,6 +33,7 @@ skip() { echo "SKIPPED: $*" >&2; }
 fake() {
   CARGO_TARGET_DIR="$target/fake" cargo "$1" --release --locked --manifest-path hack/fake-nvml/Cargo.toml "${@:2}"
 }
+# shellcheck disable=SC2317 # group calls it
 gpu() { CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests/gpu/Cargo.toml "$@"; }
 
 # The tests marked `ignore` need what this machine may lack. Each is run where that is there.
