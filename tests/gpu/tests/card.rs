@@ -67,7 +67,7 @@ impl Machine {
         let mut child = self.command(arguments);
         let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // Its output is short: no pipe fills up.
-        ended(child)
+        wait_ended(child)
     }
 
     /// Starts it, waits until the first experiment runs, and sends the signal.
@@ -80,14 +80,19 @@ impl Machine {
             stderr.lines().map_while(Result::ok).for_each(|line| drop(send.send(line)));
         });
         while !lines.recv_timeout(LIMIT).unwrap().starts_with("== E1 ") {}
-        // The daemon is being started: the mode is set by then, if it is set at all.
+        // The mode is set by then, if it is set at all.
+        self.wait_for_daemon();
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        wait_ended(child);
+    }
+
+    /// Until a daemon is being started.
+    fn wait_for_daemon(&self) {
         let begin = Instant::now();
         while !self.path("node/daemon-starts").exists() {
             assert!(begin.elapsed() < LIMIT, "no daemon was started");
             std::thread::sleep(Duration::from_millis(5));
         }
-        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
-        ended(child);
     }
 
     /// Names of all calls of NVML that were made.
@@ -117,7 +122,7 @@ impl Machine {
     }
 }
 
-fn ended(mut child: Child) -> Output {
+fn wait_ended(mut child: Child) -> Output {
     let begin = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begin.elapsed() > LIMIT {

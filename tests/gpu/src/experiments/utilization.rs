@@ -108,7 +108,7 @@ fn a_bare_one(stage: &Stage) -> Result<Seen> {
     stage.bare()?;
     let mut tenant = stage.bare_tenant("e36-bare")?;
     tenant.open()?;
-    let answers = while_they_compute(stage, std::slice::from_mut(&mut tenant))?;
+    let answers = look_until_measured(stage, std::slice::from_mut(&mut tenant))?;
     Ok(Seen { busy: vec![tenant.pid()], idle: vec![], servers: vec![], answers })
 }
 
@@ -121,11 +121,11 @@ fn clients(stage: &Stage) -> Result<Seen> {
     let mut idle = stage.tenant("e36-idle", stage.limits)?;
     idle.open()?;
     let servers = stage.daemon.servers()?;
-    let answers = while_they_compute(stage, &mut busy)?;
+    let answers = look_until_measured(stage, &mut busy)?;
     Ok(Seen { busy: busy.iter().map(Tenant::pid).collect(), idle: vec![idle.pid()], servers, answers })
 }
 
-fn while_they_compute(stage: &Stage, tenants: &mut [Tenant]) -> Result<Vec<Answer>> {
+fn look_until_measured(stage: &Stage, tenants: &mut [Tenant]) -> Result<Vec<Answer>> {
     let stamp = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
     let since = u64::try_from(stamp)?;
     for tenant in tenants.iter_mut() {
