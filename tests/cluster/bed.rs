@@ -369,6 +369,11 @@ impl Bed {
         self.told("node", node, "/state", |answer| serde_json::from_str(&answer).ok()).await
     }
 
+    /// How often the plugin on the node has written slices. Its metric says the same a moment later.
+    pub async fn slice_writes(&self, node: &str) -> f64 {
+        self.state(node).await["slices"]["writes"].as_f64().expect("the state tells the writes")
+    }
+
     /// What `tranche mps` on the node tells of itself.
     pub async fn mps_state(&self, node: &str) -> Value {
         self.told("mps", node, "/state", |answer| serde_json::from_str(&answer).ok()).await

@@ -20,9 +20,8 @@ async fn a_hundred_pods_leave_nothing_behind() {
     let before = bed.versions().await;
     let (mut writes, mut failures) = (0.0, 0.0);
     for node in &bed.nodes {
-        let metrics = bed.metrics(node).await;
-        writes += sum(&metrics, "tranche_slice_writes_total");
-        failures += failed_operations(&metrics);
+        writes += bed.slice_writes(node).await;
+        failures += failed_operations(&bed.metrics(node).await);
     }
     let begin = Instant::now();
     let lives = futures::stream::iter(0..PODS).map(|number| live(&bed, format!("p-{number}")));
@@ -34,9 +33,8 @@ async fn a_hundred_pods_leave_nothing_behind() {
         let empty =
             || async { (sum(&bed.metrics(&node).await, "tranche_ledger_records{") == 0.0).then_some(()) };
         wait_until(&format!("the ledger of {node} to be told empty"), SOON, empty).await;
-        let metrics = bed.metrics(&node).await;
-        writes -= sum(&metrics, "tranche_slice_writes_total");
-        failures -= failed_operations(&metrics);
+        writes -= bed.slice_writes(&node).await;
+        failures -= failed_operations(&bed.metrics(&node).await);
     }
     assert_eq!((writes, failures), (0.0, 0.0), "slice writes and failed operations, negated");
     bed.end().await;
