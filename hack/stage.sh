@@ -14,15 +14,21 @@ kubectl() { "$rig" kubectl "$@"; }
 for spec in "$@"; do
   node="${spec%%=*}" what="${spec#*=}"
   IFS=: read -r profile count mig <<<"$what"
-  state="$("$rig" host-path "$node" /run/fake-nvml)"
-  mkdir -p "$state"
-  [ -s "$state/boot_id" ] || cat /proc/sys/kernel/random/uuid >"$state/boot_id"
-  FAKE_NVML_DIR="$state" "$target/fake/release/fake-nvml" init \
-    --driver "$("$rig" driver-version)" --seed "$node" --profile "$profile" --count "$count" ${mig:+--mig "$mig"}
-  # The real nvidia-smi wants the real library. Removed first: it is a link into the cache.
-  smi="$("$rig" host-path "$node" /driver)/usr/lib/nvidia/current/nvidia-smi"
-  rm -f "$smi"
-  install -m 755 "$target/fake/release/fake-nvml" "$smi"
+  # The real nvidia-smi wants the real library. Removed first: it is a link into the cache. A machine that
+  # can be rebooted has a place to keep the boards meanwhile.
+  # shellcheck disable=SC2016
+  "$rig" node-exec "$node" bash -ec '
+    smi=/driver/usr/lib/nvidia/current/nvidia-smi
+    rm -f "$smi"
+    cat >"$smi"
+    chmod 755 "$smi"
+    mkdir -p /run/fake-nvml
+    cd /run/fake-nvml
+    [ -s boot_id ] || cat /proc/sys/kernel/random/uuid >boot_id
+    (exec -a fake-nvml "$smi" --dir "$PWD" init "$@")
+    [ ! -d /var/lib/fake-nvml ] || cp control.json /var/lib/fake-nvml/
+  ' init --driver "$("$rig" driver-version)" --seed "$node" --profile "$profile" --count "$count" ${mig:+--mig "$mig"} \
+    <"$target/fake/release/fake-nvml"
 done
 echo "-- loading the image"
 "$rig" load all "$target/image/tranche.tar"

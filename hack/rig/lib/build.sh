@@ -5,7 +5,7 @@
 go_quiet() { # runs go at low priority, its chatter shown only on failure
   local log rc=0
   log="$(mktemp)"
-  nice -n 5 env CGO_ENABLED=0 GOFLAGS=-mod=mod GOWORK=off go "$@" >"$log" 2>&1 || rc=$?
+  nice -n 5 env CGO_ENABLED="${GO_CGO:-0}" GOFLAGS=-mod=mod GOWORK=off go "$@" >"$log" 2>&1 || rc=$?
   ((rc == 0)) || tail -n 40 "$log" >&2
   rm -f "$log"
   return "$rc"

@@ -4,7 +4,7 @@
 
 make_secrets() {
   local etc="$RIG_DIR/etc" ip user node group token
-  ip="$(node_ip node-a)"
+  ip="$(control_ip)"
   mkdir -p "$etc"
   chmod 700 "$etc"
   ec() { openssl ecparam -name prime256v1 -genkey -noout -out "$1" 2>/dev/null; }

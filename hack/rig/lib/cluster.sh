@@ -4,7 +4,7 @@
 
 # Settings a rig is made with; kept in RIG_DIR/settings, from where every later
 # verb reads them.
-SETTINGS=(RIG_NODES RIG_K8S RIG_EMULATE RIG_GATES RIG_FAKE_NVML RIG_AUDIT)
+SETTINGS=(RIG_NODES RIG_MACHINE RIG_K8S RIG_EMULATE RIG_GATES RIG_FAKE_NVML RIG_AUDIT)
 
 save_settings() {
   local s
@@ -13,6 +13,7 @@ save_settings() {
 set_nodes() {
   NODES=(node-a node-b)
   NODES=("${NODES[@]:0:$RIG_NODES}")
+  [[ -z $RIG_MACHINE ]] || NODES+=("$MACHINE")
 }
 # load_settings: of the rig that is up; anything else is an error.
 load_settings() {
@@ -36,7 +37,6 @@ each_component() { # each_component FUNCTION: FUNCTION PLACE COMPONENT for all
     for c in "${NODE_COMPONENTS[@]}"; do "$1" "$node" "$c" || return 1; done
   done
 }
-component_alive() { alive "$1" "$(component_name "$1" "$2")"; }
 healthy() { each_component component_alive && component_answers control apiserver && nodes_ready; }
 
 load_image() { # load_image NODE FILE
@@ -47,7 +47,8 @@ load_image() { # load_image NODE FILE
 
 cluster_up() {
   local begin=$SECONDS s node was
-  case $RIG_NODES in 1 | 2) ;; *) die "RIG_NODES=$RIG_NODES; it is 1 or 2" ;; esac
+  case $RIG_MACHINE in '' | 1) ;; *) die "RIG_MACHINE=$RIG_MACHINE; it is 1 or empty" ;; esac
+  case $RIG_NODES$RIG_MACHINE in 1 | 2 | 01 | 11 | 21) ;; *) die "RIG_NODES=$RIG_NODES; it is 1 or 2, or 0 with RIG_MACHINE=1" ;; esac
   [[ -z $RIG_FAKE_NVML ]] || RIG_FAKE_NVML="$(readlink -m "$RIG_FAKE_NVML")"
   [[ -z $RIG_FAKE_NVML || -f $RIG_FAKE_NVML ]] || die "RIG_FAKE_NVML: no library at $RIG_FAKE_NVML; build it first"
   [[ -z $RIG_AUDIT ]] || RIG_AUDIT="$(readlink -m "$RIG_AUDIT")"
@@ -72,26 +73,28 @@ cluster_up() {
   clean_up
   build_all
   [[ -z $RIG_FAKE_NVML ]] || build_driver
+  [[ -z $RIG_MACHINE ]] || build_machine
 
   mkdir -p "$RIG_DIR/logs"
   chmod 755 "$RIG_DIR"
   local start=$SECONDS
-  say "starting Kubernetes $RIG_K8S${RIG_EMULATE:+ as $RIG_EMULATE} with $RIG_NODES node(s) in $RIG_DIR"
+  say "starting Kubernetes $RIG_K8S${RIG_EMULATE:+ as $RIG_EMULATE} with ${NODES[*]} in $RIG_DIR"
   save_settings
   # What failed half way is ended, its logs kept.
   trap 'rc=$?; trap - EXIT; ((rc == 0)) || { say "giving up; logs are in $RIG_DIR/logs"; end_all 7>&-; }; exit $rc' EXIT
   {
     open_space
     make_secrets
+    [[ -z $RIG_MACHINE ]] || start_machine
     start_component control etcd
     start_component control apiserver
-    for node in "${NODES[@]}"; do
+    for node in "${NODES[@]:0:$RIG_NODES}"; do
       open_node "$node"
       write_node_config "$node"
       [[ -z $RIG_FAKE_NVML ]] || driver_root "$RIG_DIR/$node/driver" "$RIG_FAKE_NVML"
       start_component "$node" containerd
     done
-    for node in "${NODES[@]}"; do
+    for node in "${NODES[@]:0:$RIG_NODES}"; do
       await_component "$node" containerd
       load_image "$node" "$CACHE/images/$IMAGES_VERSION/busybox.tar"
       load_image "$node" "$CACHE/images/$IMAGES_VERSION/glibc.tar"
@@ -101,7 +104,8 @@ cluster_up() {
     say "  API server ready after $((SECONDS - start)) s"
     start_component control controller-manager
     start_component control scheduler
-    for node in "${NODES[@]}"; do start_component "$node" kubelet; done
+    for node in "${NODES[@]:0:$RIG_NODES}"; do start_component "$node" kubelet; done
+    [[ -z $RIG_MACHINE ]] || await_machine
     for node in "${NODES[@]}"; do await_component "$node" kubelet; done
     until_ok 180 "the nodes to be Ready (logs in $RIG_DIR/logs)" nodes_ready || exit 1
     await_component control controller-manager

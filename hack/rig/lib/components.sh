@@ -18,11 +18,20 @@ check_component() {
 
 # CDI is always on in containerd 2.x; only its folders are named.
 write_node_config() {
-  local node=$1 root="$RIG_DIR/$1" ip pods snapshotter=overlayfs
+  local node=$1 root="$RIG_DIR/$1" ip pods snapshotter=overlayfs runtime cgroups
   ip="$(node_ip "$node")" pods="$(node_pods "$node")"
   mkdir -p "$root/etc/rig" "$root/etc/cni/net.d" "$root/etc/kubernetes/manifests"
   # Overlay upon overlay is refused (when the cache lies inside a container).
-  [[ "$(stat -f -c %T "$root")" != overlayfs ]] || snapshotter=native
+  [[ "$(stat -f -c %T "$root")" != overlayfs ]] || is_machine "$node" || snapshotter=native
+  runtime="restrict_oom_score_adj = true"
+  cgroups="cgroupDriver: cgroupfs
+cgroupRoot: /$(cgroup_name "$node")
+failCgroupV1: false
+enforceNodeAllocatable: []"
+  if is_machine "$node"; then
+    runtime='containerd.runtimes.runc = {runtime_type = "io.containerd.runc.v2", options = {SystemdCgroup = true}}'
+    cgroups="cgroupDriver: systemd"
+  fi
   cat >"$root/etc/rig/containerd.toml" <<TOML
 version = 3
 root = "/var/lib/containerd"
@@ -37,7 +46,7 @@ sandbox = "docker.io/local/busybox:1"
 [plugins."io.containerd.cri.v1.runtime"]
 cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
 disable_apparmor = true
-restrict_oom_score_adj = true
+$runtime
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["/usr/lib/cni"]
 conf_dir = "/etc/cni/net.d"
@@ -54,11 +63,8 @@ healthzBindAddress: $ip
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 authentication:
   x509: {clientCAFile: /etc/rig/ca.crt}
-cgroupDriver: cgroupfs
-cgroupRoot: /$(cgroup_name "$node")
-failCgroupV1: false
+$cgroups
 failSwapOn: false
-enforceNodeAllocatable: []
 localStorageCapacityIsolation: false
 makeIPTablesUtilChains: false
 evictionHard: {}
@@ -75,12 +81,21 @@ $([[ -z $RIG_GATES ]] || printf 'featureGates: {%s}\n' "$(sed 's/=/: /g; s/,/, /
 YAML
 }
 
+kubelet_args() { # kubelet_args NODE: one a line
+  printf '%s\n' --config=/etc/rig/kubelet.yaml --kubeconfig=/etc/rig/kubelet.kubeconfig --root-dir=/var/lib/kubelet \
+    --cert-dir=/var/lib/kubelet/pki "--hostname-override=$1" "--node-ip=$(node_ip "$1")" "--v=${RIG_KUBELET_V:-2}"
+}
+
 # start_component PLACE COMPONENT: starts it if it is not running; does not wait.
 start_component() {
-  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=() audit=()
+  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=() audit=() args=()
   name="$(component_name "$place" "$component")"
+  if is_machine "$place"; then
+    in_node "$place" systemctl --no-block start "$component" </dev/null
+    return
+  fi
   ! alive "$place" "$name" || return 0
-  ip="$(node_ip node-a)"
+  ip="$(control_ip)"
   [[ -z $RIG_GATES ]] || gates=("--feature-gates=$RIG_GATES")
   [[ -z $RIG_EMULATE ]] || emulate=("--emulated-version=$RIG_EMULATE")
   [[ -z $RIG_AUDIT ]] ||
@@ -131,10 +146,8 @@ start_component() {
         /opt/containerd/containerd --config /etc/rig/containerd.toml
       ;;
     kubelet)
-      spawn "$place" "$name" /opt/kubernetes/kubelet --config=/etc/rig/kubelet.yaml \
-        --kubeconfig=/etc/rig/kubelet.kubeconfig --root-dir=/var/lib/kubelet \
-        --cert-dir=/var/lib/kubelet/pki "--hostname-override=$place" "--node-ip=$(node_ip "$place")" \
-        --v="${RIG_KUBELET_V:-2}"
+      mapfile -t args < <(kubelet_args "$place")
+      spawn "$place" "$name" /opt/kubernetes/kubelet "${args[@]}"
       ;;
   esac
 }
@@ -160,10 +173,13 @@ component_answers() {
 
 # await_component PLACE COMPONENT: until it answers; at once in vain when it died.
 await_component() {
-  local name end=$((SECONDS + 120))
+  local name limit=120 end
+  # One without KVM takes its time when others use the processors.
+  ! is_machine "$1" || limit=300
+  end=$((SECONDS + limit))
   name="$(component_name "$1" "$2")"
   until component_answers "$1" "$2" >/dev/null 2>&1; do
-    if ! alive "$1" "$name" || ((SECONDS >= end)); then
+    if ! component_alive "$1" "$2" || ((SECONDS >= end)); then
       tail -n 15 "$RIG_DIR/logs/$name.log" >&2
       die "$2 on $1 did not come up; its log is $RIG_DIR/logs/$name.log"
     fi
@@ -171,18 +187,39 @@ await_component() {
   done
 }
 
-ended() { ! alive "$1" "$2"; }
+# component_alive PLACE COMPONENT: whether it runs, or is on its way up or down.
+component_alive() {
+  if is_machine "$1"; then
+    # Nothing is known of it while the machine boots; a job is what systemd is yet to do with it.
+    case "$(in_node "$1" systemctl show --property ActiveState,Job "$2" </dev/null 2>/dev/null)" in
+      '') alive control "$1" ;;
+      *=active* | *ating* | *Job=[1-9]*) return 0 ;;
+      *) return 1 ;;
+    esac
+    return
+  fi
+  alive "$1" "$(component_name "$1" "$2")"
+}
+ended() { ! component_alive "$1" "$2"; }
+
+signal_component() { # signal_component PLACE COMPONENT SIGNAL
+  if is_machine "$1"; then
+    in_node "$1" systemctl --kill-whom=main --signal="$3" kill "$2" </dev/null || true
+    return
+  fi
+  signal "$1" "$(component_name "$1" "$2")" "$3"
+}
 
 # end_component PLACE COMPONENT SIGNAL SECONDS: and waits until it is gone.
 end_component() {
   local name
   name="$(component_name "$1" "$2")"
-  signal "$1" "$name" "$3"
+  signal_component "$1" "$2" "$3"
   # It would wait up to a minute for those who watch.
-  if [[ $2 == apiserver && $3 == TERM ]] && ! within 5 ended "$1" "$name"; then
+  if [[ $2 == apiserver && $3 == TERM ]] && ! within 5 ended "$1" "$2"; then
     say "the API server still serves watches after 5 s; ending it with SIGKILL"
-    signal "$1" "$name" KILL
+    signal_component "$1" "$2" KILL
   fi
-  until_ok "$4" "$2 on $1 to end after SIG$3" ended "$1" "$name" || die "use: rig kill9 $1 $2"
+  until_ok "$4" "$2 on $1 to end after SIG$3" ended "$1" "$2" || die "use: rig kill9 $1 $2"
   rm -f "$RIG_DIR/$name.pid"
 }

@@ -50,14 +50,20 @@ build_driver() {
 # driver_root DIR [FAKE]: fills DIR from the cache (hard links where it lies on the
 # same file system, so it costs nothing), FAKE in place of libnvidia-ml.so.1.
 driver_root() {
-  local dir=$1 fake=${2:-} from="$CACHE/driver/$DRIVER_VERSION" place
+  local dir=$1 fake=${2:-} from="$CACHE/driver/$DRIVER_VERSION"
   [[ -z $fake || -f $fake ]] || die "no library at $fake; build it first, or leave it out"
   build_driver
   mkdir -p "$dir"
   cp -alf "$from/." "$dir/" 2>/dev/null || cp -a --remove-destination "$from/." "$dir/"
-  [[ -n $fake ]] || return 0
+  [[ -z $fake ]] || driver_fake "$dir" "$fake"
+}
+
+# driver_fake DIR FAKE: what differs in a driver root whose GPUs are simulated.
+driver_fake() {
+  local dir=$1 fake=$2 place
   place="$dir/usr/lib/$(uname -m)-linux-gnu/nvidia/current"
   # The real files are links into the cache: removed, never written to.
+  mkdir -p "$place"
   rm -f "$place"/libnvidia-ml.so*
   install -m 755 "$fake" "$place/libnvidia-ml.so.$DRIVER_VERSION"
   ln -s "libnvidia-ml.so.$DRIVER_VERSION" "$place/libnvidia-ml.so.1"

@@ -41,6 +41,10 @@ in_rig() {
 in_node() {
   local node=$1 pid opts
   shift
+  if is_machine "$node" && [[ -s $RIG_DIR/$node.pid ]]; then
+    machine_exec "$@"
+    return
+  fi
   [[ -s $RIG_DIR/$node.pid ]] || die "rig $RIG_NAME has no $node (nodes: ${NODES[*]})"
   read -r pid _ <"$RIG_DIR/$node.pid"
   mapfile -t opts < <(ns_of "$pid")
@@ -89,8 +93,9 @@ signal() {
 }
 
 # open_space: the keeper, the link to the machine, and a free number N for it:
-# addresses 10.99.N.0/29 (.1 the machine, .2 control and node-a, .3 node-b), pods
-# in 10.97.N.0/24. Taking the link's name is what claims the number.
+# addresses 10.99.N.0/29 (.1 the machine, .2 control and node-a, .3 node-b, .4
+# node-vm), pods in 10.97.N.0/24, those of node-vm in 10.98.N.0/24. Taking the
+# link's name is what claims the number.
 open_space() {
   local pid n="" try
   # Not a member of any shared mount group of the machine's: made private, then
@@ -128,15 +133,26 @@ open_space() {
   ip route add "10.97.$n.0/24" via "10.99.$n.2"
 }
 
-node_index() { # 0 for node-a, 1 for node-b
+node_index() { # place among the rig's nodes
   local i
   for i in "${!NODES[@]}"; do
     [[ ${NODES[i]} != "$1" ]] || { printf '%s\n' "$i"; return 0; }
   done
   return 1
 }
-node_ip() { printf '10.99.%s.%s\n' "$(<"$RIG_DIR/slot")" "$(($(node_index "$1") + 2))"; }
-node_pods() { printf '10.97.%s.%s/25\n' "$(<"$RIG_DIR/slot")" "$(($(node_index "$1") * 128))"; }
+control_ip() { printf '10.99.%s.2\n' "$(<"$RIG_DIR/slot")"; }
+node_ip() {
+  local host=4
+  is_machine "$1" || host=$(($(node_index "$1") + 2))
+  printf '10.99.%s.%s\n' "$(<"$RIG_DIR/slot")" "$host"
+}
+node_pods() {
+  if is_machine "$1"; then
+    printf '10.98.%s.0/24\n' "$(<"$RIG_DIR/slot")"
+  else
+    printf '10.97.%s.%s/25\n' "$(<"$RIG_DIR/slot")" "$(($(node_index "$1") * 128))"
+  fi
+}
 cgroup_name() { printf 'tranche-rig-%s-%s\n' "$RIG_NAME" "$1"; }
 
 # The control groups a node's pods lie under: one folder below every controller
