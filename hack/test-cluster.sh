@@ -24,7 +24,7 @@ name="${RIG_NAME:-test}"
 read -ra releases <<<"${TRANCHE_RELEASES:-1.37.0 1.34.4}"
 run="$target/test-cluster/$(date +%Y%m%d-%H%M%S)"
 mig=7=1g.10gb,1g.10gb,2g.20gb
-spec=("node-a=h100:8:$mig" node-b=l40s:2)
+spec=("node-a=h100:8:$mig" node-b=l40s:2) machine_spec=node-vm=h100:2
 test_limit=900 # seconds
 begin=$SECONDS
 workers=()
@@ -70,6 +70,7 @@ fill_queue() {
 }
 
 # waiting PATTERN: the files that wait, longest test first.
+# In a name `*` stands for anything, dots too; a release has two, and the rest of the name begins behind the fifth.
 waiting() { find "$run/waits" -name "$1" -printf '%f\n' | sort -t . -k 6; }
 seconds_waiting() { find "$run/waits" -name "$1" -exec cat {} + | awk '{sum += $1} END {print sum + 0}'; }
 
@@ -82,22 +83,38 @@ take() {
   return 1
 }
 
-# choose N: which release and how many nodes worker N's next rig has: where most is left to do for each worker.
-# Fails when nothing is left for which another rig would be worth its start.
+# skip_waiting PATTERN WHY: these tests cannot run here.
+skip_waiting() {
+  local file rest
+  echo "SKIPPED: $2"
+  while file="$(take "$1")"; do
+    rest="${file#*.*.*.*.*.}"
+    printf '%s\t%s\tskipped\t0\n' "${file%%.[bs]*}" "${rest#*.}" >>"$run/results.tsv"
+  done
+}
+
+# choose N: which release worker N's next rig has, where most is left to do for each worker; and its nodes: 1, 2, or vm
+# for a virtual machine. Fails when nothing is left for which another rig would be worth its start.
 choose() {
-  local release left others two best=0 chosen="" nodes=1
+  local release left others kind best=0 chosen="" nodes=1
   exec 9>"$run/lock"
   flock 9
   rm -f "$run/at-work/$1".*
   for release in "${releases[@]}"; do
-    left="$(seconds_waiting "$release.*")"
     others="$(find "$run/at-work" -name "*.$release.*" | wc -l)"
-    two=1
-    # The first to come has two nodes, if any test wants them.
-    if [[ -n "$(waiting "$release.*.2.*")" && -z "$(find "$run/at-work" -name "*.$release.2")" ]]; then two=2; fi
-    ((left == 0 || (two == 1 && others > 0 && left / others < 60))) && continue
+    # The first rigs are those that only some tests want. One of each is enough.
+    for kind in vm 2 1; do
+      [[ $kind != 1 && (-z "$(waiting "$release.*.$kind.*")" || -n "$(find "$run/at-work" -name "*.$release.$kind")") ]] ||
+        break
+    done
+    case $kind in
+      vm) left="$(seconds_waiting "$release.*.vm.*")" ;;
+      2) left="$(seconds_waiting "$release.*.[12].*")" ;;
+      1) left="$(seconds_waiting "$release.*.1.*")" ;;
+    esac
+    ((left == 0 || (others > 0 && left / others < 60))) && [[ $kind == 1 ]] && continue
     left=$((left / (others + 1)))
-    ((left > best)) && best=$left chosen=$release nodes=$two
+    ((left > best)) && best=$left chosen=$release nodes=$kind
   done
   if [[ -n $chosen ]]; then
     touch "$run/at-work/$1.$chosen.$nodes"
@@ -158,7 +175,7 @@ drain() {
 
 # One rig after another until nothing is left.
 worker() {
-  local n=$1 release nodes choice start parts staged
+  local n=$1 release nodes choice start part parts bare staged nodes_spec
   export RIG_NAME="$name-$n"
   trap 'rm -f "$run/at-work/$n".*; "$rig" down 2>/dev/null || true' EXIT
   trap 'exit 143' TERM
@@ -166,21 +183,27 @@ worker() {
   "$rig" down 2>/dev/null
   while choice="$(choose "$n")"; do
     read -r release nodes <<<"$choice"
-    export RIG_K8S=$release RIG_NODES=$nodes
-    parts=("$release.staged.1.*")
-    ((nodes == 1)) || parts=("$release.staged.2.*" "${parts[@]}")
+    export RIG_K8S=$release RIG_NODES=$nodes RIG_MACHINE=""
+    nodes_spec=("${spec[@]:0:$nodes}") bare=("$release.bare.1.*") parts=("$release.staged.1.*")
+    case $nodes in
+      2) parts=("$release.staged.2.*" "${parts[@]}") ;;
+      vm)
+        RIG_NODES=0 RIG_MACHINE=1
+        nodes_spec=("$machine_spec") bare=() parts=("$release.staged.vm.*")
+        ;;
+    esac
     start=$SECONDS
     "$rig" up >"$run/logs/$RIG_NAME.up.log" 2>&1 ||
       { cat "$run/logs/$RIG_NAME.up.log" >&2; return 1; }
-    say "$RIG_NAME: Kubernetes $release with $nodes node(s) is up after $((SECONDS - start)) s"
-    if drain "$release.bare.*"; then
+    say "$RIG_NAME: Kubernetes $release is up (nodes: $nodes) after $((SECONDS - start)) s"
+    if drain "${bare[@]}"; then
       staged=""
       for part in "${parts[@]}"; do [[ -z "$(waiting "$part")" ]] || staged=1; done
       if [[ -n $staged ]]; then
         start=$SECONDS
         # The oldest has the chart, as most install it; the others the plain manifests.
         STAGE_BY="$([[ $release == "${releases[-1]}" && ${#releases[@]} -gt 1 ]] && echo chart || echo manifests)" \
-          hack/stage.sh "${spec[@]:0:$nodes}" >"$run/logs/$RIG_NAME.stage.log" 2>&1 ||
+          hack/stage.sh "${nodes_spec[@]}" >"$run/logs/$RIG_NAME.stage.log" 2>&1 ||
           { cat "$run/logs/$RIG_NAME.stage.log" >&2; keep_logs "$run/failed/stage-$RIG_NAME"; return 1; }
         say "$RIG_NAME: the driver is staged after $((SECONDS - start)) s"
         drain "${parts[@]}" || true
@@ -239,6 +262,15 @@ count="$(find "$run/waits" -type f | wc -l)"
 for release in "${releases[@]}"; do
   [[ -z "$(waiting "$release.*")" ]] || RIG_K8S="$release" "$rig" build
 done
+if [[ -n "$(waiting "*.staged.vm.*")" ]]; then
+  rc=0
+  "$rig" build-machine || rc=$?
+  case $rc in
+    0) ;;
+    4) skip_waiting "*.staged.vm.*" "a virtual machine cannot be had here; rig build-machine says why" ;;
+    *) exit "$rc" ;;
+  esac
+fi
 say "$count tests on $rigs rigs; logs are in $run/logs"
 trap ended EXIT
 trap 'exit 130' INT TERM

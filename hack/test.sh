@@ -28,7 +28,7 @@ ended() {
 trap ended EXIT
 
 # shellcheck disable=SC2086
-nice -n 5 hack/prefetch.sh driver helm $releases &
+nice -n 5 hack/prefetch.sh driver helm $releases machine &
 jobs+=($!)
 nice -n 5 hack/build.sh &
 jobs+=($!)

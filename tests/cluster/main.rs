@@ -19,6 +19,7 @@ mod controller;
 mod deploy;
 mod discovery;
 mod hollow;
+mod machine;
 mod manifests;
 mod pods;
 mod restarts;

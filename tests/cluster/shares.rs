@@ -57,10 +57,10 @@ async fn bed(test: &str) -> Option<Bed> {
 
 /// A GPU that can be shared, and its daemon.
 #[derive(Debug, Clone)]
-struct Board {
-    node: String,
-    device: String,
-    uuid: String,
+pub struct Board {
+    pub node: String,
+    pub device: String,
+    pub uuid: String,
     /// What may be granted of it.
     grantable_mib: u64,
 }
@@ -77,15 +77,15 @@ struct Standing {
 }
 
 /// The daemon's defaults, in its own words: memory (none: empty) and percent of threads.
-type Limits = (String, String);
+pub type Limits = (String, String);
 
-fn limits(memory: &str, compute: &str) -> Limits {
+pub fn limits(memory: &str, compute: &str) -> Limits {
     (memory.to_owned(), compute.to_owned())
 }
 
 impl Board {
     /// Every GPU of the node that is offered in shares, by number.
-    async fn all(bed: &Bed, node: &str) -> Vec<Self> {
+    pub async fn all(bed: &Bed, node: &str) -> Vec<Self> {
         let mut boards = Vec::new();
         for device in bed.published(node).await {
             if device.allow_multiple_allocations != Some(true) {
@@ -118,7 +118,7 @@ impl Board {
         bed.on_node(&self.node, &asking(&control, commands)).lines().map(str::to_owned).collect()
     }
 
-    fn limits(&self, bed: &Bed) -> Limits {
+    pub fn limits(&self, bed: &Bed) -> Limits {
         match &self.ask(bed, &LIMITS)[..] {
             [compute] => limits("", compute),
             [memory, compute] => limits(memory, compute),
@@ -126,7 +126,7 @@ impl Board {
         }
     }
 
-    async fn wait_limits(&self, bed: &Bed, wanted: &Limits) {
+    pub async fn wait_limits(&self, bed: &Bed, wanted: &Limits) {
         let now = || async { (self.limits(bed) == *wanted).then_some(()) };
         wait_until(&format!("the daemon of {} to have the limits {wanted:?}", self.device), SOON, now).await;
     }
@@ -192,7 +192,7 @@ pub fn mib(quantity: &str) -> u64 {
 }
 
 /// The variables of a container that MPS reads, sorted.
-fn mps_env(bed: &Bed, pod: &str, container: &str) -> Vec<String> {
+pub fn mps_env(bed: &Bed, pod: &str, container: &str) -> Vec<String> {
     let mut env: Vec<_> =
         bed.exec(pod, container, "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
     env.sort();
