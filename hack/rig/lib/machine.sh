@@ -191,7 +191,7 @@ start_machine() {
       -device "virtserialport,bus=logs.0,chardev=$spec,name=$spec,nr=$((${#logs[@]} / 4 + 1))")
   done
   machine_network
-  spawn control "$MACHINE" qemu-system-x86_64 -name "rig-$RIG_NAME" -accel tcg,thread=multi,tb-size=512 -cpu max -smp 2 \
+  spawn control "$MACHINE" qemu-system-x86_64 -name "rig-$RIG_NAME" -accel tcg,thread=multi,tb-size=1024 -cpu max -smp 2 \
     -m "$MACHINE_MEMORY" -nodefaults -display none -serial "file:$RIG_DIR/logs/$MACHINE.console.log" \
     -kernel "$kernel/vmlinuz" -append "root=/dev/nvme0n1 rw rootwait console=ttyS0 net.ifnames=0 mitigations=off \
 nowatchdog lsm=landlock quiet systemd.show_status=false systemd.hostname=$MACHINE systemd.machine_id=$(printf 'tranche-rig-%s' "$files" | sha256sum | cut -c1-32)" \
@@ -239,26 +239,29 @@ await_machine() {
 }
 
 machine_boot() { machine_exec cat /proc/sys/kernel/random/boot_id </dev/null; }
-machine_booted_since() { # machine_booted_since BOOT
+machine_restarts() { grep -c 'reboot: Restarting system' "$RIG_DIR/logs/$MACHINE.console.log"; }
+machine_restarted() { (($(machine_restarts) > $1)); }
+machine_booted() { # machine_booted BEFORE: with another boot id
   local now
-  # A connection of before may still seem open.
-  machine_hang_up
   now="$(machine_boot 2>/dev/null)" && [[ -n $now && $now != "$1" ]]
 }
 
 # machine_reboot: as an administrator does it; until kubelet answers again.
 machine_reboot() {
-  local before start=$SECONDS
+  local before restarts start=$SECONDS
   before="$(machine_boot)"
-  # The connection ends with the machine.
+  restarts="$(machine_restarts || true)"
   machine_exec systemctl --no-block --job-mode=replace-irreversibly start reboot.target </dev/null || true
-  until_ok 180 "$MACHINE to boot again (see $RIG_DIR/logs/$MACHINE.console.log)" machine_booted_since "$before" || exit 1
+  until_ok 60 "$MACHINE to end (see $RIG_DIR/logs/$MACHINE.console.log)" machine_restarted "$restarts" || exit 1
+  say "$MACHINE has ended all after $((SECONDS - start)) s"
+  machine_hang_up
+  until_ok 120 "$MACHINE to boot again (see $RIG_DIR/logs/$MACHINE.console.log)" machine_booted "$before" || exit 1
   await_component "$MACHINE" containerd
   await_component "$MACHINE" kubelet
   say "$MACHINE is up again after $((SECONDS - start)) s"
 }
 
-# machine_hang_up: ends the connection that is kept.
+# machine_hang_up: ends the connection that is kept. The machine at its other end is gone.
 machine_hang_up() {
   in_rig /bin/bash -c 'cd "$1" && ssh -q -F none -o ControlPath=ssh -O exit machine' ssh "$RIG_DIR/machine" 2>/dev/null || true
 }
