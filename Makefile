@@ -2,7 +2,7 @@
 # make demo-down ends it, leaves nothing
 # make check     format, lints, units and contracts: what to run before a commit; no cluster
 # make test      everything that can fail: units, contracts, and real clusters
-# make test-all  the same, every test on every release that it can run on, and the controller's long walk
+# make test-all  the same on every release, on a virtual machine with systemd, and the controller's long walk
 # make soak      the controller's model, a million random steps
 # make bench     figures, as a table and in target/bench.json
 # make help      this text

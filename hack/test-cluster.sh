@@ -8,7 +8,7 @@
 #   TRANCHE_RIGS         how many rigs at once; by default what memory and processors bear
 #   TRANCHE_RELEASES     ("1.37.0 1.34.4") of Kubernetes. All that can run there run on the first; on the others
 #                        the tests that depend on the release
-#   TRANCHE_EVERYWHERE   1: all tests on every release that they can run on
+#   TRANCHE_EVERYWHERE   1: all tests on every release that they can run on, and those on a virtual machine
 #   RIG_NAME             (test) the rigs are RIG_NAME-1 and so on
 #   TRANCHE_RESULTS      a file to which one row per group is added, for hack/summary.sh
 #
@@ -49,6 +49,7 @@ plan() {
       prefix = $0
       while (!(prefix in row)) prefix = substr(prefix, 1, length(prefix) - 1)
       split(row[prefix], field, "\t")
+      if (field[3] == "vm" && !everywhere && !wanted) next
       minor_of = field[4]; sub(/^1\./, "", minor_of)
       for (i = 1; i <= count; i++) {
         split(release[i], part, ".")
@@ -102,17 +103,15 @@ choose() {
   rm -f "$run/at-work/$1".*
   for release in "${releases[@]}"; do
     others="$(find "$run/at-work" -name "*.$release.*" | wc -l)"
-    # The first rigs are those that only some tests want. One of each is enough.
-    for kind in vm 2 1; do
-      [[ $kind != 1 && (-z "$(waiting "$release.*.$kind.*")" || -n "$(find "$run/at-work" -name "*.$release.$kind")") ]] ||
-        break
-    done
-    case $kind in
-      vm) left="$(seconds_waiting "$release.*.vm.*")" ;;
-      2) left="$(seconds_waiting "$release.*.[12].*")" ;;
-      1) left="$(seconds_waiting "$release.*.1.*")" ;;
-    esac
-    ((left == 0 || (others > 0 && left / others < 60))) && [[ $kind == 1 ]] && continue
+    # One rig with two nodes is enough, and comes first. An emulated processor starves beside others: it comes last.
+    kind=1 left="$(seconds_waiting "$release.*.1.*")"
+    if [[ -n "$(waiting "$release.*.2.*")" && -z "$(find "$run/at-work" -name "*.$release.2")" ]]; then
+      kind=2 left="$(seconds_waiting "$release.*.[12].*")"
+    elif [[ -z "$(find "$run/waits" -type f ! -name "*.vm.*" -print -quit)" && -z "$(find "$run/at-work" -name "*.vm")" ]]; then
+      kind=vm left="$(seconds_waiting "$release.*.vm.*")"
+    fi
+    ((left > 0)) || continue
+    if [[ $kind == 1 ]] && ((others > 0 && left / others < 60)); then continue; fi
     left=$((left / (others + 1)))
     ((left > best)) && best=$left chosen=$release nodes=$kind
   done
