@@ -244,7 +244,7 @@ report() {
       echo "failed: $release $test: $run/logs/$release.$test.log; the rig's logs: $run/failed/$release.$test"
     fi
   done <"$run/results.tsv"
-  [[ -n ${TRANCHE_RESULTS:-} ]] || hack/summary.sh "$run/groups.tsv"
+  [[ -n ${TRANCHE_RESULTS:-} ]] || hack/summary.sh "$run/groups.tsv" || true
   echo "-- cluster tests: $((SECONDS - begin)) s on $rigs rigs"
   return "$failed"
 }
