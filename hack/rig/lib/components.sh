@@ -102,13 +102,13 @@ start_component() {
     audit=("--audit-policy-file=$RIG_AUDIT" "--audit-log-path=$RIG_DIR/logs/audit.log" --audit-log-maxsize=1000)
   case $component in
     etcd)
-      spawn control etcd "$CACHE/etcd/$ETCD_VERSION/etcd" --name rig --data-dir "$RIG_DIR/etcd-data" \
+      spawn_first etcd "$CACHE/etcd/$ETCD_VERSION/etcd" --name rig --data-dir "$RIG_DIR/etcd-data" \
         --unsafe-no-fsync --log-level warn --listen-client-urls http://127.0.0.1:2379 \
         --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380 \
         --initial-advertise-peer-urls http://127.0.0.1:2380 --initial-cluster rig=http://127.0.0.1:2380
       ;;
     apiserver)
-      spawn control apiserver "$bin/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 \
+      spawn_first apiserver "$bin/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 \
         --bind-address=0.0.0.0 --secure-port=443 "--advertise-address=$ip" \
         --service-cluster-ip-range=10.96.0.0/16 --allow-privileged=true \
         --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
@@ -127,14 +127,14 @@ start_component() {
         "${audit[@]}" "${emulate[@]}" "${gates[@]}"
       ;;
     controller-manager)
-      spawn control controller-manager "$bin/kube-controller-manager" \
+      spawn_first controller-manager "$bin/kube-controller-manager" \
         "--kubeconfig=$etc/controller-manager.kubeconfig" "--root-ca-file=$etc/ca.crt" \
         "--service-account-private-key-file=$etc/sa.key" --use-service-account-credentials=true \
         --bind-address=127.0.0.1 --leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 \
         "${emulate[@]}" "${gates[@]}"
       ;;
     scheduler)
-      spawn control scheduler "$bin/kube-scheduler" "--kubeconfig=$etc/scheduler.kubeconfig" \
+      spawn_first scheduler "$bin/kube-scheduler" "--kubeconfig=$etc/scheduler.kubeconfig" \
         "--authentication-kubeconfig=$etc/scheduler.kubeconfig" \
         "--authorization-kubeconfig=$etc/scheduler.kubeconfig" \
         --bind-address=127.0.0.1 --leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 \

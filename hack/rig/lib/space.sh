@@ -61,6 +61,18 @@ in_place() {
   fi
 }
 
+# spawn_first NAME CMD...: the same as spawn in place control, for what a real cluster has machines of its own for: it
+# gets its processors before pods, nodes and tests do.
+spawn_first() {
+  local name=$1
+  shift
+  # shellcheck disable=SC2016
+  spawn control "$name" /bin/bash -c '
+    # Where each session has a share of the processors of its own, niceness counts within the session only.
+    [[ ! -w /proc/self/autogroup ]] || echo -10 >/proc/self/autogroup || true
+    exec nice -n -10 "$@"' "$name" "$@"
+}
+
 # spawn PLACE NAME CMD...: starts CMD detached in PLACE, output to logs/NAME.log,
 # and records "PID START" (as seen inside PLACE) in RIG_DIR/NAME.pid.
 spawn() {
