@@ -183,8 +183,9 @@ worker() {
   while choice="$(choose "$n")"; do
     read -r release nodes <<<"$choice"
     export RIG_K8S=$release RIG_NODES=$nodes RIG_MACHINE=""
-    nodes_spec=("${spec[@]:0:$nodes}") bare=("$release.bare.1.*") parts=("$release.staged.1.*")
+    nodes_spec=("${spec[@]}") bare=("$release.bare.1.*") parts=("$release.staged.1.*")
     case $nodes in
+      1) nodes_spec=("${spec[0]}") ;;
       2) parts=("$release.staged.2.*" "${parts[@]}") ;;
       vm)
         RIG_NODES=0 RIG_MACHINE=1
@@ -224,8 +225,8 @@ report() {
   local left failed=0
   touch "$run/results.tsv"
   # What nobody came to run has not passed.
-  find "$run/waits" -type f -printf '%f\n' | awk -F . -v OFS='\t' \
-    '{release = $1 "." $2 "." $3; sub(/^([^.]*[.]){6}/, ""); print release, $0, "failed", 0}' >"$run/left.tsv"
+  find "$run/waits" -type f -printf '%f\n' |
+    sed -E 's/^(([0-9]+[.]){2}[0-9]+)([.][^.]*){3}[.](.*)$/\1\t\4\tfailed\t0/' >"$run/left.tsv"
   cat "$run/left.tsv" >>"$run/results.tsv"
   echo
   echo "the longest tests:"
