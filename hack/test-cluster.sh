@@ -250,6 +250,8 @@ report() {
   return "$failed"
 }
 
+# Brings jq, too, among the packages that a rig needs.
+RIG_K8S="${releases[0]}" "$rig" build
 program="$(cargo test --locked --test cluster --no-run --message-format=json-render-diagnostics |
   jq -r 'select(.reason == "compiler-artifact" and .profile.test and .target.name == "cluster").executable')"
 [[ -x $program ]] || { echo "test-cluster: cargo names no test program" >&2; exit 1; }

@@ -11,7 +11,7 @@ target="${CARGO_TARGET_DIR:-$PWD/target}"
 begin=$SECONDS
 results="${TRANCHE_RESULTS:-$(mktemp)}"
 log="$(mktemp)"
-trap 'rm -f "$log"' EXIT
+trap 'rm -f "$log"; [[ -n ${TRANCHE_RESULTS:-} ]] || rm -f "$results"' EXIT
 failed=0
 
 # group NAME COMMAND...: runs tests and adds their row; left_out: how many the command leaves out.
@@ -57,7 +57,7 @@ if ((EUID == 0)); then
   TRANCHE_MPS_CONTROL="$TRANCHE_TEST_DRIVER_ROOT/usr/bin/nvidia-cuda-mps-control"
   export HELM TRANCHE_TEST_DRIVER_ROOT TRANCHE_MPS_CONTROL
 else
-  skip "tests that make device nodes and mounts, those with helm and NVIDIA's driver, and whole runs of the GPU check"
+  skip "device nodes, mounts, helm, NVIDIA's driver and whole runs of the GPU check: their tests need root"
   units=() driver=() no_trace=0
 fi
 
