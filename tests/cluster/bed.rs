@@ -23,6 +23,8 @@ use crate::rig::{Rig, wait_until};
 pub const SYSTEM: &str = "tranche-system";
 /// A pod is up within this, also when it waits for others to end.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Many that come or go together are all there, or gone, within this: as long as each [`PATIENCE`] sees one more.
+const MANY: Duration = Duration::from_secs(300);
 /// What takes a moment is over by then.
 pub const SOON: Duration = Duration::from_secs(20);
 const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
@@ -193,6 +195,58 @@ impl Bed {
                 panic!("pod {pod} is not Ready after {PATIENCE:?}:\n{said}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Waits until all of these pods are Ready. On failure names those that are not, and tells what became of the
+    /// first of them.
+    pub async fn wait_all_ready(&self, names: &[String]) {
+        let short = |pods: &[Pod]| {
+            let ready = |name: &String| {
+                pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(name) && is_ready(pod))
+            };
+            names.iter().filter(|name| !ready(name)).cloned().collect()
+        };
+        self.none_left("not Ready", short).await;
+    }
+
+    /// Deletes all of these pods and waits until they are gone.
+    pub async fn delete_all(&self, names: &[String]) {
+        let pods: Api<Pod> = self.api();
+        for name in names {
+            pods.delete(name, &DeleteParams::default()).await.expect("the pod can be deleted");
+        }
+        let left = |pods: &[Pod]| {
+            let there = |name: &String| pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(name));
+            names.iter().filter(|name| there(name)).cloned().collect()
+        };
+        self.none_left("still there", left).await;
+    }
+
+    /// Looks at the test's pods until `left` finds no name among them. However busy the machine is, one name fewer
+    /// within [`PATIENCE`] is asked for: what takes long is told from what stands still.
+    async fn none_left(&self, what: &str, left: impl Fn(&[Pod]) -> Vec<String>) {
+        let pods: Api<Pod> = self.api();
+        let begin = Instant::now();
+        let (mut fewest, mut since) = (usize::MAX, begin);
+        loop {
+            if let Ok(now) = pods.list(&ListParams::default()).await {
+                let left = left(&now.items);
+                let Some(first) = left.first() else { return };
+                if left.len() < fewest {
+                    (fewest, since) = (left.len(), Instant::now());
+                }
+                if since.elapsed() > PATIENCE || begin.elapsed() > MANY {
+                    let said = self.rig.kubectl(&["-n", &self.namespace, "describe", "pod", first]);
+                    panic!(
+                        "{what} after {:?}, the last change {:?} ago: {}\n{said}",
+                        begin.elapsed(),
+                        since.elapsed(),
+                        left.join(" ")
+                    );
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
 

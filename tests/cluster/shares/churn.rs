@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use futures::future::join_all;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use serde_json::{Value, json};
@@ -125,17 +124,17 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
         assert_eq!(settled(&bed, &nodes).await, PODS, "every pod has its claim in a ledger");
         // What goes makes room for others at once.
         let second = names("second", PODS / 4);
-        futures::join!(end(&bed, go), start(&bed, &second, 0, later));
+        futures::join!(bed.delete_all(go), start(&bed, &second, 0, later));
         assert_eq!(settled(&bed, &nodes).await, PODS);
         assert_eq!(told(&bed, &nodes).await, before, "failed operations, refusals, slices");
         // Without a grace period pods are gone from the API server before their containers are, and their
         // shares are given away at once: those wait until there is room.
         let third = names("third", PODS / 4);
-        futures::join!(end(&bed, &second), start(&bed, &third, 1, later));
+        futures::join!(bed.delete_all(&second), start(&bed, &third, 1, later));
         wait_held(&bed, &nodes, PODS).await;
         assert_eq!(settled(&bed, &nodes).await, PODS);
-        end(&bed, stay).await;
-        end(&bed, &third).await;
+        bed.delete_all(stay).await;
+        bed.delete_all(&third).await;
         assert_eq!(settled(&bed, &nodes).await, 0, "nothing is held");
         over.set(true);
     };
@@ -205,12 +204,7 @@ async fn start(bed: &Bed, names: &[String], grace: u32, of: impl Fn(usize) -> (u
         pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
         bed.create(pod).await;
     }
-    join_all(names.iter().map(|name| bed.wait_ready(name))).await;
-}
-
-/// Deletes all of them and waits until they are gone.
-async fn end(bed: &Bed, names: &[String]) {
-    join_all(names.iter().map(|name| bed.delete(name))).await;
+    bed.wait_all_ready(names).await;
 }
 
 /// Looks at the ledgers without end, whatever is under way.
