@@ -26,5 +26,6 @@ mod restarts;
 mod rig;
 mod shares;
 mod sharing;
+mod tenants;
 mod upgrade;
 mod webhook;

@@ -1,0 +1,1 @@
+//! Claims that are taken away under a running pod: no second tenant gets the device.

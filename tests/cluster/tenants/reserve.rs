@@ -1,0 +1,1 @@
+//! Demands that nobody can meet: they keep no room from others for longer than a while.
