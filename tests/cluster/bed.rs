@@ -207,7 +207,7 @@ impl Bed {
             };
             names.iter().filter(|name| !ready(name)).cloned().collect()
         };
-        self.none_left("not Ready", short).await;
+        self.wait_none_left("not Ready", short).await;
     }
 
     /// Deletes all of these pods and waits until they are gone.
@@ -220,12 +220,12 @@ impl Bed {
             let there = |name: &String| pods.iter().any(|pod| pod.metadata.name.as_ref() == Some(name));
             names.iter().filter(|name| there(name)).cloned().collect()
         };
-        self.none_left("still there", left).await;
+        self.wait_none_left("still there", left).await;
     }
 
     /// Looks at the test's pods until `left` finds no name among them. However busy the machine is, one name fewer
     /// within [`PATIENCE`] is asked for: what takes long is told from what stands still.
-    async fn none_left(&self, what: &str, left: impl Fn(&[Pod]) -> Vec<String>) {
+    async fn wait_none_left(&self, what: &str, left: impl Fn(&[Pod]) -> Vec<String>) {
         let pods: Api<Pod> = self.api();
         let begin = Instant::now();
         let (mut fewest, mut since) = (usize::MAX, begin);

@@ -585,10 +585,17 @@ async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
         supervisor.check().await;
         assert!(is_serving(&only(&supervisor)), "{:?}", only(&supervisor));
         assert!(bed.clients_find_it(&gpu));
-        percent = (percent + 1).min(90);
-        let now = supervisor.keep(&gpu, true, &limits(&[2000], percent)).await.unwrap();
-        assert_eq!(pid(&now), pid(&before));
-        assert_eq!(now.compute_answer, format!("{percent}.0"));
+        let next = (percent + 1).min(90);
+        match supervisor.keep(&gpu, true, &limits(&[2000], next)).await {
+            Ok(now) => {
+                assert_eq!(pid(&now), pid(&before));
+                assert_eq!(now.compute_answer, format!("{next}.0"));
+                percent = next;
+            }
+            // On a busy machine the talkers may have the daemon for as long as one question may take; whoever wants
+            // a share asks again.
+            Err(refused) => assert!(refused.to_string().contains("hears one asker at a time"), "{refused}"),
+        }
     }
 }
 
