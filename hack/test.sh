@@ -21,18 +21,21 @@ begin=$SECONDS jobs=()
 ended() {
   local rc=$? job
   trap - EXIT
-  for job in "${jobs[@]}"; do kill "$job" 2>/dev/null || true; done
+  for job in "${jobs[@]}"; do kill -- "-$job" 2>/dev/null || true; done
   hack/summary.sh "$TRANCHE_RESULTS" || rc=1
   echo "-- all tests took $((SECONDS - begin)) s"
   exit "$rc"
 }
 trap ended EXIT
 
+# Each in a process group of its own, so that its compilers end with it.
+set -m
 # shellcheck disable=SC2086
 nice -n 5 hack/prefetch.sh driver helm $releases "${machine[@]}" &
 jobs+=($!)
 nice -n 5 hack/build.sh &
 jobs+=($!)
+set +m
 hack/test-unit.sh
 for job in "${jobs[@]}"; do wait "$job"; done
 jobs=()

@@ -19,8 +19,12 @@ if ((${#first[@]})); then
   printf '%s\n' "${first[@]}" | awk '{s = $NF; sum += s; sub(/ [0-9]+$/, ""); printf "  %4d s  %s\n", s, $0}
     END {printf "  %4d s  all in all; after that the demo itself takes half a minute\n", sum}'
 fi
+# In a process group of its own, so that its compilers end with it.
+set -m
 "$top/hack/prefetch.sh" driver "${RIG_K8S:-1.37.0}" &
 prefetch=$!
+set +m
+trap 'kill -- "-$prefetch" 2>/dev/null || true' EXIT
 say "1/7 building the driver, its image and the fake GPUs; Kubernetes meanwhile"
 "$top/hack/build.sh"
 wait "$prefetch"
