@@ -30,6 +30,11 @@ pub enum ShareAnnotationError {
         "the annotation {SHARE_ANNOTATION}: share is a {0} without an amount; it is a GpuShare with memory or fraction"
     )]
     NoShare(&'static str),
+    #[error(
+        "the annotation {SHARE_ANNOTATION}: share says more than memory or fraction, which is all that gpu-memory and \
+         gpu-fraction can ask for; remove the rest, or create a claim with it"
+    )]
+    More,
     #[error("the annotation {SHARE_ANNOTATION}: count is {0}; a claim has 1 to {COUNT_MAX} GPUs")]
     Count(u32),
 }
@@ -57,12 +62,19 @@ pub(super) fn parameters(field: &str, amount: &str) -> Value {
 /// node with the same share on each.
 ///
 /// # Errors
-/// The text is none that the webhook writes: anyone may write annotations.
+/// The text is none that the webhook writes: anyone who may create a pod may write annotations, and is to get nothing by
+/// them that the webhook would not have given.
 pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
     let Written { share, count } =
         serde_json::from_str(annotation).map_err(ShareAnnotationError::Unreadable)?;
     match params::decode(&share).map_err(ShareAnnotationError::Params)? {
-        Params::Share(GpuShare { amount: Some(_), .. }) => {}
+        Params::Share(GpuShare {
+            amount: Some(_),
+            compute: None,
+            minimum_isolation: None,
+            max_processes: None,
+        }) => {}
+        Params::Share(GpuShare { amount: Some(_), .. }) => return Err(ShareAnnotationError::More),
         other => return Err(ShareAnnotationError::NoShare(other.kind())),
     }
     if !(1..=COUNT_MAX).contains(&count) {
@@ -95,6 +107,11 @@ mod tests {
     #[test]
     fn annotations_of_other_hands_are_refused_with_words() {
         let of = |share: Value, count: i64| json!({"share": share, "count": count}).to_string();
+        let with = |field: &str, value: Value| {
+            let mut share = parameters("memory", "1Gi");
+            share[field] = value;
+            share
+        };
         let gpu_config = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"});
         for (text, words) in [
             ("".to_owned(), "cannot be read"),
@@ -104,6 +121,9 @@ mod tests {
             (of(json!({}), 1), "share"),
             (of(parameters("memory", "0"), 1), "share"),
             (of(gpu_config, 1), "GpuConfig"),
+            (of(with("maxProcesses", json!(48)), 1), "says more than memory or fraction"),
+            (of(with("compute", json!(100)), 1), "says more than memory or fraction"),
+            (of(with("minimumIsolation", json!("none")), 1), "says more than memory or fraction"),
             (of(parameters("memory", "1Gi"), 0), "count is 0"),
             (of(parameters("memory", "1Gi"), 33), "count is 33"),
         ] {

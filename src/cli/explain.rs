@@ -192,7 +192,9 @@ async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Re
         match core.world.claim_named(&named.namespace, name) {
             Some(claim) => asked.claims.push(claim.uid().clone()),
             None => {
-                asked.lacks.push(format!("claim {name}, which the pod names, does not exist; create it"));
+                let why = pod.and_then(|pod| core.world.not_promised(pod));
+                let words = || format!("claim {name}, which the pod names, does not exist; create it");
+                asked.lacks.push(why.unwrap_or_else(words));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Everything that the controller follows, as one stream of changes that begins anew after each interruption.
 
 use futures::stream::{self, BoxStream, StreamExt, select_all};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::KubeCluster;
 use super::guarded::Guarded;
 use crate::model::error_chain;
-use crate::model::names::DRIVER;
+use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// Pods that have ended use nothing: they leave the watch as if they were deleted.
 pub(super) const LIVE_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -27,6 +27,8 @@ pub enum Change {
     Slice(Seen<ResourceSlice>),
     Class(Seen<DeviceClass>),
     TaintRule(Seen<DeviceTaintRule>),
+    /// One that has opted in.
+    Namespace(Seen<Namespace>),
 }
 
 #[derive(Debug, Clone)]
@@ -52,8 +54,8 @@ pub enum Seen<K> {
 }
 
 impl KubeCluster {
-    /// Pods that have not ended, nodes, claims, device classes, taint rules, and the slices of our driver. Each list
-    /// is consistent: nothing older than the moment at which it was asked for.
+    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, and the
+    /// namespaces that have opted in. Each list is consistent: nothing older than the moment at which it was asked for.
     ///
     /// API servers before 1.37 serve no taint rules of version v1: there are none then, and it is asked again.
     pub fn feed(&self) -> BoxStream<'static, Change> {
@@ -66,9 +68,15 @@ impl KubeCluster {
             follow(Api::all(self.client()), slices, Change::Slice),
             follow(Api::all(self.client()), all(), Change::Class),
             taint_rules(Api::all(self.client())),
+            follow(Api::all(self.client()), all().labels(&opted_in()), Change::Namespace),
         ])
         .boxed()
     }
+}
+
+/// A namespace that loses the label leaves the list, as if it were deleted.
+pub(super) fn opted_in() -> String {
+    format!("{OPT_IN_LABEL}={OPT_IN_VALUE}")
 }
 
 fn follow<K>(

@@ -3,7 +3,7 @@
 //! * [`KubeCluster::survey`]: slices and claims, at once
 //! * [`KubeCluster::tour`]: all that the controller follows, object by object
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::Resource;
 use kube::api::{Api, ListParams};
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::{KubeCluster, call};
 use super::error::CallError;
-use super::feed::{Change, LIVE_PODS, Seen};
+use super::feed::{Change, LIVE_PODS, Seen, opted_in};
 use super::guarded::Guarded;
 use crate::model::names::DRIVER;
 
@@ -70,6 +70,14 @@ impl KubeCluster {
             // Not served, or not for the caller to see: as if there were none.
             Err(CallError::Refused { code: 404, .. } | CallError::Forbidden { .. }) => {
                 each(Change::TaintRule(Seen::Complete));
+            }
+            result => result?,
+        }
+        let opted_in = all().labels(&opted_in());
+        match self.through::<Namespace>(opted_in, |seen| each(Change::Namespace(seen))).await {
+            // The caller is told; all but claims that are only promised can be looked at.
+            Err(error @ CallError::Forbidden { .. }) => {
+                each(Change::Namespace(Seen::Interrupted { problem: error.to_string() }));
             }
             result => result?,
         }

@@ -14,7 +14,7 @@ use super::kept_off::KeptOff;
 use super::life::Unused;
 use super::plan::{Next, Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
-use super::say::Says;
+use super::say::{Reason, Says};
 use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::pod::Gang;
@@ -323,6 +323,10 @@ impl Core {
         }
         self.recount(uid);
         self.review(uid, now);
+        let Some(pod) = self.world.pods.get(uid) else { return };
+        if let Some(words) = self.world.not_promised(pod) {
+            self.says.waiting(pod, Reason::Claim, &words, now);
+        }
     }
 
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {

@@ -11,6 +11,9 @@ pub const DRIVER: &str = "gpu.nvidia.com";
 pub const SHARED_CLASS: &str = "shared.gpu.nvidia.com";
 /// On claims with which our controller takes a GPU for shares.
 pub const HOLD_LABEL: &str = "tranche.dev/hold";
+/// On namespaces whose pods may have claims made for them. Who may label namespaces decides, not who may create pods.
+pub const OPT_IN_LABEL: &str = "tranche.dev/kai-annotations";
+pub const OPT_IN_VALUE: &str = "enabled";
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {

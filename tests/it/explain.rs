@@ -137,6 +137,10 @@ node-b   is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
 #[tokio::test]
 async fn where_a_claim_is_and_where_it_would_be() {
     let api = busy();
+    api.put(
+        "namespaces",
+        json!({"metadata": {"name": "ml", "labels": {"tranche.dev/kai-annotations": "enabled"}}}),
+    );
     let placed = "\
 Claim:      ml/running (10m old)
 Pods:       runs (on node-a, has reserved it)
@@ -166,6 +170,14 @@ Controller: tranche-controller-7c9 leads, last sign of life 2s ago
 [exit 0]
 ";
     assert_eq!(answered(&api, "explain pod/kai -n ml").await, promised);
+    api.edit("namespaces", |namespace| namespace["metadata"]["labels"] = json!({}));
+    let unlabelled = answered(&api, "explain pod/kai -n ml").await;
+    let words =
+        "labelled tranche.dev/kai-annotations=enabled, and ml is none; create the claim kai-gpu-share-0a";
+    assert!(unlabelled.contains(words) && unlabelled.ends_with("[exit 3]\n"), "{unlabelled}");
+    api.edit("namespaces", |namespace| {
+        namespace["metadata"]["labels"] = json!({"tranche.dev/kai-annotations": "enabled"});
+    });
     api.remove("leases", "tranche-controller");
     let nobody = answered(&api, "explain pod/kai -n ml").await;
     assert!(nobody.contains("Controller: none leads, nothing is placed: there is no lease"), "{nobody}");

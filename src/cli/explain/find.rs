@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::super::Usage;
 use super::ExplainArgs;
 use crate::controller::world::World;
+use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// So many names are offered in place of one that is not there.
 const OFFERS_MAX: usize = 3;
@@ -171,7 +172,7 @@ pub fn lacks(pod: &core::Pod) -> Vec<String> {
     if let (Some(kai), None) = (kai, entries().next()) {
         lacks.push(format!(
             "the pod has the annotation {kai} and no claim: the webhook makes one for pods that are created in a \
-             namespace labelled tranche.dev/kai-annotations=enabled"
+             namespace labelled {OPT_IN_LABEL}={OPT_IN_VALUE}"
         ));
     }
     lacks

@@ -5,7 +5,7 @@ use std::mem::discriminant;
 use std::time::Duration;
 
 use k8s_openapi::Metadata;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
@@ -19,14 +19,14 @@ use crate::controller::grant;
 use crate::controller::hold::Parting;
 use crate::controller::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
 use crate::controller::write::{Failure, Outcome, Write};
-use crate::model::names::{DRIVER, HOLD_LABEL, SHARED_CLASS};
+use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::params::{Params, decode};
 
 pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Of objects that are watched, each on its own.
-pub const KINDS: u8 = 6;
+pub const KINDS: u8 = 7;
 
 pub type Name = (String, String);
 
@@ -48,6 +48,8 @@ pub struct Cluster {
     pub slices: BTreeMap<String, ResourceSlice>,
     pub classes: BTreeMap<String, DeviceClass>,
     pub rules: BTreeMap<String, DeviceTaintRule>,
+    /// Those that have opted in.
+    pub namespaces: BTreeMap<String, Namespace>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -77,6 +79,7 @@ impl Cluster {
             slices: BTreeMap::new(),
             classes: BTreeMap::new(),
             rules: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             answers: Vec::new(),
@@ -89,6 +92,7 @@ impl Cluster {
         let spec =
             json!({"extendedResourceName": "nvidia.com/gpu", "selectors": [{"cel": {"expression": gpu}}]});
         cluster.put_class("gpu.nvidia.com", json!({}), spec);
+        cluster.opt_in("ml");
         cluster.relist();
         cluster
     }
@@ -152,6 +156,21 @@ impl Cluster {
     pub fn drop_rule(&mut self, name: &str) {
         if let Some(rule) = self.rules.remove(name) {
             self.feed.push_back(Change::TaintRule(Seen::Deleted(Box::new(rule.metadata))));
+        }
+    }
+
+    /// The namespace is given the label.
+    pub fn opt_in(&mut self, name: &str) {
+        let labels = json!({OPT_IN_LABEL: OPT_IN_VALUE});
+        let namespace: Namespace = object(json!({"metadata": {"name": name, "labels": labels}}));
+        self.namespaces.insert(name.to_owned(), namespace.clone());
+        self.feed.push_back(Change::Namespace(Seen::Stored(Box::new(namespace))));
+    }
+
+    /// The label is taken away: to a watch that selects by it the namespace is gone.
+    pub fn opt_out(&mut self, name: &str) {
+        if let Some(namespace) = self.namespaces.remove(name) {
+            self.feed.push_back(Change::Namespace(Seen::Deleted(Box::new(namespace.metadata))));
         }
     }
 
@@ -288,6 +307,7 @@ impl Cluster {
             2 => list(&mut self.feed, self.claims.values().cloned(), Change::Claim),
             3 => list(&mut self.feed, self.slices.values().cloned(), Change::Slice),
             4 => list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule),
+            5 => list(&mut self.feed, self.namespaces.values().cloned(), Change::Namespace),
             _ => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
         }
     }

@@ -5,6 +5,7 @@ mod books;
 mod cluster;
 mod explain;
 mod language;
+mod opted_in;
 mod room;
 mod scenes;
 mod told;

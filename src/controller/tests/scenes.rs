@@ -739,7 +739,7 @@ fn what_can_never_be_placed_holds_nobody_up() {
 }
 
 /// A pod to which the webhook promised a claim.
-fn put_kai(cluster: &mut Cluster) {
+pub(super) fn put_kai(cluster: &mut Cluster) {
     let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "2000Mi"}, "count": 1});
     let more = json!({
         "metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},

@@ -5,6 +5,7 @@ mod books;
 pub mod claim;
 pub mod class;
 pub mod node;
+mod opted_in;
 pub mod pod;
 
 use std::collections::btree_map::Entry;
@@ -20,6 +21,7 @@ pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
 use class::OtherClass;
+use opted_in::OptedIn;
 
 use crate::cluster::feed::{Change, Seen};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
@@ -92,6 +94,7 @@ pub struct World {
     users: BTreeMap<(String, String), BTreeSet<PodUid>>,
     /// UIDs of claims whose present state does not fit our types: nobody knows what they name.
     unreadable: BTreeSet<String>,
+    opted_in: OptedIn,
     /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
     gone: VecDeque<ClaimUid>,
     lists: Lists,
@@ -112,16 +115,22 @@ enum Kind {
     Slices,
     Classes,
     TaintRules,
+    Namespaces,
 }
+
+/// What has to be known before anything is decided. Not who has opted in: where that cannot be read nobody has, and all
+/// others go on.
+const NEEDED: [Kind; 6] =
+    [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules];
 
 impl World {
     pub fn new(namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..Self::default() }
     }
 
-    /// True once every kind has been listed: before that nothing is known of what is missing.
+    /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
     pub fn is_complete(&self) -> bool {
-        self.lists.complete.len() == 6
+        NEEDED.iter().all(|kind| self.lists.complete.contains(kind))
     }
 
     pub fn apply(&mut self, change: Change) -> Vec<News> {
@@ -132,6 +141,7 @@ impl World {
             Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
             Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
             Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
+            Change::Namespace(seen) => self.follow_namespaces(seen),
         }
     }
 
@@ -226,6 +236,7 @@ impl World {
             Kind::Slices => self.slice_nodes.keys().cloned().collect(),
             Kind::Classes => self.other_classes.keys().cloned().chain([SHARED_CLASS.to_owned()]).collect(),
             Kind::TaintRules => self.rules.keys().cloned().collect(),
+            Kind::Namespaces => self.opted_in.names.iter().cloned().collect(),
         }
     }
 
@@ -322,15 +333,20 @@ impl World {
             self.users.entry(at).or_default().insert(uid.clone());
         }
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
+        self.opted_in.asks(&fresh);
         self.pods.insert(uid.clone(), fresh);
         self.promise(&uid);
         vec![News::Pod { uid, demands_changed }]
     }
 
-    /// Notes the claim that the webhook promised the pod, unless there is one of that name.
+    /// Notes the claim that the webhook promised the pod, unless there is one of that name. Where nobody has opted in
+    /// the webhook has promised nothing, whatever the pod says.
     fn promise(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
         let Some((text, name)) = &pod.share else { return };
+        if !self.opted_in.names.contains(&pod.at.namespace) {
+            return;
+        }
         let at = (pod.at.namespace.clone(), name.clone());
         if let Entry::Vacant(free) = self.names.entry(at) {
             let claim = claim::promised(&pod.at, text, name);
@@ -350,6 +366,7 @@ impl World {
 
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(uid)?;
+        self.opted_in.asks_no_more(&pod);
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {
@@ -528,7 +545,7 @@ impl World {
 fn key(kind: Kind, meta: &ObjectMeta) -> String {
     let part = match kind {
         Kind::Pods | Kind::Claims => &meta.uid,
-        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules => &meta.name,
+        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
     };
     part.clone().unwrap_or_default()
 }
