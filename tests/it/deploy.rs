@@ -177,7 +177,8 @@ fn every_value_reaches_the_manifests() {
             r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key"]}"#,
             r#"deviceClasses.extendedResource=false"#,
             r#"admissionPolicy.enabled=false"#,
-            r#"podPolicy={"env":"off","privileged":"off","hostNamespaces":false,"hostPath":"off","root":"off"}"#,
+            r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
+                "hostPath":"off","root":"off"}"#,
             r#"metrics.scrapeAnnotations=true"#,
             r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self"}"#,
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
@@ -443,22 +444,61 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
     assert_eq!(
         actions(&[]),
         [
+            "tranche-pods-capabilities Deny",
             "tranche-pods-env Deny",
             "tranche-pods-host-namespaces Deny",
             "tranche-pods-host-path Deny",
             "tranche-pods-privileged Deny",
+            "tranche-pods-proc-mount Deny",
             "tranche-pods-root Warn",
         ]
     );
-    let set = [r#"podPolicy={"env":"off","privileged":false,"hostPath":"Warn","root":"Deny"}"#];
+    let set = [r#"podPolicy={"env":"off","privileged":false,"procMount":"off","hostPath":"Warn","root":"Deny"}"#];
     assert_eq!(
         actions(&set),
-        ["tranche-pods-host-namespaces Deny", "tranche-pods-host-path Warn", "tranche-pods-root Deny"]
+        [
+            "tranche-pods-capabilities Deny",
+            "tranche-pods-host-namespaces Deny",
+            "tranche-pods-host-path Warn",
+            "tranche-pods-root Deny",
+        ]
     );
     // Folders that were moved are guarded where they are.
-    let moved = [r#"node={"kubeletDir":"/data/kubelet","cdiDir":"/data/cdi"}"#];
+    let moved = [r#"node={"kubeletDir":"/data/kubelet","cdiDir":"/data/cdi","driverRoot":"/home/nvidia"}"#];
     let yaml = render(&helm, &moved).expect("it renders");
-    assert!(yaml.contains("'/data/kubelet/plugins'") && yaml.contains("'/data/cdi'"), "{yaml}");
+    for path in ["/data/kubelet", "/data/cdi", "/home/nvidia", "/var/lib/kubelet", "/run/cdi", "/driver"] {
+        assert!(yaml.contains(&format!("'path': '{path}'")), "{path}: {yaml}");
+    }
+    // The root of all is no folder to be kept from.
+    assert!(!render(&helm, &[]).expect("it renders").contains("'path': '/',"));
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn the_rules_for_pods_are_for_limits_that_stand_for_devices_of_ours() {
+    let helm = helm();
+    let rules = |set: &[&str], release: &str| {
+        let mut command = Command::new(&helm);
+        command.args(["template", "tranche", "charts/tranche", "--kube-version", release]);
+        command.args(["--show-only", "templates/podpolicy.yaml"]);
+        set.iter().for_each(|value| drop(command.args(["--set-json", value])));
+        let out = command.current_dir(root()).output().expect("helm can be run");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let (class, gpu) = ("name.startsWith('deviceclass.resource.kubernetes.io/')", "name == 'nvidia.com/gpu'");
+    let more = r#"podPolicy.extendedResources=["example.com/gpu"]"#;
+    for (set, release, names, not) in [
+        (&[][..], "1.36.3", &[class, gpu][..], &["example.com"][..]),
+        // There nvidia.com/gpu is whoever's device plugin serves it.
+        (&[], "1.35.9", &[class], &[gpu]),
+        (&["deviceClasses.extendedResource=false"], "1.37.0", &[class], &[gpu]),
+        (&[more], "1.37.0", &[class, gpu, "name == 'example.com/gpu'"], &[]),
+    ] {
+        let yaml = rules(set, release);
+        assert!(names.iter().all(|name| yaml.contains(name)), "{set:?} {release}: {yaml}");
+        assert!(!not.iter().any(|name| yaml.contains(name)), "{set:?} {release}: {yaml}");
+    }
 }
 
 #[test]
@@ -580,6 +620,8 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"podPolicy.env="deny""#, "/podPolicy/env"),
         ("podPolicy.root=true", "/podPolicy/root"),
         ("podPolicy.all=false", "'all' not allowed"),
+        (r#"podPolicy.extendedResources=["gpu"]"#, "/podPolicy/extendedResources/0"),
+        (r#"podPolicy.extendedResources=["a/'b"]"#, "/podPolicy/extendedResources/0"),
         (r#"sharing.exclusiveGPUs="all""#, "/sharing/exclusiveGPUs"),
         (r#"sharing.exclusiveGPUs=["0,1"]"#, "/sharing/exclusiveGPUs/0"),
         ("sharing.processesPerShare=25", "/sharing/processesPerShare"),

@@ -20,6 +20,7 @@ mod node;
 mod nvml;
 mod objects;
 mod plan;
+mod podrules;
 mod reporter;
 mod shares;
 mod simulate;

@@ -65,6 +65,9 @@ async fn in_force(client: &Client) {
         with_container(json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]})),
         with_container(json!({"securityContext": {"privileged": true, "allowPrivilegeEscalation": true}})),
         pod(json!({"spec": {"hostPID": true}})),
+        with_container(json!({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}})),
+        pod(json!({"spec": {"hostUsers": false,
+            "containers": [container(json!({"securityContext": {"procMount": "Unmasked"}}))]}})),
         with_volume("/dev"),
     ];
     for pod in one_of_each {
@@ -119,23 +122,24 @@ async fn a_pod_with_a_claim_may_not_lift_its_limits() {
             pod(json!({"spec": {"hostPID": true, "hostIPC": true}})),
             "spec.hostPID and spec.hostIPC:",
         ),
-        ("the host's root", with_volume("/"), "hostPath / has"),
-        ("/dev", with_volume("/dev/"), "hostPath /dev has"),
-        ("a device node", with_volume("/dev/nvidia0"), "hostPath /dev/nvidia0 has"),
-        ("a device node, written oddly", with_volume("//dev/./nvidiactl"), "hostPath /dev/nvidiactl has"),
-        ("a device node by another name", with_volume("/dev/char/195:0"), "hostPath /dev/char/195:0 has"),
-        ("the daemons' folder", with_volume("/run/tranche/mps"), "hostPath /run/tranche/mps has"),
-        ("another name of it", with_volume("/var/run/tranche"), "hostPath /var/run/tranche has"),
-        ("a folder that has it", with_volume("/run"), "hostPath /run has"),
-        ("an MPS daemon's pipe", with_volume("/run/nvidia-mps"), "hostPath /run/nvidia-mps has"),
+        ("the host's root", with_volume("/"), "hostPath / reaches"),
+        ("/dev", with_volume("/dev/"), "hostPath /dev reaches"),
+        ("a device node", with_volume("/dev/nvidia0"), "hostPath /dev/nvidia0 reaches"),
+        ("a device node, written oddly", with_volume("//dev/./nvidiactl"), "hostPath /dev/nvidiactl reaches"),
+        ("a device node by another name", with_volume("/dev/char/195:0"), "hostPath /dev/char/195:0 reaches"),
+        ("the daemons' folder", with_volume("/run/tranche/mps"), "hostPath /run/tranche/mps reaches"),
+        ("another name of it", with_volume("/var/run/tranche"), "hostPath /var/run/tranche reaches"),
+        ("a folder that has it", with_volume("/run"), "hostPath /run reaches"),
+        ("an MPS daemon's pipe", with_volume("/run/nvidia-mps"), "hostPath /run/nvidia-mps reaches"),
         (
             "kubelet's plugins",
             with_volume("/var/lib/kubelet/plugins/gpu.nvidia.com/ledger"),
             "hostPath /var/lib/kubelet/plugins/",
         ),
-        ("kubelet's folder", with_volume("/var/lib/kubelet"), "hostPath /var/lib/kubelet has"),
-        ("CDI files", with_volume("/var/run/cdi"), "hostPath /var/run/cdi has"),
-        ("a way round", with_volume("/proc/1/root/dev"), "hostPath /proc/1/root/dev has"),
+        ("kubelet's folder", with_volume("/var/lib/kubelet"), "hostPath /var/lib/kubelet reaches"),
+        ("CDI files", with_volume("/var/run/cdi"), "hostPath /var/run/cdi reaches"),
+        ("a way round", with_volume("/proc/1/root/dev"), "hostPath /proc/1/root/dev reaches"),
+        ("control groups", with_volume("/sys/fs/cgroup"), "reaches /sys/fs/cgroup, which says which device nodes"),
     ] {
         let said = tried(&client, "default", &pod).await.expect_err(what);
         says(what, &said, words);
@@ -260,7 +264,7 @@ async fn every_rule_is_understood_and_can_be_switched() {
     let checked = || async {
         let all = policies.list(&labelled).await.ok()?.items;
         let status = |one: &ValidatingAdmissionPolicy| one.status.clone().and_then(|s| s.type_checking);
-        (all.len() >= 7 && all.iter().all(|one| status(one).is_some())).then_some(all)
+        (all.len() >= 9 && all.iter().all(|one| status(one).is_some())).then_some(all)
     };
     for policy in wait_until("the policies' type check", LIMIT, checked).await {
         let warnings =
