@@ -453,7 +453,8 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             "tranche-pods-root Warn",
         ]
     );
-    let set = [r#"podPolicy={"env":"off","privileged":false,"procMount":"off","hostPath":"Warn","root":"Deny"}"#];
+    let set =
+        [r#"podPolicy={"env":"off","privileged":false,"procMount":"off","hostPath":"Warn","root":"Deny"}"#];
     assert_eq!(
         actions(&set),
         [
@@ -481,7 +482,9 @@ fn the_rules_for_pods_are_for_limits_that_stand_for_devices_of_ours() {
         let mut command = Command::new(&helm);
         command.args(["template", "tranche", "charts/tranche", "--kube-version", release]);
         command.args(["--show-only", "templates/podpolicy.yaml"]);
-        set.iter().for_each(|value| drop(command.args(["--set-json", value])));
+        for value in set {
+            command.args(["--set-json", value]);
+        }
         let out = command.current_dir(root()).output().expect("helm can be run");
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8_lossy(&out.stdout).into_owned()

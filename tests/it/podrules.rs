@@ -59,7 +59,11 @@ fn every_row_is_in_the_rules_and_in_the_table_that_people_read() {
         told(row);
     }
     for row in &table.capabilities {
-        assert!(rules.contains(&format!("{{'name': '{}', 'why': \"{}\"}}", row.name, row.why)), "{}", row.name);
+        assert!(
+            rules.contains(&format!("{{'name': '{}', 'why': \"{}\"}}", row.name, row.why)),
+            "{}",
+            row.name
+        );
         told(row);
     }
     for row in &table.capabilities_left {

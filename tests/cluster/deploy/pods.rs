@@ -139,7 +139,11 @@ async fn a_pod_with_a_claim_may_not_lift_its_limits() {
         ("kubelet's folder", with_volume("/var/lib/kubelet"), "hostPath /var/lib/kubelet reaches"),
         ("CDI files", with_volume("/var/run/cdi"), "hostPath /var/run/cdi reaches"),
         ("a way round", with_volume("/proc/1/root/dev"), "hostPath /proc/1/root/dev reaches"),
-        ("control groups", with_volume("/sys/fs/cgroup"), "reaches /sys/fs/cgroup, which says which device nodes"),
+        (
+            "control groups",
+            with_volume("/sys/fs/cgroup"),
+            "reaches /sys/fs/cgroup, which says which device nodes",
+        ),
     ] {
         let said = tried(&client, "default", &pod).await.expect_err(what);
         says(what, &said, words);

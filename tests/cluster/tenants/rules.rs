@@ -1,1 +1,335 @@
 //! What a pod may not ask for beside its share, and what an annotation does not get.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, PATIENCE, SOON, from};
+use crate::manifests::{as_nobody, container, pod};
+use crate::rig::{root, wait_until};
+
+/// charts/tranche/podrules.yaml.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Table {
+    asks: Vec<Row>,
+    capabilities: Vec<Row>,
+    capabilities_left: Vec<Row>,
+    host_path: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    #[serde(alias = "path")]
+    name: String,
+    why: String,
+    #[serde(default)]
+    legal: String,
+}
+
+fn table() -> Table {
+    let text = fs::read_to_string(root().join("charts/tranche/podrules.yaml")).expect("the table is there");
+    serde_saphyr::from_str(&text).expect("the table is whole")
+}
+
+/// A pod that keeps every rule, and asks for a device.
+fn plain(name: &str) -> Value {
+    let claims = json!([{"name": "gpu", "resourceClaimTemplateName": "share"}]);
+    as_nobody(pod(name, claims, json!([container("main", json!([{"name": "gpu"}]))])))
+}
+
+/// As what a container comes: a field of the pod's spec, and the fields that it has by that.
+const PLACES: [(&str, Option<&str>); 3] =
+    [("containers", None), ("initContainers", None), ("initContainers", Some("Always"))];
+
+/// The pod with one more container in this place, changed so.
+fn with_container(place: (&str, Option<&str>), security: &Value, limits: &Value) -> Value {
+    let mut pod = plain("tenant");
+    let mut more = json!({"name": "more", "image": "docker.io/local/glibc:1", "imagePullPolicy": "Never",
+        "securityContext": security, "resources": {"limits": limits}});
+    if let Some(policy) = place.1 {
+        more["restartPolicy"] = json!(policy);
+    }
+    match pod["spec"][place.0].as_array_mut() {
+        Some(containers) => containers.push(more),
+        None => pod["spec"][place.0] = json!([more]),
+    }
+    pod
+}
+
+fn adding(place: (&str, Option<&str>), capability: &str) -> Value {
+    with_container(place, &json!({"capabilities": {"add": [capability]}}), &json!({}))
+}
+
+fn with_folder(path: &str, read_only: bool) -> Value {
+    let mut pod = plain("tenant");
+    pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": path}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] =
+        json!([{"name": "v", "mountPath": "/v", "readOnly": read_only}]);
+    pod
+}
+
+/// Somebody who tries pods, none of which is stored.
+struct Tenant {
+    pods: Api<Pod>,
+}
+
+impl Tenant {
+    fn new(client: &Client, namespace: &str) -> Self {
+        Self { pods: Api::namespaced(client.clone(), namespace) }
+    }
+
+    async fn tried(&self, pod: &Value) -> Result<(), String> {
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let tried = self.pods.create(&dry, &from(pod.clone())).await;
+        tried.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Refused in all of these words.
+    async fn refused(&self, what: &str, pod: &Value, words: &[&str]) {
+        let Err(said) = self.tried(pod).await else { panic!("{what}: admitted") };
+        let missing: Vec<_> = words.iter().filter(|words| !said.contains(**words)).collect();
+        assert!(missing.is_empty(), "{what}: the refusal lacks {missing:?}: {said}");
+    }
+
+    async fn admitted(&self, what: &str, pod: &Value) {
+        self.tried(pod).await.unwrap_or_else(|said| panic!("{what}: {said}"));
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it() {
+    let bed = Bed::of_env("a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it").await;
+    let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
+    let table = table();
+    for Row { name, why, .. } in &table.capabilities {
+        let words = format!("container 'more' adds {name}, which {why}");
+        for place in PLACES {
+            let pod = adding(place, name);
+            tenant.refused(name, &pod, &[&words, "rule podPolicy.capabilities", "pod-policy=exempt"]).await;
+        }
+        // As runtimes understand the names.
+        for said in [name.to_lowercase(), format!("CAP_{name}"), format!("cap_{}", name.to_lowercase())] {
+            tenant.refused(&said, &adding(PLACES[0], &said), &[&words]).await;
+        }
+        let mut own = adding(PLACES[0], name);
+        own["spec"]["hostUsers"] = json!(false);
+        tenant.admitted(&format!("{name} in a user namespace"), &own).await;
+    }
+    for Row { name, .. } in &table.capabilities_left {
+        tenant.admitted(name, &adding(PLACES[0], name)).await;
+    }
+    let dropped =
+        json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}});
+    tenant.admitted("ALL dropped", &with_container(PLACES[0], &dropped, &json!({}))).await;
+    let mut unmasked = with_container(PLACES[1], &json!({"procMount": "Unmasked"}), &json!({}));
+    unmasked["spec"]["hostUsers"] = json!(false);
+    let words = "container 'more' has securityContext.procMount: Unmasked";
+    tenant.refused("procMount", &unmasked, &[words, "rule podPolicy.procMount"]).await;
+    unmasked["spec"]["initContainers"][0]["securityContext"] = json!({"procMount": "Default"});
+    tenant.admitted("procMount Default", &unmasked).await;
+    bed.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits() {
+    let bed = Bed::of_env("a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits").await;
+    let client = super::tenant(&bed).await;
+    let tenant = Tenant::new(&client, &bed.namespace);
+    let table = table();
+    for Row { name, why, legal } in &table.host_path {
+        let path = name.replace('*', "0");
+        let words = [&*format!("hostPath {path}"), "rule podPolicy.hostPath"];
+        tenant.refused(name, &with_folder(&path, false), &words).await;
+        tenant.refused(name, &with_folder(&path, true), &words).await;
+        let reason = format!(", which {why}");
+        tenant.refused(name, &with_folder(&format!("/.{path}//"), true), &words).await;
+        let inside = format!("{path}/x");
+        let said = tenant.tried(&with_folder(&inside, true)).await.expect_err(&inside);
+        // /run/nvidia/driver lies in two rows, and one of them is told.
+        assert!(said.contains(&reason) || said.contains(", which "), "{inside}: {said}");
+        let mut parent = path.as_str();
+        while let Some((above, _)) = parent.rsplit_once('/') {
+            let folder = if above.is_empty() { "/" } else { above };
+            tenant.refused(folder, &with_folder(folder, true), &["rule podPolicy.hostPath"]).await;
+            parent = above;
+        }
+        if path.starts_with("/run/") {
+            tenant.refused(name, &with_folder(&format!("/var{path}"), true), &[&reason]).await;
+        }
+        tenant.admitted(legal, &with_folder(legal, false)).await;
+    }
+    for legal in ["/mnt/data", "/home", "/usr/local/cuda", "/var/log", "/tmp"] {
+        tenant.admitted(legal, &with_folder(legal, false)).await;
+    }
+    // A volume of an administrator's may be any folder; a tenant has no such right.
+    let volumes: Api<k8s_openapi::api::core::v1::PersistentVolume> = Api::all(client);
+    let volume = json!({"metadata": {"name": "tenants"}, "spec": {"capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/"}}});
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let said = volumes.create(&dry, &from(volume)).await.expect_err("no volume of a tenant's").to_string();
+    assert!(said.contains("forbidden"), "{said}");
+    bed.end().await;
+}
+
+/// Devices that are asked for by a container's limits, without a claim in the pod.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
+    let bed = Bed::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
+    let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
+    // The limit in one container, what is refused in another.
+    let by_limits = |place, limit: &str, count: &str| {
+        let mut pod = with_container(place, &json!({}), &json!({limit: count}));
+        pod["spec"]["resourceClaims"] = json!(null);
+        pod["spec"]["containers"][0]["resources"] = json!({});
+        pod
+    };
+    let against = |pod: &Value, what: &str| {
+        let mut pod = pod.clone();
+        let main = &mut pod["spec"]["containers"][0];
+        match what {
+            "env" => main["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+            "privileged" => {
+                main["securityContext"] = json!({"privileged": true, "allowPrivilegeEscalation": true});
+            }
+            "capabilities" => main["securityContext"]["capabilities"] = json!({"add": ["SYS_ADMIN"]}),
+            "hostNamespaces" => pod["spec"]["hostPID"] = json!(true),
+            _ => pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/run/containerd"}}]),
+        }
+        pod
+    };
+    let rules = ["env", "privileged", "capabilities", "hostNamespaces", "hostPath"];
+    for Row { name, legal, .. } in &table().asks {
+        let limit = name.replace('*', "gpu.nvidia.com");
+        for place in PLACES {
+            let pod = by_limits(place, &limit, "1");
+            tenant.admitted(&limit, &pod).await;
+            for rule in rules {
+                let what = format!("{limit} in {place:?} against {rule}");
+                tenant.refused(&what, &against(&pod, rule), &[&format!("rule podPolicy.{rule} ")]).await;
+            }
+        }
+        for (limit, count) in [(limit.as_str(), "0"), (legal, "1")] {
+            let pod = by_limits(PLACES[0], limit, count);
+            for rule in rules {
+                tenant.admitted(&format!("{limit}: {count} and {rule}"), &against(&pod, rule)).await;
+            }
+        }
+    }
+
+    // A debug container has no limits: those of its pod count. By an administrator: `edit` may not bring one in.
+    let mut pod = by_limits(PLACES[0], "nvidia.com/gpu", "1");
+    pod["spec"]["schedulingGates"] = json!([{"name": "test.example/never"}]);
+    tenant.pods.create(&PostParams::default(), &from(pod)).await.expect("it keeps every rule");
+    let debug = |security: Value| {
+        let debug =
+            json!({"name": "debug", "image": "docker.io/local/busybox:1", "securityContext": security});
+        Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}))
+    };
+    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+    let pods: Api<Pod> = bed.api();
+    let patch = |security: Value| {
+        let (pods, dry, debug) = (pods.clone(), dry.clone(), debug(security));
+        async move { pods.patch_subresource("ephemeralcontainers", "tenant", &dry, &debug).await }
+    };
+    for (security, rule) in [
+        (json!({"privileged": true}), "privileged"),
+        (json!({"capabilities": {"add": ["SYS_ADMIN"]}}), "capabilities"),
+    ] {
+        let said = patch(security).await.expect_err(rule).to_string();
+        assert!(said.contains("container 'debug'") && said.contains(&format!("podPolicy.{rule} ")), "{said}");
+    }
+    patch(json!({})).await.expect("a plain debug container may come in");
+    pods.delete("tenant", &DeleteParams::default()).await.expect("it can be deleted");
+    bed.gone("tenant").await;
+    bed.end().await;
+}
+
+/// A service account that may create pods and nothing else: no claims, no labels.
+async fn who_may_create_pods(bed: &Bed) -> Client {
+    let user = format!("--serviceaccount={}:pods-only", bed.namespace);
+    let kubectl = |words: &[&str]| bed.rig.kubectl(&[&["-n", &bed.namespace], words].concat());
+    kubectl(&["create", "serviceaccount", "pods-only"]);
+    kubectl(&["create", "role", "pods-only", "--verb=create,get,list,delete", "--resource=pods"]);
+    kubectl(&["create", "rolebinding", "pods-only", "--role=pods-only", &user]);
+    let token = kubectl(&["create", "token", "pods-only", "--duration=1h"]);
+    bed.rig.client_with_token(token.trim()).await
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn an_annotation_gets_no_claim_where_no_administrator_has_said_so() {
+    let bed = Bed::of_env("an_annotation_gets_no_claim_where_no_administrator_has_said_so").await;
+    let tenant = who_may_create_pods(&bed).await;
+    let claim = |name: &str| {
+        json!({"metadata": {"name": name}, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "spec": {"devices": {"requests": [
+                {"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}]}}})
+    };
+    let own: Api<ResourceClaim> = Api::namespaced(tenant.clone(), &bed.namespace);
+    let said = own.create(&PostParams::default(), &from(claim("own"))).await;
+    assert!(said.is_err_and(|error| error.to_string().contains("forbidden")), "no right to claims");
+
+    let by_hand = |name: &str, share: Value| {
+        let mut share = json!({"share": share, "count": 1});
+        share["share"]["apiVersion"] = json!("tranche.dev/v1alpha1");
+        share["share"]["kind"] = json!("GpuShare");
+        let entry = json!([{"name": "gpu-share", "resourceClaimName": format!("{name}-gpu-share")}]);
+        let containers = json!([container("main", json!([{"name": "gpu-share"}]))]);
+        let mut pod = as_nobody(pod(name, entry, containers));
+        pod["metadata"]["annotations"] = json!({"tranche.dev/gpu-share": share.to_string()});
+        pod
+    };
+    let pods: Api<Pod> = Api::namespaced(tenant, &bed.namespace);
+    let create = PostParams::default();
+    pods.create(&create, &from(by_hand("deputy", json!({"memory": "2000Mi"})))).await.expect("a pod");
+    let told = || async {
+        let events = bed.events("deputy").await;
+        events.into_iter().find(|event| event.contains("makes no claim here"))
+    };
+    let said = wait_until("an event that says why there is no claim", SOON, told).await;
+    for words in
+        ["WaitingForGpuShare: ", "tranche.dev/kai-annotations=enabled", &bed.namespace, "create the claim"]
+    {
+        assert!(said.contains(words), "{said}");
+    }
+    let claims =
+        || async { bed.api::<ResourceClaim>().list(&ListParams::default()).await.expect("claims").items };
+    assert!(claims().await.is_empty(), "a claim was made for somebody who may make none");
+
+    // The administrator's yes; what waited is served, and nothing that the webhook could not have asked for.
+    bed.rig.kubectl(&["label", "namespace", &bed.namespace, "tranche.dev/kai-annotations=enabled"]);
+    bed.wait_ready("deputy").await;
+    let greedy = by_hand("greedy", json!({"memory": "2000Mi", "maxProcesses": 40}));
+    pods.create(&create, &from(greedy)).await.expect("a pod");
+    let told = || async {
+        bed.events("greedy")
+            .await
+            .into_iter()
+            .find(|event| event.contains("says more than memory or fraction"))
+    };
+    wait_until("an event that says that it asks for too much", SOON, told).await;
+
+    // The label goes, the pod stays; the next one waits again.
+    bed.rig.kubectl(&["label", "namespace", &bed.namespace, "tranche.dev/kai-annotations-"]);
+    pods.create(&create, &from(by_hand("late", json!({"memory": "2000Mi"})))).await.expect("a pod");
+    let told =
+        || async { bed.events("late").await.into_iter().find(|event| event.contains("makes no claim here")) };
+    wait_until("an event of the pod that came too late", SOON, told).await;
+    assert_eq!(claims().await.len(), 1);
+    bed.wait_ready("deputy").await;
+    for name in ["deputy", "greedy", "late"] {
+        bed.delete(name).await;
+    }
+    let gone = || async { claims().await.is_empty().then_some(()) };
+    wait_until("the claim to go with its pod", PATIENCE, gone).await;
+    bed.end().await;
+}
