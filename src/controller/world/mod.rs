@@ -358,7 +358,9 @@ impl World {
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
         let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
         let promised = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
-        let promised = promised.filter(|claim| claim.is_new()).map(|claim| claim.uid().clone());
+        // Another pod may name the claim that was promised to a first one.
+        let theirs = |claim: &&Claim| claim.is_new() && claim.owner.as_ref() == Some(&gone.at.uid);
+        let promised = promised.filter(theirs).map(|claim| claim.uid().clone());
         let promised = promised.and_then(|uid| self.forget_claim(&uid));
         let claim = promised.map(|claim| News::ClaimGone(Box::new(claim)));
         [News::PodGone(Box::new(gone))].into_iter().chain(claim).collect()
