@@ -323,6 +323,11 @@ impl Core {
         }
         self.recount(uid);
         self.review(uid, now);
+        self.tell_unpromised(uid, now);
+    }
+
+    /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
+    pub(super) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
         let Some(pod) = self.world.pods.get(uid) else { return };
         if let Some(words) = self.world.not_promised(pod) {
             self.says.waiting(pod, Reason::Claim, &words, now);

@@ -100,6 +100,7 @@ impl Core {
     fn decide(&mut self, now: Moment, round: &mut Round) {
         for uid in self.says.due(now) {
             self.queue.again(&uid);
+            self.tell_unpromised(&uid, now);
         }
         for one in self.queue.gathering(|key| self.placed(key)) {
             self.tell_gathering(&one, now);

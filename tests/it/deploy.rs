@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tranche::cli::args::{ControllerArgs, LogArgs, MpsArgs, WebhookRunArgs};
+use tranche::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 use tranche::node::config::WatchdogAction;
 use tranche::sharing::SharingPolicy;
 use tranche::webhook::Certificates;
@@ -527,10 +528,10 @@ fn a_webhook_that_is_down_stops_only_pods_that_ask_for_shares() {
     for webhook in webhooks(&text) {
         let name = webhook["name"].as_str().expect("a name");
         assert!(!webhook["matchConditions"].as_array().expect("conditions").is_empty(), "{name}");
-        let chosen = &webhook["namespaceSelector"]["matchLabels"]["tranche.dev/kai-annotations"];
+        let chosen = &webhook["namespaceSelector"]["matchLabels"][OPT_IN_LABEL];
         match webhook["failurePolicy"].as_str().expect("a policy") {
             "Ignore" => {}
-            "Fail" => assert_eq!(*chosen, "enabled", "{name}"),
+            "Fail" => assert_eq!(*chosen, OPT_IN_VALUE, "{name}"),
             other => panic!("{name}: {other}"),
         }
         assert_eq!(webhook["sideEffects"], "None", "{name}");

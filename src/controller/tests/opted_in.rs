@@ -76,11 +76,29 @@ fn what_is_placed_goes_on_when_the_label_is_taken_away_and_what_is_promised_does
     promised.opt_out("ml");
     promised.settle(LONG);
     assert!(!exists(&promised), "no claim, and nothing kept for one");
+    let said = told(&mut promised);
+    assert!(said.last().is_some_and(|words| words.contains("makes no claim")), "{said:?}");
     promised.put_share("all", json!({"fraction": "1"}), 1);
     promised.put_pod("all", &["all"], json!({}));
     promised.settle(LONG);
     assert!(promised.place("all").is_some());
     promised.check();
+}
+
+/// What is new is told, though the pod was told something else a moment before.
+#[test]
+fn who_waits_for_room_is_told_that_the_label_is_gone() {
+    let mut cluster = cluster(1, 1);
+    cluster.put_share("all", json!({"fraction": "1"}), 1);
+    cluster.put_pod("all", &["all"], json!({}));
+    cluster.settle(LONG);
+    put_kai(&mut cluster);
+    cluster.settle(MOMENT);
+    assert!(told(&mut cluster).iter().any(|words| words.contains("needs 2000 MiB")));
+    cluster.opt_out("ml");
+    cluster.settle(2 * LONG);
+    let said = told(&mut cluster);
+    assert!(said.last().is_some_and(|words| words.contains("makes no claim")), "{said:?}");
 }
 
 #[test]
