@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::words::{Answer, Ask, Client, DaemonState, LINE_MAX, Question, Say, VERSION};
+use super::words::{self, Ask, Client, DaemonState, LINE_MAX, Question, Say, VERSION};
 use super::{Daemons, SOCKET, SupervisorError};
 use crate::model::share::{MpsGroup, MpsLimits};
 
@@ -54,20 +54,11 @@ impl Lines {
         if line.pop() != Some(b'\n') {
             return Err(not_understood("it ended in the middle"));
         }
-        let version = serde_json::from_slice::<Version>(&line).map_err(not_understood)?.version;
-        if version != VERSION {
-            return Err(SupervisorError::Version { theirs: version, ours: VERSION });
-        }
-        match serde_json::from_slice::<Answer>(&line).map_err(not_understood)?.say {
+        match words::answer(&line)? {
             Say::Refused(words) => Err(SupervisorError::Refused(words)),
             said => Ok(said),
         }
     }
-}
-
-#[derive(serde::Deserialize)]
-struct Version {
-    version: u32,
 }
 
 fn failed(error: io::Error) -> SupervisorError {

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::SOCKET;
-use super::words::{Answer, Ask, LINE_MAX, Question, Say, VERSION};
+use super::words::{Answer, Ask, LINE_MAX, Say, VERSION, question};
 
 /// `node` asks for each claim on a connection of its own; kubelet prepares tens at once. More wait in the
 /// kernel's queue.
@@ -138,22 +138,6 @@ async fn line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
         Some(b'\n') => Ok(line),
         _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the line has no end")),
     }
-}
-
-/// What is asked, or why that cannot be told. The answer's version tells the asker of another one.
-fn question(line: &[u8]) -> Result<Ask, String> {
-    #[derive(serde::Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let bad = |error: serde_json::Error| format!("the question is not understood: {error}");
-    let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
-    if theirs != VERSION {
-        return Err(format!(
-            "`tranche mps` speaks version {VERSION} and was asked in version {theirs}; let the older one be updated"
-        ));
-    }
-    serde_json::from_slice::<Question>(line).map(|question| question.ask).map_err(bad)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::SupervisorError;
 use crate::model::share::{MpsGroup, MpsLimits};
 
 /// Grows when an older reader would misunderstand. Fields that are added do not count.
@@ -80,4 +81,37 @@ pub struct Server {
 pub struct Client {
     pub server: u32,
     pub pid: u32,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// What a line asks.
+///
+/// # Errors
+/// Why that cannot be told, in words for the asker. The answer's version tells the asker of another one.
+pub fn question(line: &[u8]) -> Result<Ask, String> {
+    let bad = |error: serde_json::Error| format!("the question is not understood: {error}");
+    let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
+    if theirs != VERSION {
+        return Err(format!(
+            "`tranche mps` speaks version {VERSION} and was asked in version {theirs}; let the older one be updated"
+        ));
+    }
+    serde_json::from_slice::<Question>(line).map(|question| question.ask).map_err(bad)
+}
+
+/// What a line says.
+///
+/// # Errors
+/// It is no answer, or one of another version.
+pub fn answer(line: &[u8]) -> Result<Say, SupervisorError> {
+    let bad = |error: serde_json::Error| SupervisorError::Answer { problem: error.to_string() };
+    let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
+    if theirs != VERSION {
+        return Err(SupervisorError::Version { theirs, ours: VERSION });
+    }
+    serde_json::from_slice::<Answer>(line).map(|answer| answer.say).map_err(bad)
 }
