@@ -13,7 +13,7 @@ mod replay;
 mod report;
 #[cfg(test)]
 mod tests;
-mod trace;
+pub mod trace;
 
 use std::fs;
 use std::path::{Path, PathBuf};

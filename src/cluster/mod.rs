@@ -27,7 +27,7 @@ pub mod lease;
 pub mod read_claim;
 pub mod status;
 mod survey;
-mod verbatim;
+pub mod verbatim;
 pub mod webhooks;
 
 use std::time::Duration;

@@ -80,7 +80,7 @@ impl KubeCluster {
 
 /// What the API server sent cannot be read.
 #[derive(Debug, Error)]
-enum NoMessage {
+pub enum NoMessage {
     #[error("it does not begin as a message of Kubernetes does")]
     Magic,
     #[error("a field ends behind its message")]
@@ -90,7 +90,10 @@ enum NoMessage {
 }
 
 /// The stored message with other marks. None: it is another object or version than was meant.
-fn marked(stored: &[u8], at: &ClaimVersion, marks: &Marks) -> Result<Option<Vec<u8>>, NoMessage> {
+///
+/// # Errors
+/// The message is none of Kubernetes', or damaged.
+pub fn marked(stored: &[u8], at: &ClaimVersion, marks: &Marks) -> Result<Option<Vec<u8>>, NoMessage> {
     let Some(unknown) = stored.strip_prefix(MAGIC) else { return Err(NoMessage::Magic) };
     let unknown = fields(unknown)?;
     let claim = fields(one(&unknown, RAW))?;
