@@ -76,7 +76,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, Damage> {
         let json = verified(index + 1, text)?;
         let mark: Mark = serde_json::from_str(json).map_err(|e| content(index + 1, &e))?;
         phase = match mark {
-            Mark::Applied(step) => Phase::Applying(step + 1),
+            Mark::Applied(step) => Phase::Applying(step.saturating_add(1)),
             Mark::Ready => Phase::Ready,
             Mark::Releasing => Phase::Releasing,
         };

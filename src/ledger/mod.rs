@@ -154,7 +154,7 @@ impl Record {
     /// Steps that may have had an effect, last first: what a release undoes.
     pub fn undo(&self) -> impl Iterator<Item = &Step> {
         let touched = match self.phase {
-            Phase::Applying(next) => self.intent.steps.len().min(next + 1),
+            Phase::Applying(next) => self.intent.steps.len().min(next.saturating_add(1)),
             Phase::Ready | Phase::Releasing => self.intent.steps.len(),
         };
         self.intent.steps[..touched].iter().rev()

@@ -45,6 +45,7 @@ fn a_record_reads_back_as_it_was_written() {
         (&[Mark::Applied(0), Mark::Applied(1)], Phase::Applying(2), 2),
         (&[Mark::Applied(0), Mark::Applied(1), Mark::Ready], Phase::Ready, 2),
         (&[Mark::Applied(0), Mark::Releasing], Phase::Releasing, 2),
+        (&[Mark::Applied(usize::MAX)], Phase::Applying(usize::MAX), 2),
     ] {
         let decoded = decode(&bytes(marks)).unwrap();
         assert_eq!(decoded.record.intent, intent());
