@@ -63,7 +63,10 @@ fn charge(rows: &mut [Usage], claims: &[Granted], seen: &Seen) {
     let mut left = seen.used.unwrap_or_default().0;
     let taken: Vec<u64> = claims
         .iter()
-        .map(|granted| rows.iter().filter(|row| row.claim == granted.claim).map(|row| row.used.0).sum())
+        .map(|granted| {
+            let its = rows.iter().filter(|row| row.claim == granted.claim);
+            its.fold(0_u64, |sum, row| sum.saturating_add(row.used.0))
+        })
         .collect();
     let mut its = rows.iter_mut().filter(|row| row.pod == seen.pod).peekable();
     let mut first = true;
@@ -74,7 +77,7 @@ fn charge(rows: &mut [Usage], claims: &[Granted], seen: &Seen) {
             None => u64::MAX,
         });
         let part = if its.peek().is_some() { left.min(room) } else { left };
-        row.used.0 += part;
+        row.used.0 = row.used.0.saturating_add(part);
         left -= part;
         row.processes += usize::from(std::mem::take(&mut first));
     }
@@ -133,6 +136,13 @@ mod tests {
         let look = look(claims, vec![seen(1, "p", 80), seen(2, "p", 150)]);
         let rows = usage(&look, &mut Peaks::new());
         assert_eq!(told(&rows), [("a", "p", 100, 100, 2), ("b", "p", 130, 130, 0)]);
+    }
+
+    #[test]
+    fn a_driver_that_tells_absurd_numbers_is_believed_to_the_end_of_them() {
+        let absurd = Seen { used: Some(Bytes(u64::MAX)), ..seen(1, "p", 0) };
+        let rows = usage(&look(vec![granted("c", 100, &["p"])], vec![absurd; 2]), &mut Peaks::new());
+        assert_eq!((rows[0].used, rows[0].processes), (Bytes(u64::MAX), 2));
     }
 
     #[test]

@@ -380,7 +380,8 @@ impl State {
                 None => staying.push(seen),
             }
         }
-        let mut left = staying.iter().map(|seen| seen.used.unwrap_or_default().0).sum::<u64>();
+        let parts = staying.iter().map(|seen| seen.used.unwrap_or_default().0);
+        let mut left = parts.fold(0_u64, u64::saturating_add);
         let far = left > limit.0.saturating_add(fold.policy.grace.0);
         self.beyond = if far { self.beyond + 1 } else { 0 };
         if self.beyond < BELIEVED {
@@ -392,7 +393,7 @@ impl State {
             if left <= limit.0 {
                 break;
             }
-            left -= seen.used.unwrap_or_default().0;
+            left = left.saturating_sub(seen.used.unwrap_or_default().0);
             ending.insert(seen.process, escalate(None, cause, seen, fold));
         }
     }
