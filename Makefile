@@ -3,12 +3,12 @@
 # make check     format, lints, units and contracts: what to run before a commit; no cluster
 # make test      everything that can fail: units, contracts, and real clusters
 # make test-all  the same on every release, on a virtual machine with systemd, and the controller's long walk
-# make soak      the controller's model, a million random steps
+# make soak      hours: the controller's model, a million random steps; then fuzzing, led by what inputs reach
 # make bench     figures, as a table and in target/bench.json
 # make help      this text
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-down check test test-all bench build fmt lint soak
+.PHONY: help demo demo-down check test test-all bench build fmt lint soak soak-walk soak-fuzz
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -34,8 +34,17 @@ test-all:
 bench: build
 	hack/bench.sh
 
-soak:
+soak: soak-walk soak-fuzz
+
+soak-walk:
 	TRANCHE_STEPS=1000000 cargo test --locked --profile soak --lib controller::tests::walk -- --nocapture
+
+# For each target, of which as many run at once as there are processors; SEED: another way through.
+FUZZ_SECONDS ?= 900
+SEED ?= $(shell date +%s)
+soak-fuzz:
+	RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/hack/fuzz/cover.sh" cargo test --locked --profile soak --test fuzz -- \
+		--seconds $(FUZZ_SECONDS) --seed $(SEED)
 
 fmt:
 	cargo fmt

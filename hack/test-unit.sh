@@ -70,6 +70,8 @@ group "GPU check" gpu -- "${driver[@]}"
 left_out=$no_trace group "units" cargo test --locked --lib --bins -- "${units[@]}"
 # Most of them wait for something most of the time.
 group "contracts" cargo test --locked --test it -- --test-threads=$(($(nproc) * 3)) "${driver[@]}"
+# Hostile input: a second or so for each target, the same way through each time; `make soak` goes on for hours.
+group "fuzz" cargo test --locked --test fuzz
 group "tidy" cargo test --locked --test tidy
 [[ -n ${TRANCHE_RESULTS:-} ]] || hack/summary.sh "$results"
 echo "-- unit and contract tests took $((SECONDS - begin)) s"

@@ -40,4 +40,4 @@ hack/test-unit.sh
 for job in "${jobs[@]}"; do wait "$job"; done
 jobs=()
 TRANCHE_RELEASES="$releases" hack/test-cluster.sh
-[[ ${1:-} != all ]] || make soak
+[[ ${1:-} != all ]] || make soak-walk

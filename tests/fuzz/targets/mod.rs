@@ -1,0 +1,34 @@
+//! What is run, by whose bytes it reads. A new parser is a new entry here.
+//!
+//! * `words`: single words of users and administrators
+//! * `claims`: what tenants write into claims, pods and their annotations
+//! * `selectors`: CEL, as text and as expressions that are well formed and as costly as can be
+//! * `controller`: objects of all kinds, one after another, before the controller's core
+//! * `machine`: the ledger, /proc, MPS daemons, sockets, files of people
+//!
+//! The reader of lists and watches belongs into `claims`, as soon as it is more than serde's.
+
+mod claims;
+mod controller;
+mod machine;
+mod selectors;
+mod words;
+
+use super::driver::Target;
+
+pub fn all() -> Vec<Target> {
+    [words::targets(), claims::targets(), selectors::targets(), controller::targets(), machine::targets()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Inputs to begin with, from text.
+fn texts(all: &[&str]) -> Vec<Vec<u8>> {
+    all.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// The same, from JSON.
+fn jsons(all: &[serde_json::Value]) -> Vec<Vec<u8>> {
+    all.iter().map(|value| value.to_string().into_bytes()).collect()
+}
