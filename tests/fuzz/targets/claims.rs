@@ -272,13 +272,9 @@ fn reviews() -> Vec<Value> {
         json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {
             "containers": [{"name": "main", "resources": {"limits": {"cpu": "1"}}}], "initContainers": [{"name": "i"}]}})
     };
-    let odd: Vec<Value> = vec![json!({"": 0}); 2000];
-    let mut fat = claim();
-    fat["spec"]["devices"]["config"][0]["opaque"] = json!({"driver": "other", "parameters": {"a": odd}});
     vec![
         review("resource.k8s.io", "ResourceClaim", "CREATE", claim()),
         review("resource.k8s.io", "ResourceClaim", "UPDATE", claim()),
-        review("resource.k8s.io", "ResourceClaim", "CREATE", fat),
         review("resource.k8s.io", "ResourceClaimTemplate", "CREATE", template),
         review("", "Pod", "CREATE", pod(json!({"gpu-fraction": "0.25"}))),
         review("", "Pod", "CREATE", pod(json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}))),

@@ -6,7 +6,9 @@
 //! * `controller`: objects of all kinds, one after another, before the controller's core
 //! * `machine`: the ledger, /proc, MPS daemons, sockets, files of people
 //!
-//! The reader of lists and watches belongs into `claims`, as soon as it is more than serde's.
+//! The reader of lists and watches belongs into `claims`, as soon as it is more than serde's. Not here is what others'
+//! libraries read alone and hand on as fields: kubelet's calls (prost), certificates (rustls), NVML's answers; and files
+//! that only the driver itself writes and nobody else can, save the ledger.
 
 mod claims;
 mod controller;
