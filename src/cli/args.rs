@@ -89,6 +89,13 @@ pub struct MpsArgs {
     /// not permitted [default: own].
     #[arg(long, env = "MPS_MOUNTS", hide_env_values = true)]
     pub mps_mounts: Option<String>,
+    /// How much all shares of a GPU may put into the /dev/shm that they have together, such as 16Gi; half is half
+    /// of the node's memory [default: half].
+    #[arg(long, env = "SHM_SIZE", hide_env_values = true)]
+    pub shm_size: Option<String>,
+    /// How many files and folders they may have there, 1024 to 1048576 [default: 8192].
+    #[arg(long, env = "SHM_FILES", hide_env_values = true)]
+    pub shm_files: Option<String>,
 }
 
 /// How to place claims over the cluster.

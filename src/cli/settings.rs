@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::daemon::Housing;
+use crate::daemon::{Housing, shm};
 use crate::host::PidNumbers;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
@@ -27,6 +27,10 @@ pub use controller::{ControllerProcess, controller};
 
 const DRIVER_ROOT: &str = "/driver-root";
 const MPS_DIR: &str = "/run/tranche/mps";
+/// What container runtimes give a container as /dev/shm.
+const SHM_SIZE_MIN: Bytes = Bytes::from_mib(64);
+/// Fewer are soon used up; a million take some 800 MiB of the kernel's memory.
+const SHM_FILES: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
 /// Whatever became of its file.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 const OPS_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
@@ -139,6 +143,8 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
         keep_warm,
         check_interval,
         mps_mounts,
+        shm_size,
+        shm_files,
     } = args;
     let mut reader = Reader::default();
     let usual = Timing::DEFAULT;
@@ -148,6 +154,10 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
         control: given(mps_control).map(|path| reader.path("--mps-control", Some(path), "")),
         launcher: THIS_PROGRAM.into(),
         housing: reader.parsed("--mps-mounts", mps_mounts, Housing::Mounted, housing),
+        shm: shm::Bounds {
+            size: reader.parsed("--shm-size", shm_size, shm::Bounds::DEFAULT.size, shm_size_of),
+            files: reader.parsed("--shm-files", shm_files, shm::Bounds::DEFAULT.files, shm_files_of),
+        },
         sysfs_root: reader.path("--sysfs-root", sysfs_root, "/sys"),
         cgroup_root: reader.path("--cgroup-root", cgroup_root, "/sys/fs/cgroup"),
         ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
@@ -411,6 +421,24 @@ fn action(text: &str) -> Result<WatchdogAction, String> {
     }
 }
 
+/// `half` is none.
+fn shm_size_of(text: &str) -> Result<Option<Bytes>, String> {
+    if text == "half" {
+        return Ok(None);
+    }
+    match memory(text)? {
+        size if size >= SHM_SIZE_MIN => Ok(Some(size)),
+        _ => Err(format!("{text:?} is less than the {} MiB that programs expect", SHM_SIZE_MIN.mib_floor())),
+    }
+}
+
+fn shm_files_of(text: &str) -> Result<u64, String> {
+    let parsed = text.parse().ok().filter(|count| SHM_FILES.contains(count));
+    parsed.ok_or_else(|| {
+        format!("{text:?} is no number of files; write {} to {}", SHM_FILES.start(), SHM_FILES.end())
+    })
+}
+
 fn housing(text: &str) -> Result<Housing, String> {
     match text {
         "own" => Ok(Housing::Mounted),
@@ -503,6 +531,19 @@ mod tests {
         assert_eq!(settings.folder, node(named()).unwrap().host.mps_dir, "one folder for both");
         assert_eq!(settings.timing, Timing::DEFAULT);
         assert_eq!(settings.housing, Housing::Mounted);
+        assert_eq!(settings.shm, shm::Bounds::DEFAULT);
+        let bounds = |size: &str, files: &str| {
+            let (shm_size, shm_files) = (Some(size.to_owned()), Some(files.to_owned()));
+            mps(MpsArgs { shm_size, shm_files, ..MpsArgs::default() })
+        };
+        let given = bounds("16Gi", "100000").unwrap().shm;
+        assert_eq!(given, shm::Bounds { size: Some(Bytes::from_mib(16 << 10)), files: 100_000 });
+        assert_eq!(bounds("half", "8192").unwrap().shm, shm::Bounds::DEFAULT);
+        let words = bounds("1Mi", "10").unwrap_err().to_string();
+        assert!(
+            words.contains("64 MiB that programs expect") && words.contains("1024 to 1048576"),
+            "{words}"
+        );
         let bad = MpsArgs {
             keep_warm: Some("long".to_owned()),
             mps_control: Some("mps".to_owned()),

@@ -145,6 +145,7 @@ fn healthy(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Condition 
     let reason = match first {
         Part::Board => "DeviceUnhealthy",
         Part::Mps => "MpsUnhealthy",
+        Part::Shm => "SharedMemoryFull",
     };
     let told: Vec<String> = ill.iter().map(|(place, part, why)| words::ill(place, *part, why)).collect();
     condition(DEVICE_HEALTHY, Err(reason), told.join("; "), now)

@@ -53,6 +53,8 @@ pub enum Part {
     Board,
     /// The MPS daemon or server that its shares need.
     Mps,
+    /// The /dev/shm that its shares have together.
+    Shm,
 }
 
 /// How a claim takes more of a board than it was granted.

@@ -62,11 +62,17 @@ pub fn ailing(ailment: &Ailment) -> Telling {
     match (health.ill(), part) {
         (Some(why), Part::Board) => telling("DeviceUnhealthy", Tone::Warning, ill(gpu, *part, why)),
         (Some(why), Part::Mps) => telling("MpsUnhealthy", Tone::Warning, ill(gpu, *part, why)),
+        (Some(why), Part::Shm) => telling("SharedMemoryFull", Tone::Warning, ill(gpu, *part, why)),
         (None, Part::Board) => telling("DeviceRecovered", Tone::Normal, format!("{gpu} works again")),
         (None, Part::Mps) => telling(
             "MpsRecovered",
             Tone::Normal,
             format!("MPS on {gpu} works again; programs that failed have to be started again"),
+        ),
+        (None, Part::Shm) => telling(
+            "SharedMemoryFreed",
+            Tone::Normal,
+            format!("there is room in the /dev/shm of {gpu} again"),
         ),
     }
 }
@@ -119,6 +125,7 @@ pub(super) fn ill(gpu: &DeviceUuid, part: Part, why: &str) -> String {
     match part {
         Part::Board => format!("{gpu} is not healthy: {why}"),
         Part::Mps => format!("MPS on {gpu} does not work: {why}"),
+        Part::Shm => format!("{gpu}: {why}"),
     }
 }
 
@@ -208,5 +215,8 @@ pub(super) mod tests {
         assert_eq!(told(Part::Mps, Health::Unhealthy(String::new())).reason, "MpsUnhealthy");
         assert_eq!(told(Part::Board, Health::Healthy).reason, "DeviceRecovered");
         assert_eq!(told(Part::Mps, Health::Healthy).reason, "MpsRecovered");
+        let full = told(Part::Shm, Health::Unhealthy("64 of 64 MiB".to_owned()));
+        assert_eq!((full.reason, full.message.as_str()), ("SharedMemoryFull", "GPU-0: 64 of 64 MiB"));
+        assert_eq!(told(Part::Shm, Health::Healthy).reason, "SharedMemoryFreed");
     }
 }

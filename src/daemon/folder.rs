@@ -6,10 +6,11 @@
 //! | `log/` | control.log, server.log | the daemon, us |
 //! | `shm/` | memory that servers and clients exchange | the daemon, tenants (as /dev/shm) |
 //! | `client/` | hard links to the two files of `pipe/` that a client uses | tenants, read-only |
-//! | `state.json` | what was asked for | us |
 //!
 //! The links are made only when the limits are in force, so that no client can come before them.
-//! All of it is a tmpfs of bounded size: whatever tenants write, the node's own memory is not the loser.
+//! All of it is a tmpfs of bounded size, and `shm/` another one ([`super::shm`]): whatever tenants write there, there
+//! is room for the daemon's files and for the links. Folders made by version 0.1.0 are one tmpfs in whole; they stay
+//! so while somebody uses them, for a container keeps the memory that it started with.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -20,10 +21,13 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::{Deserialize, Serialize};
 
 use super::process::PID_FILE;
+use super::shm::{self, Bounds};
 use super::{DaemonError, files};
+use crate::model::share::SharedMemory;
 
-/// For logs and for what clients and server exchange; a client takes well under 1 MiB.
-const TMPFS_OPTIONS: &str = "size=64m,mode=0755";
+/// For logs, sockets and links.
+const TMPFS_OPTIONS: &str = "size=64m,nr_inodes=1024,mode=0755";
+const SHM_MODE: u32 = 0o1777;
 /// What a client uses of a pipe directory (the names are in libcuda).
 const CLIENT_FILES: [&str; 2] = ["control", "log"];
 /// A log beyond this is cut; the newest part stays beside it under another name.
@@ -64,24 +68,65 @@ impl Folder {
     }
 
     /// Makes the folder with all that is fixed in it. One that is there stays as it is.
-    pub fn make(&self, housing: Housing) -> Result<(), DaemonError> {
+    pub fn make(&self, housing: Housing, bounds: Bounds) -> Result<(), DaemonError> {
         folder(&self.0, 0o755)?;
-        if housing == Housing::Mounted && !self.is_mounted()? {
+        let mounts = housing == Housing::Mounted;
+        if mounts && !is_mounted(&self.0)? {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
             mount(Some("tmpfs"), &self.0, Some("tmpfs"), flags, Some(TMPFS_OPTIONS))
                 .map_err(|errno| files("mount a tmpfs on", &self.0)(errno.into()))?;
         }
+        // Mounted before anything else is made: a folder that has a pipe and no such mount is an old one in use.
+        let shm = self.shm();
+        if mounts && !self.pipe().exists() {
+            folder(&shm, 0o755)?;
+            if !is_mounted(&shm)? {
+                shm::mount_at(&shm, bounds).map_err(files("mount a tmpfs on", &shm))?;
+            }
+        }
         // A server runs as its first client's user and passes through; what is in it nobody needs to list.
         folder(&self.pipe(), 0o711)?;
         folder(&self.log(), 0o755)?;
-        folder(&self.shm(), 0o1777)?;
+        folder(&shm, SHM_MODE)?;
+        self.guard_shm()?;
         folder(&self.client(), 0o755)
     }
 
-    fn is_mounted(&self) -> Result<bool, DaemonError> {
-        let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(files("look at", path));
-        let parent = self.0.parent().unwrap_or(Path::new("/"));
-        Ok(device(&self.0)? != device(parent)?)
+    /// Takes from tenants the name by which one could say what the others' programs load, and opens the memory to
+    /// all of them again if one who is root has closed it. Without room for it, it is done at the next look.
+    pub fn guard_shm(&self) -> Result<(), DaemonError> {
+        let path = self.shm();
+        let guard = || {
+            if fs::metadata(&path)?.permissions().mode() & 0o7777 != SHM_MODE {
+                fs::set_permissions(&path, Permissions::from_mode(SHM_MODE))?;
+            }
+            match shm::reserve(&path) {
+                Err(error) if error.kind() == ErrorKind::StorageFull => Ok(()),
+                done => done,
+            }
+        };
+        guard().map_err(files("look after", &path))
+    }
+
+    /// True if what tenants write has a file system of its own.
+    pub fn is_apart(&self) -> bool {
+        is_mounted(&self.shm()).unwrap_or(false)
+    }
+
+    /// How full what tenants write is. None if it is in no file system of ours.
+    pub fn shm_usage(&self) -> Option<SharedMemory> {
+        let bounded = is_mounted(&self.0).unwrap_or(false) || self.is_apart();
+        bounded.then(|| shm::usage(&self.shm()).ok())?
+    }
+
+    /// Removes all that tenants wrote. True if nothing is left of it. Blocks: memory is given back.
+    pub fn empty_shm(&self) -> bool {
+        shm::empty(&self.shm())
+    }
+
+    /// Removes what users wrote who have no process any more that sees it; `own` are the daemon's processes.
+    pub fn clear_departed(&self, own: &[u32]) -> Result<usize, DaemonError> {
+        shm::clear_departed(&self.shm(), own).map_err(files("look for files of nobody in", &self.shm()))
     }
 
     /// Lets clients in.
@@ -139,6 +184,12 @@ impl Folder {
     }
 }
 
+fn is_mounted(path: &Path) -> Result<bool, DaemonError> {
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(files("look at", path));
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    Ok(device(path)? != device(parent)?)
+}
+
 fn folder(path: &Path, mode: u32) -> Result<(), DaemonError> {
     fs::create_dir_all(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
@@ -172,7 +223,7 @@ mod tests {
     fn made() -> (tempfile::TempDir, Folder) {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::new(dir.path().join("GPU-1"));
-        folder.make(Housing::Plain).unwrap();
+        folder.make(Housing::Plain, Bounds::DEFAULT).unwrap();
         (dir, folder)
     }
 
@@ -233,7 +284,7 @@ mod tests {
     fn making_twice_keeps_what_is_there_and_removing_takes_all() {
         let (_dir, folder) = made();
         daemon_comes_up(&folder);
-        folder.make(Housing::Plain).unwrap();
+        folder.make(Housing::Plain, Bounds::DEFAULT).unwrap();
         assert!(folder.pipe().join("control").exists());
         let mode = fs::metadata(folder.shm()).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o1777);

@@ -2,6 +2,7 @@
 //! what it says, when it is gone. Decides nothing.
 //!
 //! * [`Folder`]: its folder, a small file system of its own; the part of it that tenants see
+//! * [`shm`]: another file system, what tenants have as /dev/shm: bounded, emptied
 //! * [`launch`]: starts it; `launch::Launch::enter` is the part that runs in the child
 //! * [`ask`], [`tell`]: commands to it, each question a child process with a deadline
 //! * [`words`]: commands and answers as text. The program's exit status is always 0: only text tells
@@ -15,6 +16,7 @@ mod cgroup;
 mod folder;
 pub mod launch;
 mod process;
+pub mod shm;
 pub mod words;
 
 use std::io;

@@ -3,8 +3,8 @@
 //! * An Xid is remembered until its board was reset for sure: another boot, or the driver loaded anew. NVML
 //!   tells of an Xid once, and a board that must be reset looks well otherwise. An administrator who has
 //!   reset a board alone says so ([`Ailments::cured`]).
-//! * A board that cannot be read or is lost, or an MPS daemon that does not serve, ails as long as that is
-//!   so. Xid 79 may never be told: once a board has left the bus, NVML's wait for events fails instead.
+//! * A board that cannot be read or is lost, an MPS daemon that does not serve, or a full /dev/shm ails as long
+//!   as that is so. Xid 79 may never be told: once a board has left the bus, NVML's wait for events fails instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::Inventory;
 use super::xid::{Class, xid};
 use crate::model::gpu::{Device, Gpu, Health};
 use crate::model::names::{BootId, DeviceUuid};
-use crate::model::share::MpsGroup;
+use crate::model::share::{MpsGroup, SharedMemory};
 
 /// Xids remembered of one board; more say nothing new.
 const XIDS_PER_BOARD: usize = 16;
@@ -62,6 +62,8 @@ pub enum Kind {
     Unreachable,
     /// The MPS daemon of claims on the device does not serve.
     MpsDaemonDown,
+    /// The /dev/shm that claims on the device share is full.
+    ShmFull,
 }
 
 /// How far an ailment goes.
@@ -76,7 +78,8 @@ pub enum Effect {
 }
 
 impl Kind {
-    pub const WORDS: [&'static str; 5] = ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down"];
+    pub const WORDS: [&'static str; 6] =
+        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full"];
 
     /// A short word for taints and metrics; one of [`Self::WORDS`].
     pub fn word(self) -> &'static str {
@@ -89,6 +92,7 @@ impl Kind {
             Self::Lost => "gpu-lost",
             Self::Unreachable => "unreachable",
             Self::MpsDaemonDown => "mps-daemon-down",
+            Self::ShmFull => "shm-full",
         }
     }
 
@@ -100,7 +104,7 @@ impl Kind {
                 Class::Lost => Effect::NoPods,
             },
             Self::Lost => Effect::NoPods,
-            Self::Unreachable | Self::MpsDaemonDown => Effect::NoNewPods,
+            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull => Effect::NoNewPods,
         }
     }
 }
@@ -119,6 +123,14 @@ pub struct Xid {
 pub struct DaemonDown {
     pub group: MpsGroup,
     pub reason: String,
+}
+
+/// The /dev/shm that a daemon's claims share is full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShmFull {
+    pub group: MpsGroup,
+    /// How full, and whose it is.
+    pub usage: SharedMemory,
 }
 
 /// In which run of kernel and driver Xids were seen: a reset that is sure begins another.
@@ -243,6 +255,24 @@ impl Ailments {
         next
     }
 
+    /// And these that are full, in place of those `before`. Numbers stay those of when it was first seen: they
+    /// never stand still, and each change would be written to the API server.
+    #[must_use]
+    pub fn and_full(mut self, before: &Self, full: &[ShmFull], now: u64) -> Self {
+        for ShmFull { group, usage } in full {
+            for device in group.devices() {
+                let (place, kind) = (Place::Device(device.clone()), Kind::ShmFull);
+                let known = before.0.get(&(place.clone(), kind));
+                let words = known.map_or_else(
+                    || format!("the /dev/shm that its shares have together is full: {usage}; delete files there, or end the pod that has them"),
+                    |known| known.words.clone(),
+                );
+                self.put(place, kind, words, known.map_or(now, |known| known.since));
+            }
+        }
+        self
+    }
+
     fn recalled_as_is(ailments: Vec<Ailment>) -> Self {
         Self(ailments.into_iter().map(|ailment| ((ailment.place.clone(), ailment.kind), ailment)).collect())
     }
@@ -288,6 +318,7 @@ mod tests {
     use super::*;
     use crate::inventory::tests::{gpu, look};
     use crate::model::gpu::{MigCapacity, MigDevice, MigMode, NodeGpus, Placement};
+    use crate::model::quantity::Bytes;
 
     fn found(count: u32) -> NodeGpus {
         look((0..count).map(gpu).collect()).gpus
@@ -391,6 +422,30 @@ mod tests {
     }
 
     #[test]
+    fn a_full_shm_is_told_with_the_numbers_of_when_it_was_seen() {
+        let usage = |files| SharedMemory {
+            used: Bytes::from_mib(64),
+            size: Bytes::from_mib(64),
+            files,
+            files_max: 8194,
+            most: None,
+        };
+        let full = |files| [ShmFull { group: MpsGroup::new([gpu(0).uuid]), usage: usage(files) }];
+        let looked = Inventory::Found(found(2));
+        let take = |before: &Ailments, full: &[ShmFull], now| {
+            before.and_facts(&looked, &[], now).and_full(before, full, now)
+        };
+        let first = take(&Ailments::default(), &full(3), 5);
+        let board = gpu(0);
+        assert_eq!(kinds(&first, &Device::Whole(&board)), [Kind::ShmFull]);
+        let told = first.of(&Device::Whole(&board))[0];
+        assert!(told.words.contains("64 of 64 MiB and 3 of 8194 files"), "{}", told.words);
+        assert_eq!(told.kind.effect(), Effect::NoNewPods);
+        assert_eq!(take(&first, &full(4), 9), first, "since 5");
+        assert!(first.lasting().is_empty() && take(&first, &[], 10).is_empty());
+    }
+
+    #[test]
     fn a_board_that_nvml_calls_lost_is_lost_whether_or_not_its_xid_was_told() {
         let mut gone: NodeGpus = found(1);
         gone.gpus[0].health = Health::Lost("it has left the bus".into());
@@ -426,7 +481,9 @@ mod tests {
     #[test]
     fn every_kind_has_a_word_of_the_list() {
         let xids = [63, 48, 79].map(Kind::Xid);
-        for kind in xids.into_iter().chain([Kind::Lost, Kind::Unreachable, Kind::MpsDaemonDown]) {
+        for kind in
+            xids.into_iter().chain([Kind::Lost, Kind::Unreachable, Kind::MpsDaemonDown, Kind::ShmFull])
+        {
             assert!(Kind::WORDS.contains(&kind.word()), "{kind:?}");
         }
     }

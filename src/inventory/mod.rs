@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::gpu::NodeGpus;
 use crate::model::names::DeviceUuid;
 
-pub use ailment::{Ailment, Ailments, DaemonDown, Effect, Kind, Place, Run, Xid};
+pub use ailment::{Ailment, Ailments, DaemonDown, Effect, Kind, Place, Run, ShmFull, Xid};
 pub use change::Change;
 pub use fold::{ABSENT_LOOKS, FORGET_AFTER, Known, UNHEALTHY_AFTER};
 pub use xid::{Class, xid};

@@ -107,6 +107,57 @@ impl Grant {
     }
 }
 
+/// How full the memory is that the programs of a GPU's shares find as /dev/shm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemory {
+    pub used: Bytes,
+    pub size: Bytes,
+    /// Files and folders that there are and that there may be.
+    pub files: u64,
+    pub files_max: u64,
+    /// Who has most of it; told only if it is full.
+    #[serde(default)]
+    pub most: Option<SharedMemoryUser>,
+}
+
+/// What files of one user take of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemoryUser {
+    pub uid: u32,
+    pub used: Bytes,
+    pub files: u64,
+}
+
+impl SharedMemory {
+    /// From 95 % of the bytes or files on: little is left for anybody else.
+    pub fn is_full(&self) -> bool {
+        self.is_beyond(95)
+    }
+
+    /// Below 80 % of both. Between the two it stays what it was, so that it does not turn all the time.
+    pub fn is_roomy(&self) -> bool {
+        !self.is_beyond(80)
+    }
+
+    fn is_beyond(&self, percent: u128) -> bool {
+        let beyond = |used: u64, of: u64| of > 0 && u128::from(used) * 100 >= u128::from(of) * percent;
+        beyond(self.used.0, self.size.0) || beyond(self.files, self.files_max)
+    }
+}
+
+impl fmt::Display for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { used, size, files, files_max, most } = self;
+        write!(f, "{} of {} MiB and {files} of {files_max} files", used.mib_ceil(), size.mib_floor())?;
+        match most {
+            Some(SharedMemoryUser { uid, used, files }) => {
+                write!(f, ", {} MiB and {files} files of user {uid}", used.mib_ceil())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Below an MPS daemon's folder: what a client may see, and the memory that it shares with the server.
 pub const CLIENT_FOLDER: &str = "client";
 pub const SHM_FOLDER: &str = "shm";
@@ -216,6 +267,30 @@ mod tests {
         assert_ne!(group(&["a", "b"]).folder(), group(&["a", "c"]).folder());
         assert!(group(&["a", "b"]).folder().len() <= 40);
         assert_eq!(group(&["b", "a"]).ordinal(&"b".into()), Some(1));
+    }
+
+    #[test]
+    fn memory_is_full_by_bytes_or_by_files_and_says_whose_it_is() {
+        let usage = |used, files| SharedMemory {
+            used: Bytes::from_mib(used),
+            size: Bytes::from_mib(100),
+            files,
+            files_max: 1000,
+            most: None,
+        };
+        for (used, files, is_full, is_roomy) in [
+            (0, 2, false, true),
+            (79, 799, false, true),
+            (80, 2, false, false),
+            (95, 2, true, false),
+            (0, 950, true, false),
+        ] {
+            let usage = usage(used, files);
+            assert_eq!((usage.is_full(), usage.is_roomy()), (is_full, is_roomy), "{usage}");
+        }
+        let most = Some(SharedMemoryUser { uid: 1000, used: Bytes::from_mib(90), files: 7 });
+        let told = SharedMemory { most, ..usage(96, 12) }.to_string();
+        assert_eq!(told, "96 of 100 MiB and 12 of 1000 files, 90 MiB and 7 files of user 1000");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::daemon::Housing;
+use crate::daemon::{Housing, shm};
 
 /// How to run the supervisor. All paths are absolute and as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct MpsSettings {
     /// This program, which is started again for each daemon.
     pub launcher: PathBuf,
     pub housing: Housing,
+    /// Of what the tenants of a GPU have as /dev/shm.
+    pub shm: shm::Bounds,
     pub sysfs_root: PathBuf,
     pub cgroup_root: PathBuf,
     pub ops_address: SocketAddr,

@@ -3,6 +3,7 @@
 mod check;
 mod end;
 mod limits;
+mod shm;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, words};
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
-use crate::model::share::{MpsGroup, MpsLimits};
+use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
 use crate::nvml::{ComputeMode, ComputeModes, NvmlError};
 use crate::supervisor::words::{DaemonPhase, DaemonState, Server};
 
@@ -43,6 +44,10 @@ pub enum GroupError {
     Record { group: MpsGroup, source: io::Error },
     #[error("the compute mode of {gpu} cannot be set")]
     Boards { gpu: DeviceUuid, source: NvmlError },
+    #[error(
+        "what earlier tenants of {0} left in /dev/shm cannot be removed; look at the log of `tranche mps`"
+    )]
+    NotEmpty(MpsGroup),
     #[error("processes {pids:?} of the MPS daemon of {group} do not end; reset the GPU or the node")]
     Lingering { group: MpsGroup, pids: Vec<u32> },
     #[error("{group} cannot be served: the MPS daemon of {other} has a device of it and is in use")]
@@ -100,6 +105,11 @@ struct State {
     busy_told: bool,
     /// What is wrong with its boards, so that it is told once.
     boards_told: Option<String>,
+    /// What is wrong with the memory of its tenants, likewise.
+    shm_told: Option<String>,
+    shm: Option<SharedMemory>,
+    /// Tenants may have left something there.
+    to_empty: bool,
     retired: bool,
 }
 
@@ -109,8 +119,20 @@ struct Down {
 }
 
 impl<B: ComputeModes> Group<B> {
-    /// As the record has it; a daemon that lives is taken over as it is. The next check tells how it is.
-    pub fn new(tools: Arc<Tools<B>>, mut record: Record) -> Self {
+    /// As the record of an earlier supervisor has it.
+    pub fn adopted(tools: Arc<Tools<B>>, record: Record) -> Self {
+        // It may have ended between the note and what follows.
+        let to_empty = record.wish == Wish::Rest;
+        Self::made(tools, record, to_empty)
+    }
+
+    /// Nobody wants it yet, as far as is written down: who works with a daemon that lives all the same is not known.
+    pub fn new(tools: Arc<Tools<B>>, group: MpsGroup) -> Self {
+        Self::made(tools, Record::new(group), false)
+    }
+
+    /// A daemon that lives is taken over as it is. The next check tells how it is.
+    fn made(tools: Arc<Tools<B>>, mut record: Record, to_empty: bool) -> Self {
         let folder = tools.folder(&record.group);
         if !record.daemon.is_some_and(Process::is_alive)
             && let Some(found) = Process::daemon_of(&folder)
@@ -128,6 +150,9 @@ impl<B: ComputeModes> Group<B> {
             doubtful: false,
             busy_told: false,
             boards_told: None,
+            shm_told: None,
+            shm: None,
+            to_empty,
             retired: false,
             record,
         };
@@ -178,6 +203,15 @@ impl<B: ComputeModes> Group<B> {
         if state.retired {
             return Err(GroupError::Retired);
         }
+        if state.to_empty && !self.empty_shm(&mut state).await {
+            self.retire(&mut state).await;
+            self.publish(&state);
+            return Err(if state.retired {
+                GroupError::Retired
+            } else {
+                GroupError::NotEmpty(self.group.clone())
+            });
+        }
         // A rest may have been first.
         self.reserve();
         let wish = Wish::Serve { exclusive, limits: limits.clone() };
@@ -211,7 +245,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     fn note(&self, state: &State) -> Result<(), GroupError> {
-        let written = state.record.write(self.folder.path());
+        let written = self.tools.records.write(&state.record);
         written.map_err(|source| GroupError::Record { group: self.group.clone(), source })
     }
 
@@ -253,11 +287,11 @@ impl<B: ComputeModes> Group<B> {
 
     async fn take_back(&self, state: &mut State, before: Wish) {
         state.record.wish = before;
-        if state.record.wish == Wish::Rest {
-            state.resting_since = Instant::now();
-            if let Err(error) = self.release_boards(state).await {
-                warn!(group = %self.group, error = error_chain(&error), "boards are not back yet; tried again");
-            }
+        // It rests since it did: a keep that fails again and again does not put off its end.
+        if state.record.wish == Wish::Rest
+            && let Err(error) = self.release_boards(state).await
+        {
+            warn!(group = %self.group, error = error_chain(&error), "boards are not back yet; tried again");
         }
         if let Err(error) = self.note(state) {
             warn!(group = %self.group, error = error_chain(&error), "what is wanted is not written down");
@@ -358,6 +392,7 @@ impl State {
             compute_answer: self.answers.compute.clone(),
             deaths: self.record.deaths,
             servers: self.servers.clone(),
+            shm: self.shm,
         }
     }
 

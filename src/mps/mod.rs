@@ -4,7 +4,7 @@
 //! ```text
 //! node ─socket→ supervisor::Listener ─→ Supervisor ─→ Group (one lock each) ─→ daemon, its folder
 //!                                           ↑            ↑                └──→ compute modes of the boards
-//!                                     state.json      checks (every 2 s): alive? answers? limits, modes as asked?
+//!                                      .records       checks (every 2 s): alive? answers? limits, modes as asked?
 //! ```
 //! A group is what one daemon serves. What is wanted of it is written down before anything is done, so that
 //! a supervisor that starts again finds its daemons, and adopts those that live without touching them.
@@ -14,7 +14,7 @@
 //! | SIGTERM | those that serve claims stay and outlive this process; those that rest are ended |
 //! | one died | clients are kept out, what it left is ended; started again after 1 s, 2 s, … 60 s |
 //! | one is mute | as if dead if it has no servers; else left alone, since tenants may still work |
-//! | the last claim left | servers end, boards go back to DEFAULT; the daemon is kept warm for a while |
+//! | the last claim left | servers end, boards go back to DEFAULT; what tenants left in /dev/shm goes, with the daemon if it does not go without; else the daemon is kept warm for a while |
 //!
 //! Clients find a daemon only while its limits are known to be in force ([`crate::daemon::Folder::open`]).
 //!

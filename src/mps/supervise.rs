@@ -8,9 +8,7 @@ use futures::future::join_all;
 use tracing::{error, info, warn};
 
 use super::group::{Group, GroupError};
-use super::record::Record;
 use super::tools::Tools;
-use crate::host::durable;
 use crate::model::error_chain;
 use crate::model::quantity::Bytes;
 use crate::model::share::{MpsGroup, MpsLimits};
@@ -53,25 +51,20 @@ impl<B: ComputeModes> Supervisor<B> {
     /// # Errors
     /// The folder cannot be read.
     pub async fn adopt(&self) -> io::Result<()> {
-        for name in durable::names(self.tools.root())? {
-            let folder = self.tools.root().join(&name);
-            // The socket and its lock lie beside the folders.
-            if !folder.is_dir() {
-                continue;
-            }
-            match Record::read(&folder) {
+        for name in self.tools.records.names()? {
+            match self.tools.records.read(&name) {
                 Ok(None) => {}
                 Ok(Some(record)) if record.group.folder() == name => {
-                    info!(group = %record.group, wish = ?record.wish, daemon = ?record.daemon, "found a daemon's folder");
-                    let group = Group::new(self.tools.clone(), record);
+                    info!(group = %record.group, wish = ?record.wish, daemon = ?record.daemon, "found a daemon's record");
+                    let group = Group::adopted(self.tools.clone(), record);
                     self.groups().insert(name, Arc::new(group));
                 }
                 Ok(Some(record)) => {
-                    error!(folder = %folder.display(), group = %record.group, "left alone: it is of another group");
+                    error!(name, group = %record.group, "left alone: it is of another group");
                 }
                 Err(error) => error!(
-                    folder = %folder.display(), %error,
-                    "left alone: its state.json cannot be read; end the daemon in it and remove the folder"
+                    record = %self.tools.records.path(&name).display(), %error,
+                    "left alone: the record cannot be read; end the daemon of that name and remove the record"
                 ),
             }
         }
@@ -150,7 +143,7 @@ impl<B: ComputeModes> Supervisor<B> {
             return Err(GroupError::Overlap { group: group.clone(), other: other.group().clone() });
         }
         let tools = &self.tools;
-        let make = || Arc::new(Group::new(tools.clone(), Record::new(group.clone())));
+        let make = || Arc::new(Group::new(tools.clone(), group.clone()));
         let wanted = groups.entry(group.folder()).or_insert_with(make).clone();
         wanted.reserve();
         Ok((wanted, others))

@@ -9,7 +9,8 @@ use tracing::{info, warn};
 
 use super::config::{MpsSettings, Timing};
 use super::group::GroupError;
-use crate::daemon::{self, DaemonError, Folder, PROGRAM, Process, Program, launch};
+use super::record::Records;
+use crate::daemon::{self, DaemonError, Folder, Housing, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
 use crate::model::share::MpsGroup;
 use crate::ops::metrics::MpsMetrics;
@@ -21,6 +22,7 @@ const UP_POLL: Duration = Duration::from_millis(2);
 /// Shared by all groups.
 pub struct Tools<B> {
     settings: MpsSettings,
+    pub records: Records,
     pub boards: B,
     pub metrics: MpsMetrics,
     /// The program takes `-M` by its texts, but did not come up with it.
@@ -29,24 +31,25 @@ pub struct Tools<B> {
 
 impl<B> Tools<B> {
     pub fn new(settings: MpsSettings, boards: B, metrics: MpsMetrics) -> Self {
-        Self { settings, boards, metrics, single_user_only: AtomicBool::new(false) }
+        let records = Records::new(&settings.folder);
+        Self { settings, records, boards, metrics, single_user_only: AtomicBool::new(false) }
     }
 
     pub fn timing(&self) -> Timing {
         self.settings.timing
     }
 
-    /// Where all daemons are.
-    pub fn root(&self) -> &Path {
-        &self.settings.folder
-    }
-
     pub fn folder(&self, group: &MpsGroup) -> Folder {
         Folder::new(self.settings.folder.join(group.folder()))
     }
 
+    /// True if daemons have file systems of their own.
+    pub fn has_mounts(&self) -> bool {
+        self.settings.housing == Housing::Mounted
+    }
+
     pub fn make(&self, folder: &Folder) -> Result<(), DaemonError> {
-        folder.make(self.settings.housing)
+        folder.make(self.settings.housing, self.settings.shm)
     }
 
     /// Looked up each time: a driver container may come, go and be replaced.

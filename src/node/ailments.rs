@@ -25,7 +25,7 @@ use super::executor::Executor;
 use super::reporter::Reporter;
 use crate::conditions;
 use crate::host::{Lasting, boot};
-use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, Xid};
+use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, ShmFull, Xid};
 use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::gpu::Health;
@@ -50,6 +50,8 @@ const SILENT_LOOKS: u32 = 10;
 /// The same for a daemon that claims need and that is not there, or whose limits are being set: a claim may
 /// come before the sweeper has asked for its daemon. Each new claim may need other limits, with which it begins anew.
 const MISSING_LOOKS: u32 = 3;
+/// For so many looks' time a /dev/shm that was full must have room before it counts as such.
+const ROOMY_LOOKS: u32 = 3;
 
 /// What the loop needs.
 pub struct Sources {
@@ -213,7 +215,8 @@ impl Watch {
     }
 
     fn take_facts(&mut self, inventory: &Inventory) {
-        self.set(self.known.and_facts(inventory, &self.daemons.down, now()));
+        let facts = self.known.and_facts(inventory, &self.daemons.down, now());
+        self.set(facts.and_full(&self.known, &self.daemons.full, now()));
     }
 
     fn take_seen(&mut self, seen: Seen) {
@@ -358,24 +361,20 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
 }
 
 /// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again. One that
-/// died and came back from one look to the next was never seen down: its deaths tell.
+/// died and came back from one look to the next was never seen down: its deaths tell. Tells them likewise when the
+/// /dev/shm that they have together is full, and when it has room again.
 pub async fn report_daemons(
     mut ailments: watch::Receiver<Ailments>,
     mut states: watch::Receiver<Vec<DaemonState>>,
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
-    let mut ill = BTreeMap::<DeviceUuid, String>::new();
+    let (mut ill, mut full) = (BTreeMap::<DeviceUuid, String>::new(), BTreeMap::<DeviceUuid, String>::new());
     let mut deaths = Deaths::default();
     loop {
-        let now = daemons_down(&ailments.borrow_and_update());
-        for gpu in ill.keys().filter(|gpu| !now.contains_key(*gpu)) {
-            reporter.ailing(of_mps(gpu, Health::Healthy));
-        }
-        for (gpu, words) in now.iter().filter(|(gpu, words)| ill.get(*gpu) != Some(words)) {
-            reporter.ailing(of_mps(gpu, Health::Unhealthy(words.clone())));
-        }
-        ill = now;
+        let now = ailments.borrow_and_update().clone();
+        turned(&mut ill, of_kind(&now, Kind::MpsDaemonDown), of_mps, &reporter);
+        turned(&mut full, of_kind(&now, Kind::ShmFull), of_shm, &reporter);
         let unseen = deaths.unseen(&states.borrow_and_update());
         for gpu in unseen.iter().filter(|gpu| !ill.contains_key(*gpu)) {
             let words = "the daemon ended; it was started again".to_owned();
@@ -409,12 +408,33 @@ impl Deaths {
 }
 
 /// By device: a board, unless the daemon serves MIG devices.
-fn daemons_down(ailments: &Ailments) -> BTreeMap<DeviceUuid, String> {
-    let down = ailments.iter().filter_map(|ailment| match (&ailment.place, ailment.kind) {
-        (Place::Device(device), Kind::MpsDaemonDown) => Some((device.clone(), ailment.words.clone())),
+fn of_kind(ailments: &Ailments, kind: Kind) -> BTreeMap<DeviceUuid, String> {
+    let ill = ailments.iter().filter(|ailment| ailment.kind == kind);
+    let ill = ill.filter_map(|ailment| match &ailment.place {
+        Place::Device(device) => Some((device.clone(), ailment.words.clone())),
         _ => None,
     });
-    down.collect()
+    ill.collect()
+}
+
+/// Tells what is over and what is new, or told otherwise.
+fn turned(
+    before: &mut BTreeMap<DeviceUuid, String>,
+    now: BTreeMap<DeviceUuid, String>,
+    part: fn(&DeviceUuid, Health) -> conditions::Ailment,
+    reporter: &Reporter,
+) {
+    for gpu in before.keys().filter(|gpu| !now.contains_key(*gpu)) {
+        reporter.ailing(part(gpu, Health::Healthy));
+    }
+    for (gpu, words) in now.iter().filter(|(gpu, words)| before.get(*gpu) != Some(words)) {
+        reporter.ailing(part(gpu, Health::Unhealthy(words.clone())));
+    }
+    *before = now;
+}
+
+fn of_shm(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
+    conditions::Ailment { gpu: gpu.clone(), part: conditions::Part::Shm, health }
 }
 
 fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
@@ -429,6 +449,10 @@ struct Daemons {
     silent: Option<Instant>,
     /// Since when, and with which limits to be set.
     missing: BTreeMap<MpsGroup, (Instant, Option<MpsLimits>)>,
+    /// Whose /dev/shm is full.
+    full: Vec<ShmFull>,
+    /// When each of those was last seen without room.
+    tight: BTreeMap<MpsGroup, Instant>,
 }
 
 impl Daemons {
@@ -441,6 +465,10 @@ impl Daemons {
     ) {
         self.down.retain(|daemon| needed.contains(&daemon.group));
         self.missing.retain(|group, _| needed.contains(group));
+        self.full.retain(|full| needed.contains(&full.group));
+        if let Some(Ok(states)) = &states {
+            self.take_full(needed, states, now, every);
+        }
         match states {
             None => self.silent = None,
             Some(Ok(states)) => {
@@ -461,6 +489,35 @@ impl Daemons {
                 }
             }
         }
+    }
+
+    /// A /dev/shm is full once it is seen so, and no more once it had room for a while: who fills and empties it in
+    /// turn is no reason to write taints all the time.
+    fn take_full(
+        &mut self,
+        needed: &BTreeSet<MpsGroup>,
+        states: &[DaemonState],
+        now: Instant,
+        every: Duration,
+    ) {
+        let told = std::mem::take(&mut self.full);
+        for state in states.iter().filter(|state| needed.contains(&state.group)) {
+            let (group, usage) = (&state.group, state.shm);
+            let was_full = told.iter().find(|full| full.group == *group);
+            let is_full = usage.is_some_and(|usage| usage.is_full());
+            if is_full || was_full.is_some() && usage.is_some_and(|usage| !usage.is_roomy()) {
+                self.tight.insert(group.clone(), now);
+            }
+            let lately =
+                self.tight.get(group).is_some_and(|at| now.duration_since(*at) < every * ROOMY_LOOKS);
+            match (was_full, usage) {
+                (Some(full), _) if lately => self.full.push(full.clone()),
+                (None, Some(usage)) if is_full => self.full.push(ShmFull { group: group.clone(), usage }),
+                _ => {}
+            }
+        }
+        let full = &self.full;
+        self.tight.retain(|group, _| full.iter().any(|one| one.group == *group));
     }
 
     /// Why a group's daemon counts as down.
@@ -493,6 +550,7 @@ impl Daemons {
 mod tests {
     use super::*;
     use crate::model::quantity::Bytes;
+    use crate::model::share::SharedMemory;
 
     fn group(name: &str) -> MpsGroup {
         MpsGroup::new([name.into()])
@@ -508,6 +566,7 @@ mod tests {
             compute_answer: String::new(),
             deaths: 0,
             servers: Vec::new(),
+            shm: None,
         }
     }
 
@@ -541,6 +600,45 @@ mod tests {
         let all = ["a", "b", "c"].map(|name| state(name, DaemonPhase::Serving { pid: 1 }));
         daemons.take(&needed, Some(Ok(all.to_vec())), at(begin, MISSING_LOOKS));
         assert_eq!(down(&daemons), []);
+    }
+
+    #[test]
+    fn a_full_shm_is_told_at_once_and_its_room_once_it_lasts() {
+        let (needed, begin) = (BTreeSet::from([group("a")]), Instant::now());
+        let look = |used: u64| {
+            let shm = SharedMemory {
+                used: Bytes::from_mib(used),
+                size: Bytes::from_mib(100),
+                files: 2,
+                files_max: 8194,
+                most: None,
+            };
+            let state = state("a", DaemonPhase::Serving { pid: 1 });
+            Some(Ok(vec![DaemonState { shm: Some(shm), ..state }]))
+        };
+        let mut daemons = Daemons::default();
+        let seen = [
+            (94, false),
+            (96, true),
+            (10, true),
+            (85, true),
+            (79, true),
+            (79, true),
+            (79, true),
+            (79, false),
+            (94, false),
+        ];
+        for (second, (used, full)) in (0..).zip(seen) {
+            daemons.take(&needed, look(used), at(begin, second));
+            assert_eq!(daemons.full.len(), usize::from(full), "second {second}: {daemons:?}");
+        }
+        daemons.take(&needed, look(99), at(begin, 20));
+        daemons.take(&needed, Some(Err("no answer".into())), at(begin, 21));
+        assert_eq!(daemons.full.len(), 1, "nothing else is known");
+        daemons.take(&BTreeSet::new(), None, at(begin, 22));
+        assert!(daemons.full.is_empty(), "nobody has it any more");
+        daemons.take(&needed, look(50), at(begin, 23));
+        assert!(daemons.full.is_empty(), "{daemons:?}");
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl NodeMetrics {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
         registry.register(
             "ailments",
-            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down), by kind",
+            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), by kind",
             self.ailments.clone(),
         );
         registry.register(

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::SupervisorError;
-use crate::model::share::{MpsGroup, MpsLimits};
+use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
 
 /// Grows when an older reader would misunderstand. Fields that are added do not count.
 pub const VERSION: u32 = 1;
@@ -55,6 +55,9 @@ pub struct DaemonState {
     /// Times that it died and was started again, since the supervisor knows it.
     pub deaths: u32,
     pub servers: Vec<Server>,
+    /// How full its tenants' /dev/shm is; none where it has no bound, or an older supervisor does not tell.
+    #[serde(default)]
+    pub shm: Option<SharedMemory>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

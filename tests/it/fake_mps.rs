@@ -85,6 +85,7 @@ fn state(group: &MpsGroup, exclusive: bool, limits: &MpsLimits) -> DaemonState {
         compute_answer: String::new(),
         deaths: 0,
         servers: Vec::new(),
+        shm: None,
     }
 }
 

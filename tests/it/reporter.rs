@@ -263,6 +263,7 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
             compute_answer: String::new(),
             deaths,
             servers: Vec::new(),
+            shm: None,
         }]
     };
     let mut desk = Desk::start(&api, quick(), claims);

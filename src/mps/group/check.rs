@@ -25,7 +25,10 @@ impl<B: ComputeModes> Group<B> {
         }
         match state.record.wish.clone() {
             Wish::Rest => self.check_resting(&mut state).await,
-            Wish::Serve { exclusive, limits } => self.check_serving(&mut state, exclusive, &limits).await,
+            Wish::Serve { exclusive, limits } => {
+                self.check_serving(&mut state, exclusive, &limits).await;
+                self.look_at_shm(&mut state).await;
+            }
         }
         if !state.retired
             && let Err(error) = self.folder.trim_logs()
@@ -175,7 +178,8 @@ impl<B: ComputeModes> Group<B> {
             debug!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
         }
         let alive = state.record.daemon.is_some_and(Process::is_alive);
-        if !alive || state.resting_since.elapsed() >= self.tools.timing().keep_warm {
+        let must_go = alive && state.to_empty && !self.empty_shm(state).await;
+        if !alive || must_go || state.resting_since.elapsed() >= self.tools.timing().keep_warm {
             self.retire(state).await;
         }
     }

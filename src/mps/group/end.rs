@@ -30,10 +30,15 @@ impl<B: ComputeModes> Group<B> {
         state.down = None;
         state.doubtful = false;
         state.resting_since = Instant::now();
+        state.to_empty = true;
         let noted = self.note(&state);
         self.publish(&state);
         let ended = self.end_servers(&mut state).await;
         let released = self.release_boards(&mut state).await;
+        // With its servers alive its clients may be, too: then the next check does it.
+        if ended.is_ok() && !self.empty_shm(&mut state).await {
+            self.retire(&mut state).await;
+        }
         self.publish(&state);
         // Reserved meanwhile: whoever did it waits for the lock and says so again.
         self.wanted.store(false, std::sync::atomic::Ordering::Relaxed);
@@ -117,7 +122,7 @@ impl<B: ComputeModes> Group<B> {
         let had_daemon = state.record.daemon.is_some();
         let ended = match self.end_daemon(state).await {
             Ok(()) if state.record.boards_taken => Ok(()),
-            Ok(()) => self.folder.remove().map(|()| state.retired = true).map_err(GroupError::from),
+            Ok(()) => self.leave(state),
             Err(error) => Err(error),
         };
         match ended {
@@ -127,6 +132,14 @@ impl<B: ComputeModes> Group<B> {
                 warn!(group = %self.group, error = error_chain(&error), "an MPS daemon that nobody needs is not gone");
             }
         }
+    }
+
+    fn leave(&self, state: &mut State) -> Result<(), GroupError> {
+        self.folder.remove()?;
+        let removed = self.tools.records.remove(&self.group.folder());
+        removed.map_err(|source| GroupError::Record { group: self.group.clone(), source })?;
+        state.retired = true;
+        Ok(())
     }
 
     /// Ends the daemon if nobody needs it. True if nothing of the group is left.

@@ -27,6 +27,7 @@ pub struct MpsMetrics {
     pub deaths: Counter,
     pub starts: Counter,
     pub unheard: Counter,
+    pub shm_removed: Counter,
     pub questions: Counter,
     pub refusals: Counter,
 }
@@ -62,6 +63,11 @@ impl MpsMetrics {
             "mps_unheard_checks",
             "Looks at a daemon that heard somebody else all the while: a session of its control program is open",
             metrics.unheard.clone(),
+        );
+        registry.register(
+            "mps_shm_files_removed",
+            "Files removed from a full /dev/shm whose users have no process there any more",
+            metrics.shm_removed.clone(),
         );
         registry.register("mps_questions", "Questions of the node plugin", metrics.questions.clone());
         registry.register(
