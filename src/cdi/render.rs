@@ -57,6 +57,9 @@ pub struct Mount {
 pub enum Access {
     ReadOnly,
     ReadWrite,
+    /// Written by several tenants: what one puts there no other may load or run, as on a container runtime's own
+    /// /dev/shm.
+    NoExecute,
 }
 
 /// The rendered file.
@@ -149,14 +152,15 @@ fn mount_edit(mount: &Mount, device: &DeviceName) -> Result<spec::Mount, CdiErro
     if !mount.host.host.starts_with('/') || !mount.container.starts_with('/') {
         return Err(CdiError::Mount { path: mount.host.host.clone(), device: device.clone() });
     }
-    let access = match mount.access {
-        Access::ReadOnly => "ro",
-        Access::ReadWrite => "rw",
+    let access: &[&str] = match mount.access {
+        Access::ReadOnly => &["ro"],
+        Access::ReadWrite => &["rw"],
+        Access::NoExecute => &["rw", "noexec"],
     };
     Ok(spec::Mount {
         host_path: mount.host.host.clone(),
         container_path: mount.container.clone(),
-        options: vec![access, "nosuid", "nodev", "rbind", "rprivate"],
+        options: [access, &["nosuid", "nodev", "rbind", "rprivate"]].concat(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::standing::{Ailment, Finding, Part, Seen, Usage};
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::names::DeviceUuid;
-use crate::model::share::Grant;
+use crate::model::share::{Grant, Isolation};
 
 /// One event, for the claim and its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,13 @@ pub fn prepared(devices: &[HeldDevice]) -> Option<Telling> {
         .filter(|held| matches!(held.mode, HoldMode::Share(_)))
         .map(|held| format!("{}: {}", held.answer.device, self::held(held)))
         .collect();
-    (!shares.is_empty()).then(|| telling("SharePrepared", Tone::Normal, shares.join("; ")))
+    let by_mps =
+        |held: &HeldDevice| matches!(held.mode, HoldMode::Share(grant) if grant.isolation == Isolation::Mps);
+    let shm = devices.iter().any(by_mps).then(|| SHM.to_owned());
+    (!shares.is_empty()).then(|| {
+        let all: Vec<_> = shares.into_iter().chain(shm).collect();
+        telling("SharePrepared", Tone::Normal, all.join("; "))
+    })
 }
 
 /// The watchdog found something.
@@ -108,6 +114,10 @@ fn share(grant: &Grant) -> String {
     format!("{memory}, {compute}, isolation {}", grant.isolation)
 }
 
+/// A pod that mounts something of its own there finds the GPU's instead.
+const SHM: &str = "/dev/shm in its containers is the GPU's, shared with the GPU's other shares, in place of any volume \
+                   that the pod mounts there";
+
 /// A share without memory is one that nothing is counted for.
 pub(super) fn counts_memory(grant: &Grant) -> bool {
     grant.memory.mib_floor() > 0
@@ -141,7 +151,7 @@ pub(super) mod tests {
     use crate::model::gpu::Health;
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;
-    use crate::model::share::{Isolation, Percent};
+    use crate::model::share::Percent;
 
     pub fn grant(mib: u64, processes: u32, compute: Option<u8>) -> Grant {
         Grant {
@@ -186,7 +196,9 @@ pub(super) mod tests {
         assert_eq!((told.reason, told.tone), ("SharePrepared", Tone::Normal));
         assert_eq!(
             told.message,
-            "gpu-0: 2000 MiB for at most 4 processes (500 MiB each), 25 % of compute, isolation mps on GPU-0"
+            format!(
+                "gpu-0: 2000 MiB for at most 4 processes (500 MiB each), 25 % of compute, isolation mps on GPU-0; {SHM}"
+            )
         );
         assert_eq!(prepared(&[held(HoldMode::Whole), held(HoldMode::Mig)]), None);
     }

@@ -28,7 +28,7 @@ const LOOKED_AT: usize = 16_384;
 pub struct Bounds {
     /// None: half of the machine's memory, as tmpfs has it. Pages are charged to who writes them.
     pub size: Option<Bytes>,
-    /// Files and folders. The kernel keeps some 800 bytes of each that are charged to nobody.
+    /// Files and folders. The kernel keeps some 800 bytes of each.
     pub files: u64,
 }
 

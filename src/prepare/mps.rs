@@ -61,7 +61,7 @@ impl Daemon {
         };
         vec![
             mount(CLIENT_FOLDER, CLIENT_DIRECTORY, Access::ReadOnly),
-            mount(SHM_FOLDER, SHM_DIRECTORY, Access::ReadWrite),
+            mount(SHM_FOLDER, SHM_DIRECTORY, Access::NoExecute),
         ]
     }
 }

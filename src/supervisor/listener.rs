@@ -167,6 +167,7 @@ mod tests {
                     compute_answer: String::new(),
                     deaths: 3,
                     servers: vec![],
+                    shm: None,
                 }]),
                 _ => Say::Refused("not today".to_owned()),
             }

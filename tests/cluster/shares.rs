@@ -2,7 +2,7 @@
 //! the cluster say of it, and what is left of it when something fails.
 
 mod churn;
-mod daemons;
+pub mod daemons;
 mod ear;
 mod grants;
 mod placed;
@@ -28,7 +28,7 @@ const LIMITS: [&str; 2] = ["get_default_device_pinned_mem_limit 0", "get_default
 
 /// A shell's words that ask a daemon until it listens: it hears one asker at a time, and its supervisor asks
 /// every two seconds. It says nothing to the others, or breaks off.
-fn asking(control: &str, commands: &[&str]) -> String {
+pub fn asking(control: &str, commands: &[&str]) -> String {
     let script = commands.join("\n");
     let whole = match commands {
         [.., "get_default_active_thread_percentage"] => "*.*",
@@ -46,7 +46,7 @@ fn asking(control: &str, commands: &[&str]) -> String {
 }
 
 /// A bed on a cluster that keeps shares; None where the API server keeps none.
-async fn bed(test: &str) -> Option<Bed> {
+pub async fn bed(test: &str) -> Option<Bed> {
     let bed = Bed::of_env(test).await;
     if bed.release().await < 36 {
         skipped("the API server keeps no shares before Kubernetes 1.36");
@@ -104,11 +104,11 @@ impl Board {
         boards
     }
 
-    async fn first(bed: &Bed) -> Self {
+    pub async fn first(bed: &Bed) -> Self {
         Self::all(bed, NODE).await.into_iter().next().expect("the node has GPUs that can be shared")
     }
 
-    fn folder(&self) -> String {
+    pub fn folder(&self) -> String {
         format!("/run/tranche/mps/{}", self.uuid)
     }
 
@@ -144,7 +144,7 @@ impl Board {
     }
 
     /// What `tranche mps` says of the daemon.
-    async fn daemon(&self, bed: &Bed) -> Option<Value> {
+    pub async fn daemon(&self, bed: &Bed) -> Option<Value> {
         bed.mps_state(&self.node).await["daemons"]
             .as_array()?
             .iter()
@@ -152,7 +152,7 @@ impl Board {
             .cloned()
     }
 
-    async fn pid(&self, bed: &Bed) -> Option<u32> {
+    pub async fn pid(&self, bed: &Bed) -> Option<u32> {
         self.daemon(bed).await?["phase"]["Serving"]["pid"].as_u64()?.try_into().ok()
     }
 
@@ -209,7 +209,7 @@ async fn wait_unschedulable(bed: &Bed, pod: &str) -> String {
 }
 
 /// Waits for an event of the pod that begins so.
-async fn wait_event(bed: &Bed, pod: &str, start: &str) -> String {
+pub async fn wait_event(bed: &Bed, pod: &str, start: &str) -> String {
     let told = || async { bed.events(pod).await.into_iter().find(|event| event.starts_with(start)) };
     wait_until(&format!("an event {start} of {pod}"), SOON, told).await
 }

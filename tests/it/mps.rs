@@ -2,6 +2,8 @@
 //! death go. It is found by TRANCHE_MPS_CONTROL, or in the cache that the rig fills; else these tests are
 //! skipped, loudly. Boards are ours, and so are servers where a test needs them.
 
+mod shm;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -12,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tranche::daemon::shm::Bounds;
 use tranche::daemon::{Folder, Housing, Process};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
@@ -82,6 +85,7 @@ struct Bed {
     driver_root: Option<PathBuf>,
     boards: Boards,
     housing: Housing,
+    bounds: Bounds,
     keep_warm: Duration,
 }
 
@@ -114,6 +118,7 @@ impl Bed {
             driver_root: None,
             boards: Boards::default(),
             housing: Housing::Plain,
+            bounds: Bounds::DEFAULT,
             keep_warm: Duration::from_secs(600),
         }
     }
@@ -130,6 +135,7 @@ impl Bed {
             driver_root: self.driver_root.clone().unwrap_or("/nonexistent".into()),
             launcher: env!("CARGO_BIN_EXE_tranche").into(),
             housing: self.housing,
+            shm: self.bounds,
             sysfs_root: "/sys".into(),
             cgroup_root: self.dir.path().join("no-cgroups"),
             ops_address: "127.0.0.1:0".parse().unwrap(),
@@ -145,6 +151,11 @@ impl Bed {
 
     fn folder(&self, group: &MpsGroup) -> Folder {
         Folder::new(self.mps().join(group.folder()))
+    }
+
+    /// What is wanted of the group, as it is written down.
+    fn record(&self, group: &MpsGroup) -> PathBuf {
+        self.mps().join(".records").join(format!("{}.json", group.folder()))
     }
 
     fn clients_find_it(&self, group: &MpsGroup) -> bool {
@@ -344,7 +355,7 @@ async fn a_daemon_that_was_started_and_not_noted_is_adopted_too() {
     let gpu = group(&["GPU-1"]);
     let first = pid(&bed.supervisor().keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     // As a crash between start and note would leave it.
-    let note = bed.folder(&gpu).path().join("state.json");
+    let note = bed.record(&gpu);
     let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
     record["daemon"] = serde_json::Value::Null;
     fs::write(&note, record.to_string()).unwrap();
@@ -801,11 +812,11 @@ async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with
     let folder = bed.folder(&gpu);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let path = folder.path().display().to_string();
-    let line = mounts.lines().find(|line| line.contains(&path)).expect("a file system of its own");
-    assert!(
-        line.contains("tmpfs") && line.contains("size=65536k") && line.contains("nosuid,nodev"),
-        "{line}"
-    );
+    let lines: Vec<_> = mounts.lines().filter(|line| line.contains(&path)).collect();
+    assert_eq!(lines.len(), 2, "a file system of its own, and one for what tenants write: {lines:?}");
+    let has = |line: &str, all: &[&str]| all.iter().all(|part| line.contains(part));
+    assert!(has(lines[0], &["tmpfs", "size=65536k", "nr_inodes=1024", "nosuid,nodev"]), "{lines:?}");
+    assert!(has(lines[1], &["/shm tmpfs", "nr_inodes=8194", "nosuid,nodev,noexec"]), "{lines:?}");
     assert!(bed.clients_find_it(&gpu));
     let theirs = format!("/proc/{daemon}/root/dev/shm/mark");
     fs::write(&theirs, "").unwrap();

@@ -94,6 +94,7 @@ impl Daemons for FakeDaemons {
             compute_answer: String::new(),
             deaths: 0,
             servers,
+            shm: None,
         }])
     }
     fn clients(&self, asked: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {

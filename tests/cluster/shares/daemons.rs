@@ -117,7 +117,7 @@ pub async fn condition(bed: &Bed, claim: &str, type_: &str) -> Option<String> {
     conditions.into_iter().find(|one| one.type_ == type_).map(|one| one.status)
 }
 
-async fn taints(bed: &Bed, board: &Board) -> Vec<String> {
+pub async fn taints(bed: &Bed, board: &Board) -> Vec<String> {
     let devices = bed.published(&board.node).await;
     let device = devices.into_iter().find(|device| device.name == board.device).expect("it stays published");
     device.taints.into_iter().flatten().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect()

@@ -23,6 +23,8 @@ const SHM: &str = "/dev/shm";
 pub enum Shm {
     /// An empty tmpfs of so many KiB.
     Empty { kib: u64 },
+    /// The same, for so many files.
+    Few { kib: u64, files: u64 },
     /// One that nobody can write to.
     ReadOnly,
     /// That of a process which has its own.
@@ -33,6 +35,7 @@ impl fmt::Display for Shm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty { kib } => write!(f, "empty:{kib}"),
+            Self::Few { kib, files } => write!(f, "few:{kib}:{files}"),
             Self::ReadOnly => f.write_str("read-only"),
             Self::Of { pid } => write!(f, "of:{pid}"),
         }
@@ -46,9 +49,13 @@ impl FromStr for Shm {
         match text.split_once(':') {
             // A tmpfs of size 0 has no limit at all.
             Some(("empty", kib)) if kib != "0" => Ok(Self::Empty { kib: kib.parse()? }),
+            Some(("few", sizes)) if !sizes.split(':').any(|size| size == "0") => {
+                let (kib, files) = sizes.split_once(':').context("few:KIB:FILES")?;
+                Ok(Self::Few { kib: kib.parse()?, files: files.parse()? })
+            }
             Some(("of", pid)) => Ok(Self::Of { pid: pid.parse()? }),
             None if text == "read-only" => Ok(Self::ReadOnly),
-            _ => bail!("{text:?} is not empty:KIB, read-only or of:PID"),
+            _ => bail!("{text:?} is not empty:KIB, few:KIB:FILES, read-only or of:PID"),
         }
     }
 }
@@ -69,13 +76,15 @@ pub fn within(shm: &Shm) -> Result<Command> {
 }
 
 fn enter(shm: &Shm) -> Result<()> {
-    let (kib, flags) = match shm {
+    let (kib, files, flags) = match shm {
         Shm::Of { pid } => return join(*pid),
-        Shm::Empty { kib } => (*kib, MsFlags::empty()),
-        Shm::ReadOnly => (4, MsFlags::MS_RDONLY),
+        Shm::Empty { kib } => (*kib, None, MsFlags::empty()),
+        Shm::Few { kib, files } => (*kib, Some(*files), MsFlags::empty()),
+        Shm::ReadOnly => (4, None, MsFlags::MS_RDONLY),
     };
     new_namespace()?;
-    let options = format!("size={kib}k,mode=1777");
+    let files = files.map(|files| format!(",nr_inodes={files}")).unwrap_or_default();
+    let options = format!("size={kib}k,mode=1777{files}");
     let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("tmpfs"), SHM, Some("tmpfs"), flags, Some(options.as_str())).context("mount a tmpfs")
 }
@@ -124,10 +133,11 @@ mod tests {
 
     #[test]
     fn what_is_at_dev_shm_survives_the_command_line() {
-        for shm in [Shm::Empty { kib: 64 }, Shm::ReadOnly, Shm::Of { pid: 12 }] {
+        let few = Shm::Few { kib: 64, files: 8 };
+        for shm in [Shm::Empty { kib: 64 }, few, Shm::ReadOnly, Shm::Of { pid: 12 }] {
             assert_eq!(shm.to_string().parse::<Shm>().unwrap(), shm);
         }
-        for bad in ["empty:0", "empty:", "of:x", "tmpfs", ""] {
+        for bad in ["empty:0", "empty:", "few:64", "few:64:0", "few:64:", "of:x", "tmpfs", ""] {
             assert!(bad.parse::<Shm>().is_err(), "{bad}");
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Asked::{Means, No, Same};
 use super::{
-    Asked, Experiment, bypass, compute, cost, default_mode, faults, memory, orders, python, shared_memory,
+    Asked, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders, python, shared_memory,
     slots, utilization, watch,
 };
 
@@ -15,7 +15,7 @@ const SLOWER: Asked = Means("others are on the card: what is measured may be les
 /// Whether `--tranche` was given or not.
 const SETS: Asked = No("needs `tranche mps`, which sets the compute mode; the card stays as it was found");
 
-pub const ALL: [Experiment; 23] = [
+pub const ALL: [Experiment; 24] = [
     Experiment {
         id: "E1",
         title: "ceiling of linear memory",
@@ -278,5 +278,16 @@ pub const ALL: [Experiment; 23] = [
         in_exclusive: No("it is about DEFAULT mode"),
         beside_others: SLOWER,
         run: default_mode::bound,
+    },
+    Experiment {
+        id: "E38",
+        title: "a full /dev/shm of MPS",
+        does: "fill the /dev/shm of daemon and clients with bytes, then with files, beside a client at work; try a second one; make room; put a folder where libcuda looks for the name of a library to load",
+        needs: "MPS, a mount namespace",
+        passes: "told, not judged: whether clients at work go on, whether new ones get in, and what it takes afterwards",
+        in_default: ROUND,
+        in_exclusive: Same,
+        beside_others: Same,
+        run: full_memory::told_of,
     },
 ];

@@ -5,6 +5,7 @@ mod compute;
 mod cost;
 mod default_mode;
 mod faults;
+mod full_memory;
 mod list;
 mod memory;
 mod orders;

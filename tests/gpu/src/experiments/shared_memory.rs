@@ -115,7 +115,7 @@ fn kib(bytes: u64) -> String {
 }
 
 /// As that process sees it.
-fn seen_by(pid: u32) -> PathBuf {
+pub(super) fn seen_by(pid: u32) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(SHM.trim_start_matches('/'))
 }
 
@@ -136,10 +136,10 @@ fn mapped_names(maps: &str) -> std::collections::BTreeSet<String> {
 
 /// How far a process came.
 #[derive(Debug, Clone, Serialize)]
-struct Attempt {
+pub(super) struct Attempt {
     /// It computed, and MPS lists it as a client.
-    works: bool,
-    words: String,
+    pub(super) works: bool,
+    pub(super) words: String,
 }
 
 impl Attempt {
@@ -149,7 +149,7 @@ impl Attempt {
 }
 
 /// The tenant is there as long as it may still have something in /dev/shm.
-fn attempt(stage: &Stage, name: &str, shm: Option<&Shm>) -> Result<(Option<Tenant>, Attempt)> {
+pub(super) fn attempt(stage: &Stage, name: &str, shm: Option<&Shm>) -> Result<(Option<Tenant>, Attempt)> {
     let env = stage.env(stage.limits);
     // Here each process is asked about by itself: no witness.
     let mut tenant =
@@ -342,12 +342,12 @@ fn with_size(stage: &Stage, kib: u64) -> Result<Rounds> {
 }
 
 /// The daemon's PID.
-fn serve_with(stage: &Stage, shm: &Shm) -> Result<u32> {
+pub(super) fn serve_with(stage: &Stage, shm: &Shm) -> Result<u32> {
     stage.serve_with(stage.limits, shm)?;
     stage.daemon.pid().context("the daemon's process")
 }
 
-fn told(part: &str, words: String) -> Finding {
+pub(super) fn told(part: &str, words: String) -> Finding {
     Finding::new(part, "told, not judged", words, Verdict::Observed)
 }
 
