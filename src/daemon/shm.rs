@@ -20,7 +20,7 @@ use crate::model::share::{SharedMemory, SharedMemoryUser};
 pub const RESERVED: &str = "cuda_injection_path_shm";
 /// What is moved up from a folder that goes.
 const MOVED: &str = ".tranche-gone-";
-/// Looked at to tell whose the files are.
+/// Entries of a folder that are looked at at a time: tenants decide how many there are.
 const LOOKED_AT: usize = 16_384;
 
 /// How much the tenants of one GPU may put there.
@@ -135,10 +135,10 @@ fn most(shm: &Path) -> Option<SharedMemoryUser> {
     users.into_values().max_by_key(|user| (user.used, user.files))
 }
 
-/// What is in a folder, links not followed. What cannot be read is left out.
+/// What is in a folder, links not followed: the first of it. What cannot be read is left out.
 fn entries(folder: &Path) -> Vec<(PathBuf, Metadata)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let paths = entries.flatten().map(|entry| entry.path());
+    let paths = entries.flatten().map(|entry| entry.path()).take(LOOKED_AT);
     paths.filter_map(|path| fs::symlink_metadata(&path).ok().map(|meta| (path, meta))).collect()
 }
 

@@ -266,6 +266,7 @@ impl<B: ComputeModes> Group<B> {
         state.down = None;
         state.doubtful = false;
         state.serving_since.get_or_insert_with(Instant::now);
+        state.shm = state.shm.or_else(|| self.folder.shm_usage());
         Ok(())
     }
 

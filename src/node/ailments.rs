@@ -624,7 +624,6 @@ mod tests {
             (85, true),
             (79, true),
             (79, true),
-            (79, true),
             (79, false),
             (94, false),
         ];

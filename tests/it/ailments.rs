@@ -13,6 +13,8 @@ use tranche::cluster::KubeCluster;
 use tranche::inventory::{Ailments, Inventory};
 use tranche::model::gpu::Health;
 use tranche::model::names::{NodeName, PoolName};
+use tranche::model::quantity::Bytes;
+use tranche::model::share::{SharedMemory, SharedMemoryUser};
 use tranche::node::ailments::{FILE, Sources, Watch};
 use tranche::node::discovery::{Discovered, DiscoveryState};
 use tranche::node::health;
@@ -284,6 +286,32 @@ async fn a_dead_mps_daemon_taints_its_gpu_until_it_serves_again() {
     assert!(run.unhealthy(0).unwrap().contains("tranche mps"), "{:?}", run.unhealthy(0));
     ward.site.mps.trouble(None);
     run.until("its return", Ailments::is_empty).await;
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_full_shm_taints_its_gpu_until_it_has_room_or_nobody_has_it() {
+    let ward = Ward::new();
+    let run = ward.start();
+    let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
+    ward.site.api.put(&claim);
+    run.life.prepared(&claim, "share").await;
+    ward.until_taints(0, &[]).await;
+    let usage = |used| {
+        let (used, size) = (Bytes::from_mib(used), Bytes::from_mib(64));
+        let most = Some(SharedMemoryUser { uid: 1000, used, files: 1 });
+        Some(SharedMemory { used, size, files: 3, files_max: 8194, most })
+    };
+    ward.site.mps.shm(usage(63));
+    ward.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
+    let told = run.unhealthy(0).unwrap();
+    assert!(told.contains("63 of 64 MiB") && told.contains("of user 1000"), "{told}");
+    ward.site.mps.shm(usage(10));
+    ward.until_taints(0, &[]).await;
+    ward.site.mps.shm(usage(64));
+    ward.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
+    run.life.unprepare(&claim).await.unwrap();
+    ward.until_taints(0, &[]).await;
     run.end().await;
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use tranche::ledger::Step;
-use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER};
+use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER, SharedMemory};
 use tranche::supervisor::words::{Client, DaemonPhase, DaemonState};
 use tranche::supervisor::{Daemons, SupervisorError};
 
@@ -18,6 +18,7 @@ pub struct Supervisor {
     folder: PathBuf,
     kept: Mutex<BTreeMap<MpsGroup, (bool, MpsLimits)>>,
     trouble: Mutex<Option<Trouble>>,
+    shm: Mutex<Option<SharedMemory>>,
 }
 
 /// How every question is answered meanwhile.
@@ -32,7 +33,7 @@ pub enum Trouble {
 
 impl Supervisor {
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder, kept: Mutex::default(), trouble: Mutex::default() }
+        Self { folder, kept: Mutex::default(), trouble: Mutex::default(), shm: Mutex::default() }
     }
 
     /// The groups that are kept, with EXCLUSIVE_PROCESS or not, and their limits.
@@ -48,6 +49,11 @@ impl Supervisor {
 
     pub fn trouble(&self, trouble: Option<Trouble>) {
         *self.trouble.lock().unwrap() = trouble;
+    }
+
+    /// How full the /dev/shm of each daemon is from here on.
+    pub fn shm(&self, usage: Option<SharedMemory>) {
+        *self.shm.lock().unwrap() = usage;
     }
 
     fn answer<T>(&self, group: Option<&MpsGroup>, done: impl FnOnce() -> T) -> Result<T, SupervisorError> {
@@ -118,7 +124,10 @@ impl Daemons for Asking {
 
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
         let kept = self.supervisor.kept();
-        let states = kept.iter().map(|(group, (exclusive, limits))| state(group, *exclusive, limits));
+        let shm = *self.supervisor.shm.lock().unwrap();
+        let states = kept
+            .iter()
+            .map(|(group, (exclusive, limits))| DaemonState { shm, ..state(group, *exclusive, limits) });
         self.supervisor.answer(None, || states.collect())
     }
 

@@ -3,45 +3,59 @@
 use tracing::{info, warn};
 
 use super::{Group, State};
+use crate::daemon::{DaemonError, Folder, Process};
 use crate::model::error_chain;
 use crate::model::share::SharedMemory;
 use crate::nvml::ComputeModes;
 
+/// What one look found, and did.
+struct Look {
+    guarded: Result<(), DaemonError>,
+    before: Option<SharedMemory>,
+    cleared: Result<usize, DaemonError>,
+    after: Option<SharedMemory>,
+}
+
+impl Look {
+    fn at(folder: &Folder, daemon: Option<Process>) -> Self {
+        let guarded = folder.guard_shm();
+        let before = folder.shm_usage();
+        if !before.is_some_and(|usage| usage.is_full()) {
+            return Self { guarded, before, cleared: Ok(0), after: before };
+        }
+        let own = daemon.into_iter().flat_map(|daemon| daemon.servers().into_iter().chain([daemon]));
+        let cleared = folder.clear_departed(&own.map(|process| process.pid).collect::<Vec<_>>());
+        let after = if matches!(cleared, Ok(0)) { before } else { folder.shm_usage() };
+        Self { guarded, before, cleared, after }
+    }
+}
+
 impl<B: ComputeModes> Group<B> {
     /// How full it is. If it is, what users wrote who have gone makes room for those who are there.
     pub(super) async fn look_at_shm(&self, state: &mut State) {
-        let told = self.folder.guard_shm().err().map(|error| error_chain(&error));
+        let (folder, daemon) = (self.folder.clone(), state.record.daemon);
+        // Tenants decide how much there is to look at.
+        let Ok(look) = tokio::task::spawn_blocking(move || Look::at(&folder, daemon)).await else { return };
+        let told = look.guarded.err().map(|error| error_chain(&error));
         if let Some(words) = told.as_ref().filter(|_| state.shm_told != told) {
             warn!(group = %self.group, words, "the tenants' /dev/shm is not as it should be");
         }
         state.shm_told = told;
-        let usage = self.folder.shm_usage();
         let was_full = state.shm.is_some_and(|before| before.is_full());
-        state.shm = usage;
-        let Some(usage) = usage.filter(SharedMemory::is_full) else { return };
-        if !was_full {
+        if let Some(usage) = look.before.filter(|usage| usage.is_full() && !was_full) {
             warn!(group = %self.group, %usage, "the tenants' /dev/shm is full");
         }
-        let own: Vec<u32> = state
-            .record
-            .daemon
-            .into_iter()
-            .flat_map(|daemon| daemon.servers().into_iter().chain([daemon]))
-            .map(|process| process.pid)
-            .collect();
-        let folder = self.folder.clone();
-        let cleared = tokio::task::spawn_blocking(move || folder.clear_departed(&own)).await;
-        match cleared {
-            Ok(Ok(0)) | Err(_) => {}
-            Ok(Ok(removed)) => {
+        match look.cleared {
+            Ok(0) => {}
+            Ok(removed) => {
                 info!(group = %self.group, removed, "files of users who have no process any more are removed");
                 self.tools.metrics.shm_removed.inc_by(u64::try_from(removed).unwrap_or(u64::MAX));
-                state.shm = self.folder.shm_usage();
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 warn!(group = %self.group, error = error_chain(&error), "nothing is removed from a full /dev/shm");
             }
         }
+        state.shm = look.after;
     }
 
     /// Removes all that tenants wrote: the next ones must not find it. True if nothing is left; then the daemon may

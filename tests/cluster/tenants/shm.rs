@@ -21,7 +21,7 @@ const FULL: &str = "gpu.nvidia.com/shm-full:NoSchedule";
 const RESERVED: &str = "cuda_injection_path_shm";
 const BYTES: &str = "head -c 200000000 /dev/zero >/dev/shm/fill";
 const FILES: &str =
-    "mkdir /dev/shm/f; i=0; while [ $i -lt 150000 ]; do : >/dev/shm/f/$i || break; i=$((i+1)); done";
+    "mkdir /dev/shm/f; i=0; while [ $i -lt 150000 ]; do true >/dev/shm/f/$i || break; i=$((i+1)); done";
 
 /// Sets how much all shares of a GPU may put there, as an administrator would, until the next call.
 async fn set_size(bed: &Bed, node: &str, size: &str) {

@@ -59,7 +59,7 @@ fn bed() -> Bed {
 }
 
 const BYTES: &str = "head -c 100M /dev/zero >fill";
-const FILES: &str = "i=0; while [ $i -lt 1000 ]; do : >f$i || break; i=$((i+1)); done";
+const FILES: &str = "i=0; while [ $i -lt 1000 ]; do true >f$i || break; i=$((i+1)); done";
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
