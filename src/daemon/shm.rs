@@ -105,13 +105,13 @@ pub fn usage(shm: &Path) -> io::Result<SharedMemory> {
         most: None,
     };
     if usage.is_full() {
-        usage.most = most(shm);
+        usage.most = most(shm, &usage);
     }
     Ok(usage)
 }
 
-/// The user who has most of it, by bytes, or by files where nobody has bytes.
-fn most(shm: &Path) -> Option<SharedMemoryUser> {
+/// The user who has the largest part of it, of the bytes or of the files.
+fn most(shm: &Path, of: &SharedMemory) -> Option<SharedMemoryUser> {
     let mut users = BTreeMap::<u32, SharedMemoryUser>::new();
     let (mut folders, mut seen) = (vec![shm.to_owned()], 0);
     while let Some(folder) = folders.pop() {
@@ -132,7 +132,9 @@ fn most(shm: &Path) -> Option<SharedMemoryUser> {
             }
         }
     }
-    users.into_values().max_by_key(|user| (user.used, user.files))
+    let bytes = |user: &SharedMemoryUser| u128::from(user.used.0) * u128::from(of.files_max);
+    let files = |user: &SharedMemoryUser| u128::from(user.files) * u128::from(of.size.0);
+    users.into_values().max_by_key(|user| bytes(user).max(files(user)))
 }
 
 /// What is in a folder, links not followed: the first of it. What cannot be read is left out.
