@@ -272,6 +272,10 @@ impl Index {
         self.nodes.all.iter().flatten().map(NodeView)
     }
 
+    pub fn node(&self, name: &NodeName) -> Option<NodeView<'_>> {
+        self.ids.get(name).and_then(|id| self.nodes.all[*id].as_ref()).map(NodeView)
+    }
+
     fn node_mut(&mut self, name: &NodeName) -> Result<(usize, &mut Node), Unknown> {
         let id = self.ids.get(name).copied();
         let node = id.and_then(|id| self.nodes.all[id].as_mut().map(|node| (id, node)));

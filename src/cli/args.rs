@@ -135,6 +135,10 @@ pub struct ControllerArgs {
     /// Or for at most so long [default: 60s].
     #[arg(long, env = "PATIENCE", hide_env_values = true)]
     pub patience: Option<String>,
+    /// Then its place is kept for so long at a time, and again as long while something of what is in the way ends, up
+    /// to five times; in between others are placed there [default: 60s].
+    #[arg(long, env = "KEEP", hide_env_values = true)]
+    pub keep: Option<String>,
 }
 
 /// How the controller takes GPUs and gives them back.

@@ -27,7 +27,7 @@ pub fn decide(stock: &mut Stock, asks: &[PodAsk], policy: Policy) -> Result<Deci
     }
     // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
     // it takes of its node is not there for the next one.
-    let mut taken: BTreeMap<GpuRef, bool> = stock.granted_gpus().cloned().map(|gpu| (gpu, false)).collect();
+    let mut taken: BTreeMap<GpuRef, bool> = stock.taken_gpus().map(|gpu| (gpu, false)).collect();
     let mut rooms: BTreeMap<NodeName, Room> = BTreeMap::new();
     let mut placements = Vec::with_capacity(asks.len());
     for ask in asks {

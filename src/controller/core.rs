@@ -7,6 +7,8 @@ mod answers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::Moment;
 use super::config::Rules;
 use super::hold::{Holds, Loss, Phase};
@@ -14,6 +16,7 @@ use super::kept_off::KeptOff;
 use super::life::Unused;
 use super::plan::{Next, Plan, Plans, as_grant};
 use super::queue::{Queue, UnitKey, Waiter};
+use super::reserve::Reserves;
 use super::say::{Reason, Says};
 use super::stock::Stock;
 use super::world::claim::POLICY;
@@ -45,6 +48,9 @@ pub struct Core {
     pub queue: Queue,
     pub plans: Plans,
     pub says: Says,
+    pub(super) reserves: Reserves,
+    /// The time of day at moment 0, for words.
+    pub zero: Timestamp,
     /// The lists are complete and what they showed was taken in.
     started: bool,
     /// Where pods take room.
@@ -99,6 +105,8 @@ impl Core {
             queue: Queue::new(rules.patience),
             plans: Plans::default(),
             says: Says::default(),
+            reserves: Reserves::new(rules.patience.keep),
+            zero: Timestamp::UNIX_EPOCH,
             started: false,
             assigned: BTreeMap::new(),
             gangs: BTreeMap::new(),

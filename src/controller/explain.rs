@@ -171,12 +171,11 @@ pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Expla
 fn take_turns(core: &mut Core, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turned> {
     let (mut turned, mut before) = (BTreeMap::new(), 0);
     let mut open: BTreeSet<PodUid> = pods.iter().filter(|pod| core.queue.contains(pod)).cloned().collect();
-    let none = BTreeSet::new();
     for turn in core.queue.turns(TURN, |key| core.placed(key)) {
         if open.is_empty() {
             break;
         }
-        let outcome = core.place(&turn, &none, TURN);
+        let outcome = core.place(&turn, TURN);
         let asked: Vec<PodUid> = turn.pods.iter().filter(|pod| open.remove(*pod)).cloned().collect();
         if asked.is_empty() {
             before += usize::from(matches!(outcome, Ok(true)));

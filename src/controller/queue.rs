@@ -24,16 +24,18 @@ pub enum UnitKey {
     Gang { namespace: String, name: String },
 }
 
-/// When what waits is no longer passed by what came later.
+/// When what waits is no longer passed by what came later, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     pub passes: u32,
     pub time: Duration,
+    /// For so long at a time its place is kept.
+    pub keep: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { passes: 32, time: Duration::from_secs(60) }
+        Self { passes: 32, time: Duration::from_secs(60), keep: Duration::from_secs(60) }
     }
 }
 
@@ -62,7 +64,6 @@ struct Unit {
     grown: Moment,
     passes: u32,
     tried: Option<u64>,
-    kept: Option<Kept>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,13 +71,6 @@ struct Exclusion {
     times: u32,
     until: Moment,
     over: bool,
-}
-
-/// Nodes that are kept free for a unit that has been passed for too long; none: it would not fit in any case.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    pub nodes: BTreeSet<NodeName>,
-    pub since: Moment,
 }
 
 /// A unit whose turn it is.
@@ -90,8 +84,6 @@ pub struct Turn {
     pub since: Moment,
     /// It has been passed for too long.
     pub starving: bool,
-    /// Nodes that are kept free for it.
-    pub kept: Option<Kept>,
 }
 
 /// A gang of which pods are still to come.
@@ -142,6 +134,10 @@ impl Queue {
 
     pub fn contains(&self, pod: &PodUid) -> bool {
         self.of_pods.contains_key(pod)
+    }
+
+    pub fn has(&self, key: &UnitKey) -> bool {
+        self.units.contains_key(key)
     }
 
     pub fn len(&self) -> usize {
@@ -197,12 +193,6 @@ impl Queue {
         }
     }
 
-    pub fn keep(&mut self, key: &UnitKey, kept: Kept) {
-        if let Some(unit) = self.units.get_mut(key) {
-            unit.kept = Some(kept);
-        }
-    }
-
     /// A node has refused a pod.
     pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
         let at = (pod.clone(), node.clone());
@@ -242,7 +232,7 @@ impl Queue {
 
 impl Unit {
     fn new(now: Moment) -> Self {
-        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None, kept: None }
+        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None }
     }
 
     /// The lowest of its pods: a gang is as urgent as its least.
@@ -279,7 +269,6 @@ impl Unit {
             tried: self.tried,
             since: self.since,
             starving: self.passes >= patience.passes || (self.passes > 0 && waited >= patience.time),
-            kept: self.kept.clone(),
         }
     }
 }

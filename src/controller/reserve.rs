@@ -1,102 +1,268 @@
-//! Nodes that are kept free for what has been passed for too long, a pod or a gang: those where it fits once the
-//! shares there have ended. For what would not fit even then nothing is kept, so that it holds nobody up.
+//! For whom a place is kept free, and for how long: what was passed for too long, a pod or a gang.
+//!
+//! Nobody knows when a share ends. So what is kept must not last:
+//! * of each namespace one unit at a time. After one that got nothing its namespace rests as long as a time to keep,
+//!   then twice as long, and so on; what got nothing less often than others of its namespace goes first
+//! * of all units together a tenth of the GPUs that could serve the one that is to begin; more only by one unit alone.
+//!   Where that is to be, nothing else begins before
+//! * for a time to keep (`Patience::keep`), and again for as long whenever something of what is in the way ends, but
+//!   five times as long at most. Then its nodes are open to all at least as long as anything was kept there, whoever
+//!   may wait
+//! * only what the unit would take of certain GPUs (`Aside`). Others are placed beside that. What would end in time is
+//!   not let in: Kubernetes tells when a pod ends at the latest (`activeDeadlineSeconds`), never that what is in the
+//!   way does not end at once
+//! * where shares of its own namespace are in the way, it is kept from its own namespace alone; where whole GPUs of
+//!   others are, not at all
+//!
+//! * [`Reserves`]: who, where and until when; `choose`: what a unit would take once shares have ended; `turn`: what is
+//!   kept while units have their turns
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
+mod choose;
+mod turn;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Moment;
-use super::core::Core;
-use super::queue::{Kept, Turn};
-use super::round::Part;
-use super::stock::Stock;
-use crate::allocate::Nodes;
+use super::queue::UnitKey;
+use super::stock::Aside;
 use crate::model::names::NodeName;
 
-/// After so long it is looked anew.
+/// What was looked for in vain is looked for again after so long.
 const ANEW: Duration = Duration::from_secs(10);
+/// Times to keep, however much of what is in the way ends meanwhile.
+const TIMES_MAX: u32 = 5;
+/// Times to keep that a namespace rests at most.
+const RESTS_MAX: u32 = 16;
+/// One in so many of the GPUs that could serve is kept, if not for one unit alone.
+const PART: usize = 10;
+/// Units at a time that something is kept for; as many that it is kept from their own namespaces for. Each costs a
+/// decision whenever its nodes change.
+const UNITS_MAX: usize = 16;
 
-impl Core {
-    /// The nodes that are to be kept for a unit, beside those that are kept for others. `emptied`: for all units of
-    /// a round, made when it is needed.
-    pub(super) fn nodes_for(
-        &mut self,
-        turn: &Turn,
-        kept: &BTreeSet<NodeName>,
-        emptied: &mut Option<Stock>,
-        now: Moment,
-    ) -> BTreeSet<NodeName> {
-        let before = turn.kept.as_ref();
-        if let Some(Kept { nodes, since }) = before
-            && now < *since + ANEW
-            && nodes.is_disjoint(kept)
-        {
-            return nodes.clone();
+/// Whom something is kept for, and who rests.
+#[derive(Debug)]
+pub struct Reserves {
+    keep: Duration,
+    kept: BTreeMap<UnitKey, Kept>,
+    rests: BTreeMap<String, Rest>,
+    /// Nodes on which nothing is kept before then.
+    open: BTreeMap<NodeName, Moment>,
+    /// How often units that still wait got nothing.
+    vain: BTreeMap<UnitKey, u32>,
+    looked: BTreeMap<UnitKey, Looked>,
+    /// Units whose turn has come in this round: what is kept for them holds for all after them.
+    in_force: Vec<UnitKey>,
+    /// There is something new to tell.
+    news: bool,
+    /// How often something was kept in vain.
+    pub in_vain: u64,
+}
+
+/// What is kept for a unit.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    pub namespace: String,
+    /// As its own namespace knows it.
+    pub name: String,
+    pub aside: Aside,
+    /// From its own namespace alone.
+    pub own: bool,
+    pub since: Moment,
+    pub until: Moment,
+    /// The least that was in the way so far.
+    pub least: u64,
+    /// How its nodes looked when it was chosen.
+    pub seen: Vec<[u64; 3]>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    times: u32,
+    until: Moment,
+}
+
+/// A unit for which nothing could be kept.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    again: Moment,
+    /// For what is kept for others, which is to end.
+    in_line: bool,
+}
+
+impl Reserves {
+    pub fn new(keep: Duration) -> Self {
+        Self {
+            keep,
+            kept: BTreeMap::new(),
+            rests: BTreeMap::new(),
+            open: BTreeMap::new(),
+            vain: BTreeMap::new(),
+            looked: BTreeMap::new(),
+            in_force: Vec::new(),
+            news: false,
+            in_vain: 0,
         }
-        let mut order: Vec<(Reverse<bool>, Reverse<u64>, NodeName)> = Vec::new();
-        for view in self.stock.index.nodes().filter(|view| !kept.contains(view.name())) {
-            let free = view.gpus().filter(|gpu| !gpu.closed()).map(|gpu| gpu.memory().1.mib_floor()).sum();
-            let again = before.is_some_and(|before| before.nodes.contains(view.name()));
-            order.push((Reverse(again), Reverse(free), view.name().clone()));
-        }
-        order.sort_unstable();
-        let order: Vec<NodeName> = order.into_iter().map(|(.., name)| name).collect();
-        let mut stock = emptied.take().unwrap_or_else(|| self.emptied());
-        std::mem::swap(&mut self.stock, &mut stock);
-        let nodes = self.first_nodes(turn, kept, &order, now).unwrap_or_default();
-        std::mem::swap(&mut self.stock, &mut stock);
-        *emptied = Some(stock);
-        self.queue.keep(&turn.key, Kept { nodes: nodes.clone(), since: now });
-        nodes
     }
 
-    /// The nodes that a decision takes, from as few of the first ones as it takes; none: all of them will not do.
-    fn first_nodes(
-        &mut self,
-        turn: &Turn,
-        kept: &BTreeSet<NodeName>,
-        order: &[NodeName],
+    /// Ends what is over, or for units that are not queued any more. True if anything was.
+    pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, now: Moment) -> bool {
+        self.in_force.clear();
+        let over = self.kept.iter().filter(|(key, kept)| kept.until <= now || !queued(key));
+        let over: Vec<UnitKey> = over.map(|(key, _)| key.clone()).collect();
+        over.iter().for_each(|key| self.end(key, now));
+        let forget = self.keep.saturating_mul(RESTS_MAX);
+        self.rests.retain(|_, rest| now < rest.until.saturating_add(forget));
+        self.open.retain(|_, until| now < *until);
+        self.vain.retain(|key, _| queued(key));
+        self.looked.retain(|key, looked| now < looked.again && queued(key));
+        !over.is_empty()
+    }
+
+    /// Of each namespace the unit that something may be kept for now. `starving`: units in order.
+    pub(super) fn first<'a>(
+        &self,
+        starving: impl Iterator<Item = (&'a UnitKey, &'a str)>,
         now: Moment,
-    ) -> Option<BTreeSet<NodeName>> {
-        let mut parts: Vec<Part> = Vec::new();
-        for pod in &turn.pods {
-            let part = self.part(pod, kept, &parts, now).ok()?;
-            parts.extend(part);
-        }
-        if parts.is_empty() {
-            return None;
-        }
-        let allowed: Vec<Nodes> = parts.iter().map(|part| part.nodes.clone()).collect();
-        let mut count = 1;
-        loop {
-            let first = order.get(..count).unwrap_or(order);
-            for (part, allowed) in parts.iter_mut().zip(&allowed) {
-                part.nodes = Nodes::Only(first.iter().filter(|name| allowed.allow(name)).cloned().collect());
+    ) -> BTreeMap<String, UnitKey> {
+        let busy: BTreeSet<&str> = self.kept.values().map(|kept| kept.namespace.as_str()).collect();
+        let rests = |namespace: &str| self.rests.get(namespace).is_some_and(|rest| now < rest.until);
+        let mut first: BTreeMap<String, (u32, &UnitKey)> = BTreeMap::new();
+        for (key, namespace) in starving {
+            if busy.contains(namespace) || rests(namespace) || self.looked.contains_key(key) {
+                continue;
             }
-            match self.first_way(&parts, kept) {
-                Ok((_, decision)) => {
-                    return Some(decision.placements.into_iter().map(|one| one.node).collect());
-                }
-                Err(_) if count < order.len() => count *= 2,
-                Err(_) => return None,
+            let vain = self.vain.get(key).copied().unwrap_or(0);
+            if first.get(namespace).is_none_or(|(least, _)| vain < *least) {
+                first.insert(namespace.to_owned(), (vain, key));
             }
+        }
+        first.into_iter().map(|(namespace, (_, key))| (namespace, key.clone())).collect()
+    }
+
+    /// So many GPUs may be kept beside what is kept, where so many could serve.
+    pub(super) fn may_begin(&self, gpus: usize, serve: usize) -> bool {
+        let kept = || self.kept.values().filter(|kept| !kept.own);
+        let all = kept().map(|kept| kept.aside.gpus().count()).sum::<usize>() + gpus;
+        kept().count() == 0 || (all.saturating_mul(PART) <= serve && kept().count() < UNITS_MAX)
+    }
+
+    /// The same from its own namespace alone.
+    pub(super) fn may_begin_own(&self) -> bool {
+        self.kept.values().filter(|kept| kept.own).count() < UNITS_MAX
+    }
+
+    pub(super) fn begin(&mut self, key: &UnitKey, kept: Kept) {
+        self.looked.remove(key);
+        self.kept.insert(key.clone(), kept);
+        self.news = true;
+    }
+
+    /// When what begins now is over.
+    pub(super) fn until(&self, now: Moment) -> Moment {
+        now.saturating_add(self.keep)
+    }
+
+    /// It was chosen anew. Less is in the way than ever: it is kept for longer.
+    pub(super) fn renew(
+        &mut self,
+        key: &UnitKey,
+        aside: Aside,
+        (lacking, seen): (u64, Vec<[u64; 3]>),
+        now: Moment,
+    ) {
+        let Some(kept) = self.kept.get_mut(key) else { return };
+        if lacking < kept.least {
+            let last = kept.since.saturating_add(self.keep.saturating_mul(TIMES_MAX));
+            kept.least = lacking;
+            kept.until = kept.until.max(now.saturating_add(self.keep).min(last));
+        }
+        (kept.aside, kept.seen) = (aside, seen);
+    }
+
+    /// Nothing came of it. Its namespace and its nodes rest.
+    pub(super) fn end(&mut self, key: &UnitKey, now: Moment) {
+        let Some(kept) = self.kept.remove(key) else { return };
+        self.over(&kept, now, self.keep);
+        *self.vain.entry(key.clone()).or_default() += 1;
+        let rest = self.rests.entry(kept.namespace).or_insert(Rest { times: 0, until: now });
+        let long = 1_u32.checked_shl(rest.times).unwrap_or(RESTS_MAX).min(RESTS_MAX);
+        rest.until = now.saturating_add(self.keep.saturating_mul(long));
+        rest.times = rest.times.saturating_add(1).min(RESTS_MAX);
+        self.in_vain += 1;
+    }
+
+    /// The unit has its place. True if something was kept for it.
+    pub(super) fn served(&mut self, key: &UnitKey, now: Moment) -> bool {
+        let Some(kept) = self.kept.remove(key) else { return false };
+        self.over(&kept, now, Duration::ZERO);
+        if let Some(rest) = self.rests.get_mut(&kept.namespace) {
+            rest.times = rest.times.saturating_sub(1);
+        }
+        true
+    }
+
+    /// Its nodes are open for at least so long.
+    fn over(&mut self, kept: &Kept, now: Moment, least: Duration) {
+        // What waits in line may begin now.
+        self.looked.clear();
+        if kept.own {
+            return;
+        }
+        let until = now.saturating_add(now.saturating_sub(kept.since).max(least));
+        for node in kept.aside.nodes() {
+            let open = self.open.entry(node).or_insert(until);
+            *open = until.max(*open);
         }
     }
 
-    /// What there will be when all shares have ended. What others have of GPUs and nodes stays: nobody knows for how
-    /// long.
-    fn emptied(&self) -> Stock {
-        let mut stock = self.stock.without_grants();
-        for (name, state) in &self.world.nodes {
-            stock.set_node(name, Some(state));
-        }
-        let has_share = |pod| {
-            let claims = self.world.pods.get(pod).and_then(|pod| self.world.claims_of(pod));
-            claims.into_iter().flatten().any(|claim| claim.is_shares())
-        };
-        for (_, (node, room)) in self.assigned.iter().filter(|(pod, _)| !has_share(pod)) {
-            stock.take_room(node, *room);
-        }
-        stock
+    /// Nothing could be kept for it.
+    pub(super) fn looked(&mut self, key: &UnitKey, in_line: bool, now: Moment) {
+        self.looked.insert(key.clone(), Looked { again: now + ANEW, in_line });
+    }
+
+    pub(super) fn is_in_line(&self, key: &UnitKey) -> bool {
+        self.looked.get(key).is_some_and(|looked| looked.in_line)
+    }
+
+    /// Nothing may be kept on these nodes now.
+    pub(super) fn open_nodes(&self) -> BTreeSet<NodeName> {
+        self.open.keys().cloned().collect()
+    }
+
+    pub(super) fn of(&self, key: &UnitKey) -> Option<&Kept> {
+        self.kept.get(key)
+    }
+
+    /// What is kept for others, from everybody.
+    pub(super) fn of_others(&self, key: &UnitKey) -> impl Iterator<Item = &Aside> {
+        self.kept.iter().filter(move |(of, kept)| *of != key && !kept.own).map(|(_, kept)| &kept.aside)
+    }
+
+    /// From now on in this round it holds.
+    pub(super) fn enforce(&mut self, key: &UnitKey) -> Option<&Kept> {
+        let kept = self.kept.get(key)?;
+        self.in_force.push(key.clone());
+        Some(kept)
+    }
+
+    /// What is kept from pods of a namespace now.
+    pub(super) fn kept_from(&self, namespace: &str) -> impl Iterator<Item = &Kept> {
+        let kept = self.in_force.iter().filter_map(|key| self.kept.get(key));
+        kept.filter(move |kept| !kept.own || kept.namespace == namespace)
+    }
+
+    /// When time alone changes something.
+    pub fn next(&mut self, now: Moment) -> Option<Moment> {
+        let news = std::mem::take(&mut self.news).then_some(now);
+        let rests = self.rests.values().map(|rest| rest.until);
+        let looked = self.looked.values().map(|looked| looked.again);
+        let all = self.kept.values().map(|kept| kept.until).chain(rests).chain(looked);
+        all.chain(self.open.values().copied()).filter(|due| *due > now).chain(news).min()
+    }
+
+    /// Units that something is kept for, and on how many GPUs.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.kept.len(), self.kept.values().map(|kept| kept.aside.gpus().count()).sum())
     }
 }

@@ -34,7 +34,7 @@ pub struct Round {
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(super) struct Part {
-    pod: PodUid,
+    pub(super) pod: PodUid,
     claims: Vec<ClaimUid>,
     /// Best first; at least one.
     ways: Vec<Way>,
@@ -52,6 +52,11 @@ impl Part {
     /// Pods of a gang have the same template: they take the same alternative.
     fn way(&self, nth: usize) -> &Way {
         &self.ways[nth.min(self.ways.len() - 1)]
+    }
+
+    /// A claim of it wants several GPUs, in one of the ways.
+    pub(super) fn is_several(&self) -> bool {
+        self.ways.iter().any(|way| ask::is_several(&way.shape))
     }
 
     /// As the allocator is asked for the last of the ways.
@@ -89,8 +94,14 @@ impl Core {
         self.regard(now);
         // What this round has set free is for the next.
         let again = (self.stock.epoch() != epoch && !self.queue.is_empty()).then_some(now);
-        let due =
-            [again, self.holds.next(now), self.queue.next(now), self.says.next(now), self.next_of_life(now)];
+        let due = [
+            again,
+            self.holds.next(now),
+            self.queue.next(now),
+            self.says.next(now),
+            self.reserves.next(now),
+            self.next_of_life(now),
+        ];
         round.next = due.into_iter().flatten().min();
         round
     }
@@ -105,15 +116,16 @@ impl Core {
         for one in self.queue.gathering(|key| self.placed(key)) {
             self.tell_gathering(&one, now);
         }
-        let mut kept = BTreeSet::new();
-        let mut emptied = None;
         let mut waiting: Vec<UnitKey> = Vec::new();
-        for turn in self.queue.turns(now, |key| self.placed(key)) {
+        let turns = self.queue.turns(now, |key| self.placed(key));
+        let mut keeping = self.begin_keeping(&turns, now);
+        for turn in turns {
             let epoch = self.stock.epoch();
             if turn.tried != Some(epoch) {
-                match self.place(&turn, &kept, now) {
+                match self.place_beside(&turn, now) {
                     Ok(true) => {
                         round.decided += 1;
+                        self.no_longer_kept(&turn.key, now);
                         // Those before it have its priority, or a higher one.
                         waiting.iter().for_each(|key| self.queue.passed(key));
                         continue;
@@ -123,30 +135,23 @@ impl Core {
                     Err(refused) => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
-                        // Held back by what goes first, it is not tried in vain.
-                        if kept.is_empty() {
-                            self.queue.tried(&turn.key, epoch);
-                        }
+                        self.queue.tried(&turn.key, epoch);
                     }
                 }
             }
             if turn.starving {
-                kept.extend(self.nodes_for(&turn, &kept, &mut emptied, now));
+                self.keep_for(&turn, &mut keeping, now);
             }
             waiting.push(turn.key);
         }
+        self.stock.lift_all();
     }
 
     /// True if the unit was placed, false if there is nothing to decide now.
-    pub(super) fn place(
-        &mut self,
-        turn: &Turn,
-        kept: &BTreeSet<NodeName>,
-        now: Moment,
-    ) -> Result<bool, Refused> {
+    pub(super) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut parts: Vec<Part> = Vec::new();
         for pod in &turn.pods {
-            match self.part(pod, kept, &parts, now)? {
+            match self.part(pod, &parts, now)? {
                 Some(part) => parts.push(part),
                 None if matches!(turn.key, UnitKey::Gang { .. }) => {}
                 None => return Ok(false),
@@ -155,7 +160,7 @@ impl Core {
         if parts.is_empty() {
             return Ok(false);
         }
-        let (nth, decision) = self.first_way(&parts, kept)?;
+        let (nth, decision) = self.first_way(&parts)?;
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
             let node = &placement.node;
@@ -180,11 +185,7 @@ impl Core {
     }
 
     /// The first of the ways in which all of the parts can be served, and how.
-    pub(super) fn first_way(
-        &mut self,
-        parts: &[Part],
-        kept: &BTreeSet<NodeName>,
-    ) -> Result<(usize, Decision), Refused> {
+    pub(super) fn first_way(&mut self, parts: &[Part]) -> Result<(usize, Decision), Refused> {
         let ways = parts.iter().map(|part| part.ways.len()).max().unwrap_or(1);
         let policy = parts[0].policy;
         let mut nth = 0;
@@ -200,7 +201,7 @@ impl Core {
                 Ok(decision) => return Ok((nth - 1, decision)),
                 Err(_) if nth < ways => {}
                 Err(explanation) => {
-                    let mut refused = self.explained(&parts[0], &explanation, kept);
+                    let mut refused = self.explained(&parts[0], &explanation);
                     if ways > 1 {
                         refused.words =
                             format!("none of {ways} alternatives fits; the last {}", refused.words);
@@ -233,7 +234,6 @@ impl Core {
     pub(super) fn part(
         &mut self,
         uid: &PodUid,
-        kept: &BTreeSet<NodeName>,
         before: &[Part],
         now: Moment,
     ) -> Result<Option<Part>, Refused> {
@@ -262,7 +262,7 @@ impl Core {
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
         let ways = ways.map_err(bad)?;
-        let nodes = self.nodes(pod, &claims, (kept, barred), now);
+        let nodes = self.nodes(pod, &claims, barred, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
             None => self.usual_policy(),
@@ -279,13 +279,7 @@ impl Core {
     }
 
     /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
-    fn nodes(
-        &self,
-        pod: &Pod,
-        claims: &[&Claim],
-        (kept, barred): (&BTreeSet<NodeName>, Arc<BTreeSet<NodeName>>),
-        now: Moment,
-    ) -> Nodes {
+    fn nodes(&self, pod: &Pod, claims: &[&Claim], barred: Arc<BTreeSet<NodeName>>, now: Moment) -> Nodes {
         let placed = |claim: &&Claim| {
             let stored = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone());
             stored.or_else(|| self.plans.of(claim.uid()).map(|planned| planned.node.clone()))
@@ -296,13 +290,12 @@ impl Core {
             // Two places at once are none.
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
-        let excluded = self.queue.excluded(&pod.at.uid, now).into_iter();
-        let for_now = excluded.chain(kept).cloned().collect();
+        let for_now = self.queue.excluded(&pod.at.uid, now).into_iter().cloned().collect();
         Nodes::Except(vec![Arc::new(for_now), self.stock.full(), barred])
     }
 
     /// Where the pod cannot run, however empty it is.
-    fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
+    pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
         let demands = self.world.pods.get(pod).and_then(|pod| pod.demands.as_ref());
         let Some(demands) = demands else { return Arc::default() };
         let object = |name: &NodeName| self.world.nodes.get(name)?.object.as_deref();
@@ -325,7 +318,7 @@ impl Core {
         feasible::why_not(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
-    fn explained(&self, part: &Part, explanation: &Explanation, kept: &BTreeSet<NodeName>) -> Refused {
+    fn explained(&self, part: &Part, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
         if let (Some(pod), true) = (self.world.pods.get(&part.pod), explanation.skipped.nodes_not_allowed > 0)
         {
@@ -333,16 +326,7 @@ impl Core {
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());
         }
-        let reason = match kept.first() {
-            None => Reason::of(&explanation.shortage),
-            Some(first) => {
-                let (count, some) = (kept.len(), if kept.len() == 1 { "node" } else { "nodes" });
-                let more = if count == 1 { "" } else { ", ..." };
-                let before = format!("; {count} {some} kept free for what goes before it: {first}{more}");
-                words.push_str(&before);
-                Reason::Reserved
-            }
-        };
+        let reason = Reason::of(&explanation.shortage);
         Refused { pod: part.pod.clone(), reason, words }
     }
 

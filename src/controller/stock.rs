@@ -22,8 +22,36 @@ pub struct Stock {
     /// Closed for other reasons than those of [`Self::is_grouped`].
     closed: BTreeMap<GpuRef, bool>,
     specs: BTreeMap<NodeName, NodeSpec>,
+    /// What is kept for others while somebody's turn is; the last is lifted first.
+    aside: Vec<Aside>,
+    /// GPUs of these that are kept for themselves, and how many times.
+    shut: BTreeMap<GpuRef, u32>,
     /// Grows whenever something may fit that did not fit before.
     epoch: u64,
+}
+
+/// What is kept for a unit: where its pods would go. It counts as if it were granted, so that there is room beside it
+/// for whatever is no part of it; where the GPUs are in use yet, there may be less than none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aside {
+    pub places: Vec<Placement>,
+    /// A claim of several GPUs has them for itself.
+    pub alone: bool,
+}
+
+impl Aside {
+    /// Each GPU, once for each of the shares there.
+    pub fn gpus(&self) -> impl Iterator<Item = (GpuRef, &GpuGrant)> {
+        let of = |place: &'_ Placement| place.node.clone();
+        self.places.iter().flat_map(move |place| {
+            let node = of(place);
+            place.gpus.iter().map(move |grant| (GpuRef::new(&node, &grant.device), grant))
+        })
+    }
+
+    pub fn nodes(&self) -> BTreeSet<NodeName> {
+        self.places.iter().map(|place| place.node.clone()).collect()
+    }
 }
 
 /// CPU, memory and pods of a node.
@@ -40,9 +68,10 @@ impl NodeRoom {
 }
 
 impl Stock {
-    /// What is closed for reasons of others, and nothing else: no nodes, no grants.
-    pub fn without_grants(&self) -> Self {
-        Self { closed: self.closed.clone(), ..Self::default() }
+    /// What is closed on these nodes for reasons of others, and nothing else: no nodes, no grants.
+    pub fn without_grants(&self, is_meant: impl Fn(&NodeName) -> bool) -> Self {
+        let closed = self.closed.iter().filter(|(gpu, _)| is_meant(&gpu.node));
+        Self { closed: closed.map(|(gpu, closed)| (gpu.clone(), *closed)).collect(), ..Self::default() }
     }
 
     pub fn epoch(&self) -> u64 {
@@ -189,8 +218,93 @@ impl Stock {
         self.grants.contains_key(gpu)
     }
 
-    pub fn granted_gpus(&self) -> impl Iterator<Item = &GpuRef> {
-        self.grants.keys()
+    /// GPUs of which somebody has a part, or for whom one is kept.
+    pub fn taken_gpus(&self) -> impl Iterator<Item = GpuRef> {
+        let kept = self.aside.iter().flat_map(|aside| aside.gpus().map(|(gpu, _)| gpu));
+        self.grants.keys().cloned().chain(kept)
+    }
+
+    /// What these claims have.
+    pub fn grants_of(&self, is: impl Fn(&ClaimUid) -> bool) -> Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)> {
+        let claims = self.of_claims.iter().filter(|(claim, _)| is(claim));
+        let of = |(claim, gpus): (&ClaimUid, &Vec<GpuRef>)| {
+            let grants = gpus.iter().filter_map(|gpu| Some((gpu.clone(), self.granted(gpu, claim)?.clone())));
+            (claim.clone(), grants.collect())
+        };
+        claims.map(of).collect()
+    }
+
+    /// The same with so much of each GPU as keeps others from what is kept. Shares there that do not fit beside it must
+    /// end before it comes: what fits beside it and the others holds nobody up.
+    pub fn beside(&self, aside: &Aside) -> Aside {
+        let mut asked: BTreeMap<GpuRef, u64> = BTreeMap::new();
+        for (gpu, grant) in aside.gpus() {
+            *asked.entry(gpu).or_default() += grant.memory.mib_ceil();
+        }
+        let mut kept = aside.clone();
+        for place in &mut kept.places {
+            for grant in &mut place.gpus {
+                // Once for each GPU.
+                let gpu = GpuRef::new(&place.node, &grant.device);
+                let asked = asked.remove(&gpu).map_or(0, |asked| self.keeps_off(&gpu, asked));
+                grant.memory = Bytes::from_mib(asked);
+            }
+        }
+        kept
+    }
+
+    /// So many MiB of what is free now.
+    fn keeps_off(&self, gpu: &GpuRef, asked: u64) -> u64 {
+        let view = self.index.node(&gpu.node);
+        let Some(view) = view.and_then(|view| view.gpus().find(|one| *one.device() == gpu.device)) else {
+            return asked;
+        };
+        let (all, free) = (view.memory().0.mib_floor(), view.memory().1.mib_floor());
+        let rest = all.saturating_sub(asked);
+        let shares = self.grants.get(gpu).into_iter().flatten().map(|(_, grant)| grant.memory.mib_ceil());
+        let stay: u64 = shares.filter(|mib| *mib <= rest).sum();
+        free.saturating_sub(rest.saturating_sub(stay))
+    }
+
+    /// From now on everything is placed beside this, until it is lifted.
+    pub fn set_aside(&mut self, aside: Aside) {
+        let depth = self.aside.len();
+        for (nth, place) in aside.places.iter().enumerate() {
+            // Unknown: where there is no such node any more, nothing can be placed there.
+            let _ = self.index.apply(&kept_key(depth, nth), place);
+        }
+        let shut: Vec<GpuRef> = aside.gpus().filter(|_| aside.alone).map(|(gpu, _)| gpu).collect();
+        self.aside.push(aside);
+        for gpu in shut {
+            *self.shut.entry(gpu.clone()).or_default() += 1;
+            self.refresh(&gpu);
+        }
+    }
+
+    /// The last that was set aside is so no longer.
+    pub fn lift(&mut self) -> Option<Aside> {
+        let aside = self.aside.pop()?;
+        for nth in 0..aside.places.len() {
+            self.index.remove(&kept_key(self.aside.len(), nth));
+        }
+        for (gpu, _) in aside.gpus().filter(|_| aside.alone) {
+            let last = self.shut.get_mut(&gpu).is_none_or(|times| {
+                *times -= 1;
+                *times == 0
+            });
+            if last {
+                self.shut.remove(&gpu);
+            }
+            self.refresh(&gpu);
+        }
+        Some(aside)
+    }
+
+    /// All of it, the first first: to be set aside again.
+    pub fn lift_all(&mut self) -> Vec<Aside> {
+        let mut all: Vec<Aside> = std::iter::from_fn(|| self.lift()).collect();
+        all.reverse();
+        all
     }
 
     pub fn set_closed(&mut self, gpu: &GpuRef, closed: bool) {
@@ -202,9 +316,13 @@ impl Stock {
 
     /// Tells the index whether the GPU is closed.
     fn refresh(&mut self, gpu: &GpuRef) {
-        let closed = self.closed.get(gpu).copied().unwrap_or(false) || self.is_grouped(gpu);
+        let closed = self.is_shut(gpu) || self.is_grouped(gpu);
         // Unknown: it is told when the GPU is.
         let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
+    }
+
+    fn is_shut(&self, gpu: &GpuRef) -> bool {
+        self.closed.get(gpu).copied().unwrap_or(false) || self.shut.contains_key(gpu)
     }
 
     /// A claim has shares of this GPU and of others: one MPS daemon serves all of them, and a process is the client
@@ -229,7 +347,7 @@ impl Stock {
         decide: impl FnOnce(&mut Index) -> T,
     ) -> T {
         for (gpu, open) in open {
-            let closed = !open || self.closed.get(gpu).copied().unwrap_or(false);
+            let closed = !open || self.is_shut(gpu);
             let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
         }
         for (node, taken) in taken {
@@ -245,6 +363,10 @@ impl Stock {
 /// One placement per claim and GPU: a GPU that is not known (any more) keeps no other from being counted.
 fn key(claim: &ClaimUid, device: &DeviceName) -> PodUid {
     PodUid::new(format!("{claim}/{device}"))
+}
+
+fn kept_key(depth: usize, nth: usize) -> PodUid {
+    PodUid::new(format!("kept/{depth}/{nth}"))
 }
 
 fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {

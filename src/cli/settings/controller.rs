@@ -38,6 +38,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         webhook,
         passes,
         patience,
+        keep,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
@@ -63,6 +64,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             patience: Patience {
                 passes: reader.parsed("--passes", passes, usual.patience.passes, count),
                 time: reader.parsed("--patience", patience, usual.patience.time, interval),
+                keep: reader.parsed("--keep", keep, usual.patience.keep, interval),
             },
             ..usual
         },

@@ -1,6 +1,6 @@
 //! How each node of the cluster looks to a pod that waits, in words with numbers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::super::core::Core;
@@ -286,7 +286,7 @@ fn cores(milli: u64) -> String {
 /// Each node of the cluster, by name. None: the pod cannot be asked for anything now.
 pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec<(NodeName, Verdict)>> {
     // Of alternatives the last: it is the one that is told of.
-    let PodAsk { shape, nodes } = core.part(pod, &BTreeSet::new(), &[], now).ok().flatten()?.into_last_ask();
+    let PodAsk { shape, nodes } = core.part(pod, &[], now).ok().flatten()?.into_last_ask();
     let found = allocate::verdicts(&mut core.stock.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();

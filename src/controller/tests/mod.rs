@@ -4,6 +4,7 @@
 mod books;
 mod cluster;
 mod explain;
+mod keeping;
 mod language;
 mod opted_in;
 mod room;

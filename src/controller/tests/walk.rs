@@ -15,8 +15,9 @@ use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::controller::config::Rules;
 use crate::controller::hold::Pace;
 use crate::controller::queue::Patience;
+use crate::controller::world::GpuRef;
 use crate::controller::write::Failure;
-use crate::model::names::{NodeName, PodUid};
+use crate::model::names::PodUid;
 
 /// `TRANCHE_STEPS`: how many steps, in walks of 2,000; `TRANCHE_SEED`: of the first walk.
 fn number(variable: &str) -> Option<u64> {
@@ -103,7 +104,7 @@ impl Walk {
     fn new(seed: u64) -> Self {
         let mut rules = rules();
         if seed % 3 == 1 {
-            rules.patience = Patience { passes: u32::MAX, time: Duration::MAX };
+            rules.patience = Patience { passes: u32::MAX, time: Duration::MAX, ..Patience::default() };
         }
         let mut cluster = Cluster::new(rules.clone());
         cluster.keeps = seed.is_multiple_of(2);
@@ -375,11 +376,12 @@ impl Walk {
         let cluster = &self.cluster;
         let waiting = self.waiting();
         // What is kept for a pod that has been passed for too long is no place for those after it.
-        let mut kept: BTreeSet<NodeName> = BTreeSet::new();
-        let mut kept_before: BTreeMap<PodUid, BTreeSet<NodeName>> = BTreeMap::new();
+        let mut kept: BTreeSet<GpuRef> = BTreeSet::new();
+        let mut kept_before: BTreeMap<PodUid, BTreeSet<GpuRef>> = BTreeMap::new();
         for turn in cluster.core.queue.turns(cluster.now, |key| cluster.core.placed(key)) {
-            kept_before.extend(turn.pods.into_iter().map(|pod| (pod, kept.clone())));
-            kept.extend(turn.kept.into_iter().flat_map(|kept| kept.nodes));
+            kept_before.extend(turn.pods.iter().map(|pod| (pod.clone(), kept.clone())));
+            let of = cluster.core.reserves.of(&turn.key);
+            kept.extend(of.into_iter().flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu));
         }
         for name in &waiting {
             let pod = &cluster.pods[&("ml".to_owned(), name.clone())];
@@ -388,7 +390,8 @@ impl Walk {
             let none = BTreeSet::new();
             let kept = kept_before.get(&uid).unwrap_or(&none);
             let mut open = cluster.open_for(ask.amounts());
-            open.retain(|(node, _)| !kept.contains(&node.as_str().into()));
+            let at = |node: &str, device: &str| GpuRef { node: node.into(), device: device.into() };
+            open.retain(|(node, device)| !kept.contains(&at(node, device)));
             assert_eq!(open, [], "{name} waits, though {ask:?} is free");
         }
         let mut other = cluster.anew(self.rules.clone());
@@ -396,12 +399,8 @@ impl Walk {
         for name in waiting {
             let claims = claims_of(&cluster.pods[&("ml".to_owned(), name.clone())]);
             let place = claims.iter().find_map(|claim| other.place(claim));
-            // A gang goes without the nodes that are kept as a whole.
-            let is_kept = |node: &str| match self.asks.contains_key(&name) {
-                true => kept.contains(&node.into()),
-                false => !kept.is_empty(),
-            };
-            let allowed = place.as_ref().is_none_or(|(node, _)| is_kept(node));
+            // What is kept is counted as it would be taken, so that it may be in the way anywhere.
+            let allowed = place.is_none() || !kept.is_empty();
             assert!(allowed, "{name} waits, and another controller places it: {place:?}");
         }
     }
