@@ -48,7 +48,7 @@ pub struct Core {
     pub queue: Queue,
     pub plans: Plans,
     pub says: Says,
-    pub(super) reserves: Reserves,
+    pub reserves: Reserves,
     /// The time of day at moment 0, for words.
     pub zero: Timestamp,
     /// The lists are complete and what they showed was taken in.

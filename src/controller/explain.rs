@@ -1,8 +1,8 @@
 //! Why a claim waits, or where it went: for people who ask. The core is fed as the controller's is, and the very
 //! decisions are made in the very order, up to the claim's turn; nothing is written.
 //!
-//! What only a running controller remembers is not known here: nodes that have refused a pod a moment ago, nodes
-//! that are kept for what has waited for long, writes under way.
+//! What only a running controller remembers is not known here: nodes that have refused a pod a moment ago, writes under
+//! way. What it keeps for who has waited for long is told as it stands on claims, and not decided with.
 //!
 //! * [`explain`]: the answer; `nodes`: how each node looks to the pod, with numbers
 
@@ -17,7 +17,7 @@ use super::Moment;
 use super::core::{Core, unit};
 use super::hold::Phase;
 use super::queue::UnitKey;
-use super::say::{Reason, gathering};
+use super::say::{KEPT_FOR, Reason, gathering};
 use super::wants::wants;
 use super::world::claim::POLICY;
 use super::world::{Asks, Claim, Gpu, GpuRef, Pod, Use};
@@ -33,7 +33,10 @@ const TURN: Moment = Duration::from_secs(3);
 
 /// Where there is room for a claim that carries a reason to wait.
 const OTHER_WORDS: &str = "the controller said otherwise (tranche.dev/waiting): that is older, or because of what only \
-                           it remembers: nodes that refused the pod, nodes kept for what goes before it";
+                           it remembers: nodes that refused the pod, what is kept for who goes before it";
+
+/// So many claims that something is kept for are named.
+const KEPT_MAX: usize = 5;
 
 /// What is known of a claim, and what becomes of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +72,8 @@ pub enum Answer {
         words: String,
         /// What was counted as given to others, that is to be written yet.
         first: Option<String>,
+        /// What the controller keeps free for others that wait, by what their claims carry.
+        kept: Vec<String>,
         /// Each node, if it is for want of room.
         nodes: Vec<(NodeName, Verdict)>,
     },
@@ -221,7 +226,10 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
         let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
         let before = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
         let mut holdups = holdups(core, &place, before.max().unwrap_or(0), at);
-        holdups.extend(claim.waiting.iter().map(|_| OTHER_WORDS.to_owned()));
+        if claim.waiting.is_some() {
+            holdups.push(OTHER_WORDS.to_owned());
+            holdups.extend(kept(core, claim, at).into_iter().map(|words| format!("kept for {words}")));
+        }
         return Answer::Would { place, holdups };
     }
     let of_pods = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid));
@@ -234,6 +242,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
             because: Because::Short(no.reason),
             words: no.words.clone(),
             first: goes_first(before),
+            kept: kept(core, claim, at),
             nodes: no.nodes.clone(),
         },
         None => not_ready(core, claim),
@@ -256,7 +265,7 @@ fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
 }
 
 fn waits(because: Because, words: impl Into<String>) -> Answer {
-    Answer::Waits { because, words: words.into(), first: None, nodes: Vec::new() }
+    Answer::Waits { because, words: words.into(), first: None, kept: Vec::new(), nodes: Vec::new() }
 }
 
 /// Why the claim has no turn.
@@ -332,6 +341,21 @@ fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
         ),
     });
     remarks
+}
+
+/// What is kept for other claims, and until when: it stands on them. Who may write a claim can write that, too.
+fn kept(core: &Core, own: &Claim, at: Timestamp) -> Vec<String> {
+    let one = |claim: &Claim| {
+        let text = claim.waiting.as_deref()?.strip_prefix(KEPT_FOR)?;
+        let text = text.get(text.find("until ")?..)?.split(';').next()?.lines().next()?;
+        let (until, _) = text.strip_prefix("until ")?.split_once(": ")?;
+        let until: Timestamp = until.parse().ok()?;
+        let ClaimRef { namespace, name, .. } = &claim.at.claim;
+        (until > at).then(|| format!("claim {namespace}/{name} {text}"))
+    };
+    let waits = |claim: &&Claim| claim.waiting.is_some() && claim.allocation.is_none();
+    let others = core.world.claims.values().filter(waits).filter(|claim| claim.uid() != own.uid());
+    others.filter_map(one).take(KEPT_MAX).collect()
 }
 
 fn goes_first(before: usize) -> Option<String> {

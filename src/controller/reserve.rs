@@ -23,9 +23,12 @@ mod turn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use super::Moment;
 use super::queue::UnitKey;
 use super::stock::Aside;
+use super::world::GpuRef;
 use crate::model::names::NodeName;
 
 /// What was looked for in vain is looked for again after so long.
@@ -55,7 +58,7 @@ pub struct Reserves {
     in_force: Vec<UnitKey>,
     /// There is something new to tell.
     news: bool,
-    /// How often something was kept in vain.
+    /// How often something was kept in vain, since this was last taken.
     pub in_vain: u64,
 }
 
@@ -263,6 +266,18 @@ impl Reserves {
 
     /// Units that something is kept for, and on how many GPUs.
     pub fn counts(&self) -> (usize, usize) {
-        (self.kept.len(), self.kept.values().map(|kept| kept.aside.gpus().count()).sum())
+        let gpus: BTreeSet<GpuRef> =
+            self.kept.values().flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu).collect();
+        (self.kept.len(), gpus.len())
+    }
+
+    /// For who asks the process.
+    pub fn state(&self) -> Value {
+        let kept = self.kept.values().map(|kept| {
+            let gpus: BTreeSet<String> = kept.aside.gpus().map(|(gpu, _)| gpu.to_string()).collect();
+            json!({"namespace": kept.namespace, "for": kept.name, "gpus": gpus,
+                "fromItsNamespaceOnly": kept.own, "untilSecond": kept.until.as_secs()})
+        });
+        kept.collect()
     }
 }

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -221,6 +222,7 @@ impl Turning {
             () = leads(&mut led) => {}
         }
         let start = Instant::now();
+        self.core.zero = Timestamp::now();
         let mut feed = self.api.feed().ready_chunks(CHANGES_AT_ONCE);
         let (writes, events) = (self.writes.clone(), self.events.clone());
         let mut next: Option<Moment> = None;
@@ -302,6 +304,10 @@ impl Turning {
         let (held, idle) = self.core.held_counts();
         metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
         metrics.held_idle.set(i64::try_from(idle).unwrap_or(i64::MAX));
+        let (units, gpus) = self.core.reserves.counts();
+        metrics.kept_units.set(i64::try_from(units).unwrap_or(i64::MAX));
+        metrics.kept.set(i64::try_from(gpus).unwrap_or(i64::MAX));
+        metrics.kept_in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
         let over = self.core.overcommitted();
         metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
         let failed = self.events.failed();

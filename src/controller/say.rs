@@ -12,6 +12,8 @@ use crate::model::names::{NodeName, PodUid};
 
 /// Between two explanations to one pod, unless it has become placed.
 const EVERY: Duration = Duration::from_secs(30);
+/// With this begins what a pod is told that a place is kept for.
+pub const KEPT_FOR: &str = "kept for it";
 /// Texts on claims are kept short: they are read in a column.
 const TEXT_BYTES_MAX: usize = 400;
 

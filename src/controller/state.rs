@@ -43,6 +43,7 @@ impl Core {
             "waiting": {"pods": self.queue.len(), "byReason": waiting},
             "plans": self.plans.iter().count(),
             "holds": holds,
+            "kept": self.reserves.state(),
             "contested": self.conflicts().iter().map(GpuRef::to_string).collect::<Vec<_>>(),
         })
     }

@@ -111,7 +111,7 @@ async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
 }
 
 /// What the controller that places tells of itself.
-async fn metrics(bed: &Bed) -> String {
+pub async fn metrics(bed: &Bed) -> String {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     let told = || async {
         let leader = fail_over::leader(bed).await?;

@@ -83,10 +83,11 @@ fn claim(text: &mut String, report: &Report, told: &Told) {
             lines(text, "Devices", place.devices.iter().map(|one| part(one, place)));
             lines(text, "First", holdups.iter().cloned());
         }
-        Answer::Waits { because, words, first, .. } => {
+        Answer::Waits { because, words, first, kept, .. } => {
             text.push_str(&line("Answer", &format!("waits ({})", because.as_str())));
             text.push_str(&line("Why", words));
             lines(text, "First", first.clone());
+            lines(text, "Kept for", kept.iter().cloned());
         }
         Answer::Refused { words } => {
             text.push_str(&line("Answer", "refused: it can never be placed as it is"));

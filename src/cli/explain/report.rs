@@ -110,11 +110,11 @@ fn answer(answer: &Answer) -> Value {
         Answer::Would { place, holdups } => {
             json!({"answer": "would-be-placed", "place": self::place(place), "first": holdups})
         }
-        Answer::Waits { because, words, first, nodes } => {
+        Answer::Waits { because, words, first, kept, nodes } => {
             let nodes = nodes.iter().map(|(node, verdict)| {
                 json!({"node": node, "kind": verdict.kind().as_str(), "verdict": verdict.to_string()})
             });
-            json!({"answer": "waits", "because": because.as_str(), "words": words, "first": first,
+            json!({"answer": "waits", "because": because.as_str(), "words": words, "first": first, "kept": kept,
                    "nodes": nodes.collect::<Vec<_>>()})
         }
         Answer::Refused { words } => json!({"answer": "refused", "words": words}),

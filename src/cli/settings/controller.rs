@@ -149,7 +149,9 @@ mod tests {
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
+        args.keep = Some("90s".to_owned());
         let rules = controller(args).unwrap().controller.rules;
+        assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
         assert_eq!(
             (rules.never_hold, rules.always_hold),

@@ -7,7 +7,7 @@ use super::super::Moment;
 use super::super::core::Core;
 use super::super::queue::{Turn, UnitKey};
 use super::super::round::Refused;
-use super::super::say::Reason;
+use super::super::say::{KEPT_FOR, Reason};
 use super::super::stock::{Aside, Stock};
 use super::Kept;
 use super::choose::Within;
@@ -63,7 +63,7 @@ impl Core {
         }
         if let Some(kept) = self.reserves.of(&turn.key) {
             let from = if kept.own { " by its own namespace, whose shares are in the way," } else { "" };
-            refused.words = format!("kept for it{from} {}; {}", self.until(kept), refused.words);
+            refused.words = format!("{KEPT_FOR}{from} {}; {}", self.until(kept), refused.words);
         }
         Err(refused)
     }

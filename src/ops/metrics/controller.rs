@@ -59,6 +59,11 @@ pub struct ControllerMetrics {
     /// GPUs that are held, idle ones among them.
     pub held: Gauge,
     pub held_idle: Gauge,
+    /// Pods and gangs that a place is kept free for, and GPUs of which a part is.
+    pub kept_units: Gauge,
+    pub kept: Gauge,
+    /// How often one was kept and the time was over.
+    pub kept_in_vain: Counter,
     /// GPUs that two parties name, or that more is granted of than they have. Must read 0.
     pub overcommitted: Gauge,
     /// Changes from the API server that were taken in.
@@ -94,12 +99,16 @@ impl ControllerMetrics {
             cluster_stranded: Gauge::default(),
             held: Gauge::default(),
             held_idle: Gauge::default(),
+            kept_units: Gauge::default(),
+            kept: Gauge::default(),
+            kept_in_vain: Counter::default(),
             overcommitted: Gauge::default(),
             changes: Counter::default(),
             dropped_events: Counter::default(),
         };
         metrics.register_work(registry);
         metrics.register_room(registry);
+        metrics.register_kept(registry);
         metrics
     }
 
@@ -151,6 +160,21 @@ impl ControllerMetrics {
             self.cluster_largest.clone(),
         );
         registry.register("stranded_mib", "Memory that is left but of no use", self.cluster_stranded.clone());
+    }
+
+    fn register_kept(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("controller");
+        registry.register(
+            "kept_units",
+            "Pods and gangs that a place is kept free for, having been passed for too long",
+            self.kept_units.clone(),
+        );
+        registry.register("kept_gpus", "GPUs of which something is kept for them", self.kept.clone());
+        registry.register(
+            "kept_in_vain",
+            "Times that a place was kept, and what it was kept for got none",
+            self.kept_in_vain.clone(),
+        );
     }
 
     /// One round looked at so many pods and gangs.
@@ -221,6 +245,8 @@ mod tests {
             "tranche_controller_waiting{reason=\"memory\"} 3",
             "tranche_controller_writes_total{what=\"hold\",result=\"ok\"} 1",
             "tranche_controller_overcommitted_gpus 0",
+            "tranche_controller_kept_gpus 0",
+            "tranche_controller_kept_in_vain_total 0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing from\n{text}");
         }

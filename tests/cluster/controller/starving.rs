@@ -1,5 +1,5 @@
-//! What waits is not passed for ever: its nodes are kept free for it after 32 that came later. For what would not
-//! fit on an empty cluster either, none are. On a node without a machine.
+//! What waits is not passed for ever: its place is kept free for it after 32 that came later, for a time. For what would
+//! not fit on an empty cluster either, none is. On a node without a machine.
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
@@ -12,6 +12,8 @@ use crate::hollow::{self, wait_bound, wait_node};
 const PASSES: usize = 32;
 /// GPUs that are free for them: one has client slots for 22.
 const FREE: usize = 2;
+/// What is told whom the gang goes before.
+const KEPT: &str = "kept for gang train, which goes first, until ";
 /// Nearly a GPU.
 const MOST: &str = "0.97";
 const LITTLE: &str = "0.02";
@@ -71,7 +73,7 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     // There is room for the small one, and soon for the large one; it is kept.
     create(&bed, "late", LITTLE, None).await;
     create(&bed, "thief", MOST, None).await;
-    wait_told(&bed, "late", "1 node kept free for what goes before it: hollow-0").await;
+    wait_told(&bed, "late", KEPT).await;
     wait_told(&bed, "thief", WAITS).await;
     end_hollow(&bed, "other-0").await;
     create(&bed, "later", LITTLE, None).await;
@@ -104,7 +106,7 @@ async fn less_urgent_ones_do_not_pass_for_ever_either() {
     let others = fill(&bed).await;
     let bound = passed(&bed, others, Gang { size: FREE + 1, class: Some(&class) }).await;
     create(&bed, "late", LITTLE, None).await;
-    wait_told(&bed, "late", "1 node kept free for what goes before it: hollow-0").await;
+    wait_told(&bed, "late", KEPT).await;
     for nth in 0..=FREE {
         end_hollow(&bed, &format!("other-{nth}")).await;
     }
