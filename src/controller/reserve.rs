@@ -77,6 +77,8 @@ pub(super) struct Kept {
     pub least: u64,
     /// How its nodes looked when it was chosen.
     pub seen: Vec<[u64; 3]>,
+    /// Since when it would not fit there any more. A GPU that goes back to the scheduler is closed for a moment only.
+    pub lost: Option<Moment>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -180,7 +182,13 @@ impl Reserves {
             kept.least = lacking;
             kept.until = kept.until.max(now.saturating_add(self.keep).min(last));
         }
-        (kept.aside, kept.seen) = (aside, seen);
+        (kept.aside, kept.seen, kept.lost) = (aside, seen, None);
+    }
+
+    /// It would not fit on its nodes now. True if that has been so for long.
+    pub(super) fn lose(&mut self, key: &UnitKey, now: Moment) -> bool {
+        let Some(kept) = self.kept.get_mut(key) else { return false };
+        *kept.lost.get_or_insert(now) + ANEW <= now
     }
 
     /// Nothing came of it. Its namespace and its nodes rest.
@@ -212,7 +220,9 @@ impl Reserves {
         if kept.own {
             return;
         }
-        let until = now.saturating_add(now.saturating_sub(kept.since).max(least));
+        // It may have been over for a moment.
+        let long = kept.until.min(now).saturating_sub(kept.since);
+        let until = now.saturating_add(long.max(least));
         for node in kept.aside.nodes() {
             let open = self.open.entry(node).or_insert(until);
             *open = until.max(*open);
@@ -221,7 +231,10 @@ impl Reserves {
 
     /// Nothing could be kept for it.
     pub(super) fn looked(&mut self, key: &UnitKey, in_line: bool, now: Moment) {
-        self.looked.insert(key.clone(), Looked { again: now + ANEW, in_line });
+        // As soon as nodes are open no longer there may be a place.
+        let opened = self.open.values().copied().filter(|until| *until > now).min();
+        let again = (now + ANEW).min(opened.unwrap_or(Moment::MAX));
+        self.looked.insert(key.clone(), Looked { again, in_line });
     }
 
     pub(super) fn is_in_line(&self, key: &UnitKey) -> bool {
@@ -260,7 +273,8 @@ impl Reserves {
         let news = std::mem::take(&mut self.news).then_some(now);
         let rests = self.rests.values().map(|rest| rest.until);
         let looked = self.looked.values().map(|looked| looked.again);
-        let all = self.kept.values().map(|kept| kept.until).chain(rests).chain(looked);
+        let lost = self.kept.values().filter_map(|kept| Some(kept.lost? + ANEW));
+        let all = self.kept.values().map(|kept| kept.until).chain(lost).chain(rests).chain(looked);
         all.chain(self.open.values().copied()).filter(|due| *due > now).chain(news).min()
     }
 

@@ -141,7 +141,7 @@ impl Core {
         let (before, nodes) = (kept.aside.clone(), kept.aside.nodes());
         let stays = (!kept.own).then(|| kept.namespace.clone());
         let seen = self.looks(&nodes);
-        if kept.seen == seen {
+        if kept.seen == seen && kept.lost.is_none() {
             return;
         }
         match self.choose_again(turn, stays.as_deref(), now) {
@@ -152,10 +152,11 @@ impl Core {
                 let lacking = self.lacking(&aside);
                 self.reserves.renew(&turn.key, aside, (lacking, seen), now);
             }
-            None => {
+            None if self.reserves.lose(&turn.key, now) => {
                 self.reserves.end(&turn.key, now);
                 self.stock.news();
             }
+            None => {}
         }
     }
 
@@ -229,6 +230,7 @@ impl Core {
             until: self.reserves.until(now),
             least: self.lacking(&aside),
             seen: self.looks(&aside.nodes()),
+            lost: None,
             aside,
         };
         self.reserves.begin(&turn.key, kept);
