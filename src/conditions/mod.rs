@@ -14,4 +14,4 @@ mod words;
 
 pub use entries::{CONDITIONS, differ, entries};
 pub use standing::{Ailment, Finding, Part, Seen, Standing, Usage};
-pub use words::{Telling, Tone, ailing, found, prepared};
+pub use words::{Telling, Tone, ailing, found, prepared, withheld};

@@ -2,6 +2,7 @@
 
 use super::standing::{Ailment, Finding, Part, Seen, Usage};
 use crate::ledger::{HeldDevice, HoldMode};
+use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
 use crate::model::share::{Grant, Isolation};
 
@@ -60,6 +61,14 @@ pub fn found(finding: &Finding) -> Telling {
             format!("within its grant on {gpu} again: {} of {}", mib(usage.used), mib(usage.granted)),
         ),
     }
+}
+
+/// A claim is not allocated its devices any more, and somebody holds them: devices and holders as `who` says.
+pub fn withheld(claim: &ClaimRef, who: &str) -> String {
+    format!(
+        "claim {claim} was deleted, replaced or lost its allocation while its devices are held: {who}. They are given to \
+         nobody else until these processes have ended; delete the pod"
+    )
 }
 
 /// A part of a board that the claim is on fell ill, or is well again.
@@ -147,7 +156,7 @@ fn mib(bytes: crate::model::quantity::Bytes) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::ledger::Placer;
-    use crate::model::claim::{ClaimRef, PreparedDevice};
+    use crate::model::claim::PreparedDevice;
     use crate::model::gpu::Health;
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;

@@ -3,9 +3,10 @@
 //! A process is found by its PID and known by PID and start time together, because PIDs come again. Whose it
 //! is, its control group tells ([`cgroup`]).
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -14,6 +15,7 @@ use nix::unistd::Pid;
 use thiserror::Error;
 
 use super::cgroup::{self, Place};
+use crate::model::names::PodUid;
 use crate::model::process::ProcessKey;
 
 /// Inode of the first PID namespace, the one whose PIDs NVML tells (the kernel's `PROC_PID_INIT_INO`).
@@ -29,6 +31,12 @@ pub trait Processes: Send + Sync + 'static {
 
     /// Does the process hold a device file of an NVIDIA GPU open?
     fn uses_gpu(&self, pid: u32) -> io::Result<bool>;
+
+    /// All processes that are some pod's, by pod, PIDs in order.
+    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>>;
+
+    /// Are the processes of the whole node shown here? If not, one that is missing proves nothing.
+    fn are_all_shown(&self) -> bool;
 
     /// Are PIDs here those of the host? If not, NVML's may mean others.
     fn pids_are_the_hosts(&self) -> bool;
@@ -93,6 +101,11 @@ impl LocalProcesses {
         }
     }
 
+    /// A process whose first thread has ended is shown as the remains of one, and goes on with the others.
+    fn has_other_threads(&self, pid: u32) -> bool {
+        std::fs::read_dir(self.path(pid, "task")).is_ok_and(|tasks| tasks.count() > 1)
+    }
+
     /// What is read below the root must be about the processes that a signal reaches.
     fn numbers_as_we_do(&self) -> bool {
         let own = std::fs::read_link(self.root.join("self"));
@@ -103,10 +116,11 @@ impl LocalProcesses {
 impl Processes for LocalProcesses {
     fn started(&self, pid: u32) -> io::Result<Option<u64>> {
         let Some(stat) = self.read(pid, "stat")? else { return Ok(None) };
-        started(&stat).map_err(|()| {
+        let Some((started, first_ended)) = started(&stat) else {
             let words = format!("{} is not understood", self.path(pid, "stat").display());
-            io::Error::new(ErrorKind::InvalidData, words)
-        })
+            return Err(io::Error::new(ErrorKind::InvalidData, words));
+        };
+        Ok((!first_ended || self.has_other_threads(pid)).then_some(started))
     }
 
     fn place(&self, pid: u32) -> io::Result<Option<Place>> {
@@ -114,17 +128,46 @@ impl Processes for LocalProcesses {
     }
 
     fn uses_gpu(&self, pid: u32) -> io::Result<bool> {
-        let entries = match std::fs::read_dir(self.path(pid, "fd")) {
-            Ok(entries) => entries,
-            Err(error) if is_gone(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        };
         let is_gpu = |link: PathBuf| {
             let name = link.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
             name.starts_with("nvidia") && link.parent().is_some_and(|folder| folder.ends_with("dev"))
         };
+        let files = entries(&self.path(pid, "fd"))?;
+        let folders = match files.is_empty() {
+            false => vec![files],
+            // The first thread may have ended: then its files are shown with the others.
+            true => {
+                let tasks = entries(&self.path(pid, "task"))?;
+                tasks.iter().map(|task| entries(&task.join("fd"))).collect::<io::Result<_>>()?
+            }
+        };
         // A file that was closed meanwhile is none.
-        Ok(entries.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(is_gpu)))
+        Ok(folders.iter().flatten().any(|file| std::fs::read_link(file).is_ok_and(is_gpu)))
+    }
+
+    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
+        let mut found = BTreeMap::<_, Vec<u32>>::new();
+        for entry in std::fs::read_dir(&self.root)? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            if let Some(Place::Pod { pod, .. }) = self.place(pid)?
+                && self.started(pid)?.is_some()
+            {
+                found.entry(pod).or_default().push(pid);
+            }
+        }
+        found.values_mut().for_each(|pids| pids.sort_unstable());
+        Ok(found)
+    }
+
+    fn are_all_shown(&self) -> bool {
+        if self.numbers == PidNumbers::AsSeen {
+            return true;
+        }
+        // Without the host's PID namespace the first process is one of this container: this one, as a rule.
+        let group = |pid: u32| self.read(pid, "cgroup").ok().flatten();
+        let own = std::process::id();
+        own != 1 && group(1).is_some_and(|first| group(own).is_some_and(|own| own != first))
     }
 
     fn pids_are_the_hosts(&self) -> bool {
@@ -171,17 +214,24 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
 }
 
-/// The start time out of proc_pid_stat(5): field 22; the second field is the process's name, in brackets,
-/// and may hold anything. None for a process that has ended and only waits for its parent.
-fn started(stat: &str) -> Result<Option<u64>, ()> {
-    let (_, rest) = stat.rsplit_once(')').ok_or(())?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next().ok_or(())?;
-    if matches!(state, "Z" | "X" | "x") {
-        return Ok(None);
+/// The paths of what is in a folder of a process; none if the process has ended.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(folder) {
+        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
+        Err(error) if is_gone(&error) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
+}
+
+/// The start time out of proc_pid_stat(5): field 22; the second field is the process's name, in brackets,
+/// and may hold anything. And whether its first thread has ended, and waits for its parent or for the others.
+fn started(stat: &str) -> Option<(u64, bool)> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
     // Field 3 is read; 22 is the nineteenth from here.
-    fields.nth(18).and_then(|field| field.parse().ok()).map(Some).ok_or(())
+    let started = fields.nth(18)?.parse().ok()?;
+    Some((started, matches!(state, "Z" | "X" | "x")))
 }
 
 /// `pidfd_open(2)`
@@ -231,12 +281,70 @@ mod tests {
         let line = |name: &str, state: &str| {
             format!("42 ({name}) {state} 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0")
         };
-        assert_eq!(started(&line("sleep", "S")), Ok(Some(987_654)));
-        assert_eq!(started(&line("a) R 1 2 (b", "D")), Ok(Some(987_654)));
-        assert_eq!(started(&line("sleep", "Z")), Ok(None), "remains of a process hold nothing");
+        assert_eq!(started(&line("sleep", "S")), Some((987_654, false)));
+        assert_eq!(started(&line("a) R 1 2 (b", "D")), Some((987_654, false)));
+        assert_eq!(started(&line("sleep", "Z")), Some((987_654, true)));
         for bad in ["", "42 sleep S", "42 (sleep) S 1 2 3", "42 (sleep)"] {
-            assert_eq!(started(bad), Err(()), "{bad:?}");
+            assert_eq!(started(bad), None, "{bad:?}");
         }
+    }
+
+    /// A /proc of the test's making with one process, its state, control group and threads.
+    fn shown(pid: u32, state: &str, group: &str, threads: u32) -> (tempfile::TempDir, LocalProcesses) {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(pid.to_string());
+        for thread in 0..threads {
+            std::fs::create_dir_all(folder.join(format!("task/{}/fd", pid + thread))).unwrap();
+        }
+        std::fs::create_dir_all(folder.join("fd")).unwrap();
+        let stat = format!("{pid} (x) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::write(folder.join("cgroup"), format!("0::{group}\n")).unwrap();
+        let processes = LocalProcesses { root: root.path().to_owned(), numbers: PidNumbers::AsSeen };
+        (root, processes)
+    }
+
+    const POD: &str = "11111111-0000-4000-8000-000000000001";
+
+    #[test]
+    fn the_processes_of_a_pod_are_found_and_remains_are_none() {
+        let pod = format!("/kubepods/pod{POD}/c");
+        for (state, group, threads, expected) in [
+            ("S", pod.as_str(), 1, true),
+            ("D", pod.as_str(), 1, true),
+            ("S", "/system.slice/job.service", 1, false),
+            ("Z", pod.as_str(), 1, false),
+            // The first thread has ended and another one goes on: it holds what the process holds.
+            ("Z", pod.as_str(), 2, true),
+        ] {
+            let (_root, processes) = shown(4711, state, group, threads);
+            let found = processes.by_pod().unwrap();
+            let wanted = expected.then(|| (PodUid::new(POD), vec![4711]));
+            assert_eq!(found, wanted.into_iter().collect(), "{state} {group} {threads}");
+        }
+        let real = real().by_pod().unwrap();
+        assert!(real.values().all(|pids| !pids.is_empty()));
+    }
+
+    #[test]
+    fn files_of_a_process_whose_first_thread_has_ended_count() {
+        let (root, processes) = shown(4711, "Z", "/", 2);
+        assert!(!processes.uses_gpu(4711).unwrap());
+        std::os::unix::fs::symlink("/dev/nvidia3", root.path().join("4711/task/4712/fd/9")).unwrap();
+        assert!(processes.uses_gpu(4711).unwrap());
+    }
+
+    #[test]
+    fn the_whole_node_is_shown_where_the_first_process_is_not_of_this_container() {
+        let own = std::process::id();
+        let (root, mut processes) = shown(1, "S", "/init.scope", 1);
+        processes.numbers = PidNumbers::OfHost;
+        std::fs::create_dir_all(root.path().join(own.to_string())).unwrap();
+        let group = root.path().join(format!("{own}/cgroup"));
+        std::fs::write(&group, "0::/kubepods/x\n").unwrap();
+        assert!(processes.are_all_shown());
+        std::fs::write(&group, "0::/init.scope\n").unwrap();
+        assert!(!processes.are_all_shown());
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub enum Kind {
     MpsDaemonDown,
     /// The /dev/shm that claims on the device share is full.
     ShmFull,
+    /// Nothing is wrong with it, but processes hold it that no allocation gives it to any more.
+    Withheld,
 }
 
 /// How far an ailment goes.
@@ -78,8 +80,8 @@ pub enum Effect {
 }
 
 impl Kind {
-    pub const WORDS: [&'static str; 6] =
-        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full"];
+    pub const WORDS: [&'static str; 7] =
+        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full", "withheld"];
 
     /// A short word for taints and metrics; one of [`Self::WORDS`].
     pub fn word(self) -> &'static str {
@@ -93,7 +95,13 @@ impl Kind {
             Self::Unreachable => "unreachable",
             Self::MpsDaemonDown => "mps-daemon-down",
             Self::ShmFull => "shm-full",
+            Self::Withheld => "withheld",
         }
+    }
+
+    /// True if the device does not work as it should.
+    pub fn is_fault(self) -> bool {
+        self != Self::Withheld
     }
 
     pub fn effect(self) -> Effect {
@@ -104,7 +112,7 @@ impl Kind {
                 Class::Lost => Effect::NoPods,
             },
             Self::Lost => Effect::NoPods,
-            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull => Effect::NoNewPods,
+            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull | Self::Withheld => Effect::NoNewPods,
         }
     }
 }
@@ -271,6 +279,18 @@ impl Ailments {
             }
         }
         self
+    }
+
+    /// And with these devices withheld, each for a reason in words.
+    pub fn and_withheld(&self, withheld: &BTreeMap<DeviceUuid, String>, now: u64) -> Self {
+        let others = self.0.iter().filter(|((_, kind), _)| *kind != Kind::Withheld);
+        let mut next = Self(others.map(|(key, ailment)| (key.clone(), ailment.clone())).collect());
+        for (device, words) in withheld {
+            let place = Place::Device(device.clone());
+            let since = self.since(&place, Kind::Withheld).unwrap_or(now);
+            next.put(place, Kind::Withheld, words.clone(), since);
+        }
+        next
     }
 
     fn recalled_as_is(ailments: Vec<Ailment>) -> Self {
@@ -479,11 +499,34 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_withheld_as_long_as_it_is_said_and_nothing_is_wrong_with_it() {
+        let board = gpu(0);
+        let withheld = BTreeMap::from([(board.uuid.clone(), "process 7 holds it".to_owned())]);
+        let ailments = Ailments::default().and_withheld(&withheld, 100).and_withheld(&withheld, 200);
+        let found = ailments.of(&Device::Whole(&board));
+        assert_eq!((found[0].kind, found[0].since), (Kind::Withheld, 100));
+        assert_eq!(found[0].kind.effect(), Effect::NoNewPods);
+        let judged = ailments.judged(&Inventory::Found(found_boards()));
+        let Inventory::Found(judged) = judged else { unreachable!() };
+        assert_eq!(judged.gpus[0].health, Health::Healthy);
+        assert!(ailments.lasting().is_empty());
+        assert!(ailments.and_withheld(&BTreeMap::new(), 300).is_empty());
+    }
+
+    fn found_boards() -> NodeGpus {
+        found(1)
+    }
+
+    #[test]
     fn every_kind_has_a_word_of_the_list() {
         let xids = [63, 48, 79].map(Kind::Xid);
-        for kind in
-            xids.into_iter().chain([Kind::Lost, Kind::Unreachable, Kind::MpsDaemonDown, Kind::ShmFull])
-        {
+        for kind in xids.into_iter().chain([
+            Kind::Lost,
+            Kind::Unreachable,
+            Kind::MpsDaemonDown,
+            Kind::ShmFull,
+            Kind::Withheld,
+        ]) {
             assert!(Kind::WORDS.contains(&kind.word()), "{kind:?}");
         }
     }

@@ -18,7 +18,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::claim::{ClaimRef, PreparedDevice};
+use crate::model::claim::{ClaimRef, PodRef, PreparedDevice};
 use crate::model::names::{BootId, DeviceUuid};
 use crate::model::share::{Grant, MpsGroup, MpsLimits};
 
@@ -31,7 +31,15 @@ pub struct Intent {
     pub devices: Vec<HeldDevice>,
     /// In the order in which they are applied.
     pub steps: Vec<Step>,
+    /// The pods that the claim was reserved for: those whose processes may hold its devices, whatever becomes
+    /// of the claim. Empty in records of before they were kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<PodRef>,
 }
+
+/// Pods that one record names at most. A claim is reserved for 256 at a time; more than these have used it one
+/// after the other, and the first of them are long gone.
+pub const PODS_MOST: usize = 1024;
 
 /// One device that the claim holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +141,17 @@ pub enum Phase {
     Releasing,
 }
 
+impl Phase {
+    /// The mark that leads to it; none: a record begins with it.
+    pub fn mark(self) -> Option<Mark> {
+        match self {
+            Self::Applying(next) => next.checked_sub(1).map(Mark::Applied),
+            Self::Ready => Some(Mark::Ready),
+            Self::Releasing => Some(Mark::Releasing),
+        }
+    }
+}
+
 /// A record as it is read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -170,6 +189,21 @@ impl Record {
 }
 
 impl Intent {
+    /// True if the claim holds the same in the same way, whoever its pods are.
+    pub fn holds_as(&self, other: &Self) -> bool {
+        let Self { claim, boot, devices, steps, pods: _ } = self;
+        (claim, boot, devices, steps) == (&other.claim, &other.boot, &other.devices, &other.steps)
+    }
+
+    /// Its pods and these, each once, the latest of them where they are too many.
+    pub fn pods_with(&self, more: &[PodRef]) -> Vec<PodRef> {
+        let mut pods = self.pods.clone();
+        pods.extend(more.iter().filter(|pod| !self.pods.contains(pod)).cloned());
+        let surplus = pods.len().saturating_sub(PODS_MOST);
+        pods.drain(..surplus);
+        pods
+    }
+
     /// As [`Record::gpus`].
     pub fn gpus(&self) -> Vec<DeviceUuid> {
         let mut gpus: Vec<_> = self.devices.iter().map(|device| device.gpu.clone()).collect();

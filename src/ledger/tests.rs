@@ -26,6 +26,7 @@ pub fn intent() -> Intent {
             Step::TimeSlice { gpu: DeviceUuid::from("GPU-3"), level: 2 },
             Step::WriteCdi { file: "k8s.gpu.nvidia.com-claim_c-1.json".into() },
         ],
+        pods: Vec::new(),
     }
 }
 
@@ -93,6 +94,37 @@ fn a_share_of_the_controllers_is_read_back_as_such() {
 fn what_the_scheduler_placed_is_written_as_before_there_was_a_controller() {
     let line = String::from_utf8(encode_intent(&intent()).unwrap()).unwrap();
     assert!(!line.contains("placer"), "an older release can read it: {line}");
+}
+
+fn pod(uid: &str) -> PodRef {
+    PodRef { namespace: "team".into(), name: "train-0".into(), uid: uid.into() }
+}
+
+#[test]
+fn the_pods_of_a_claim_are_read_back_and_change_nothing_else() {
+    let intent = Intent { pods: vec![pod("p-1")], ..intent() };
+    let file = include_bytes!("../../tests/data/ledger/v1-with-pods.rec");
+    let record = decode(file).unwrap().record;
+    assert_eq!((&record.intent, record.phase), (&intent, Phase::Ready));
+    assert_eq!(encode_intent(&intent).unwrap(), file.split_inclusive(|b| *b == b'\n').next().unwrap());
+    assert!(intent.holds_as(&self::intent()) && intent != self::intent());
+}
+
+#[test]
+fn of_too_many_pods_the_latest_are_kept() {
+    let pods: Vec<_> = (0..PODS_MOST).map(|nth| pod(&format!("p-{nth}"))).collect();
+    let intent = Intent { pods, ..intent() };
+    let with = intent.pods_with(&[pod("p-7"), pod("new")]);
+    assert_eq!((with.len(), &with[0], with.last()), (PODS_MOST, &pod("p-1"), Some(&pod("new"))));
+    assert!(encode_intent(&Intent { pods: with, ..intent }).unwrap().len() < 1 << 20);
+}
+
+#[test]
+fn each_phase_is_read_back_from_its_mark() {
+    for phase in [Phase::Applying(0), Phase::Applying(2), Phase::Ready, Phase::Releasing] {
+        let marks: Vec<_> = phase.mark().into_iter().collect();
+        assert_eq!(decode(&bytes(&marks)).unwrap().record.phase, phase);
+    }
 }
 
 #[test]

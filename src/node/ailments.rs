@@ -22,14 +22,15 @@ use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
 use super::executor::Executor;
+use super::holders::Withheld;
 use super::reporter::Reporter;
 use crate::conditions;
 use crate::host::{Lasting, boot};
 use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, ShmFull, Xid};
-use crate::ledger::Phase;
+use crate::ledger::{HeldDevice, HoldMode, Phase};
 use crate::model::error_chain;
 use crate::model::gpu::Health;
-use crate::model::names::DeviceUuid;
+use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
 use crate::ops::drain::Shutdown;
@@ -76,6 +77,8 @@ pub struct Watch {
     run: Run,
     known: Ailments,
     daemons: Daemons,
+    /// Devices that are held by nobody's right, and why, in words.
+    withheld: BTreeMap<DeviceUuid, String>,
     saving: Saving,
     /// Times that the file was brought up to date.
     saves: u64,
@@ -151,6 +154,7 @@ impl Watch {
                 run,
                 known,
                 daemons,
+                withheld: BTreeMap::new(),
                 saving,
                 saves: 0,
                 events,
@@ -167,6 +171,8 @@ impl Watch {
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
         let mut inventory = self.sources.discovered.inventory.clone();
         let mut ledger = self.sources.executor.store.changes();
+        let mut withheld = self.sources.executor.holders.withheld();
+        withheld.mark_changed();
         let (mut last, mut next) = (Instant::now(), Instant::now());
         let mut looking: Option<JoinHandle<Seen>> = None;
         inventory.mark_changed();
@@ -182,6 +188,8 @@ impl Watch {
                         self.take_facts(&inventory.borrow());
                     }
                 }
+                // The sender is the executor's, which is ours too.
+                Ok(()) = withheld.changed() => self.take_withheld(&withheld.borrow_and_update()),
                 // Not at once: many claims come together.
                 Ok(()) = ledger.changed() => next = next.min(last + self.sources.every),
                 () = sleep_until(next), if looking.is_none() => {
@@ -216,7 +224,23 @@ impl Watch {
 
     fn take_facts(&mut self, inventory: &Inventory) {
         let facts = self.known.and_facts(inventory, &self.daemons.down, now());
-        self.set(facts.and_full(&self.known, &self.daemons.full, now()));
+        let facts = facts.and_full(&self.known, &self.daemons.full, now());
+        self.set(facts.and_withheld(&self.withheld, now()));
+    }
+
+    /// A part of a board that is withheld leaves the rest of the board to others: the ledger counts it.
+    fn take_withheld(&mut self, withheld: &BTreeMap<ClaimUid, Withheld>) {
+        let alone = |held: &&HeldDevice| matches!(held.mode, HoldMode::Whole | HoldMode::Mig);
+        let devices = withheld.values().flat_map(|one| {
+            let words = format!(
+                "claim {} is not allocated it any more, but it is held: {}",
+                one.claim,
+                one.holders()
+            );
+            one.devices.iter().filter(alone).map(move |held| (held.uuid.clone(), words.clone()))
+        });
+        self.withheld = devices.collect();
+        self.set(self.known.and_withheld(&self.withheld, now()));
     }
 
     fn take_seen(&mut self, seen: Seen) {

@@ -4,7 +4,8 @@
 //! prepare: recorded and real? ─yes→ answer
 //!          ─no→ clear what is half done → plan → ledger.begin (durable) → step, mark, step, mark … → ready → answer
 //!                                                                      └ a step fails → undo all, last first
-//! release: ledger.releasing → undo all, last first, each tried → ledger.end
+//! release: container edits away → held by a process? then it stays → ledger.releasing → undo all, last first, each
+//!          tried → ledger.end
 //! ```
 //! Everything here blocks its thread and is called with the lanes of the boards concerned.
 
@@ -15,13 +16,14 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::warn;
 
+use super::holders::{Holders, Withheld, Word};
 use super::lanes::Held;
 use super::store::{Store, StoreError};
 use crate::cdi::CdiFile;
 use crate::host::driver_root::{DriverError, DriverRootCache, MissingPath, check};
 use crate::host::{Host, Lasting, ProgramError};
 use crate::ledger::{Intent, Mark, Phase, Record, Step};
-use crate::model::claim::{AllocatedClaim, PreparedDevice};
+use crate::model::claim::{AllocatedClaim, PodRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
@@ -74,6 +76,9 @@ pub enum ReleaseError {
     /// driver is gone, say). The record stays, so that nobody else is given the GPU until it is.
     #[error("a setting of the GPU could not be put back: {}", .0.join("; "))]
     Owing(Vec<String>),
+    /// No new container can use the devices, but processes that run do. The record stays until they have ended.
+    #[error("its devices are held still: {0}")]
+    Held(Box<Withheld>),
 }
 
 /// How a claim came to be ready.
@@ -94,6 +99,7 @@ pub struct Executor {
     pub host: Arc<dyn Host>,
     pub driver: DriverRootCache,
     pub daemons: Arc<dyn Daemons>,
+    pub holders: Holders,
     pub sharing: SharingPolicy,
     /// Folder of `tranche mps`, here and on the host.
     pub mps_dir: String,
@@ -109,40 +115,99 @@ impl Executor {
     ) -> Result<Outcome, ExecuteError> {
         self.store.refresh(held)?;
         let uid = &claim.claim.uid;
-        let record = match self.store.get(uid) {
+        let recorded = match self.store.get(uid) {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
                 let same = prepare::as_recorded(claim, &record.intent);
                 if same && self.is_real(&record) && self.serve_again(&record).is_ok() {
+                    self.note_pods(held, &record, &claim.pods)?;
+                    self.holders.settle(uid);
                     return Ok(Outcome::Already(record.answer()));
                 }
                 Some(record)
             }
             Some(record) => {
-                self.clear(held, &record, &gpus_of(claim, gpus))?;
-                None
+                let same = means(&record, claim);
+                self.clear(held, &record, &gpus_of(claim, gpus), same)?;
+                same.then_some(record)
             }
             None => None,
         };
+        let ready = recorded.as_ref().filter(|record| record.phase == Phase::Ready);
         let on = self.store.held_on(&gpus_of(claim, gpus));
         let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
         // Checked before the driver's files are looked for: the clearer word comes first.
-        let targets = prepare::targets(claim, site)?;
+        let targets = prepare::targets(claim, site).map_err(|refusal| self.explained(refusal))?;
         let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
         let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
-        let plan = prepare::plan(claim, &targets, site, facts)?;
-        let same = record.as_ref().is_some_and(|record| record.intent == plan.intent);
-        if record.is_some() && !same {
-            self.release(held, uid).map_err(stuck("an earlier preparation does not hold any more"))?;
+        let mut plan = prepare::plan(claim, &targets, site, facts)?;
+        let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
+        if ready.is_some() && !same {
+            let why = "an earlier preparation does not hold any more";
+            self.release(held, uid, Word::Anew).map_err(stuck(why))?;
+        }
+        // Pods that had the devices before may have them still.
+        if let Some(record) = recorded.as_ref().filter(|record| record.intent.boot == self.boot) {
+            plan.intent.pods = record.intent.pods_with(&claim.pods);
         }
         self.carry_out(held, &plan.intent, &plan.cdi, same)?;
+        if let Some(record) = recorded.filter(|_| same) {
+            self.note_pods(held, &record, &claim.pods)?;
+        }
+        self.holders.settle(uid);
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
+    }
+
+    /// Records pods that were not known to use the claim, before they are given anything.
+    fn note_pods(&self, held: &Held, record: &Record, pods: &[PodRef]) -> Result<(), StoreError> {
+        match pods.iter().all(|pod| record.intent.pods.contains(pod)) {
+            true => Ok(()),
+            false => self.store.set_pods(held, &record.intent.claim.uid, record.intent.pods_with(pods)),
+        }
+    }
+
+    /// Brings a ready record's pods to those that the claim is reserved for now, and those that were and still run.
+    pub fn review_pods(&self, held: &Held, judged: &Record, now: &[PodRef]) -> Result<(), StoreError> {
+        let uid = &judged.intent.claim.uid;
+        let Some(record) = self.store.get(uid).filter(|record| record.intent == judged.intent) else {
+            return Ok(());
+        };
+        let gone: Vec<_> = record.intent.pods.iter().filter(|pod| !now.contains(pod)).cloned().collect();
+        // Who cannot be looked for is kept.
+        let still = self.holders.of(&gone).map_or(gone, |by| by.into_iter().map(|one| one.pod).collect());
+        let pods = Intent { pods: still, ..record.intent.clone() }.pods_with(now);
+        let same =
+            pods.len() == record.intent.pods.len() && pods.iter().all(|pod| record.intent.pods.contains(pod));
+        if same { Ok(()) } else { self.store.set_pods(held, uid, pods) }
+    }
+
+    /// A refusal in the words that are known here only: who holds the device, if its claim does not.
+    fn explained(&self, refusal: Refusal) -> Refusal {
+        let Refusal::InUse { device, holder } = refusal else { return refusal };
+        match self.holders.withheld_of(&holder.uid) {
+            Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
+            None => Refusal::InUse { device, holder },
+        }
     }
 
     /// Takes back what the claim had before. What it owes a GPU that it is not given now (one that was lost, say)
     /// keeps it from no other GPU.
-    fn clear(&self, held: &Held, record: &Record, gpus: &[DeviceUuid]) -> Result<(), ExecuteError> {
+    /// What its earlier pods hold still, of devices that it is not given now (`same`), is recorded apart as well.
+    fn clear(
+        &self,
+        held: &Held,
+        record: &Record,
+        gpus: &[DeviceUuid],
+        same: bool,
+    ) -> Result<(), ExecuteError> {
         let uid = &record.intent.claim.uid;
-        match self.release(held, uid) {
+        let word = if same && record.phase != Phase::Releasing { Word::Anew } else { Word::Kubelet };
+        match self.release(held, uid, word) {
+            Err(ReleaseError::Held(withheld)) if !same => {
+                warn!(claim = %record.intent.claim, %withheld, "held still, and recorded apart");
+                self.store.set_aside(held, uid)?;
+                self.holders.settle(uid);
+                Ok(())
+            }
             Err(ReleaseError::Owing(words)) if !record.gpus().iter().any(|gpu| gpus.contains(gpu)) => {
                 warn!(claim = %record.intent.claim, words = words.join("; "), "owed still, and recorded apart");
                 Ok(self.store.set_aside(held, uid)?)
@@ -151,30 +216,64 @@ impl Executor {
         }
     }
 
-    /// Takes a claim back. Needs nothing but the record; a claim without one is fine.
-    pub fn release(&self, held: &Held, claim: &ClaimUid) -> Result<(), ReleaseError> {
+    /// Takes a claim back. Needs nothing but the record and a look at the node's processes; a claim without a
+    /// record is fine.
+    pub fn release(&self, held: &Held, claim: &ClaimUid, word: Word) -> Result<(), ReleaseError> {
         self.store.refresh(held)?;
-        let Some(record) = self.store.get(claim) else { return Ok(()) };
+        let Some(record) = self.store.get(claim) else { return Ok(self.holders.settle(claim)) };
         if !held.covers(&record.gpus()) {
             return Err(StoreError::NoLane(claim.clone()).into());
         }
-        // The steps of an unfinished preparation stay known by its phase until they are undone.
+        // What only the API server calls gone stays ready until it is free: its MPS daemon stays as it is.
+        if word != Word::Api {
+            self.mark_releasing(held, &record);
+        }
+        let same_boot = record.intent.boot == self.boot;
+        if same_boot && let Some(withheld) = self.held_still(&record, word) {
+            self.holders.withhold(&withheld);
+            return Err(ReleaseError::Held(Box::new(withheld)));
+        }
+        if word == Word::Api {
+            self.mark_releasing(held, &record);
+        }
+        let tried = record.undo().map(|step| (step, self.undo(step, claim, same_boot)));
+        let failed: Vec<_> = tried.filter_map(|(step, undone)| Some((step, undone.err()?))).collect();
+        let usable = failed.iter().any(|(step, _)| matches!(step, Step::WriteCdi { .. }));
+        let words: Vec<String> = failed.into_iter().map(|(_, words)| words).collect();
+        match (words.is_empty(), usable) {
+            (true, _) => {
+                self.store.end(held, claim)?;
+                self.holders.settle(claim);
+                Ok(())
+            }
+            (false, true) => Err(ReleaseError::Undo(words)),
+            (false, false) => Err(ReleaseError::Owing(words)),
+        }
+    }
+
+    /// The steps of an unfinished preparation stay known by its phase until they are undone.
+    fn mark_releasing(&self, held: &Held, record: &Record) {
+        let claim = &record.intent.claim.uid;
         if record.phase == Phase::Ready
             && let Err(error) = self.store.mark(held, claim, Mark::Releasing)
         {
             // A full disk keeps no pod from ending. Only a crash in the next moments would miss the mark.
             warn!(%claim, error = error_chain(&error), "the release goes on without its mark in the ledger");
         }
-        let same_boot = record.intent.boot == self.boot;
-        let tried = record.undo().map(|step| (step, self.undo(step, claim, same_boot)));
-        let failed: Vec<_> = tried.filter_map(|(step, undone)| Some((step, undone.err()?))).collect();
-        let usable = failed.iter().any(|(step, _)| matches!(step, Step::WriteCdi { .. }));
-        let words: Vec<String> = failed.into_iter().map(|(_, words)| words).collect();
-        match (words.is_empty(), usable) {
-            (true, _) => Ok(self.store.end(held, claim)?),
-            (false, true) => Err(ReleaseError::Undo(words)),
-            (false, false) => Err(ReleaseError::Owing(words)),
+    }
+
+    /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none.
+    fn held_still(&self, record: &Record, word: Word) -> Option<Withheld> {
+        if word == Word::Anew || record.intent.pods.is_empty() {
+            return None;
         }
+        if let Some(file) = record.cdi_file()
+            && self.host.remove(&self.cdi_dir.join(file)).is_err()
+        {
+            // Its undoing tells why, and the record stays because of it.
+            return None;
+        }
+        self.holders.hold(record, word)
     }
 
     /// True if the claim's record is the one that was judged before its lanes were taken.
@@ -210,7 +309,7 @@ impl Executor {
             }
             return Ok(());
         }
-        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid) {
+        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid, Word::Anew) {
             Ok(()) => problem,
             Err(left) => stuck(&error_chain(&problem))(left),
         })

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use tokio::sync::watch;
 
-use crate::inventory::{Ailments, Effect, Inventory};
+use crate::inventory::{Ailment, Ailments, Effect, Inventory};
 use crate::kubelet::DeviceHealth;
 use crate::model::gpu::Device;
 use crate::model::names::PoolName;
@@ -25,7 +25,8 @@ pub fn of(inventory: &Inventory, ailments: &Ailments, pool: &PoolName) -> Vec<De
 }
 
 fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
-    let found = ailments.of(device).into_iter().filter(|ailment| ailment.kind.effect() > Effect::Told);
+    let ails = |ailment: &&Ailment| ailment.kind.is_fault() && ailment.kind.effect() > Effect::Told;
+    let found = ailments.of(device).into_iter().filter(ails);
     let mut words: Vec<&str> = found.map(|ailment| ailment.words.as_str()).collect();
     // Said here without waiting for the ailments to be told.
     if let Some(reason) = device.gpu().health.ill()

@@ -7,7 +7,7 @@
 //!                            └──────────→ preparer ←── kubelet's calls
 //!                                           └→ lanes → executor → ledger (store), CDI file, GPU
 //!                                                ↑
-//!                                             sweeper (start, every minute)
+//!                                             sweeper (start, every minute) ←── holders ←── /proc
 //! prepared, found, ailing ─→ reporter ─→ status.devices and events of claims
 //! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
 //! ```
@@ -22,6 +22,7 @@ pub mod discovery;
 pub mod executor;
 mod findings;
 pub mod health;
+pub mod holders;
 pub mod lanes;
 pub mod offering;
 pub mod preparer;

@@ -10,20 +10,22 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
+use super::holders::{Withheld, Word};
 use super::lanes::{Held, LaneError, Lanes};
 use super::reporter::Reporter;
 use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
 use crate::inventory::Inventory;
 use crate::kubelet::{Claims, Prepared};
-use crate::ledger::Record;
-use crate::model::claim::{AllocatedClaim, ClaimRef, PreparedDevice};
+use crate::ledger::{HeldDevice, HoldMode, Record, Step};
+use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::nvml::ProcessWatch;
 use crate::ops::metrics::{NodeMetrics, Operation, Outcome as Class};
 
 /// How long a claim waits for the first look at the GPUs. Kubelet gives the call 45 s and asks again.
@@ -64,6 +66,7 @@ impl PrepareError {
                 Class::Conflict
             }
             Self::Execute(ExecuteError::Refused(_)) => Class::Invalid,
+            Self::Release(ReleaseError::Held(_)) => Class::NotYet,
             Self::Store(_) | Self::Execute(_) | Self::Release(_) => Class::Io,
             Self::Broken => Class::Bug,
         }
@@ -76,6 +79,8 @@ pub struct Preparer {
     pub inventory: watch::Receiver<Inventory>,
     pub lanes: Arc<Lanes>,
     pub executor: Arc<Executor>,
+    /// Who uses the GPUs, by the driver's word.
+    pub lists: ProcessWatch,
     pub metrics: NodeMetrics,
     pub reporter: Reporter,
 }
@@ -187,8 +192,8 @@ impl Preparer {
         match result {
             Ok(true) => info!(%claim, took_ms = millis(start), "claim released"),
             Ok(false) => {}
-            // The pod may go: nothing of the claim can be used any more. The sweeper goes on trying.
-            Err(PrepareError::Release(owing @ ReleaseError::Owing(_))) => {
+            // The pod may go: nothing of the claim can be used anew. The sweeper goes on trying.
+            Err(PrepareError::Release(owing @ (ReleaseError::Owing(_) | ReleaseError::Held(_)))) => {
                 warn!(%claim, error = error_chain(&owing), "claim released, its GPU is not free yet");
             }
             Err(error) => {
@@ -206,24 +211,76 @@ impl Preparer {
         if gpus.is_empty() {
             return Ok(false);
         }
+        let before = self.executor.holders.withheld_of(&claim.uid);
         let claim = claim.uid.clone();
-        self.within(gpus, move |executor, held| Ok(executor.release(held, &claim)?)).await?;
-        Ok(true)
+        let release =
+            move |executor: &Executor, held: &Held| Ok(executor.release(held, &claim, Word::Kubelet)?);
+        let released = self.within(gpus, release).await;
+        self.tell_withheld(before.as_ref(), &released);
+        released.map(|()| true)
     }
 
     /// Takes a claim back, if its record still is as it was `judged`. False, and nothing done, if it is not:
     /// kubelet has released it meanwhile, or prepared it for another allocation.
-    pub async fn take_back(&self, judged: Record) -> Result<bool, PrepareError> {
+    pub async fn take_back(&self, judged: Record, word: Word) -> Result<bool, PrepareError> {
         let (gpus, claim) = (judged.gpus(), judged.intent.claim.clone());
+        let before = self.executor.holders.withheld_of(&claim.uid);
         let release = move |executor: &Executor, held: &Held| match executor.is_still(held, &judged)? {
-            true => Ok(executor.release(held, &judged.intent.claim.uid).map(|()| true)?),
+            true => Ok(executor.release(held, &judged.intent.claim.uid, word).map(|()| true)?),
             false => Ok(false),
         };
         let done = self.within(gpus, release).await;
+        self.tell_withheld(before.as_ref(), &done);
         if !matches!(done, Ok(false)) {
             self.reporter.released(claim);
         }
         done
+    }
+
+    /// Says once who holds what should be free, and again when others do.
+    fn tell_withheld<T>(&self, before: Option<&Withheld>, done: &Result<T, PrepareError>) {
+        let Err(PrepareError::Release(ReleaseError::Held(withheld))) = done else { return };
+        let pods = |withheld: &Withheld| {
+            withheld.by.as_ref().map(|by| by.iter().map(|one| one.pod.uid.clone()).collect::<Vec<_>>()).ok()
+        };
+        if before.is_none_or(|before| pods(before) != pods(withheld)) {
+            warn!(claim = %withheld.claim, "not allocated any more, but held: {withheld}; given to nobody else");
+            self.reporter.withheld(withheld);
+        }
+    }
+
+    /// Brings the pods of a ready claim's record up to date; `now`: those that it is reserved for.
+    pub async fn review_pods(&self, judged: Record, now: Vec<PodRef>) -> Result<(), PrepareError> {
+        let gpus = judged.gpus();
+        self.within(gpus, move |executor, held| Ok(executor.review_pods(held, &judged, &now)?)).await
+    }
+
+    /// Pods that the driver shows on devices which a claim alone has, and that its record does not name: they came
+    /// after it was last looked at. None if the driver does not tell.
+    pub async fn unrecorded_users(&self, record: &Record) -> Vec<PodRef> {
+        let alone = |held: &&HeldDevice| matches!(held.mode, HoldMode::Whole | HoldMode::Mig);
+        let devices: Vec<_> =
+            record.intent.devices.iter().filter(alone).map(|held| held.uuid.clone()).collect();
+        // A daemon of ours is on the device as well.
+        let daemon = record.intent.steps.iter().any(|step| matches!(step, Step::Mps { .. }));
+        if devices.is_empty() || daemon {
+            return Vec::new();
+        }
+        let listed = self.lists.processes(devices).await;
+        self.lists.rest();
+        let boards = listed.unwrap_or_else(|error| {
+            debug!(error = error_chain(&error), "the driver does not tell who uses a device");
+            Vec::new()
+        });
+        let lists = boards.into_iter().filter_map(|board| board.processes.ok());
+        let pids: Vec<u32> = lists.flatten().map(|process| process.pid).collect();
+        let executor = self.executor.clone();
+        let pods = tokio::task::spawn_blocking(move || executor.holders.pods_of(&pids)).await;
+        let known: Vec<_> =
+            self.executor.store.intents().into_iter().flat_map(|intent| intent.pods).collect();
+        let mut pods = pods.unwrap_or_default();
+        pods.retain(|pod| known.iter().all(|one| one.uid != *pod));
+        pods.into_iter().map(|uid| PodRef { namespace: String::new(), name: String::new(), uid }).collect()
     }
 
     /// The boards that the claim's record names; none without a record.

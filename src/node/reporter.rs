@@ -21,18 +21,22 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::holders::Withheld;
 use crate::cluster::events::{Events, Note, Severity, Subject};
 use crate::cluster::status::{ClaimReports, ReportError};
 use crate::conditions::{self, Ailment, Finding, Part, Standing, Telling, Tone};
 use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
-use crate::model::claim::ClaimRef;
+use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::ops::drain::Shutdown;
 
 /// Reports that may wait: a batch of claims, and a board of 48 shares that falls ill meanwhile.
 pub const QUEUE_CAPACITY: usize = 256;
+
+/// Pods that get an event of one that is withheld.
+const EVENTS_MOST: usize = 8;
 
 /// What there is to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +106,25 @@ impl Reporter {
 
     pub fn ailing(&self, ailment: Ailment) {
         self.tell(Report::Ailing(ailment));
+    }
+
+    /// Devices that are free by the API server's word, and held by processes: told to their pods and the claim
+    /// that is gone, whether or not anybody can read them still.
+    pub fn withheld(&self, withheld: &Withheld) {
+        let Some(events) = &self.events else { return };
+        let by = withheld.by.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let named = by.iter().map(|holder| &holder.pod).filter(|pod| !pod.name.is_empty());
+        let pod = |pod: &PodRef| Subject::Pod {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.to_string(),
+        };
+        let subjects = named.take(EVENTS_MOST).map(pod).chain([Subject::Claim(withheld.claim.clone())]);
+        let message = conditions::withheld(&withheld.claim, &withheld.to_string());
+        for subject in subjects {
+            let (severity, message) = (Severity::Warning, message.clone());
+            events.tell(Note { subject, severity, reason: "DeviceWithheld", message });
+        }
     }
 
     /// Reports lost because the queue was full.

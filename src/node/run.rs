@@ -15,6 +15,7 @@ use tracing::info;
 use super::config::{NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
+use super::holders::Holders;
 use super::lanes::Lanes;
 use super::preparer::Preparer;
 use super::publisher::{Guard, Publication, Publisher, TryLock};
@@ -26,7 +27,7 @@ use super::{ailments, findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
-use crate::host::{FileLock, LocalHost, LocalProcesses, boot};
+use crate::host::{FileLock, LocalHost, LocalProcesses, Processes, boot};
 use crate::inventory::{Ailments, Inventory};
 use crate::kubelet::{self, Health, Registration};
 use crate::ledger::Phase;
@@ -89,6 +90,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         inventory: discovered.inventory.clone(),
         lanes: ledger.lanes,
         executor: ledger.executor,
+        lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
         metrics: metrics.clone(),
         reporter: reporter.clone(),
     });
@@ -128,14 +130,15 @@ fn watchdog(
         cluster: preparer.cluster.clone(),
         daemons: preparer.executor.daemons.clone(),
         lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
-        processes: Arc::new(LocalProcesses {
-            root: settings.host.process_root.clone(),
-            numbers: settings.watchdog.pids,
-        }),
+        processes: processes(settings),
         lock: settings.host.state_dir.join("watchdog.lock"),
         own_pod: settings.pod_uid.as_deref().map(PodUid::new),
         metrics,
     })
+}
+
+fn processes(settings: &NodeSettings) -> Arc<dyn Processes> {
+    Arc::new(LocalProcesses { root: settings.host.process_root.clone(), numbers: settings.watchdog.pids })
 }
 
 struct Ledger {
@@ -164,6 +167,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Asker::new(&paths.mps_dir)),
+        holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),
     };

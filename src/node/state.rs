@@ -149,6 +149,7 @@ fn claims(preparer: &Preparer) -> Value {
                 "name": claim.name,
                 "uid": claim.uid,
                 "phase": format!("{:?}", record.phase),
+                "withheld": preparer.executor.holders.withheld_of(&claim.uid).map(|one| one.holders()),
                 "intent": record.intent,
                 "devices": record.intent.devices.iter().map(|held| json!({
                     "device": held.answer.device,
@@ -175,6 +176,8 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> R
         for (phase, count) in phases.into_iter().zip(parts.preparer.executor.store.phases()) {
             metrics.ledger_records(phase, count);
         }
+        let withheld = parts.preparer.executor.holders.withheld().borrow().len();
+        metrics.withheld_claims.set(i64::try_from(withheld).unwrap_or(i64::MAX));
         for kind in Kind::WORDS {
             let count = parts.ailments.borrow().iter().filter(|ailment| ailment.kind.word() == kind).count();
             metrics.ailments(kind, count);

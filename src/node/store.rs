@@ -16,7 +16,8 @@ use tokio::sync::watch;
 
 use super::lanes::Held;
 use crate::host::{FileLock, Host, Lasting, LockError, durable};
-use crate::ledger::{self, Damage, HeldDevice, HoldMode, Intent, Mark, Phase, Record, Step};
+use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
+use crate::model::claim::PodRef;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 
@@ -137,12 +138,9 @@ impl Store {
         self.index().records.values().map(|stored| stored.record.clone()).collect()
     }
 
-    /// Intents of all claims that hold a share, or look at devices as administrators, in whatever phase.
-    pub fn sharing(&self) -> Vec<Intent> {
-        let concerned = |device: &HeldDevice| matches!(device.mode, HoldMode::Share(_) | HoldMode::Admin);
-        let index = self.index();
-        let records = index.records.values().map(|stored| &stored.record.intent);
-        records.filter(|intent| intent.devices.iter().any(concerned)).cloned().collect()
+    /// Intents of all claims, in whatever phase, for the watchdog.
+    pub fn intents(&self) -> Vec<Intent> {
+        self.index().records.values().map(|stored| stored.record.intent.clone()).collect()
     }
 
     /// A number that grows with every change of what [`Store::all`] gives, whoever made it. What another
@@ -220,6 +218,29 @@ impl Store {
         match stored {
             Some(stored) => drop(index.records.insert(uid.clone(), stored)),
             None => drop(index.records.remove(uid)),
+        }
+        self.tell_of_change();
+        written
+    }
+
+    /// Writes a claim's record anew, durably and in one go, with other pods. Its phase stays.
+    pub fn set_pods(&self, held: &Held, claim: &ClaimUid, pods: Vec<PodRef>) -> Result<(), StoreError> {
+        let record = self.get(claim).ok_or_else(|| StoreError::NoRecord(claim.clone()))?;
+        let (phase, intent) = (record.phase, Intent { pods, ..record.intent });
+        let name = file_name(claim)?;
+        let mut bytes = ledger::encode_intent(&intent)?;
+        bytes.extend(phase.mark().map(ledger::encode_mark).transpose()?.unwrap_or_default());
+        self.bump(held, claim, &intent.gpus())?;
+        let path = self.folder.join(&name);
+        let written =
+            self.host.write(&self.folder, &name, &bytes, Lasting::Power).map_err(io_error("write", &path));
+        // As in `begin`: the disk says what the index has to say.
+        let stored = match written {
+            Ok(()) => Some(Stored { record: Record { intent, phase }, len: bytes.len() }),
+            Err(_) => read_one(&path).ok().flatten(),
+        };
+        if let Some(stored) = stored {
+            self.index().records.insert(claim.clone(), stored);
         }
         self.tell_of_change();
         written

@@ -2,14 +2,16 @@
 //!
 //! | found | done |
 //! |---|---|
-//! | a record whose claim is gone, replaced, no longer allocated, or allocated elsewhere | released |
+//! | a record whose claim is gone, replaced, no longer allocated, or allocated elsewhere | released once no process of its pods runs ([`super::holders`]), withheld until then |
 //! | a record that a crash left between two steps | taken back; kubelet asks again if it is wanted |
 //! | a ready record of an allocated claim whose CDI file is gone | prepared again, same names |
 //! | a CDI file of ours that no record owns | removed |
 //! | an MPS daemon that is not as the ledger's claims need it, or that none needs | set, or left to rest |
 //!
-//! What the API server does not answer for is left alone: silence is no fact. And what is found is dealt with
-//! only if it is still so with the GPU's lane held: kubelet may have been faster.
+//! What the API server does not answer for is left alone: silence is no fact. Nor is its word that a claim is gone
+//! one about the device: whoever may edit a claim can have it said. And what is found is dealt with only if it is
+//! still so with the GPU's lane held: kubelet may have been faster. What is withheld is looked at again every
+//! [`AGAIN`].
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -19,14 +21,16 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use super::daemons;
+use super::executor::ReleaseError;
+use super::holders::{AGAIN, Word};
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
 use crate::host::{durable, memory};
 use crate::ledger::{self, Phase, Record};
-use crate::model::claim::AllocatedClaim;
+use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
-use crate::model::names::PoolName;
+use crate::model::names::{ClaimUid, PoolName};
 use crate::ops::drain::Shutdown;
 
 /// No write takes as long; what is older was left by a process that is no more.
@@ -36,6 +40,8 @@ const UNFINISHED_AGE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sweep {
     pub released: usize,
+    /// Claims that nobody should have any more, and whose devices are held.
+    pub withheld: usize,
     pub rolled_back: usize,
     pub restored: usize,
     pub orphans_removed: usize,
@@ -48,9 +54,19 @@ pub struct Sweep {
 pub async fn run(preparer: Arc<Preparer>, interval: Duration, shutdown: Shutdown) -> Result<(), Infallible> {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut withheld = preparer.executor.holders.withheld();
     loop {
+        let claims: Vec<ClaimUid> = withheld.borrow_and_update().keys().cloned().collect();
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
+            // The sender is the executor's, which is ours too.
+            Ok(()) = withheld.changed() => {}
+            () = tokio::time::sleep(AGAIN), if !claims.is_empty() => {
+                let sweep = look_again(&preparer, &claims).await;
+                if sweep.released + sweep.rolled_back > 0 {
+                    info!(?sweep, "what was withheld is free");
+                }
+            }
             _ = ticks.tick() => {
                 let sweep = sweep(&preparer).await;
                 if sweep != Sweep::default() {
@@ -71,25 +87,9 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
         error!(%finding, "the ledger contradicts itself");
         preparer.metrics.repair("contradiction");
     }
+    executor.holders.keep(|claim| records.iter().any(|record| record.intent.claim.uid == *claim));
     for record in records {
-        let claim = record.intent.claim.clone();
-        let (what, result) = match verdict(preparer, &record, &executor.pool).await {
-            Verdict::Fine => continue,
-            Verdict::Release(why) => {
-                info!(%claim, why, "releasing what nobody uses any more");
-                (Repair::Released, preparer.take_back(record).await)
-            }
-            Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record).await),
-            Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
-        };
-        if matches!(result, Ok(false)) {
-            continue;
-        }
-        sweep.count(what, &result);
-        preparer.metrics.repair(what.word());
-        if let Err(error) = result {
-            warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
-        }
+        settle(preparer, record, &mut sweep).await;
     }
     daemons::sweep(preparer, &mut sweep).await;
     for removed in [remove_orphans(preparer), remove_unfinished(preparer)] {
@@ -99,6 +99,80 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
         }
     }
     sweep
+}
+
+/// One look at these claims alone.
+async fn look_again(preparer: &Preparer, claims: &[ClaimUid]) -> Sweep {
+    let mut sweep = Sweep::default();
+    for claim in claims {
+        match preparer.executor.store.get(claim) {
+            Some(record) => settle(preparer, record, &mut sweep).await,
+            None => preparer.executor.holders.settle(claim),
+        }
+    }
+    sweep
+}
+
+/// Deals with one record.
+async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep) {
+    let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
+    let (what, result) = match verdict(preparer, &record, &executor.pool).await {
+        Verdict::Unknown => return,
+        Verdict::Fine(pods) => {
+            executor.holders.settle(&claim.uid);
+            return review(preparer, record, pods).await;
+        }
+        Verdict::Release(why) => (Repair::Released, release(preparer, record, why).await),
+        // Kubelet has been told that it is released, or never that it is ready.
+        Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record, Word::Kubelet).await),
+        Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
+    };
+    if matches!(result, Ok(false)) {
+        return;
+    }
+    sweep.count(what, &result);
+    match result {
+        // The preparer has said so, once.
+        Err(PrepareError::Release(ReleaseError::Held(_))) => {}
+        Err(error) => {
+            preparer.metrics.repair(what.word());
+            warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
+        }
+        Ok(_) => preparer.metrics.repair(what.word()),
+    }
+}
+
+/// Releases a claim that the API server knows nothing of any more, if nothing holds its devices.
+async fn release(preparer: &Preparer, mut record: Record, why: &str) -> Result<bool, PrepareError> {
+    let claim = record.intent.claim.clone();
+    let (executor, pods) = (preparer.executor.clone(), record.intent.pods.clone());
+    let looked = tokio::task::spawn_blocking(move || executor.holders.of(&pods)).await;
+    let free = looked.is_ok_and(|found| found.is_ok_and(|by| by.is_empty()));
+    if free && record.intent.boot == preparer.executor.boot {
+        let more = preparer.unrecorded_users(&record).await;
+        if !more.is_empty() {
+            let pods = record.intent.pods_with(&more);
+            preparer.review_pods(record.clone(), pods.clone()).await?;
+            record.intent.pods = pods;
+        }
+    }
+    if preparer.executor.holders.withheld_of(&claim.uid).is_none() {
+        info!(%claim, why, "nobody should use this any more");
+    }
+    preparer.take_back(record, Word::Api).await
+}
+
+/// Pods that came to the claim, or have left it, are recorded: what they hold is theirs, whatever becomes of it.
+async fn review(preparer: &Preparer, record: Record, pods: Vec<PodRef>) {
+    let recorded = &record.intent.pods;
+    let same = pods.len() == recorded.len() && pods.iter().all(|pod| recorded.contains(pod));
+    if same {
+        return;
+    }
+    let claim = record.intent.claim.clone();
+    if let Err(error) = preparer.review_pods(record, pods).await {
+        warn!(%claim, error = error_chain(&error), "cannot record the claim's pods; tried again at the next sweep");
+    }
 }
 
 /// All records as they are on the disk: another process may have written or released some.
@@ -135,6 +209,7 @@ impl Repair {
 impl Sweep {
     fn count(&mut self, what: Repair, result: &Result<bool, PrepareError>) {
         let counter = match (result, what) {
+            (Err(PrepareError::Release(ReleaseError::Held(_))), _) => &mut self.withheld,
             (Err(_), _) => &mut self.failed,
             (Ok(_), Repair::RolledBack) => &mut self.rolled_back,
             (Ok(_), Repair::Restored) => &mut self.restored,
@@ -145,7 +220,10 @@ impl Sweep {
 }
 
 enum Verdict {
-    Fine,
+    /// Nobody could be asked.
+    Unknown,
+    /// And it is reserved for these pods.
+    Fine(Vec<PodRef>),
     Release(&'static str),
     RollBack,
     Restore(AllocatedClaim),
@@ -166,7 +244,8 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
             Verdict::Release("the claim is allocated on another node")
         }
         ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => Verdict::Restore(claim),
-        ClaimState::Allocated(_) | ClaimState::Unknown { .. } => Verdict::Fine,
+        ClaimState::Allocated(claim) => Verdict::Fine(claim.pods),
+        ClaimState::Unknown { .. } => Verdict::Unknown,
     }
 }
 

@@ -1,13 +1,14 @@
-//! The watchdog: sees to it that claims which share a GPU keep to what they were granted.
+//! The watchdog: sees to it that claims which share a GPU keep to what they were granted, and that nobody uses a
+//! device that claims hold without a claim of his own.
 //!
 //! ```text
-//! ledger ─→ shared devices ─→ NVML's process lists ─→ host PIDs ─→ pods ─→ claims
+//! ledger ─→ held devices ─→ NVML's process lists ─→ host PIDs ─→ pods ─→ claims
 //!                                                                            │ sharing::watch::fold
 //!          metrics, log, findings (to whoever reports them) ←── verdicts ←───┘
 //!                                  `tranche mps`, SIGKILL ←──┘
 //! ```
-//! Runs only while there are shares: a node without any pays nothing, not even for the library. Of two
-//! instances side by side (a rolling update) the one that holds the lock file watches.
+//! Runs only while claims hold devices: a node without any pays nothing, not even for the library; where no
+//! device is shared it looks rarely. Of two instances side by side (a rolling update) the one that holds the lock file watches.
 //!
 //! * `shares`: the ledger, as it is needed here · `table`: PIDs → processes · `knowledge`: whose they are
 //! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is told
@@ -36,7 +37,7 @@ use self::accounts::Roster;
 use self::act::{Ending, Hands, Outcome};
 use self::hand::Hand;
 use self::knowledge::{Knowledge, Owner, Servers, Users};
-use self::shares::Shared;
+use self::shares::Watched;
 use self::table::{Known, Table};
 use super::config;
 use super::executor::Executor;
@@ -63,6 +64,8 @@ pub const LISTS_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(250);
 /// Between two tries to start the threads.
 const THREADS_RETRY: Duration = Duration::from_secs(1);
+/// Where nobody shares a device there is nothing to measure, only strangers to find: a look in so many ticks.
+const ALONE_TICKS: u32 = 20;
 /// Looks in a row with processes that /proc does not show, after which it is said so.
 const UNSEEN_LOOKS: u32 = 8;
 
@@ -90,7 +93,7 @@ pub struct Watchdog {
     findings: mpsc::Sender<Finding>,
     changes: watch::Receiver<u64>,
     started: Instant,
-    devices: BTreeMap<DeviceUuid, Shared>,
+    devices: BTreeMap<DeviceUuid, Watched>,
     rosters: BTreeMap<DeviceUuid, Roster>,
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
@@ -99,6 +102,8 @@ pub struct Watchdog {
     watch: Watch,
     /// Rows of the metrics.
     shown: BTreeMap<DeviceUuid, Vec<(ShareLabels, ShareUse)>>,
+    /// Ticks since the last look.
+    passed: u32,
     under_way: JoinSet<Told>,
     failing: Failing,
 }
@@ -137,6 +142,7 @@ impl Watchdog {
             knowledge: Knowledge::new(parts.own_pod.clone()),
             watch: Watch::default(),
             shown: BTreeMap::new(),
+            passed: 0,
             under_way: JoinSet::new(),
             failing: Failing::default(),
             parts,
@@ -154,19 +160,19 @@ impl Watchdog {
             tokio::select! {
                 biased;
                 () = shutdown.graceful() => return Ok(()),
-                () = self.until_shares() => {}
+                () = self.until_held() => {}
             }
             tokio::select! {
                 biased;
                 () = shutdown.graceful() => return Ok(()),
-                () = self.while_shares() => {}
+                () = self.while_held() => {}
             }
         }
     }
 
-    /// Waits for the first share. A change is looked into a period later: a burst of claims is looked at once,
+    /// Waits for the first claim. A change is looked into a period later: a burst of claims is looked at once,
     /// and no container starts within that time.
-    async fn until_shares(&mut self) {
+    async fn until_held(&mut self) {
         self.parts.lists.rest();
         (self.table, self.hands) = (None, None);
         self.watch = Watch::default();
@@ -182,8 +188,8 @@ impl Watchdog {
         }
     }
 
-    /// Watches until there are no shares.
-    async fn while_shares(&mut self) {
+    /// Watches until no claim holds a device.
+    async fn while_held(&mut self) {
         let _lock = self.lock().await;
         self.hands = Some(hands().await);
         let table = Table::new(self.parts.processes.clone());
@@ -194,7 +200,7 @@ impl Watchdog {
             );
         }
         self.table = Some(table);
-        info!(devices = self.devices.len(), action = ?self.parts.settings.action, "watching shared GPUs");
+        info!(devices = self.devices.len(), action = ?self.parts.settings.action, "watching GPUs that claims hold");
         let period = self.parts.settings.period;
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -215,7 +221,7 @@ impl Watchdog {
                 }
             }
         }
-        info!("no GPU is shared any more");
+        info!("no claim holds a GPU any more");
     }
 
     /// Waits until no other instance watches.
@@ -240,20 +246,27 @@ impl Watchdog {
     /// Takes over what the ledger says now.
     fn read_ledger(&mut self) {
         self.changes.mark_unchanged();
-        self.devices = shares::shared(&self.parts.executor.store.sharing());
-        self.knowledge.keep(self.devices.values().flat_map(Shared::claims));
+        let intents = self.parts.executor.store.intents();
+        self.devices = shares::watched(&intents);
+        self.knowledge.keep(self.devices.values().flat_map(Watched::claims));
+        self.knowledge.record(shares::pods(intents));
         self.watch.keep(&self.devices.keys().cloned().collect());
         self.shown.retain(|device, _| self.devices.contains_key(device));
         self.failing.devices.retain(|device, _| self.devices.contains_key(device));
         self.rosters.clear();
     }
 
-    /// One look at all shared devices.
+    /// One look at all devices that are held, if it is time.
     async fn tick(&mut self) {
         // The sender lives as long as the ledger, which is ours too.
         if self.changes.has_changed().unwrap_or(false) {
             self.read_ledger();
         }
+        self.passed += 1;
+        if self.devices.values().all(Watched::is_alone) && self.passed < ALONE_TICKS {
+            return;
+        }
+        self.passed = 0;
         let devices: Vec<DeviceUuid> = self.devices.keys().cloned().collect();
         let answers = self.parts.lists.processes(devices).await;
         let answers = self.note_failures(answers);
@@ -289,20 +302,20 @@ impl Watchdog {
                 self.parts.metrics.failed_looks.inc();
                 let words = error_chain(&error);
                 if self.failing.lists.replace(words.clone()).as_ref() != Some(&words) {
-                    warn!(error = words, "shared GPUs cannot be watched; tried again at every look");
+                    warn!(error = words, "GPUs cannot be watched; tried again at every look");
                 }
                 return Vec::new();
             }
         };
         if self.failing.lists.take().is_some() {
-            info!("shared GPUs are watched again");
+            info!("GPUs are watched again");
         }
         let mut found = Vec::new();
         for BoardProcesses { board, processes } in answers {
             match processes {
                 Ok(processes) => {
                     if self.failing.devices.remove(&board).is_some() {
-                        info!(device = %board, "a shared GPU is watched again");
+                        info!(device = %board, "a GPU is watched again");
                     }
                     found.push((board, processes));
                 }
@@ -310,7 +323,7 @@ impl Watchdog {
                     self.parts.metrics.failed_looks.inc();
                     let words = error_chain(&error);
                     if self.failing.devices.insert(board.clone(), words.clone()).as_ref() != Some(&words) {
-                        warn!(device = %board, error = words, "a shared GPU cannot be watched");
+                        warn!(device = %board, error = words, "a GPU cannot be watched");
                     }
                 }
             }
@@ -339,7 +352,7 @@ impl Watchdog {
         if self.failing.unseen_looks == UNSEEN_LOOKS {
             warn!(
                 processes = unseen,
-                "NVML tells of processes on shared GPUs that /proc does not show; what they use is not counted: \
+                "NVML tells of processes on GPUs that /proc does not show; what they use is not counted: \
                  give the plugin the host's PID namespace (hostPID: true)"
             );
         }
@@ -349,7 +362,9 @@ impl Watchdog {
     fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now_ms: u64) -> Vec<BoardLook> {
         let Some(table) = &self.table else { return Vec::new() };
         let all = answers.iter().flat_map(|(_, list)| list.iter());
-        self.knowledge.sight(all.filter_map(|process| table.get(process.pid)), now_ms);
+        if self.knowledge.sight(all.filter_map(|process| table.get(process.pid)), now_ms) {
+            self.rosters.clear();
+        }
         let mut looks = Vec::new();
         for (gpu, list) in answers {
             let Some(device) = self.devices.get(&gpu) else { continue };
@@ -477,7 +492,7 @@ async fn hands() -> Hands {
     }
 }
 
-fn seen(process: &GpuProcess, known: &Known, device: &Shared) -> Seen {
+fn seen(process: &GpuProcess, known: &Known, device: &Watched) -> Seen {
     let pod = match &known.place {
         Place::Pod { pod, .. } => Some(pod.clone()),
         Place::Host => None,

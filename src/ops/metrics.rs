@@ -127,6 +127,8 @@ pub struct NodeMetrics {
     pub discovery_failures: Counter,
     pub discovery_last_look: Seconds,
     sweeper_repairs: Family<KindLabels, Counter>,
+    /// Claims that are not allocated any more, and whose devices are held by processes.
+    pub withheld_claims: Gauge,
     /// Claims that were refused because somebody else holds the device.
     pub refused_double_allocations: Counter,
     /// Events that the API server did not get.
@@ -190,6 +192,7 @@ impl NodeMetrics {
             discovery_failures: Counter::default(),
             discovery_last_look: Seconds::default(),
             sweeper_repairs: Family::default(),
+            withheld_claims: Gauge::default(),
             refused_double_allocations: Counter::default(),
             dropped_events: Counter::default(),
             status_writes: Counter::default(),
@@ -219,6 +222,11 @@ impl NodeMetrics {
             "refused_double_allocations",
             "Claims refused because somebody else holds the device",
             self.refused_double_allocations.clone(),
+        );
+        registry.register(
+            "withheld_claims",
+            "Claims that are not allocated any more, and whose devices are held by processes",
+            self.withheld_claims.clone(),
         );
         registry.register(
             "sweeper_repairs",
@@ -254,7 +262,7 @@ impl NodeMetrics {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
         registry.register(
             "ailments",
-            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), by kind",
+            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), or held by nobody's right (withheld), by kind",
             self.ailments.clone(),
         );
         registry.register(

@@ -52,6 +52,11 @@ pub enum Refusal {
          delete one of the two"
     )]
     InUse { device: DeviceName, holder: ClaimRef },
+    #[error(
+        "device {device} is not free yet: claim {holder} is not allocated it any more, but is held still by {by}. \
+         kubelet's next attempt succeeds once they have ended"
+    )]
+    Withheld { device: DeviceName, holder: ClaimRef, by: String },
     #[error("device {device} was given as a share, but it is not shareable: {reason}")]
     NotShareable { device: DeviceName, reason: NotShareable },
     #[error("the share of device {device}")]
@@ -123,7 +128,7 @@ impl Refusal {
             )
         };
         match self {
-            Self::InUse { .. } | Self::OtherPlacer { .. } => true,
+            Self::InUse { .. } | Self::Withheld { .. } | Self::OtherPlacer { .. } => true,
             Self::Share { source, .. } => over(source),
             _ => false,
         }

@@ -45,7 +45,8 @@ pub fn plan(
     steps.extend(daemons.iter().map(mps::Daemon::step));
     steps.push(Step::WriteCdi { file: cdi.file_name.clone() });
     let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id)).collect();
-    let intent = Intent { claim: claim.claim.clone(), boot: facts.boot.clone(), devices: held, steps };
+    let (boot, pods) = (facts.boot.clone(), claim.pods.clone());
+    let intent = Intent { claim: claim.claim.clone(), boot, devices: held, steps, pods };
     Ok(Plan { intent, cdi })
 }
 

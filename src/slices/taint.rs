@@ -21,7 +21,9 @@ fn taint(ailment: &Ailment) -> Option<Taint> {
     };
     let value = match ailment.kind {
         Kind::Xid(code) => code.to_string(),
-        Kind::Lost | Kind::Unreachable | Kind::MpsDaemonDown | Kind::ShmFull => String::new(),
+        Kind::Lost | Kind::Unreachable | Kind::MpsDaemonDown | Kind::ShmFull | Kind::Withheld => {
+            String::new()
+        }
     };
     Some(Taint { key: format!("{DRIVER}/{}", ailment.kind.word()), value, effect })
 }

@@ -56,7 +56,7 @@ fn intent(name: &str, mode: HoldMode) -> Intent {
     };
     let gpu = DeviceUuid::new("GPU-0");
     let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode, placer: Placer::default() }];
-    Intent { claim: claim_ref(name), boot: BootId::new("boot"), devices, steps: Vec::new() }
+    Intent { claim: claim_ref(name), boot: BootId::new("boot"), devices, steps: Vec::new(), pods: Vec::new() }
 }
 
 /// The claim as the scheduler left it, with the device of [`intent`], one of another driver, and one pod.

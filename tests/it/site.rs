@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tranche::cdi;
 use tranche::cluster::{CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, read_claim};
 use tranche::host::driver_root::{DriverRoot, DriverRootCache};
-use tranche::host::{LocalHost, durable};
+use tranche::host::{LocalHost, LocalProcesses, PidNumbers, durable};
 use tranche::inventory::Inventory;
 use tranche::kubelet::{Claims, Prepared};
 use tranche::ledger::{self, Phase, Record, Step};
@@ -30,11 +30,13 @@ use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, Pool
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::executor::Executor;
+use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
 use tranche::node::preparer::Preparer;
 use tranche::node::reporter::Reporter;
 use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
+use tranche::nvml::ProcessWatch;
 use tranche::ops::metrics::{self, NodeMetrics};
 use tranche::sharing::SharingPolicy;
 
@@ -277,7 +279,7 @@ impl Site {
         let gpus = watch::channel(Inventory::Found(NodeGpus { driver, gpus })).0;
         let mps = Arc::new(Supervisor::new(dir.path().join("mps")));
         let site = Self { dir, api: Arc::default(), gpus, mps, boots: AtomicU32::new(1) };
-        for folder in ["ledger", "lanes", "cdi", "driver/gpus"] {
+        for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
         let mut elf = vec![0; 64];
@@ -340,6 +342,25 @@ impl Site {
         self.try_life().unwrap()
     }
 
+    /// The node's processes, as its /proc shows them.
+    fn processes(&self) -> Arc<LocalProcesses> {
+        Arc::new(LocalProcesses { root: self.path("processes"), numbers: PidNumbers::AsSeen })
+    }
+
+    /// A process of a pod begins.
+    pub fn runs(&self, pid: u32, pod: &str) {
+        let folder = self.path(&format!("processes/{pid}"));
+        fs::create_dir_all(&folder).unwrap();
+        let stat = format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
+        fs::write(folder.join("stat"), stat).unwrap();
+        fs::write(folder.join("cgroup"), format!("0::/kubepods/burstable/pod{pod}/c\n")).unwrap();
+    }
+
+    /// A process ends.
+    pub fn ends(&self, pid: u32) {
+        fs::remove_dir_all(self.path(&format!("processes/{pid}"))).unwrap();
+    }
+
     /// Starts the plugin.
     pub fn try_life(&self) -> Result<Life, StoreError> {
         let real = LocalHost { driver_root: self.path("driver") };
@@ -356,6 +377,7 @@ impl Site {
             host: host.clone(),
             driver: DriverRootCache::new(root),
             daemons: Arc::new(Asking { supervisor: self.mps.clone(), host: host.clone() }),
+            holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),
         };
@@ -366,6 +388,7 @@ impl Site {
             lanes: Arc::new(Lanes::new(self.path("lanes"))),
             executor: Arc::new(executor),
             metrics: NodeMetrics::register(&mut registry),
+            lists: ProcessWatch::new(self.path("driver"), Duration::from_secs(2)),
             reporter: Reporter::deaf(),
         };
         Ok(Life { preparer: Arc::new(preparer), host, registry })

@@ -20,7 +20,7 @@ use tranche::host::cgroup::Place;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNumbers, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use tranche::model::claim::PreparedDevice;
-use tranche::model::names::{DeviceName, DeviceUuid, PoolName};
+use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
 use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
@@ -259,6 +259,7 @@ impl Bench {
                 placer: Placer::default(),
             }],
             steps: vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }],
+            pods: Vec::new(),
         };
         let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
         self.life.preparer.executor.store.begin(&held, &intent).unwrap();
@@ -665,6 +666,12 @@ impl Processes for Counted {
     fn uses_gpu(&self, _: u32) -> io::Result<bool> {
         self.other.fetch_add(1, Ordering::SeqCst);
         Ok(false)
+    }
+    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
+        unimplemented!("the watchdog looks at processes one by one")
+    }
+    fn are_all_shown(&self) -> bool {
+        true
     }
     fn pids_are_the_hosts(&self) -> bool {
         true

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::knowledge::Knowledge;
-use super::shares::Shared;
+use super::shares::Watched;
 use crate::model::claim::ClaimRef;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
@@ -19,7 +19,7 @@ pub(super) struct Roster {
 
 impl Roster {
     /// `slots_per_share`: client processes in one block of slots.
-    pub fn new(device: &Shared, knowledge: &Knowledge, slots_per_share: u32) -> Self {
+    pub fn new(device: &Watched, knowledge: &Knowledge, slots_per_share: u32) -> Self {
         let mut accounts: BTreeMap<usize, Vec<Granted>> = BTreeMap::new();
         let mut of_pod: HashMap<PodUid, usize> = HashMap::new();
         for (number, (claim, grant)) in device.shares.iter().enumerate() {
@@ -88,7 +88,13 @@ mod tests {
         let memory = Bytes::from_mib(1000);
         let grant = Grant { memory, compute: None, slots: 2, processes: 2, isolation: Isolation::Mps };
         let shares: Vec<_> = claims.iter().map(|(name, _)| (claim(name), grant)).collect();
-        let device = Shared { device: "gpu-0".into(), shares, admins: Vec::new(), groups: BTreeSet::new() };
+        let device = Watched {
+            device: "gpu-0".into(),
+            shares,
+            alone: Vec::new(),
+            admins: Vec::new(),
+            groups: BTreeSet::new(),
+        };
         let mut knowledge = Knowledge::new(None);
         knowledge.keep(device.claims());
         for (name, pods) in claims {

@@ -7,7 +7,7 @@ use tracing::{debug, info, warn};
 
 use super::act::{Ending, Outcome};
 use super::knowledge::Knowledge;
-use super::shares::Shared;
+use super::shares::Watched;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
@@ -42,7 +42,7 @@ pub enum FindingKind {
         numbers: Numbers,
         lasted_ms: u64,
     },
-    /// A process of no claim uses the shared GPU.
+    /// A process of no claim uses a GPU that claims hold.
     Foreign {
         process: ProcessKey,
         used: Option<Bytes>,
@@ -90,7 +90,7 @@ impl fmt::Display for FindingKind {
                 }
             }
             Self::Foreign { process, used, pod } => {
-                write!(f, "process {process} uses {} of the shared GPU", mib(*used))?;
+                write!(f, "process {process} uses {} of a GPU that was given to others", mib(*used))?;
                 match pod {
                     Some(pod) => write!(f, "; its pod ({pod}) has no claim for it"),
                     None => f.write_str("; it belongs to no pod"),
@@ -124,7 +124,7 @@ impl Finding {
     }
 }
 
-type Devices = BTreeMap<DeviceUuid, Shared>;
+type Devices = BTreeMap<DeviceUuid, Watched>;
 /// A finding, and the row of the metrics that it counts on, if it is a claim's.
 type Labelled = (Option<ShareLabels>, Finding);
 
@@ -216,7 +216,7 @@ pub(super) fn row(devices: &Devices, knowledge: &Knowledge, usage: Usage) -> Opt
     Some((labels(claim, pod, &usage.gpu, &device.device), figures))
 }
 
-fn claim<'a>(device: &'a Shared, uid: &ClaimUid) -> Option<&'a ClaimRef> {
+fn claim<'a>(device: &'a Watched, uid: &ClaimUid) -> Option<&'a ClaimRef> {
     device.shares.iter().map(|(claim, _)| claim).find(|claim| claim.uid == *uid)
 }
 

@@ -2,11 +2,12 @@
 //!
 //! Silence is no fact. A process is foreign only if whoever could say otherwise was asked after it was first
 //! seen, and answered: the API server for the pods of every claim on the device, the ledger for claims that
-//! another instance of the plugin prepared, the supervisor for its servers.
+//! another instance of the plugin prepared, the supervisor for its servers. And a pod that the ledger names is no
+//! stranger, whatever the API server says of its claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::shares::Shared;
+use super::shares::Watched;
 use super::table::Known;
 use crate::host::cgroup::Place;
 use crate::model::claim::{ClaimRef, PodRef};
@@ -19,9 +20,9 @@ const ASK_EVERY_MS: u64 = 1000;
 /// Whose a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A pod of one of the device's claims.
+    /// A pod of one of the claims that share the device.
     Claim,
-    /// An MPS server, an administrator's, our own.
+    /// Of the claim that has the device alone, an MPS server, an administrator's, our own.
     Exempt,
     /// Nobody's, by all accounts.
     Foreign,
@@ -81,6 +82,8 @@ pub(super) struct Servers {
 struct ClaimKnown {
     asked: Asked,
     users: Users,
+    /// Pods that the ledger names.
+    recorded: Vec<PodRef>,
 }
 
 /// See the module's text.
@@ -125,8 +128,16 @@ impl Knowledge {
         }
     }
 
-    /// Notes who is there now.
-    pub fn sight<'a>(&mut self, processes: impl Iterator<Item = &'a Known>, now_ms: u64) {
+    /// Takes over the pods that the ledger names, by claim.
+    pub fn record(&mut self, mut pods: HashMap<ClaimUid, Vec<PodRef>>) {
+        for (claim, known) in &mut self.claims {
+            known.recorded = pods.remove(claim).unwrap_or_default();
+        }
+    }
+
+    /// Notes who is there now. True if that makes known of some claim a pod that was not: its device is that pod's
+    /// as long as it runs, whatever the API server says of the claim.
+    pub fn sight<'a>(&mut self, processes: impl Iterator<Item = &'a Known>, now_ms: u64) -> bool {
         let mut before = std::mem::take(&mut self.first_ms);
         for known in processes {
             let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
@@ -136,12 +147,27 @@ impl Knowledge {
                 self.first_ms.entry(subject).or_insert(first);
             }
         }
+        let mut news = false;
+        for known in self.claims.values_mut() {
+            for pod in &known.recorded {
+                let is_user = known.users.pods.iter().any(|user| user.uid == pod.uid);
+                if !is_user && self.first_ms.contains_key(&Subject::Pod(pod.uid.clone())) {
+                    known.users.pods.push(pod.clone());
+                    news = true;
+                }
+            }
+        }
+        news
     }
 
     /// Whose the process is. What is missing to know it is noted as wanted.
-    pub fn owner(&mut self, device: &Shared, known: &Known) -> Owner {
+    pub fn owner(&mut self, device: &Watched, known: &Known) -> Owner {
         if let Some(owner) = self.belongs(device, known) {
             return owner;
+        }
+        // Of a device that one claim has, the host's own processes (an X server, say) are the administrator's.
+        if device.is_alone() && known.place == Place::Host {
+            return Owner::Exempt;
         }
         let seen = self.first_ms.get(&Subject::Process(known.process)).copied().unwrap_or(u64::MAX);
         let subject = pod(known).cloned().map(Subject::Pod);
@@ -160,7 +186,7 @@ impl Knowledge {
         if sure { Owner::Foreign } else { Owner::Unknown }
     }
 
-    fn belongs(&self, device: &Shared, known: &Known) -> Option<Owner> {
+    fn belongs(&self, device: &Watched, known: &Known) -> Option<Owner> {
         let is_us = known.process.pid == std::process::id();
         if is_us || self.servers.processes.contains(&known.process) {
             return Some(Owner::Exempt);
@@ -171,7 +197,7 @@ impl Knowledge {
             return Some(Owner::Claim);
         }
         let ours = self.own_pod.as_ref() == Some(pod) || self.servers.pods.contains(pod);
-        (ours || device.admins.iter().any(has)).then_some(Owner::Exempt)
+        (ours || device.alone.iter().chain(&device.admins).any(has)).then_some(Owner::Exempt)
     }
 
     /// The pods that may use a claim, as far as they are known.
@@ -180,12 +206,13 @@ impl Knowledge {
     }
 
     /// Whom to ask now: nobody twice within a second, nobody who has not answered yet.
-    pub fn questions<'a>(&mut self, devices: impl Iterator<Item = &'a Shared>, now_ms: u64) -> Questions {
+    pub fn questions<'a>(&mut self, devices: impl Iterator<Item = &'a Watched>, now_ms: u64) -> Questions {
         let mut asked = BTreeMap::new();
-        for claim in devices.flat_map(Shared::claims) {
+        let claims = devices.flat_map(|device| device.claims().map(|claim| (device.is_alone(), claim)));
+        for (alone, claim) in claims {
             let known = self.claims.entry(claim.uid.clone()).or_default();
-            // Whoever reads the metrics wants to know the pods before their first process.
-            known.asked.wanted |= known.asked.answered_ms.is_none();
+            // Whoever reads the metrics of shares wants to know the pods before their first process.
+            known.asked.wanted |= !alone && known.asked.answered_ms.is_none();
             if known.asked.take_turn(now_ms) {
                 asked.insert(claim.uid.clone(), claim.clone());
             }

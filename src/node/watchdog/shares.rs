@@ -1,31 +1,34 @@
-//! Which devices are shared, by whom, and which daemons serve them: the ledger, as the watchdog needs it.
+//! Which devices are held, by whom, and which daemons serve them: the ledger, as the watchdog needs it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::ledger::{HoldMode, Intent, Step};
-use crate::model::claim::ClaimRef;
-use crate::model::names::{DeviceName, DeviceUuid};
+use crate::model::claim::{ClaimRef, PodRef};
+use crate::model::names::{ClaimUid, DeviceName, DeviceUuid};
 use crate::model::share::{Grant, MpsGroup};
 
-/// A device with shares.
+/// A device that claims hold: shares of it, or one claim all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shared {
+pub(super) struct Watched {
     /// Its name in the ResourceSlice.
     pub device: DeviceName,
     pub shares: Vec<(ClaimRef, Grant)>,
+    /// Claims that have it for themselves: one, unless the ledger contradicts itself.
+    pub alone: Vec<ClaimRef>,
     /// Claims that look at it as administrators: their processes are nobody's tenants.
     pub admins: Vec<ClaimRef>,
     /// Whose daemons serve it.
     pub groups: BTreeSet<MpsGroup>,
 }
 
-/// Devices with at least one share.
-pub(super) fn shared(intents: &[Intent]) -> BTreeMap<DeviceUuid, Shared> {
-    let mut devices: BTreeMap<DeviceUuid, Shared> = BTreeMap::new();
+/// Devices that anybody holds, administrators aside.
+pub(super) fn watched(intents: &[Intent]) -> BTreeMap<DeviceUuid, Watched> {
+    let mut devices: BTreeMap<DeviceUuid, Watched> = BTreeMap::new();
     for (intent, held) in intents.iter().flat_map(|intent| intent.devices.iter().map(move |d| (intent, d))) {
-        let entry = || Shared {
+        let entry = || Watched {
             device: held.answer.device.clone(),
             shares: Vec::new(),
+            alone: Vec::new(),
             admins: Vec::new(),
             groups: BTreeSet::new(),
         };
@@ -39,11 +42,20 @@ pub(super) fn shared(intents: &[Intent]) -> BTreeMap<DeviceUuid, Shared> {
                 let device = devices.entry(held.uuid.clone()).or_insert_with(entry);
                 device.admins.push(intent.claim.clone());
             }
-            HoldMode::Whole | HoldMode::Mig => {}
+            HoldMode::Whole | HoldMode::Mig => {
+                let device = devices.entry(held.uuid.clone()).or_insert_with(entry);
+                device.alone.push(intent.claim.clone());
+                device.groups.extend(groups(intent, &held.uuid));
+            }
         }
     }
-    devices.retain(|_, device| !device.shares.is_empty());
+    devices.retain(|_, device| !device.shares.is_empty() || !device.alone.is_empty());
     devices
+}
+
+/// The pods that the ledger names, by claim.
+pub(super) fn pods(intents: Vec<Intent>) -> HashMap<ClaimUid, Vec<PodRef>> {
+    intents.into_iter().map(|intent| (intent.claim.uid, intent.pods)).collect()
 }
 
 fn groups<'a>(intent: &'a Intent, device: &'a DeviceUuid) -> impl Iterator<Item = MpsGroup> + 'a {
@@ -53,9 +65,14 @@ fn groups<'a>(intent: &'a Intent, device: &'a DeviceUuid) -> impl Iterator<Item 
     })
 }
 
-impl Shared {
+impl Watched {
     /// Every claim that may have processes here.
     pub fn claims(&self) -> impl Iterator<Item = &ClaimRef> {
-        self.shares.iter().map(|(claim, _)| claim).chain(&self.admins)
+        self.shares.iter().map(|(claim, _)| claim).chain(&self.alone).chain(&self.admins)
+    }
+
+    /// Nobody shares it.
+    pub fn is_alone(&self) -> bool {
+        self.shares.is_empty()
     }
 }

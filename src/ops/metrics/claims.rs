@@ -59,7 +59,7 @@ pub struct ClaimMetrics {
     tick: Histogram,
     /// Looks that were due while another was not done.
     pub missed_ticks: Counter,
-    /// Looks, at all shared GPUs or at one, that NVML did not answer.
+    /// Looks, at all GPUs that claims hold or at one, that NVML did not answer.
     pub failed_looks: Counter,
     /// Findings that nobody took in time.
     pub dropped_findings: Counter,
@@ -128,7 +128,7 @@ impl ClaimMetrics {
         }
     }
 
-    /// A process that belongs to no claim was found on a shared GPU.
+    /// A process that belongs to no claim was found on a GPU that claims hold.
     pub fn foreign(&self, gpu: &str, device: &str) {
         self.foreign.get_or_create(&gpu_labels(gpu, device)).inc();
     }
@@ -182,12 +182,12 @@ impl ClaimMetrics {
         );
         registry.register(
             "foreign_gpu_processes",
-            "Processes of no claim that were found on a shared GPU",
+            "Processes of no claim that were found on a GPU that claims hold",
             self.foreign.clone(),
         );
         registry.register(
             "foreign_gpu_process_terminations",
-            "Processes of no claim on a shared GPU that were ended",
+            "Processes of no claim on a GPU that claims hold that were ended",
             self.foreign_terminations.clone(),
         );
     }
@@ -195,12 +195,12 @@ impl ClaimMetrics {
     fn register_watchdog(&self, registry: &mut Registry) {
         registry.register(
             "watchdog_tick_duration_seconds",
-            "How long a look of the watchdog at all shared GPUs took",
+            "How long a look of the watchdog at all GPUs that claims hold took",
             self.tick.clone(),
         );
         let counters = [
             ("watchdog_missed_ticks", "Looks that were due while another was not done", &self.missed_ticks),
-            ("watchdog_failed_looks", "Looks at shared GPUs that NVML did not answer", &self.failed_looks),
+            ("watchdog_failed_looks", "Looks at GPUs that NVML did not answer", &self.failed_looks),
             (
                 "watchdog_dropped_findings",
                 "Findings dropped because nobody took them",

@@ -11,12 +11,13 @@ fn claim(name: &str) -> ClaimRef {
 }
 
 /// A GPU with shares of claims a and b, served by MPS.
-fn device() -> Shared {
+fn device() -> Watched {
     let memory = Bytes::from_mib(1000);
     let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
-    Shared {
+    Watched {
         device: "gpu-0".into(),
         shares: vec![(claim("a"), grant), (claim("b"), grant)],
+        alone: Vec::new(),
         admins: vec![claim("admin")],
         groups: BTreeSet::from([MpsGroup::new(["GPU-0".into()])]),
     }
@@ -159,4 +160,61 @@ fn every_claim_is_asked_about_once_at_the_start() {
     assert!(!asked.ledger && !asked.servers);
     fresh.keep([].into_iter());
     assert_eq!(fresh.pods(&"a".into()), []);
+}
+
+/// A GPU that claim a has for itself, beside an administrator's.
+fn whole() -> Watched {
+    Watched { shares: Vec::new(), alone: vec![claim("a")], groups: BTreeSet::new(), ..device() }
+}
+
+fn owner_of_whole(knowledge: &mut Knowledge, known: &Known, now_ms: u64) -> Owner {
+    knowledge.sight([known].into_iter(), now_ms);
+    knowledge.owner(&whole(), known)
+}
+
+#[test]
+fn on_a_whole_gpu_pods_without_a_claim_are_strangers_and_the_host_is_not() {
+    let mut knowledge = informed(100);
+    for (known, expected) in [
+        (in_pod(1, POD), Owner::Exempt),
+        (in_pod(2, "pod-of-admin"), Owner::Exempt),
+        (in_pod(3, "stranger"), Owner::Foreign),
+        (process(4, Place::Host), Owner::Exempt),
+    ] {
+        assert_eq!(owner_of_whole(&mut knowledge, &known, 50), expected, "{known:?}");
+    }
+    // Nobody has been asked about a pod that comes now.
+    assert_eq!(owner_of_whole(&mut knowledge, &in_pod(5, "newcomer"), 200), Owner::Unknown);
+}
+
+#[test]
+fn a_pod_that_the_ledger_names_is_no_stranger_though_its_claim_is_gone() {
+    for device in [whole(), device()] {
+        let mut knowledge = informed(100);
+        let pod = PodRef { namespace: "team".into(), name: "p".into(), uid: "recorded".into() };
+        knowledge.record(HashMap::from([("a".into(), vec![pod])]));
+        // Gone by the API server's word, before the pod is seen and after.
+        for at_ms in [100, 200] {
+            knowledge.told_users(&"a".into(), at_ms, Some(Users::default()));
+            let known = in_pod(7, "recorded");
+            knowledge.sight([&known].into_iter(), at_ms);
+            let owner = knowledge.owner(&device, &known);
+            assert_eq!(owner, if device.is_alone() { Owner::Exempt } else { Owner::Claim });
+            assert_eq!(knowledge.pods(&"a".into()).len(), 1, "its memory is counted");
+        }
+        assert!(!knowledge.sight([].into_iter(), 300), "and no longer than it runs");
+        knowledge.told_users(&"a".into(), 300, Some(Users::default()));
+        assert_eq!(knowledge.pods(&"a".into()), []);
+    }
+}
+
+#[test]
+fn a_whole_gpu_asks_the_api_server_about_strangers_only() {
+    let mut knowledge = Knowledge::new(None);
+    knowledge.keep(whole().claims());
+    assert_eq!(knowledge.questions([whole()].iter(), 0), Questions::default());
+    let known = in_pod(7, "stranger");
+    assert_eq!(owner_of_whole(&mut knowledge, &known, 10), Owner::Unknown);
+    let asked = knowledge.questions([whole()].iter(), 10);
+    assert_eq!((asked.claims, asked.ledger, asked.servers), (vec![claim("a"), claim("admin")], true, false));
 }

@@ -1,0 +1,230 @@
+//! Who still holds a claim's devices: the node's own word, whatever the API server says of the claim.
+//!
+//! Whoever may edit a claim can take its finalizers away and delete it under a running pod. So a claim that is
+//! gone, replaced or not allocated any more is released only when no process of its pods runs: the pods are
+//! those of its ledger record, the processes those of their control groups, the pause process among them. Its
+//! container edits are taken away first, so that nothing new is given the device while it is looked.
+//!
+//! What is not free yet is withheld: the record stays, so that nobody else is given the device; the device bears a
+//! taint, the pods get an event, and every [`AGAIN`] it is looked again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::host::Processes;
+use crate::host::cgroup::Place;
+use crate::ledger::{HeldDevice, HoldMode, Record};
+use crate::model::claim::{ClaimRef, PodRef};
+use crate::model::names::{ClaimUid, PodUid};
+
+/// Between two looks at what is withheld.
+pub const AGAIN: Duration = Duration::from_secs(2);
+/// Pods, and processes of each, that are named; of more the number is told.
+const NAMED: usize = 8;
+
+/// A pod with processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name is empty where only its control group is known.
+    pub pod: PodRef,
+    pub pids: Vec<u32>,
+}
+
+/// A claim whose devices are not free, though nobody should have them any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Withheld {
+    pub claim: ClaimRef,
+    pub devices: Vec<HeldDevice>,
+    /// Or why that cannot be told.
+    pub by: Result<Vec<Holder>, String>,
+}
+
+/// Why a release goes on or does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Kubelet's: it has seen the claim's pods end.
+    Kubelet,
+    /// The API server's: a wish.
+    Api,
+    /// The claim is given the same devices anew, to the same pods.
+    Anew,
+}
+
+type ByPod = BTreeMap<PodUid, Vec<u32>>;
+
+/// Looks at the node's processes, and keeps what is withheld.
+pub struct Holders {
+    processes: Arc<dyn Processes>,
+    own_pod: Option<PodUid>,
+    /// One look serves all who asked before it began.
+    last: Mutex<Option<(Instant, Arc<ByPod>)>>,
+    withheld: watch::Sender<BTreeMap<ClaimUid, Withheld>>,
+}
+
+impl Holders {
+    pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>) -> Self {
+        let withheld = watch::Sender::new(BTreeMap::new());
+        Self { processes, own_pod, last: Mutex::default(), withheld }
+    }
+
+    /// The pods among these that have processes. Blocks its thread.
+    ///
+    /// # Errors
+    /// In words, if the node's processes cannot be seen.
+    pub fn of(&self, pods: &[PodRef]) -> Result<Vec<Holder>, String> {
+        if pods.is_empty() {
+            return Ok(Vec::new());
+        }
+        let now = self.look()?;
+        let holder = |pod: &PodRef| Some(Holder { pod: pod.clone(), pids: now.get(&pod.uid)?.clone() });
+        Ok(pods.iter().filter_map(holder).collect())
+    }
+
+    fn look(&self) -> Result<Arc<ByPod>, String> {
+        if !self.processes.are_all_shown() {
+            let words = "the node's processes cannot be seen from here; give the plugin the host's PID \
+                         namespace (hostPID: true)";
+            return Err(words.to_owned());
+        }
+        let asked = Instant::now();
+        // What a panic leaves behind is an older look.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((began, found)) = last.as_ref().filter(|(began, _)| *began >= asked) {
+            tracing::trace!(?began, "a look serves several");
+            return Ok(found.clone());
+        }
+        let began = Instant::now();
+        let found = self.processes.by_pod().map_err(|error| format!("cannot look at processes: {error}"))?;
+        let found = Arc::new(found);
+        *last = Some((began, found.clone()));
+        Ok(found)
+    }
+
+    /// The pods of these processes, ours left out. Blocks its thread.
+    pub fn pods_of(&self, pids: &[u32]) -> Vec<PodUid> {
+        if !self.processes.pids_are_the_hosts() {
+            return Vec::new();
+        }
+        let place = |pid: &u32| match self.processes.place(*pid) {
+            Ok(Some(Place::Pod { pod, .. })) => Some(pod),
+            _ => None,
+        };
+        let mut pods: Vec<_> =
+            pids.iter().filter_map(place).filter(|pod| Some(pod) != self.own_pod.as_ref()).collect();
+        pods.sort();
+        pods.dedup();
+        pods
+    }
+
+    /// What keeps a record's devices from being free; none: nothing does.
+    pub fn hold(&self, record: &Record, word: Word) -> Option<Withheld> {
+        let devices = record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin);
+        let devices: Vec<_> = devices.cloned().collect();
+        if devices.is_empty() || word == Word::Anew {
+            return None;
+        }
+        let claim = record.intent.claim.clone();
+        match self.of(&record.intent.pods) {
+            Ok(by) if by.is_empty() => None,
+            Err(problem) if word == Word::Kubelet => {
+                tracing::debug!(%claim, problem, "kubelet is believed that the pods have ended");
+                None
+            }
+            by => Some(Withheld { claim, devices, by }),
+        }
+    }
+
+    /// What is withheld, by claim.
+    pub fn withheld(&self) -> watch::Receiver<BTreeMap<ClaimUid, Withheld>> {
+        self.withheld.subscribe()
+    }
+
+    /// What is withheld of a claim.
+    pub fn withheld_of(&self, claim: &ClaimUid) -> Option<Withheld> {
+        self.withheld.borrow().get(claim).cloned()
+    }
+
+    pub fn withhold(&self, what: &Withheld) {
+        self.withheld
+            .send_if_modified(|all| all.insert(what.claim.uid.clone(), what.clone()).as_ref() != Some(what));
+    }
+
+    /// The claim holds its devices by right, or holds nothing any more.
+    pub fn settle(&self, claim: &ClaimUid) {
+        self.withheld.send_if_modified(|all| all.remove(claim).is_some());
+    }
+
+    /// Forgets claims that are not recorded any more: another process has released them.
+    pub fn keep(&self, recorded: impl Fn(&ClaimUid) -> bool) {
+        self.withheld.send_if_modified(|all| {
+            let before = all.len();
+            all.retain(|claim, _| recorded(claim));
+            all.len() != before
+        });
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named: Vec<_> = self.pids.iter().take(NAMED).map(u32::to_string).collect();
+        let word = if self.pids.len() == 1 { "process" } else { "processes" };
+        write!(f, "{word} {}", named.join(", "))?;
+        if self.pids.len() > NAMED {
+            write!(f, " and {} more", self.pids.len() - NAMED)?;
+        }
+        match self.pod.name.as_str() {
+            "" => write!(f, " of pod {}", self.pod.uid),
+            _ => write!(f, " of pod {}", self.pod),
+        }
+    }
+}
+
+/// Which devices, and who holds them.
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices = self.devices.iter().map(|held| format!("{} ({})", held.answer.device, held.uuid));
+        write!(f, "{}: {}", devices.collect::<Vec<_>>().join(", "), self.holders())
+    }
+}
+
+impl Withheld {
+    /// Who holds the devices, in words.
+    pub fn holders(&self) -> String {
+        let by = match &self.by {
+            Ok(by) => by,
+            Err(problem) => return problem.clone(),
+        };
+        let mut words: Vec<_> = by.iter().take(NAMED).map(Holder::to_string).collect();
+        if by.len() > NAMED {
+            words.push(format!("processes of {} more pods", by.len() - NAMED));
+        }
+        words.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(name: &str, pids: &[u32]) -> Holder {
+        let pod = PodRef { namespace: "team".into(), name: name.into(), uid: "uid".into() };
+        Holder { pod, pids: pids.to_vec() }
+    }
+
+    #[test]
+    fn holders_are_named_with_their_numbers_and_not_without_end() {
+        assert_eq!(holder("train-0", &[7]).to_string(), "process 7 of pod team/train-0 (uid)");
+        assert_eq!(holder("", &[7, 8]).to_string(), "processes 7, 8 of pod uid");
+        let many: Vec<u32> = (1..=500).collect();
+        let words = holder("train-0", &many).to_string();
+        assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
+        let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
+        let by = Ok(vec![holder("train-0", &[7]); 20]);
+        let words = Withheld { claim, devices: Vec::new(), by }.to_string();
+        assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
+    }
+}
