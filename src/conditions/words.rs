@@ -63,11 +63,11 @@ pub fn found(finding: &Finding) -> Telling {
     }
 }
 
-/// A claim is not allocated its devices any more, and somebody holds them: devices and holders as `who` says.
+/// Nobody should have the claim's devices any more, and somebody holds them: which and who, as `who` says.
 pub fn withheld(claim: &ClaimRef, who: &str) -> String {
     format!(
-        "claim {claim} was deleted, replaced or lost its allocation while its devices are held: {who}. They are given to \
-         nobody else until these processes have ended; delete the pod"
+        "claim {claim} has ended or was taken away, but its devices are held: {who}. They are given to nobody else \
+         until these processes have ended; delete the pod"
     )
 }
 

@@ -232,11 +232,8 @@ impl Watch {
     fn take_withheld(&mut self, withheld: &BTreeMap<ClaimUid, Withheld>) {
         let alone = |held: &&HeldDevice| matches!(held.mode, HoldMode::Whole | HoldMode::Mig);
         let devices = withheld.values().flat_map(|one| {
-            let words = format!(
-                "claim {} is not allocated it any more, but it is held: {}",
-                one.claim,
-                one.holders()
-            );
+            let words =
+                format!("claim {} has ended or was taken away, but it is held: {}", one.claim, one.holders());
             one.devices.iter().filter(alone).map(move |held| (held.uuid.clone(), words.clone()))
         });
         self.withheld = devices.collect();

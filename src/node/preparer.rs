@@ -244,7 +244,7 @@ impl Preparer {
             withheld.by.as_ref().map(|by| by.iter().map(|one| one.pod.uid.clone()).collect::<Vec<_>>()).ok()
         };
         if before.is_none_or(|before| pods(before) != pods(withheld)) {
-            warn!(claim = %withheld.claim, "not allocated any more, but held: {withheld}; given to nobody else");
+            warn!(claim = %withheld.claim, "ended or taken away, but held: {withheld}; given to nobody else");
             self.reporter.withheld(withheld);
         }
     }

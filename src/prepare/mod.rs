@@ -53,8 +53,8 @@ pub enum Refusal {
     )]
     InUse { device: DeviceName, holder: ClaimRef },
     #[error(
-        "device {device} is not free yet: claim {holder} is not allocated it any more, but is held still by {by}. \
-         kubelet's next attempt succeeds once they have ended"
+        "device {device} is not free yet: claim {holder} has ended or was taken away, but the device is held: {by}. \
+         Once these processes have ended kubelet's next attempt succeeds"
     )]
     Withheld { device: DeviceName, holder: ClaimRef, by: String },
     #[error("device {device} was given as a share, but it is not shareable: {reason}")]

@@ -247,6 +247,8 @@ pub struct Site {
     pub api: Arc<Api>,
     pub gpus: watch::Sender<Inventory>,
     pub mps: Arc<Supervisor>,
+    /// Driver root of the library that is asked who uses the GPUs; the site's own has none that works.
+    pub lists_root: PathBuf,
     boots: AtomicU32,
 }
 
@@ -278,7 +280,8 @@ impl Site {
         let driver = DriverVersions { driver: VERSION.into(), cuda: "12.4".into() };
         let gpus = watch::channel(Inventory::Found(NodeGpus { driver, gpus })).0;
         let mps = Arc::new(Supervisor::new(dir.path().join("mps")));
-        let site = Self { dir, api: Arc::default(), gpus, mps, boots: AtomicU32::new(1) };
+        let lists_root = dir.path().join("driver");
+        let site = Self { dir, api: Arc::default(), gpus, mps, lists_root, boots: AtomicU32::new(1) };
         for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
@@ -388,7 +391,7 @@ impl Site {
             lanes: Arc::new(Lanes::new(self.path("lanes"))),
             executor: Arc::new(executor),
             metrics: NodeMetrics::register(&mut registry),
-            lists: ProcessWatch::new(self.path("driver"), Duration::from_secs(2)),
+            lists: ProcessWatch::new(self.lists_root.clone(), Duration::from_secs(2)),
             reporter: Reporter::deaf(),
         };
         Ok(Life { preparer: Arc::new(preparer), host, registry })

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tranche::host::cgroup::Place;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNumbers, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
-use tranche::model::claim::PreparedDevice;
+use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
 use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
@@ -248,6 +248,34 @@ impl Bench {
         };
         let uuid = gpu(number);
         let mode = HoldMode::Share(grant);
+        let steps = vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }];
+        self.begin(claim, answer, mode, (steps, Vec::new())).await;
+    }
+
+    /// Gives a claim all of GPU-0, reserved for a pod that the ledger names.
+    async fn whole(&self, name: &str, pod: &str) -> Claim {
+        let claim = Claim::new(name, &["gpu-0"]).reserved_for(&[pod]);
+        self.site.api.put(&claim);
+        let answer = PreparedDevice {
+            requests: vec!["r0".into()],
+            pool: PoolName::from(NODE),
+            device: DeviceName::whole(0),
+            cdi_ids: Vec::new(),
+            share_id: None,
+        };
+        let pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: pod.into() }];
+        self.begin(&claim, answer, HoldMode::Whole, (Vec::new(), pods)).await;
+        claim
+    }
+
+    async fn begin(
+        &self,
+        claim: &Claim,
+        answer: PreparedDevice,
+        mode: HoldMode,
+        (steps, pods): (Vec<Step>, Vec<PodRef>),
+    ) {
+        let uuid = DeviceUuid::new(answer.device.as_str().replace("gpu-", "GPU-"));
         let intent = Intent {
             claim: claim.id(),
             boot: self.site.boot(),
@@ -258,8 +286,8 @@ impl Bench {
                 mode,
                 placer: Placer::default(),
             }],
-            steps: vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }],
-            pods: Vec::new(),
+            steps,
+            pods,
         };
         let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
         self.life.preparer.executor.store.begin(&held, &intent).unwrap();
@@ -550,16 +578,17 @@ async fn a_pid_that_came_again_is_not_ended_for_its_forerunner() {
 }
 
 #[tokio::test]
-async fn without_shares_nothing_is_asked_and_only_one_instance_watches() {
+async fn while_no_claim_holds_a_device_nothing_is_asked_and_only_one_instance_watches() {
     let mut bench = Bench::new();
     let mut offender = Sleeper::new();
     bench.proc.show(offender.pid(), Some(MINE));
     bench.node.set(control(vec![process(offender.pid(), 3000, "compute")]));
     let other = FileLock::try_acquire(&bench.node.path("watchdog.lock")).unwrap();
     bench.start(WatchdogAction::Terminate);
-    let whole = Claim::new("whole", &["gpu-1"]);
-    bench.site.api.put(&whole);
-    bench.life.prepared(&whole, "a whole GPU").await;
+    let admin = Claim::new("admin", &["gpu-1"]).admin();
+    bench.site.api.put(&admin);
+    bench.life.prepared(&admin, "an administrator's").await;
+    wait_a_moment().await;
     assert_eq!(bench.node.calls("nvmlInit_v2"), 0, "the library is not even loaded");
     let mine = bench.share("mine", MINE).await;
     wait_a_moment().await;
@@ -643,6 +672,44 @@ async fn a_driver_that_fails_for_a_while_ends_nobody_and_is_watched_again() {
     assert!(bench.metric("tranche_watchdog_failed_looks_total").is_some_and(|count| count >= 5.0));
     bench.node.set(control(vec![process(offender.pid(), 3000, "compute")]));
     until("it is killed", || offender.was_killed()).await;
+}
+
+#[tokio::test]
+async fn who_has_no_claim_of_a_whole_gpu_is_ended_and_its_user_goes_on_though_the_claim_is_gone() {
+    for action in [WatchdogAction::Observe, WatchdogAction::Terminate] {
+        let mut bench = Bench::new();
+        let (mut user, mut stranger, mut host) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
+        bench.proc.show(user.pid(), Some(MINE));
+        bench.proc.show(stranger.pid(), Some(STRANGER));
+        bench.proc.show(host.pid(), None);
+        bench.proc.open_gpu(host.pid());
+        let claim = bench.whole("mine", MINE).await;
+        let list = [user.pid(), stranger.pid(), host.pid()].map(|pid| process(pid, 500, "compute"));
+        bench.node.set(control(list.to_vec()));
+        // Nobody answers for the claim: nobody is a stranger.
+        bench.site.api.silent.store(true, Ordering::SeqCst);
+        bench.start(action);
+        bench.wait_for_looks(3).await;
+        assert!(stranger.lives());
+        bench.site.api.remove(&claim);
+        bench.site.api.silent.store(false, Ordering::SeqCst);
+        let pid = stranger.pid();
+        let found = bench
+            .wait_for_finding(
+                "stranger",
+                |f| matches!(&f.kind, FindingKind::Foreign { process, .. } if process.pid == pid),
+            )
+            .await;
+        assert_eq!((found.claim, found.device.as_str()), (None, "gpu-0"));
+        if action == WatchdogAction::Terminate {
+            until("the stranger is ended", || stranger.was_killed()).await;
+        }
+        bench.wait_for_looks(2).await;
+        assert!(user.lives() && host.lives());
+        assert_eq!(stranger.lives(), action == WatchdogAction::Observe);
+        let row = "tranche_foreign_gpu_processes_total{gpu=\"GPU-0\",device=\"gpu-0\"}";
+        assert_eq!(bench.metric(row), Some(1.0));
+    }
 }
 
 /// Processes that exist only as numbers, and how often each question was asked.
