@@ -167,6 +167,7 @@ impl Executor {
 
     /// Brings a ready record's pods to those that the claim is reserved for now, and those that were and still run.
     pub fn review_pods(&self, held: &Held, judged: &Record, now: &[PodRef]) -> Result<(), StoreError> {
+        self.store.refresh(held)?;
         let uid = &judged.intent.claim.uid;
         let Some(record) = self.store.get(uid).filter(|record| record.intent == judged.intent) else {
             return Ok(());
@@ -224,7 +225,8 @@ impl Executor {
         if !held.covers(&record.gpus()) {
             return Err(StoreError::NoLane(claim.clone()).into());
         }
-        // What only the API server calls gone stays ready until it is free: its MPS daemon stays as it is.
+        // What only the API server calls gone stays ready until it is free, and its MPS daemon as it is. What kubelet
+        // has seen end needs no daemon; its memory stays granted until it is free.
         if word != Word::Api {
             self.mark_releasing(held, &record);
         }
