@@ -13,6 +13,15 @@ use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
 /// Classes whose shares kube-scheduler places: how much stands in the request itself.
 const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
 
+/// The API server takes 32 requests and 32 configurations.
+const ENTRIES_TOO_MANY: usize = 65;
+/// A request and its alternative are DNS labels, with a slash between them 127 bytes.
+const NAME_TOO_LONG: usize = 128;
+/// Nobody is told more at once.
+const ENOUGH: usize = 16;
+/// Of a claim's requests, in words about one that is not there.
+const NAMES_TOLD: usize = 8;
+
 /// Whether class `shared.gpu.nvidia.com` itself says how much a share is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassAmount {
@@ -64,6 +73,9 @@ impl Config<'_> {
 pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Problem> {
     let devices = &spec["devices"];
     let at = format!("{at}.devices");
+    if let Some(problem) = longer_than_any(devices, &at) {
+        return vec![problem];
+    }
     let requests = requests(devices, &at);
     let mut found = Vec::new();
     let configs: Vec<Config<'_>> = list(&devices["config"])
@@ -72,12 +84,36 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
         .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &requests, &mut found))
         .collect();
     for request in requests.iter().filter(|request| request.class == SHARED_CLASS) {
+        if found.len() >= ENOUGH {
+            break;
+        }
         found.extend(of_share(request, &configs, class));
         found.extend(without_meaning(request));
     }
     found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
     found
+}
+
+/// What the API server will refuse, too, but has not yet: below, everything is held against everything.
+fn longer_than_any(devices: &Value, at: &str) -> Option<Problem> {
+    for field in ["requests", "config"] {
+        let entries = || list(&devices[field]);
+        let alternatives = || entries().map(|entry| &entry["firstAvailable"]);
+        let selectors = || entries().map(|entry| &entry["requests"]);
+        let lists = alternatives().chain(selectors()).chain([&devices[field]]);
+        let longest = lists.map(|entries| list(entries).count()).max().unwrap_or(0);
+        let alternatives = alternatives().flat_map(list).chain(entries()).map(|entry| &entry["name"]);
+        let names = alternatives.chain(selectors().flat_map(list));
+        let widest = names.map(|name| text(name).len()).max().unwrap_or(0);
+        let what = match (longest, widest) {
+            (ENTRIES_TOO_MANY.., _) => format!("a list of {longest} entries; no claim may have so many"),
+            (_, NAME_TOO_LONG..) => format!("a name of {widest} bytes; no name may be so long"),
+            _ => continue,
+        };
+        return Some(Problem { field: format!("{at}.{field}"), words: format!("has {what}") });
+    }
+    None
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -115,8 +151,10 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
 fn read<'a>(config: &'a Value, at: &str, known: &[Asked<'_>], found: &mut Vec<Problem>) -> Config<'a> {
     let requests: Vec<&str> = list(&config["requests"]).map(text).collect();
     for (index, name) in requests.iter().enumerate() {
-        if !known.iter().any(|request| request.name.is_meant_by(name)) {
-            let names: Vec<&str> = known.iter().map(|request| request.name.as_str()).collect();
+        if found.len() < ENOUGH && !known.iter().any(|request| request.name.is_meant_by(name)) {
+            let names = known.iter().take(NAMES_TOLD).map(|request| request.name.as_str());
+            let mut names: Vec<&str> = names.collect();
+            names.extend((known.len() > NAMES_TOLD).then_some("..."));
             found.push(Problem {
                 field: format!("{at}.requests[{index}]"),
                 words: format!("the claim has no request {name:?}; its requests are {}", names.join(", ")),
@@ -306,6 +344,38 @@ mod tests {
         ] {
             assert_eq!(told(devices.clone()), [""; 0], "{devices}");
         }
+    }
+
+    #[test]
+    fn lists_and_names_that_no_claim_may_have_are_refused_before_they_are_compared() {
+        let many = |count: usize| json!((0..count).map(|n| shared(&format!("r{n}"))).collect::<Vec<_>>());
+        assert!(
+            only(json!({"requests": many(65)}))
+                .starts_with("spec.devices.requests: has a list of 65 entries")
+        );
+        let config = json!({"requests": (0..65).map(|n| format!("r{n}")).collect::<Vec<_>>()});
+        assert!(
+            only(json!({"config": [config]})).starts_with("spec.devices.config: has a list of 65 entries")
+        );
+        let long = "x".repeat(128);
+        for devices in [
+            json!({"requests": [shared(&long)]}),
+            json!({"requests": [{"name": "a", "firstAvailable": [{"name": long}]}]}),
+            json!({"config": [{"requests": [long], "opaque": {"driver": DRIVER}}]}),
+        ] {
+            assert!(only(devices).contains("has a name of 128 bytes"));
+        }
+        // What is left is told in few words.
+        let other = json!({"opaque": {"driver": DRIVER, "parameters": {"apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}}});
+        let answer = asked(
+            "ResourceClaim",
+            "CREATE",
+            claim(&json!({"requests": many(64), "config": vec![other; 64]})),
+            Value::Null,
+        );
+        assert_eq!(answer.verdict, Verdict::Refused);
+        assert!(answer.review.to_string().len() < 16 * 1024, "{}", answer.review);
     }
 
     #[test]

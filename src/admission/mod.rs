@@ -9,13 +9,14 @@
 //!
 //! Both take the bytes of an `admission.k8s.io/v1` AdmissionReview and give the review to answer with. A
 //! refusal names every field that is wrong, not only the first. What is not ours is let through unread:
-//! other drivers' configuration, other kinds, updates that leave the spec as it is, deletions.
+//! other drivers' configuration, other fields, other kinds, updates that leave the spec as it is, deletions.
 //!
 //! May import: model, params. May name: serde, serde_json, thiserror, json_patch, k8s-openapi (as data).
 
 mod claim;
 mod kai;
 mod pod;
+mod reading;
 mod review;
 mod share;
 pub mod words;
@@ -40,19 +41,23 @@ pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> 
         Subject::Template => "spec.",
         Subject::Pod | Subject::Other => return Ok(request.answer(Decision::Allow)),
     };
-    let spec = |object: &Value| match below {
-        "" => object["spec"].clone(),
-        _ => object["spec"]["spec"].clone(),
-    };
+    fn spec<'a>(object: &'a Value, below: &str) -> &'a Value {
+        match below {
+            "" => &object["spec"],
+            _ => &object["spec"]["spec"],
+        }
+    }
+    let (new, old) = (spec(&request.object, below), spec(&request.old_object, below));
+    if let Some(problem) = request.too_much() {
+        return Ok(request.answer(Decision::Refuse(vec![problem])));
+    }
     let decision = match request.operation {
         _ if request.is_of_subresource() => Decision::Allow,
-        Operation::Update if spec(&request.object) == spec(&request.old_object) => Decision::Allow,
-        Operation::Create | Operation::Update => {
-            match claim::problems(&spec(&request.object), &format!("{below}spec"), class) {
-                problems if problems.is_empty() => Decision::Allow,
-                problems => Decision::Refuse(problems),
-            }
-        }
+        Operation::Update if new == old => Decision::Allow,
+        Operation::Create | Operation::Update => match claim::problems(new, &format!("{below}spec"), class) {
+            problems if problems.is_empty() => Decision::Allow,
+            problems => Decision::Refuse(problems),
+        },
         Operation::Delete | Operation::Connect => Decision::Allow,
     };
     Ok(request.answer(decision))
@@ -67,6 +72,10 @@ pub fn mutate(body: &[u8]) -> Result<Answer, ReviewError> {
     let is_new_pod = request.subject() == Subject::Pod
         && request.operation == Operation::Create
         && !request.is_of_subresource();
-    let decision = if is_new_pod { pod::with_share(&request) } else { Decision::Allow };
+    let decision = match request.too_much() {
+        _ if !is_new_pod => Decision::Allow,
+        Some(problem) => Decision::Refuse(vec![problem]),
+        None => pod::with_share(&request),
+    };
     Ok(request.answer(decision))
 }

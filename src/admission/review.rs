@@ -5,9 +5,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use super::reading::{self, Keep, Objects, Unread, VALUES_MAX};
+
 const API_VERSION: &str = "admission.k8s.io/v1";
 /// The API server passes on no more of a warning than this (bytes, all of a request together: 4 Ki).
 const WARNING_BYTES_MAX: usize = 256;
+/// A UUID has 36.
+const UID_BYTES_MAX: usize = 128;
+/// Of a refusal: more help nobody, and each repeats what was sent.
+const PROBLEMS_MAX: usize = 16;
+const WORDS_BYTES_MAX: usize = 1024;
 
 /// Why a body cannot be answered. The text goes back to who sent it.
 #[derive(Debug, Error)]
@@ -18,7 +25,9 @@ pub enum ReviewError {
         "the body is a {kind:?} of {version:?}; this webhook answers an AdmissionReview of {API_VERSION}"
     )]
     OtherKind { kind: String, version: String },
-    #[error("the AdmissionReview has no request.uid; nothing can be answered without it")]
+    #[error(
+        "the AdmissionReview has no request.uid, or none of at most {UID_BYTES_MAX} bytes; nothing can be answered without it"
+    )]
     NoUid,
 }
 
@@ -65,28 +74,38 @@ struct Review {
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Request>,
+    request: Option<Head>,
 }
 
+/// All of a request but the objects, which are passed over.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Request {
+struct Head {
     #[serde(default)]
-    pub uid: String,
+    uid: String,
     kind: Kind,
-    pub operation: Operation,
+    operation: Operation,
     #[serde(default)]
     sub_resource: String,
     #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub uid: String,
+    kind: Kind,
+    pub operation: Operation,
+    sub_resource: String,
     pub namespace: String,
-    #[serde(default)]
     pub name: String,
-    /// Null for deletions.
-    #[serde(default)]
+    /// What is looked at of it. Null for deletions, for what is not looked at, and if it is [`Self::too_much`].
     pub object: Value,
-    /// Null for creations.
-    #[serde(default)]
+    /// Null for creations, too.
     pub old_object: Value,
+    too_much: Option<&'static str>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -139,13 +158,52 @@ impl Verdict {
 impl Request {
     pub(super) fn read(body: &[u8]) -> Result<Self, ReviewError> {
         let review: Review = serde_json::from_slice(body).map_err(ReviewError::Unreadable)?;
-        match review {
+        let head = match review {
             Review { api_version, kind, .. } if api_version != API_VERSION || kind != "AdmissionReview" => {
-                Err(ReviewError::OtherKind { kind, version: api_version })
+                return Err(ReviewError::OtherKind {
+                    kind: shortened(kind),
+                    version: shortened(api_version),
+                });
             }
-            Review { request: Some(request), .. } if !request.uid.is_empty() => Ok(request),
-            _ => Err(ReviewError::NoUid),
+            Review { request: Some(head), .. } if (1..=UID_BYTES_MAX).contains(&head.uid.len()) => head,
+            _ => return Err(ReviewError::NoUid),
+        };
+        let Head { uid, kind, operation, sub_resource, namespace, name } = head;
+        let (object, old_object) = (Value::Null, Value::Null);
+        let mut request =
+            Self { uid, kind, operation, sub_resource, namespace, name, object, old_object, too_much: None };
+        if let Some(keep) = request.looked_at() {
+            match reading::objects(body, keep) {
+                Ok(Objects { object, old_object }) => {
+                    (request.object, request.old_object) = (object, old_object)
+                }
+                Err(Unread::TooMuch(which)) => request.too_much = Some(which),
+                Err(Unread::Broken(error)) => return Err(ReviewError::Unreadable(error)),
+            }
         }
+        Ok(request)
+    }
+
+    fn looked_at(&self) -> Option<&'static Keep> {
+        let written = matches!(self.operation, Operation::Create | Operation::Update);
+        match self.subject() {
+            _ if !written || self.is_of_subresource() => None,
+            Subject::Claim => Some(&reading::CLAIM),
+            Subject::Template => Some(&reading::TEMPLATE),
+            Subject::Pod => Some(&reading::POD),
+            Subject::Other => None,
+        }
+    }
+
+    /// Why it cannot be looked at.
+    pub(super) fn too_much(&self) -> Option<Problem> {
+        self.too_much.map(|which| Problem {
+            field: which.to_owned(),
+            words: format!(
+                "has more than {VALUES_MAX} values, which is more than can be meant; write fewer, or parts of it in \
+                 other objects"
+            ),
+        })
     }
 
     pub(super) fn subject(&self) -> Subject {
@@ -185,22 +243,28 @@ impl Request {
         Answer {
             subject: self.subject(),
             verdict,
-            object: format!("{}/{}", self.namespace, self.name()),
+            object: cut(format!("{}/{}", self.namespace, self.name()), WORDS_BYTES_MAX),
             review,
         }
     }
 
     /// `metav1.Status`: one line per problem for people, one cause per problem for programs.
     fn status(&self, problems: &[Problem]) -> Value {
-        let lines: Vec<String> =
-            problems.iter().map(|Problem { field, words }| format!("{field}: {words}")).collect();
+        let shown = problems.iter().take(PROBLEMS_MAX);
+        let shown: Vec<(String, String)> = shown
+            .map(|Problem { field, words }| (field.clone(), cut(words.clone(), WORDS_BYTES_MAX)))
+            .collect();
+        let mut lines: Vec<String> = shown.iter().map(|(field, words)| format!("{field}: {words}")).collect();
+        if let more @ 1.. = problems.len() - shown.len() {
+            lines.push(format!("and {more} more"));
+        }
         let message = match lines.as_slice() {
             [one] => one.clone(),
-            several => format!("{} fields to change:\n  {}", several.len(), several.join("\n  ")),
+            several => format!("{} fields to change:\n  {}", problems.len(), several.join("\n  ")),
         };
-        let causes: Vec<Value> = problems
+        let causes: Vec<Value> = shown
             .iter()
-            .map(|Problem { field, words }| json!({"reason": "FieldValueInvalid", "field": field, "message": words}))
+            .map(|(field, words)| json!({"reason": "FieldValueInvalid", "field": field, "message": words}))
             .collect();
         json!({"status": "Failure", "code": 422, "reason": "Invalid", "message": message,
             "details": {"group": self.kind.group, "kind": self.kind.kind, "name": self.name(), "causes": causes}})
@@ -215,10 +279,13 @@ impl Request {
     }
 }
 
-fn shortened(mut words: String) -> String {
-    while words.len() > WARNING_BYTES_MAX {
-        words.pop();
-    }
+fn shortened(words: String) -> String {
+    cut(words, WARNING_BYTES_MAX)
+}
+
+/// Between characters.
+fn cut(mut words: String, bytes: usize) -> String {
+    words.truncate(words.floor_char_boundary(bytes));
     words
 }
 
@@ -285,6 +352,39 @@ mod tests {
         let both = request.status(&[problem("a"), problem("b")]);
         assert_eq!(both["message"], "2 fields to change:\n  a: is odd\n  b: is odd");
         assert_eq!(both["details"]["causes"][1]["field"], "b");
+    }
+
+    #[test]
+    fn of_many_problems_the_first_are_told_and_each_in_few_words() {
+        let problems = vec![Problem { field: "a".to_owned(), words: "é".repeat(WORDS_BYTES_MAX) }; 40];
+        let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+            "uid": "u", "kind": {"kind": "Pod"}, "name": "p", "operation": "CREATE"}});
+        let status = Request::read(body.to_string().as_bytes()).unwrap().status(&problems);
+        let message = status["message"].as_str().unwrap();
+        assert!(message.starts_with("40 fields to change:\n  a: é") && message.ends_with("\n  and 24 more"));
+        assert!(message.len() < PROBLEMS_MAX * (WORDS_BYTES_MAX + 10));
+        assert_eq!(status["details"]["causes"].as_array().unwrap().len(), PROBLEMS_MAX);
+    }
+
+    #[test]
+    fn an_object_of_too_many_values_is_refused_and_not_passed_on() {
+        let many = vec![json!({"": 0}); VALUES_MAX];
+        for (group, kind, object) in [
+            ("resource.k8s.io", "ResourceClaim", json!({"spec": {"devices": {"requests": many}}})),
+            ("", "Pod", json!({"spec": {"containers": many}})),
+        ] {
+            let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+                "uid": "u", "kind": {"group": group, "kind": kind}, "operation": "CREATE", "object": object}});
+            let bytes = body.to_string();
+            let answer = match kind {
+                "Pod" => mutate(bytes.as_bytes()),
+                _ => validate(bytes.as_bytes(), ClassAmount::NotSaid),
+            };
+            let answer = answer.unwrap();
+            assert_eq!(answer.verdict, Verdict::Refused, "{kind}");
+            let message = answer.review["response"]["status"]["message"].as_str().unwrap();
+            assert!(message.starts_with("object: has more than 16384 values"), "{message}");
+        }
     }
 
     #[test]
