@@ -57,7 +57,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         }
         Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
         Command::Plan(args) => return Ok(runtime()?.block_on(plan::run(*args))?.into()),
-        Command::Inspect(args) => cli::print(inspect::answer(args)?.as_bytes())?,
+        Command::Inspect(args) => cli::print(inspect::answer(&args)?.as_bytes())?,
         Command::Top(args) => runtime()?.block_on(top::run(args))?,
         Command::Explain(args) => return Ok(runtime()?.block_on(explain::run(*args))?.into()),
         Command::Simulate(args) => simulate::run(&args)?,

@@ -20,6 +20,21 @@ pub struct LogArgs {
     pub log_level: Option<String>,
 }
 
+/// Where the process can be asked.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OpsArgs {
+    /// Where metrics and health are served; port 0 takes any [default: 0.0.0.0:8080].
+    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
+    pub ops_address: Option<String>,
+    /// Where health alone is served, for kubelet's probes; port 0 takes any [default: the port after --ops-address].
+    #[arg(long, env = "HEALTH_ADDRESS", hide_env_values = true)]
+    pub health_address: Option<String>,
+    /// Unix socket that serves the state and the log level, to this user alone; off serves them nowhere
+    /// [default: /run/tranche-ops/private/ops.sock].
+    #[arg(long, env = "OPS_SOCKET", hide_env_values = true)]
+    pub ops_socket: Option<String>,
+}
+
 /// How to run the node plugin.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NodeArgs {
@@ -39,9 +54,8 @@ pub struct NodeArgs {
     pub roots: RootArgs,
     #[command(flatten)]
     pub host: HostArgs,
-    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
-    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
-    pub ops_address: Option<String>,
+    #[command(flatten)]
+    pub ops: OpsArgs,
     /// Kubeconfig to use instead of the pod's service account.
     #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<String>,
@@ -76,9 +90,8 @@ pub struct MpsArgs {
     /// The host's control groups as this process sees them [default: /sys/fs/cgroup].
     #[arg(long, env = "CGROUP_ROOT", hide_env_values = true)]
     pub cgroup_root: Option<String>,
-    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
-    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
-    pub ops_address: Option<String>,
+    #[command(flatten)]
+    pub ops: OpsArgs,
     /// How long a daemon is kept that nobody needs [default: 10m].
     #[arg(long, env = "KEEP_WARM", hide_env_values = true)]
     pub keep_warm: Option<String>,
@@ -116,9 +129,8 @@ pub struct ControllerArgs {
     /// After so long without a sign of life another controller takes over; at least 5s [default: 10s].
     #[arg(long, env = "LEASE_DURATION", hide_env_values = true)]
     pub lease_duration: Option<String>,
-    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
-    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
-    pub ops_address: Option<String>,
+    #[command(flatten)]
+    pub ops: OpsArgs,
     /// Kubeconfig to use instead of the pod's service account.
     #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<String>,

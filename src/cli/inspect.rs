@@ -1,10 +1,13 @@
-//! Asks a running node plugin how it is, over its health and metrics address. One plain HTTP request by
+//! Asks a running process of ours how it is, over the Unix socket that serves its state. One plain HTTP request by
 //! hand: it works inside the pod, where there is no other client.
 
 mod show;
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -14,14 +17,13 @@ pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
 
 use super::Usage;
 use super::state::NodeState;
+use crate::ops::doors::SOCKET;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Far more than any state; keeps a wrong address from filling the memory.
 const ANSWER_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Where the node plugin serves its state unless it is told otherwise.
-pub const ADDRESS: &str = "127.0.0.1:8080";
 
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct InspectArgs {
     /// What to ask for.
     #[arg(value_enum, default_value = "state")]
@@ -29,9 +31,22 @@ pub struct InspectArgs {
     /// How to show the state [default: table].
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,
-    /// Where the process serves health and metrics.
-    #[arg(long, default_value = ADDRESS)]
-    pub address: SocketAddr,
+    /// With log-level: what is logged from now on, e.g. debug, or info,tranche::node=debug.
+    #[arg(long, value_name = "FILTER")]
+    pub set: Option<String>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// Where to ask.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct Place {
+    /// The process's --ops-socket.
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    pub socket: PathBuf,
+    /// The process's --ops-address instead: readiness and metrics alone.
+    #[arg(long)]
+    pub address: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,6 +57,8 @@ pub enum What {
     Ready,
     /// Its metrics.
     Metrics,
+    /// What it logs.
+    LogLevel,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -57,62 +74,100 @@ pub enum Output {
 /// What was asked for, ready to print.
 ///
 /// # Errors
-/// Nothing answers at the address, or the answer is not the one asked for.
-pub fn answer(args: InspectArgs) -> anyhow::Result<String> {
-    let InspectArgs { what, output, address } = args;
-    if what != What::State && output.is_some() {
-        bail!(Usage("-o is for the state; leave it away: ready and metrics are plain text".to_owned()));
+/// Nothing answers there, or the answer is not the one asked for.
+pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
+    let InspectArgs { what, output, set, place } = args;
+    if *what != What::State && output.is_some() {
+        bail!(Usage("-o is for the state; leave it away: everything else is plain text".to_owned()));
     }
-    match (what, output) {
-        (What::Ready, _) => ask(address, "/readyz"),
-        (What::Metrics, _) => ask(address, "/metrics"),
-        (What::State, Some(Output::Json)) => ask(address, "/state"),
-        (What::State, None | Some(Output::Table)) => Ok(show::tables(&state(address)?, show::Width::Usual)),
-        (What::State, Some(Output::Wide)) => Ok(show::tables(&state(address)?, show::Width::Wide)),
+    if *what != What::LogLevel && set.is_some() {
+        bail!(Usage("--set is for the log level; write tranche inspect log-level --set FILTER".to_owned()));
+    }
+    match (what, output, set) {
+        (What::Ready, ..) => get(place, "/readyz"),
+        (What::Metrics, ..) => get(place, "/metrics"),
+        (What::LogLevel, _, None) => get(place, "/log-level"),
+        (What::LogLevel, _, Some(filter)) => ask(place, "PUT", "/log-level", filter),
+        (What::State, Some(Output::Json), _) => get(place, "/state"),
+        (What::State, None | Some(Output::Table), _) => Ok(show::tables(&state(place)?, show::Width::Usual)),
+        (What::State, Some(Output::Wide), _) => Ok(show::tables(&state(place)?, show::Width::Wide)),
     }
 }
 
-/// The state of the node plugin at the address.
+/// The state of the node plugin there.
 ///
 /// # Errors
 /// Nothing answers there, or not a node plugin of this release.
-pub fn state(address: SocketAddr) -> anyhow::Result<NodeState> {
-    let text = ask(address, "/state")?;
+pub fn state(place: &Place) -> anyhow::Result<NodeState> {
+    let text = get(place, "/state")?;
     let mut json = serde_json::Deserializer::from_str(&text);
-    serde_path_to_error::deserialize(&mut json).with_context(|| {
-        format!("what http://{address}/state answers is not understood; is it another release?")
-    })
+    serde_path_to_error::deserialize(&mut json)
+        .with_context(|| format!("the state that {place} tells is not understood; is it another release?"))
 }
 
-fn ask(address: SocketAddr, path: &str) -> anyhow::Result<String> {
-    let answer = get(address, path).with_context(|| nobody(address))?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .with_context(|| format!("what answers at {address} does not speak HTTP; correct --address"))?;
+fn get(place: &Place, path: &str) -> anyhow::Result<String> {
+    ask(place, "GET", path, "")
+}
+
+fn ask(place: &Place, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
+    let answer = place.exchange(method, path, body).with_context(|| nobody(place))?;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| {
+        format!("what answers at {place} does not speak HTTP; is it a process of tranche?")
+    })?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),
         Some("503") if path == "/readyz" => bail!("not ready: {}", body.trim_end()),
+        Some("400") => bail!("{}", body.trim_end()),
+        Some("404") if place.address.is_some() => {
+            bail!("{path} is told on the process's socket only; leave --address away, and ask inside the pod")
+        }
         _ => bail!(
-            "http://{address}{path} answers {:?}; is it a node plugin of tranche?",
+            "{place} answers {path} with {:?}; is it a process of tranche?",
             head.lines().next().unwrap_or_default()
         ),
     }
 }
 
-fn nobody(address: SocketAddr) -> String {
+fn nobody(place: &Place) -> String {
     format!(
-        "no node plugin answers at {address}. Ask inside its pod (kubectl -n tranche-system exec \
-         daemonset/tranche-node -- tranche inspect), give its --ops-address as --address, or see why it is not \
-         running (kubectl -n tranche-system get pods -o wide)"
+        "nobody answers at {place}. Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node -- \
+         tranche inspect), give the process's --ops-socket as --socket, or see why it is not running \
+         (kubectl -n tranche-system get pods -o wide)"
     )
 }
 
-fn get(address: SocketAddr, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.set_write_timeout(Some(DEADLINE))?;
+impl Place {
+    fn exchange(&self, method: &str, path: &str, body: &str) -> io::Result<String> {
+        match self.address {
+            Some(address) => {
+                let stream = TcpStream::connect_timeout(&address, DEADLINE)?;
+                stream.set_read_timeout(Some(DEADLINE))?;
+                stream.set_write_timeout(Some(DEADLINE))?;
+                exchange(stream, method, path, body)
+            }
+            None => {
+                let stream = UnixStream::connect(&self.socket)?;
+                stream.set_read_timeout(Some(DEADLINE))?;
+                stream.set_write_timeout(Some(DEADLINE))?;
+                exchange(stream, method, path, body)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(address) => write!(f, "{address}"),
+            None => write!(f, "{}", self.socket.display()),
+        }
+    }
+}
+
+fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> io::Result<String> {
     // HTTP/1.0, so that the body comes in one piece and the end of the stream is its end.
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.0\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")?;
     let mut answer = String::new();
     stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
     Ok(answer)
@@ -121,14 +176,19 @@ fn get(address: SocketAddr, path: &str) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::doors::Addresses;
     use crate::ops::{drain::Shutdown, logs::LogControl, metrics, readiness::Readiness, server};
 
-    fn args(what: What, output: Option<Output>, address: SocketAddr) -> InspectArgs {
-        InspectArgs { what, output, address }
+    fn args(what: What, output: Option<Output>, place: Place) -> InspectArgs {
+        InspectArgs { what, output, set: None, place }
     }
 
-    /// A real server that is asked `what`, not ready while `awaited`.
-    async fn asked(what: What, output: Option<Output>, awaited: bool) -> Result<String, String> {
+    fn at(socket: &std::path::Path) -> Place {
+        Place { socket: socket.to_owned(), address: None }
+    }
+
+    /// A real server that is asked, not ready while `awaited`; by its address if `over_tcp`.
+    async fn asked_by(mut args: InspectArgs, awaited: bool, over_tcp: bool) -> Result<String, String> {
         let (_filter, logs) = LogControl::new("info").unwrap();
         let readiness = Readiness::default();
         let _token = awaited.then(|| readiness.wait_for("kubelet registered"));
@@ -136,13 +196,21 @@ mod tests {
         state.add("node", || serde_json::json!({"name": "node-1"}));
         let ops =
             server::Ops { registry: metrics::registry(), readiness, shutdown: Shutdown::new(), logs, state };
-        let bound = ops.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let args = args(what, output, bound.address());
-        let client = tokio::task::spawn_blocking(move || answer(args).map_err(|error| format!("{error:#}")));
+        let dir = tempfile::tempdir().unwrap();
+        let mut addresses: Addresses = "127.0.0.1:0".parse().unwrap();
+        args.place = at(&dir.path().join("ops.sock"));
+        addresses.socket = Some(args.place.socket.clone());
+        let bound = ops.bind(addresses).await.unwrap();
+        args.place.address = over_tcp.then(|| bound.address());
+        let client = tokio::task::spawn_blocking(move || answer(&args).map_err(|error| format!("{error:#}")));
         tokio::select! {
             answer = client => answer.unwrap(),
             _ = bound.serve(std::future::pending()) => unreachable!("it serves for ever"),
         }
+    }
+
+    async fn asked(what: What, output: Option<Output>, awaited: bool) -> Result<String, String> {
+        asked_by(args(what, output, at("/".as_ref())), awaited, false).await
     }
 
     #[tokio::test]
@@ -157,18 +225,38 @@ mod tests {
         assert!(words.starts_with("not ready: awaiting kubelet registered"), "{words}");
     }
 
+    #[tokio::test]
+    async fn the_log_level_is_told_and_set() {
+        assert_eq!(asked(What::LogLevel, None, false).await.unwrap(), "info\n");
+        let mut set = args(What::LogLevel, None, at("/".as_ref()));
+        set.set = Some("debug".to_owned());
+        assert_eq!(asked_by(set.clone(), false, false).await.unwrap(), "debug\n");
+        set.set = Some("loud".to_owned());
+        let words = asked_by(set.clone(), false, false).await.unwrap_err();
+        assert!(words.contains("write a level"), "{words}");
+        set.what = What::State;
+        assert!(answer(&set).unwrap_err().is::<Usage>());
+    }
+
+    #[tokio::test]
+    async fn over_tcp_there_are_metrics_and_no_state() {
+        let by_address = |what| asked_by(args(what, None, at("/".as_ref())), false, true);
+        assert_eq!(by_address(What::Ready).await.unwrap(), "ready\n");
+        let words = by_address(What::State).await.unwrap_err();
+        assert!(words.contains("on the process's socket only"), "{words}");
+    }
+
     #[test]
     fn nobody_there_is_told_with_what_to_do() {
-        // Bound but never listening again: the port is free once the listener is gone.
-        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let words = answer(args(What::State, None, address)).unwrap_err().to_string();
-        assert!(words.contains("--address") && words.contains("kubectl"), "{words}");
+        let dir = tempfile::tempdir().unwrap();
+        let place = at(&dir.path().join("none"));
+        let words = answer(&args(What::State, None, place)).unwrap_err().to_string();
+        assert!(words.contains("--socket") && words.contains("kubectl"), "{words}");
     }
 
     #[test]
     fn a_form_of_output_that_has_no_meaning_is_refused() {
-        let address = ADDRESS.parse().unwrap();
-        let error = answer(args(What::Metrics, Some(Output::Json), address)).unwrap_err();
+        let error = answer(&args(What::Metrics, Some(Output::Json), at("/".as_ref()))).unwrap_err();
         assert!(error.is::<Usage>(), "{error}");
     }
 }

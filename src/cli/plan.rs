@@ -10,7 +10,6 @@ mod site;
 mod why;
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -38,9 +37,8 @@ pub struct PlanArgs {
     /// [default: ask the running node plugin].
     #[arg(long, value_name = "FILE")]
     pub gpus: Option<PathBuf>,
-    /// Where the running node plugin serves its state.
-    #[arg(long, default_value = inspect::ADDRESS)]
-    pub address: SocketAddr,
+    #[command(flatten)]
+    pub place: inspect::Place,
     /// A folder of ledger records: the claims that hold devices already
     /// [default: those that the state tells of].
     #[arg(long, value_name = "DIR")]

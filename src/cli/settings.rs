@@ -14,13 +14,14 @@ use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
+use crate::ops::doors::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
 
 pub use webhook::log_and_webhook;
 
 use super::args::{
-    ControllerArgs, HostArgs, LogArgs, MpsArgs, NodeArgs, RootArgs, SharingArgs, WatchdogArgs,
+    ControllerArgs, HostArgs, LogArgs, MpsArgs, NodeArgs, OpsArgs, RootArgs, SharingArgs, WatchdogArgs,
 };
 
 pub use controller::{ControllerProcess, controller};
@@ -139,7 +140,7 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
         mps_control,
         sysfs_root,
         cgroup_root,
-        ops_address,
+        ops,
         keep_warm,
         check_interval,
         mps_mounts,
@@ -160,7 +161,7 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
         },
         sysfs_root: reader.path("--sysfs-root", sysfs_root, "/sys"),
         cgroup_root: reader.path("--cgroup-root", cgroup_root, "/sys/fs/cgroup"),
-        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        ops_address: reader.ops(ops),
         timing: Timing {
             keep_warm: reader.parsed("--keep-warm", keep_warm, usual.keep_warm, interval),
             check_interval: reader.parsed("--check-interval", check_interval, usual.check_interval, interval),
@@ -180,7 +181,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         pod_namespace,
         roots,
         host,
-        ops_address,
+        ops,
         kubeconfig,
         discovery_interval,
         sweep_interval,
@@ -194,7 +195,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         pod: reader.pod(given(pod_namespace), given(pod_name)),
         roots: reader.roots(roots),
         host: reader.host_paths(host),
-        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        ops_address: reader.ops(ops),
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
         discovery_interval: reader.parsed("--discovery-interval", discovery_interval, INTERVAL, interval),
         sweep_interval: reader.parsed("--sweep-interval", sweep_interval, INTERVAL, interval),
@@ -247,6 +248,24 @@ impl Reader {
             // Without a trailing or a double slash.
             path => Ok(path.components().collect()),
         })
+    }
+
+    fn ops(&mut self, args: OpsArgs) -> Addresses {
+        let OpsArgs { ops_address, health_address, ops_socket } = args;
+        let open = self.parsed("--ops-address", ops_address, OPS_ADDRESS, address);
+        let usual = Addresses::from(open);
+        let health = self.parsed("--health-address", health_address, usual.health, address);
+        if health == open && open.port() != 0 {
+            self.mistake(
+                "--health-address",
+                format!("{health} is that of --ops-address, too; take another port"),
+            );
+        }
+        let socket = match given(ops_socket).as_deref() {
+            Some("off") => None,
+            path => Some(self.path("--ops-socket", path.map(str::to_owned), SOCKET)),
+        };
+        Addresses { open, health, socket }
     }
 
     fn node_name(&mut self, value: Option<String>) -> NodeName {
@@ -477,7 +496,10 @@ mod tests {
         let settings = node(named()).unwrap();
         assert_eq!(settings.node_name.as_str(), "node-1.example");
         assert_eq!(settings.host.state_dir, Path::new("/var/lib/kubelet/plugins/gpu.nvidia.com"));
-        assert_eq!(settings.ops_address.to_string(), "0.0.0.0:8080");
+        assert_eq!(
+            settings.ops_address.to_string(),
+            "0.0.0.0:8080, 0.0.0.0:8081, /run/tranche-ops/private/ops.sock"
+        );
         assert_eq!(settings.discovery_interval, Duration::from_secs(60));
         assert_eq!(settings.kubeconfig, None);
     }
@@ -506,7 +528,7 @@ mod tests {
     #[test]
     fn all_mistakes_are_told_at_once_with_flag_variable_and_advice() {
         let mut args = NodeArgs {
-            ops_address: Some("localhost".to_owned()),
+            ops: OpsArgs { ops_address: Some("localhost".to_owned()), ..OpsArgs::default() },
             sweep_interval: Some("60".to_owned()),
             pod_name: Some("tranche-node-x".to_owned()),
             ..NodeArgs::default()
@@ -523,6 +545,21 @@ mod tests {
         ] {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }
+    }
+
+    #[test]
+    fn doors_follow_the_address_of_metrics_unless_they_are_given() {
+        let doors = |open: &str, health: &str, socket: &str| {
+            let [open, health, socket] = [open, health, socket].map(|text| Some(text.to_owned()));
+            let ops = OpsArgs { ops_address: open, health_address: health, ops_socket: socket };
+            node(NodeArgs { ops, ..named() }).map(|settings| settings.ops_address.to_string())
+        };
+        assert_eq!(doors("[::]:9000", "", "off").unwrap(), "[::]:9000, [::]:9001");
+        assert_eq!(doors("", "[::]:7", "/run/x.sock").unwrap(), "0.0.0.0:8080, [::]:7, /run/x.sock");
+        assert_eq!(doors("127.0.0.1:0", "", "off").unwrap(), "127.0.0.1:0, 127.0.0.1:0");
+        let words = doors("0.0.0.0:8081", "0.0.0.0:8081", "x.sock").unwrap_err().to_string();
+        assert!(words.contains("--health-address (or HEALTH_ADDRESS): 0.0.0.0:8081 is that of"), "{words}");
+        assert!(words.contains("--ops-socket (or OPS_SOCKET): \"x.sock\" is not absolute"), "{words}");
     }
 
     #[test]

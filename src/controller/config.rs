@@ -1,12 +1,12 @@
 //! What the controller is told at its start. `cli::settings` makes it from flags and environment.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::hold::Pace;
 use super::queue::Patience;
 use crate::allocate::Policy;
+use crate::ops::doors::Addresses;
 
 /// How to run the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct ControllerSettings {
     /// The Deployment that owns the holds; none: nobody does.
     pub deployment: Option<String>,
     pub kubeconfig: Option<PathBuf>,
-    pub ops_address: SocketAddr,
+    pub ops_address: Addresses,
     pub rules: Rules,
 }
 

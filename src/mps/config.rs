@@ -1,10 +1,10 @@
 //! What the supervisor is told at its start. `cli::settings` makes it from flags and environment.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::daemon::{Housing, shm};
+use crate::ops::doors::Addresses;
 
 /// How to run the supervisor. All paths are absolute and as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct MpsSettings {
     pub shm: shm::Bounds,
     pub sysfs_root: PathBuf,
     pub cgroup_root: PathBuf,
-    pub ops_address: SocketAddr,
+    pub ops_address: Addresses,
     pub timing: Timing,
 }
 

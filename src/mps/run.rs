@@ -64,7 +64,7 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
     let _lock = FileLock::acquire(&folder.join("tranche-mps.lock"), LOCK_LIMIT).map_err(MpsError::Lock)?;
     let listener = Listener::bind(&folder).await?;
     let interval = settings.timing.check_interval;
-    let ops_address = settings.ops_address;
+    let ops_address = settings.ops_address.clone();
     let nvml = Nvml::new(Settings {
         driver_root: settings.driver_root.clone(),
         sys_root: settings.sysfs_root.clone(),

@@ -1,12 +1,12 @@
 //! What the node plugin is told at its start. `cli::settings` makes it from flags and environment.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::host::PidNumbers;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
+use crate::ops::doors::Addresses;
 use crate::sharing::SharingPolicy;
 
 /// How to run the node plugin. All paths are absolute and as this process sees them, unless said.
@@ -17,7 +17,7 @@ pub struct NodeSettings {
     pub pod: Option<Pod>,
     pub roots: Roots,
     pub host: HostPaths,
-    pub ops_address: SocketAddr,
+    pub ops_address: Addresses,
     pub kubeconfig: Option<PathBuf>,
     pub discovery_interval: Duration,
     pub sweep_interval: Duration,

@@ -1,19 +1,23 @@
 //! What every process of ours needs around its work: logs, metrics, readiness, an orderly end, tasks
-//! that cannot die unseen, and one small HTTP server where people and probes can ask.
+//! that cannot die unseen, and a small HTTP server where people and probes can ask.
 //!
 //! * [`logs`]: one subscriber, its level adjustable while the process runs; error chains for people
 //! * [`metrics`]: the registry and the node's metrics, with typed labels
 //! * [`readiness`]: named tokens; ready when the last one is released
 //! * [`drain`]: graceful, then immediate
 //! * [`tasks`]: a task that ends too early ends the process
-//! * [`server`]: /healthz, /readyz, /metrics, /state, /log-level
+//! * [`server`]: /healthz, /readyz, /metrics, /state, /log-level, each on the doors that it is for
+//! * [`doors`]: where these are
+//! * [`places`]: room for connections, shared so that one address cannot have it all
 //!
 //! May import: model. May be imported by the other loops, cli and main.
 //! May name: tokio, tracing, tracing-subscriber, prometheus-client, axum, hyper.
 
+pub mod doors;
 pub mod drain;
 pub mod logs;
 pub mod metrics;
+pub mod places;
 pub mod readiness;
 pub mod server;
 pub mod tasks;
@@ -34,8 +38,8 @@ pub enum OpsError {
     LogTwice(#[source] tracing_subscriber::util::TryInitError),
     #[error("the log filter can no longer be changed")]
     LogReload(#[source] tracing_subscriber::reload::Error),
-    #[error("cannot serve health and metrics on {address}; choose another with --ops-address")]
-    Listen { address: SocketAddr, source: io::Error },
+    #[error("cannot serve {what} on {address}; choose another with {flag}")]
+    Listen { what: &'static str, flag: &'static str, address: SocketAddr, source: io::Error },
     #[error("cannot listen for SIGTERM and SIGINT")]
     Signals(#[source] io::Error),
     #[error("task {name:?} failed")]

@@ -1,21 +1,19 @@
-//! Where people and probes ask: health, readiness, metrics, the process's state, its log level.
+//! Where people and probes ask. Three doors, so that nobody stands in another's way:
 //!
-//! | path | answers |
-//! |---|---|
-//! | GET /healthz | 200 while the process can answer at all |
-//! | GET /readyz | 200, or 503 with what is still awaited |
-//! | GET /metrics | OpenMetrics text |
-//! | GET /state | JSON: what each registered part says of itself |
-//! | GET, PUT /log-level | the log filter; the body of PUT is the new one |
+//! | door | who knocks | paths |
+//! |---|---|---|
+//! | health (TCP) | kubelet's probes | GET /healthz: 200 while the process can answer at all; GET /readyz: 200, or 503 with what is still awaited |
+//! | open (TCP) | scrapers | the same, and GET /metrics: OpenMetrics text |
+//! | socket (Unix, mode 0600) | people in the pod, `tranche inspect` | all of them; GET /state: JSON, what each registered part says of itself; GET, PUT /log-level: the log filter, the body of PUT is the new one |
 //!
-//! Everything is limited: connections, headers, bodies, and the time each may take.
+//! Everything is limited: connections in all and of each address, headers, bodies, and the time each may take.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
-use std::pin::pin;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,17 +26,26 @@ use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
+use tokio_util::either::Either;
 
 use super::OpsError;
+use super::doors::Addresses;
 use super::drain::{Shutdown, Stage};
 use super::logs::{Chain, LogControl};
+use super::places::{Limits, Place, Places};
 use super::readiness::Readiness;
 
-/// Probes, a scraper and a few people; more wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 64;
+/// Kubelet's probes come one at a time, each with a connection of its own.
+const HEALTH: Limits = Limits { all: 32, per_peer: 16, bytes: 0 };
+/// Scrapers, and whoever looks from outside.
+const OPEN: Limits = Limits { all: 64, per_peer: 16, bytes: 0 };
+/// People in the pod.
+const PRIVATE: Limits = Limits { all: 16, per_peer: 16, bytes: 0 };
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
 const BODY_BYTES_MAX: usize = 4 * 1024;
@@ -48,6 +55,8 @@ const CONNECTION_DEADLINE: Duration = Duration::from_secs(15);
 /// After a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const HEALTH_PATHS: &str = "GET /healthz, /readyz\n";
+const OPEN_PATHS: &str = "GET /healthz, /readyz, /metrics\n";
 const PATHS: &str = "GET /healthz, /readyz, /metrics, /state, /log-level; PUT /log-level\n";
 
 type Describe = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
@@ -80,51 +89,158 @@ impl StateDump {
     }
 }
 
-/// A server that has its address and does not answer yet.
+/// A server that has its addresses and does not answer yet.
 pub struct Bound {
-    listener: TcpListener,
+    open: Door,
+    health: Door,
+    /// None: it could not be had, which was told.
+    socket: Option<Door>,
     address: SocketAddr,
-    router: Router,
+    health_address: SocketAddr,
 }
 
 impl Ops {
-    /// Takes the address; port 0 takes any free one.
+    /// Takes the addresses; port 0 takes any free one. A socket that cannot be had is told in the log: what it
+    /// serves is for people, and is no reason to serve nobody.
     ///
     /// # Errors
-    /// The address cannot be had.
-    pub async fn bind(self, address: SocketAddr) -> Result<Bound, OpsError> {
-        let failed = |source| OpsError::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Bound { listener, address, router: router(Arc::new(self)) })
+    /// A TCP address cannot be had.
+    pub async fn bind(mut self, addresses: Addresses) -> Result<Bound, OpsError> {
+        let dropped = self.counted();
+        let Addresses { open, health, socket } = addresses;
+        let (open, address) = listen(open, "metrics", "--ops-address").await?;
+        let (health, health_address) = listen(health, "health", "--health-address").await?;
+        let (ops, probes) = (Arc::new(self), Router::new().route("/healthz", get(async || "ok\n")));
+        let probes = probes.route("/readyz", get(readyz));
+        let scrapes = probes.clone().route("/metrics", get(metrics));
+        let people = scrapes.clone().route("/state", get(state));
+        let people = people.route("/log-level", get(log_level).put(set_log_level));
+        let probes = finished(probes, HEALTH_PATHS, ops.clone());
+        let scrapes = finished(scrapes, OPEN_PATHS, ops.clone());
+        let people = finished(people, PATHS, ops);
+        let socket = socket.and_then(|path| for_people(&path));
+        Ok(Bound {
+            open: Door::new(Either::Left(open), scrapes, OPEN, dropped("open")),
+            health: Door::new(Either::Left(health), probes, HEALTH, dropped("health")),
+            socket: socket.map(|socket| Door::new(Either::Right(socket), people, PRIVATE, dropped("socket"))),
+            address,
+            health_address,
+        })
+    }
+
+    /// A counter for each door.
+    fn counted(&mut self) -> impl Fn(&'static str) -> Counter + use<> {
+        let dropped = Family::<[(&'static str, &'static str); 1], Counter>::default();
+        self.registry.register(
+            "ops_dropped_connections",
+            "Connections to health, metrics and state that were ended or not taken for want of room",
+            dropped.clone(),
+        );
+        move |door| dropped.get_or_create(&[("door", door)]).clone()
     }
 }
 
+fn for_people(path: &Path) -> Option<UnixListener> {
+    let listener = super::doors::listen(path);
+    let told = |error: &io::Error| {
+        tracing::warn!(
+            socket = %path.display(),
+            error = %Chain(error),
+            "state and log level are not served; choose another path with --ops-socket"
+        );
+    };
+    listener.inspect_err(told).ok()
+}
+
+async fn listen(
+    address: SocketAddr,
+    what: &'static str,
+    flag: &'static str,
+) -> Result<(TcpListener, SocketAddr), OpsError> {
+    let failed = |source| OpsError::Listen { what, flag, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
 impl Bound {
+    /// Where metrics are served.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
+    pub fn health_address(&self) -> SocketAddr {
+        self.health_address
+    }
+
     /// Answers until told, then lets the answers under way finish.
     pub async fn serve(self, until: impl Future<Output = ()>) -> Result<(), OpsError> {
-        tracing::info!(address = %self.address, "health and metrics are served");
+        tracing::info!(address = %self.address, health = %self.health_address, "health and metrics are served");
+        let (tell, told) = tokio::sync::watch::channel(());
+        let private = async {
+            if let Some(door) = self.socket {
+                door.serve(told.clone()).await;
+            }
+        };
+        let end = async {
+            until.await;
+            drop(tell);
+        };
+        tokio::join!(self.open.serve(told.clone()), self.health.serve(told.clone()), private, end);
+        Ok(())
+    }
+}
+
+type Stream = Either<TcpStream, UnixStream>;
+type Listener = Either<TcpListener, UnixListener>;
+
+/// One address, and what is answered there.
+struct Door {
+    listener: Listener,
+    router: Router,
+    places: Places,
+    dropped: Counter,
+}
+
+impl Door {
+    fn new(listener: Listener, router: Router, limits: Limits, dropped: Counter) -> Self {
+        Self { listener, router, places: Places::new(limits), dropped }
+    }
+
+    /// Until the sender of `ended` is gone.
+    async fn serve(self, mut ended: tokio::sync::watch::Receiver<()>) {
         let mut connections = JoinSet::new();
-        let mut until = pin!(until);
         loop {
-            tokio::select! {
-                () = &mut until => break,
-                accepted = self.listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
-                    Ok((stream, _)) => {
-                        connections.spawn(connection(stream, self.router.clone()));
+            let accepted = tokio::select! {
+                // Only ever fails.
+                _ = ended.changed() => break,
+                accepted = self.accept() => accepted,
+                Some(_) = connections.join_next() => continue,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    if let Some(place) = self.places.enter(peer) {
+                        connections.spawn(connection(stream, self.router.clone(), place));
                     }
-                    Err(error) => pause_after(&error).await,
-                },
-                Some(_) = connections.join_next() => {}
+                    self.dropped.inc_by(self.places.take_dropped());
+                }
+                Err(error) => pause_after(&error).await,
             }
         }
+        drop(self.listener);
         // Each ends by its own deadline.
         while connections.join_next().await.is_some() {}
-        Ok(())
+    }
+
+    async fn accept(&self) -> io::Result<(Stream, IpAddr)> {
+        match &self.listener {
+            Either::Left(tcp) => tcp.accept().await.map(|(stream, peer)| (Either::Left(stream), peer.ip())),
+            // Whoever may open the socket is one of us.
+            Either::Right(unix) => {
+                let here = IpAddr::from([0, 0, 0, 0]);
+                unix.accept().await.map(|(stream, _)| (Either::Right(stream), here))
+            }
+        }
     }
 }
 
@@ -134,7 +250,7 @@ async fn pause_after(error: &io::Error) {
 }
 
 /// One connection, one request: probes and scrapers come seldom, and idle ones would hold a place.
-async fn connection(stream: TcpStream, router: Router) {
+async fn connection(stream: Stream, router: Router, place: Place) {
     let serving = http1::Builder::new()
         .keep_alive(false)
         .timer(TokioTimer::new())
@@ -142,21 +258,19 @@ async fn connection(stream: TcpStream, router: Router) {
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match tokio::time::timeout(CONNECTION_DEADLINE, serving).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(error = %Chain(&error), "connection ended early"),
-        Err(_) => tracing::debug!("connection ended: it took too long"),
+    tokio::select! {
+        served = tokio::time::timeout(CONNECTION_DEADLINE, serving) => match served {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(error = %Chain(&error), "connection ended early"),
+            Err(_) => tracing::debug!("connection ended: it took too long"),
+        },
+        () = place.given_up() => tracing::debug!("connection ended: there was no room for all"),
     }
 }
 
-fn router(ops: Arc<Ops>) -> Router {
-    Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .route("/state", get(state))
-        .route("/log-level", get(log_level).put(set_log_level))
-        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
+fn finished(router: Router<Arc<Ops>>, paths: &'static str, ops: Arc<Ops>) -> Router {
+    router
+        .fallback(async move || (StatusCode::NOT_FOUND, paths))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(within_deadline))
         .with_state(ops)

@@ -11,7 +11,18 @@ pub struct WebhookSettings {
     /// Where HTTPS is served.
     pub address: SocketAddr,
     pub certificates: Certificates,
+    /// None: whoever reaches the address may call.
+    pub callers: Option<Callers>,
     pub timing: Timing,
+}
+
+/// Who may call: whoever shows a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Callers {
+    /// PEM of the CAs of such certificates, read again when it changes.
+    pub authorities: PathBuf,
+    /// Common names or DNS names of which the certificate has one; empty: any.
+    pub names: Vec<String>,
 }
 
 /// Who makes the certificates.

@@ -15,11 +15,15 @@
 //! certificate's life is left of the old one, and signs from the next renewal on. So nothing restarts and no
 //! request fails. All replicas serve; what two of them do at once is settled by the Secret's version.
 //!
+//! Whoever reaches the pod may connect, and the API server says who it is only where the cluster is set up so
+//! ([`Callers`]). So nothing is read before there is room for it, and nothing is kept that is not looked at.
+//!
 //! What is decided about objects is decided in [`crate::admission`].
 //!
 //! May import: model, admission, cluster, ops. May name: tokio, tokio_rustls, rustls, axum, hyper, hyper_util,
 //! rcgen, x509_parser, pem, futures, thiserror, tracing.
 
+mod callers;
 mod certificate;
 pub mod config;
 mod holder;
@@ -29,11 +33,13 @@ mod server;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
+pub use callers::CallersError;
 pub use certificate::{CertificateError, Lifetimes};
-pub use config::{Certificates, Own, Timing, WebhookSettings};
+pub use config::{Callers, Certificates, Own, Timing, WebhookSettings};
 pub use run::{Parts, RunSettings, run, serve};
 
 use crate::cluster::ConnectError;
@@ -46,6 +52,8 @@ pub enum WebhookError {
     Listen { address: SocketAddr, source: io::Error },
     #[error("the TLS library cannot be set up; this is a bug, please report it")]
     Tls(#[source] rustls::Error),
+    #[error("the CAs of callers cannot be read from {}; correct --webhook-client-ca or what is mounted there", .path.display())]
+    Callers { path: PathBuf, source: CallersError },
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error(transparent)]

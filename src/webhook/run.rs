@@ -1,6 +1,5 @@
 //! Starts the webhook server: as a part of the controller, or alone.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use crate::admission::ClassAmount;
 use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
 use crate::model::names::NodeName;
+use crate::ops::doors::Addresses;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
 use crate::ops::metrics::{self, WebhookMetrics};
@@ -42,14 +42,14 @@ pub struct Parts {
 /// The address cannot be had. Nothing that happens later ends it.
 pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
     let Parts { api, metrics, ready, shutdown } = parts;
-    let WebhookSettings { address, certificates, timing } = settings;
+    let WebhookSettings { address, certificates, callers, timing } = settings;
     let holder = Holder::default();
     let (class, known) = watch::channel(ClassAmount::Unknown);
     let desk = Desk { class: known, metrics: metrics.clone() };
-    let bound = Bound::bind(address, holder.clone(), desk).await?;
+    let bound = Bound::bind(address, holder.clone(), callers, desk).await?;
     info!(address = ?bound.address(), "webhooks are served");
     let keeper = Keeper { api, certificates, timing, holder, class, metrics };
-    tokio::join!(keeper.run(ready, shutdown.clone()), bound.serve(timing.linger, shutdown));
+    tokio::join!(keeper.run(ready, shutdown.clone()), bound.serve(timing, shutdown));
     Ok(())
 }
 
@@ -57,7 +57,7 @@ pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), Webhoo
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSettings {
     pub webhook: WebhookSettings,
-    pub ops_address: SocketAddr,
+    pub ops_address: Addresses,
     pub kubeconfig: Option<PathBuf>,
 }
 

@@ -1,22 +1,21 @@
-//! HTTPS: POST /validate and /mutate. Everything is limited: connections, headers, bodies, and the time each
-//! may take, since whoever reaches the pod may connect.
+//! HTTPS: POST /validate and /mutate. Everything is limited: connections in all and of each address, headers, bodies
+//! one by one and all together, and the time each may take, since whoever reaches the pod may connect.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use futures::StreamExt;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -25,21 +24,27 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
 use super::WebhookError;
+use super::callers::Guard;
+use super::config::{Callers, Timing};
 use super::holder::Holder;
 use crate::admission::{self, Answer, ClassAmount, ReviewError, Verdict};
 use crate::model::error_chain;
 use crate::ops::drain::Shutdown;
 use crate::ops::metrics::WebhookMetrics;
+use crate::ops::places::{Limits, Place, Places};
 
-/// API servers keep their connections; more wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 64;
-const HEADER_BYTES_MAX: usize = 16 * 1024;
-const HEADERS_MAX: usize = 64;
 /// The API server takes objects of 3 MiB at most; a claim comes with what it was before.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// An API server has a connection for each review under way, and keeps them. Bodies that are being received are four
+/// of the largest, or a thousand ordinary ones.
+const LIMITS: Limits = Limits { all: 256, per_peer: 192, bytes: 4 * BODY_BYTES_MAX };
+const HEADER_BYTES_MAX: usize = 16 * 1024;
+const HEADERS_MAX: usize = 64;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Between requests and for their headers.
 const HEADER_DEADLINE: Duration = Duration::from_secs(30);
+/// For room, while others' bodies come in.
+const ROOM_DEADLINE: Duration = Duration::from_secs(2);
 /// For the body and the answer: the API server waits no longer (timeoutSeconds of the configurations).
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// Then a connection ends, after the request that is under way: nobody stays with an old certificate.
@@ -61,22 +66,35 @@ pub(super) struct Desk {
 pub(super) struct Bound {
     listener: TcpListener,
     tls: TlsAcceptor,
-    router: Router,
-    metrics: WebhookMetrics,
+    guard: Option<Guard>,
+    desk: Desk,
 }
 
 impl Bound {
     /// Takes the address; port 0 takes any free one.
-    pub async fn bind(address: SocketAddr, holder: Holder, desk: Desk) -> Result<Self, WebhookError> {
+    pub async fn bind(
+        address: SocketAddr,
+        holder: Holder,
+        callers: Option<Callers>,
+        desk: Desk,
+    ) -> Result<Self, WebhookError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let guard = callers.map(|callers| {
+            let path = callers.authorities.clone();
+            Guard::new(callers, provider.clone()).map_err(|source| WebhookError::Callers { path, source })
+        });
+        let guard = guard.transpose()?;
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|source| WebhookError::Listen { address, source })?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(WebhookError::Tls)?.with_no_client_auth();
+        let config = config.map_err(WebhookError::Tls)?;
+        let config = match &guard {
+            Some(guard) => config.with_client_cert_verifier(Arc::new(guard.clone())),
+            None => config.with_no_client_auth(),
+        };
         let mut config = config.with_cert_resolver(Arc::new(holder));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let metrics = desk.metrics.clone();
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), router: router(desk), metrics })
+        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), guard, desk })
     }
 
     pub fn address(&self) -> Option<SocketAddr> {
@@ -84,20 +102,30 @@ impl Bound {
     }
 
     /// Answers until told, a little longer still, and lets what is under way finish.
-    pub async fn serve(self, linger: Duration, shutdown: Shutdown) {
-        let mut connections = JoinSet::new();
+    pub async fn serve(self, timing: Timing, shutdown: Shutdown) {
+        let (mut connections, places) = (JoinSet::new(), Places::new(LIMITS));
+        let guard = self.guard.clone();
         let end = async {
-            shutdown.graceful().await;
-            tokio::time::sleep(linger).await;
+            let told = async {
+                shutdown.graceful().await;
+                tokio::time::sleep(timing.linger).await;
+            };
+            match guard {
+                Some(guard) => tokio::select! { () = told => {}, () = guard.keep(timing.check) => {} },
+                None => told.await,
+            }
         };
         let (ending, ended) = watch::channel(());
         let mut end = pin!(end);
         loop {
             tokio::select! {
                 () = &mut end => break,
-                accepted = self.listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
-                    Ok((stream, _)) => {
-                        connections.spawn(self.connection(stream, ended.clone()));
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => {
+                        if let Some(place) = places.enter(peer.ip()) {
+                            connections.spawn(self.connection(stream, place, ended.clone()));
+                        }
+                        self.desk.metrics.dropped_connections.inc_by(places.take_dropped());
                     }
                     Err(error) => {
                         warn!(error = error_chain(&error), "cannot accept a connection to the webhook");
@@ -112,20 +140,32 @@ impl Bound {
         while connections.join_next().await.is_some() {}
     }
 
-    fn connection(&self, stream: TcpStream, ended: watch::Receiver<()>) -> impl Future<Output = ()> + use<> {
-        let (tls, router, metrics) = (self.tls.clone(), self.router.clone(), self.metrics.clone());
-        async move {
+    fn connection(
+        &self,
+        stream: TcpStream,
+        place: Place,
+        ended: watch::Receiver<()>,
+    ) -> impl Future<Output = ()> + use<> {
+        let (tls, desk, place) = (self.tls.clone(), self.desk.clone(), Arc::new(place));
+        let served = place.clone();
+        let served = async move {
             let handshake = tokio::time::timeout(HANDSHAKE_DEADLINE, tls.accept(stream));
             match handshake.await {
-                Ok(Ok(stream)) => requests(stream, router, ended).await,
+                Ok(Ok(stream)) => requests(stream, desk, served, ended).await,
                 Ok(Err(error)) => {
-                    metrics.failed_handshakes.inc();
+                    desk.metrics.failed_handshakes.inc();
                     debug!(error = error_chain(&error), "a TLS handshake failed");
                 }
                 Err(_) => {
-                    metrics.failed_handshakes.inc();
+                    desk.metrics.failed_handshakes.inc();
                     debug!("a TLS handshake took too long");
                 }
+            }
+        };
+        async move {
+            tokio::select! {
+                () = served => {}
+                () = place.given_up() => debug!("a connection was cut: there was no room for all"),
             }
         }
     }
@@ -134,15 +174,20 @@ impl Bound {
 /// The requests of one connection, one after the other.
 async fn requests(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
-    router: Router,
+    desk: Desk,
+    place: Arc<Place>,
     mut ended: watch::Receiver<()>,
 ) {
+    let service = service_fn(move |request| {
+        let (desk, place) = (desk.clone(), place.clone());
+        async move { Ok::<_, Infallible>(desk.answer(&place, request).await) }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_DEADLINE)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     tokio::select! {
         result = connection.as_mut() => return told(result),
@@ -163,37 +208,90 @@ fn told(result: hyper::Result<()>) {
     }
 }
 
-fn router(desk: Desk) -> Router {
-    Router::new()
-        .route("/validate", post(validate))
-        .route("/mutate", post(mutate))
-        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(from_fn(within_deadline))
-        .with_state(desk)
+/// Why a body was not read. The rest of it may still come, so nothing more is read from there.
+enum Unread {
+    TooLarge,
+    NoRoom,
+    Slow,
+    /// The caller has gone.
+    Broken,
 }
 
-async fn within_deadline(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(REQUEST_DEADLINE, next.run(request)).await {
-        Ok(response) => response,
-        // The rest of the body may still come, so nothing more is read from there.
-        Err(_) => {
-            let close = [(header::CONNECTION, "close")];
-            (StatusCode::REQUEST_TIMEOUT, close, "the request took too long\n").into_response()
+impl Unread {
+    fn label(&self) -> Option<&'static str> {
+        match self {
+            Self::TooLarge => Some("too_large"),
+            Self::NoRoom => Some("no_room"),
+            Self::Slow => Some("too_slow"),
+            Self::Broken => None,
         }
     }
 }
 
-async fn validate(State(desk): State<Desk>, body: Bytes) -> Response {
-    let class = *desk.class.borrow();
-    desk.answered(|| admission::validate(&body, class))
+impl IntoResponse for Unread {
+    fn into_response(self) -> Response {
+        let (status, words) = match self {
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "no review is larger than 4 MiB\n"),
+            Self::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "too many reviews at once; try again\n"),
+            Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the request took too long\n"),
+            Self::Broken => (StatusCode::BAD_REQUEST, "the request has no end\n"),
+        };
+        (status, [(header::CONNECTION, "close")], words).into_response()
+    }
 }
 
-async fn mutate(State(desk): State<Desk>, body: Bytes) -> Response {
-    desk.answered(|| admission::mutate(&body))
+/// All of it, once there is room for it.
+async fn body(place: &Place, body: Incoming) -> Result<Vec<u8>, Unread> {
+    let said = body.size_hint().upper().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let most = said.unwrap_or(BODY_BYTES_MAX);
+    if most > BODY_BYTES_MAX {
+        return Err(Unread::TooLarge);
+    }
+    tokio::time::timeout(ROOM_DEADLINE, place.hold(most)).await.map_err(|_| Unread::NoRoom)?;
+    let mut bytes = Vec::with_capacity(said.unwrap_or(0));
+    let mut parts = Body::new(body).into_data_stream();
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|_| Unread::Broken)?;
+        if bytes.len() + part.len() > most {
+            return Err(Unread::TooLarge);
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes)
 }
 
 impl Desk {
+    async fn answer(&self, place: &Place, request: hyper::Request<Incoming>) -> Response {
+        let (head, incoming) = request.into_parts();
+        let is_mutation = match head.uri.path() {
+            "/validate" => false,
+            "/mutate" => true,
+            _ => return (StatusCode::NOT_FOUND, PATHS).into_response(),
+        };
+        if head.method != Method::POST {
+            let allow = [(header::ALLOW, HeaderValue::from_static("POST"))];
+            return (StatusCode::METHOD_NOT_ALLOWED, allow, PATHS).into_response();
+        }
+        place.receiving();
+        let read = tokio::time::timeout(REQUEST_DEADLINE, body(place, incoming)).await;
+        let answer = match read.unwrap_or(Err(Unread::Slow)) {
+            Ok(bytes) => {
+                place.answering();
+                let class = *self.class.borrow();
+                self.answered(|| match is_mutation {
+                    true => admission::mutate(&bytes),
+                    false => admission::validate(&bytes, class),
+                })
+            }
+            Err(unread) => {
+                unread.label().into_iter().for_each(|reason| self.metrics.unread(reason));
+                unread.into_response()
+            }
+        };
+        place.waiting();
+        answer
+    }
+
     fn answered(&self, decide: impl FnOnce() -> Result<Answer, ReviewError>) -> Response {
         let start = Instant::now();
         let answer = decide();

@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use super::OpsArgs;
+
 /// How to serve webhooks.
 #[derive(Debug, Clone, Default, Args)]
 pub struct WebhookArgs {
@@ -16,6 +18,14 @@ pub struct WebhookArgs {
     /// tranche-webhook.<namespace>.svc].
     #[arg(long, env = "WEBHOOK_NAMES", hide_env_values = true)]
     pub webhook_names: Option<String>,
+    /// File with the CAs of those who may call, such as the one by which the API server is known: callers without a
+    /// certificate of these CAs are turned away. The API server presents one only if its admission configuration
+    /// says so [default: none, everybody may call].
+    #[arg(long, env = "WEBHOOK_CLIENT_CA", hide_env_values = true)]
+    pub webhook_client_ca: Option<String>,
+    /// Common names or DNS names of which the caller's certificate must have one, separated by commas [default: any].
+    #[arg(long, env = "WEBHOOK_CLIENT_NAMES", hide_env_values = true)]
+    pub webhook_client_names: Option<String>,
     /// Secret in this process's namespace that keeps the certificates made here [default:
     /// tranche-webhook-tls].
     #[arg(long, env = "WEBHOOK_SECRET", hide_env_values = true)]
@@ -39,9 +49,8 @@ pub struct WebhookRunArgs {
     /// Namespace of this process's own pod: the certificates' Secret is there (required).
     #[arg(long, env = "POD_NAMESPACE", hide_env_values = true)]
     pub pod_namespace: Option<String>,
-    /// Where health, metrics and state are served; port 0 takes any [default: 0.0.0.0:8080].
-    #[arg(long, env = "OPS_ADDRESS", hide_env_values = true)]
-    pub ops_address: Option<String>,
+    #[command(flatten)]
+    pub ops: OpsArgs,
     /// Kubeconfig to use instead of the pod's service account.
     #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<String>,

@@ -33,7 +33,7 @@ pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
     let mut notes = Vec::new();
     let (mut state, knows_claims) = match &args.gpus {
         Some(path) => from_file(path)?,
-        None => (inspect::state(args.address)?, true),
+        None => (inspect::state(&args.place)?, true),
     };
     if let Some(folder) = &args.ledger {
         state.claims = records(folder)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BadSettings, OPS_ADDRESS, Reader, address, given, interval, is_dns_subdomain};
+use super::{BadSettings, Reader, given, interval, is_dns_subdomain};
 use crate::allocate::Policy;
 use crate::cli::args::{ControllerArgs, HoldArgs};
 use crate::controller::config::{ControllerSettings, Leasing, Rules};
@@ -31,7 +31,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         deployment,
         lease_name,
         lease_duration,
-        ops_address,
+        ops,
         kubeconfig,
         policy,
         holds,
@@ -55,7 +55,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             renew_every: duration / 5,
         },
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
-        ops_address: reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address),
+        ops_address: reader.ops(ops),
         rules: Rules {
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),

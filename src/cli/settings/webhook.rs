@@ -4,11 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::{
-    BadSettings, LogSettings, OPS_ADDRESS, Reader, address, both, duration, given, interval,
-    is_dns_subdomain, log,
+    BadSettings, LogSettings, Reader, address, both, duration, given, interval, is_dns_subdomain, log,
 };
 use crate::cli::args::{LogArgs, WebhookArgs, WebhookRunArgs};
-use crate::webhook::{Certificates, Lifetimes, Own, RunSettings, Timing, WebhookSettings};
+use crate::webhook::{Callers, Certificates, Lifetimes, Own, RunSettings, Timing, WebhookSettings};
 
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9443);
 const SERVICE: &str = "tranche-webhook";
@@ -30,7 +29,7 @@ pub fn log_and_webhook(
 }
 
 fn alone(args: WebhookRunArgs) -> Result<RunSettings, BadSettings> {
-    let WebhookRunArgs { webhook, pod_namespace, ops_address, kubeconfig } = args;
+    let WebhookRunArgs { webhook, pod_namespace, ops, kubeconfig } = args;
     let mut reader = Reader::default();
     let namespace = given(pod_namespace).unwrap_or_default();
     if namespace.is_empty() {
@@ -40,7 +39,7 @@ fn alone(args: WebhookRunArgs) -> Result<RunSettings, BadSettings> {
     if webhook.is_none() {
         reader.mistake("--webhook-address", "off leaves nothing to do; give an address");
     }
-    let ops_address = reader.parsed("--ops-address", ops_address, OPS_ADDRESS, address);
+    let ops_address = reader.ops(ops);
     let kubeconfig = given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), ""));
     match webhook {
         Some(webhook) => reader.finish(RunSettings { webhook, ops_address, kubeconfig }),
@@ -55,6 +54,8 @@ impl Reader {
             webhook_address,
             webhook_certificates,
             webhook_names,
+            webhook_client_ca,
+            webhook_client_names,
             webhook_secret,
             webhook_configuration,
             webhook_certificate_life,
@@ -88,12 +89,34 @@ impl Reader {
             Some(folder) => Certificates::Files(folder),
             None => Certificates::Own(own),
         };
+        let callers = self.callers(webhook_client_ca, webhook_client_names);
         let check = self.parsed("--webhook-check-interval", webhook_check_interval, usual.check, interval);
         let served = self.parsed("--webhook-address", webhook_address, Some(ADDRESS), |text| match text {
             "off" => Ok(None),
             text => address(text).map(Some),
         });
-        served.map(|address| WebhookSettings { address, certificates, timing: Timing { check, ..usual } })
+        let timing = Timing { check, ..usual };
+        served.map(|address| WebhookSettings { address, certificates, callers, timing })
+    }
+
+    fn callers(&mut self, file: Option<String>, names: Option<String>) -> Option<Callers> {
+        const NAMES: &str = "--webhook-client-names";
+        let split = |text: &str| Ok(text.split(',').map(|name| name.trim().to_owned()).collect());
+        let names: Vec<String> = self.parsed(NAMES, names, Vec::new(), split);
+        match given(file) {
+            Some(path) => {
+                let authorities = self.path("--webhook-client-ca", Some(path), "");
+                Some(Callers { authorities, names })
+            }
+            None if names.is_empty() => None,
+            None => {
+                self.mistake(
+                    NAMES,
+                    "is of no use without --webhook-client-ca, which says who may vouch for them",
+                );
+                None
+            }
+        }
     }
 }
 
@@ -156,6 +179,8 @@ mod tests {
             webhook_address: Some("9443".to_owned()),
             webhook_certificates: Some("tls".to_owned()),
             webhook_names: Some("a.svc,A b".to_owned()),
+            webhook_client_ca: None,
+            webhook_client_names: Some("kube-apiserver".to_owned()),
             webhook_secret: Some("Secret".to_owned()),
             webhook_configuration: None,
             webhook_certificate_life: Some("1s".to_owned()),
@@ -164,7 +189,8 @@ mod tests {
         let args = WebhookRunArgs { webhook, ..WebhookRunArgs::default() };
         let words = alone(args).unwrap_err().to_string();
         for part in [
-            "7 to change",
+            "8 to change",
+            "--webhook-client-names (or WEBHOOK_CLIENT_NAMES): is of no use without --webhook-client-ca",
             "--pod-namespace (or POD_NAMESPACE): is required",
             "--webhook-secret (or WEBHOOK_SECRET): \"Secret\" is no name",
             "--webhook-names (or WEBHOOK_NAMES): \"A b\" is no host's name",

@@ -20,12 +20,19 @@ struct RequestLabels {
     verdict: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UnreadLabels {
+    reason: &'static str,
+}
+
 /// Clones count into the same metrics.
 #[derive(Debug, Clone)]
 pub struct WebhookMetrics {
     requests: Family<RequestLabels, Counter>,
     decisions: Histogram,
+    unread: Family<UnreadLabels, Counter>,
     pub failed_handshakes: Counter,
+    pub dropped_connections: Counter,
     /// Seconds since 1970; 0 without a certificate.
     pub certificate_not_after: Seconds,
     pub certificate_renewals: Counter,
@@ -38,7 +45,9 @@ impl WebhookMetrics {
         let metrics = Self {
             requests: Family::default(),
             decisions: Histogram::new(DECISION_SECONDS),
+            unread: Family::default(),
             failed_handshakes: Counter::default(),
+            dropped_connections: Counter::default(),
             certificate_not_after: Seconds::default(),
             certificate_renewals: Counter::default(),
             certificate_failures: Counter::default(),
@@ -48,6 +57,9 @@ impl WebhookMetrics {
             for verdict in ["allowed", "refused"] {
                 drop(metrics.requests.get_or_create(&RequestLabels { kind, verdict }));
             }
+        }
+        for reason in ["too_large", "no_room", "too_slow"] {
+            drop(metrics.unread.get_or_create(&UnreadLabels { reason }));
         }
         metrics.register_requests(registry);
         metrics.register_certificates(registry);
@@ -59,6 +71,11 @@ impl WebhookMetrics {
     pub fn request(&self, kind: &'static str, verdict: &'static str, took: Duration) {
         self.requests.get_or_create(&RequestLabels { kind, verdict }).inc();
         self.decisions.observe(took.as_secs_f64());
+    }
+
+    /// A request was turned away without being read: it was `too_large`, there was `no_room`, or it came `too_slow`.
+    pub fn unread(&self, reason: &'static str) {
+        self.unread.get_or_create(&UnreadLabels { reason }).inc();
     }
 
     fn register_requests(&self, registry: &mut Registry) {
@@ -76,6 +93,16 @@ impl WebhookMetrics {
             "webhook_failed_handshakes",
             "TLS handshakes with the webhook that failed or took too long",
             self.failed_handshakes.clone(),
+        );
+        registry.register(
+            "webhook_unread_requests",
+            "Requests to the webhook that were turned away without being read, by reason",
+            self.unread.clone(),
+        );
+        registry.register(
+            "webhook_dropped_connections",
+            "Connections to the webhook that were ended or not taken for want of room",
+            self.dropped_connections.clone(),
         );
     }
 
@@ -112,6 +139,7 @@ mod tests {
         let mut registry = super::super::registry();
         let metrics = WebhookMetrics::register(&mut registry);
         metrics.request("pod", "changed", Duration::from_micros(30));
+        metrics.unread("too_large");
         metrics.certificate_not_after.set(1_800_000_000.0);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -121,6 +149,8 @@ mod tests {
             "tranche_webhook_decision_duration_seconds_bucket{le=\"0.00005\"} 1",
             "tranche_webhook_certificate_expiry_timestamp_seconds 1800000000.0",
             "tranche_webhook_bundle_writes_total 0",
+            "tranche_webhook_unread_requests_total{reason=\"too_large\"} 1",
+            "tranche_webhook_dropped_connections_total 0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing from\n{text}");
         }

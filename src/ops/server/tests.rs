@@ -1,7 +1,8 @@
 //! Asked over a real socket, as a probe would.
 
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tracing_subscriber::{EnvFilter, reload};
 
 use super::*;
@@ -11,6 +12,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 struct Running {
     address: SocketAddr,
+    health: SocketAddr,
+    dir: tempfile::TempDir,
     readiness: Readiness,
     shutdown: Shutdown,
     served: JoinSet<Result<(), OpsError>>,
@@ -30,35 +33,61 @@ async fn start() -> Running {
         logs,
         state,
     };
-    let bound = ops.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let (address, told) = (bound.address(), shutdown.clone());
+    let dir = tempfile::tempdir().unwrap();
+    let socket = Some(dir.path().join("private/ops.sock"));
+    let bound = ops.bind(Addresses { socket, ..here() }).await.unwrap();
+    let (address, health, told) = (bound.address(), bound.health_address(), shutdown.clone());
     let mut served = JoinSet::new();
     served.spawn(async move { bound.serve(told.graceful()).await });
-    Running { address, readiness, shutdown, served, _filter: filter }
+    Running { address, health, dir, readiness, shutdown, served, _filter: filter }
+}
+
+fn here() -> Addresses {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Sends bytes, returns the whole answer.
+async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, bytes: &str) -> String {
+    let exchange = async {
+        // A server that refuses early may close while we still write.
+        let _ = stream.write_all(bytes.as_bytes()).await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        String::from_utf8(answer).unwrap()
+    };
+    tokio::time::timeout(DEADLINE, exchange).await.expect("an answer in time")
+}
+
+fn request(method: &str, path: &str, body: &str) -> String {
+    let length = body.len();
+    format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+/// Status code and body.
+fn read(answer: &str) -> (u16, String) {
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    (status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
 }
 
 impl Running {
-    /// Sends bytes, returns the whole answer.
+    /// To the door for everybody.
     async fn send(&self, bytes: &str) -> String {
-        let exchange = async {
-            let mut stream = TcpStream::connect(self.address).await.unwrap();
-            // A server that refuses early may close while we still write.
-            let _ = stream.write_all(bytes.as_bytes()).await;
-            let mut answer = Vec::new();
-            let _ = stream.read_to_end(&mut answer).await;
-            String::from_utf8(answer).unwrap()
-        };
-        tokio::time::timeout(DEADLINE, exchange).await.expect("an answer in time")
+        exchange(TcpStream::connect(self.address).await.unwrap(), bytes).await
     }
 
-    /// Status code and body.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let length = body.len();
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}");
-        let answer = self.send(&request).await;
-        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-        (status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
+        read(&self.send(&request(method, path, body)).await)
+    }
+
+    async fn probe(&self, path: &str) -> (u16, String) {
+        let stream = TcpStream::connect(self.health).await.unwrap();
+        read(&exchange(stream, &request("GET", path, "")).await)
+    }
+
+    /// By the socket.
+    async fn tell(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let stream = UnixStream::connect(self.dir.path().join("private/ops.sock")).await.unwrap();
+        read(&exchange(stream, &request(method, path, body)).await)
     }
 }
 
@@ -69,7 +98,10 @@ async fn health_metrics_and_state_are_answered() {
     let (status, text) = running.ask("GET", "/metrics", "").await;
     assert_eq!(status, 200);
     assert!(text.contains("tranche_build_info") && text.ends_with("# EOF\n"), "{text}");
-    let (status, text) = running.ask("GET", "/state", "").await;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(running.probe(path).await.0, 200, "{path}");
+    }
+    let (status, text) = running.tell("GET", "/state", "").await;
     assert_eq!(status, 200);
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(state, json!({ "inventory": ["gpu-0"], "ledger": { "records": 2 } }));
@@ -89,18 +121,29 @@ async fn readiness_names_what_is_awaited() {
 #[tokio::test]
 async fn the_log_filter_can_be_read_and_changed_and_a_bad_one_is_refused_with_advice() {
     let running = start().await;
-    assert_eq!(running.ask("GET", "/log-level", "").await, (200, "info\n".to_owned()));
-    assert_eq!(running.ask("PUT", "/log-level", "debug\n").await, (200, "debug\n".to_owned()));
-    let (status, text) = running.ask("PUT", "/log-level", "loud").await;
+    assert_eq!(running.tell("GET", "/log-level", "").await, (200, "info\n".to_owned()));
+    assert_eq!(running.tell("PUT", "/log-level", "debug\n").await, (200, "debug\n".to_owned()));
+    let (status, text) = running.tell("PUT", "/log-level", "loud").await;
     assert_eq!(status, 400);
     assert!(text.contains("write a level"), "{text}");
-    assert_eq!(running.ask("GET", "/log-level", "").await, (200, "debug\n".to_owned()));
+    assert_eq!(running.tell("GET", "/log-level", "").await, (200, "debug\n".to_owned()));
+}
+
+#[tokio::test]
+async fn state_and_log_level_are_not_told_over_the_network() {
+    let running = start().await;
+    for (method, path) in [("GET", "/state"), ("GET", "/log-level"), ("PUT", "/log-level")] {
+        assert_eq!(running.ask(method, path, "trace").await.0, 404, "{method} {path}");
+        assert_eq!(running.probe(path).await, (404, HEALTH_PATHS.to_owned()));
+    }
+    assert_eq!(running.probe("/metrics").await.0, 404);
+    assert_eq!(running.tell("GET", "/log-level", "").await, (200, "info\n".to_owned()));
 }
 
 #[tokio::test]
 async fn too_much_is_refused() {
     let running = start().await;
-    let (status, _) = running.ask("PUT", "/log-level", &"x".repeat(BODY_BYTES_MAX + 1)).await;
+    let (status, _) = running.tell("PUT", "/log-level", &"x".repeat(BODY_BYTES_MAX + 1)).await;
     assert_eq!(status, 413);
     let long = "x".repeat(HEADER_BYTES_MAX + 1);
     let answer = running.send(&format!("GET /healthz HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n")).await;
@@ -113,19 +156,33 @@ async fn too_much_is_refused() {
 #[tokio::test]
 async fn unknown_paths_list_the_known_ones_and_wrong_methods_are_told() {
     let running = start().await;
-    assert_eq!(running.ask("GET", "/", "").await, (404, PATHS.to_owned()));
+    assert_eq!(running.ask("GET", "/", "").await, (404, OPEN_PATHS.to_owned()));
     assert_eq!(running.ask("DELETE", "/healthz", "").await.0, 405);
 }
 
+/// As many as were seen to have a node plugin killed by its probes.
 #[tokio::test]
-async fn idle_connections_up_to_the_limit_do_not_stop_the_server_for_good() {
+async fn idle_connections_hold_up_nobody() {
+    const SOON: Duration = Duration::from_secs(1);
     let running = start().await;
-    let mut idle = Vec::new();
-    for _ in 0..CONNECTIONS_MAX {
-        idle.push(TcpStream::connect(running.address).await.unwrap());
+    for door in [running.address, running.health] {
+        let mut idle = Vec::new();
+        for _ in 0..1_400 {
+            idle.push(TcpStream::connect(door).await.unwrap());
+        }
+        for path in ["/healthz", "/readyz"] {
+            let begin = std::time::Instant::now();
+            assert_eq!(running.probe(path).await.0, 200, "{path} with {door} taken");
+            assert_eq!(running.ask("GET", path, "").await.0, 200, "{path} with {door} taken");
+            assert!(begin.elapsed() < SOON, "{path} with {door} taken: {:?}", begin.elapsed());
+        }
     }
-    // Waits until the first idle one has been given up, which is before DEADLINE.
-    assert_eq!(running.ask("GET", "/healthz", "").await.0, 200);
+    let (_, text) = running.ask("GET", "/metrics", "").await;
+    for door in ["open", "health"] {
+        let line = format!("tranche_ops_dropped_connections_total{{door=\"{door}\"}} ");
+        let count = text.lines().find_map(|text| text.strip_prefix(&line)).expect("a counter");
+        assert!(count.parse::<u32>().unwrap() > 1_000, "{line}{count}");
+    }
 }
 
 #[tokio::test]
@@ -148,6 +205,6 @@ async fn a_taken_address_is_told_with_the_flag_to_change() {
         logs,
         state: StateDump::default(),
     };
-    let error = ops.bind(running.address).await.err().unwrap();
-    assert!(Chain(&error).to_string().contains("--ops-address"), "{}", Chain(&error));
+    let error = ops.bind(Addresses { health: running.health, ..here() }).await.err().unwrap();
+    assert!(Chain(&error).to_string().contains("--health-address"), "{}", Chain(&error));
 }
