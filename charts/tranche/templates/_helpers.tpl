@@ -49,6 +49,14 @@ app.kubernetes.io/component: controller
 - name: WEBHOOK_CERTIFICATES
   value: /certificates
   {{- end }}
+  {{- with .Values.webhook.clientCA }}
+  {{- if .configMap }}
+- name: WEBHOOK_CLIENT_CA
+  value: /client-ca/{{ .key }}
+- name: WEBHOOK_CLIENT_NAMES
+  value: {{ join "," .names | quote }}
+  {{- end }}
+  {{- end }}
   {{- else }}
   value: "off"
   {{- end }}
@@ -67,6 +75,11 @@ app.kubernetes.io/component: controller
   mountPath: /certificates
   readOnly: true
 {{- end }}
+{{- if and .Values.webhook.enabled .Values.webhook.clientCA.configMap }}
+- name: webhook-client-ca
+  mountPath: /client-ca
+  readOnly: true
+{{- end }}
 {{- end }}
 
 {{- define "tranche.webhook.volumes" -}}
@@ -76,5 +89,10 @@ app.kubernetes.io/component: controller
   secret:
     secretName: tranche-webhook-cert
     optional: true
+{{- end }}
+{{- if and .Values.webhook.enabled .Values.webhook.clientCA.configMap }}
+- name: webhook-client-ca
+  configMap:
+    name: {{ .Values.webhook.clientCA.configMap }}
 {{- end }}
 {{- end }}
