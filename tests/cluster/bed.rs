@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -420,7 +422,7 @@ impl Bed {
 
     /// What the plugin on the node tells of itself.
     pub async fn state(&self, node: &str) -> Value {
-        self.told("node", node, "/state", |answer| serde_json::from_str(&answer).ok()).await
+        self.told_privately("node", node).await
     }
 
     /// How often the plugin on the node has written slices. Its metric says the same a moment later.
@@ -430,7 +432,7 @@ impl Bed {
 
     /// What `tranche mps` on the node tells of itself.
     pub async fn mps_state(&self, node: &str) -> Value {
-        self.told("mps", node, "/state", |answer| serde_json::from_str(&answer).ok()).await
+        self.told_privately("mps", node).await
     }
 
     pub async fn metrics(&self, node: &str) -> String {
@@ -447,6 +449,26 @@ impl Bed {
     ) -> T {
         let told = || async { read(ask(&self.pod_of(component, node).await, path)?) };
         wait_until(&format!("{component} on {node} to answer {path}"), SOON, told).await
+    }
+
+    /// What the driver's component tells on its socket, which is in a volume of its pod.
+    async fn told_privately(&self, component: &str, node: &str) -> Value {
+        let told = || async {
+            let pod = self.pod_of(component, node).await;
+            let uid = pod.metadata.uid.as_ref()?;
+            let volume = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/ops/private");
+            let text = match fs::File::open(self.host(node, &volume)) {
+                Ok(folder) => ask_socket(&folder)?,
+                // A node with disks of its own.
+                Err(_) => {
+                    let name = pod.metadata.name.as_ref()?;
+                    let exec = ["kubectl", "-n", SYSTEM, "exec", name, "--"];
+                    self.rig.attempt(&[&exec[..], &["tranche", "inspect", "-o", "json"]].concat()).ok()?
+                }
+            };
+            serde_json::from_str(&text).ok()
+        };
+        wait_until(&format!("{component} on {node} to tell its state"), SOON, told).await
     }
 
     // What an administrator, or fate, does.
@@ -571,15 +593,31 @@ pub fn failed_operations(metrics: &str) -> f64 {
     failed.map(|line| sum(line, all)).sum()
 }
 
-/// One request to a pod's health and metrics port.
+/// One request to a pod's metrics port.
 pub fn ask(pod: &Pod, path: &str) -> Option<String> {
+    ask_at(pod, 8080, path)
+}
+
+pub fn ask_at(pod: &Pod, port: u16, path: &str) -> Option<String> {
     let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
-    let address = format!("{ip}:8080").parse().ok()?;
+    let address = format!("{ip}:{port}").parse().ok()?;
     // A pod that is on its way out may not answer any more.
     let limit = Duration::from_secs(1);
-    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
+    let stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: {ip}\r\n\r\n").ok()?;
+    answer(stream, path)
+}
+
+/// The state, by the socket in this folder, whose path may be longer than a socket's may be.
+fn ask_socket(folder: &fs::File) -> Option<String> {
+    let path = format!("/proc/self/fd/{}/ops.sock", folder.as_raw_fd());
+    let stream = UnixStream::connect(path).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    answer(stream, "/state")
+}
+
+fn answer(mut stream: impl Read + Write, path: &str) -> Option<String> {
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;

@@ -128,6 +128,7 @@ impl Stage {
             ])
             .arg(format!("--webhook-address=0.0.0.0:{}", self.port))
             .arg(format!("--ops-address={ops}"))
+            .args(["--health-address=127.0.0.1:0", "--ops-socket=off"])
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
             .current_dir(root())

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1 as admission;
-use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, rbac::v1 as rbac, resource::v1 as resource};
+use k8s_openapi::api::{
+    apps::v1 as apps, core::v1 as core, networking::v1 as networking, rbac::v1 as rbac,
+    resource::v1 as resource,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -92,6 +95,7 @@ fn only_known_fields(object: &Value, place: &str) {
             through::<admission::ValidatingWebhookConfiguration>(object, place)
         }
         "MutatingWebhookConfiguration" => through::<admission::MutatingWebhookConfiguration>(object, place),
+        "NetworkPolicy" => through::<networking::NetworkPolicy>(object, place),
         "ClusterRole" => through::<rbac::ClusterRole>(object, place),
         "ClusterRoleBinding" => through::<rbac::ClusterRoleBinding>(object, place),
         "DeviceClass" => through::<resource::DeviceClass>(object, place),
@@ -181,12 +185,14 @@ fn every_value_reaches_the_manifests() {
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
                 "hostPath":"off","root":"off","sharedMemory":"off"}"#,
             r#"metrics.scrapeAnnotations=true"#,
-            r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self"}"#,
+            r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self",
+                "clientCA":{"configMap":"callers","key":"api.crt","names":["kube-apiserver","front-proxy"]}}"#,
+            r#"networkPolicy={"webhookFrom":[{"ipBlock":{"cidr":"192.0.2.0/24"}}],"metricsFrom":[{"podSelector":{}}]}"#,
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"unasked":"nothing"}"#,
             r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
             r#"controller={"enabled":true,"replicas":3,"leaseDuration":"20s","policy":"spread",
                 "holds":{"settle":"3s","keepWarm":"91s","ahead":4,"never":["node-x","T4"]},"patience":{"passes":7,"time":"92s","keep":"93s"},
-                "logFormat":"text","ops":{"host":"[::]","port":9001},"nodeSelector":{"infra":"yes"},
+                "logFormat":"text","ops":{"host":"[::]","port":9001,"healthPort":9003},"nodeSelector":{"infra":"yes"},
                 "affinity":{"podAntiAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}},
                 "tolerations":[{"key":"infra","operator":"Exists"}],"priorityClassName":"third",
                 "terminationGracePeriodSeconds":66,"resources":{"limits":{"memory":"66Mi"}},"podAnnotations":{"team":"ctl"},
@@ -196,7 +202,7 @@ fn every_value_reaches_the_manifests() {
                 "podAnnotations":{"team":"mps"},"podLabels":{"zone":"y"},"extraEnv":[{"name":"RUST_LOG","value":"trace"}],
                 "extraHostPaths":[{"name":"fake","hostPath":"/run/fake-nvml"}]}"#,
             r#"node={"driverRoot":"/run/nvidia/driver","kubeletDir":"/data/kubelet","cdiDir":"/etc/cdi","logFormat":"text",
-                "ops":{"host":"[::]","port":9000},"nodeSelector":{"gpu":"yes"},
+                "ops":{"host":"[::]","port":9000,"healthPort":9002},"nodeSelector":{"gpu":"yes"},
                 "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
                     {"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}},
                 "tolerations":[{"operator":"Exists"}],"priorityClassName":"mine",
@@ -224,6 +230,8 @@ fn every_value_reaches_the_manifests() {
         "--kubelet-dir=/data/kubelet",
         "--cdi-dir=/etc/cdi",
         "--ops-address=[::]:9000",
+        "--health-address=[::]:9002",
+        r#""containerPort":9002"#,
         "--log-format=text",
         "--exclusive-gpus=0,T4",
         "--mps-server-memory=1Gi",
@@ -267,6 +275,11 @@ fn every_value_reaches_the_manifests() {
         r#""value":"92s""#,
         r#""value":"93s""#,
         r#""value":"[::]:9001""#,
+        r#""value":"[::]:9003""#,
+        r#""value":"/client-ca/api.crt""#,
+        r#""value":"kube-apiserver,front-proxy""#,
+        r#""configMap":{"name":"callers"}"#,
+        r#""containerPort":9003"#,
         r#""containerPort":9001"#,
         r#""infra":"yes""#,
         r#""podAntiAffinity""#,
@@ -282,6 +295,16 @@ fn every_value_reaches_the_manifests() {
     ] {
         assert!(rendered.contains(part), "{part} is not in {rendered}");
     }
+    let policies: Vec<&Value> = all.iter().filter(|one| one["kind"] == "NetworkPolicy").collect();
+    assert_eq!(policies.len(), 2);
+    for rule in policies.iter().flat_map(|policy| policy["spec"]["ingress"].as_array().expect("rules")) {
+        let from = match rule["ports"][0]["port"].as_str() {
+            Some("ops") => json!([{"podSelector": {}}]),
+            Some("webhook") => json!([{"ipBlock": {"cidr": "192.0.2.0/24"}}]),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(rule["from"], from);
+    }
     let rendered = daemonset(&yaml, "tranche-mps").to_string();
     for part in [
         r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
@@ -290,6 +313,7 @@ fn every_value_reaches_the_manifests() {
         r#""value":"16Gi""#,
         r#""value":"99999""#,
         r#""value":"[::]:9000""#,
+        r#""value":"[::]:9002""#,
         r#""value":"text""#,
         r#""containerPort":9000"#,
         r#""prometheus.io/port":"9000""#,
@@ -307,6 +331,38 @@ fn every_value_reaches_the_manifests() {
     ] {
         assert!(rendered.contains(part), "{part} is not in {rendered}");
     }
+}
+
+#[test]
+fn probes_have_a_door_of_their_own_and_others_reach_metrics_and_the_webhook_alone() {
+    let text = |file: &str| fs::read_to_string(root().join("deploy").join(file)).expect("it is there");
+    let pods =
+        [("daemonset.yaml", "DaemonSet"), ("mps.yaml", "DaemonSet"), ("controller.yaml", "Deployment")];
+    for (file, kind) in pods {
+        let all = objects(&text(file));
+        let found = all.iter().find(|one| one["kind"] == kind).expect("it is there");
+        let pod = &found["spec"]["template"]["spec"];
+        assert!(pod["hostNetwork"].is_null(), "{file}: the ports are the pod's own");
+        let container = &pod["containers"][0];
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+            assert_eq!(container[probe]["httpGet"]["port"], "health", "{file} {probe}");
+        }
+        assert_ne!(
+            by_name(&container["ports"], "health")["containerPort"],
+            by_name(&container["ports"], "ops")["containerPort"]
+        );
+        // In memory or on disk, but of this pod.
+        assert!(by_name(&pod["volumes"], "ops")["emptyDir"].is_object(), "{file}");
+        let mount = by_name(&container["volumeMounts"], "ops")["mountPath"].as_str().expect("a path");
+        assert!(tranche::ops::doors::SOCKET.starts_with(&format!("{mount}/")), "{mount}");
+    }
+    let rules: Vec<String> = objects(&text("networkpolicy.yaml"))
+        .iter()
+        .flat_map(|policy| policy["spec"]["ingress"].as_array().expect("rules").clone())
+        .map(|rule| rule["ports"].to_string())
+        .collect();
+    let port = |name: &str| format!(r#"[{{"port":"{name}","protocol":"TCP"}}]"#);
+    assert_eq!(rules, [port("ops"), port("ops"), port("webhook")]);
 }
 
 #[test]

@@ -721,6 +721,8 @@ impl Bed {
                 "mps",
                 "--ops-address",
                 "127.0.0.1:0",
+                "--ops-socket",
+                "off",
                 "--check-interval",
                 "100ms",
                 "--mps-mounts",

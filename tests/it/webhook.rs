@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::ByteString;
 use prometheus_client::registry::Registry;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +23,7 @@ use tranche::cluster::webhooks::WebhookApi;
 use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, WebhookMetrics};
 use tranche::ops::readiness::Readiness;
-use tranche::webhook::{Certificates, Lifetimes, Own, Parts, Timing, WebhookSettings, serve};
+use tranche::webhook::{Callers, Certificates, Lifetimes, Own, Parts, Timing, WebhookSettings, serve};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 
@@ -65,9 +65,13 @@ fn own(serving: Duration) -> Certificates {
 }
 
 fn start(api: &MockApi, certificates: Certificates) -> Replica {
+    start_for(api, certificates, None)
+}
+
+fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>) -> Replica {
     let address = free_address();
     let timing = Timing { check: Duration::from_millis(100), linger: Duration::ZERO };
-    let settings = WebhookSettings { address, certificates, timing };
+    let settings = WebhookSettings { address, certificates, callers, timing };
     let (shutdown, readiness) = (Shutdown::new(), Readiness::default());
     let mut registry = metrics::registry();
     let parts = Parts {
@@ -135,6 +139,15 @@ impl Replica {
 
     /// A connection, as by an API server that trusts this bundle.
     async fn connect(&self, bundle: &[u8]) -> std::io::Result<TlsStream<TcpStream>> {
+        self.connect_as(bundle, None).await
+    }
+
+    /// The same with a certificate and its key, in PEM.
+    async fn connect_as(
+        &self,
+        bundle: &[u8],
+        caller: Option<&(String, String)>,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(bundle) {
             roots.add(certificate.unwrap()).unwrap();
@@ -142,7 +155,15 @@ impl Replica {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config =
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let config = config.with_root_certificates(roots);
+        let config = match caller {
+            None => config.with_no_client_auth(),
+            Some((chain, key)) => {
+                let chain = vec![CertificateDer::from_pem_slice(chain.as_bytes()).unwrap()];
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+                config.with_client_auth_cert(chain, key).unwrap()
+            }
+        };
         let stream = TcpStream::connect(self.address).await?;
         let name = ServerName::try_from(NAME).unwrap();
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
@@ -524,5 +545,237 @@ async fn at_its_end_it_answers_what_is_under_way() {
     let _ = tokio::time::timeout(PATIENCE, under_way.read_to_end(&mut answer)).await.expect("it is answered");
     let answer = String::from_utf8_lossy(&answer).into_owned();
     assert!(answer.contains("\"allowed\":true"), "{answer}");
+    replica.stop().await;
+}
+
+/// A CA for callers, and what it signs for a name: certificate and key in PEM.
+struct Authority {
+    pem: String,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: rcgen::Issuer::new(params, key) }
+    }
+
+    fn sign(&self, name: &str) -> (String, String) {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+#[tokio::test]
+async fn where_the_api_server_shows_a_certificate_nobody_else_may_call() {
+    let api = cluster();
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ca.crt");
+    std::fs::write(&file, &authority.pem).unwrap();
+    let callers = Callers { authorities: file.clone(), names: vec!["kube-apiserver".to_owned()] };
+    let replica = start_for(&api, own(SHORT * 360), Some(callers));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    // In TLS 1.3 a client learns only from its first read that it was turned away.
+    let is_let_in = async |caller: Option<(String, String)>| {
+        let Ok(mut stream) = replica.connect_as(&bundle, caller.as_ref()).await else { return false };
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("an end");
+        answer.starts_with(b"HTTP/1.1 404")
+    };
+    assert!(is_let_in(Some(authority.sign("kube-apiserver"))).await);
+    assert!(!is_let_in(None).await, "without a certificate");
+    assert!(!is_let_in(Some(authority.sign("kubelet"))).await, "another name");
+    assert!(!is_let_in(Some(stranger.sign("kube-apiserver"))).await, "another CA");
+    assert!(replica.metric("tranche_webhook_failed_handshakes_total 3"));
+    // Another CA is taken without a restart, and what is no CA changes nothing.
+    std::fs::write(&file, "none").unwrap();
+    assert!(is_let_in(Some(authority.sign("kube-apiserver"))).await);
+    std::fs::write(&file, &stranger.pem).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while !is_let_in(Some(stranger.sign("kube-apiserver"))).await {
+        assert!(Instant::now() < end, "the new CA is never taken");
+    }
+    assert!(!is_let_in(Some(authority.sign("kube-apiserver"))).await);
+    replica.stop().await;
+}
+
+/// `tranche webhook` as a process of its own, so that its memory can be told from this one's.
+struct Process {
+    child: std::process::Child,
+    at: Replica,
+    authority: Vec<u8>,
+    _mounted: Mounted,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    async fn start() -> Self {
+        let mounted = Mounted { folder: tempfile::tempdir().unwrap() };
+        let authority = mounted.renew();
+        let kubeconfig = mounted.path().join("kubeconfig");
+        // Nobody is there: what the class says stays unknown.
+        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]});
+        std::fs::write(&kubeconfig, config.to_string()).unwrap();
+        let address = free_address();
+        let child = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"))
+            .args(["webhook", "--pod-namespace", NAMESPACE, "--ops-address=127.0.0.1:0", "--ops-socket=off"])
+            .arg(format!("--webhook-address={address}"))
+            .arg("--webhook-certificates")
+            .arg(mounted.path())
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let at = Replica {
+            address,
+            shutdown: Shutdown::new(),
+            readiness: Readiness::default(),
+            registry: metrics::registry(),
+            served: JoinSet::new(),
+        };
+        let end = Instant::now() + PATIENCE;
+        while at.connect(&authority).await.is_err() {
+            assert!(Instant::now() < end, "it never listens");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Self { child, at, authority, _mounted: mounted }
+    }
+
+    /// The most memory that it has had so far, MiB.
+    fn peak_mib(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+}
+
+/// A review of so many bytes at most, full of the smallest objects, in a field of a claim or a pod.
+fn dense(group: &str, kind: &str, place: &str, bytes: usize) -> Vec<u8> {
+    let head = format!(
+        r#"{{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{{"uid":"u","operation":"CREATE",
+        "namespace":"ml","kind":{{"group":"{group}","version":"v1","kind":"{kind}"}},"object":{{{place}["#
+    );
+    let tail = "0]}}}";
+    let count = (bytes - head.len() - tail.len() - 64) / 7;
+    [head.as_bytes(), &br#"{"":0},"#.repeat(count), tail.as_bytes()].concat()
+}
+
+/// One such review had the process killed that has 512 MiB.
+#[tokio::test]
+async fn reviews_cost_little_more_than_their_bytes_however_they_are_filled() {
+    const BYTES: usize = 4 << 20;
+    let process = Process::start().await;
+    let good = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "operation": "CREATE", "kind": {"group": CLAIM.0, "kind": CLAIM.1}, "object": claim("1Gi")}});
+    assert_eq!(process.at.post(&process.authority, "/validate", good.to_string().as_bytes()).await.0, 200);
+    let before = process.peak_mib();
+    let claims = ("resource.k8s.io", "ResourceClaim");
+    for (path, (group, kind), place) in [
+        ("/validate", claims, r#""":"#),
+        ("/validate", claims, r#""metadata":"#),
+        ("/mutate", ("", "Pod"), r#""status":"#),
+    ] {
+        let body = dense(group, kind, place, BYTES);
+        let posts = (0..8).map(|_| process.at.post(&process.authority, path, &body));
+        for (status, said) in futures::future::join_all(posts).await {
+            assert!(status == 200 && said.contains("\"allowed\":true"), "{path} {place}: {status} {said}");
+        }
+    }
+    for (path, (group, kind), place) in [
+        ("/mutate", ("", "Pod"), r#""spec":{"containers":[],"x":{},"volumes":"#),
+        ("/validate", claims, r#""spec":{"devices":{"requests":[],"x":{},"constraints":"#),
+    ] {
+        let mut body = dense(group, kind, place, BYTES);
+        body.extend_from_slice(if kind == "Pod" { b"}" } else { b"}}" });
+        let posts = (0..8).map(|_| process.at.post(&process.authority, path, &body));
+        for (status, said) in futures::future::join_all(posts).await {
+            assert!(
+                status == 200 && said.contains("more than 16384 values"),
+                "{path} {place}: {status} {said}"
+            );
+        }
+    }
+    let grown = process.peak_mib() - before;
+    println!("8 reviews of 4 MiB at once, five times: {grown} MiB more at the peak, from {before} MiB");
+    // Four of them are in at a time, and one is looked at.
+    assert!(grown < 64, "{grown} MiB more");
+    assert_eq!(process.at.post(&process.authority, "/validate", good.to_string().as_bytes()).await.0, 200);
+}
+
+#[tokio::test]
+async fn who_stops_in_the_middle_of_large_bodies_keeps_nobody_out() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    let mut halting = Vec::new();
+    for _ in 0..8 {
+        let mut stream = replica.connect(&bundle).await.unwrap();
+        let head = format!("POST /validate HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{{", 4 << 20);
+        stream.write_all(head.as_bytes()).await.unwrap();
+        halting.push(stream);
+    }
+    // From the same address, so that nobody is ended for it: the room comes back by itself.
+    let mut answers = Vec::new();
+    until("some to be turned away for want of room", || {
+        replica
+            .metrics()
+            .lines()
+            .any(|line| line == "tranche_webhook_unread_requests_total{reason=\"no_room\"} 4")
+    })
+    .await;
+    for stream in &mut halting {
+        let mut answer = vec![0; 12];
+        let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.expect("an answer");
+        read.unwrap();
+        answers.push(String::from_utf8(answer).unwrap());
+    }
+    answers.sort();
+    let counts =
+        ["HTTP/1.1 408", "HTTP/1.1 503"].map(|code| answers.iter().filter(|one| *one == code).count());
+    assert_eq!(counts, [4, 4], "{answers:?}");
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, claim("1Gi")).await["allowed"], true);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn chunks_are_counted() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    let head =
+        b"POST /validate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let review = br#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE","kind":{"kind":"Other"}}}"#;
+    let chunked = |bytes: &[u8]| {
+        let chunks = bytes
+            .chunks(60_000)
+            .map(|chunk| [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat());
+        [&head[..], &chunks.collect::<Vec<_>>().concat(), b"0\r\n\r\n"].concat()
+    };
+    assert!(replica.send(&bundle, &chunked(review)).await.contains("\"allowed\":true"));
+    let answer = replica.send(&bundle, &chunked(&vec![b' '; (4 << 20) + 1])).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert!(replica.metric("tranche_webhook_unread_requests_total{reason=\"too_large\"} 1"));
     replica.stop().await;
 }

@@ -563,7 +563,7 @@ fn version(claim: &ResourceClaim) -> ClaimVersion {
 async fn until_it_leads(controller: &Process, kept: usize) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let state = controller.ask("/state").await.unwrap_or_default();
+        let state = controller.state().await.unwrap_or_default();
         let state: Value = state
             .split_once("\r\n\r\n")
             .map(|(_, body)| serde_json::from_str(body))

@@ -12,8 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
@@ -26,6 +26,9 @@ use crate::api::{NODE, PATIENCE};
 const END: Duration = Duration::from_secs(30);
 /// Between two looks at what should be there soon, where nothing is timed.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// In a process's folder.
+const STATE_SOCKET: &str = "ops.sock";
 
 /// Where everything lies that a measured process needs.
 #[derive(Debug, Clone)]
@@ -127,6 +130,8 @@ pub fn start_controller(
 fn spawn(mut command: Command, folder: &Path) -> Result<Process> {
     let log = fs::File::create(folder.join("log"))?;
     let child = command
+        .arg("--ops-socket")
+        .arg(folder.join(STATE_SOCKET))
         .args(["--ops-address", "127.0.0.1:0", "--log-format", "json"])
         .stdin(Stdio::null())
         .stderr(log)
@@ -135,6 +140,13 @@ fn spawn(mut command: Command, folder: &Path) -> Result<Process> {
         .context("tranche cannot be started")?;
     let pid = child.id().context("it ended at once")?;
     Ok(Process { child, pid: i32::try_from(pid)?, log: folder.join("log") })
+}
+
+async fn asked(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Result<String> {
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+    let mut text = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut text)).await.with_context(|| format!("no {path}"))??;
+    Ok(text)
 }
 
 /// A running process; killed when dropped.
@@ -166,15 +178,15 @@ impl Process {
         Ok(told["address"].as_str().context("no address in the log")?.parse()?)
     }
 
-    /// What it answers to a GET.
-    pub async fn ask(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(self.ops_address()?).await?;
-        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
-        let mut text = String::new();
-        timeout(PATIENCE, stream.read_to_string(&mut text)).await.with_context(|| format!("no {path}"))??;
-        Ok(text)
+    /// What it answers to a GET of its state, with the head.
+    pub async fn state(&self) -> Result<String> {
+        asked(UnixStream::connect(self.log.with_file_name(STATE_SOCKET)).await?, "/state").await
     }
 
+    /// What it answers to a GET.
+    pub async fn ask(&self, path: &str) -> Result<String> {
+        asked(TcpStream::connect(self.ops_address()?).await?, path).await
+    }
     /// Its log's last lines.
     pub fn last_words(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
