@@ -661,6 +661,17 @@ impl Process {
         Self { child, at, authority, _mounted: mounted }
     }
 
+    /// Asks again where others' bodies take all the room for too long: this machine may be slow.
+    async fn post_when_there_is_room(&self, path: &str, body: &[u8]) -> (u16, String) {
+        let end = Instant::now() + PATIENCE * 3;
+        loop {
+            let answer = self.at.post(&self.authority, path, body).await;
+            if answer.0 != 503 || Instant::now() > end {
+                return answer;
+            }
+        }
+    }
+
     /// The most memory that it has had so far, MiB.
     fn peak_mib(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
@@ -669,13 +680,14 @@ impl Process {
     }
 }
 
-/// A review of so many bytes at most, full of the smallest objects, in a field of a claim or a pod.
-fn dense(group: &str, kind: &str, place: &str, bytes: usize) -> Vec<u8> {
+/// A review of so many bytes at most, full of the smallest objects, in a field of a claim or a pod; `inner` closes what
+/// `place` opens.
+fn dense((group, kind): (&str, &str), place: &str, inner: &str, bytes: usize) -> Vec<u8> {
     let head = format!(
         r#"{{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{{"uid":"u","operation":"CREATE",
         "namespace":"ml","kind":{{"group":"{group}","version":"v1","kind":"{kind}"}},"object":{{{place}["#
     );
-    let tail = "0]}}}";
+    let tail = format!("0]{inner}}}}}}}");
     let count = (bytes - head.len() - tail.len() - 64) / 7;
     [head.as_bytes(), &br#"{"":0},"#.repeat(count), tail.as_bytes()].concat()
 }
@@ -690,29 +702,24 @@ async fn reviews_cost_little_more_than_their_bytes_however_they_are_filled() {
     assert_eq!(process.at.post(&process.authority, "/validate", good.to_string().as_bytes()).await.0, 200);
     let before = process.peak_mib();
     let claims = ("resource.k8s.io", "ResourceClaim");
-    for (path, (group, kind), place) in [
+    let mut reviews = Vec::new();
+    for (path, of, place) in [
         ("/validate", claims, r#""":"#),
         ("/validate", claims, r#""metadata":"#),
         ("/mutate", ("", "Pod"), r#""status":"#),
     ] {
-        let body = dense(group, kind, place, BYTES);
-        let posts = (0..8).map(|_| process.at.post(&process.authority, path, &body));
-        for (status, said) in futures::future::join_all(posts).await {
-            assert!(status == 200 && said.contains("\"allowed\":true"), "{path} {place}: {status} {said}");
-        }
+        reviews.push((path, dense(of, place, "", BYTES), "\"allowed\":true"));
     }
-    for (path, (group, kind), place) in [
-        ("/mutate", ("", "Pod"), r#""spec":{"containers":[],"x":{},"volumes":"#),
-        ("/validate", claims, r#""spec":{"devices":{"requests":[],"x":{},"constraints":"#),
+    for (path, of, place, inner) in [
+        ("/mutate", ("", "Pod"), r#""spec":{"containers":[],"volumes":"#, "}"),
+        ("/validate", claims, r#""spec":{"devices":{"requests":[],"constraints":"#, "}}"),
     ] {
-        let mut body = dense(group, kind, place, BYTES);
-        body.extend_from_slice(if kind == "Pod" { b"}" } else { b"}}" });
-        let posts = (0..8).map(|_| process.at.post(&process.authority, path, &body));
+        reviews.push((path, dense(of, place, inner, BYTES), "more than 16384 values"));
+    }
+    for (path, body, words) in &reviews {
+        let posts = (0..8).map(|_| process.post_when_there_is_room(path, body));
         for (status, said) in futures::future::join_all(posts).await {
-            assert!(
-                status == 200 && said.contains("more than 16384 values"),
-                "{path} {place}: {status} {said}"
-            );
+            assert!(status == 200 && said.contains(words), "{path} {words}: {status} {said}");
         }
     }
     let grown = process.peak_mib() - before;

@@ -1,1 +1,208 @@
 //! The webhook, health, metrics and state: who may speak to them, and what it costs to shout.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::tenant;
+use crate::bed::{Bed, PATIENCE, SYSTEM, ask_at, from, is_ready, life, sum};
+use crate::manifests;
+use crate::rig::wait_until;
+
+const METRICS: u16 = 8080;
+const HEALTH: u16 = 8081;
+const WEBHOOK: u16 = 9443;
+/// As many as had the node plugin killed by its probes.
+const IDLE: usize = 1_400;
+/// kubelet kills a pod whose liveness probe failed three times, ten seconds apart; with five seconds for each.
+const UNTIL_KILLED: Duration = Duration::from_secs(45);
+
+fn address(pod: &Pod, port: u16) -> SocketAddr {
+    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).expect("the pod has an address");
+    format!("{ip}:{port}").parse().expect("it is one")
+}
+
+async fn controllers(bed: &Bed) -> Vec<Pod> {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let all = ListParams::default().labels("app.kubernetes.io/component=controller");
+    pods.list(&all).await.expect("the controller's pods can be listed").items
+}
+
+/// Posts to the webhook as whoever reaches it may; the head of the answer, empty if the connection was ended.
+async fn post(bundle: &[u8], at: SocketAddr, path: &str, body: &[u8]) -> std::io::Result<String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bundle) {
+        roots.add(certificate.expect("a certificate")).expect("a CA");
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.expect("versions").with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from(format!("tranche-webhook.{SYSTEM}.svc")).expect("a name");
+    let stream = TcpStream::connect(at).await?;
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    // It may answer before it has read all.
+    let _ = stream.write_all(body).await;
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
+}
+
+/// 4 MiB of the smallest objects, where a claim has its devices.
+fn dense() -> Vec<u8> {
+    let head = br#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE","namespace":"x","kind":{"group":"resource.k8s.io","version":"v1","kind":"ResourceClaim"},"object":{"spec":{"devices":{"requests":["#;
+    let count = ((4 << 20) - head.len() - 16) / 7;
+    [&head[..], &br#"{"":0},"#.repeat(count), b"0]}}}}}"].concat()
+}
+
+/// What a tenant's bad claim is told, which is by the webhook.
+async fn refused(tenant: &Client, bed: &Bed) -> Option<String> {
+    let mut claim = manifests::claim(
+        "bad",
+        json!({
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
+        "config": manifests::parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "much"}))}),
+    );
+    claim["metadata"]["namespace"] = json!(bed.namespace);
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(tenant.clone(), &bed.namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let said = claims.create(&dry, &from(claim)).await.err()?.to_string();
+    said.contains("parameters.memory").then_some(said)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a rig"]
+async fn reviews_of_anybody_do_not_end_the_webhook() {
+    let bed = Bed::of_env("reviews_of_anybody_do_not_end_the_webhook").await;
+    let tenant = tenant(&bed).await;
+    wait_until("the webhook to be asked", PATIENCE, || refused(&tenant, &bed)).await;
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(bed.client.clone());
+    let webhooks = configurations.get("tranche").await.expect("the configuration is there").webhooks;
+    let bundle = webhooks.into_iter().flatten().find_map(|webhook| webhook.client_config.ca_bundle);
+    let bundle = bundle.expect("the controller's CA").0;
+    let before = controllers(&bed).await;
+    let body = dense();
+    for pod in &before {
+        for path in ["/validate", "/mutate"] {
+            let posts = (0..8).map(|_| post(&bundle, address(pod, WEBHOOK), path, &body));
+            let heads = futures::future::join_all(posts).await;
+            for head in &heads {
+                // Turned away where there was no room, and never without an answer.
+                let head = head.as_ref().expect("a connection");
+                assert!(head.contains(" 200 ") || head.contains(" 503 "), "{path}: {heads:?}");
+            }
+        }
+    }
+    wait_until("the webhook to be asked again", PATIENCE, || refused(&tenant, &bed)).await;
+    for pod in controllers(&bed).await {
+        let name = &pod.metadata.name;
+        let earlier = before.iter().find(|pod| pod.metadata.name == *name).expect("the same pods");
+        assert_eq!(life(&pod), life(earlier), "{name:?} was not ended");
+    }
+    bed.end().await;
+}
+
+/// Connects again whatever was ended, until there are so many.
+async fn keep_idle(idle: &mut Vec<TcpStream>, at: SocketAddr) {
+    idle.retain(|stream| match stream.try_read(&mut [0]) {
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+        Ok(_) => false,
+    });
+    while idle.len() < IDLE {
+        let connected = tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(at)).await;
+        // Refused, or not yet: the next turn tries again.
+        let Ok(Ok(stream)) = connected else { return };
+        idle.push(stream);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a rig"]
+async fn idle_connections_do_not_starve_the_probes() {
+    let bed = Bed::of_env("idle_connections_do_not_starve_the_probes").await;
+    let node = bed.nodes[0].clone();
+    let before = bed.plugin(&node).await;
+    for port in [METRICS, HEALTH] {
+        let (mut idle, mut probes, mut late) = (Vec::new(), 0, Vec::new());
+        let begin = Instant::now();
+        while begin.elapsed() < UNTIL_KILLED {
+            keep_idle(&mut idle, address(&before, port)).await;
+            let asked = Instant::now();
+            // It has a second to answer.
+            if ask_at(&before, HEALTH, "/healthz").as_deref() != Some("ok\n") {
+                late.push(asked - begin);
+            }
+            probes += 1;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        assert!(probes > 10 && late.is_empty(), "port {port}: of {probes} probes these failed: {late:?}");
+        println!("port {port}: {IDLE} idle connections, {probes} probes answered");
+    }
+    let after = bed.plugin(&node).await;
+    assert_eq!((&after.metadata.name, life(&after)), (&before.metadata.name, life(&before)));
+    assert!(is_ready(&after));
+    let metrics = bed.metrics(&node).await;
+    for door in ["open", "health"] {
+        let dropped = sum(&metrics, &format!("tranche_ops_dropped_connections_total{{door=\"{door}\"}}"));
+        assert!(dropped >= IDLE as f64 / 2.0, "{door}: {dropped} dropped");
+    }
+    bed.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_pod_learns_no_state_and_sets_no_log_level() {
+    let bed = Bed::of_env("a_pod_learns_no_state_and_sets_no_log_level").await;
+    let tenant = tenant(&bed).await;
+    let pods: Api<Pod> = Api::namespaced(tenant, &bed.namespace);
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "curious"}, "spec": {
+        "terminationGracePeriodSeconds": 1, "restartPolicy": "Never", "containers": [
+            {"name": "main", "image": "docker.io/local/busybox:1", "imagePullPolicy": "Never",
+             "command": ["sleep", "3600"]}]}});
+    pods.create(&PostParams::default(), &from(pod)).await.expect("a tenant may have a pod");
+    bed.wait_ready("curious").await;
+    let node = bed.nodes[0].clone();
+    let mut doors = vec![bed.plugin(&node).await, bed.pod_of("mps", &node).await];
+    doors.extend(controllers(&bed).await);
+    for pod in &doors {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        for port in [METRICS, HEALTH] {
+            for asked in ["GET /state", "GET /log-level", "PUT /log-level"] {
+                let at = address(pod, port);
+                let script = format!(
+                    r"printf '{asked} HTTP/1.0\r\nhost: x\r\ncontent-length: 5\r\n\r\ntrace' | nc -w 5 {} {port}",
+                    at.ip()
+                );
+                let said = bed.exec("curious", "main", &script);
+                assert!(said.contains(" 404 "), "{name}:{port} answers {asked} with {said}");
+            }
+        }
+        let inside = |words: &[&str]| {
+            bed.rig.kubectl(&[&["-n", SYSTEM, "exec", name, "--", "tranche", "inspect"][..], words].concat())
+        };
+        // An administrator does, in the pod.
+        let state: Value = serde_json::from_str(&inside(&["-o", "json"])).expect("the state is JSON");
+        assert!(state.as_object().is_some_and(|parts| !parts.is_empty()), "{name}: {state}");
+        let level = inside(&["log-level"]);
+        assert!(level.starts_with("info"), "{name}: {level}");
+        assert_eq!(inside(&["log-level", "--set", level.trim()]), level);
+    }
+    bed.end().await;
+}
