@@ -653,12 +653,17 @@ impl Process {
             registry: metrics::registry(),
             served: JoinSet::new(),
         };
+        let process = Self { child, at, authority, _mounted: mounted };
+        process.until_it_listens().await;
+        process
+    }
+
+    async fn until_it_listens(&self) {
         let end = Instant::now() + PATIENCE;
-        while at.connect(&authority).await.is_err() {
+        while self.at.connect(&self.authority).await.is_err() {
             assert!(Instant::now() < end, "it never listens");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        Self { child, at, authority, _mounted: mounted }
     }
 
     /// Asks again where others' bodies take all the room for too long: this machine may be slow.

@@ -133,6 +133,22 @@ async fn keep_idle(idle: &mut Vec<TcpStream>, at: SocketAddr) {
     }
 }
 
+/// Keeps the port of the pod full and asks for its health beside that, as kubelet does: how often, and after how long
+/// there was no answer within a second.
+async fn probed_until(end: Instant, pod: &Pod, port: u16) -> (usize, Vec<Duration>) {
+    let (mut idle, mut probes, mut late) = (Vec::new(), 0, Vec::new());
+    let begin = Instant::now();
+    while Instant::now() < end {
+        keep_idle(&mut idle, address(pod, port)).await;
+        if ask_at(pod, HEALTH, "/healthz").as_deref() != Some("ok\n") {
+            late.push(begin.elapsed());
+        }
+        probes += 1;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    (probes, late)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a rig"]
 async fn idle_connections_do_not_starve_the_probes() {
@@ -140,18 +156,7 @@ async fn idle_connections_do_not_starve_the_probes() {
     let node = bed.nodes[0].clone();
     let before = bed.plugin(&node).await;
     for port in [METRICS, HEALTH] {
-        let (mut idle, mut probes, mut late) = (Vec::new(), 0, Vec::new());
-        let begin = Instant::now();
-        while begin.elapsed() < UNTIL_KILLED {
-            keep_idle(&mut idle, address(&before, port)).await;
-            let asked = Instant::now();
-            // It has a second to answer.
-            if ask_at(&before, HEALTH, "/healthz").as_deref() != Some("ok\n") {
-                late.push(asked - begin);
-            }
-            probes += 1;
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+        let (probes, late) = probed_until(Instant::now() + UNTIL_KILLED, &before, port).await;
         assert!(probes > 10 && late.is_empty(), "port {port}: of {probes} probes these failed: {late:?}");
         println!("port {port}: {IDLE} idle connections, {probes} probes answered");
     }
