@@ -171,7 +171,7 @@ fn run_script(input: &[u8]) {
     let is = |field: &str| script[field] == true;
     let mut rules = Rules::default();
     if !is("impatient") {
-        rules.patience = Patience { passes: u32::MAX, time: Duration::MAX };
+        rules.patience = Patience { passes: u32::MAX, time: Duration::MAX, ..Patience::default() };
     }
     if let Some(policy) = script["policy"].as_str().and_then(|name| name.parse().ok()) {
         rules.policy = policy;
