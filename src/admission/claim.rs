@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use serde_json::Value;
 
 use super::review::Problem;
-use super::words;
+use super::{selectors, words};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
@@ -90,6 +90,7 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
         found.extend(of_share(request, &configs, class));
         found.extend(without_meaning(request));
     }
+    found.extend(selectors::problems(&format!("{at}.requests"), texts(&requests)));
     found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
     found
@@ -234,6 +235,18 @@ fn without_meaning(request: &Asked<'_>) -> Vec<Problem> {
     let told = told.into_iter().filter(|(given, ..)| *given);
     told.map(|(_, field, words)| Problem { field: format!("{at}.{field}"), words: words.to_owned() })
         .collect()
+}
+
+/// The selectors of requests of the controller's class, each with its place.
+fn texts<'a>(requests: &'a [Asked<'_>]) -> impl Iterator<Item = (String, &'a str)> {
+    requests.iter().filter(|request| request.class == SHARED_CLASS).flat_map(|request| {
+        list(&request.body["selectors"]).enumerate().map(|(index, selector)| {
+            (
+                format!("{}.selectors[{index}].cel.expression", request.at),
+                text(&selector["cel"]["expression"]),
+            )
+        })
+    })
 }
 
 /// Requests of other classes in a claim for shares: it gets one allocation, and kube-scheduler and the controller

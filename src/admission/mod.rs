@@ -11,13 +11,14 @@
 //! refusal names every field that is wrong, not only the first. What is not ours is let through unread:
 //! other drivers' configuration, other fields, other kinds, updates that leave the spec as it is, deletions.
 //!
-//! May import: model, params. May name: serde, serde_json, thiserror, json_patch, k8s-openapi (as data).
+//! May import: model, params, select. May name: serde, serde_json, thiserror, json_patch, k8s-openapi (as data).
 
 mod claim;
 mod kai;
 mod pod;
 mod reading;
 mod review;
+mod selectors;
 mod share;
 pub mod words;
 

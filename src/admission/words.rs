@@ -3,6 +3,7 @@
 
 use crate::model::names::{RequestName, SHARED_CLASS};
 use crate::params::Params;
+use crate::select::CLAIM_BYTES_MAX;
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is of class gpu.nvidia.com; shares have none";
@@ -23,5 +24,13 @@ pub fn other_kind(params: &Params, request: &RequestName) -> String {
 pub fn other_class(class: &str) -> String {
     format!(
         "{class:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one allocation, so write two claims"
+    )
+}
+
+/// Of all requests: so many bytes of selectors.
+pub fn selectors(bytes: usize) -> String {
+    format!(
+        "the selectors of the claim have {bytes} bytes in all; {CLAIM_BYTES_MAX} are the most; write several claims, or \
+         shorter selectors"
     )
 }

@@ -53,7 +53,7 @@ pub struct Want {
     /// Parts of products' names, in any case: one must be in the GPU's. Empty: any GPU.
     pub products: Vec<String>,
     /// CEL on the GPU's facts, of the DeviceClass and of the request: all must hold.
-    pub selectors: Vec<String>,
+    pub selectors: Arc<[String]>,
     /// GPUs with taints that these do not bear are left out.
     pub tolerations: Vec<Toleration>,
 }
@@ -129,7 +129,7 @@ impl Want {
             processes: 1,
             minimum_isolation: Isolation::None,
             products: Vec::new(),
-            selectors: Vec::new(),
+            selectors: Arc::default(),
             tolerations: Vec::new(),
         }
     }

@@ -42,7 +42,12 @@ pub fn audit(index: &Index) -> Vec<Finding> {
 }
 
 fn add(sum: &mut (u64, u32, u32), grant: &GpuGrant) {
-    *sum = (sum.0 + grant.memory.mib_ceil(), sum.1 + grant.percent(), sum.2 + grant.slots);
+    // As the index counts: what somebody forged may be more than a number holds.
+    *sum = (
+        sum.0.saturating_add(grant.memory.mib_ceil()),
+        sum.1.saturating_add(grant.percent()),
+        sum.2.saturating_add(grant.slots),
+    );
 }
 
 fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> Vec<Finding> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::ask::Shape;
-use super::facts::Choices;
+use super::choice::Choices;
 use super::fit::Terms;
 use super::fragment::Workload;
 use super::index::Nodes;
@@ -24,6 +24,8 @@ const BLOCK: usize = 64;
 const MISSED_MAX: u64 = 128;
 /// Scores that a decision renews for boards of others.
 const AHEAD_SCORES: usize = 64;
+/// Of a score, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const SCORE_TICKS: u64 = 15;
 /// A board that was not used for so many decisions per board in use is left alone.
 const IDLE_MAX: u64 = 8;
 
@@ -53,6 +55,10 @@ pub(super) struct Board {
 }
 
 impl Boards {
+    pub fn with(choices: Choices) -> Self {
+        Self { choices, ..Self::default() }
+    }
+
     /// The board for a shape, up to date.
     pub fn get(
         &mut self,
@@ -74,12 +80,15 @@ impl Boards {
             *board = Board::empty(shape, nodes, choices);
         }
         board.used = self.uses;
+        let was_complete = board.terms.is_complete();
         board.terms.follow(shape, nodes, choices);
-        if board.stale(nodes, workload, policy) {
+        let scores = if !was_complete || board.stale(nodes, workload, policy) {
             board.renew(nodes, workload, policy, scratch);
+            nodes.all.len()
         } else {
-            board.follow(nodes, workload, policy, scratch, usize::MAX);
-        }
+            board.follow(nodes, workload, policy, scratch, usize::MAX)
+        };
+        choices.pay(SCORE_TICKS * scores as u64);
         // A shape that came once may never come again.
         if known {
             in_use.remove(&(at, Arc::clone(&key)));
@@ -117,6 +126,9 @@ impl Boards {
             };
             let Some(board) = kept.get_mut(&key).filter(can_follow) else { continue };
             board.terms.follow(shape, nodes, choices);
+            if !board.terms.is_complete() {
+                continue;
+            }
             left -= board.follow(nodes, workload, *policy, scratch, left);
             in_use.insert((board.at, key));
         }

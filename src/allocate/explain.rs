@@ -3,12 +3,15 @@
 use std::fmt;
 
 use super::ask::{Alike, Part, PodAsk, Rule, Want};
-use super::facts::Choice;
+use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
 use super::node::{Gpu, Node};
 use super::taints::Taints;
 use crate::select::{Taint, untolerated};
+
+/// Of looking at a node for one want, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const EXPLAIN_TICKS: u64 = 20;
 
 /// Why a pod, or the first pod of a gang that did not fit, was not placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +76,7 @@ pub struct Skipped {
 pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> Explanation {
     let Index { nodes, boards, .. } = index;
     let terms = Terms::new(&pod.shape, nodes, &mut boards.choices);
+    boards.choices.pay(EXPLAIN_TICKS * (nodes.all.len() * terms.wants.len()) as u64);
     let none = Want::whole(0);
     let mut told = None;
     for (at, one) in terms.wants.iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Does a pod fit on a node, and on which of its GPUs?
 
 use super::ask::{Part, Shape, Want};
-use super::facts::{AlikeTerms, Choice, Choices};
+use super::choice::{Choice, Choices};
+use super::facts::AlikeTerms;
 use super::index::Nodes;
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
 use super::search;
@@ -18,6 +19,8 @@ pub(super) struct Terms {
     pub pods: u64,
     /// The facts and taints that `alike` and the wants know of.
     known: [(u64, usize); 2],
+    /// What the selectors choose is known of all facts.
+    complete: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -82,6 +85,7 @@ impl Terms {
             memory_mib: shape.memory.mib_ceil(),
             pods: shape.pods,
             known: [(0, 0); 2],
+            complete: false,
         };
         terms.follow(shape, nodes, choices);
         terms
@@ -90,15 +94,21 @@ impl Terms {
     /// Learns what there is of new facts and taints.
     pub fn follow(&mut self, shape: &Shape, nodes: &Nodes, choices: &mut Choices) {
         let state = [nodes.facts.state(), nodes.taints.state()];
-        if self.known == state {
+        if self.known == state && self.complete {
             return;
         }
-        self.known = state;
+        (self.known, self.complete) = (state, true);
         for (terms, want) in self.wants.iter_mut().zip(&shape.wants) {
             terms.choice = choices.of(&want.selectors, &nodes.facts);
+            self.complete &= terms.choice.as_ref().is_none_or(|choice| choice.complete);
             terms.bears = nodes.taints.borne(&want.tolerations);
         }
         self.alike = shape.alike.iter().map(|alike| AlikeTerms::new(alike, &nodes.facts)).collect();
+    }
+
+    /// False: scores that are made by these terms are not worth keeping.
+    pub fn is_complete(&self) -> bool {
+        self.complete
     }
 
     /// Made for other classes than there are now.

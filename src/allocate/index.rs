@@ -2,11 +2,13 @@
 //! somebody asks for them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use thiserror::Error;
 
 use super::ask::Shape;
 use super::board::Boards;
+use super::choice::Studied;
 use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
@@ -284,19 +286,45 @@ impl Index {
 }
 
 impl Index {
-    /// All of these CEL expressions choose the GPU. Not if there is no such GPU, or one of them fails on it. Answers
-    /// are kept by the expressions' texts.
-    pub fn chooses(&mut self, selectors: &[String], name: &NodeName, device: &DeviceName) -> bool {
+    /// Another index, without nodes, that knows what is known of GPUs and selectors here.
+    pub fn beside(&self) -> Self {
+        let nodes =
+            Nodes { facts: self.nodes.facts.clone(), taints: self.nodes.taints.clone(), ..Nodes::default() };
+        Self { nodes, boards: Boards::with(self.boards.choices.beside()), ..Self::default() }
+    }
+
+    /// From now on decisions and selectors may cost so much, in ticks of [`crate::select::TICKS_PER_UNIT`]. A decision
+    /// goes to its end; only [`Self::study`] stops when that is spent. Until this is called nothing is bounded.
+    pub fn allow(&mut self, ticks: u64) {
+        self.boards.choices.allow(ticks);
+    }
+
+    /// What was spent since, in ticks, and whether something about selectors was left undone for lack of more.
+    pub fn spent(&self) -> (u64, bool) {
+        self.boards.choices.spent()
+    }
+
+    /// Finds out which GPUs the selectors of a shape choose, as far as what is allowed will do. To be done before a
+    /// decision: in one, a GPU that was not looked at is not chosen.
+    pub fn study(&mut self, shape: &Shape) -> Studied {
+        let lists = shape.wants.iter().map(|want| &want.selectors);
+        self.boards.choices.study(lists, &self.nodes.facts)
+    }
+
+    /// All of these CEL expressions choose the GPU. Not if there is no such GPU, one of them fails on it, or it was not
+    /// looked at yet. Answers are kept by the expressions' texts.
+    pub fn chooses(&mut self, selectors: &Arc<[String]>, name: &NodeName, device: &DeviceName) -> bool {
         let Some(facts) = self.facts_of(name, device) else { return false };
         let choice = self.boards.choices.of(selectors, &self.nodes.facts);
         choice.is_none_or(|choice| choice.chosen.has(facts))
     }
 
-    /// Nothing is known against it: they choose the GPU, or one of them fails on it here, or there is no such GPU.
-    pub fn may_choose(&mut self, selectors: &[String], name: &NodeName, device: &DeviceName) -> bool {
+    /// Nothing is known against it: they choose the GPU, one of them fails on it here, it was not looked at yet, or
+    /// there is no such GPU.
+    pub fn may_choose(&mut self, selectors: &Arc<[String]>, name: &NodeName, device: &DeviceName) -> bool {
         let Some(facts) = self.facts_of(name, device) else { return true };
         let choice = self.boards.choices.of(selectors, &self.nodes.facts);
-        choice.is_none_or(|choice| choice.chosen.has(facts) || choice.failed.has(facts))
+        choice.is_none_or(|choice| choice.chosen.has(facts) || choice.failed.has(facts) || !choice.complete)
     }
 
     /// The number of what is known of a GPU.

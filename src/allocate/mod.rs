@@ -4,7 +4,7 @@
 //! * [`index`]: nodes, GPUs and what is granted of them; cheap to change
 //! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
-//! * `facts`: which GPUs selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
+//! * `facts`: what GPUs are; `choice`: which of them selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
 //! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -15,6 +15,7 @@
 pub mod ask;
 mod audit;
 mod board;
+mod choice;
 mod decide;
 mod explain;
 mod facts;
@@ -31,6 +32,7 @@ mod verdict;
 
 pub use ask::{Alike, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{Finding, audit};
+pub use choice::Studied;
 pub use decide::{Decision, decide};
 pub use explain::{Explanation, Shortage, Skipped};
 pub use index::{Index, Unknown};

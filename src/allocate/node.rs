@@ -194,7 +194,7 @@ impl Node {
     pub fn changed(&mut self, number: u64) {
         (self.usable_mib, self.most_mib) = (0, 0);
         for usable in self.gpus.iter().map(Gpu::usable_mib) {
-            self.usable_mib += usable;
+            self.usable_mib = self.usable_mib.saturating_add(usable);
             self.most_mib = self.most_mib.max(usable);
         }
         let class = self.gpus.first().map_or(0, |gpu| gpu.class);

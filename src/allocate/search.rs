@@ -98,7 +98,9 @@ impl Search<'_> {
         }
         let left = want.left(board)?.checked_sub(extra.mib)?;
         let (mib, slots) = want.need(board)?;
-        if board.free_slots() < slots + extra.slots || board.free_compute() < want.compute + extra.compute {
+        let (slots, compute) =
+            (slots.saturating_add(extra.slots), want.compute.saturating_add(extra.compute));
+        if board.free_slots() < slots || board.free_compute() < compute {
             return None;
         }
         for (alike, values) in self.terms.alike.iter().zip(&self.values) {

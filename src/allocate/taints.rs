@@ -6,7 +6,7 @@ use crate::select::{Taint, Toleration, untolerated};
 const SETS_MIN: usize = 64;
 
 /// Sets of taints by number; 0: no taints.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Taints {
     all: Vec<Vec<Taint>>,
     /// Grows when the numbers are given anew.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::ask::{Shape, Want};
-use super::facts::Choice;
+use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::{Index, Nodes};
 use super::node::Gpu;

@@ -15,15 +15,22 @@ use super::settings::ControllerProcess;
 pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), ControllerError> {
     let ControllerProcess { controller, webhook } = process;
     controller::run(controller, logs, |around| {
-        let Some(settings) = webhook else { return };
+        let Some(settings) = webhook else { return Ok(()) };
         let Around { api, tasks, registry, readiness, shutdown } = around;
+        // Rounds of the controller hold up no request of the API server.
+        let thread = tasks.thread("webhook")?;
+        let api = {
+            let _entered = thread.enter();
+            api.with_own_connections()?
+        };
         let parts = Parts {
-            api: WebhookApi::of(api),
+            api: WebhookApi::of(&api),
             metrics: WebhookMetrics::register(registry),
             ready: readiness.wait_for("a certificate that the API server trusts"),
             shutdown: shutdown.clone(),
         };
-        tasks.spawn("webhook", webhook::serve(settings, parts));
+        tasks.spawn_on(&thread, "webhook", webhook::serve(settings, parts));
+        Ok(())
     })
     .await
 }

@@ -69,6 +69,8 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct KubeCluster {
     client: Client,
+    /// How the client was made; none: it was there already.
+    config: Option<Arc<Config>>,
     node: NodeName,
     limit: Duration,
     /// Who may read a claim now.
@@ -89,15 +91,24 @@ impl KubeCluster {
         config.connect_timeout = Some(CALL_LIMIT);
         config.write_timeout = Some(CALL_LIMIT);
         config.headers.push((USER_AGENT, HeaderValue::from_static(OURSELVES)));
-        let url = config.cluster_url.to_string();
-        let client = Client::try_from(config)
-            .map_err(|source| ConnectError::Client { url, source: Box::new(source) })?;
-        Ok(Self::with_client(client, node))
+        let client = client(&config)?;
+        Ok(Self { config: Some(Arc::new(config)), ..Self::with_client(client, node) })
+    }
+
+    /// The same with connections of its own, which are served by the thread that this is called on: those of another
+    /// thread wait while that is busy.
+    ///
+    /// # Errors
+    /// No client can be made.
+    pub fn with_own_connections(&self) -> Result<Self, ConnectError> {
+        let client = self.config.as_deref().map_or_else(|| Ok(self.client.clone()), client)?;
+        Ok(Self { client, reads: Arc::new(Semaphore::new(READS_AT_ONCE)), ..self.clone() })
     }
 
     /// Uses a client that is there already.
     pub fn with_client(client: Client, node: NodeName) -> Self {
-        Self { client, node, limit: CALL_LIMIT, reads: Arc::new(Semaphore::new(READS_AT_ONCE)) }
+        let reads = Arc::new(Semaphore::new(READS_AT_ONCE));
+        Self { client, config: None, node, limit: CALL_LIMIT, reads }
     }
 
     /// Another deadline per call than [`CALL_LIMIT`].
@@ -251,6 +262,13 @@ impl Cluster for KubeCluster {
     fn delete_slice<'a>(&'a self, slice: &'a SliceRef) -> BoxFuture<'a, Result<(), CallError>> {
         Box::pin(self.delete(slice))
     }
+}
+
+fn client(config: &Config) -> Result<Client, ConnectError> {
+    Client::try_from(config.clone()).map_err(|source| ConnectError::Client {
+        url: config.cluster_url.to_string(),
+        source: Box::new(source),
+    })
 }
 
 async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigError> {

@@ -15,6 +15,7 @@ use super::hold::{Holds, Loss, Phase};
 use super::kept_off::KeptOff;
 use super::life::Unused;
 use super::plan::{Next, Plan, Plans, as_grant};
+use super::purse::Purse;
 use super::queue::{Queue, UnitKey, Waiter};
 use super::reserve::Reserves;
 use super::say::{Reason, Says};
@@ -68,6 +69,9 @@ pub struct Core {
     pub(super) reviewed: Option<Moment>,
     pub(super) review_at: Option<Moment>,
     pub(super) not_before: BTreeMap<ClaimUid, Moment>,
+    pub(super) purse: Purse,
+    /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
+    pub(super) dear: BTreeMap<ClaimUid, String>,
     /// Claims that a write is under way for.
     pub(super) in_flight: BTreeSet<ClaimUid>,
     /// Claims whose plan was given up while their allocation was being written, or after its answer was lost: it
@@ -117,6 +121,8 @@ impl Core {
             reviewed: None,
             review_at: None,
             not_before: BTreeMap::new(),
+            purse: Purse::default(),
+            dear: BTreeMap::new(),
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
             renamed: BTreeMap::new(),
@@ -309,6 +315,7 @@ impl Core {
         }
         self.unused.remove(uid);
         self.not_before.remove(uid);
+        self.dear.remove(uid);
         self.to_clear.remove(uid);
         let pods: Vec<PodUid> = self.world.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.review(pod, now));

@@ -6,7 +6,7 @@
 //!   several GPUs in one claim; `kept_off`: which nodes a pod cannot have
 //! * [`hold`]: whose GPU is it; `rivals`: who may get one that we have just taken; `keep`: which are kept, and for whom
 //!   they are given back
-//! * [`queue`]: who waits, in which order; `plan`: decisions on their way
+//! * [`queue`]: who waits, in which order; `purse`: what a round may spend on whom; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes, `pending`:
 //!   in which order; `reserve`: what is kept free for whom; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
@@ -31,6 +31,7 @@ mod life;
 mod notes;
 mod pending;
 mod plan;
+mod purse;
 pub mod queue;
 mod reserve;
 mod rivals;

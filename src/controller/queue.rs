@@ -64,6 +64,19 @@ struct Unit {
     grown: Moment,
     passes: u32,
     tried: Option<u64>,
+    looked_at: bool,
+    left: Left,
+}
+
+/// What the last round did with a unit that was due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// It was tried, or there was nothing to try.
+    Not,
+    /// It was not tried, and comes first in the next one.
+    Over,
+    /// It was not tried, since others of its namespace come first.
+    Behind,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +94,10 @@ pub struct Turn {
     pub pods: Vec<PodUid>,
     /// It was tried in vain with the stock of this epoch.
     pub tried: Option<u64>,
+    /// It was tried before, whatever has changed since.
+    pub looked_at: bool,
+    /// The last round did not come to it.
+    pub left_over: bool,
     pub since: Moment,
     /// It has been passed for too long.
     pub starving: bool,
@@ -186,6 +203,30 @@ impl Queue {
         }
     }
 
+    /// It is being tried.
+    pub fn looked_at(&mut self, key: &UnitKey) {
+        if let Some(unit) = self.units.get_mut(key) {
+            (unit.looked_at, unit.left) = (true, Left::Not);
+        }
+    }
+
+    /// It is due, and is not tried in this round. `first`: it comes first in the next one.
+    pub fn leave(&mut self, key: &UnitKey, first: bool) {
+        if let Some(unit) = self.units.get_mut(key) {
+            unit.left = if first { Left::Over } else { Left::Behind };
+        }
+    }
+
+    /// A round begins.
+    pub fn nothing_left(&mut self) {
+        self.units.values_mut().for_each(|unit| unit.left = Left::Not);
+    }
+
+    /// Something is left for the next round.
+    pub fn has_left(&self) -> bool {
+        self.units.values().any(|unit| unit.left != Left::Not)
+    }
+
     /// Something that came later was placed before it.
     pub fn passed(&mut self, key: &UnitKey) {
         if let Some(unit) = self.units.get_mut(key) {
@@ -232,7 +273,15 @@ impl Queue {
 
 impl Unit {
     fn new(now: Moment) -> Self {
-        Self { pods: BTreeMap::new(), since: now, grown: now, passes: 0, tried: None }
+        Self {
+            pods: BTreeMap::new(),
+            since: now,
+            grown: now,
+            passes: 0,
+            tried: None,
+            looked_at: false,
+            left: Left::Not,
+        }
     }
 
     /// The lowest of its pods: a gang is as urgent as its least.
@@ -267,6 +316,8 @@ impl Unit {
             priority: self.priority(),
             pods: self.pods.keys().cloned().collect(),
             tried: self.tried,
+            looked_at: self.looked_at,
+            left_over: self.left == Left::Over,
             since: self.since,
             starving: self.passes >= patience.passes || (self.passes > 0 && waited >= patience.time),
         }

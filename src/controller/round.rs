@@ -19,7 +19,7 @@ use super::write::Write;
 use super::{Moment, apart, ask};
 use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
 use crate::feasible;
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::model::names::{ClaimUid, NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
 
 /// What a round comes to.
@@ -59,6 +59,25 @@ impl Part {
         self.ways.iter().any(|way| ask::is_several(&way.shape))
     }
 
+    /// What each way asks for, with claim and name of the request of each of its wants.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (&Shape, Vec<(&ClaimUid, &RequestName)>)> {
+        self.ways.iter().map(|way| {
+            let mut requests = Vec::new();
+            for (claim, wants) in self.claims.iter().zip(&way.wants) {
+                requests.extend(wants.requests.iter().map(|want| (claim, &want.request)));
+            }
+            (&way.shape, requests)
+        })
+    }
+
+    pub(super) fn claims(&self) -> &[ClaimUid] {
+        &self.claims
+    }
+
+    pub(super) fn refused(&self, reason: Reason, words: String) -> Refused {
+        Refused { pod: self.pod.clone(), reason, words }
+    }
+
     /// As the allocator is asked for the last of the ways.
     pub(super) fn into_last_ask(mut self) -> PodAsk {
         let shape = self.ways.pop().map(|way| way.shape).unwrap_or_default();
@@ -93,7 +112,8 @@ impl Core {
         self.send(now, &mut round, ids);
         self.regard(now);
         // What this round has set free is for the next.
-        let again = (self.stock.epoch() != epoch && !self.queue.is_empty()).then_some(now);
+        let more = self.stock.epoch() != epoch && !self.queue.is_empty();
+        let again = (more || self.queue.has_left() || self.stock.index.spent().1).then_some(now);
         let due = [
             again,
             self.holds.next(now),
@@ -119,10 +139,13 @@ impl Core {
         let mut waiting: Vec<UnitKey> = Vec::new();
         let turns = self.queue.turns(now, |key| self.placed(key));
         let mut keeping = self.begin_keeping(&turns, now);
+        self.open_purse(&turns);
         for turn in turns {
             let epoch = self.stock.epoch();
-            if turn.tried != Some(epoch) {
-                match self.place_beside(&turn, now) {
+            if turn.tried != Some(epoch) && self.may_try(&turn) {
+                let placed = self.place_beside(&turn, now);
+                self.pay(&turn);
+                match placed {
                     Ok(true) => {
                         round.decided += 1;
                         self.no_longer_kept(&turn.key, now);
@@ -144,6 +167,7 @@ impl Core {
             }
             waiting.push(turn.key);
         }
+        self.close_purse();
         self.stock.lift_all();
     }
 
@@ -159,6 +183,12 @@ impl Core {
         }
         if parts.is_empty() {
             return Ok(false);
+        }
+        for part in &parts {
+            if !self.study(part)? {
+                self.queue.leave(&turn.key, true);
+                return Ok(false);
+            }
         }
         let (nth, decision) = self.first_way(&parts)?;
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
@@ -250,6 +280,9 @@ impl Core {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
+        if let Some(words) = open.iter().find_map(|claim| self.dear.get(claim.uid())) {
+            return Err(bad(words.clone()));
+        }
         if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
             return Err(bad(format!(
                 "{GANG_SIZE}: {text:?} is no number of pods; write how many the gang has"

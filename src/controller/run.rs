@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 use thiserror::Error;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -77,7 +78,7 @@ pub struct Around<'a> {
 pub async fn run(
     settings: ControllerSettings,
     logs: LogControl,
-    beside: impl FnOnce(Around<'_>),
+    beside: impl FnOnce(Around<'_>) -> Result<(), ControllerError>,
 ) -> Result<(), ControllerError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
@@ -96,7 +97,7 @@ pub async fn run(
         readiness: &readiness,
         shutdown: &shutdown,
     };
-    beside(around);
+    beside(around)?;
     let looked = readiness.wait_for("a look at the lease");
     let told = start(&settings, api, (metrics, Some(looked)), &mut tasks, &shutdown).await?;
     let mut state = StateDump::default();
@@ -109,11 +110,11 @@ pub async fn run(
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
-/// Starts the lease, the writer and the loop; what it returns tells how things are. `looked` is dropped once the
+/// Starts the lease, the writer and the loop, on two threads of their own; what it returns tells how things are. `looked` is dropped once the
 /// lease was looked at.
 ///
 /// # Errors
-/// The owner of the holds cannot be read.
+/// The owner of the holds cannot be read, or there is no thread for it.
 pub async fn start(
     settings: &ControllerSettings,
     api: KubeCluster,
@@ -125,8 +126,10 @@ pub async fn start(
     let gate = Gate::closed();
     let (leading, led) = watch::channel(false);
     let (idle, mut is_idle) = watch::channel(false);
+    // Whatever a round takes, the lease is renewed in time: by a thread that does nothing else.
+    let thread = tasks.thread("lease")?;
     let leasing = Leasing {
-        api: api.clone(),
+        api: on_thread(&thread, &api)?,
         at: LeaseName { namespace: settings.namespace.clone(), name: settings.lease.name.clone() },
         me: format!("{}_{:016x}", settings.identity, fastrand::u64(..)),
         duration: settings.lease.duration,
@@ -137,16 +140,16 @@ pub async fn start(
         looked,
     };
     let until = shutdown.clone();
-    tasks.spawn(
-        "lease",
-        leasing.run(until, async move {
-            // An error: whoever writes is gone.
-            let _ = is_idle.wait_for(|idle| *idle).await;
-        }),
-    );
+    let is_idle = async move {
+        // An error: whoever writes is gone.
+        let _ = is_idle.wait_for(|idle| *idle).await;
+    };
+    tasks.spawn_on(&thread, "lease", leasing.run(until, is_idle));
+    let thread = tasks.thread("controller")?;
+    let api = on_thread(&thread, &api)?;
     let (events, posting) = api.events();
     let until = shutdown.clone();
-    tasks.spawn("events", async move {
+    tasks.spawn_on(&thread, "events", async move {
         tokio::select! {
             () = posting => until.graceful().await,
             () = until.graceful() => {}
@@ -157,7 +160,7 @@ pub async fn start(
     let (answers, outcomes) = mpsc::channel(ANSWERS_MAX);
     let writer = Writer { api: api.clone(), gate, namespace: settings.namespace.clone(), owner };
     let until = shutdown.clone();
-    tasks.spawn("writer", async move {
+    tasks.spawn_on(&thread, "writer", async move {
         writer.run(queue, answers).await;
         idle.send_replace(true);
         until.graceful().await;
@@ -169,8 +172,14 @@ pub async fn start(
     let failed_events = 0;
     let turning =
         Turning { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
-    tasks.spawn("controller", turning.run(led, shutdown.clone()));
+    tasks.spawn_on(&thread, "controller", turning.run(led, shutdown.clone()));
     Ok(told)
+}
+
+/// A client whose connections that thread serves.
+fn on_thread(thread: &Handle, api: &KubeCluster) -> Result<KubeCluster, ConnectError> {
+    let _entered = thread.enter();
+    api.with_own_connections()
 }
 
 /// Whose end ends the holds.

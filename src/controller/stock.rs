@@ -68,10 +68,12 @@ impl NodeRoom {
 }
 
 impl Stock {
-    /// What is closed on these nodes for reasons of others, and nothing else: no nodes, no grants.
+    /// What is closed on these nodes for reasons of others, and what is known of selectors; nothing else: no nodes, no
+    /// grants.
     pub fn without_grants(&self, is_meant: impl Fn(&NodeName) -> bool) -> Self {
         let closed = self.closed.iter().filter(|(gpu, _)| is_meant(&gpu.node));
-        Self { closed: closed.map(|(gpu, closed)| (gpu.clone(), *closed)).collect(), ..Self::default() }
+        let closed = closed.map(|(gpu, closed)| (gpu.clone(), *closed)).collect();
+        Self { closed, index: self.index.beside(), ..Self::default() }
     }
 
     pub fn epoch(&self) -> u64 {

@@ -1,5 +1,7 @@
 //! What a claim of our class asks for, request by request; or in words why it cannot be placed.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceClassConfiguration, DeviceConstraint, DeviceRequest, DeviceSubRequest,
     DeviceToleration, ExactDeviceRequest,
@@ -12,7 +14,7 @@ use crate::allocate::Rule;
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{GpuShare, Params, decode};
-use crate::select::Toleration;
+use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
 /// One request: the same share on each of so many GPUs.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +23,7 @@ pub struct Want {
     pub share: GpuShare,
     pub gpus: u32,
     /// CEL, all must hold.
-    pub selectors: Vec<String>,
+    pub selectors: Arc<[String]>,
     pub tolerations: Vec<DeviceToleration>,
 }
 
@@ -66,6 +68,12 @@ pub const WAYS_MAX: usize = 64;
 pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<Vec<Wants>, String> {
     let requests: Vec<Vec<Asked>> =
         claim.requests.iter().flatten().enumerate().map(asked).collect::<Result<_, _>>()?;
+    let selectors = requests.iter().flatten().flat_map(|asked| asked.exactly.selectors.iter().flatten());
+    let texts = selectors.filter_map(|selector| selector.cel.as_ref()).map(|cel| cel.expression.len());
+    let bytes = texts.fold(0, usize::saturating_add);
+    if bytes > CLAIM_BYTES_MAX {
+        return Err(format!("spec.devices.requests: {}", words::selectors(bytes)));
+    }
     let names: Vec<RequestName> = requests.iter().flatten().map(|asked| asked.name.clone()).collect();
     let configs = configs(claim, class, &names)?;
     let constraints = constraints(claim)?;
@@ -206,7 +214,7 @@ fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<
         request: name.clone(),
         share,
         gpus,
-        selectors: expressions(exactly.selectors.as_deref()),
+        selectors: expressions(exactly.selectors.as_deref()).into(),
         tolerations: exactly.tolerations.clone().unwrap_or_default(),
     })
 }

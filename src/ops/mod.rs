@@ -40,6 +40,8 @@ pub enum OpsError {
     LogReload(#[source] tracing_subscriber::reload::Error),
     #[error("cannot serve {what} on {address}; choose another with {flag}")]
     Listen { what: &'static str, flag: &'static str, address: SocketAddr, source: io::Error },
+    #[error("thread {name:?} cannot be started")]
+    Thread { name: &'static str, source: io::Error },
     #[error("cannot listen for SIGTERM and SIGINT")]
     Signals(#[source] io::Error),
     #[error("task {name:?} failed")]

@@ -2,11 +2,14 @@
 //! a driver that lives on without its publisher is worse than one that is restarted.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
 
 use super::OpsError;
@@ -14,17 +17,24 @@ use super::drain::{Shutdown, Signals, Stage, drive};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
+/// What a task calls takes little stack; what is deep (selectors) is bounded to much less.
+const THREAD_STACK_BYTES: usize = 2 << 20;
+/// For looking up names of hosts.
+const BLOCKING_THREADS_MAX: usize = 4;
+
 /// Named tasks under one [`Shutdown`]. Dropping it aborts them.
 #[derive(Debug)]
 pub struct Tasks {
     set: JoinSet<Outcome>,
     names: HashMap<Id, &'static str>,
     shutdown: Shutdown,
+    /// Dropped, they end the threads.
+    threads: Vec<oneshot::Sender<Infallible>>,
 }
 
 impl Tasks {
     pub fn new(shutdown: Shutdown) -> Self {
-        Self { set: JoinSet::new(), names: HashMap::new(), shutdown }
+        Self { set: JoinSet::new(), names: HashMap::new(), shutdown, threads: Vec::new() }
     }
 
     /// Starts a task. It is to run until the shutdown's graceful stage and to end soon after.
@@ -33,6 +43,44 @@ impl Tasks {
         E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
         let handle = self.set.spawn(async move { task.await.map_err(Into::into) });
+        self.names.insert(handle.id(), name);
+    }
+
+    /// Starts a thread for [`Self::spawn_on`]: its tasks go on whatever those of other threads are busy with. It ends
+    /// with the last of them, or when they are aborted.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn thread(&mut self, name: &'static str) -> Result<Handle, OpsError> {
+        let failed = |source| OpsError::Thread { name, source };
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .build()
+            .map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<Infallible>();
+        let work = move || {
+            // An error: nobody is there any more who could start or await a task.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(THREAD_STACK_BYTES);
+        thread.spawn(work).map_err(failed)?;
+        self.threads.push(stop);
+        Ok(handle)
+    }
+
+    /// [`Self::spawn`], on a thread of [`Self::thread`].
+    pub fn spawn_on<E>(
+        &mut self,
+        thread: &Handle,
+        name: &'static str,
+        task: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) where
+        E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        let handle = self.set.spawn_on(async move { task.await.map_err(Into::into) }, thread);
         self.names.insert(handle.id(), name);
     }
 
@@ -143,6 +191,28 @@ mod tests {
             .spawn("watchdog", async { if true { panic!("odd") } else { Ok::<_, std::io::Error>(()) } });
         let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
         assert!(words.starts_with("task \"watchdog\" panicked"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn a_thread_goes_on_while_another_is_busy_and_its_tasks_are_told_apart() {
+        let mut fixture = fixture();
+        let (busy, free) = (fixture.tasks.thread("busy").unwrap(), fixture.tasks.thread("free").unwrap());
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (told, began) = tokio::sync::oneshot::channel();
+        fixture.tasks.spawn_on(&busy, "worker", async move {
+            let _ = told.send(());
+            // Holds the thread, not only the task.
+            released.recv_timeout(DEADLINE).map_err(std::io::Error::other)?;
+            Err(std::io::Error::other("done"))
+        });
+        fixture.tasks.spawn_on(&free, "lease", async move {
+            let waited = tokio::time::timeout(DEADLINE, began).await;
+            waited.map_err(std::io::Error::other)?.map_err(std::io::Error::other)?;
+            release.send(()).map_err(std::io::Error::other)?;
+            std::future::pending::<Result<(), std::io::Error>>().await
+        });
+        let words = ended(fixture.tasks, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(words, "task \"worker\" failed: done");
     }
 
     #[tokio::test]

@@ -2,52 +2,56 @@
 
 use std::rc::Rc;
 
+use super::cost::{FAILURE, LIGHT, Meter, STEP};
 use super::expr::{Expr, Fold};
 use super::facts::DeviceFacts;
 use super::function::Function;
-use super::value::Value;
+use super::value::{Elements, Value};
 
-/// The API server's limit per evaluation, in units that are about the same: a step, 16 bytes of text.
-const COST_MAX: usize = 1_000_000;
+/// Of words that are kept while a later element may outweigh the failure.
+const WORDS_BYTES_MAX: usize = 512;
 
 #[derive(Debug)]
 pub enum Trouble {
     /// With what.
     Fails(String),
+    /// More than it may.
     Costs,
+    /// It takes more memory than it may.
+    Swells,
 }
 
 impl From<String> for Trouble {
-    fn from(words: String) -> Self {
+    fn from(mut words: String) -> Self {
+        if let Some(end) = (0..=WORDS_BYTES_MAX).rev().find(|end| words.is_char_boundary(*end)) {
+            words.truncate(end);
+        }
         Self::Fails(words)
     }
 }
 
 type Found<'a> = Result<Value<'a>, Trouble>;
 
-/// What a whole expression says of a device.
-pub fn truth(expr: &Expr, device: &DeviceFacts) -> Result<bool, Trouble> {
-    let mut run = Run { device, locals: Vec::new(), cost: 0 };
-    match run.value(expr)? {
-        Value::Bool(truth) => Ok(truth),
-        other => Err(Trouble::Fails(format!("it gives {} where true or false is due", other.kind()))),
-    }
+/// What a whole expression says of a device, and what that has cost, in ticks.
+pub fn truth(expr: &Expr, device: &DeviceFacts) -> (Result<bool, Trouble>, u64) {
+    let mut run = Run { device, locals: Vec::new(), meter: Meter::default() };
+    let found = match run.value(expr) {
+        Ok(Value::Bool(truth)) => Ok(truth),
+        Ok(other) => Err(Trouble::Fails(format!("it gives {} where true or false is due", other.kind()))),
+        Err(trouble) => Err(trouble),
+    };
+    (found, run.meter.ticks())
 }
 
 struct Run<'a> {
     device: &'a DeviceFacts,
     locals: Vec<Value<'a>>,
-    cost: usize,
+    meter: Meter,
 }
 
 impl<'a> Run<'a> {
-    fn pay(&mut self, cost: usize) -> Result<(), Trouble> {
-        self.cost = self.cost.saturating_add(cost);
-        if self.cost > COST_MAX { Err(Trouble::Costs) } else { Ok(()) }
-    }
-
     fn value(&mut self, expr: &'a Expr) -> Found<'a> {
-        self.pay(1)?;
+        self.meter.pay(if expr.is_light() { LIGHT } else { STEP })?;
         Ok(match expr {
             Expr::Null => Value::Null,
             Expr::Bool(value) => Value::Bool(*value),
@@ -65,15 +69,19 @@ impl<'a> Run<'a> {
             }
             Expr::Has(of, name) => {
                 let of = self.value(of)?;
-                Value::Bool(of.find(&Value::text(name), self.device)?.is_some())
+                Value::Bool(of.find(&Value::text(name), self.device, &mut self.meter)?.is_some())
             }
             Expr::MaybeField(of, name) => self.maybe(of, &Value::text(name))?,
             Expr::MaybeItem(of, key) => {
                 let key = self.value(key)?;
                 self.maybe(of, &key)?
             }
-            Expr::List(all) => Value::List(Rc::new(self.values(all)?)),
+            Expr::List(all) => {
+                self.meter.list(all.len())?;
+                Value::List(Rc::new(self.values(all)?))
+            }
             Expr::Map(all) => {
+                self.meter.list(all.len().saturating_mul(2))?;
                 let pairs = all.iter().map(|(key, value)| Ok((self.value(key)?, self.value(value)?)));
                 Value::Map(Rc::new(pairs.collect::<Result<_, Trouble>>()?))
             }
@@ -87,8 +95,8 @@ impl<'a> Run<'a> {
             Expr::Call(function, arguments) => self.call(*function, arguments)?,
             Expr::Matches(of, pattern) => match self.value(of)? {
                 Value::Text(text) => {
-                    self.pay(text.len())?;
-                    Value::Bool(pattern.is_match(&text))
+                    self.meter.pay(pattern.cost(&text))?;
+                    Value::Bool(pattern.regex.is_match(&text))
                 }
                 other => return Err(format!("matches cannot be applied to {}", other.kind()).into()),
             },
@@ -123,7 +131,7 @@ impl<'a> Run<'a> {
     fn field(&mut self, of: &'a Expr, key: &Value<'a>) -> Found<'a> {
         match self.value(of)? {
             Value::Optional(of) => self.within(of, key),
-            of => Ok(of.get(key, self.device)?),
+            of => of.get(key, self.device, &mut self.meter),
         }
     }
 
@@ -134,14 +142,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn within(&self, of: Option<Rc<Value<'a>>>, key: &Value<'a>) -> Found<'a> {
+    fn within(&mut self, of: Option<Rc<Value<'a>>>, key: &Value<'a>) -> Found<'a> {
         let Some(of) = of else { return Ok(Value::Optional(None)) };
         let found = match &*of {
             Value::List(list) => match key {
                 Value::Int(at) => usize::try_from(*at).ok().and_then(|at| list.get(at)).cloned(),
                 _ => return Err(format!("a list has no element {}", key.kind()).into()),
             },
-            map => map.find(key, self.device)?,
+            map => map.find(key, self.device, &mut self.meter)?,
         };
         Ok(found.map_or(Value::Optional(None), Value::some))
     }
@@ -163,8 +171,11 @@ impl<'a> Run<'a> {
         match self.value(expr) {
             Ok(Value::Bool(value)) => Ok(Ok(value)),
             Ok(other) => Ok(Err(format!("{} stands where true or false is due", other.kind()))),
-            Err(Trouble::Fails(words)) => Ok(Err(words)),
-            Err(Trouble::Costs) => Err(Trouble::Costs),
+            Err(Trouble::Fails(words)) => {
+                self.meter.pay(FAILURE)?;
+                Ok(Err(words))
+            }
+            Err(trouble) => Err(trouble),
         }
     }
 
@@ -179,33 +190,36 @@ impl<'a> Run<'a> {
             },
             _ => {
                 let values = self.values(arguments)?;
-                self.pay(values.iter().map(Value::weight).sum())?;
-                Ok(function.apply(&values, self.device)?)
+                function.apply(&values, self.device, &mut self.meter)
             }
         }
     }
 
     fn fold(&mut self, fold: &'a Fold) -> Found<'a> {
-        let elements = self.value(&fold.range)?.elements(self.device)?;
+        let elements = self.value(&fold.range)?.elements(self.device, &mut self.meter)?;
         let start = self.value(&fold.init)?;
         let at = self.locals.len();
         self.locals.push(start);
-        let end = self.steps(fold, at, elements);
+        let end = self.steps(fold, at, &elements);
         let result = end.and_then(|()| self.value(&fold.result));
         self.locals.truncate(at);
         result
     }
 
-    fn steps(&mut self, fold: &'a Fold, at: usize, elements: Vec<Value<'a>>) -> Result<(), Trouble> {
-        for element in elements {
+    fn steps(&mut self, fold: &'a Fold, at: usize, elements: &Elements<'a>) -> Result<(), Trouble> {
+        for element in elements.all() {
+            self.meter.pay(STEP)?;
             self.locals.truncate(at + 1);
-            self.locals.push(element);
+            self.locals.push(element.clone());
             if matches!(self.value(&fold.condition)?, Value::Bool(false)) {
                 break;
             }
             // What fails may still be outweighed by a later element: it is kept like a value.
             self.locals[at] = match self.value(&fold.step) {
-                Err(Trouble::Fails(words)) => Value::Failed(words.into()),
+                Err(Trouble::Fails(words)) => {
+                    self.meter.pay(FAILURE)?;
+                    Value::Failed(words.into())
+                }
                 next => next?,
             };
         }

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use regex::Regex;
-
 use super::facts::{AttributeValue, DeviceFacts, QualifiedName};
 use super::function::Function;
+use super::pattern::Pattern;
 use crate::model::quantity::Quantity;
 
 #[derive(Debug, Clone)]
@@ -36,12 +35,28 @@ pub enum Expr {
     If(Box<[Expr; 3]>),
     Call(Function, Vec<Expr>),
     /// `of.matches(pattern)`
-    Matches(Box<Expr>, Regex),
+    Matches(Box<Expr>, Pattern),
     /// `cel.bind(name, value, body)`: value, body.
     Let(Box<[Expr; 2]>),
     /// `of.optMap(name, body)`, or `optFlatMap`: of, body; true: the body gives an optional itself.
     OptMap(Box<[Expr; 2]>, bool),
     Fold(Box<Fold>),
+}
+
+impl Expr {
+    /// A literal, or an operator that only decides what is evaluated.
+    pub(super) fn is_light(&self) -> bool {
+        matches!(
+            self,
+            Self::Null
+                | Self::Bool(_)
+                | Self::Int(_)
+                | Self::Text(_)
+                | Self::And(..)
+                | Self::Or(..)
+                | Self::If(_)
+        )
+    }
 }
 
 /// What `all`, `exists`, `exists_one`, `map` and `filter` are made of. `condition` and `step` see the result so far
@@ -56,7 +71,7 @@ pub struct Fold {
 }
 
 /// What an expression reads of a device: devices that agree in it get the same answer.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Reads {
     /// It looks at whatever there is.
     all: bool,

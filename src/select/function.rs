@@ -6,8 +6,10 @@ use std::rc::Rc;
 
 use semver::Version;
 
+use super::cost::Meter;
+use super::eval::Trouble;
 use super::facts::DeviceFacts;
-use super::value::{Value, version};
+use super::value::{Value, precedence, short, version};
 use crate::model::quantity::Quantity;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,61 +135,92 @@ impl Function {
     }
 
     /// # Errors
-    /// It cannot be applied to these.
-    pub fn apply<'a>(self, arguments: &[Value<'a>], device: &'a DeviceFacts) -> Result<Value<'a>, String> {
+    /// It cannot be applied to these, or costs too much.
+    pub fn apply<'a>(
+        self,
+        arguments: &[Value<'a>],
+        device: &'a DeviceFacts,
+        meter: &mut Meter,
+    ) -> Result<Value<'a>, Trouble> {
         match arguments {
             [] => Ok(Value::Optional(None)),
-            [one] => self.of_one(one, device),
-            [one, other] => self.of_two(one, other, device),
-            _ => Err("has too many arguments".to_owned()),
+            [one] => self.of_one(one, device, meter),
+            [one, other] => self.of_two(one, other, device, meter),
+            _ => Err("has too many arguments".to_owned().into()),
         }
     }
 
-    fn of_one<'a>(self, one: &Value<'a>, device: &'a DeviceFacts) -> Result<Value<'a>, String> {
+    fn of_one<'a>(
+        self,
+        one: &Value<'a>,
+        device: &'a DeviceFacts,
+        meter: &mut Meter,
+    ) -> Result<Value<'a>, Trouble> {
         match (self, one) {
             (F::Same, value) => Ok(value.clone()),
             (F::Not, Value::Bool(value)) => Ok(Value::Bool(!value)),
-            (F::Negate, Value::Int(value)) => value.checked_neg().map(Value::Int).ok_or_else(overflow),
-            (F::Size, Value::Text(text)) => count(text.chars().count()),
-            (F::Size, value) => count(value.elements(device)?.len()),
-            (F::ToInt, Value::Int(value)) => Ok(Value::Int(*value)),
-            (F::ToInt, Value::Text(text)) => {
-                text.parse().map(Value::Int).map_err(|_| format!("{text:?} is no whole number"))
+            (F::Negate, Value::Int(value)) => {
+                value.checked_neg().map(Value::Int).ok_or_else(|| overflow().into())
             }
-            (F::ToText, Value::Text(text)) => Ok(Value::Text(text.clone())),
-            (F::ToText, Value::Int(value)) => Ok(Value::Text(value.to_string().into())),
-            (F::ToText, Value::Bool(value)) => Ok(Value::Text(value.to_string().into())),
-            (F::LowerAscii, Value::Text(text)) => Ok(Value::Text(text.to_ascii_lowercase().into())),
-            (F::UpperAscii, Value::Text(text)) => Ok(Value::Text(text.to_ascii_uppercase().into())),
-            (F::Trim, Value::Text(text)) => Ok(Value::Text(text.trim().to_owned().into())),
+            (F::Size, value) if !matches!(value, Value::Text(_)) => {
+                count(value.elements(device, meter)?.len())
+            }
+            (F::ToInt, Value::Int(value)) => Ok(Value::Int(*value)),
+            (F::ToText, Value::Int(value)) => Ok(Value::made(value.to_string())),
+            (F::ToText, Value::Bool(value)) => Ok(Value::made(value.to_string())),
             (F::Some, value) => Ok(Value::some(value.clone())),
             (F::SomeNonZero, value) => {
                 Ok(if zero(value) { Value::Optional(None) } else { Value::some(value.clone()) })
             }
             (F::HasValue, Value::Optional(value)) => Ok(Value::Bool(value.is_some())),
             (F::Unwrap, Value::Optional(value)) => {
-                value.as_deref().cloned().ok_or_else(|| "the optional has no value".to_owned())
+                value.as_deref().cloned().ok_or_else(|| "the optional has no value".to_owned().into())
             }
+            (_, Value::Text(text)) => match self {
+                F::ToText => Ok(one.clone()),
+                _ => self.of_text(text, meter),
+            },
             _ => self.of_number(one),
         }
     }
 
+    fn of_text<'a>(self, text: &str, meter: &mut Meter) -> Result<Value<'a>, Trouble> {
+        match self {
+            F::Size | F::ToInt => meter.read(text.len() / 16)?,
+            F::LowerAscii | F::UpperAscii | F::Trim => meter.text(text.len())?,
+            F::ToQuantity | F::IsQuantity | F::IsVersion => meter.read(text.len())?,
+            // It pays itself.
+            F::ToVersion => {}
+            _ => return Err(format!("{} cannot be applied to a string", self.word()).into()),
+        }
+        match self {
+            F::Size => count(text.chars().count()),
+            F::ToInt => text
+                .parse()
+                .map(Value::Int)
+                .map_err(|_| format!("{:?} is no whole number", short(text)).into()),
+            F::LowerAscii => Ok(Value::made(text.to_ascii_lowercase())),
+            F::UpperAscii => Ok(Value::made(text.to_ascii_uppercase())),
+            F::Trim => Ok(Value::made(text.trim())),
+            F::ToQuantity => quantity(text).map(Value::Quantity).map_err(Into::into),
+            F::IsQuantity => Ok(Value::Bool(quantity(text).is_ok())),
+            F::ToVersion => version(text, meter),
+            _ => Ok(Value::Bool(Version::parse(text).is_ok())),
+        }
+    }
+
     /// Quantities and versions.
-    fn of_number<'a>(self, one: &Value<'a>) -> Result<Value<'a>, String> {
+    fn of_number<'a>(self, one: &Value<'a>) -> Result<Value<'a>, Trouble> {
         match (self, one) {
-            (F::ToQuantity, Value::Text(text)) => quantity(text).map(Value::Quantity),
-            (F::IsQuantity, Value::Text(text)) => Ok(Value::Bool(quantity(text).is_ok())),
             (F::Sign, Value::Quantity(value)) => Ok(Value::Int(value.cmp(&Quantity::from_units(0)) as i64)),
             (F::IsInteger, Value::Quantity(value)) => Ok(Value::Bool(integer(*value).is_some())),
             (F::AsInteger, Value::Quantity(value)) => integer(*value)
                 .map(Value::Int)
-                .ok_or_else(|| format!("{value} is no whole number of the size of an int")),
-            (F::ToVersion, Value::Text(text)) => version(text),
-            (F::IsVersion, Value::Text(text)) => Ok(Value::Bool(Version::parse(text).is_ok())),
+                .ok_or_else(|| format!("{value} is no whole number of the size of an int").into()),
             (F::Major, Value::Version(version)) => count(version.major),
             (F::Minor, Value::Version(version)) => count(version.minor),
             (F::Patch, Value::Version(version)) => count(version.patch),
-            _ => Err(format!("{} cannot be applied to {}", self.word(), one.kind())),
+            _ => Err(format!("{} cannot be applied to {}", self.word(), one.kind()).into()),
         }
     }
 
@@ -196,33 +229,58 @@ impl Function {
         one: &Value<'a>,
         other: &Value<'a>,
         device: &'a DeviceFacts,
-    ) -> Result<Value<'a>, String> {
-        let bool = |value: bool| Ok(Value::Bool(value));
+        meter: &mut Meter,
+    ) -> Result<Value<'a>, Trouble> {
         match (self, one, other) {
-            (F::Equal, ..) => one.equals(other).map(Value::Bool),
-            (F::Differ, ..) => one.equals(other).map(|same| Value::Bool(!same)),
-            (F::Less, ..) => one.order(other).map(|order| Value::Bool(order.is_lt())),
-            (F::AtMost, ..) => one.order(other).map(|order| Value::Bool(order.is_le())),
-            (F::More, ..) => one.order(other).map(|order| Value::Bool(order.is_gt())),
-            (F::AtLeast, ..) => one.order(other).map(|order| Value::Bool(order.is_ge())),
-            (F::In, element, Value::List(list)) => among(element, list).map(Value::Bool),
+            (F::Equal, ..) => one.equals(other, meter).map(Value::Bool),
+            (F::Differ, ..) => one.equals(other, meter).map(|same| Value::Bool(!same)),
+            (F::Less, ..) => one.order(other, meter).map(|order| Value::Bool(order.is_lt())),
+            (F::AtMost, ..) => one.order(other, meter).map(|order| Value::Bool(order.is_le())),
+            (F::More, ..) => one.order(other, meter).map(|order| Value::Bool(order.is_gt())),
+            (F::AtLeast, ..) => one.order(other, meter).map(|order| Value::Bool(order.is_ge())),
+            (F::In, element, Value::List(list)) => among(element, list.iter(), meter).map(Value::Bool),
             (F::In, key, map @ (Value::Domains(_) | Value::Names(..) | Value::Map(_))) => {
-                Ok(Value::Bool(has(map, key, device)?))
+                Ok(Value::Bool(has(map, key, device, meter)?))
             }
-            (F::Includes, Value::List(list), element) => among(element, list).map(Value::Bool),
-            (F::Includes, value, element) => value.equals(element).map(Value::Bool),
-            (F::Contains, Value::Text(text), Value::Text(part)) => bool(text.contains(&**part)),
-            (F::StartsWith, Value::Text(text), Value::Text(part)) => bool(text.starts_with(&**part)),
-            (F::EndsWith, Value::Text(text), Value::Text(part)) => bool(text.ends_with(&**part)),
-            (F::IsGreater, ..) => compare(one, other).map(|order| Value::Bool(order.is_gt())),
-            (F::IsLess, ..) => compare(one, other).map(|order| Value::Bool(order.is_lt())),
-            (F::Compare, ..) => compare(one, other).map(|order| Value::Int(order as i64)),
-            (F::Add, Value::Text(one), Value::Text(other)) => Ok(Value::Text(format!("{one}{other}").into())),
+            (F::Includes, Value::List(list), element) => among(element, list.iter(), meter).map(Value::Bool),
+            (F::Includes, value, element) => value.equals(element, meter).map(Value::Bool),
+            (F::IsGreater, ..) => compare(one, other, meter).map(|order| Value::Bool(order.is_gt())),
+            (F::IsLess, ..) => compare(one, other, meter).map(|order| Value::Bool(order.is_lt())),
+            (F::Compare, ..) => compare(one, other, meter).map(|order| Value::Int(order as i64)),
+            (_, Value::Text(one), Value::Text(other)) => self.of_texts(one, other, meter),
             (F::Add, Value::List(one), Value::List(other)) => {
+                meter.list(one.len().saturating_add(other.len()))?;
                 Ok(Value::List(Rc::new(one.iter().chain(other.iter()).cloned().collect())))
             }
-            (_, Value::Int(one), Value::Int(other)) => self.arithmetic(*one, *other),
-            _ => Err(format!("{} cannot be applied to {} and {}", self.word(), one.kind(), other.kind())),
+            (_, Value::Int(one), Value::Int(other)) => self.arithmetic(*one, *other).map_err(Into::into),
+            _ => {
+                Err(format!("{} cannot be applied to {} and {}", self.word(), one.kind(), other.kind())
+                    .into())
+            }
+        }
+    }
+
+    fn of_texts<'a>(self, one: &str, other: &str, meter: &mut Meter) -> Result<Value<'a>, Trouble> {
+        match self {
+            F::Contains => {
+                // The API server counts a hundredth of a unit for each pair of bytes.
+                let pairs = one.len().saturating_mul(other.len()) / 10;
+                meter.read(pairs.max(one.len().saturating_add(other.len())))?;
+                Ok(Value::Bool(one.contains(other)))
+            }
+            F::StartsWith => {
+                meter.read(other.len())?;
+                Ok(Value::Bool(one.starts_with(other)))
+            }
+            F::EndsWith => {
+                meter.read(other.len())?;
+                Ok(Value::Bool(one.ends_with(other)))
+            }
+            F::Add => {
+                meter.text(one.len().saturating_add(other.len()))?;
+                Ok(Value::made([one, other].concat()))
+            }
+            _ => Err(format!("{} cannot be applied to a string and a string", self.word()).into()),
         }
     }
 
@@ -255,8 +313,8 @@ fn overflow() -> String {
     "a number is larger than an int can be".to_owned()
 }
 
-fn count<'a>(count: impl TryInto<i64>) -> Result<Value<'a>, String> {
-    count.try_into().map(Value::Int).map_err(|_| overflow())
+fn count<'a>(count: impl TryInto<i64>) -> Result<Value<'a>, Trouble> {
+    count.try_into().map(Value::Int).map_err(|_| overflow().into())
 }
 
 fn quantity(text: &str) -> Result<Quantity, String> {
@@ -278,9 +336,13 @@ fn zero(value: &Value<'_>) -> bool {
     }
 }
 
-fn among<'a>(element: &Value<'a>, list: &[Value<'a>]) -> Result<bool, String> {
+fn among<'a: 'b, 'b>(
+    element: &Value<'a>,
+    list: impl Iterator<Item = &'b Value<'a>>,
+    meter: &mut Meter,
+) -> Result<bool, Trouble> {
     for one in list {
-        if one.equals(element)? {
+        if one.equals(element, meter)? {
             return Ok(true);
         }
     }
@@ -288,17 +350,22 @@ fn among<'a>(element: &Value<'a>, list: &[Value<'a>]) -> Result<bool, String> {
 }
 
 /// A domain is there if the device has anything of it, though looking it up never fails.
-pub fn has<'a>(map: &Value<'a>, key: &Value<'a>, device: &'a DeviceFacts) -> Result<bool, String> {
+fn has<'a>(
+    map: &Value<'a>,
+    key: &Value<'a>,
+    device: &'a DeviceFacts,
+    meter: &mut Meter,
+) -> Result<bool, Trouble> {
     match map {
-        Value::Domains(_) => among(key, &map.elements(device)?),
-        _ => Ok(map.find(key, device)?.is_some()),
+        Value::Domains(_) => among(key, map.elements(device, meter)?.all(), meter),
+        _ => Ok(map.find(key, device, meter)?.is_some()),
     }
 }
 
-fn compare(one: &Value<'_>, other: &Value<'_>) -> Result<Ordering, String> {
+fn compare(one: &Value<'_>, other: &Value<'_>, meter: &mut Meter) -> Result<Ordering, Trouble> {
     match (one, other) {
         (Value::Quantity(one), Value::Quantity(other)) => Ok(one.cmp(other)),
-        (Value::Version(one), Value::Version(other)) => Ok(one.cmp_precedence(other)),
-        _ => Err(format!("{} and {} cannot be compared", one.kind(), other.kind())),
+        (Value::Version(one), Value::Version(other)) => precedence(one, other, meter),
+        _ => Err(format!("{} and {} cannot be compared", one.kind(), other.kind()).into()),
     }
 }

@@ -16,11 +16,13 @@
 //! May import: model. May name: cel, k8s-openapi (as data only), regex, semver,
 //! thiserror.
 
+mod cost;
 mod eval;
 mod expr;
 mod facts;
 mod function;
 mod parse;
+mod pattern;
 mod taint;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ mod value;
 
 use thiserror::Error;
 
+pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
 pub use expr::{Reads, Seen};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
 pub use taint::{Effect, Taint, Toleration, untolerated};
@@ -35,11 +38,19 @@ pub use taint::{Effect, Taint, Toleration, untolerated};
 /// The API server's limit.
 pub const TEXT_BYTES_MAX: usize = 10 << 10;
 
+/// Of all selectors of a claim together. The API server has no limit for them but that of an object.
+pub const CLAIM_BYTES_MAX: usize = 256 << 10;
+
+/// About what the parser takes; patterns are bounded by themselves.
+const COMPILE_TICKS_PER_BYTE: u64 = 50;
+const COMPILED_BYTES_PER_BYTE: usize = 40;
+
 /// A compiled expression.
 #[derive(Debug, Clone)]
 pub struct Selector {
     text: String,
     expr: expr::Expr,
+    patterns_weight: u64,
 }
 
 /// Why an expression cannot be used, or says nothing about a device.
@@ -58,8 +69,18 @@ pub enum SelectError {
     /// A mistake that shows on this device: kube-scheduler would stop at it.
     #[error("the selector {} fails: {what}", quoted(text))]
     Failed { text: String, what: String },
-    #[error("the selector {} costs too much to evaluate; make it simpler", quoted(text))]
+    /// On one device, in the API server's units.
+    #[error(
+        "the selector {} costs more than {COST_MAX} on one device, counting each element that is compared or copied; \
+         make it simpler",
+        quoted(text)
+    )]
     TooCostly { text: String },
+    #[error(
+        "the selector {} takes more than {MEMORY_MIB_MAX} MiB of memory on one device; make it simpler",
+        quoted(text)
+    )]
+    TooLarge { text: String },
 }
 
 /// The expression for people; a long one is cut.
@@ -71,16 +92,34 @@ fn quoted(text: &str) -> String {
     }
 }
 
+impl SelectError {
+    /// No device is chosen or not chosen by it: it takes too much.
+    pub fn is_of_cost(&self) -> bool {
+        matches!(self, Self::TooCostly { .. } | Self::TooLarge { .. })
+    }
+}
+
 impl Selector {
     /// # Errors
     /// It is too long, no CEL, or uses something that is not supported.
     pub fn compile(text: &str) -> Result<Self, SelectError> {
-        let expr = parse::expression(text)?;
-        Ok(Self { text: text.to_owned(), expr })
+        let (expr, patterns_weight) = parse::expression(text)?;
+        Ok(Self { text: text.to_owned(), expr, patterns_weight })
     }
 
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// What it costs to compile a text, in ticks, whether or not it is CEL: as much as is counted before it is done.
+    pub fn cost_of_compiling(text: &str) -> u64 {
+        COMPILE_TICKS_PER_BYTE * text.len() as u64
+    }
+
+    /// What the compiled expression takes of memory, about, in bytes.
+    pub fn weight(&self) -> usize {
+        let patterns = usize::try_from(self.patterns_weight).unwrap_or(usize::MAX).saturating_mul(8);
+        self.text.len().saturating_mul(COMPILED_BYTES_PER_BYTE).saturating_add(patterns)
     }
 
     /// True if it chooses the device.
@@ -89,13 +128,21 @@ impl Selector {
     /// It names an attribute that the device lacks, compares what cannot be compared, gives something else than
     /// true or false, or costs too much.
     pub fn matches(&self, device: &DeviceFacts) -> Result<bool, SelectError> {
-        eval::truth(&self.expr, device).map_err(|trouble| {
+        self.look(device).0
+    }
+
+    /// The same, and what it has cost, in ticks: [`TICKS_PER_UNIT`].
+    pub fn look(&self, device: &DeviceFacts) -> (Result<bool, SelectError>, u64) {
+        let (found, cost) = eval::truth(&self.expr, device);
+        let found = found.map_err(|trouble| {
             let text = self.text.clone();
             match trouble {
                 eval::Trouble::Fails(what) => SelectError::Failed { text, what },
                 eval::Trouble::Costs => SelectError::TooCostly { text },
+                eval::Trouble::Swells => SelectError::TooLarge { text },
             }
-        })
+        });
+        (found, cost)
     }
 
     /// What of a device the answer depends on; devices that agree in it get the same answer.

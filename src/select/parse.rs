@@ -1,24 +1,24 @@
 //! Text → expression, with the CEL crate's parser. Nothing else of the crate is used, and nowhere else.
 
+use super::expr::{Expr, Fold};
+use super::function::Function;
+use super::pattern::Pattern;
+use super::{SelectError, TEXT_BYTES_MAX};
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr as Ast, IdedExpr, LiteralValue, operators,
 };
 use cel::parser::pratt_parser::{Lexer, TokenKind};
 use cel::parser::{ParseErrors, PrattParser};
-use regex::RegexBuilder;
-
-use super::expr::{Expr, Fold};
-use super::function::Function;
-use super::{SelectError, TEXT_BYTES_MAX};
 
 /// Deeper expressions are refused: parsing, evaluating and dropping them takes stack.
 const DEPTH_MAX: u16 = 100;
-/// Of a compiled pattern.
-const PATTERN_BYTES_MAX: usize = 1 << 18;
+/// Of all patterns of an expression: compiling them takes time, and keeping them memory.
+const PATTERNS_WEIGHT_MAX: u64 = 100_000;
 
 const PARTS: [&str; 4] = ["driver", "attributes", "capacity", "allowMultipleAllocations"];
 
-pub fn expression(text: &str) -> Result<Expr, SelectError> {
+/// The expression, and the weight of its patterns.
+pub fn expression(text: &str) -> Result<(Expr, u64), SelectError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(SelectError::TooLong(text.len()));
     }
@@ -28,8 +28,9 @@ pub fn expression(text: &str) -> Result<Expr, SelectError> {
     let parser = PrattParser::new().max_recursion_depth(DEPTH_MAX);
     let parser = parser.enable_optional_syntax(true).enable_ident_escape_syntax(true);
     let ast = parser.parse(text).map_err(|errors| syntax(text, &errors))?;
-    let found = Scope::default().expr(&ast);
-    found.map_err(|what| SelectError::Unsupported { text: text.to_owned(), what })
+    let mut scope = Scope::default();
+    let found = scope.expr(&ast).map_err(|what| SelectError::Unsupported { text: text.to_owned(), what })?;
+    Ok((found, scope.patterns_weight))
 }
 
 fn syntax(text: &str, errors: &ParseErrors) -> SelectError {
@@ -103,6 +104,7 @@ fn depth(text: &str) -> Result<u32, SelectError> {
 #[derive(Default)]
 struct Scope {
     locals: Vec<String>,
+    patterns_weight: u64,
 }
 
 /// What is not supported.
@@ -208,7 +210,8 @@ impl Scope {
             }
             (_, "matches", [pattern]) => {
                 let of = self.boxed(target)?;
-                matching(of, self.expr(pattern)?)
+                let pattern = self.expr(pattern)?;
+                self.matching(of, pattern)
             }
             (_, name, arguments) => {
                 let function = Function::find(name, true, arguments.len() + 1)?;
@@ -226,6 +229,19 @@ impl Scope {
         let body = self.expr(body);
         self.locals.pop();
         body
+    }
+
+    /// Compiled once: the pattern has to be known by now.
+    fn matching(&mut self, of: Box<Expr>, pattern: Expr) -> Parsed {
+        let Expr::Text(pattern) = pattern else {
+            return Err("matches() takes a pattern in quotes, not one that is computed".to_owned());
+        };
+        let pattern = Pattern::new(&pattern)?;
+        self.patterns_weight = self.patterns_weight.saturating_add(pattern.weight);
+        if self.patterns_weight > PATTERNS_WEIGHT_MAX {
+            return Err("its patterns are too large together; split it into several selectors".to_owned());
+        }
+        Ok(Expr::Matches(of, pattern))
     }
 
     fn fold(&mut self, fold: &ComprehensionExpr) -> Parsed {
@@ -262,17 +278,4 @@ fn device_has(of: &Expr, field: &str) -> Result<(), String> {
         return Err(format!("device has no field {field}; it has {}", PARTS.join(", ")));
     }
     Ok(())
-}
-
-/// Compiled once: the pattern has to be known by now.
-fn matching(of: Box<Expr>, pattern: Expr) -> Parsed {
-    let Expr::Text(pattern) = pattern else {
-        return Err("matches() takes a pattern in quotes, not one that is computed".to_owned());
-    };
-    let regex = RegexBuilder::new(&pattern).size_limit(PATTERN_BYTES_MAX).build();
-    // The crate's words have several lines, with a picture; the last one says it.
-    let words = |error: regex::Error| error.to_string().lines().last().unwrap_or_default().to_owned();
-    regex
-        .map(|regex| Expr::Matches(of, regex))
-        .map_err(|error| format!("the pattern {pattern:?}: {}", words(error)))
 }

@@ -32,7 +32,7 @@ fn cases() -> impl Iterator<Item = (usize, &'static str, &'static str, &'static 
 fn outcome(expression: &str, device: &DeviceFacts) -> (String, Option<SelectError>) {
     match Selector::compile(expression).and_then(|selector| selector.matches(device)) {
         Ok(truth) => (truth.to_string(), None),
-        Err(error @ (SelectError::Failed { .. } | SelectError::TooCostly { .. })) => {
+        Err(error) if matches!(error, SelectError::Failed { .. }) || error.is_of_cost() => {
             ("fails".to_owned(), Some(error))
         }
         Err(error) => ("refused".to_owned(), Some(error)),
@@ -144,6 +144,137 @@ fn what_costs_too_much_is_given_up() {
     for text in [nested, format!("cel.bind(v, '{}', {doubling})", "x".repeat(64))] {
         let found = Selector::compile(&text).unwrap().matches(device);
         assert!(matches!(found, Err(SelectError::TooCostly { .. })), "{found:?}");
+    }
+}
+
+/// Ten of the last, in a list, for so many levels; the last one is compared with itself.
+fn nested(levels: usize) -> String {
+    let ten = |of: &str| format!("[{}]", vec![of; 10].join(","));
+    let name = |nth: usize| char::from(b'a' + nth as u8).to_string();
+    let last = name(levels - 1);
+    (0..levels).rev().fold(format!("{last} == {last}"), |body, nth| {
+        let of = if nth == 0 { "1".to_owned() } else { name(nth - 1) };
+        format!("[{}].all({}, {body})", ten(&of), name(nth))
+    })
+}
+
+/// A text of 64 bytes doubled so many times.
+fn doubled(times: usize, body: &str) -> String {
+    let doubling = (0..times).fold(body.to_owned(), |inner, _| format!("cel.bind(v, v + v, {inner})"));
+    format!("cel.bind(v, '{}', {doubling})", "x".repeat(64))
+}
+
+/// What the evaluation of a text has cost, in units, and what came of it.
+fn cost(text: &str) -> (u64, Result<bool, SelectError>) {
+    let (found, ticks) = Selector::compile(text).unwrap().look(&devices()["h100"]);
+    (ticks / TICKS_PER_UNIT, found)
+}
+
+#[test]
+fn each_element_that_is_compared_is_paid_for() {
+    for levels in 1..6 {
+        let (cost, found) = cost(&nested(levels));
+        assert_eq!(found, Ok(true), "{levels} levels");
+        assert!(cost >= 10_u64.pow(levels as u32) / 5, "{levels} levels cost {cost}");
+    }
+    for levels in [7, 9, 12] {
+        let text = nested(levels);
+        assert!(text.len() < 1000, "{}", text.len());
+        let begun = std::time::Instant::now();
+        let (cost, found) = cost(&text);
+        assert!(matches!(found, Err(SelectError::TooCostly { .. })), "{levels} levels: {found:?}");
+        assert!(cost <= COST_MAX + 10, "{levels} levels cost {cost}");
+        assert!(begun.elapsed().as_secs() < 20, "{levels} levels took {:?}", begun.elapsed());
+    }
+    let words = cost(&nested(12)).1.unwrap_err().to_string();
+    assert!(words.contains("costs more than 2000000 on one device"), "{words}");
+    // The same work by other doors.
+    let ten = "[0,1,2,3,4,5,6,7,8,9]";
+    let often = |body: &str| (0..4).fold(body.to_owned(), |all, nth| format!("{ten}.all(i{nth}, {all})"));
+    let long = format!("[{}]", vec!["1"; 1000].join(","));
+    for body in [
+        "v in [w, w, v]".to_owned(),
+        "[w, w, v].includes(v)".to_owned(),
+        "!(v != v)".to_owned(),
+        "optional.of(v) == optional.of(v)".to_owned(),
+        "{w: 1, v: 2}[v] == 2".to_owned(),
+        "(v + v).size() > 0".to_owned(),
+        "v.all(e, true)".to_owned(),
+    ] {
+        let text = format!("cel.bind(w, [{long}, 2], cel.bind(v, [{long}, 1], {}))", often(&body));
+        let text = text.replace("(v + v)", &format!("({long} + {long})"));
+        let (_, found) = cost(&text.replace("v.all(e", &format!("{long}.all(e")));
+        assert!(found.is_err_and(|error| error.is_of_cost()), "{body}");
+    }
+}
+
+#[test]
+fn texts_are_shared_and_what_is_made_is_counted() {
+    // 64 KiB of text, a thousand times in a list: no copies.
+    let list = format!("[{}].size() == 1000", vec!["v"; 1000].join(","));
+    assert_eq!(cost(&doubled(10, &list)).1, Ok(true));
+    // The sums themselves are copies: of 16 MiB, of which the API server, too, would have none.
+    let found = cost(&doubled(18, &format!("size(v) > 0 && {list}"))).1;
+    assert!(found.unwrap_err().is_of_cost());
+    let often = |body: &str| {
+        let ten = "[0,1,2,3,4,5,6,7,8,9]";
+        (0..4).fold(body.to_owned(), |all, nth| format!("{ten}.all(i{nth}, {all})"))
+    };
+    for body in [
+        "(v + 'a').size() > 0",
+        "v.lowerAscii().size() > 0",
+        "v.trim() == v",
+        "v.contains('xy') || true",
+        "isQuantity(v) || true",
+        "isSemver(v) || true",
+        "v.matches('y$') || true",
+        "v.endsWith(v)",
+        "v <= v",
+        "v == v + ''",
+    ] {
+        let found = cost(&doubled(10, &often(body))).1;
+        assert!(found.is_err_and(|error| error.is_of_cost()), "{body}");
+    }
+    // What fails tells of long texts in short.
+    for body in ["int(v) == 1", "device.attributes[v].x", "semver(v).major() == 1", "{'a': 1}[v] == 1"] {
+        let error = cost(&doubled(10, body)).1.unwrap_err().to_string();
+        assert!(error.len() < 2000, "{body}: {} bytes", error.len());
+    }
+}
+
+#[test]
+fn a_list_that_swells_is_given_up() {
+    let hundred = format!("[{}]", (0..100).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
+    let text = format!("{hundred}.map(a, {hundred}.map(b, [device,device,device,device])).size() > 0");
+    assert_eq!(cost(&text).1, Ok(true));
+    let nine = (0..40).fold("size(v) == 1".to_owned(), |inner, _| format!("cel.bind(v, v + v, {inner})"));
+    let found = cost(&format!("cel.bind(v, {hundred}, {nine})")).1;
+    assert!(found.is_err_and(|error| error.is_of_cost()));
+}
+
+#[test]
+fn a_pattern_costs_what_it_may_take() {
+    let bits: String =
+        (0..4000_u32).map(|n| if n.wrapping_mul(2_654_435_761) >> 13 & 1 == 0 { '0' } else { '1' }).collect();
+    let (few, _) = cost(&format!("'{bits}'.matches('^01')"));
+    let (many, _) = cost(&format!("'{bits}'.matches('[01]*1[01]{{400}}z')"));
+    assert!(many > 20 * few, "{few} {many}");
+    let big = "device.driver.matches('\\\\w\\\\w\\\\w') || ".repeat(200) + "true";
+    let refused = Selector::compile(&big).unwrap_err().to_string();
+    assert!(refused.contains("patterns are too large together"), "{refused}");
+}
+
+/// What people write costs about what the API server says.
+#[test]
+fn what_is_usual_is_cheap() {
+    for (text, most) in [
+        ("device.driver == 'gpu.nvidia.com'", 6),
+        ("device.attributes['gpu.nvidia.com'].productName.startsWith('NVIDIA H100')", 10),
+        ("device.attributes['gpu.nvidia.com'].productName.matches('^NVIDIA H(100|200)')", 70),
+        ("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0", 12),
+    ] {
+        let (cost, found) = cost(text);
+        assert!(found.is_ok() && cost <= most, "{text}: {cost}");
     }
 }
 

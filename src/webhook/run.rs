@@ -85,7 +85,13 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
     let ops = ops.bind(settings.ops_address).await?;
     let until = shutdown.clone();
     tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
-    let parts = Parts { api: WebhookApi::of(&cluster), metrics, ready, shutdown };
-    tasks.spawn("webhook", serve(settings.webhook, parts));
+    // Health answers while reviews are looked at.
+    let thread = tasks.thread("webhook")?;
+    let api = {
+        let _entered = thread.enter();
+        cluster.with_own_connections()?
+    };
+    let parts = Parts { api: WebhookApi::of(&api), metrics, ready, shutdown };
+    tasks.spawn_on(&thread, "webhook", serve(settings.webhook, parts));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }

@@ -23,7 +23,7 @@ pub const ROOMS: &[Room] = &[
     room("allocate", 1, &["model", "params", "select"]),
     room("feasible", 1, &["model"]),
     room("conditions", 1, &["model", "ledger"]),
-    room("admission", 1, &["model", "params"]),
+    room("admission", 1, &["model", "params", "select"]),
     room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
     room("nvml", 2, &["model", "inventory"]),

@@ -1,6 +1,7 @@
 //! DeviceClasses of others, and what pods want of them: devices that kube-scheduler gives.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{
@@ -41,7 +42,7 @@ pub struct Need {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kind {
     /// CEL of the class and of the request: all must choose the device.
-    pub selectors: Vec<String>,
+    pub selectors: Arc<[String]>,
     pub tolerations: Vec<Toleration>,
 }
 
@@ -140,7 +141,7 @@ pub enum Sought {
     /// Somebody waits for nobody knows what.
     Anything,
     /// By the CEL of class and request: all of a list must choose the device.
-    Chosen(BTreeSet<Vec<String>>),
+    Chosen(BTreeSet<Arc<[String]>>),
 }
 
 impl Default for Sought {
@@ -158,7 +159,7 @@ impl Sought {
     }
 
     /// None: of a class that is not known.
-    pub fn add(&mut self, selectors: Option<Vec<String>>) {
+    pub fn add(&mut self, selectors: Option<Arc<[String]>>) {
         match (self, selectors) {
             (Self::Chosen(kinds), Some(selectors)) => drop(kinds.insert(selectors)),
             (sought @ Self::Chosen(_), None) => *sought = Self::Anything,
@@ -168,7 +169,7 @@ impl Sought {
 }
 
 /// The CEL that chooses the devices of a choice. None: its class is not known.
-pub fn selectors(choice: &Choice, classes: &BTreeMap<String, OtherClass>) -> Option<Vec<String>> {
+pub fn selectors(choice: &Choice, classes: &BTreeMap<String, OtherClass>) -> Option<Arc<[String]>> {
     let class = &classes.get(&choice.class)?.selectors;
     Some(class.iter().chain(&choice.selectors).cloned().collect())
 }
@@ -192,6 +193,6 @@ pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) ->
 
 /// The same as a need.
 pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
-    let selectors = of_resource(name, classes)?.selectors.clone();
+    let selectors = of_resource(name, classes)?.selectors.clone().into();
     Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices })
 }

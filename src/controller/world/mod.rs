@@ -528,7 +528,7 @@ impl World {
         let mut sought = Sought::default();
         for name in self.pods.values().flat_map(|pod| pod.resources.keys()) {
             if let Some(class) = class::of_resource(name, &self.other_classes) {
-                sought.add(Some(class.selectors.clone()));
+                sought.add(Some(class.selectors.clone().into()));
             }
         }
         sought
