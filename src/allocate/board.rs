@@ -11,6 +11,7 @@ use super::fragment::Workload;
 use super::index::Nodes;
 use super::node::Node;
 use super::score::{NO, Policy, Score, Scratch, rate};
+use super::search::STEP_TICKS;
 
 /// Scores of all boards together: bounds the memory, 16 bytes each.
 const SCORES_MAX: usize = 1 << 20;
@@ -89,6 +90,7 @@ impl Boards {
             board.follow(nodes, workload, policy, scratch, usize::MAX)
         };
         choices.pay(SCORE_TICKS * scores as u64);
+        choices.pay(STEP_TICKS * u64::from(std::mem::take(&mut scratch.tried)));
         // A shape that came once may never come again.
         if known {
             in_use.remove(&(at, Arc::clone(&key)));

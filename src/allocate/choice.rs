@@ -101,12 +101,25 @@ struct Purse {
     spent: u64,
     /// Something was left undone.
     short: bool,
+    /// What a pod's selectors may cost in any case, in units.
+    pod_cost_min: u64,
 }
 
 impl Purse {
     fn pay(&mut self, ticks: u64) {
         self.left = self.left.saturating_sub(ticks);
         self.spent = self.spent.saturating_add(ticks);
+    }
+
+    /// What evaluations of a pod's selectors may cost is exceeded: words for who wrote them.
+    fn too_dear(&self, ticks: u64, kinds: u64) -> Option<String> {
+        let most = self.pod_cost_min.saturating_add(POD_COST_PER_KIND.saturating_mul(kinds));
+        (ticks / TICKS_PER_UNIT > most).then(|| {
+            let some = if kinds == 1 { "kind of GPU" } else { "kinds of GPUs" };
+            format!(
+                "the selectors cost more than {most} on {kinds} {some}, all in all; make them simpler, or fewer"
+            )
+        })
     }
 
     /// Something more may be done. It is paid for afterwards, and may be dearer than what is left.
@@ -118,7 +131,7 @@ impl Purse {
 
 impl Default for Choices {
     fn default() -> Self {
-        let purse = Purse { left: u64::MAX, spent: 0, short: false };
+        let purse = Purse { left: u64::MAX, spent: 0, short: false, pod_cost_min: POD_COST_MIN };
         Self { kept: BTreeMap::new(), sorts: Sorts::default(), weight: 0, uses: 0, since: 0, purse }
     }
 }
@@ -126,13 +139,23 @@ impl Default for Choices {
 impl Choices {
     /// From now on so many ticks may be spent.
     pub fn allow(&mut self, ticks: u64) {
-        self.purse = Purse { left: ticks, spent: 0, short: false };
+        self.purse = Purse { left: ticks, spent: 0, short: false, ..self.purse };
         self.since = self.uses;
+    }
+
+    #[cfg(test)]
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
+    #[cfg(test)]
+    pub fn bound_pods(&mut self, units: u64) {
+        self.purse.pod_cost_min = units;
     }
 
     /// The same answers for another index with the same facts. Nothing more is worked out there.
     pub fn beside(&self) -> Self {
-        let purse = Purse { left: 0, spent: 0, short: false };
+        let purse = Purse { left: 0, spent: 0, short: false, ..self.purse };
         Self { kept: self.kept.clone(), weight: self.weight, purse, ..Self::default() }
     }
 
@@ -169,7 +192,7 @@ impl Choices {
                 (spent, kinds) = (spent.saturating_add(kept.spent), kept.kinds.max(kinds));
                 told.push(texts);
             }
-            if let Some(words) = too_dear(spent, kinds) {
+            if let Some(words) = self.purse.too_dear(spent, kinds) {
                 return Studied::Refused { want: None, words };
             }
             if !follows {
@@ -301,7 +324,7 @@ impl Kept {
 
     fn look(&mut self, selectors: &[Selector], facts: &Facts, sorted: &Sorted, purse: &mut Purse) {
         for number in self.state.1..facts.all().len() {
-            if let Some(words) = too_dear(self.spent, self.kinds) {
+            if let Some(words) = purse.too_dear(self.spent, self.kinds) {
                 return self.refuse(words, facts, purse);
             }
             if !purse.is_open() {
@@ -356,17 +379,6 @@ impl Kept {
         }
         self.state.1 = count;
     }
-}
-
-/// What evaluations of a pod's selectors may cost is exceeded: words for who wrote them.
-fn too_dear(ticks: u64, kinds: u64) -> Option<String> {
-    let most = POD_COST_MIN.saturating_add(POD_COST_PER_KIND.saturating_mul(kinds));
-    (ticks / TICKS_PER_UNIT > most).then(|| {
-        let some = if kinds == 1 { "kind of GPU" } else { "kinds of GPUs" };
-        format!(
-            "the selectors cost more than {most} on {kinds} {some}, all in all; make them simpler, or fewer"
-        )
-    })
 }
 
 /// The first that does not choose the device decides, as for kube-scheduler. And the cost, in ticks.

@@ -8,6 +8,9 @@ use super::node::{Class, Gpu, GpuGrant, Node, Placement};
 use super::search;
 use crate::model::quantity::Bytes;
 
+/// Of reading an attribute of one GPU, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const ALIKE_TICKS: u64 = 50;
+
 /// A shape, worked out for each class of GPUs once.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
@@ -104,6 +107,7 @@ impl Terms {
             terms.bears = nodes.taints.borne(&want.tolerations);
         }
         self.alike = shape.alike.iter().map(|alike| AlikeTerms::new(alike, &nodes.facts)).collect();
+        choices.pay(ALIKE_TICKS * (shape.alike.len() * nodes.facts.all().len()) as u64);
     }
 
     /// False: scores that are made by these terms are not worth keeping.
@@ -206,7 +210,7 @@ pub(super) fn first(nodes: &Nodes, id: usize, shape: &Shape) -> Option<Placement
     if !terms.node_has_room(node) {
         return None;
     }
-    let picks = search::run(node, &terms, &|_, _, _| 0)?;
+    let picks = search::run(node, &terms, &|_, _, _| 0, &mut 0)?;
     let picked: Vec<_> = picks.iter().map(|pick| (pick.gpu, pick.want)).collect();
     Some(placement(shape, &terms, node, &picked))
 }

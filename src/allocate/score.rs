@@ -73,6 +73,8 @@ pub(super) struct Scratch {
     pub picked: Vec<(usize, usize)>,
     /// Places of nodes that changed, and their old scores.
     pub changed: Vec<(usize, Score)>,
+    /// How often this decision has tried to serve several wants together.
+    pub tried: u32,
     #[cfg(test)]
     pub rated: usize,
     tally: Tally,
@@ -131,7 +133,7 @@ fn rate_several(
     targets: &Targets,
     scratch: &mut Scratch,
 ) -> Score {
-    let found = search::run(node, terms, &|gpu, left, mib| cost(policy, gpu, left, mib));
+    let found = search::run(node, terms, &|gpu, left, mib| cost(policy, gpu, left, mib), &mut scratch.tried);
     let Some(picks) = found else { return NO };
     scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));

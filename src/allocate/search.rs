@@ -9,6 +9,11 @@ use super::node::{Gpu, Node};
 
 /// Tries per node. Wants that fit in many ways are found at once; it ends a search for what does not fit.
 const STEPS_MAX: u32 = 2_000;
+/// The same once a decision has none left, and what it has for all nodes together.
+const STEPS_MIN: u32 = 40;
+const STEPS_OF_DECISION: u32 = 200_000;
+/// Of a try, in ticks of [`crate::select::TICKS_PER_UNIT`].
+pub(super) const STEP_TICKS: u64 = 80;
 
 /// One GPU for one want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +26,14 @@ pub(super) struct Pick {
 }
 
 /// The first way to serve all wants, cheapest GPUs first; `cost` is told the GPU, what it would have left and what is
-/// taken, in MiB.
-pub(super) fn run(node: &Node, terms: &Terms, cost: &dyn Fn(&Gpu, u64, u64) -> u64) -> Option<Vec<Pick>> {
+/// taken, in MiB. `tried`: how often the decision has tried on other
+/// nodes.
+pub(super) fn run(
+    node: &Node,
+    terms: &Terms,
+    cost: &dyn Fn(&Gpu, u64, u64) -> u64,
+    tried: &mut u32,
+) -> Option<Vec<Pick>> {
     let fits = |want: &WantTerms| node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).count();
     if terms.wants.iter().any(|want| want.gpus > 0 && fits(want) < want.gpus) {
         return None;
@@ -34,8 +45,11 @@ pub(super) fn run(node: &Node, terms: &Terms, cost: &dyn Fn(&Gpu, u64, u64) -> u
     let order: Vec<usize> = order.into_iter().flat_map(|at| vec![at; terms.wants[at].gpus]).collect();
     let extra = vec![Extra::default(); node.gpus.len()];
     let values = vec![Vec::new(); terms.alike.len()];
-    let mut search = Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0 };
-    search.serve(0).then_some(search.picks)
+    let most = STEPS_MAX.min(STEPS_OF_DECISION.saturating_sub(*tried).max(STEPS_MIN));
+    let mut search = Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0, most };
+    let found = search.serve(0);
+    *tried = tried.saturating_add(search.steps);
+    found.then_some(search.picks)
 }
 
 /// What the picks so far take of a GPU.
@@ -58,6 +72,7 @@ struct Search<'a> {
     values: Vec<Vec<u32>>,
     picks: Vec<Pick>,
     steps: u32,
+    most: u32,
 }
 
 impl Search<'_> {
@@ -77,7 +92,7 @@ impl Search<'_> {
                 continue;
             }
             self.steps += 1;
-            if self.steps > STEPS_MAX {
+            if self.steps > self.most {
                 return false;
             }
             self.take(pick);

@@ -11,6 +11,7 @@ use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
 mod scores;
+mod selectors;
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
@@ -861,4 +862,35 @@ proptest! {
             prop_assert!(audit(&index).is_empty());
         }
     }
+}
+
+/// Whatever somebody forged, and however often.
+#[test]
+fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
+    let mut index = index(&[node("a", 1, 10_000)]);
+    for nth in 0..3 {
+        let grant = GpuGrant {
+            want: 0,
+            device: DeviceName::whole(0),
+            memory: Bytes(u64::MAX),
+            compute: Percent::try_from(100_u8).ok(),
+            slots: u32::MAX,
+        };
+        let placement = Placement {
+            node: "a".into(),
+            gpus: vec![grant],
+            cpu_milli: u64::MAX,
+            memory: Bytes(u64::MAX),
+            pods: u64::MAX,
+        };
+        index.apply(&PodUid::new(format!("p{nth}")), &placement).unwrap();
+    }
+    let findings = audit(&index);
+    let is = |one: &Finding, what: fn(&Finding) -> bool| what(one);
+    assert!(
+        findings.iter().any(|one| is(one, |one| matches!(one, Finding::Slots { granted: u32::MAX, .. })))
+    );
+    assert!(findings.iter().any(|one| is(one, |one| matches!(one, Finding::Memory { .. }))));
+    assert!(!findings.iter().any(|one| is(one, |one| matches!(one, Finding::Count { .. }))), "{findings:?}");
+    assert!(decide(&mut index, &[mib(1).into()], Policy::Pack).is_err());
 }

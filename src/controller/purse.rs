@@ -17,8 +17,10 @@ const ROUND: u64 = 10_000_000 * TICKS_PER_UNIT;
 const BESIDE: u64 = ROUND / 4;
 
 /// By namespace, in ticks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Purse {
+    /// What a round may spend.
+    round: u64,
     left: u64,
     /// Of this round, for each namespace.
     slice: u64,
@@ -29,7 +31,25 @@ pub struct Purse {
     going_on: BTreeSet<String>,
 }
 
+impl Default for Purse {
+    fn default() -> Self {
+        Self {
+            round: ROUND,
+            left: 0,
+            slice: 0,
+            spent: BTreeMap::new(),
+            debts: BTreeMap::new(),
+            going_on: BTreeSet::new(),
+        }
+    }
+}
+
 impl Purse {
+    #[cfg(test)]
+    pub fn bound(&mut self, ticks: u64) {
+        self.round = ticks;
+    }
+
     /// A round begins. `namespaces`: of what waits to be tried; `left_over`: of what the last round did not come to.
     fn open(&mut self, namespaces: &BTreeSet<String>, left_over: BTreeSet<String>) {
         for (namespace, spent) in std::mem::take(&mut self.spent) {
@@ -39,8 +59,8 @@ impl Purse {
             *debt = debt.saturating_sub(self.slice);
         }
         self.debts.retain(|_, debt| *debt > 0);
-        self.left = ROUND;
-        self.slice = ROUND / (namespaces.len() as u64).max(1);
+        self.left = self.round;
+        self.slice = self.round / (namespaces.len() as u64).max(1);
         self.going_on = left_over;
     }
 

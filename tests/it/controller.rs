@@ -352,3 +352,42 @@ async fn a_conflict_that_comes_of_no_change_is_outlived() {
     assert!(api.has_failed());
     controller.end().await;
 }
+
+/// A round that takes seconds is no reason to be late with the lease, and those whose selectors it takes them for are
+/// told.
+#[tokio::test]
+async fn the_lease_is_renewed_whatever_a_round_takes() {
+    let api = cluster(2);
+    let ten = "[0,1,2,3,4,5,6,7,8,9]";
+    for nth in 0..3 {
+        let name = format!("dear-{nth}");
+        let dear = (0..9).fold("true".to_owned(), |inner, level| format!("{ten}.all(x{level}, {inner})"));
+        let mut claim = share(&name, json!({"memory": "1Gi"}));
+        let expression = format!("device.driver != 'x{nth}' && {dear}");
+        claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
+            json!([{"cel": {"expression": expression}}]);
+        api.put(CLAIMS, claim);
+        put_pod(&api, &name, &[&name]);
+    }
+    let mut other = share("other", json!({"memory": "1Gi"}));
+    other["metadata"]["namespace"] = json!("quiet");
+    api.put(CLAIMS, other);
+    api.put("pods", json!({"metadata": {"name": "other", "namespace": "quiet", "uid": "pod-other"},
+        "spec": {"containers": [{"name": "main"}],
+            "resourceClaims": [{"name": "other", "resourceClaimName": "other"}]}, "status": {"phase": "Pending"}}));
+    let controller = begin(&api, settings("one")).await;
+    let (begun, writes) = (std::time::Instant::now(), api.writes("leases"));
+    let waiting = |api: &MockApi, name: &str| {
+        let words = claim(api, name)["metadata"]["annotations"]["tranche.dev/waiting"].clone();
+        words.as_str().unwrap_or_default().to_owned()
+    };
+    for nth in 0..3 {
+        let name = format!("dear-{nth}");
+        let told = |api: &MockApi| waiting(api, &name).contains("costs more than 2000000 on one device");
+        api.until("the claim says what it costs", told).await;
+    }
+    api.until("the other namespace has its share", |api| is_allocated(api, "other")).await;
+    let renewed = api.writes("leases") - writes;
+    assert!(renewed as u64 >= begun.elapsed().as_secs(), "renewed {renewed} times in {:?}", begun.elapsed());
+    controller.end().await;
+}

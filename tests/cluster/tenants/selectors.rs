@@ -1,1 +1,138 @@
 //! Selectors that cost more than they may: their claims wait, and nobody else does.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::tenant;
+use crate::bed::{Bed, PATIENCE, SYSTEM, ask, from};
+use crate::manifests::{as_nobody, claim, parameters, user_of};
+use crate::rig::wait_until;
+
+const CLASS: &str = "shared.gpu.nvidia.com";
+/// In which another namespace's share is to be placed, whatever the tenant does.
+const FEW_SECONDS: Duration = Duration::from_secs(10);
+/// True on every GPU, and not known before there is one.
+const GUARD: &str = "has(device.attributes['gpu.nvidia.com'].uuid)";
+
+/// Ten of the last, in a list, for so many levels; the last one is compared with itself.
+fn nested(levels: u8) -> String {
+    let ten = |of: &str| format!("[{}]", vec![of; 10].join(","));
+    let name = |nth: u8| char::from(b'a' + nth).to_string();
+    let last = name(levels - 1);
+    (0..levels).rev().fold(format!("{last} == {last}"), |body, nth| {
+        let of = if nth == 0 { "1".to_owned() } else { name(nth - 1) };
+        format!("[{}].all({}, {body})", ten(&of), name(nth))
+    })
+}
+
+/// A text of 64 bytes, doubled until it has a MiB, and a list of it a thousand times.
+fn swollen() -> String {
+    let list = format!("[{}].size() == 1000", vec!["v"; 1000].join(","));
+    let doubling = (0..14).fold(list, |inner, _| format!("cel.bind(v, v + v, {inner})"));
+    format!("cel.bind(v, '{}', {doubling})", "x".repeat(64))
+}
+
+fn loops(levels: u32, body: &str) -> String {
+    let ten = "[0,1,2,3,4,5,6,7,8,9]";
+    (0..levels).fold(body.to_owned(), |inner, nth| format!("{ten}.all(i{nth}, {inner})"))
+}
+
+/// Requests of 1 GiB with these selectors.
+fn devices(requests: &[Vec<String>]) -> Value {
+    let request = |(nth, selectors): (usize, &Vec<String>)| {
+        let cel = |text: &String| json!({"cel": {"expression": format!("{GUARD} && {text}")}});
+        let selectors: Vec<Value> = selectors.iter().map(cel).collect();
+        json!({"name": format!("r{nth}"), "exactly": {"deviceClassName": CLASS, "selectors": selectors}})
+    };
+    let requests: Vec<Value> = requests.iter().enumerate().map(request).collect();
+    json!({"requests": requests, "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))})
+}
+
+/// Creates a claim and a pod that uses it.
+async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    claims.create(&PostParams::default(), &from(claim(name, devices))).await.expect("the claim is admitted");
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pod = from(as_nobody(user_of(name, name)));
+    pods.create(&PostParams::default(), &pod).await.expect("the pod is admitted");
+}
+
+/// Who holds the controller's lease.
+async fn holder(bed: &Bed) -> Option<String> {
+    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let lease = leases.get("tranche-controller").await.ok()?;
+    lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
+}
+
+/// Name and restarts of each of the controller's containers, and whether it answers.
+async fn controllers(bed: &Bed) -> Vec<(String, i32, bool)> {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let list = pods.list(&Default::default()).await.expect("pods can be listed").items;
+    let is_ours =
+        |pod: &Pod| pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("tranche-controller"));
+    let told = |pod: Pod| {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let restarts = statuses.map(|status| status.restart_count).sum();
+        let answers = ask(&pod, "/healthz").is_some_and(|answer| answer.contains("ok"));
+        (pod.metadata.name.clone().unwrap_or_default(), restarts, answers)
+    };
+    list.into_iter().filter(is_ours).map(told).collect()
+}
+
+async fn wait_told(bed: &Bed, pod: &str, words: &str) {
+    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
+    let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
+    println!("told: {}", told.chars().take(300).collect::<String>());
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
+    let bed = Bed::of_env("dear_selectors_wait_and_the_shares_of_another_namespace_do_not").await;
+    let quiet = format!("{}-quiet", bed.namespace);
+    bed.rig.kubectl(&["create", "namespace", &quiet]);
+    bed.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);
+    let leader = wait_until("a controller to lead", PATIENCE, || holder(&bed)).await;
+    let before = controllers(&bed).await;
+    assert!(!before.is_empty() && before.iter().all(|(.., answers)| *answers), "{before:?}");
+    let attacker = tenant(&bed).await;
+    let one = |text: String| devices(&[vec![text]]);
+    create(&attacker, &bed.namespace, "nested", one(nested(12))).await;
+    create(&attacker, &bed.namespace, "swollen", one(swollen())).await;
+    // One claim, 8 requests with 32 selectors each.
+    let many = |nth: usize| (0..32).map(|at| loops(4, &format!("i0 != {}", 100 * nth + at + 10))).collect();
+    create(&attacker, &bed.namespace, "many", devices(&(0..8).map(many).collect::<Vec<_>>())).await;
+    for nth in 0..20 {
+        let own = loops(3, &format!("i0 != {}", nth + 10));
+        create(&attacker, &bed.namespace, &format!("own-{nth}"), one(format!("false && true || !{own}")))
+            .await;
+    }
+    for nth in 0..5 {
+        let name = format!("small-{nth}");
+        let begun = Instant::now();
+        let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
+            "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
+        create(&bed.client, &quiet, &name, share).await;
+        let claims: Api<ResourceClaim> = Api::namespaced(bed.client.clone(), &quiet);
+        let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
+        wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
+        println!("{name} was placed after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < FEW_SECONDS, "{name} was placed after {:?}", begun.elapsed());
+    }
+    wait_told(&bed, "nested", "costs more than 2000000 on one device").await;
+    wait_told(&bed, "many", "all in all; make them simpler, or fewer").await;
+    // What the API server has of memory, we have.
+    let claims: Api<ResourceClaim> = bed.api();
+    let placed = || async { claims.get("swollen").await.ok()?.status?.allocation.map(|_| ()) };
+    wait_until("swollen to be placed", PATIENCE, placed).await;
+    let after = controllers(&bed).await;
+    assert_eq!(after, before, "nobody was restarted, and all answer");
+    assert_eq!(holder(&bed).await.as_ref(), Some(&leader), "the lease was never lost");
+    bed.end().await;
+}
