@@ -70,8 +70,6 @@ pub struct Core {
     pub(super) review_at: Option<Moment>,
     pub(super) not_before: BTreeMap<ClaimUid, Moment>,
     pub(super) purse: Purse,
-    /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
-    pub(super) dear: BTreeMap<ClaimUid, String>,
     /// Claims that a write is under way for.
     pub(super) in_flight: BTreeSet<ClaimUid>,
     /// Claims whose plan was given up while their allocation was being written, or after its answer was lost: it
@@ -122,7 +120,6 @@ impl Core {
             review_at: None,
             not_before: BTreeMap::new(),
             purse: Purse::default(),
-            dear: BTreeMap::new(),
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
             renamed: BTreeMap::new(),
@@ -315,7 +312,7 @@ impl Core {
         }
         self.unused.remove(uid);
         self.not_before.remove(uid);
-        self.dear.remove(uid);
+        self.purse.dear.remove(uid);
         self.to_clear.remove(uid);
         let pods: Vec<PodUid> = self.world.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.review(pod, now));

@@ -29,6 +29,8 @@ pub struct Purse {
     debts: BTreeMap<String, u64>,
     /// Namespaces that were not done with when the last round ended: they go on where they stopped.
     going_on: BTreeSet<String>,
+    /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
+    pub(super) dear: BTreeMap<ClaimUid, String>,
 }
 
 impl Default for Purse {
@@ -40,6 +42,7 @@ impl Default for Purse {
             spent: BTreeMap::new(),
             debts: BTreeMap::new(),
             going_on: BTreeSet::new(),
+            dear: BTreeMap::new(),
         }
     }
 }
@@ -147,7 +150,7 @@ impl Core {
                     };
                     let meant = |claim: &&ClaimUid| request.is_none_or(|(of, _)| of == claim);
                     for claim in part.claims().iter().filter(meant) {
-                        self.dear.insert(claim.clone(), words.clone());
+                        self.purse.dear.insert(claim.clone(), words.clone());
                     }
                     return Err(part.refused(Reason::Claim, words));
                 }

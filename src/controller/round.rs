@@ -280,7 +280,7 @@ impl Core {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
-        if let Some(words) = open.iter().find_map(|claim| self.dear.get(claim.uid())) {
+        if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(claim.uid())) {
             return Err(bad(words.clone()));
         }
         if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
