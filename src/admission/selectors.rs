@@ -28,7 +28,7 @@ pub(super) fn problems<'a>(at: &str, selectors: impl Iterator<Item = (String, &'
         // The API server tells of what is no CEL, and the controller of what it does not know.
         let Ok(selector) = Selector::compile(text) else { continue };
         let (answer, cost) = selector.look(&device);
-        spent = spent.saturating_add(cost);
+        spent = spent.saturating_add(cost).saturating_add(selector.cost_of_patterns());
         if let Err(error) = answer
             && error.is_of_cost()
         {

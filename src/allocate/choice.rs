@@ -19,7 +19,9 @@ use crate::select::{DeviceFacts, Reads, SelectError, Selector, TICKS_PER_UNIT};
 
 /// Of all that is kept of selectors, in bytes: texts, compiled expressions, answers.
 const KEPT_BYTES_MAX: usize = 32 << 20;
-/// Longer lists of selectors are compiled anew when there are new GPUs.
+/// Of one list of selectors, compiled. All that a claim may have of text is less than that.
+const LIST_BYTES_MAX: usize = 16 << 20;
+/// Larger ones are compiled anew when there are new GPUs.
 const COMPILED_BYTES_MAX: usize = 256 << 10;
 /// Of all sorted GPUs, in bytes.
 const SORTED_BYTES_MAX: usize = 16 << 20;
@@ -211,10 +213,12 @@ impl Choices {
         let Self { kept, sorts, weight, uses, purse, .. } = self;
         let kept = kept.entry(Arc::clone(texts)).or_default();
         kept.used = *uses;
-        let before = kept.weight;
-        kept.follow(texts, facts, sorts, purse);
-        kept.weight = kept.weighs(texts);
-        *weight = (*weight + kept.weight).saturating_sub(before);
+        if is_new || !kept.follows(facts) {
+            let before = kept.weight;
+            kept.follow(texts, facts, sorts, purse);
+            kept.weight = kept.weighs(texts);
+            *weight = (*weight + kept.weight).saturating_sub(before);
+        }
         kept
     }
 
@@ -239,14 +243,18 @@ impl Choices {
 /// A list of selectors.
 #[derive(Debug, Clone)]
 struct Kept {
-    /// None: not compiled yet, or forgotten again.
-    selectors: Option<Arc<Vec<Selector>>>,
+    /// None: not all compiled yet, or forgotten again.
+    selectors: Option<Arc<[Selector]>>,
+    /// The first of them, while not all are.
+    compiled: Vec<Selector>,
     reads: Option<Reads>,
     choice: Choice,
     /// They are no CEL, or cost too much: nothing is chosen.
     refused: Option<Arc<str>>,
     /// The facts up to here were looked at.
     state: (u64, usize),
+    /// So many of the selectors have chosen the next of the facts.
+    asked: usize,
     /// Ticks of evaluations since the numbers were given, and of how many kinds of GPUs.
     spent: u64,
     kinds: u64,
@@ -258,10 +266,12 @@ impl Default for Kept {
     fn default() -> Self {
         Self {
             selectors: None,
+            compiled: Vec::new(),
             reads: None,
             choice: Choice::none(),
             refused: None,
             state: (0, 0),
+            asked: 0,
             spent: 0,
             kinds: 0,
             weight: 0,
@@ -277,7 +287,8 @@ impl Kept {
 
     fn weighs(&self, texts: &[String]) -> usize {
         let texts: usize = texts.iter().map(|text| text.len() + size_of::<String>()).sum();
-        let compiled = self.selectors.iter().flat_map(|all| all.iter()).map(Selector::weight).sum();
+        let selectors = self.selectors.iter().flat_map(|all| all.iter()).chain(&self.compiled);
+        let compiled = selectors.map(Selector::weight).fold(0, usize::saturating_add);
         let words = self.refused.as_ref().map_or(0, |words| words.len());
         [texts, compiled, words, self.state.1 / 4, size_of::<Self>()]
             .into_iter()
@@ -287,7 +298,8 @@ impl Kept {
     fn follow(&mut self, texts: &[String], facts: &Facts, sorts: &mut Sorts, purse: &mut Purse) {
         let (epoch, count) = facts.state();
         if self.state.0 != epoch {
-            (self.choice, self.state, self.spent, self.kinds) = (Choice::none(), (epoch, 0), 0, 0);
+            (self.choice, self.state, self.asked) = (Choice::none(), (epoch, 0), 0);
+            (self.spent, self.kinds) = (0, 0);
         }
         if self.state.1 == count {
             return;
@@ -304,22 +316,38 @@ impl Kept {
         });
         let Some(sorted) = sorts.by(reads, facts, purse) else { return };
         self.look(&selectors, facts, sorted, purse);
-        if self.state.1 == count && texts.iter().map(String::len).sum::<usize>() > COMPILED_BYTES_MAX {
+        if self.state.1 == count && self.weighs(texts) > COMPILED_BYTES_MAX {
             self.selectors = None;
         }
     }
 
-    /// False: not now, or not at all.
+    /// False: not all in this round, or not at all.
     fn compile(&mut self, texts: &[String], facts: &Facts, purse: &mut Purse) -> bool {
-        if !purse.is_open() {
-            return false;
+        for text in texts.iter().skip(self.compiled.len()) {
+            if !purse.is_open() {
+                return false;
+            }
+            purse.pay(Selector::cost_of_compiling(text));
+            match Selector::compile(text) {
+                Ok(selector) => {
+                    purse.pay(selector.cost_of_patterns());
+                    self.compiled.push(selector);
+                }
+                Err(error) => {
+                    self.refuse(error.to_string(), facts, purse);
+                    return false;
+                }
+            }
+            let bytes = self.compiled.iter().map(Selector::weight).fold(0, usize::saturating_add);
+            if bytes > LIST_BYTES_MAX {
+                let words = "the selectors of a request take too much memory together, patterns above all; make them \
+                             simpler, or fewer";
+                self.refuse(words.to_owned(), facts, purse);
+                return false;
+            }
         }
-        purse.pay(texts.iter().map(|text| Selector::cost_of_compiling(text)).sum());
-        match texts.iter().map(|text| Selector::compile(text)).collect::<Result<_, _>>() {
-            Ok(selectors) => self.selectors = Some(Arc::new(selectors)),
-            Err(error) => self.refuse(error.to_string(), facts, purse),
-        }
-        self.selectors.is_some()
+        self.selectors = Some(std::mem::take(&mut self.compiled).into());
+        true
     }
 
     fn look(&mut self, selectors: &[Selector], facts: &Facts, sorted: &Sorted, purse: &mut Purse) {
@@ -335,22 +363,19 @@ impl Kept {
             purse.pay(NOTE_TICKS);
             let (chosen, failed) = match first < number {
                 true => (self.choice.chosen.has(first as u32), self.choice.failed.has(first as u32)),
-                false => {
-                    let (found, cost) = all_match(selectors, &facts.all()[number]);
-                    purse.pay(cost);
-                    (self.spent, self.kinds) = (self.spent.saturating_add(cost), self.kinds + 1);
-                    match found {
-                        Err(error) if error.is_of_cost() => {
-                            return self.refuse(error.to_string(), facts, purse);
-                        }
-                        Err(error) => {
-                            self.choice.words.get_or_insert_with(|| error.to_string().into());
-                            (false, true)
-                        }
-                        Ok(chosen) => (chosen, false),
+                false => match self.one(selectors, &facts.all()[number], purse) {
+                    None => return,
+                    Some(Err(error)) if error.is_of_cost() => {
+                        return self.refuse(error.to_string(), facts, purse);
                     }
-                }
+                    Some(Err(error)) => {
+                        self.choice.words.get_or_insert_with(|| error.to_string().into());
+                        (false, true)
+                    }
+                    Some(Ok(chosen)) => (chosen, false),
+                },
             };
+            self.asked = 0;
             if chosen {
                 Arc::make_mut(&mut self.choice.chosen).add(number);
             }
@@ -361,10 +386,34 @@ impl Kept {
         }
     }
 
+    /// What the selectors say of a device: the first that does not choose it decides, as for kube-scheduler. None: not
+    /// all of them in this round.
+    fn one(
+        &mut self,
+        selectors: &[Selector],
+        device: &DeviceFacts,
+        purse: &mut Purse,
+    ) -> Option<Result<bool, SelectError>> {
+        self.kinds += u64::from(self.asked == 0);
+        for selector in selectors.iter().skip(self.asked) {
+            if !purse.is_open() {
+                return None;
+            }
+            let (found, cost) = selector.look(device);
+            purse.pay(cost);
+            self.spent = self.spent.saturating_add(cost);
+            if found != Ok(true) {
+                return Some(found);
+            }
+            self.asked += 1;
+        }
+        Some(Ok(true))
+    }
+
     fn refuse(&mut self, words: String, facts: &Facts, purse: &mut Purse) {
         let words: Arc<str> = words.into();
         self.choice = Choice { words: Some(Arc::clone(&words)), ..Choice::none() };
-        (self.refused, self.selectors, self.state.1) = (Some(words), None, 0);
+        (self.refused, self.selectors, self.compiled, self.state.1) = (Some(words), None, Vec::new(), 0);
         self.fail(facts, purse);
     }
 
@@ -379,19 +428,6 @@ impl Kept {
         }
         self.state.1 = count;
     }
-}
-
-/// The first that does not choose the device decides, as for kube-scheduler. And the cost, in ticks.
-fn all_match(selectors: &[Selector], device: &DeviceFacts) -> (Result<bool, SelectError>, u64) {
-    let mut all = 0_u64;
-    for selector in selectors {
-        let (found, cost) = selector.look(device);
-        all = all.saturating_add(cost);
-        if found != Ok(true) {
-            return (found, all);
-        }
-    }
-    (Ok(true), all)
 }
 
 /// Facts sorted by what is read of them, for each thing that was read lately.

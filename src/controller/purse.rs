@@ -56,7 +56,8 @@ impl Purse {
     /// A round begins. `namespaces`: of what waits to be tried; `left_over`: of what the last round did not come to.
     fn open(&mut self, namespaces: &BTreeSet<String>, left_over: BTreeSet<String>) {
         for (namespace, spent) in std::mem::take(&mut self.spent) {
-            *self.debts.entry(namespace).or_default() += spent;
+            let debt = self.debts.entry(namespace).or_default();
+            *debt = debt.saturating_add(spent);
         }
         for debt in self.debts.values_mut() {
             *debt = debt.saturating_sub(self.slice);
@@ -148,7 +149,9 @@ impl Core {
                         Some((_, request)) => format!("request {request}: {words}"),
                         None => words,
                     };
-                    let meant = |claim: &&ClaimUid| request.is_none_or(|(of, _)| of == claim);
+                    // Of several claims together each may be good with others.
+                    let alone = part.claims().len() == 1;
+                    let meant = |claim: &&ClaimUid| request.map_or(alone, |(of, _)| of == claim);
                     for claim in part.claims().iter().filter(meant) {
                         self.purse.dear.insert(claim.clone(), words.clone());
                     }

@@ -110,8 +110,8 @@ pub async fn run(
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
-/// Starts the lease, the writer and the loop, on two threads of their own; what it returns tells how things are. `looked` is dropped once the
-/// lease was looked at.
+/// Starts the lease, the writer and the loop, on two threads of their own; what it returns tells how things are.
+/// `looked` is dropped once the lease was looked at.
 ///
 /// # Errors
 /// The owner of the holds cannot be read, or there is no thread for it.

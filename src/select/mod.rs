@@ -41,9 +41,12 @@ pub const TEXT_BYTES_MAX: usize = 10 << 10;
 /// Of all selectors of a claim together. The API server has no limit for them but that of an object.
 pub const CLAIM_BYTES_MAX: usize = 256 << 10;
 
-/// About what the parser takes; patterns are bounded by themselves.
+/// About what the parser takes; patterns come on top.
 const COMPILE_TICKS_PER_BYTE: u64 = 50;
 const COMPILED_BYTES_PER_BYTE: usize = 40;
+/// Of a pattern's weight: a class such as `\w` has 1,000.
+const PATTERN_BYTES_PER_WEIGHT: usize = 64;
+const PATTERN_TICKS_PER_WEIGHT: u64 = 40;
 
 /// A compiled expression.
 #[derive(Debug, Clone)]
@@ -116,9 +119,15 @@ impl Selector {
         COMPILE_TICKS_PER_BYTE * text.len() as u64
     }
 
+    /// What it has cost to compile its patterns, in ticks.
+    pub fn cost_of_patterns(&self) -> u64 {
+        self.patterns_weight.saturating_mul(PATTERN_TICKS_PER_WEIGHT)
+    }
+
     /// What the compiled expression takes of memory, about, in bytes.
     pub fn weight(&self) -> usize {
-        let patterns = usize::try_from(self.patterns_weight).unwrap_or(usize::MAX).saturating_mul(8);
+        let patterns = usize::try_from(self.patterns_weight).unwrap_or(usize::MAX);
+        let patterns = patterns.saturating_mul(PATTERN_BYTES_PER_WEIGHT);
         self.text.len().saturating_mul(COMPILED_BYTES_PER_BYTE).saturating_add(patterns)
     }
 

@@ -109,6 +109,27 @@ fn the_selectors_of_a_pod_together_have_a_limit() {
     assert!(words.contains("kinds of GPUs, all in all"), "{words}");
 }
 
+/// Not even one GPU's selectors are looked at in one go, if they are many and dear.
+#[test]
+fn work_stops_between_the_selectors_of_a_gpu() {
+    let dear: Vec<String> = (0..32).map(|nth| loops(3, &format!("i0 != {}", 10 + nth))).collect();
+    let dear: Vec<&str> = dear.iter().map(String::as_str).collect();
+    let shape = selecting(&dear);
+    let mut index = fleet(8);
+    let (mut looks, mut most) = (0, 0);
+    loop {
+        index.allow(20_000);
+        looks += 1;
+        let studied = index.study(&shape);
+        most = most.max(index.spent().0);
+        if studied == Studied::Done {
+            break;
+        }
+    }
+    assert!(looks >= 16 && most < 300_000, "{looks} looks, the dearest cost {most}");
+    assert!(put(&mut index, "a", shape, Policy::Pack).starts_with("n0/"));
+}
+
 #[test]
 fn a_selector_that_costs_too_much_is_refused_once_and_remembered() {
     let mut index = fleet(16);
@@ -142,6 +163,24 @@ fn what_is_kept_of_selectors_has_a_limit_and_light_ones_stay() {
     index.allow(u64::MAX);
     assert_eq!((index.study(&light), index.spent().0), (Studied::Done, 0), "a light one stays");
     assert!(index.boards.choices.weight() < 40 << 20, "{}", index.boards.choices.weight());
+}
+
+#[test]
+fn patterns_of_a_request_have_a_limit_together() {
+    let one = |nth: usize| {
+        let pattern = "\\\\w\\\\w\\\\w";
+        let terms: Vec<String> =
+            (0..20).map(|at| format!("device.driver.matches('{pattern}{nth}x{at}')")).collect();
+        terms.join(" || ") + " || true"
+    };
+    let all: Vec<String> = (0..6).map(one).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut index = fleet(8);
+    assert_eq!(index.study(&selecting(&all[..2])), Studied::Done);
+    let Studied::Refused { want: Some(0), words } = index.study(&selecting(&all)) else {
+        panic!("too large")
+    };
+    assert!(words.contains("take too much memory together, patterns above all"), "{words}");
 }
 
 /// Another index with the same facts knows the answers, and works nothing out.
