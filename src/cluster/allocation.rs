@@ -10,7 +10,8 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions
 use serde_json::{Map, Value, json};
 
 use super::CallError;
-use super::client::{KubeCluster, call};
+use super::client::{KubeCluster, asked, call};
+use super::reader::answer;
 use crate::model::claim::ClaimRef;
 
 /// A claim as it was when the decision about it was made.
@@ -40,9 +41,12 @@ impl KubeCluster {
     pub async fn create_claim(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CallError> {
         let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
         let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
-        let api = Api::<ResourceClaim>::namespaced(self.client(), namespace);
         let what = || format!("CREATE resourceclaims {namespace}/{name}");
-        call(self.limit(), what, api.create(&PostParams::default(), claim)).await
+        let create = async {
+            let body = serde_json::to_vec(claim).map_err(kube::Error::SerdeError)?;
+            self.ask(asked::<ResourceClaim>(namespace).create(&PostParams::default(), body)).await
+        };
+        call(self.limit(), what, create).await
     }
 
     /// Writes metadata of a claim.
@@ -58,8 +62,12 @@ impl KubeCluster {
         }
         let patch = Patch::Merge(json!({"metadata": metadata}));
         let what = || format!("PATCH resourceclaims {}/{}", at.claim.namespace, at.claim.name);
-        let api = self.claims_of(at);
-        match call(self.limit(), what, api.patch(&at.claim.name, &PatchParams::default(), &patch)).await {
+        let written = asked::<ResourceClaim>(&at.claim.namespace).patch(
+            &at.claim.name,
+            &PatchParams::default(),
+            &patch,
+        );
+        match call(self.limit(), what, self.ask(written)).await {
             // Perhaps for the way in which its parameters are written.
             Err(CallError::Refused { code: 422, .. }) => self.mark_verbatim(at, marks).await,
             answer => answer,
@@ -87,8 +95,12 @@ impl KubeCluster {
         // Of what is no status the API server keeps what it has.
         let claim = ResourceClaim { metadata, spec: None, status: Some(status) };
         let what = || format!("PUT resourceclaims/status {}/{}", at.claim.namespace, at.claim.name);
-        let api = self.claims_of(at);
-        call(self.limit(), what, api.replace_status(&at.claim.name, &PostParams::default(), &claim)).await
+        let write = async {
+            let body = serde_json::to_vec(&claim).map_err(kube::Error::SerdeError)?;
+            let claims = asked::<ResourceClaim>(&at.claim.namespace);
+            self.ask(claims.replace_subresource("status", &at.claim.name, &PostParams::default(), body)).await
+        };
+        call(self.limit(), what, write).await
     }
 
     /// Deletes a claim if it still is as it was seen. One that is gone already counts as deleted.
@@ -97,8 +109,14 @@ impl KubeCluster {
         let preconditions = Preconditions { uid: Some(uid), resource_version: Some(resource_version) };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         let what = || format!("DELETE resourceclaims {}/{}", at.claim.namespace, at.claim.name);
-        match call(self.limit(), what, self.claims_of(at).delete(&at.claim.name, &params)).await {
-            Ok(_) | Err(CallError::NotFound { .. }) => Ok(()),
+        // Answered with the claim or a status, neither of which is read.
+        let claims = asked::<ResourceClaim>(&at.claim.namespace);
+        let delete = async {
+            let delete = claims.delete(&at.claim.name, &params).map_err(kube::Error::BuildRequest)?;
+            answer(&self.client(), delete).await.map(drop)
+        };
+        match call(self.limit(), what, delete).await {
+            Ok(()) | Err(CallError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -112,10 +130,6 @@ impl KubeCluster {
             Err(CallError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    fn claims_of(&self, at: &ClaimVersion) -> Api<ResourceClaim> {
-        Api::namespaced(self.client(), &at.claim.namespace)
     }
 }
 

@@ -12,15 +12,18 @@ use http::header::USER_AGENT;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, GetParams, PartialObjectMeta, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::NamespaceResourceScope;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Client, Config};
+use kube::{Client, Config, Resource};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
-use super::guarded::Guarded;
+use super::feed::{Which, list};
+use super::guarded::{Known, Misfit, read};
+use super::reader::{self, PAGES_MAX, Page, ReadError};
 use super::{
     CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
 };
@@ -124,8 +127,25 @@ impl KubeCluster {
 
     /// The claim that has this name now, whole, for people who ask what would become of it.
     pub async fn claim_named(&self, namespace: &str, name: &str) -> Result<ResourceClaim, CallError> {
-        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), namespace);
-        call(self.limit, || format!("GET resourceclaims {namespace}/{name}"), api.get(name)).await
+        let what = || format!("GET resourceclaims {namespace}/{name}");
+        call(self.limit, what, self.get(namespace, name)).await
+    }
+
+    /// The object of this name.
+    pub(super) async fn get<K: Known>(&self, namespace: &str, name: &str) -> Result<K, kube::Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let get = asked::<K>(namespace).get(name, &GetParams::default());
+        self.ask(get).await
+    }
+
+    /// The object that a request is answered with.
+    pub(super) async fn ask<K: Known>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<K, kube::Error> {
+        reader::object(&self.client, request.map_err(kube::Error::BuildRequest)?).await
     }
 
     pub(super) fn client(&self) -> Client {
@@ -154,12 +174,11 @@ impl KubeCluster {
     }
 
     async fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
-        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace);
         let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
         let get = async {
             // Never closed; the deadline covers the wait.
             let _turn = self.reads.acquire().await;
-            api.get(&claim.name).await
+            self.get::<ResourceClaim>(&claim.namespace, &claim.name).await
         };
         match call(self.limit, what, get).await {
             Ok(object) => read_claim::read(claim, &object),
@@ -174,11 +193,38 @@ impl KubeCluster {
     }
 
     async fn list(&self) -> Result<Vec<StoredSlice>, CallError> {
-        let api = Api::<Guarded<ResourceSlice>>::all(self.client.clone());
-        let params = ListParams::default().fields(&self.selector());
+        let mut all = Vec::new();
         let what = || format!("LIST resourceslices of node {}", self.node);
-        let list = call(self.limit, what, api.list(&params)).await?;
-        Ok(list.items.into_iter().map(stored).collect())
+        self.each_object::<ResourceSlice>(&Which::Fields(self.selector()), what, |slice| {
+            all.push(stored(slice))
+        })
+        .await?;
+        Ok(all)
+    }
+
+    /// Goes through a list, page by page. Of each page the deadline is that of a call.
+    pub(super) async fn each_object<K: Known>(
+        &self,
+        which: &Which,
+        what: impl Fn() -> String,
+        mut each: impl FnMut(Result<K, Misfit<K>>),
+    ) -> Result<(), CallError> {
+        let mut next = String::new();
+        for _ in 0..PAGES_MAX {
+            let page = async {
+                let mut page = Page::open(&self.client, list::<K>(which, &next)?).await?;
+                while let Some(piece) = page.next().await? {
+                    each(read(&piece));
+                }
+                Ok::<_, ReadError>(page.about())
+            };
+            let page = async { page.await.map_err(kube::Error::from) };
+            next = call(self.limit, &what, page).await?.next;
+            if next.is_empty() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     async fn create(&self, slice: &ResourceSlice, how: PostParams) -> Result<ResourceSlice, CallError> {
@@ -271,6 +317,14 @@ fn client(config: &Config) -> Result<Client, ConnectError> {
     })
 }
 
+/// Requests for objects of a namespace.
+pub(super) fn asked<K: Known>(namespace: &str) -> kube::core::Request
+where
+    K: Resource<Scope = NamespaceResourceScope>,
+{
+    kube::core::Request::new(K::url_path(&(), Some(namespace)))
+}
+
 async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigError> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
@@ -323,11 +377,11 @@ fn slice_ref(metadata: &ObjectMeta) -> SliceRef {
     }
 }
 
-fn stored(item: Guarded<ResourceSlice>) -> StoredSlice {
-    match item.0 {
+fn stored(item: Result<ResourceSlice, Misfit<ResourceSlice>>) -> StoredSlice {
+    match item {
         Ok(slice) => StoredSlice::Readable(Box::new(slice)),
         Err(invalid) => {
-            StoredSlice::Unreadable { slice: slice_ref(&invalid.metadata), problem: invalid.problem }
+            StoredSlice::Unreadable { slice: slice_ref(&invalid.rest.metadata), problem: invalid.problem }
         }
     }
 }

@@ -1,22 +1,34 @@
 //! Everything that the controller follows, as one stream of changes that begins anew after each interruption.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use futures::stream::{self, BoxStream, StreamExt, select_all};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use kube::api::Api;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use serde::de::DeserializeOwned;
+use kube::Client;
+use kube::api::{ListParams, WatchParams};
+use tokio::time::Instant;
 
 use super::KubeCluster;
-use super::guarded::Guarded;
+use super::guarded::{Known, Misfit, read};
+use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Told, Watch, version_of};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// Pods that have ended use nothing: they leave the watch as if they were deleted.
 pub(super) const LIVE_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// After so long the API server is to end a watch, so that one whose connection has died unnoticed does too.
+const WATCH: Duration = Duration::from_secs(290);
+/// So much longer is waited for its end.
+const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// The first pause after a failure; each further one is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(800);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// A watch that ends sooner and has brought nothing has failed.
+const TOO_SOON: Duration = Duration::from_secs(1);
 
 /// What happened to an object of one of the kinds.
 #[derive(Debug, Clone)]
@@ -43,7 +55,9 @@ pub enum Seen<K> {
     Deleted(Box<ObjectMeta>),
     /// It is there, but does not fit our types. `listed`: it belongs to the list.
     Unreadable {
-        meta: Box<ObjectMeta>,
+        /// What can be read: its name at least, and of a claim the devices that its allocation names. Without a UID
+        /// nobody knows which object it is.
+        rest: Box<K>,
         listed: bool,
         problem: String,
     },
@@ -59,18 +73,39 @@ impl KubeCluster {
     ///
     /// API servers before 1.37 serve no taint rules of version v1: there are none then, and it is asked again.
     pub fn feed(&self) -> BoxStream<'static, Change> {
-        let all = watcher::Config::default;
-        let slices = all().fields(&format!("spec.driver={DRIVER}"));
+        let slices = format!("spec.driver={DRIVER}");
+        let client = || self.client();
         select_all([
-            follow(Api::all(self.client()), all().fields(LIVE_PODS), Change::Pod),
-            follow(Api::all(self.client()), all(), Change::Node),
-            follow(Api::all(self.client()), all(), Change::Claim),
-            follow(Api::all(self.client()), slices, Change::Slice),
-            follow(Api::all(self.client()), all(), Change::Class),
-            taint_rules(Api::all(self.client())),
-            follow(Api::all(self.client()), all().labels(&opted_in()), Change::Namespace),
+            Follower::new(client(), Which::Fields(LIVE_PODS.to_owned())).changes(Change::Pod),
+            Follower::new(client(), Which::All).changes(Change::Node),
+            Follower::new(client(), Which::All).changes(Change::Claim),
+            Follower::new(client(), Which::Fields(slices)).changes(Change::Slice),
+            Follower::new(client(), Which::All).changes(Change::Class),
+            Follower { may_lack: true, ..Follower::new(client(), Which::All) }.changes(Change::TaintRule),
+            Follower::new(client(), Which::Labels(opted_in())).changes(Change::Namespace),
         ])
         .boxed()
+    }
+}
+
+/// Which objects of a kind are asked for.
+#[derive(Debug, Clone)]
+pub(super) enum Which {
+    All,
+    /// Those that a field selector is true of.
+    Fields(String),
+    /// Those that a label selector is true of.
+    Labels(String),
+}
+
+impl Which {
+    /// Of fields and of labels.
+    fn selectors(&self) -> (Option<String>, Option<String>) {
+        match self {
+            Self::All => (None, None),
+            Self::Fields(fields) => (Some(fields.clone()), None),
+            Self::Labels(labels) => (None, Some(labels.clone())),
+        }
     }
 }
 
@@ -79,56 +114,197 @@ pub(super) fn opted_in() -> String {
     format!("{OPT_IN_LABEL}={OPT_IN_VALUE}")
 }
 
-fn follow<K>(
-    api: Api<Guarded<K>>,
-    config: watcher::Config,
-    wrap: fn(Seen<K>) -> Change,
-) -> BoxStream<'static, Change>
-where
-    K: Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
-    K::DynamicType: Default,
-{
-    watcher(api, config).default_backoff().map(move |event| wrap(seen(event))).boxed()
-}
-
 /// The kind is not served, or not to us: then there are none that anybody could be meant by.
 const NOT_SERVED: u16 = 404;
 const FORBIDDEN: u16 = 403;
+/// What is asked for is history, or no version at all: the list must be read anew.
+const EXPIRED: [Option<u16>; 2] = [Some(410), Some(400)];
 
-fn taint_rules(api: Api<Guarded<DeviceTaintRule>>) -> BoxStream<'static, Change> {
-    let none = || vec![Seen::Anew, Seen::Complete];
-    let changes = move |event: watcher::Result<_>| match event.as_ref().err().and_then(refused) {
-        Some(NOT_SERVED) => none(),
-        Some(FORBIDDEN) => none().into_iter().chain([seen(event)]).collect(),
-        _ => vec![seen(event)],
-    };
-    let events = watcher(api, watcher::Config::default()).default_backoff();
-    events.flat_map(move |event| stream::iter(changes(event)).map(Change::TaintRule)).boxed()
+/// Where a follower is.
+enum At {
+    /// A list is to begin.
+    Anew,
+    /// So many pages of it were read; the next one begins at `next`.
+    Pages {
+        read: usize,
+        next: String,
+        version: String,
+    },
+    Page {
+        read: usize,
+        page: Box<Page>,
+        version: String,
+    },
+    /// A watch is to begin at this version.
+    Watch {
+        version: String,
+    },
+    Watching {
+        watch: Box<Watch>,
+        version: String,
+        since: Instant,
+        brought: bool,
+    },
 }
 
-/// The status with which a list or a watch was refused.
-fn refused(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
-        _ => None,
+/// Lists a kind, watches it from there, and begins again when it must.
+struct Follower<K> {
+    client: Client,
+    which: Which,
+    /// The API server may not serve the kind.
+    may_lack: bool,
+    at: At,
+    /// In a row.
+    failures: u32,
+    due: VecDeque<Seen<K>>,
+}
+
+impl<K: Known> Follower<K> {
+    fn new(client: Client, which: Which) -> Self {
+        let due = VecDeque::new();
+        Self { client, which, may_lack: false, at: At::Anew, failures: 0, due }
+    }
+
+    fn changes(self, wrap: fn(Seen<K>) -> Change) -> BoxStream<'static, Change> {
+        let next = move |mut follower: Self| async move {
+            let seen = follower.next().await;
+            Some((wrap(seen), follower))
+        };
+        stream::unfold(self, next).boxed()
+    }
+
+    async fn next(&mut self) -> Seen<K> {
+        loop {
+            if let Some(seen) = self.due.pop_front() {
+                return seen;
+            }
+            if let Err(error) = self.step().await {
+                self.failed(&error);
+            }
+        }
+    }
+
+    /// One step on; on an error it is not done. What is seen by it is due.
+    async fn step(&mut self) -> Result<(), ReadError> {
+        match &mut self.at {
+            At::Anew => {
+                rest(self.failures).await;
+                self.due.push_back(Seen::Anew);
+                self.at = At::Pages { read: 0, next: String::new(), version: String::new() };
+            }
+            At::Pages { read: PAGES_MAX.., .. } => return Err(ReadError::Endless),
+            At::Pages { read, next, version } => {
+                let list = list::<K>(&self.which, next)?;
+                let page = Box::new(Page::open(&self.client, list).await?);
+                self.at = At::Page { read: *read + 1, page, version: std::mem::take(version) };
+            }
+            At::Page { page, .. } => match page.next().await? {
+                Some(piece) => self.due.push_back(seen(read(&piece), true)),
+                None => self.turn_page(),
+            },
+            At::Watch { version } => {
+                rest(self.failures).await;
+                let watch = watch::<K>(&self.which, version)?;
+                let watch = Box::new(Watch::open(&self.client, watch, WATCH + WATCH_GRACE).await?);
+                let version = std::mem::take(version);
+                self.at = At::Watching { watch, version, since: Instant::now(), brought: false };
+            }
+            At::Watching { watch, version, brought, .. } => {
+                let told = watch.next().await?;
+                if told.is_some() {
+                    (*brought, self.failures) = (true, 0);
+                }
+                match told {
+                    Some(Told::Stored(piece)) => {
+                        version_of(&piece.bytes).into_iter().for_each(|fresh| *version = fresh);
+                        self.due.push_back(seen(read(&piece), false));
+                    }
+                    Some(Told::Deleted(piece)) => {
+                        version_of(&piece.bytes).into_iter().for_each(|fresh| *version = fresh);
+                        let object = read::<K>(&piece).unwrap_or_else(|misfit| misfit.rest);
+                        self.due.push_back(Seen::Deleted(Box::new(object.metadata().clone())));
+                    }
+                    Some(Told::Bookmark(fresh)) => *version = fresh,
+                    None => self.watch_again(),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The page was read to its end.
+    fn turn_page(&mut self) {
+        let At::Page { read, page, version } = std::mem::replace(&mut self.at, At::Anew) else { return };
+        let about = page.about();
+        // All pages are of one version: that of the first.
+        let version = if version.is_empty() { about.resource_version } else { version };
+        if about.next.is_empty() {
+            self.failures = 0;
+            self.due.push_back(Seen::Complete);
+            self.at = At::Watch { version };
+        } else {
+            self.at = At::Pages { read, next: about.next, version };
+        }
+    }
+
+    /// The watch has ended without an error.
+    fn watch_again(&mut self) {
+        let At::Watching { version, since, brought, .. } = std::mem::replace(&mut self.at, At::Anew) else {
+            return;
+        };
+        self.failures = if brought || since.elapsed() >= TOO_SOON { 0 } else { self.failures + 1 };
+        self.at = At::Watch { version };
+    }
+
+    fn failed(&mut self, error: &ReadError) {
+        self.failures = self.failures.saturating_add(1);
+        let code = error.code();
+        let at = std::mem::replace(&mut self.at, At::Anew);
+        if let (At::Watch { version } | At::Watching { version, .. }, true) = (at, !EXPIRED.contains(&code)) {
+            self.at = At::Watch { version };
+        }
+        let lacks = self.may_lack && matches!(code, Some(NOT_SERVED | FORBIDDEN));
+        if lacks {
+            self.due.extend([Seen::Anew, Seen::Complete]);
+        }
+        if !lacks || code == Some(FORBIDDEN) {
+            self.due.push_back(Seen::Interrupted { problem: error_chain(error) });
+        }
     }
 }
 
-fn seen<K: Resource>(event: watcher::Result<Event<Guarded<K>>>) -> Seen<K> {
-    match event {
-        Ok(Event::Init) => Seen::Anew,
-        Ok(Event::InitDone) => Seen::Complete,
-        Ok(Event::InitApply(Guarded(Ok(object)))) => Seen::Listed(Box::new(object)),
-        Ok(Event::Apply(Guarded(Ok(object)))) => Seen::Stored(Box::new(object)),
-        Ok(Event::InitApply(Guarded(Err(invalid)))) => {
-            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: true, problem: invalid.problem }
-        }
-        Ok(Event::Apply(Guarded(Err(invalid)))) => {
-            Seen::Unreadable { meta: Box::new(invalid.metadata), listed: false, problem: invalid.problem }
-        }
-        Ok(Event::Delete(Guarded(Ok(object)))) => Seen::Deleted(Box::new(object.meta().clone())),
-        Ok(Event::Delete(Guarded(Err(invalid)))) => Seen::Deleted(Box::new(invalid.metadata)),
-        Err(error) => Seen::Interrupted { problem: error_chain(&error) },
+/// The pause after so many failures in a row. It differs a little each time, so that those who failed together do not
+/// come again together.
+async fn rest(failures: u32) {
+    if let Some(doublings) = failures.checked_sub(1) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(10)).min(LAST_PAUSE);
+        tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * fastrand::f64())).await;
+    }
+}
+
+/// A page of a list, the first if `next` is empty.
+pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
+    let mut params = ListParams::default().limit(PAGE);
+    (params.field_selector, params.label_selector) = which.selectors();
+    if !next.is_empty() {
+        params = params.continue_token(next);
+    }
+    let request = kube::core::Request::new(K::url_path(&(), None)).list(&params);
+    request.map_err(kube::Error::BuildRequest)
+}
+
+fn watch<K: Known>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
+    let mut params = WatchParams::default().timeout(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX));
+    (params.field_selector, params.label_selector) = which.selectors();
+    let request = kube::core::Request::new(K::url_path(&(), None)).watch(&params, version);
+    request.map_err(kube::Error::BuildRequest)
+}
+
+/// An object, as it is seen.
+pub(super) fn seen<K>(object: Result<K, Misfit<K>>, listed: bool) -> Seen<K> {
+    match object {
+        Ok(object) if listed => Seen::Listed(Box::new(object)),
+        Ok(object) => Seen::Stored(Box::new(object)),
+        Err(Misfit { rest, problem }) => Seen::Unreadable { rest: Box::new(rest), listed, problem },
     }
 }

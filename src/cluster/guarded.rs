@@ -1,104 +1,264 @@
-//! One object of a list or a watch, read by itself: what does not fit our types is told with its metadata, and does
-//! not take the others with it.
-//!
-//! kube's DeserializeGuard says the same; it makes a tree of each object and copies the tree, which costs the
-//! controller more than all its decisions.
+//! One object by itself, of the kinds that we read: what is wanted of it goes through the sieve and is parsed. One that
+//! does not fit our types is told with as much of it as can be read, and does not take the others with it.
 
-use std::borrow::Cow;
-
+use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::{DeserializeOwned, Error};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde::de::DeserializeOwned;
 
-/// From JSON text only (`serde_json::from_str` and the like); in an event of a watch the type comes first, as the API
-/// server writes it.
-#[derive(Debug, Clone)]
-pub(super) struct Guarded<K>(pub Result<K, Misfit>);
+use super::cut::{OBJECT_BYTES_MAX, Piece};
+use super::sieve::{Keep, fields, sieve};
+use crate::model::error_chain;
+
+/// A kind that is read here.
+pub(super) trait Known:
+    Metadata<Ty = ObjectMeta> + Resource<DynamicType = ()> + DeserializeOwned + Default + Send + 'static
+{
+    /// What is wanted.
+    const KEEP: Keep;
+    /// What is wanted of one that does not fit.
+    const LEAST: Keep = Keep::Only(&[("metadata", IDENTITY)]);
+}
+
+const IDENTITY: Keep = Keep::Only(&[
+    ("name", Keep::All),
+    ("namespace", Keep::All),
+    ("uid", Keep::All),
+    ("resourceVersion", Keep::All),
+    ("creationTimestamp", Keep::All),
+    ("deletionTimestamp", Keep::All),
+    ("labels", Keep::All),
+    ("annotations", Keep::All),
+]);
+const BARE: Keep = Keep::Only(&[
+    ("name", Keep::All),
+    ("namespace", Keep::All),
+    ("uid", Keep::All),
+    ("resourceVersion", Keep::All),
+]);
+const METADATA: Keep = Keep::Except(&[("managedFields", Keep::Nothing)]);
+/// Of the entries of a configuration.
+const CONFIG: Keep = Keep::Except(&[("opaque", Keep::Opaque)]);
+/// What a container runs, and with what: nothing that decides where.
+const CONTAINER: Keep = Keep::Except(&[
+    ("args", Keep::Nothing),
+    ("command", Keep::Nothing),
+    ("env", Keep::Nothing),
+    ("envFrom", Keep::Nothing),
+    ("lifecycle", Keep::Nothing),
+    ("livenessProbe", Keep::Nothing),
+    ("readinessProbe", Keep::Nothing),
+    ("startupProbe", Keep::Nothing),
+    ("volumeMounts", Keep::Nothing),
+]);
+
+impl Known for ResourceClaim {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", METADATA),
+        ("spec", Keep::Except(&[("devices", Keep::Except(&[("config", CONFIG)]))])),
+        (
+            "status",
+            Keep::Except(&[
+                ("allocation", Keep::Except(&[("devices", Keep::Except(&[("config", CONFIG)]))])),
+                // Conditions and data of ours; others' are theirs to write and to read.
+                ("devices", Keep::Ours),
+            ]),
+        ),
+    ]);
+    const LEAST: Keep = Keep::Only(&[
+        ("metadata", IDENTITY),
+        ("status", Keep::Only(&[("allocation", Keep::Only(&[("devices", DEVICES)]))])),
+    ]);
+}
+
+/// Which devices an allocation names.
+const DEVICES: Keep = Keep::Only(&[(
+    "results",
+    Keep::Only(&[
+        ("adminAccess", Keep::All),
+        ("device", Keep::All),
+        ("driver", Keep::All),
+        ("pool", Keep::All),
+        ("request", Keep::All),
+    ]),
+)]);
+
+impl Known for Pod {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", METADATA),
+        (
+            "spec",
+            Keep::Except(&[
+                ("containers", CONTAINER),
+                ("ephemeralContainers", Keep::Nothing),
+                ("initContainers", CONTAINER),
+                ("volumes", Keep::Nothing),
+            ]),
+        ),
+        ("status", Keep::All),
+    ]);
+}
+
+impl Known for Node {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", Keep::Except(&[("annotations", Keep::Nothing), ("managedFields", Keep::Nothing)])),
+        ("spec", Keep::All),
+        (
+            "status",
+            Keep::Except(&[
+                ("images", Keep::Nothing),
+                ("volumesAttached", Keep::Nothing),
+                ("volumesInUse", Keep::Nothing),
+            ]),
+        ),
+    ]);
+}
+
+impl Known for Namespace {
+    const KEEP: Keep = Keep::Only(&[("metadata", IDENTITY)]);
+}
+
+impl Known for ResourceSlice {
+    const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
+}
+
+impl Known for DeviceClass {
+    const KEEP: Keep = Keep::Only(&[("metadata", METADATA), ("spec", Keep::Except(&[("config", CONFIG)]))]);
+}
+
+impl Known for DeviceTaintRule {
+    const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
+}
 
 /// An object that does not fit.
 #[derive(Debug, Clone)]
-pub(super) struct Misfit {
-    pub metadata: ObjectMeta,
+pub(super) struct Misfit<K> {
+    /// What can be read of it. Without a UID and a name: nobody knows which it is.
+    pub rest: K,
     pub problem: String,
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Envelope {
-            metadata: ObjectMeta,
+pub(super) fn read<K: Known>(piece: &Piece) -> Result<K, Misfit<K>> {
+    let problem = if piece.whole {
+        match parse(&piece.bytes, K::KEEP) {
+            Ok(object) => return Ok(object),
+            Err(problem) => problem,
         }
-        let text = Box::<RawValue>::deserialize(deserializer)?;
-        let problem = match serde_json::from_str(text.get()) {
-            Ok(object) => return Ok(Self(Ok(object))),
-            Err(problem) => problem.to_string(),
-        };
-        let Envelope { metadata } = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-        Ok(Self(Err(Misfit { metadata, problem })))
-    }
+    } else {
+        format!("it has more than {} MiB", OBJECT_BYTES_MAX >> 20)
+    };
+    let least = parse(&piece.bytes, K::LEAST);
+    Err(Misfit { rest: least.unwrap_or_else(|_| named(&piece.bytes)), problem })
 }
 
-impl<K: Resource> Resource for Guarded<K> {
-    type DynamicType = K::DynamicType;
-    type Scope = K::Scope;
+fn parse<K: DeserializeOwned>(object: &[u8], keep: Keep) -> Result<K, String> {
+    let wanted = sieve(object, keep).map_err(|unfit| error_chain(&unfit))?;
+    serde_json::from_slice(&wanted).map_err(|error| error.to_string())
+}
 
-    fn kind(of: &K::DynamicType) -> Cow<'_, str> {
-        K::kind(of)
-    }
-    fn group(of: &K::DynamicType) -> Cow<'_, str> {
-        K::group(of)
-    }
-    fn version(of: &K::DynamicType) -> Cow<'_, str> {
-        K::version(of)
-    }
-    fn plural(of: &K::DynamicType) -> Cow<'_, str> {
-        K::plural(of)
-    }
-    fn meta(&self) -> &ObjectMeta {
-        self.0.as_ref().map_or_else(|misfit| &misfit.metadata, K::meta)
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        self.0.as_mut().map_or_else(|misfit| &mut misfit.metadata, K::meta_mut)
-    }
+/// An object of which nothing but its name is known, if that.
+fn named<K: Known>(object: &[u8]) -> K {
+    let mut rest = K::default();
+    let [metadata] = fields(object, ["metadata"]);
+    let bare = metadata.and_then(|metadata| parse::<ObjectMeta>(metadata, BARE).ok());
+    *rest.metadata_mut() = bare.unwrap_or_default();
+    rest
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
-    use kube::core::{ObjectList, WatchEvent};
+    use serde_json::json;
 
     use super::*;
+    use crate::model::names::DRIVER;
 
-    const GOOD: &str = r#"{"metadata": {"name": "good"}, "spec": {"containers": []}}"#;
-    const BAD: &str = r#"{"metadata": {"name": "bad", "uid": "1"}, "spec": {"containers": "none"}}"#;
+    fn whole(bytes: impl Into<Vec<u8>>) -> Piece {
+        Piece { bytes: bytes.into(), whole: true }
+    }
 
-    #[test]
-    fn one_that_does_not_fit_leaves_the_list_to_the_others() {
-        let list = format!(
-            r#"{{"apiVersion": "v1", "kind": "PodList", "metadata": {{}}, "items": [{BAD}, {GOOD}]}}"#
-        );
-        let list: ObjectList<Guarded<Pod>> = serde_json::from_str(&list).unwrap();
-        let [bad, good] = &list.items[..] else { panic!("{list:?}") };
-        let misfit = bad.0.as_ref().unwrap_err();
-        assert_eq!(
-            (misfit.metadata.name.as_deref(), misfit.metadata.uid.as_deref()),
-            (Some("bad"), Some("1"))
-        );
-        assert!(misfit.problem.contains("expected a sequence"), "{}", misfit.problem);
-        assert_eq!(good.0.as_ref().unwrap().metadata.name.as_deref(), Some("good"));
+    fn identity(metadata: &ObjectMeta) -> [Option<&str>; 3] {
+        [metadata.namespace.as_deref(), metadata.name.as_deref(), metadata.uid.as_deref()]
     }
 
     #[test]
-    fn watches_bring_them_one_by_one() {
-        for (object, fits) in [(GOOD, true), (BAD, false)] {
-            let line = format!(r#"{{"type":"MODIFIED","object":{object}}}"#);
-            let event: WatchEvent<Guarded<Pod>> = serde_json::from_str(&line).unwrap();
-            let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
-            assert_eq!(object.0.is_ok(), fits);
+    fn a_claim_is_read_whatever_others_wrote_into_it() {
+        let claim = json!({
+            "metadata": {"name": "a", "namespace": "ml", "uid": "1", "managedFields": [{"fieldsV1": {"f:x": {}}}]},
+            "spec": {"devices": {
+                "requests": [{"name": "gpu", "exactly": {"deviceClassName": "c"}}],
+                "config": [{"opaque": {"driver": "nic.example.com", "parameters": {"x": "@"}}},
+                    {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuShare"}}}],
+            }},
+            "status": {
+                "allocation": {"devices": {"config": [
+                    {"source": "FromClaim", "opaque": {"driver": "nic.example.com", "parameters": {"x": "@"}}}]}},
+                "devices": [{"driver": "nic.example.com", "device": "n", "pool": "p", "data": {"x": "@"}},
+                    {"driver": DRIVER, "device": "gpu-0", "pool": "node-a"}],
+            },
+        });
+        for strange in [b"\xff\xfe".as_slice(), b"\\ud800", b"x"] {
+            let text = claim.to_string();
+            let bytes = text.split('@').map(str::as_bytes).collect::<Vec<_>>().join(strange);
+            let read: ResourceClaim = read(&whole(bytes)).unwrap();
+            assert_eq!(read.metadata.managed_fields, None);
+            let devices = read.spec.unwrap().devices.unwrap();
+            assert_eq!(devices.requests.unwrap()[0].name, "gpu");
+            let config = devices.config.unwrap();
+            let opaque = |nth: usize| config[nth].opaque.as_ref().unwrap();
+            assert_eq!(
+                (opaque(0).driver.as_str(), &opaque(0).parameters.0),
+                ("nic.example.com", &json!(null))
+            );
+            assert_eq!(opaque(1).parameters.0, json!({"kind": "GpuShare"}));
+            let status = read.status.unwrap();
+            assert_eq!(status.devices.unwrap().len(), 1);
+            assert_eq!(status.allocation.unwrap().devices.unwrap().config.unwrap().len(), 1);
         }
-        let nameless = r#"{"type":"ADDED","object":{"spec":{"containers":"none"}}}"#;
-        assert!(serde_json::from_str::<WatchEvent<Guarded<Pod>>>(nameless).is_err());
+    }
+
+    #[test]
+    fn of_one_that_does_not_fit_what_it_names_is_told() {
+        let result =
+            json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "request": "r", "shareID": 7});
+        let claim = json!({
+            "metadata": {"name": "a", "namespace": "ml", "uid": "1", "finalizers": 7},
+            "spec": {"devices": {"requests": "none"}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        });
+        let misfit = read::<ResourceClaim>(&whole(claim.to_string())).unwrap_err();
+        assert!(misfit.problem.contains("expected a sequence"), "{}", misfit.problem);
+        assert_eq!(identity(&misfit.rest.metadata), [Some("ml"), Some("a"), Some("1")]);
+        let devices = misfit.rest.status.unwrap().allocation.unwrap().devices.unwrap();
+        assert_eq!(devices.results.unwrap()[0].device, "gpu-0");
+    }
+
+    #[test]
+    fn the_name_at_least_is_told() {
+        let strange = r#"{"metadata":{"uid":"1","labels":[],"name":"bad"},"spec":{"containers":"none"}}"#;
+        let misfit = read::<Pod>(&whole(strange)).unwrap_err();
+        assert_eq!(identity(&misfit.rest.metadata), [None, Some("bad"), Some("1")]);
+        let cut_off = Piece { bytes: strange.as_bytes()[..60].to_vec(), whole: false };
+        let misfit = read::<Pod>(&cut_off).unwrap_err();
+        assert!(misfit.problem.contains("16 MiB"), "{}", misfit.problem);
+        assert_eq!(identity(&misfit.rest.metadata), [None, Some("bad"), Some("1")]);
+        let nameless = read::<Pod>(&whole(r#"{"spec":{"containers":"none"}}"#)).unwrap_err();
+        assert_eq!(identity(&nameless.rest.metadata), [None; 3]);
+    }
+
+    #[test]
+    fn a_pod_keeps_what_decides_where_it_runs() {
+        let container = json!({"name": "main", "env": [{"name": "A"}], "ports": [{"containerPort": 1}],
+            "resources": {"limits": {"cpu": "1"}}});
+        let pod = json!({"metadata": {"name": "p", "annotations": {"a": "b"}},
+            "spec": {"containers": [container], "nodeName": "n", "volumes": [{"name": "v"}]},
+            "status": {"phase": "Running"}});
+        let pod: Pod = read(&whole(pod.to_string())).unwrap();
+        let spec = pod.spec.unwrap();
+        let main = &spec.containers[0];
+        assert!(main.resources.is_some() && main.env.is_none() && spec.volumes.is_none());
+        assert_eq!(spec.node_name.as_deref(), Some("n"));
+        assert_eq!(pod.metadata.annotations.unwrap()["a"], "b");
     }
 }

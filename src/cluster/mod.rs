@@ -10,8 +10,10 @@
 //! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
-//! * [`feed`]: everything that the controller follows, `guarded`: one object by itself; [`allocation`]: its writes to claims, `verbatim` those that no
+//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims, `verbatim` those that no
 //!   JSON can do; [`lease`]: its lease
+//! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
+//!   `sieve` passes on what is wanted, for `guarded` to parse
 //! * [`events`]: events on claims and pods, best effort
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
@@ -19,12 +21,15 @@
 
 pub mod allocation;
 mod client;
+mod cut;
 mod error;
 pub mod events;
 pub mod feed;
 mod guarded;
 pub mod lease;
 pub mod read_claim;
+mod reader;
+mod sieve;
 pub mod status;
 mod survey;
 pub mod verbatim;

@@ -5,13 +5,12 @@
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use thiserror::Error;
 
 use super::CallError;
-use super::client::{KubeCluster, call};
+use super::client::{KubeCluster, asked, call};
 use super::events::Subject;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DRIVER, NodeName};
@@ -108,8 +107,7 @@ impl ClaimReports for KubeCluster {
     fn reported<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<Reported, ReportError>> {
         Box::pin(async move {
             let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
-            let api = claims(self, claim);
-            let object = call(self.limit(), what, api.get(&claim.name)).await;
+            let object = call(self.limit(), what, self.get(&claim.namespace, &claim.name)).await;
             read(claim, object.map_err(|source| ReportError::of(claim, source))?)
         })
     }
@@ -121,14 +119,15 @@ impl ClaimReports for KubeCluster {
     ) -> BoxFuture<'a, Result<(), ReportError>> {
         Box::pin(async move {
             let what = || format!("PATCH resourceclaims/status {}/{}", claim.namespace, claim.name);
-            let api = claims(self, claim);
             let apply = PatchParams::apply(&manager(self.node())).force();
             let ours = Patch::Apply(json!({
                 "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
                 "metadata": {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid},
                 "status": {"devices": entries},
             }));
-            let stored = call(self.limit(), what, api.patch_status(&claim.name, &apply, &ours)).await;
+            let claims = asked::<ResourceClaim>(&claim.namespace);
+            let written = claims.patch_subresource("status", &claim.name, &apply, &ours);
+            let stored = call(self.limit(), what, self.ask(written)).await;
             let stored = stored.map_err(|source| ReportError::of(claim, source))?;
             match entries.len() > of_ours(stored).len() {
                 true => Err(ReportError::NotKept),
@@ -136,10 +135,6 @@ impl ClaimReports for KubeCluster {
             }
         })
     }
-}
-
-fn claims(cluster: &KubeCluster, claim: &ClaimRef) -> Api<ResourceClaim> {
-    Api::namespaced(cluster.client(), &claim.namespace)
 }
 
 fn manager(node: &NodeName) -> String {

@@ -21,6 +21,7 @@ use thiserror::Error;
 use super::CallError;
 use super::allocation::{ClaimVersion, Marks};
 use super::client::{FIELD_MANAGER, KubeCluster, call};
+use super::reader::object;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// In front of every message (k8s.io/apimachinery, runtime/serializer/protobuf).
@@ -73,7 +74,7 @@ impl KubeCluster {
             .header(header::CONTENT_TYPE, PROTOBUF)
             .header(header::ACCEPT, "application/json")
             .body(body);
-        let write = async { self.client().request(put.map_err(kube::Error::HttpError)?).await };
+        let write = async { object(&self.client(), put.map_err(kube::Error::HttpError)?).await };
         call(self.limit(), what, write).await
     }
 }

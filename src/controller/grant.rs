@@ -36,7 +36,9 @@ pub fn allocation(
     }
     let grants = given.iter().map(grant);
     let class = class.iter().filter_map(|one| Some(entry("FromClass", None, one.opaque.clone()?)));
+    // Other drivers have nothing to prepare here, and what they are told is not known here.
     let claim = claim.config.iter().flatten();
+    let claim = claim.filter(|one| one.opaque.as_ref().is_some_and(|opaque| opaque.driver == DRIVER));
     let claim = claim.filter_map(|one| Some(entry("FromClaim", one.requests.clone(), one.opaque.clone()?)));
     AllocationResult {
         allocation_timestamp: None,

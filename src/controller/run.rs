@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ use crate::ops::tasks::Tasks;
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// The longest that one call may take: the lease allows for it.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
-/// Changes that are taken in together before the next round.
+/// Changes that are taken in, one by one, before the next round.
 const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -204,7 +204,7 @@ async fn owner(
 /// What a turn begins with.
 enum Heard {
     Outcome(Outcome),
-    Changes(Vec<Change>),
+    Change(Box<Change>),
     Tick,
     Nothing,
 }
@@ -232,7 +232,7 @@ impl Turning {
         }
         let start = Instant::now();
         self.core.zero = Timestamp::now();
-        let mut feed = self.api.feed().ready_chunks(CHANGES_AT_ONCE);
+        let mut feed = self.api.feed();
         let (writes, events) = (self.writes.clone(), self.events.clone());
         let mut next: Option<Moment> = None;
         // Until when no round begins, and whether something was heard that none has seen.
@@ -253,7 +253,7 @@ impl Turning {
                     continue;
                 }
                 Some(outcome) = self.outcomes.recv() => Heard::Outcome(outcome),
-                Some(changes) = feed.next() => Heard::Changes(changes),
+                Some(change) = feed.next() => Heard::Change(Box::new(change)),
                 permit = events.room(), if self.notes.is_due(self.is_busy(), start.elapsed()) => {
                     match (permit, self.notes.take()) {
                         (Some(permit), Some(note)) => permit.send(note),
@@ -265,7 +265,12 @@ impl Turning {
                 _ = ticks.tick() => Heard::Tick,
                 () = tokio::time::sleep_until(due) => Heard::Nothing,
             };
+            let more = if let Heard::Change(_) = heard { CHANGES_AT_ONCE } else { 0 };
             self.hear(heard, start.elapsed());
+            for _ in 1..more {
+                let Some(Some(change)) = feed.next().now_or_never() else { break };
+                self.hear(Heard::Change(Box::new(change)), start.elapsed());
+            }
             let begun = Instant::now();
             news = begun < rested;
             if !news {
@@ -288,9 +293,9 @@ impl Turning {
                     self.done(outcome, now);
                 }
             }
-            Heard::Changes(changes) => {
-                self.metrics.changes.inc_by(changes.len() as u64);
-                changes.into_iter().for_each(|change| self.core.apply(change, now));
+            Heard::Change(change) => {
+                self.metrics.changes.inc();
+                self.core.apply(*change, now);
             }
             Heard::Tick => self.tell(),
             Heard::Nothing => {}
@@ -317,6 +322,7 @@ impl Turning {
         metrics.kept_units.set(i64::try_from(units).unwrap_or(i64::MAX));
         metrics.kept.set(i64::try_from(gpus).unwrap_or(i64::MAX));
         metrics.kept_in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
+        metrics.unreadable.set(i64::try_from(self.core.world.unreadables()).unwrap_or(i64::MAX));
         let over = self.core.overcommitted();
         metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
         let failed = self.events.failed();

@@ -176,6 +176,19 @@ fn configs<'a>(
     Ok(entries)
 }
 
+/// Can the claim's own parameters be read?
+///
+/// # Errors
+/// In the words of [`wants`].
+pub fn check_parameters(claim: &DeviceClaim) -> Result<(), String> {
+    for (at, one) in claim.config.iter().flatten().enumerate() {
+        let Some(opaque) = one.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
+        let path = format!("spec.devices.config[{at}].opaque.parameters");
+        read(&path, &opaque.parameters.0, ConfigSource::FromClaim)?;
+    }
+    Ok(())
+}
+
 fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, String> {
     let params = decode(parameters).and_then(|params| params.check_source(source).map(|()| params));
     let params = params.map_err(|error| match error.path.as_str() {

@@ -114,6 +114,45 @@ fn holds(api: &MockApi) -> Vec<Value> {
 }
 
 #[tokio::test]
+async fn claims_that_nobody_can_read_cost_nobody_else() {
+    let api = cluster(1);
+    api.serve_bytes("@bytes", b"\xff\xfe");
+    api.serve_bytes("@half", b"\\ud800");
+    let strange = |name: &str, driver: &str, parameters: Value| {
+        let mut claim = share(name, json!({"memory": "1Gi"}));
+        let entry = json!({"opaque": {"driver": driver, "parameters": parameters}});
+        claim["spec"]["devices"]["config"].as_array_mut().unwrap().push(entry);
+        claim
+    };
+    let maps: Vec<Value> = (0..1400).map(|_| json!({"": 0})).collect();
+    api.put(CLAIMS, strange("bytes", "nic.example.com", json!({"x": "@bytes"})));
+    api.put(CLAIMS, strange("half", "nic.example.com", json!({"x": "@half"})));
+    api.put(CLAIMS, strange("ours-bytes", DRIVER, json!({"x": "@bytes"})));
+    api.put(CLAIMS, strange("ours-fat", DRIVER, json!({"a": maps})));
+    put_claim(&api, "usual", json!({"memory": "2000Mi"}));
+    for name in ["usual", "bytes", "half", "ours-bytes", "ours-fat"] {
+        put_pod(&api, name, &[name]);
+    }
+    let controller = begin(&api, settings("one")).await;
+    // What others are told is none of our business, and our own writes to such a claim are understood.
+    for name in ["usual", "bytes", "half"] {
+        api.until(&format!("{name} is allocated"), |api| is_allocated(api, name)).await;
+    }
+    let config = claim(&api, "bytes")["status"]["allocation"]["devices"]["config"].clone();
+    let drivers: Vec<&Value> =
+        config.as_array().unwrap().iter().map(|one| &one["opaque"]["driver"]).collect();
+    assert_eq!(drivers, [DRIVER, DRIVER], "{config}");
+    for (name, words) in [("ours-bytes", "apiVersion"), ("ours-fat", "must be a JSON object")] {
+        let told = |api: &MockApi| {
+            let waiting = claim(api, name)["metadata"]["annotations"]["tranche.dev/waiting"].to_string();
+            waiting.contains("spec.devices.config[1].opaque.parameters") && waiting.contains(words)
+        };
+        api.until(&format!("{name} is told why it waits"), told).await;
+    }
+    controller.end().await;
+}
+
+#[tokio::test]
 async fn a_claim_is_held_placed_and_told_of() {
     let api = cluster(2);
     put_claim(&api, "small", json!({"memory": "2000Mi"}));

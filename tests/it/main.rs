@@ -13,6 +13,7 @@ mod deploy;
 mod explain;
 mod fake_kubelet;
 mod fake_mps;
+mod feed;
 mod holders;
 mod kubelet;
 mod mock_api;

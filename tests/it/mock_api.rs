@@ -69,6 +69,10 @@ struct State {
     failures: VecDeque<(Verb, &'static str, Failure)>,
     requests: Vec<(Verb, String)>,
     not_served: Vec<&'static str>,
+    /// What is served in place of a text.
+    bytes: Vec<(String, Vec<u8>)>,
+    /// At most so many objects of a list at once, if not zero.
+    page: usize,
     /// The entries of `status.devices` that a manager has, by their map keys.
     managers: BTreeMap<(Key, String), Vec<[String; 4]>>,
 }
@@ -157,6 +161,17 @@ impl MockApi {
     /// Every path of this resource is unknown (404 without an object's name).
     pub fn unserve(&self, resource: &'static str) {
         self.lock().not_served.push(resource);
+    }
+
+    /// From now on these bytes are served wherever `text` stands in an object: the real one keeps the text of opaque
+    /// parameters as it came, whether it is UTF-8 or not.
+    pub fn serve_bytes(&self, text: &str, bytes: &[u8]) {
+        self.lock().bytes.push((text.to_owned(), bytes.to_vec()));
+    }
+
+    /// From now on lists come in pages of at most so many objects.
+    pub fn page(&self, objects: usize) {
+        self.lock().page = objects;
     }
 
     /// The next such request fails; several are taken in turn.
@@ -250,7 +265,7 @@ impl MockApi {
 
     fn response(&self, asked: &Asked, answer: Answer) -> Response<AnswerBody> {
         let (code, body) = match answer {
-            Answer::Object(object) => (200, AnswerBody::from(object.to_string())),
+            Answer::Object(object) => (200, AnswerBody::from(self.lock().served(&object.to_string()))),
             Answer::Status(code, reason, message) => {
                 (code, AnswerBody::from(status(asked, code, reason, &message).to_string()))
             }
@@ -277,7 +292,7 @@ impl MockApi {
                                 "message": "too old resource version"});
                             let line = watch_line("ERROR", &gone);
                             drop(state);
-                            return Some((Ok(line), (api, ticks, u64::MAX)));
+                            return Some((Ok(line.into_bytes()), (api, ticks, u64::MAX)));
                         }
                         let after = |happened: &&Happened| happened.version > from;
                         let news: Vec<Happened> = state.log.iter().filter(after).cloned().collect();
@@ -292,6 +307,7 @@ impl MockApi {
                         .map(|one| watch_line(one.kind, &shown(one.object, metadata_only)))
                         .collect();
                     if !lines.is_empty() {
+                        let lines = api.lock().served(&lines);
                         return Some((Ok::<_, Infallible>(lines), (api, ticks, from)));
                     }
                     if ended || ticks.changed().await.is_err() {
@@ -392,16 +408,39 @@ impl State {
 
     fn listed(&self, asked: &Asked) -> Answer {
         let selector = asked.query.get("fieldSelector").cloned().unwrap_or_default();
-        let items: Vec<Value> = self
+        let mut items: Vec<Value> = self
             .objects
             .iter()
             .filter(|(key, object)| key.0 == asked.resource && selected(object, &selector))
             .map(|(_, object)| shown(object.clone(), asked.metadata_only))
             .collect();
+        // The version of the first page, and how many objects were told.
+        let begun = asked.query.get("continue").and_then(|token| token.split_once('-'));
+        let begun = begun.and_then(|(version, told)| Some((version.parse().ok()?, told.parse().ok()?)));
+        let (version, told): (u64, usize) = begun.unwrap_or((self.version, 0));
+        if version < self.forgotten {
+            return Answer::Status(410, "Expired", "the provided continue parameter is too old".to_owned());
+        }
+        items.drain(..told.min(items.len()));
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        let limit: Option<usize> = asked.query.get("limit").and_then(|limit| limit.parse().ok());
+        if limit.is_some() && self.page > 0 && items.len() > self.page {
+            items.truncate(self.page);
+            metadata["continue"] = format!("{version}-{}", told + self.page).into();
+        }
         Answer::Object(json!({
-            "apiVersion": "v1", "kind": "List",
-            "metadata": {"resourceVersion": self.version.to_string()}, "items": items,
+            "apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items,
         }))
+    }
+
+    fn served(&self, text: &str) -> Vec<u8> {
+        let mut bytes = text.as_bytes().to_vec();
+        for (text, with) in &self.bytes {
+            while let Some(at) = bytes.windows(text.len()).position(|part| part == text.as_bytes()) {
+                bytes.splice(at..at + text.len(), with.iter().copied());
+            }
+        }
+        bytes
     }
 
     fn watched(&self, asked: &Asked) -> Answer {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NS, device, object};
@@ -1184,17 +1185,35 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
 }
 
 #[test]
-fn no_gpu_is_taken_while_a_claim_cannot_be_read() {
-    let mut cluster = cluster(1, 1);
+fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
+    let mut cluster = cluster(1, 2);
     cluster.put_whole("strange");
-    let meta = Box::new(cluster.claim("strange").metadata.clone());
     cluster.settle(SECOND);
-    let seen = Seen::Unreadable { meta, listed: false, problem: "a field of a later release".to_owned() };
-    cluster.core.apply(Change::Claim(seen), cluster.now);
+    let unreadable = |cluster: &mut Cluster, rest: ResourceClaim| {
+        let problem = "a field of a later release".to_owned();
+        let seen = Seen::Unreadable { rest: Box::new(rest), listed: false, problem };
+        cluster.core.apply(Change::Claim(seen), cluster.now);
+    };
+    let mut rest = cluster.claim("strange").clone();
+    rest.spec = None;
+    unreadable(&mut cluster, rest.clone());
+    // Nothing of its own is known of the other one, but the GPU that it names.
+    let allocation = json!({"devices": {"results": [
+        {"driver": "gpu.nvidia.com", "pool": "node-0", "device": "gpu-0", "request": "r"}]}});
+    let other = json!({"metadata": {"namespace": "ml", "name": "other", "uid": "other", "resourceVersion": "1"},
+        "status": {"allocation": allocation}});
+    unreadable(&mut cluster, serde_json::from_value(other.clone()).unwrap());
+    assert_eq!(cluster.core.world.unreadables(), 2);
     share(&mut cluster, "a", "10Gi");
     cluster.settle(LONG);
-    assert_eq!(cluster.place("a"), None, "nobody knows which GPU it has");
-    cluster.drop_claim(&("ml".to_owned(), "strange".to_owned()));
-    cluster.settle(SECOND);
-    assert!(cluster.place("a").is_some());
+    let (_, devices) = cluster.place("a").expect("one GPU is left");
+    assert_eq!(devices, ["gpu-1"]);
+    share(&mut cluster, "b", "75Gi");
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("b"), None, "the other GPU is named");
+    let metadata = serde_json::from_value(other["metadata"].clone()).unwrap();
+    cluster.core.apply(Change::Claim(Seen::Deleted(metadata)), cluster.now);
+    cluster.settle(LONG);
+    assert!(cluster.place("b").is_some());
+    assert_eq!(cluster.core.world.unreadables(), 1);
 }

@@ -47,8 +47,13 @@ impl World {
     }
 
     /// How far the watch of claims has come.
+    ///
+    /// A claim that cannot be read keeps nobody from seeing the others: it uses the devices that its allocation can
+    /// be seen to name ([`claim::unreadable`](super::claim::unreadable)). Of one whose allocation names a device
+    /// where nobody can see it, which only those can write who may write a claim's status, the node refuses whichever
+    /// claim comes second.
     pub fn sight(&self, of: &ClaimVersion) -> Sight {
-        if self.lists.under_way.contains_key(&Kind::Claims) || !self.unreadable.is_empty() {
+        if self.lists.under_way.contains_key(&Kind::Claims) {
             return Sight::NotYet;
         }
         match self.claims.get(&of.claim.uid) {

@@ -1,6 +1,6 @@
 //! A ResourceClaim, reduced to what placing needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -11,6 +11,7 @@ use super::class;
 use crate::admission::claim_spec;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
+use crate::controller::wants::check_parameters;
 use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::names::{
@@ -30,6 +31,17 @@ pub const WAITING: &str = "tranche.dev/waiting";
 pub const GIVEN_UP: &str = "tranche.dev/given-up";
 /// On a claim, or on the class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
 pub const POLICY: &str = "tranche.dev/policy";
+/// What is kept of a claim is bounded, since whoever may create claims writes as much into them as the API server
+/// takes. Of what it asks for: so many bytes, as JSON. One large selector has 10 KiB.
+const ASKS_BYTES_MAX: usize = 64 << 10;
+/// Finalizers, and their bytes together.
+const FINALIZERS_MAX: usize = 64;
+const FINALIZERS_BYTES_MAX: usize = 8 << 10;
+/// Bytes of an annotation of ours. The words are ours, unless somebody else writes them.
+const WORDS_BYTES_MAX: usize = 1 << 10;
+/// Bytes of a UID that somebody other than the API server has written.
+const UID_BYTES_MAX: usize = 128;
+
 /// A GPU of the cluster. Pools have the names of their nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuRef {
@@ -165,7 +177,8 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
     let meta = &object.metadata;
     let claim = reference(meta);
     let labelled = meta.labels.as_ref().and_then(|labels| labels.get(HOLD_LABEL));
-    let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+    let annotation =
+        |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).map(|text| words(text));
     let hold = || {
         let ours = claim.namespace == namespace && labelled.is_some_and(|value| value == "true");
         let (node, device) = (annotation(HOLD_NODE).filter(|_| ours)?, annotation(HOLD_DEVICE)?);
@@ -174,12 +187,16 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
     let hold = hold();
     let status = object.status.as_ref();
     let reserved = || status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    let asks = asks(object);
+    let (finalizers, too_many) = finalizers(meta);
+    let asks = match (asks(object), too_many) {
+        (Asks::Shares(_), Some(words)) => Asks::Unreadable(words),
+        (asks, _) => asks,
+    };
     let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
     Claim {
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         ending: meta.deletion_timestamp.is_some(),
-        finalizers: meta.finalizers.clone().unwrap_or_default(),
+        finalizers,
         owner: owner(meta),
         waiting: annotation(WAITING),
         policy: annotation(POLICY),
@@ -197,10 +214,50 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
     }
 }
 
+/// A claim of which only `rest` can be read: its name, and the devices that its allocation names. What was known of
+/// it before stays, since neither what a claim asks for nor what it was given can change; without that, whatever it
+/// names it uses in a way that nobody knows. It is not placed.
+pub fn unreadable(rest: &ResourceClaim, before: Option<&Claim>, problem: &str, namespace: &str) -> Claim {
+    let fresh = read(rest, namespace);
+    let Some(before) = before else { return fresh };
+    let gpus = |allocation: &Allocation| -> BTreeSet<GpuRef> {
+        allocation.uses.iter().map(|(gpu, _)| gpu.clone()).collect()
+    };
+    let allocation = match (fresh.allocation, &before.allocation) {
+        (Some(fresh), Some(known)) if gpus(&fresh) != gpus(known) => Some(fresh),
+        (Some(fresh), None) => Some(fresh),
+        (_, known) => known.clone(),
+    };
+    let asks = match &before.asks {
+        Asks::Shares(_) => Asks::Unreadable(format!("it cannot be read: {problem}")),
+        known => known.clone(),
+    };
+    Claim { at: fresh.at, ending: fresh.ending, allocation, asks, ..before.clone() }
+}
+
+/// The beginning of a text that people read.
+fn words(text: &str) -> String {
+    text[..text.floor_char_boundary(WORDS_BYTES_MAX)].to_owned()
+}
+
+/// Those of the claim, or, in words, that they are too many to be kept.
+fn finalizers(meta: &ObjectMeta) -> (Vec<String>, Option<String>) {
+    let all = meta.finalizers.as_deref().unwrap_or_default();
+    if all.len() <= FINALIZERS_MAX && all.iter().map(String::len).sum::<usize>() <= FINALIZERS_BYTES_MAX {
+        return (all.to_vec(), None);
+    }
+    let words = format!(
+        "metadata.finalizers: there are {}; a claim with more than {FINALIZERS_MAX}, or with more than \
+         {FINALIZERS_BYTES_MAX} bytes of them, is not placed",
+        all.len()
+    );
+    (Vec::new(), Some(words))
+}
+
 fn owner(meta: &ObjectMeta) -> Option<PodUid> {
     let owners = meta.owner_references.iter().flatten();
     let mut pods = owners.filter(|owner| owner.kind == "Pod" && owner.controller == Some(true));
-    pods.next().map(|owner| PodUid::new(&owner.uid))
+    pods.next().filter(|owner| owner.uid.len() <= UID_BYTES_MAX).map(|owner| PodUid::new(&owner.uid))
 }
 
 fn asks(object: &ResourceClaim) -> Asks {
@@ -213,10 +270,40 @@ fn asks(object: &ResourceClaim) -> Asks {
         let subs = request.first_available.iter().flatten().map(|sub| sub.device_class_name.clone());
         exact.chain(subs).collect::<Vec<_>>()
     };
-    if requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS)) {
-        return Asks::Shares(Arc::new(devices.clone()));
+    let is_ours = requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS));
+    let bytes = json_bytes(devices);
+    match (is_ours, bytes > ASKS_BYTES_MAX) {
+        (true, true) => Asks::Unreadable(format!(
+            "spec.devices: it has {bytes} bytes, and {ASKS_BYTES_MAX} are read at most; write shorter selectors"
+        )),
+        // Parameters are kept only if they are what they should be: others may be anything.
+        (true, false) => match check_parameters(devices) {
+            Ok(()) => Asks::Shares(Arc::new(devices.clone())),
+            Err(words) => Asks::Unreadable(words),
+        },
+        (false, true) => Asks::Scheduler([class::anything()].into()),
+        (false, false) => {
+            Asks::Scheduler(class::requests(devices.requests.as_deref().unwrap_or_default()).into())
+        }
     }
-    Asks::Scheduler(class::requests(devices.requests.as_deref().unwrap_or_default()).into())
+}
+
+/// How many bytes it has as JSON.
+fn json_bytes(devices: &DeviceClaim) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Neither the count nor our types can fail.
+    let _ = serde_json::to_writer(&mut count, devices);
+    count.0
 }
 
 fn allocation(
@@ -227,7 +314,7 @@ fn allocation(
     hold: Option<&GpuRef>,
 ) -> Allocation {
     // We grant nothing to claims of other classes: a grant there is somebody else's.
-    let is_ours = matches!(asks, Asks::Shares(_));
+    let is_ours = matches!(asks, Asks::Shares(_) | Asks::Unreadable(_));
     let readable = is_ours.then(|| read_claim::read(claim, object).ok()).flatten();
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
     let mut found = Allocation { node: node(allocation), ..Allocation::default() };

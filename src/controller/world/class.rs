@@ -94,6 +94,11 @@ fn choice(one: &ExactDeviceRequest) -> Choice {
     }
 }
 
+/// A request that is not told apart from any other: of a class that nobody knows.
+pub fn anything() -> Request {
+    vec![Choice { class: String::new(), selectors: Vec::new(), tolerations: Vec::new(), devices: 1 }]
+}
+
 /// All that there are: more than anybody has.
 fn devices(mode: Option<&str>, count: Option<i64>) -> u32 {
     match mode {

@@ -92,8 +92,8 @@ pub struct World {
     pub holds: BTreeMap<GpuRef, ClaimUid>,
     /// Pods by the claims that they name: (namespace, claim).
     users: BTreeMap<(String, String), BTreeSet<PodUid>>,
-    /// UIDs of claims whose present state does not fit our types: nobody knows what they name.
-    unreadable: BTreeSet<String>,
+    /// Objects whose present state does not fit our types.
+    unreadable: BTreeSet<(Kind, String)>,
     opted_in: OptedIn,
     /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
     gone: VecDeque<ClaimUid>,
@@ -104,6 +104,8 @@ pub struct World {
 #[derive(Debug, Default)]
 struct Lists {
     under_way: BTreeMap<Kind, BTreeSet<String>>,
+    /// Lists with an object of which not even the name could be read: it may be any.
+    doubtful: BTreeSet<Kind>,
     complete: BTreeSet<Kind>,
 }
 
@@ -137,6 +139,7 @@ impl World {
         match change {
             Change::Pod(seen) => self.follow(Kind::Pods, seen, Self::set_pod, Self::drop_pod),
             Change::Node(seen) => self.follow(Kind::Nodes, seen, Self::set_node, Self::drop_node),
+            Change::Claim(Seen::Unreadable { rest, problem, .. }) => self.set_unreadable(&rest, &problem),
             Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
             Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
             Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
@@ -157,6 +160,7 @@ impl World {
     {
         match seen {
             Seen::Anew => {
+                self.lists.doubtful.remove(&kind);
                 self.lists.under_way.insert(kind, BTreeSet::new());
                 Vec::new()
             }
@@ -178,23 +182,15 @@ impl World {
             Seen::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
                 self.lists.complete.insert(kind);
-                if kind == Kind::Claims {
-                    self.unreadable.retain(|uid| named.contains(uid));
+                if self.lists.doubtful.remove(&kind) {
+                    return Vec::new();
                 }
+                self.unreadable.retain(|(of, key)| *of != kind || named.contains(key));
                 let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
                 gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, drop)).collect()
             }
-            Seen::Unreadable { meta, listed, problem } => {
-                if listed {
-                    self.listed(kind, &meta);
-                }
-                if kind == Kind::Claims {
-                    self.unreadable.insert(key(kind, &meta));
-                }
-                let name = meta.name.unwrap_or_default();
-                vec![News::Trouble(format!(
-                    "{kind:?} {name} cannot be read and is left as it was: {problem}"
-                ))]
+            Seen::Unreadable { rest, problem, .. } => {
+                self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
             }
             Seen::Interrupted { problem } => {
                 vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
@@ -217,9 +213,36 @@ impl World {
     }
 
     fn readable(&mut self, kind: Kind, meta: &ObjectMeta) {
-        if kind == Kind::Claims && !self.unreadable.is_empty() {
-            self.unreadable.remove(&key(kind, meta));
+        if !self.unreadable.is_empty() {
+            self.unreadable.remove(&(kind, key(kind, meta)));
         }
+    }
+
+    /// Notes that an object is there and cannot be read; it is left as it was. Told once.
+    fn unreadable(&mut self, kind: Kind, meta: &ObjectMeta, problem: &str) -> Option<News> {
+        let key = key(kind, meta);
+        if key.is_empty() {
+            if self.lists.under_way.contains_key(&kind) {
+                self.lists.doubtful.insert(kind);
+            }
+            return Some(News::Trouble(format!(
+                "one of {kind:?} cannot be read, not even its name: {problem}"
+            )));
+        }
+        self.listed(kind, meta);
+        let namespace = meta.namespace.as_ref().map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let fresh = self.unreadable.insert((kind, key));
+        fresh.then(|| {
+            News::Trouble(format!(
+                "{kind:?} {namespace}{name} cannot be read and is left as it was: {problem}"
+            ))
+        })
+    }
+
+    /// Objects that are there and cannot be read.
+    pub fn unreadables(&self) -> usize {
+        self.unreadable.len()
     }
 
     fn keys(&self, kind: Kind) -> Vec<String> {
@@ -243,7 +266,21 @@ impl World {
     // Claims.
 
     fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
-        let fresh = claim::read(&object, &self.namespace);
+        self.put_claim(claim::read(&object, &self.namespace))
+    }
+
+    /// A claim of which only a part can be read.
+    fn set_unreadable(&mut self, rest: &ResourceClaim, problem: &str) -> Vec<News> {
+        let trouble = self.unreadable(Kind::Claims, &rest.metadata, problem);
+        let uid = claim::reference(&rest.metadata).uid;
+        if uid.as_str().is_empty() {
+            return trouble.into_iter().collect();
+        }
+        let fresh = claim::unreadable(rest, self.claims.get(&uid), problem, &self.namespace);
+        trouble.into_iter().chain(self.put_claim(fresh)).collect()
+    }
+
+    fn put_claim(&mut self, fresh: Claim) -> Vec<News> {
         let uid = fresh.uid().clone();
         let before = self.claims.get(&uid);
         if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {

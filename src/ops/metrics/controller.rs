@@ -68,6 +68,8 @@ pub struct ControllerMetrics {
     pub overcommitted: Gauge,
     /// Changes from the API server that were taken in.
     pub changes: Counter,
+    /// Objects of the API server that are there and cannot be read.
+    pub unreadable: Gauge,
     pub dropped_events: Counter,
 }
 
@@ -104,6 +106,7 @@ impl ControllerMetrics {
             kept_in_vain: Counter::default(),
             overcommitted: Gauge::default(),
             changes: Counter::default(),
+            unreadable: Gauge::default(),
             dropped_events: Counter::default(),
         };
         metrics.register_work(registry);
@@ -130,6 +133,11 @@ impl ControllerMetrics {
         registry.register("waiting", "Pods that wait for a share, by reason", self.waiting.clone());
         registry.register("writes", "Writes to the API server, by kind and result", self.writes.clone());
         registry.register("changes", "Changes from the API server that were taken in", self.changes.clone());
+        registry.register(
+            "unreadable_objects",
+            "Objects of the API server that are there and cannot be read",
+            self.unreadable.clone(),
+        );
         registry.register(
             "dropped_events",
             "Events that the API server did not get",

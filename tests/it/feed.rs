@@ -1,0 +1,150 @@
+//! What the controller follows, read from an API server in memory: whatever one object holds, the others come.
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::Metadata;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+use tranche::cluster::KubeCluster;
+use tranche::cluster::feed::{Change, Seen};
+use tranche::model::names::NodeName;
+
+use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
+use crate::objects::share;
+
+const CLAIMS: &str = "resourceclaims";
+
+/// What is told of claims, in words.
+struct Told(BoxStream<'static, Change>);
+
+impl Told {
+    fn of(api: &MockApi) -> Self {
+        Self(KubeCluster::with_client(api.client(), NodeName::new("one")).feed())
+    }
+
+    async fn next(&mut self) -> String {
+        let next = async {
+            loop {
+                if let Change::Claim(seen) = self.0.next().await.unwrap() {
+                    return words(seen);
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, next).await.expect("something is told of a claim")
+    }
+
+    async fn expect(&mut self, expected: &[&str]) {
+        for one in expected {
+            assert_eq!(self.next().await, *one);
+        }
+    }
+}
+
+fn words<K: Metadata<Ty = ObjectMeta>>(seen: Seen<K>) -> String {
+    let name = |meta: &ObjectMeta| meta.name.clone().unwrap_or_default();
+    match seen {
+        Seen::Anew => "anew".to_owned(),
+        Seen::Complete => "complete".to_owned(),
+        Seen::Listed(object) => format!("listed {}", name(object.metadata())),
+        Seen::Stored(object) => format!("stored {}", name(object.metadata())),
+        Seen::Deleted(meta) => format!("deleted {}", name(&meta)),
+        Seen::Unreadable { rest, listed, .. } => format!("unreadable {} {listed}", name(rest.metadata())),
+        Seen::Interrupted { problem } => format!("interrupted: {problem}"),
+    }
+}
+
+/// A claim with parameters of another driver.
+fn strange(name: &str, parameters: Value) -> Value {
+    let mut claim = share(name, json!({"memory": "1Gi"}));
+    claim["spec"]["devices"]["config"] =
+        json!([{"opaque": {"driver": "nic.example.com", "parameters": parameters}}]);
+    claim
+}
+
+#[tokio::test]
+async fn a_claim_with_any_parameters_is_one_among_others() {
+    let api = MockApi::new();
+    api.serve_bytes("@bytes", b"\xff\xfe");
+    api.serve_bytes("@half", b"\\ud800");
+    api.serve_bytes("\"@deep\"", &[vec![b'['; 10_000], vec![b']'; 10_000]].concat());
+    for (name, text) in [("a", "@bytes"), ("b", "@half"), ("c", "@deep")] {
+        api.put(CLAIMS, strange(name, json!({"x": text})));
+    }
+    api.put(CLAIMS, share("usual", json!({"memory": "1Gi"})));
+    let mut told = Told::of(&api);
+    told.expect(&["anew", "listed a", "listed b", "listed c", "listed usual", "complete"]).await;
+    api.until("a watch", |api| api.count(Verb::Watch, CLAIMS) == 1).await;
+    api.put(CLAIMS, strange("d", json!({"x": "@bytes"})));
+    api.put(CLAIMS, share("later", json!({"memory": "1Gi"})));
+    api.remove(CLAIMS, "d");
+    told.expect(&["stored d", "stored later", "deleted d"]).await;
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_told_by_name() {
+    let api = MockApi::new();
+    let mut claim = share("bad", json!({"memory": "1Gi"}));
+    claim["spec"]["devices"]["requests"] = "none".into();
+    api.put(CLAIMS, claim);
+    api.put(CLAIMS, share("good", json!({"memory": "1Gi"})));
+    let mut told = Told::of(&api);
+    told.expect(&["anew", "unreadable bad true", "listed good", "complete"]).await;
+    api.edit(CLAIMS, |claim| claim["metadata"]["labels"]["a"] = "b".into());
+    told.expect(&["unreadable bad false", "stored good"]).await;
+}
+
+#[tokio::test]
+async fn pages_are_one_list() {
+    let api = MockApi::new();
+    api.page(2);
+    for name in ["a", "b", "c", "d", "e"] {
+        api.put(CLAIMS, share(name, json!({"memory": "1Gi"})));
+    }
+    let mut told = Told::of(&api);
+    told.expect(&["anew", "listed a", "listed b", "listed c", "listed d", "listed e", "complete"]).await;
+    assert_eq!(api.count(Verb::List, CLAIMS), 3);
+    // The watch begins where the list was.
+    api.put(CLAIMS, share("f", json!({"memory": "1Gi"})));
+    told.expect(&["stored f"]).await;
+}
+
+#[tokio::test]
+async fn a_page_that_has_expired_begins_the_list_anew() {
+    let api = MockApi::new();
+    api.page(1);
+    for name in ["a", "b"] {
+        api.put(CLAIMS, share(name, json!({"memory": "1Gi"})));
+    }
+    let mut told = Told::of(&api);
+    told.expect(&["anew", "listed a"]).await;
+    api.fail(Verb::List, CLAIMS, Failure::Status(410, "Expired"));
+    let words = told.next().await;
+    assert!(words.starts_with("interrupted: "), "{words}");
+    told.expect(&["anew", "listed a", "listed b", "complete"]).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_goes_on_where_it_was_and_one_from_history_begins_anew() {
+    let api = MockApi::new();
+    api.put(CLAIMS, share("a", json!({"memory": "1Gi"})));
+    let mut told = Told::of(&api);
+    told.expect(&["anew", "listed a", "complete"]).await;
+    api.until("a watch", |api| api.count(Verb::Watch, CLAIMS) == 1).await;
+    api.cut_watches(false);
+    api.put(CLAIMS, share("b", json!({"memory": "1Gi"})));
+    told.expect(&["stored b"]).await;
+    api.cut_watches(true);
+    let words = told.next().await;
+    assert!(words.contains("too old resource version"), "{words}");
+    told.expect(&["anew", "listed a", "listed b", "complete"]).await;
+    for failure in [Failure::Broken, Failure::Status(500, "InternalError")] {
+        api.fail(Verb::Watch, CLAIMS, failure);
+    }
+    api.cut_watches(false);
+    for _ in 0..2 {
+        let words = told.next().await;
+        assert!(words.starts_with("interrupted: "), "{words}");
+    }
+    api.put(CLAIMS, share("c", json!({"memory": "1Gi"})));
+    told.expect(&["stored c"]).await;
+}
