@@ -247,7 +247,8 @@ impl Core {
         let mut each = Vec::new();
         for claim in open {
             match &claim.asks {
-                Asks::Unreadable(words) => return Err(words.clone()),
+                Asks::Unreadable(words) if claim.is_new() => return Err(words.clone()),
+                Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.at.claim.name)),
                 Asks::Shares(spec) => {
                     let ways = wants(spec, &self.world.class.config);
                     each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);

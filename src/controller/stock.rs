@@ -384,7 +384,7 @@ fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
 }
 
 fn gpus(state: &NodeState) -> Vec<GpuSpec> {
-    let spec = |gpu: &super::world::Gpu| {
+    let spec = |gpu: &Arc<super::world::Gpu>| {
         let one = &gpu.grantable;
         GpuSpec {
             device: one.device.clone(),

@@ -1,10 +1,10 @@
 //! What a ResourceSlice says of a device.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
+use super::named::Named;
 use crate::model::quantity::Quantity;
 
 /// `domain/name` of an attribute or capacity.
@@ -68,8 +68,8 @@ impl AttributeValue {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceFacts {
     pub driver: String,
-    pub attributes: BTreeMap<QualifiedName, AttributeValue>,
-    pub capacity: BTreeMap<QualifiedName, Quantity>,
+    pub attributes: Named<AttributeValue>,
+    pub capacity: Named<Quantity>,
     /// It may be given to several claims at once.
     pub allow_multiple: bool,
 }
@@ -94,5 +94,11 @@ impl DeviceFacts {
                 .collect(),
             allow_multiple: device.allow_multiple_allocations.unwrap_or(false),
         }
+    }
+
+    /// Takes what the other has as well from there: in memory it is then there once.
+    pub fn share(&mut self, other: &Self) {
+        self.attributes.share(&other.attributes);
+        self.capacity.share(&other.capacity);
     }
 }

@@ -21,6 +21,7 @@ mod eval;
 mod expr;
 mod facts;
 mod function;
+mod named;
 mod parse;
 mod pattern;
 mod taint;
@@ -33,6 +34,7 @@ use thiserror::Error;
 pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
 pub use expr::{Reads, Seen};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
+pub use named::Named;
 pub use taint::{Effect, Taint, Toleration, untolerated};
 
 /// The API server's limit.

@@ -10,6 +10,7 @@ pub mod pod;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,6 +26,7 @@ use opted_in::OptedIn;
 
 use crate::cluster::feed::{Change, Seen};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::select::DeviceFacts;
 
 /// Deleted claims that are remembered: more than there are writes on their way.
 const GONE_MAX: usize = 1024;
@@ -83,6 +85,8 @@ pub struct World {
     slices: BTreeMap<NodeName, BTreeMap<String, Slice>>,
     /// Of each slice, by name.
     slice_nodes: BTreeMap<String, NodeName>,
+    /// The facts of the GPU that was read last: the next has most of them as well.
+    like: Arc<DeviceFacts>,
     rules: BTreeMap<String, TaintRule>,
     pub class: Class,
     other_classes: BTreeMap<String, OtherClass>,
@@ -441,7 +445,7 @@ impl World {
 
     fn set_slice(&mut self, object: k8s_openapi::api::resource::v1::ResourceSlice) -> Vec<News> {
         let key = object.metadata.name.clone().unwrap_or_default();
-        let Some(fresh) = node::slice(object) else { return self.drop_slice(&key) };
+        let Some(fresh) = node::slice(object, &mut self.like) else { return self.drop_slice(&key) };
         let node = fresh.node.clone();
         let moved = match self.slice_nodes.insert(key.clone(), node.clone()) {
             Some(old) if old != node => self.forget_slice(&old, &key),
@@ -497,7 +501,7 @@ impl World {
     }
 
     pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
-        self.nodes.get(&gpu.node)?.gpus.get(&gpu.device)
+        self.nodes.get(&gpu.node)?.gpus.get(&gpu.device).map(|gpu| &**gpu)
     }
 
     // Classes.

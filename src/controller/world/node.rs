@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::api::resource::v1::{Device, DeviceTaintRule, DeviceTaintSelector, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::claim::GpuRef;
 use crate::model::names::{DRIVER, DeviceName, NodeName};
@@ -26,26 +27,30 @@ pub struct Gpu {
 pub struct Slice {
     pub node: NodeName,
     pub generation: i64,
-    pub gpus: BTreeMap<DeviceName, Gpu>,
+    pub gpus: Vec<Arc<Gpu>>,
 }
 
-/// None: of no node's pool.
-pub fn slice(object: ResourceSlice) -> Option<Slice> {
+/// None: of no node's pool. `like`: facts of some device that was read before; what others have in common with it,
+/// and with one another, is kept once.
+pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice> {
     let spec = object.spec;
     let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
     let devices = spec.devices.into_iter().flatten();
-    let gpus = devices.filter_map(|device| Some((DeviceName::new(&device.name), gpu(&device)?))).collect();
+    let gpus = devices.filter_map(|device| gpu(&device, like)).collect();
     Some(Slice { node, generation: spec.pool.generation, gpus })
 }
 
 /// None: no shares can be placed on it.
-fn gpu(device: &Device) -> Option<Gpu> {
+fn gpu(device: &Device, like: &mut Arc<DeviceFacts>) -> Option<Arc<Gpu>> {
     let grantable = Grantable::of(device).filter(|one| one.memory.mib_floor() > 0 && one.slots > 0)?;
-    Some(Gpu {
+    let mut facts = DeviceFacts::of(DRIVER, device);
+    facts.share(like);
+    *like = Arc::new(facts);
+    Some(Arc::new(Gpu {
         grantable,
         taints: device.taints.iter().flatten().filter_map(Taint::of).collect(),
-        facts: Arc::new(DeviceFacts::of(DRIVER, device)),
-    })
+        facts: Arc::clone(like),
+    }))
 }
 
 /// A DeviceTaintRule: which devices have the taint. The empty selector means all devices, none at all means none.
@@ -74,22 +79,36 @@ impl TaintRule {
 pub struct NodeState {
     /// Without what takes room and tells nothing here.
     pub object: Option<Arc<Node>>,
-    pub gpus: BTreeMap<DeviceName, Gpu>,
+    pub gpus: BTreeMap<DeviceName, Arc<Gpu>>,
 }
 
-pub fn reduced(mut node: Node) -> Arc<Node> {
-    node.metadata.managed_fields = None;
-    node.metadata.annotations = None;
-    if let Some(status) = &mut node.status {
-        status.images = None;
-        status.volumes_attached = None;
-        status.volumes_in_use = None;
+/// What [`feasible`](crate::feasible) looks at: labels, taints, cordon, Ready and what is allocatable.
+pub fn reduced(node: Node) -> Arc<Node> {
+    let ready = |mut one: NodeCondition| {
         // A heartbeat is no news.
-        for condition in status.conditions.iter_mut().flatten() {
-            condition.last_heartbeat_time = None;
-        }
-    }
-    Arc::new(node)
+        one.last_heartbeat_time = None;
+        one
+    };
+    let of_interest = |status: NodeStatus| NodeStatus {
+        allocatable: status.allocatable,
+        conditions: status
+            .conditions
+            .map(|all| all.into_iter().filter(|one| one.type_ == "Ready").map(ready).collect()),
+        ..NodeStatus::default()
+    };
+    Arc::new(Node {
+        metadata: ObjectMeta {
+            name: node.metadata.name,
+            labels: node.metadata.labels,
+            ..ObjectMeta::default()
+        },
+        spec: node.spec.map(|spec| NodeSpec {
+            taints: spec.taints,
+            unschedulable: spec.unschedulable,
+            ..NodeSpec::default()
+        }),
+        status: node.status.map(of_interest),
+    })
 }
 
 /// The GPUs of a pool, of these slices: those of its newest generation count.
@@ -97,13 +116,18 @@ pub fn pool<'a>(
     node: &NodeName,
     slices: impl Iterator<Item = &'a Slice>,
     rules: &BTreeMap<String, TaintRule>,
-) -> BTreeMap<DeviceName, Gpu> {
+) -> BTreeMap<DeviceName, Arc<Gpu>> {
     let mut of: Vec<&Slice> = slices.collect();
     let newest = of.iter().map(|slice| slice.generation).max().unwrap_or(0);
     of.retain(|slice| slice.generation == newest);
-    let mut gpus: BTreeMap<_, Gpu> = of.into_iter().flat_map(|slice| slice.gpus.clone()).collect();
+    let all = of.into_iter().flat_map(|slice| &slice.gpus);
+    let mut gpus: BTreeMap<_, Arc<Gpu>> =
+        all.map(|gpu| (gpu.grantable.device.clone(), Arc::clone(gpu))).collect();
     for (device, gpu) in &mut gpus {
-        gpu.taints.extend(rules.values().filter_map(|rule| rule.taint(node, device)).cloned());
+        let taints: Vec<Taint> = rules.values().filter_map(|rule| rule.taint(node, device)).cloned().collect();
+        if !taints.is_empty() {
+            Arc::make_mut(gpu).taints.extend(taints);
+        }
     }
     gpus
 }

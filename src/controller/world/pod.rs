@@ -22,6 +22,11 @@ const GROUPS: [&str; 4] =
 /// The webhook's entry in a pod's claims: the claim of that name is ours to create.
 const SHARE_ENTRY: &str = "gpu-share";
 
+/// Bytes of what the webhook makes of KAI's annotations: some hundred.
+const SHARE_BYTES_MAX: usize = 4 << 10;
+/// Bytes of a gang's name, and of what stands in place of its size. Names of objects have at most 253.
+const NAME_BYTES_MAX: usize = 253;
+
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub at: PodRef,
@@ -136,7 +141,9 @@ fn share(object: &core::Pod) -> Option<(String, String)> {
     let text = object.metadata.annotations.as_ref()?.get(SHARE_ANNOTATION)?;
     let mut entries = object.spec.as_ref()?.resource_claims.iter().flatten();
     let entry = entries.find(|one| one.name == SHARE_ENTRY)?;
-    Some((text.clone(), entry.resource_claim_name.clone()?))
+    // One that is too long is none that can be read.
+    let text = if text.len() <= SHARE_BYTES_MAX { text.clone() } else { String::new() };
+    Some((text, entry.resource_claim_name.clone()?))
 }
 
 fn unschedulable(object: &core::Pod) -> bool {
@@ -152,12 +159,13 @@ fn gang(object: &core::Pod) -> Option<Gang> {
     };
     let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
     let typed = typed.and_then(|group| group.pod_group_name.clone());
-    let name = GROUPS.into_iter().find_map(text).cloned().or(typed).filter(|name| !name.is_empty())?;
+    let name = GROUPS.into_iter().find_map(text).cloned().or(typed);
+    let name = name.filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()))?;
     let size = match text(GANG_SIZE) {
         None => GangSize::NotSaid,
         Some(size) => match size.parse() {
             Ok(pods) if pods > 0 => GangSize::Pods(pods),
-            _ => GangSize::Unreadable(size.clone()),
+            _ => GangSize::Unreadable(size[..size.floor_char_boundary(NAME_BYTES_MAX)].to_owned()),
         },
     };
     Some(Gang { name, size })
