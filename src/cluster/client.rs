@@ -195,17 +195,16 @@ impl KubeCluster {
     async fn list(&self) -> Result<Vec<StoredSlice>, CallError> {
         let mut all = Vec::new();
         let what = || format!("LIST resourceslices of node {}", self.node);
-        self.each_object::<ResourceSlice>(&Which::Fields(self.selector()), what, |slice| {
-            all.push(stored(slice))
-        })
-        .await?;
+        let (which, add) = (Which::Fields(self.selector()), |slice| all.push(stored(slice)));
+        self.each_object::<ResourceSlice>(&which, self.limit, what, add).await?;
         Ok(all)
     }
 
-    /// Goes through a list, page by page. Of each page the deadline is that of a call.
+    /// Goes through a list, page by page, each within `limit`.
     pub(super) async fn each_object<K: Known>(
         &self,
         which: &Which,
+        limit: Duration,
         what: impl Fn() -> String,
         mut each: impl FnMut(Result<K, Misfit<K>>),
     ) -> Result<(), CallError> {
@@ -219,7 +218,7 @@ impl KubeCluster {
                 Ok::<_, ReadError>(page.about())
             };
             let page = async { page.await.map_err(kube::Error::from) };
-            next = call(self.limit, &what, page).await?.next;
+            next = call(limit, &what, page).await?.next;
             if next.is_empty() {
                 break;
             }

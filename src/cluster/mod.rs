@@ -17,7 +17,7 @@
 //! * [`events`]: events on claims and pods, best effort
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
-//! May import: model. May name: kube, k8s-openapi, rustls, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
+//! May import: model. May name: kube, k8s-openapi, rustls, fastrand, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
 
 pub mod allocation;
 mod client;

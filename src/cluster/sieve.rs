@@ -13,9 +13,10 @@ use crate::model::names::DRIVER;
 const DEPTH_MAX: usize = 64;
 /// Bytes of one entry's parameters. The API server takes 10 KiB of them; `<` and the like are six in JSON.
 const PARAMETERS_BYTES_MAX: usize = 60 << 10;
-/// Values in one entry's parameters, those within others counted. A GpuConfig with a limit for each GPU of a node has
-/// some twenty.
-const PARAMETERS_VALUES_MAX: usize = 256;
+/// Values in one entry's parameters, those within others counted, and of these the lists and objects, each of which
+/// takes half a KiB once it is parsed. A grant of 32 GPUs, the largest that there can be, has 230 and 34.
+const PARAMETERS_VALUES_MAX: usize = 1024;
+const PARAMETERS_BRACKETS_MAX: usize = 64;
 const PARAMETERS_DEPTH_MAX: usize = 8;
 
 /// What of a value goes on. Of an array: what of each element.
@@ -197,7 +198,7 @@ fn measure(parameters: &[u8]) -> Option<&'static str> {
     if parameters.len() > PARAMETERS_BYTES_MAX {
         return Some("left out: more than 60 KiB");
     }
-    let (mut depth, mut values) = (0_usize, 1_usize);
+    let (mut depth, mut values, mut brackets) = (0_usize, 1_usize, 0_usize);
     let mut from = Scanner { bytes: parameters, at: 0 };
     while let Some(byte) = from.bytes.get(from.at).copied() {
         match byte {
@@ -210,6 +211,7 @@ fn measure(parameters: &[u8]) -> Option<&'static str> {
             b'{' | b'[' => {
                 depth += 1;
                 values += 1;
+                brackets += 1;
             }
             b'}' | b']' => depth = depth.saturating_sub(1),
             b',' => values += 1,
@@ -219,8 +221,8 @@ fn measure(parameters: &[u8]) -> Option<&'static str> {
         if depth > PARAMETERS_DEPTH_MAX {
             return Some("left out: they nest more than 8 deep");
         }
-        if values > PARAMETERS_VALUES_MAX {
-            return Some("left out: more than 256 values");
+        if values > PARAMETERS_VALUES_MAX || brackets > PARAMETERS_BRACKETS_MAX {
+            return Some("left out: more than 1024 values, or more than 64 lists and objects");
         }
     }
     None
@@ -439,9 +441,14 @@ mod tests {
         let many = [b"{\"a\":[".as_slice(), &[b"{\"\":0}".as_slice(); 200].join(&b','), b"]}"].concat();
         let deep = [vec![b'['; 9], vec![b']'; 9]].concat();
         let long = [b"{\"a\":\"".as_slice(), &vec![b'x'; PARAMETERS_BYTES_MAX], b"\"}"].concat();
-        for (parameters, words) in
-            [(many, "256 values"), (deep, "8 deep"), (long, "60 KiB"), (b"{\"a\":1e999}".to_vec(), "read")]
-        {
+        let wide = [b"[".as_slice(), &[b"0".as_slice(); 1100].join(&b','), b"]"].concat();
+        for (parameters, words) in [
+            (many, "64 lists"),
+            (wide, "1024 values"),
+            (deep, "8 deep"),
+            (long, "60 KiB"),
+            (b"{\"a\":1e999}".to_vec(), "read"),
+        ] {
             let found = config(&[entry(DRIVER, &parameters)]);
             let text = found.pointer("/config/0/opaque/parameters").and_then(Value::as_str).unwrap();
             assert!(text.starts_with("left out: ") && text.contains(words), "{text}");

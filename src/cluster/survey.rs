@@ -3,6 +3,8 @@
 //! * [`KubeCluster::survey`]: slices and claims, at once
 //! * [`KubeCluster::tour`]: all that the controller follows, object by object
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 
@@ -11,6 +13,9 @@ use super::error::CallError;
 use super::feed::{Change, LIVE_PODS, Seen, Which, opted_in, seen};
 use super::guarded::{Known, Misfit};
 use crate::model::names::DRIVER;
+
+/// The longest that a page may take: its objects may be as large as the API server takes them.
+const PAGE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Slices of our driver, and all claims.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +40,7 @@ impl KubeCluster {
         let mut all = Vec::new();
         let what = || format!("LIST {}", K::plural(&()));
         let add = |object: Result<K, Misfit<K>>| all.push(object.unwrap_or_else(|misfit| misfit.rest));
-        self.each_object(&which, what, add).await?;
+        self.each_object(&which, PAGE_LIMIT, what, add).await?;
         Ok(all)
     }
 
@@ -71,7 +76,7 @@ impl KubeCluster {
     async fn through<K: Known>(&self, which: Which, mut each: impl FnMut(Seen<K>)) -> Result<(), CallError> {
         each(Seen::Anew);
         let what = || format!("LIST {}", K::plural(&()));
-        self.each_object(&which, what, |object| each(seen(object, true))).await?;
+        self.each_object(&which, PAGE_LIMIT, what, |object| each(seen(object, true))).await?;
         each(Seen::Complete);
         Ok(())
     }

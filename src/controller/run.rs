@@ -42,6 +42,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(3);
 const CHANGES_AT_ONCE: usize = 512;
 /// Without anything to wait for, a look is taken every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// They are taken in for no longer, since others wait: the largest objects take ten milliseconds each.
+const TAKE_IN: Duration = Duration::from_millis(50);
 /// After a round a rest so many times as long: while much happens, the next round takes it in together, and rounds
 /// take no more than a fifth of a processor, but for those of more than 12 ms.
 const REST: u32 = 4;
@@ -267,7 +269,11 @@ impl Turning {
             };
             let more = if let Heard::Change(_) = heard { CHANGES_AT_ONCE } else { 0 };
             self.hear(heard, start.elapsed());
+            let until = Instant::now() + TAKE_IN;
             for _ in 1..more {
+                if Instant::now() >= until {
+                    break;
+                }
                 let Some(Some(change)) = feed.next().now_or_never() else { break };
                 self.hear(Heard::Change(Box::new(change)), start.elapsed());
             }

@@ -16,6 +16,7 @@ mod fake_mps;
 mod feed;
 mod holders;
 mod kubelet;
+mod memory;
 mod mock_api;
 mod mps;
 mod node;

@@ -124,7 +124,8 @@ pub fn pool<'a>(
     let mut gpus: BTreeMap<_, Arc<Gpu>> =
         all.map(|gpu| (gpu.grantable.device.clone(), Arc::clone(gpu))).collect();
     for (device, gpu) in &mut gpus {
-        let taints: Vec<Taint> = rules.values().filter_map(|rule| rule.taint(node, device)).cloned().collect();
+        let taints: Vec<Taint> =
+            rules.values().filter_map(|rule| rule.taint(node, device)).cloned().collect();
         if !taints.is_empty() {
             Arc::make_mut(gpu).taints.extend(taints);
         }

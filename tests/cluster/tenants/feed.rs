@@ -100,7 +100,14 @@ async fn claims_that_no_text_can_hold_stop_nobody() {
     let deep = [vec![b'['; 200], vec![b']'; 200]].concat();
     create(&tenant, &bed, "bytes", share(&strange), b"\xff\xfe").await;
     create(&tenant, &bed, "half", share(&strange), b"\\ud800").await;
-    create(&tenant, &bed, "deep", share(&[entry(&json!({"x": ["@"]}))]), &[b"\",", &deep[..], b",\""].concat()).await;
+    create(
+        &tenant,
+        &bed,
+        "deep",
+        share(&[entry(&json!({"x": ["@"]}))]),
+        &[b"\",", &deep[..], b",\""].concat(),
+    )
+    .await;
     neighbour.runs("beside").await;
     // What other drivers are told is no concern of ours: the claims can be used, too.
     for name in ["bytes", "half", "deep"] {

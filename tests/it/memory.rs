@@ -1,0 +1,180 @@
+//! How much memory the controller takes for what it follows. A measurement: `cargo test --test it memory:: -- --ignored
+//! --nocapture`, each in a process of its own.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body as AnswerBody;
+use futures::StreamExt;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tranche::cluster::KubeCluster;
+use tranche::controller::config::Rules;
+use tranche::controller::core::Core;
+use tranche::model::names::NodeName;
+
+use crate::objects::share;
+
+/// What an API server has: of each resource so many objects, made as they are asked for.
+type Make = fn(&str, usize) -> Option<Value>;
+
+fn client(make: Make) -> Client {
+    let service = tower::service_fn(move |request: Request<Body>| async move {
+        let resource = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let body = if watch {
+            AnswerBody::from_stream(futures::stream::pending::<Nothing>())
+        } else {
+            list(make, resource)
+        };
+        Ok::<_, std::io::Error>(Response::new(body))
+    });
+    Client::new(service, "default")
+}
+
+type Nothing = Result<String, Infallible>;
+
+fn list(make: Make, resource: String) -> AnswerBody {
+    let objects = (0..).map_while(move |nth| {
+        let comma = if nth > 0 { "," } else { "" };
+        make(&resource, nth).map(|object| format!("{comma}{object}"))
+    });
+    let head = r#"{"kind":"List","metadata":{"resourceVersion":"1"},"items":["#.to_owned();
+    let parts = std::iter::once(head).chain(objects).chain(std::iter::once("]}".to_owned()));
+    AnswerBody::from_stream(futures::stream::iter(parts.map(Ok::<_, Infallible>)))
+}
+
+/// MiB of this process now, and at most so far.
+fn resident() -> (u64, u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let of = |field: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    };
+    (of("VmRSS:"), of("VmHWM:"))
+}
+
+async fn measure(what: &str, make: Make) -> Core {
+    let (before, _) = resident();
+    let cluster = KubeCluster::with_client(client(make), NodeName::new("one"));
+    let mut core = Core::new(Rules::default(), "tranche-system");
+    let mut feed = cluster.feed();
+    let begin = std::time::Instant::now();
+    while !core.world.is_complete() {
+        core.apply(feed.next().await.unwrap(), Duration::ZERO);
+    }
+    core.round(Duration::ZERO, &mut String::new);
+    let (now, most) = resident();
+    println!(
+        "{what}: {before} MiB before, {now} MiB now, {most} MiB at most; {:.1} s",
+        begin.elapsed().as_secs_f64()
+    );
+    core
+}
+
+fn fat(nth: usize) -> Value {
+    let mut claim = share(&format!("fat-{nth}"), json!({"memory": "1Gi"}));
+    let maps: Vec<Value> = (0..1400).map(|_| json!({"": 0})).collect();
+    let entries = |driver: &str| -> Vec<Value> {
+        let entry = json!({"opaque": {"driver": driver, "parameters": {"a": maps}}});
+        vec![entry; 31]
+    };
+    let selector = json!({"cel": {"expression": "x".repeat(10 << 10)}});
+    let exactly = |class: &str| {
+        json!({"name": "r", "exactly": {"deviceClassName": class,
+        "selectors": vec![selector.clone(); 16]}})
+    };
+    match nth % 6 {
+        0 => claim["spec"]["devices"]["config"] = entries("nic.example.com").into(),
+        1 => claim["spec"]["devices"]["config"] = entries("gpu.nvidia.com").into(),
+        2 => claim["spec"]["devices"]["requests"] = vec![exactly("shared.gpu.nvidia.com"); 8].into(),
+        3 => claim["spec"]["devices"]["requests"] = vec![exactly("gpu.nvidia.com"); 8].into(),
+        4 => {
+            let finalizers: Vec<String> = (0..20_000).map(|nth| format!("example.com/{nth:050}")).collect();
+            claim["metadata"]["finalizers"] = finalizers.into();
+        }
+        _ => {
+            claim["metadata"]["annotations"] = json!({"tranche.dev/waiting": "x".repeat(200 << 10)});
+            // The largest that are read.
+            claim["spec"]["devices"]["requests"] = json!([{"name": "r", "exactly": {"deviceClassName": "shared.gpu.nvidia.com",
+                    "selectors": vec![selector; 5]}}]);
+        }
+    }
+    claim
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn of_ordinary_claims_and_the_fattest() {
+    let core =
+        measure("10,000 ordinary claims and 1,000 of the fattest", |resource, nth| match (resource, nth) {
+            ("resourceclaims", 0..10_000) => Some(share(&format!("claim-{nth}"), json!({"memory": "1Gi"}))),
+            ("resourceclaims", 10_000..11_000) => Some(fat(nth)),
+            _ => None,
+        })
+        .await;
+    assert_eq!((core.world.claims.len(), core.world.unreadables()), (11_000, 0));
+    assert!(resident().0 <= 256, "{:?} MiB", resident());
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn of_nodes_with_gpus() {
+    let core = measure("6,000 nodes with 8 GPUs each", |resource, nth| match (resource, nth) {
+        ("nodes", 0..6_000) => Some(node(nth)),
+        ("resourceslices", 0..6_000) => Some(slice(nth)),
+        _ => None,
+    })
+    .await;
+    assert_eq!(core.world.nodes.len(), 6_000);
+    assert!(resident().0 <= 150, "{:?} MiB", resident());
+}
+
+fn node(nth: usize) -> Value {
+    let name = format!("ip-10-0-{}-{}.eu-central-1.compute.internal", nth / 256, nth % 256);
+    let mut labels: Value = (0..15)
+        .map(|one| (format!("example.com/label-{one:02}"), "some value".into()))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    labels["kubernetes.io/hostname"] = name.clone().into();
+    let condition = |kind: &str, status: &str| {
+        json!({"type": kind, "status": status, "reason": "KubeletHasWhatItNeeds",
+        "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": "all is well"})
+    };
+    let amounts = json!({"cpu": "192", "memory": "2113409556Ki", "pods": "110", "ephemeral-storage": "1Ti", "hugepages-2Mi": "0"});
+    let images: Vec<Value> =
+        (0..50).map(|one| json!({"names": [format!("example.com/image:{one}")], "sizeBytes": 1})).collect();
+    json!({"metadata": {"name": name, "uid": format!("uid-{nth}"), "labels": labels, "annotations": {"a": "b"}},
+        "spec": {"podCIDR": "10.0.0.0/24", "providerID": format!("aws:///eu-central-1a/i-{nth:017x}")},
+        "status": {"allocatable": amounts, "capacity": amounts, "images": images,
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
+            "conditions": [condition("MemoryPressure", "False"), condition("DiskPressure", "False"),
+                condition("PIDPressure", "False"), condition("Ready", "True")],
+            "nodeInfo": {"kernelVersion": "6.8.0", "osImage": "Ubuntu 24.04", "machineID": format!("{nth:032x}"),
+                "systemUUID": format!("{nth:032x}"), "bootID": format!("{nth:032x}"), "kubeletVersion": "v1.37.0",
+                "containerRuntimeVersion": "containerd://2.0.0", "architecture": "amd64",
+                "operatingSystem": "linux", "kubeProxyVersion": ""}}})
+}
+
+fn slice(nth: usize) -> Value {
+    let node = format!("ip-10-0-{}-{}.eu-central-1.compute.internal", nth / 256, nth % 256);
+    let device = |minor: usize| {
+        let text = |value: &str| json!({"string": value});
+        json!({"name": format!("gpu-{minor}"), "allowMultipleAllocations": true,
+            "attributes": {"type": text("gpu"), "uuid": text(&format!("GPU-{nth:08x}-0000-0000-0000-{minor:012x}")),
+                "productName": text("NVIDIA H100 80GB HBM3"), "isolation": text("mps"), "architecture": text("Hopper"),
+                "brand": text("Nvidia"), "cudaComputeCapability": {"version": "9.0.0"},
+                "cudaDriverVersion": {"version": "13.0.0"}, "driverVersion": {"version": "615.20.1"},
+                "multiprocessors": {"int": 132}, "numaNode": {"int": minor / 4},
+                "resource.kubernetes.io/pciBusID": text(&format!("0000:{minor:02x}:00.0")),
+                "resource.kubernetes.io/pcieRoot": text(&format!("pci0000:{minor:02x}")),
+                "grantableMemoryMiB": {"int": 81_920}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}},
+            "capacity": {"memory": {"value": "80Gi"}, "compute": {"value": "100"}, "shares": {"value": "16"}}})
+    };
+    let devices: Vec<Value> = (0..8).map(device).collect();
+    json!({"metadata": {"name": format!("{node}-slice"), "uid": format!("slice-{nth}")},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": node, "devices": devices,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}})
+}
