@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use fastrand::Rng;
+use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -290,13 +291,22 @@ impl Api {
     }
 
     /// Stored as it is, or told as what cannot be read.
-    fn store<K: DeserializeOwned>(&mut self, object: Value, wrap: fn(Seen<K>) -> Change) {
+    fn store<K: DeserializeOwned + Default + Metadata<Ty = ObjectMeta>>(
+        &mut self,
+        object: Value,
+        wrap: fn(Seen<K>) -> Change,
+    ) {
         let meta = serde_json::from_value::<ObjectMeta>(object["metadata"].clone());
         match (serde_json::from_value::<K>(object), meta) {
             (Ok(object), _) => self.feed.push_back(wrap(Seen::Stored(Box::new(object)))),
             (Err(error), Ok(meta)) => {
-                let problem = error.to_string();
-                self.feed.push_back(wrap(Seen::Unreadable { meta: Box::new(meta), listed: false, problem }));
+                let mut rest = Box::new(K::default());
+                *rest.metadata_mut() = meta;
+                self.feed.push_back(wrap(Seen::Unreadable {
+                    rest,
+                    listed: false,
+                    problem: error.to_string(),
+                }));
             }
             _ => self.feed.push_back(wrap(Seen::Interrupted { problem: "no object".to_owned() })),
         }
@@ -366,7 +376,7 @@ impl Api {
         if self.stamp(&mut meta, None) {
             let problem = "lone surrogate".to_owned();
             self.feed.push_back(Change::Claim(Seen::Unreadable {
-                meta: Box::new(meta),
+                rest: Box::new(ResourceClaim { metadata: meta, ..ResourceClaim::default() }),
                 listed: false,
                 problem,
             }));
