@@ -3,7 +3,7 @@
 # make check     format, lints, units and contracts: what to run before a commit; no cluster
 # make test      everything that can fail: units, contracts, and real clusters
 # make test-all  the same on every release, on a virtual machine with systemd, and the controller's long walk
-# make soak      hours: the controller's model, a million random steps; then fuzzing, led by what inputs reach
+# make soak      hours: the controller's model, a million random steps; then fuzzing, FUZZ_SECONDS=900 for each target
 # make bench     figures, as a table and in target/bench.json
 # make help      this text
 
@@ -39,7 +39,6 @@ soak: soak-walk soak-fuzz
 soak-walk:
 	TRANCHE_STEPS=1000000 cargo test --locked --profile soak --lib controller::tests::walk -- --nocapture
 
-# For each target, of which as many run at once as there are processors; SEED: another way through.
 FUZZ_SECONDS ?= 900
 SEED ?= $(shell date +%s)
 soak-fuzz:

@@ -73,7 +73,7 @@ impl Work<'_> {
 
     fn told(&mut self, fault: &Fault, input: &[u8], stored: Option<&str>) -> Result<(), String> {
         let input = if stored.is_some() { input.to_vec() } else { self.smaller(fault, input) };
-        // What it does now, which may be a little less.
+        // What it does now, with other numbers in its words maybe.
         let fault = meter::measure(self.target, &input).err().unwrap_or_else(|| fault.clone());
         let name = match stored {
             Some(name) => format!("tests/data/fuzz/{}/{name}", self.target.name),
@@ -92,10 +92,12 @@ impl Work<'_> {
     fn smaller(&mut self, fault: &Fault, input: &[u8]) -> Vec<u8> {
         let end = Instant::now() + Duration::from_secs(5);
         let mut stays = |less: &[u8]| {
+            if Instant::now() > end {
+                return false;
+            }
             self.signs.give();
             self.under_way.note(less);
-            let found = meter::measure(self.target, less);
-            Instant::now() < end && found.is_err_and(|found| found.key() == fault.key())
+            meter::measure(self.target, less).is_err_and(|found| found.key() == fault.key())
         };
         match fault {
             Fault::Panics(..) if matches!(self.target.form, Form::Json | Form::MadeJson(_)) => {

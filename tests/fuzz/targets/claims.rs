@@ -114,6 +114,9 @@ pub const FIELDS: &[&str] = &[
     "gpu-fraction-container-name",
     "gpu-memory-num-devices",
     "nvidia.com/gpu",
+    "creationTimestamp",
+    "-9999-01-02T01:59:59Z",
+    "9999-12-30T22:00:00.999999999Z",
 ];
 
 pub fn targets() -> Vec<Target> {
@@ -237,7 +240,8 @@ fn grant() -> Value {
 
 pub fn claim() -> Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-        "metadata": {"name": "a", "namespace": "evil", "uid": "u-1", "resourceVersion": "12"},
+        "metadata": {"name": "a", "namespace": "evil", "uid": "u-1", "resourceVersion": "12",
+            "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"devices": {
             "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com", "count": 1,
                 "selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}],

@@ -65,7 +65,7 @@ pub fn targets() -> Vec<Target> {
 }
 
 fn pod() -> Value {
-    json!({"metadata": {"name": "p", "namespace": EVIL, "uid": "p-1"}, "spec": {"containers": [{"name": "main",
+    json!({"metadata": {"name": "p", "namespace": EVIL, "uid": "p-1", "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"containers": [{"name": "main",
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}], "priority": 0, "nodeSelector": {},
         "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity":
             {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [
