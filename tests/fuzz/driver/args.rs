@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const USAGE: &str = "[NAME...] [--seconds N] [--seed N] [--pending] [--replay FILE]";
-/// In `make test`: with two at a time, all targets together take well under a minute.
+/// In `make test`: with two at a time, all targets together take a quarter of a minute, on a busy machine one.
 const SHORT: Duration = Duration::from_millis(1200);
 
 pub struct Args {
     pub task: Task,
     /// Of targets, or parts of them; none: all.
     pub names: Vec<String>,
-    /// For each target.
+    /// For each target, of a processor.
     pub time: Duration,
     pub seed: u64,
     /// Try what is put off, too.

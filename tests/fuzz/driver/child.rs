@@ -166,8 +166,8 @@ fn random(work: &mut Work<'_>, args: &Args, pool: Vec<Vec<u8>>, cover: &mut Cove
     let target = work.target;
     let mut pool = Pool::new(pool, target.words);
     let mut rng = Rng::with_seed(args.seed);
-    let end = Instant::now() + args.time;
-    while Instant::now() < end && work.faults.len() < FAULTS_MAX {
+    let mut rest = Rest::new(args.time);
+    while rest.is_left() && work.faults.len() < FAULTS_MAX {
         let input = make(target, &pool, &mut rng);
         work.try_one(&input, None)?;
         if cover.is_there() && cover.take() && pool.all.len() < POOL_MAX {
@@ -177,6 +177,30 @@ fn random(work: &mut Work<'_>, args: &Args, pool: Vec<Vec<u8>>, cover: &mut Cove
         }
     }
     Ok(())
+}
+
+/// The time for one target: of a processor, but by the clock at most four times as much.
+struct Rest {
+    time: Duration,
+    begun: Instant,
+    before: Duration,
+    asked: Instant,
+}
+
+impl Rest {
+    fn new(time: Duration) -> Self {
+        let begun = Instant::now();
+        Self { time, begun, before: meter::processor(), asked: begun }
+    }
+
+    fn is_left(&mut self) -> bool {
+        let passed = self.begun.elapsed();
+        if passed < self.time || self.asked.elapsed() < Duration::from_millis(50) {
+            return true;
+        }
+        self.asked = Instant::now();
+        passed < self.time * 4 && meter::processor().saturating_sub(self.before) < self.time
+    }
 }
 
 fn make(target: &Target, pool: &Pool, rng: &mut Rng) -> Vec<u8> {

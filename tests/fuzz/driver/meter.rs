@@ -93,7 +93,7 @@ fn once(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
 }
 
 /// What this process has had of processors: fields 14 and 15 of proc_pid_stat(5), in ticks of 10 ms.
-fn processor() -> Duration {
+pub fn processor() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok());

@@ -3,8 +3,10 @@
 //! * `args`: what is asked for; `parent`: a process for each target; `child`: one target's inputs, one after another
 //! * `corpus`: inputs in the tree; `mutate`, `json`: inputs made of others; `cover`: which were worth keeping
 //! * `meter`: time and memory of one input; `memory`: the allocator that counts
+//! * `checks`: targets that fail, so that it is known that failures are seen
 
 pub mod args;
+mod checks;
 mod child;
 mod corpus;
 mod cover;
@@ -75,6 +77,10 @@ pub fn main(targets: &[Target]) -> ExitCode {
     };
     let done = match &args.task {
         Task::Run => parent::run(targets, &args),
+        Task::Child(name) if checks::is_one(name) => {
+            let checks = checks::targets().map(|(target, _)| target);
+            child::run(find(&checks, name), &args)
+        }
         Task::Child(name) => child::run(find(targets, name), &args),
         Task::Replay(file) => {
             match targets.iter().find(|target| args.names.iter().any(|name| name == target.name)) {

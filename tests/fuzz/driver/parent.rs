@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::args::Args;
 use super::child::UnderWay;
-use super::{Target, corpus, meter};
+use super::{Target, checks, corpus, meter};
 
 pub fn run(targets: &[Target], args: &Args) -> Result<bool, String> {
     let begin = Instant::now();
@@ -16,6 +16,7 @@ pub fn run(targets: &[Target], args: &Args) -> Result<bool, String> {
     let wanted: Vec<&Target> = targets.iter().filter(|target| args.wants(target.name)).collect();
     println!("\nrunning {} targets, {:?} each, seed {}", wanted.len(), args.time, args.seed);
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let checked = if args.names.is_empty() { check(args, &mut failed.lock().unwrap()) } else { 0 };
     let width = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         let working = || {
@@ -44,12 +45,26 @@ pub fn run(targets: &[Target], args: &Args) -> Result<bool, String> {
     println!(
         "\ntest result: {}. {} passed; {} failed; {put_off} ignored; 0 measured; {} filtered out; finished in {:.2?}",
         if failed.is_empty() { "ok" } else { "FAILED" },
-        wanted.len() - failed.len(),
+        wanted.len() + checked - failed.len(),
         failed.len(),
         targets.len() - wanted.len(),
         begin.elapsed()
     );
     Ok(failed.is_empty())
+}
+
+/// Sees to it that what must fail does. How many there are.
+fn check(args: &Args, failed: &mut Vec<String>) -> usize {
+    let checks = checks::targets();
+    for (target, expected) in &checks {
+        let (well, words) = one(target, args);
+        let seen = !well && words.contains(expected);
+        println!("test {} ... {}", target.name, if seen { "ok" } else { "FAILED" });
+        if !seen {
+            failed.push(format!("---- {}\nit was to fail with {expected:?}\n{words}", target.name));
+        }
+    }
+    checks.len()
 }
 
 /// True if all went well; what there is to say.
