@@ -218,6 +218,10 @@ impl Maker<'_> {
             "LAST.matches('(x*)*$')",
             "LAST.contains(LAST)",
             "dyn(LAST) != optional.of(LAST)",
+            "int(LAST) == 1",
+            "quantity(LAST).sign() == 1",
+            "{LAST: 1}[LAST + LAST] == 1",
+            "[LAST, LAST, LAST].exists(a, a.upperAscii() == a + 'x')",
             "LAST.upperAscii().lowerAscii().trim() == ''",
         ];
         let end = self.rng.choice(ends.iter()).copied().unwrap_or("true").replace("LAST", &last);
