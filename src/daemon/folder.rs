@@ -101,7 +101,9 @@ impl Folder {
                 fs::set_permissions(&path, Permissions::from_mode(SHM_MODE))?;
             }
             match shm::reserve(&path) {
-                Err(error) if error.kind() == ErrorKind::StorageFull => Ok(()),
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                    Ok(())
+                }
                 done => done,
             }
         };

@@ -18,6 +18,8 @@ use crate::model::share::{SharedMemory, SharedMemoryUser};
 /// libcuda opens this file of /dev/shm in every process, the MPS server among them, and maps it whoever owns it
 /// (seen with 550.163.01): by its name, it says which library to load. As a folder of root's it cannot be opened so.
 pub const RESERVED: &str = "cuda_injection_path_shm";
+/// Enough that one user alone makes it full as [`SharedMemory::is_full`] has it, so that it is told.
+const QUOTA_PERCENT: u64 = 96;
 /// What is moved up from a folder that goes.
 const MOVED: &str = ".tranche-gone-";
 /// Entries of a folder that are looked at at a time: tenants decide how many there are.
@@ -44,16 +46,16 @@ struct Living {
     inodes: BTreeSet<u64>,
 }
 
-/// Mounts it. On kernels with quotas of tmpfs (6.6, `CONFIG_TMPFS_QUOTA`) no user gets more than three quarters,
-/// so that one who fills it leaves room for the others; who has CAP_SYS_RESOURCE, as the MPS server does, is exempt.
+/// Mounts it. On kernels with quotas of tmpfs (6.6, `CONFIG_TMPFS_QUOTA`) no user gets more than [`QUOTA_PERCENT`],
+/// so that one who fills it leaves some room for the others and for the MPS server.
 pub fn mount_at(path: &Path, bounds: Bounds) -> io::Result<()> {
     let size = bounds.size.map_or_else(half_of_memory, Ok)?.0;
     // The folder itself, and the reserved one.
     let plain = format!("size={size},nr_inodes={},mode=1777", bounds.files + 2);
     let quotas = format!(
         "{plain},usrquota,usrquota_block_hardlimit={},usrquota_inode_hardlimit={}",
-        size / 4 * 3,
-        bounds.files / 4 * 3
+        size / 100 * QUOTA_PERCENT,
+        bounds.files * QUOTA_PERCENT / 100
     );
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let with = |options: &str| mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options));
