@@ -173,9 +173,13 @@ async fn a_keep_that_fails_again_and_again_does_not_put_off_the_end() {
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     supervisor.rest(&gpu).await.unwrap();
     bed.boards.broken(true);
+    keep_in_vain_until_it_goes(&supervisor, &gpu, first).await;
+}
+
+async fn keep_in_vain_until_it_goes(supervisor: &Supervisor<Boards>, gpu: &MpsGroup, daemon: u32) {
     let deadline = Instant::now() + DEADLINE;
-    while Process::of(first).is_some() {
-        assert!(supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.is_err());
+    while Process::of(daemon).is_some() {
+        assert!(supervisor.keep(gpu, true, &limits(&[2000], 25)).await.is_err());
         supervisor.check().await;
         assert!(Instant::now() < deadline, "nobody needs it, and it stays");
         tokio::time::sleep(Duration::from_millis(20)).await;
