@@ -8,7 +8,7 @@
 //!   they are given back
 //! * [`queue`]: who waits, in which order; `purse`: what a round may spend on whom; `plan`: decisions on their way
 //! * [`core`]: changes and answers in; [`round`]: one round of decisions, `send`: its writes, `pending`:
-//!   in which order; `reserve`: what is kept free for whom; `life`: what nobody uses
+//!   in which order; `reserve`: what is kept free for whom, and for how long; `life`: what nobody uses
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller
 //! * `grant`: a decision as an allocation says it; `say`: what people are told, `notes`: when; `state`: how things are
 //!

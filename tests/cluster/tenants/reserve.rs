@@ -114,8 +114,8 @@ async fn kept_in_vain(bed: &Bed) -> f64 {
 
 #[tokio::test]
 #[ignore = "needs a rig"]
-async fn who_asks_for_nearly_all_gpus_stops_nobodys_small_shares() {
-    let bed = Bed::of_env("who_asks_for_nearly_all_gpus_stops_nobodys_small_shares").await;
+async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
+    let bed = Bed::of_env("who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares").await;
     let products = ["NVIDIA H100 80GB HBM3", "NVIDIA L40S"];
     hollow::add_changed(&bed, 2, "node-a", |nth, gpu| {
         let product = gpu.attributes.as_mut().and_then(|all| all.get_mut("productName"));
@@ -124,10 +124,10 @@ async fn who_asks_for_nearly_all_gpus_stops_nobodys_small_shares() {
     .await;
     let namespace = neighbours(&bed).await;
     let others = Who { client: &bed.client, namespace: &namespace };
-    let nearly = on_each_gpu(&bed, &others).await - 1;
+    let all = on_each_gpu(&bed, &others).await;
     let tenant = super::tenant(&bed).await;
     let mallory = Who { client: &tenant, namespace: &bed.namespace };
-    mallory.ask("nearly-all", json!({"fraction": "1"}), gpus(nearly, Some(products[0]))).await;
+    mallory.ask("all", json!({"fraction": "1"}), gpus(all, Some(products[0]))).await;
     mallory.ask("two", json!({"fraction": "1"}), gpus(2, Some(products[1]))).await;
 
     let (begin, before) = (Instant::now(), kept_in_vain(&bed).await);
@@ -145,14 +145,14 @@ async fn who_asks_for_nearly_all_gpus_stops_nobodys_small_shares() {
     }
     println!("{count} shares in {:?}, the slowest after {slowest:?}", begin.elapsed());
     assert!(slowest < AT_ONCE, "{slowest:?}");
-    let told = [bed.events("nearly-all").await, bed.events("two").await].concat();
+    let told = [bed.events("all").await, bed.events("two").await].concat();
     let told: Vec<String> = told.into_iter().filter(|event| event.contains("kept for it until ")).collect();
     assert!(!told.is_empty(), "whom a place was kept for is told");
     println!("{told:?}");
 
     // They get their turn once there is room.
     others.end_all().await;
-    for name in ["nearly-all", "two"] {
+    for name in ["all", "two"] {
         mallory.wait_placed(name, PATIENCE).await;
     }
     hollow::end(bed).await;
