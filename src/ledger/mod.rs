@@ -9,7 +9,7 @@
 mod audit;
 mod codec;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use audit::{Finding, audit};
 pub use codec::{Damage, Decoded, decode, encode_intent, encode_mark};

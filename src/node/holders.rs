@@ -207,11 +207,83 @@ impl Withheld {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::host::{End, EndError};
+    use crate::ledger::Phase;
+    use crate::model::process::ProcessKey;
 
     fn holder(name: &str, pids: &[u32]) -> Holder {
         let pod = PodRef { namespace: "team".into(), name: name.into(), uid: "uid".into() };
         Holder { pod, pids: pids.to_vec() }
+    }
+
+    /// Processes of one pod, or of a node that cannot be seen.
+    struct Fake {
+        shown: bool,
+        looks: AtomicUsize,
+    }
+
+    impl Processes for Fake {
+        fn started(&self, _: u32) -> io::Result<Option<u64>> {
+            Ok(Some(1))
+        }
+        fn place(&self, _: u32) -> io::Result<Option<Place>> {
+            Ok(Some(Place::Pod { pod: "uid".into(), container: None }))
+        }
+        fn uses_gpu(&self, _: u32) -> io::Result<bool> {
+            Ok(true)
+        }
+        fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            Ok(BTreeMap::from([("uid".into(), vec![7])]))
+        }
+        fn are_all_shown(&self) -> bool {
+            self.shown
+        }
+        fn pids_are_the_hosts(&self) -> bool {
+            self.shown
+        }
+        fn end(&self, _: ProcessKey) -> Result<End, EndError> {
+            Ok(End::Gone)
+        }
+    }
+
+    fn record(mode: HoldMode, pod: &str) -> Record {
+        let mut record = Record { intent: crate::ledger::tests::intent(), phase: Phase::Ready };
+        record.intent.devices[0].mode = mode;
+        record.intent.pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: pod.into() }];
+        record
+    }
+
+    #[test]
+    fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
+        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0) });
+        let holders = Holders::new(processes.clone(), Some("ours".into()));
+        for word in [Word::Api, Word::Kubelet] {
+            let held = holders.hold(&record(HoldMode::Whole, "uid"), word).unwrap();
+            assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
+            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), word), None);
+            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), word), None, "it holds nothing");
+        }
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Anew), None);
+        assert_eq!(holders.pods_of(&[7, 8]), ["uid".into()]);
+        let looks = processes.looks.load(Ordering::SeqCst);
+        let mut none = record(HoldMode::Whole, "uid");
+        none.intent.pods.clear();
+        assert_eq!(holders.hold(&none, Word::Api), None);
+        assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
+    }
+
+    #[test]
+    fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
+        let holders = Holders::new(Arc::new(Fake { shown: false, looks: AtomicUsize::new(0) }), None);
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Kubelet), None);
+        let held = holders.hold(&record(HoldMode::Whole, "uid"), Word::Api).unwrap();
+        assert!(held.holders().contains("hostPID"), "{held}");
+        assert_eq!(holders.pods_of(&[7]), [], "the numbers may mean others");
     }
 
     #[test]
