@@ -42,6 +42,9 @@ pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> 
         Subject::Template => "spec.",
         Subject::Pod | Subject::Other => return Ok(request.answer(Decision::Allow)),
     };
+    if let Some(problem) = request.too_much() {
+        return Ok(request.answer(Decision::Refuse(vec![problem])));
+    }
     fn spec<'a>(object: &'a Value, below: &str) -> &'a Value {
         match below {
             "" => &object["spec"],
@@ -49,9 +52,6 @@ pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> 
         }
     }
     let (new, old) = (spec(&request.object, below), spec(&request.old_object, below));
-    if let Some(problem) = request.too_much() {
-        return Ok(request.answer(Decision::Refuse(vec![problem])));
-    }
     let decision = match request.operation {
         _ if request.is_of_subresource() => Decision::Allow,
         Operation::Update if new == old => Decision::Allow,

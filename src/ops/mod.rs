@@ -19,6 +19,7 @@ pub mod logs;
 pub mod metrics;
 pub mod places;
 pub mod readiness;
+mod scrape;
 pub mod server;
 pub mod tasks;
 

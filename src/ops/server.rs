@@ -39,6 +39,7 @@ use super::drain::{Shutdown, Stage};
 use super::logs::{Chain, LogControl};
 use super::places::{Limits, Place, Places};
 use super::readiness::Readiness;
+use super::scrape::Scrapes;
 
 /// Kubelet's probes come one at a time, each with a connection of its own.
 const HEALTH: Limits = Limits { all: 32, per_peer: 16, bytes: 0 };
@@ -112,7 +113,9 @@ impl Ops {
         let (health, health_address) = listen(health, "health", "--health-address").await?;
         let (ops, probes) = (Arc::new(self), Router::new().route("/healthz", get(async || "ok\n")));
         let probes = probes.route("/readyz", get(readyz));
-        let scrapes = probes.clone().route("/metrics", get(metrics));
+        let texts = Arc::new(Scrapes::default());
+        let scrape = async move |State(ops): State<Arc<Ops>>| metrics(&texts, &ops.registry);
+        let scrapes = probes.clone().route("/metrics", get(scrape));
         let people = scrapes.clone().route("/state", get(state));
         let people = people.route("/log-level", get(log_level).put(set_log_level));
         let probes = finished(probes, HEALTH_PATHS, ops.clone());
@@ -299,10 +302,13 @@ async fn readyz(State(ops): State<Arc<Ops>>) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, text)
 }
 
-async fn metrics(State(ops): State<Arc<Ops>>) -> Response {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &ops.registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
+fn metrics(scrapes: &Scrapes, registry: &Registry) -> Response {
+    let made = scrapes.text(|| {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).map(|()| text)
+    });
+    match made {
+        Ok(text) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

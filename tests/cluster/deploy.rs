@@ -353,7 +353,6 @@ async fn the_node_plugin_may_do_what_it_needs_and_no_more() {
         ("get", "nodes"),
         ("patch", status),
         ("create", "events"),
-        ("create", "events.events.k8s.io"),
     ] {
         assert!(can(verb, what).await, "the plugin needs to {verb} {what}");
     }
@@ -376,6 +375,10 @@ async fn the_node_plugin_may_do_what_it_needs_and_no_more() {
         ("patch", "resourceclaims.resource.k8s.io/binding"),
         ("arbitrary-node:patch", "resourceclaims.resource.k8s.io/driver"),
         ("impersonate", "users"),
+        ("list", "events"),
+        ("patch", "events"),
+        ("delete", "events"),
+        ("create", "events.events.k8s.io"),
     ] {
         assert!(!can(verb, what).await, "the plugin has no business to {verb} {what}");
     }

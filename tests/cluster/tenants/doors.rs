@@ -104,9 +104,10 @@ async fn reviews_of_anybody_do_not_end_the_webhook() {
             let posts = (0..8).map(|_| post(&bundle, address(pod, WEBHOOK), path, &body));
             let heads = futures::future::join_all(posts).await;
             for head in &heads {
-                // Turned away where there was no room, and never without an answer.
+                // Turned away where there was no room or no time, and never without an answer.
                 let head = head.as_ref().expect("a connection");
-                assert!(head.contains(" 200 ") || head.contains(" 503 "), "{path}: {heads:?}");
+                let answered = [" 200 ", " 503 ", " 408 "].iter().any(|code| head.contains(code));
+                assert!(answered, "{path}: {heads:?}");
             }
         }
     }
@@ -206,7 +207,7 @@ async fn a_pod_learns_no_state_and_sets_no_log_level() {
         let state: Value = serde_json::from_str(&inside(&["-o", "json"])).expect("the state is JSON");
         assert!(state.as_object().is_some_and(|parts| !parts.is_empty()), "{name}: {state}");
         let level = inside(&["log-level"]);
-        assert!(level.starts_with("info"), "{name}: {level}");
+        assert!(level.contains("info"), "{name}: {level}");
         assert_eq!(inside(&["log-level", "--set", level.trim()]), level);
     }
     bed.end().await;
