@@ -132,9 +132,9 @@ impl KubeCluster {
     }
 
     /// The object of this name.
-    pub(super) async fn get<K: Known>(&self, namespace: &str, name: &str) -> Result<K, kube::Error>
+    pub(super) async fn get<K>(&self, namespace: &str, name: &str) -> Result<K, kube::Error>
     where
-        K: Resource<Scope = NamespaceResourceScope>,
+        K: Known + Resource<Scope = NamespaceResourceScope>,
     {
         let get = asked::<K>(namespace).get(name, &GetParams::default());
         self.ask(get).await
@@ -317,9 +317,9 @@ fn client(config: &Config) -> Result<Client, ConnectError> {
 }
 
 /// Requests for objects of a namespace.
-pub(super) fn asked<K: Known>(namespace: &str) -> kube::core::Request
+pub(super) fn asked<K>(namespace: &str) -> kube::core::Request
 where
-    K: Resource<Scope = NamespaceResourceScope>,
+    K: Known + Resource<Scope = NamespaceResourceScope>,
 {
     kube::core::Request::new(K::url_path(&(), Some(namespace)))
 }

@@ -149,7 +149,7 @@ fn what_costs_too_much_is_given_up() {
 
 /// Ten of the last, in a list, for so many levels; the last one is compared with itself.
 fn nested(levels: usize) -> String {
-    let ten = |of: &str| format!("[{}]", vec![of; 10].join(","));
+    let ten = |of: &str| format!("[{}]", [of; 10].join(","));
     let name = |nth: usize| char::from(b'a' + nth as u8).to_string();
     let last = name(levels - 1);
     (0..levels).rev().fold(format!("{last} == {last}"), |body, nth| {

@@ -212,7 +212,9 @@ async fn stopped_anywhere_the_device_stays_held_until_it_is_free() {
                 let act = async move {
                     match under {
                         true => drop(preparer.release_one(&id).await),
-                        false => drop(tranche::node::sweeper::sweep(&preparer).await),
+                        false => {
+                            tranche::node::sweeper::sweep(&preparer).await;
+                        }
                     }
                 };
                 let _ = tokio::spawn(act).await;

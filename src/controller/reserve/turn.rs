@@ -181,7 +181,7 @@ impl Core {
                 self.reserves.looked(&turn.key, true, now);
                 return;
             }
-            None => self.from_its_own(turn, &namespace, &open, keeping, now).map(|aside| (aside, true)),
+            None => self.keep_from_its_own(turn, &namespace, &open, keeping, now).map(|aside| (aside, true)),
         };
         match found {
             Some((aside, own)) => self.begin_with(turn, &namespace, (aside, own), now),
@@ -195,7 +195,7 @@ impl Core {
 
     /// What is in the way are nodes that are open to all for now, or else shares of its own namespace: these alone are
     /// kept off.
-    fn from_its_own(
+    fn keep_from_its_own(
         &mut self,
         turn: &Turn,
         namespace: &str,

@@ -22,7 +22,7 @@ const GUARD: &str = "has(device.attributes['gpu.nvidia.com'].uuid)";
 
 /// Ten of the last, in a list, for so many levels; the last one is compared with itself.
 fn nested(levels: u8) -> String {
-    let ten = |of: &str| format!("[{}]", vec![of; 10].join(","));
+    let ten = |of: &str| format!("[{}]", [of; 10].join(","));
     let name = |nth: u8| char::from(b'a' + nth).to_string();
     let last = name(levels - 1);
     (0..levels).rev().fold(format!("{last} == {last}"), |body, nth| {
