@@ -133,11 +133,14 @@ async fn a_watch_that_ends_goes_on_where_it_was_and_one_from_history_begins_anew
     api.cut_watches(false);
     api.put(CLAIMS, share("c", json!({"memory": "1Gi"})));
     told.expect(&["stored c"]).await;
+    // The watch that was cut has told of that, and the next one goes on behind it.
+    api.put(CLAIMS, share("d", json!({"memory": "1Gi"})));
+    told.expect(&["stored d"]).await;
     assert_eq!((api.count(Verb::List, CLAIMS), api.count(Verb::Watch, CLAIMS)), (1, 2));
     api.cut_watches(true);
     let words = told.next().await;
     assert!(words.contains("too old resource version"), "{words}");
-    told.expect(&["anew", "listed a", "listed b", "listed c", "complete"]).await;
+    told.expect(&["anew", "listed a", "listed b", "listed c", "listed d", "complete"]).await;
     for failure in [Failure::Broken, Failure::Status(500, "InternalError")] {
         api.fail(Verb::Watch, CLAIMS, failure);
     }
@@ -145,6 +148,6 @@ async fn a_watch_that_ends_goes_on_where_it_was_and_one_from_history_begins_anew
         let words = told.next().await;
         assert!(words.starts_with("interrupted: "), "{words}");
     }
-    api.put(CLAIMS, share("d", json!({"memory": "1Gi"})));
-    told.expect(&["stored d"]).await;
+    api.put(CLAIMS, share("e", json!({"memory": "1Gi"})));
+    told.expect(&["stored e"]).await;
 }
