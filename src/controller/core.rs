@@ -18,7 +18,7 @@ use super::plan::{Next, Plan, Plans, as_grant};
 use super::purse::Purse;
 use super::queue::{Queue, UnitKey, Waiter};
 use super::reserve::Reserves;
-use super::say::{Reason, Says};
+use super::say::Says;
 use super::stock::Stock;
 use super::world::claim::POLICY;
 use super::world::pod::Gang;
@@ -336,14 +336,6 @@ impl Core {
         self.recount(uid);
         self.review(uid, now);
         self.tell_unpromised(uid, now);
-    }
-
-    /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
-    pub(super) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
-        let Some(pod) = self.world.pods.get(uid) else { return };
-        if let Some(words) = self.world.not_promised(pod) {
-            self.says.waiting(pod, Reason::Claim, &words, now);
-        }
     }
 
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {

@@ -384,6 +384,14 @@ impl Core {
         given.collect()
     }
 
+    /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
+    pub(super) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
+        let Some(pod) = self.world.pods.get(uid) else { return };
+        if let Some(words) = self.world.not_promised(pod) {
+            self.says.waiting(pod, Reason::Claim, &words, now);
+        }
+    }
+
     /// Tells the pods of a gang that not all of it is there.
     fn tell_gathering(&mut self, one: &Gathering, now: Moment) {
         let Gathering { name, pods, there, size } = one;
