@@ -9,7 +9,7 @@
 //!
 //! The links are made only when the limits are in force, so that no client can come before them.
 //! All of it is a tmpfs of bounded size, and `shm/` another one ([`super::shm`]): whatever tenants write there, there
-//! is room for the daemon's files and for the links. Folders made by version 0.1.0 are one tmpfs in whole; they stay
+//! is room for the daemon's files and for the links. Folders made by earlier versions are one tmpfs in whole; they stay
 //! so while somebody uses them, for a container keeps the memory that it started with.
 
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -14,7 +14,7 @@ use crate::model::share::{MpsGroup, MpsLimits};
 /// Beside the daemons' folders. A device's UUID has no dot.
 pub const FOLDER: &str = ".records";
 const ENDING: &str = ".json";
-/// In a daemon's own folder: where version 0.1.0 kept it.
+/// In a daemon's own folder: where earlier versions kept it.
 const EARLIER: &str = "state.json";
 /// Grows when an older reader would misunderstand.
 const FORMAT: u32 = 1;
@@ -30,7 +30,7 @@ pub struct Record {
     /// The daemon as it was last started; another may live if a crash came between start and note.
     pub daemon: Option<Process>,
     pub deaths: u32,
-    /// In which boot it was written; none where version 0.1.0 wrote it.
+    /// In which boot it was written; none where an earlier version wrote it.
     #[serde(default)]
     boot: Option<BootId>,
 }
@@ -130,7 +130,7 @@ impl Records {
         Ok(names)
     }
 
-    /// None if the group has none of this boot. One where version 0.1.0 kept it moves here, and is the newer one if
+    /// None if the group has none of this boot. One where earlier versions kept it moves here, and is the newer one if
     /// there are two: that version ran in between, or the move was not finished.
     pub fn read(&self, name: &str) -> io::Result<Option<Record>> {
         let earlier = self.root.join(name).join(EARLIER);

@@ -59,7 +59,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Removes all that tenants wrote: the next ones must not find it. True if nothing is left; then the daemon may
-    /// stay. One whose folder is of version 0.1.0 goes in any case.
+    /// stay. One whose folder is an earlier version's goes in any case.
     pub(super) async fn empty_shm(&self, state: &mut State) -> bool {
         let folder = self.folder.clone();
         let is_empty = tokio::task::spawn_blocking(move || folder.empty_shm()).await.unwrap_or(false);

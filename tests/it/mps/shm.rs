@@ -186,7 +186,7 @@ async fn keep_in_vain_until_it_goes(supervisor: &Supervisor<Boards>, gpu: &MpsGr
     }
 }
 
-/// As version 0.1.0 left it: one file system, and the record in it.
+/// As the version before left it: one file system, and the record in it.
 fn old_folder(bed: &Bed, gpu: &MpsGroup, wish: serde_json::Value) -> u32 {
     let folder = bed.folder(gpu);
     fs::create_dir_all(folder.path()).unwrap();
