@@ -134,7 +134,8 @@ mod tests {
             fs::write(folder.path().join(name), "x").unwrap();
         }
         make_room(folder.path()).unwrap();
-        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["cuda.shm.0.1.1"]);
     }
 }

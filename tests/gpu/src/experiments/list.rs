@@ -2,8 +2,8 @@
 
 use super::Asked::{Means, No, Same};
 use super::{
-    Asked, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders, python, shared_memory,
-    slots, utilization, watch,
+    Asked, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders, python,
+    shared_memory, slots, utilization, watch,
 };
 
 const MPS: &str = "root, MPS, Volta or newer";
