@@ -269,7 +269,7 @@ mod tests {
             assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), word), None, "it holds nothing");
         }
         assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Anew), None);
-        assert_eq!(holders.pods_of(&[7, 8]), ["uid".into()]);
+        assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
         let looks = processes.looks.load(Ordering::SeqCst);
         let mut none = record(HoldMode::Whole, "uid");
         none.intent.pods.clear();
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Kubelet), None);
         let held = holders.hold(&record(HoldMode::Whole, "uid"), Word::Api).unwrap();
         assert!(held.holders().contains("hostPID"), "{held}");
-        assert_eq!(holders.pods_of(&[7]), [], "the numbers may mean others");
+        assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
     }
 
     #[test]
