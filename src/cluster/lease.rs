@@ -58,7 +58,7 @@ impl KubeCluster {
     ) -> Result<StoredLease, CallError> {
         let now = MicroTime(Timestamp::now());
         let same = seen.is_some_and(|seen| seen.holder == holder.identity);
-        let transitions = seen.map_or(0, |seen| seen.transitions + i32::from(!same));
+        let transitions = seen.map_or(0, |seen| seen.transitions.saturating_add(i32::from(!same)));
         let acquired = seen.and_then(|seen| seen.acquired.clone()).filter(|_| same);
         let lease = Lease {
             metadata: ObjectMeta {

@@ -289,7 +289,7 @@ impl<'a> Scanner<'a> {
         self.bytes.get(self.at).copied().ok_or(self.wrong())
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), Unfit> {
+    fn take(&mut self, byte: u8) -> Result<(), Unfit> {
         if self.peek()? != byte {
             return Err(self.wrong());
         }
@@ -299,7 +299,7 @@ impl<'a> Scanner<'a> {
 
     /// What stands between the quotes.
     fn text(&mut self) -> Result<&'a [u8], Unfit> {
-        self.expect(b'"')?;
+        self.take(b'"')?;
         let start = self.at;
         loop {
             let rest = self.bytes.get(self.at..).unwrap_or_default();
@@ -358,7 +358,7 @@ impl<'a> Scanner<'a> {
     ) -> Result<(), Unfit> {
         self.between(b'{', b'}', |from| {
             let name = from.text()?;
-            from.expect(b':')?;
+            from.take(b':')?;
             from.peek()?;
             each(name, from)
         })
@@ -374,7 +374,7 @@ impl<'a> Scanner<'a> {
         close: u8,
         mut each: impl FnMut(&mut Self) -> Result<(), Unfit>,
     ) -> Result<(), Unfit> {
-        self.expect(open)?;
+        self.take(open)?;
         if self.peek()? == close {
             self.at += 1;
             return Ok(());

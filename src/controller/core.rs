@@ -258,20 +258,6 @@ impl Core {
         }
     }
 
-    /// Where its shares are, once they stand in the API.
-    fn tell_placed(&mut self, plan: &Plan) {
-        for (uid, node) in &plan.pods {
-            let Some(pod) = self.world.pods.get(uid) else { continue };
-            let claims = self.world.claims_of(pod).into_iter().flatten();
-            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
-            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
-            let words: Vec<String> = devices
-                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
-                .collect();
-            self.says.placed(pod, format!("{} on node {node}", words.join(", ")));
-        }
-    }
-
     /// An allocation was taken away, by us or by somebody who did not like it.
     fn cleared(&mut self, uid: &ClaimUid, before: &Claim, now: Moment) {
         self.unused.remove(uid);

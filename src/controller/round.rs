@@ -384,6 +384,20 @@ impl Core {
         given.collect()
     }
 
+    /// Where its shares are, once they stand in the API.
+    pub(super) fn tell_placed(&mut self, plan: &Plan) {
+        for (uid, node) in &plan.pods {
+            let Some(pod) = self.world.pods.get(uid) else { continue };
+            let claims = self.world.claims_of(pod).into_iter().flatten();
+            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
+            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
+            let words: Vec<String> = devices
+                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
+                .collect();
+            self.says.placed(pod, format!("{} on node {node}", words.join(", ")));
+        }
+    }
+
     /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
     pub(super) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
         let Some(pod) = self.world.pods.get(uid) else { return };

@@ -41,7 +41,7 @@ pub use taint::{Effect, Taint, Toleration, untolerated};
 pub const TEXT_BYTES_MAX: usize = 10 << 10;
 
 /// Of all selectors of a claim together. The API server has no limit for them but that of an object.
-pub const CLAIM_BYTES_MAX: usize = 256 << 10;
+pub const CLAIM_BYTES_MAX: usize = 60 << 10;
 
 /// About what the parser takes; patterns come on top.
 const COMPILE_TICKS_PER_BYTE: u64 = 50;

@@ -7,6 +7,7 @@ pub mod class;
 pub mod node;
 mod opted_in;
 pub mod pod;
+mod unreadable;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -214,39 +215,6 @@ impl World {
         if let Some(named) = self.lists.under_way.get_mut(&kind) {
             named.insert(key(kind, meta));
         }
-    }
-
-    fn readable(&mut self, kind: Kind, meta: &ObjectMeta) {
-        if !self.unreadable.is_empty() {
-            self.unreadable.remove(&(kind, key(kind, meta)));
-        }
-    }
-
-    /// Notes that an object is there and cannot be read; it is left as it was. Told once.
-    fn unreadable(&mut self, kind: Kind, meta: &ObjectMeta, problem: &str) -> Option<News> {
-        let key = key(kind, meta);
-        if key.is_empty() {
-            if self.lists.under_way.contains_key(&kind) {
-                self.lists.doubtful.insert(kind);
-            }
-            return Some(News::Trouble(format!(
-                "one of {kind:?} cannot be read, not even its name: {problem}"
-            )));
-        }
-        self.listed(kind, meta);
-        let namespace = meta.namespace.as_ref().map(|namespace| format!("{namespace}/")).unwrap_or_default();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let fresh = self.unreadable.insert((kind, key));
-        fresh.then(|| {
-            News::Trouble(format!(
-                "{kind:?} {namespace}{name} cannot be read and is left as it was: {problem}"
-            ))
-        })
-    }
-
-    /// Objects that are there and cannot be read.
-    pub fn unreadables(&self) -> usize {
-        self.unreadable.len()
     }
 
     fn keys(&self, kind: Kind) -> Vec<String> {
