@@ -38,7 +38,7 @@ gpu() { CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests
 # The tests marked `ignore` need what this machine may lack. Each is run where that is there.
 # One of them is no test, but the process that another kills.
 binding=(--include-ignored) units=(--include-ignored) no_trace=0
-driver=(--include-ignored --skip child_serves_until_killed)
+driver=(--include-ignored --skip child_serves_until_killed --skip memory::)
 if [[ -z ${TRANCHE_DATA:-} ]]; then
   skip "the public trace: TRANCHE_DATA does not name a folder with openb/"
   units+=(--skip the_public_trace_is_packed_as_well_as_the_paper_packs_it) no_trace=1
@@ -70,6 +70,15 @@ group "GPU check" gpu -- "${driver[@]}"
 left_out=$no_trace group "units" cargo test --locked --lib --bins -- "${units[@]}"
 # Most of them wait for something most of the time.
 group "contracts" cargo test --locked --test it -- --test-threads=$(($(nproc) * 3)) "${driver[@]}"
+# Each in a process of its own.
+# shellcheck disable=SC2317 # group calls it
+memory() {
+  local test
+  for test in of_nodes_with_gpus of_ordinary_claims_and_the_fattest; do
+    cargo test --locked --test it -- --ignored --exact "memory::$test" || return
+  done
+}
+group "memory" memory
 # Hostile input: a second or so for each target, the same way through each time; `make soak` goes on for hours.
 group "fuzz" cargo test --locked --test fuzz
 group "tidy" cargo test --locked --test tidy

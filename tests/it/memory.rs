@@ -114,7 +114,7 @@ fn fat_of(kind: usize) -> Value {
 }
 
 #[tokio::test]
-#[ignore = "a measurement"]
+#[ignore = "measures the memory of its process, which it wants for itself"]
 async fn of_ordinary_claims_and_the_fattest() {
     let core =
         measure("10,000 ordinary claims and 1,000 of the fattest", |resource, nth| match (resource, nth) {
@@ -130,7 +130,7 @@ async fn of_ordinary_claims_and_the_fattest() {
 }
 
 #[tokio::test]
-#[ignore = "a measurement"]
+#[ignore = "measures the memory of its process, which it wants for itself"]
 async fn of_nodes_with_gpus() {
     let core = measure("6,000 nodes with 8 GPUs each", |resource, nth| match (resource, nth) {
         ("nodes", 0..6_000) => Some(node(nth).to_string()),

@@ -155,7 +155,8 @@ fn selectors_of_a_claim_have_a_length_together() {
     assert!(words.contains("spec.devices: it has"), "{words}");
     assert!(words.contains("65536 are read at most; write shorter selectors"), "{words}");
     let long = format!("device.driver != '{}'", "x".repeat(10_000));
-    pod(&mut cluster, "a", "long2", &[vec![long.clone(); 3], vec![long; 3]]);
+    let short = format!("device.driver != '{}'", "x".repeat(2_000));
+    pod(&mut cluster, "a", "long2", &[vec![long.clone(); 3], vec![long.clone(), long.clone(), long, short]]);
     cluster.settle(SOON);
     let words = waiting(&cluster, "a", "long2");
     assert!(words.contains("spec.devices.requests: the selectors of the claim have"), "{words}");

@@ -93,6 +93,8 @@ const WORDS: &[&str] = &[
 
 pub fn targets() -> Vec<Target> {
     let limits = Limits { length: 10 << 10, millis: 3000, bytes: 4 << 20, per_byte: 400 };
+    // An evaluation may take 64 MiB.
+    let evaluation = Limits { bytes: 80 << 20, ..limits };
     vec![
         Target {
             name: "selector",
@@ -118,7 +120,7 @@ pub fn targets() -> Vec<Target> {
             },
             words: WORDS,
             form: Form::Made(expression),
-            limits,
+            limits: evaluation,
             run: selector,
         },
     ]
