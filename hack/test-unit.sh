@@ -38,7 +38,7 @@ gpu() { CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests
 # The tests marked `ignore` need what this machine may lack. Each is run where that is there.
 # One of them is no test, but the process that another kills.
 binding=(--include-ignored) units=(--include-ignored) no_trace=0
-driver=(--include-ignored --skip child_serves_until_killed --skip memory::)
+driver=(--include-ignored --skip child_serves_until_killed)
 if [[ -z ${TRANCHE_DATA:-} ]]; then
   skip "the public trace: TRANCHE_DATA does not name a folder with openb/"
   units+=(--skip the_public_trace_is_packed_as_well_as_the_paper_packs_it) no_trace=1
@@ -69,7 +69,7 @@ export TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so"
 group "GPU check" gpu -- "${driver[@]}"
 left_out=$no_trace group "units" cargo test --locked --lib --bins -- "${units[@]}"
 # Most of them wait for something most of the time.
-group "contracts" cargo test --locked --test it -- --test-threads=$(($(nproc) * 3)) "${driver[@]}"
+group "contracts" cargo test --locked --test it -- --test-threads=$(($(nproc) * 3)) "${driver[@]}" --skip memory::
 # Each in a process of its own.
 # shellcheck disable=SC2317 # group calls it
 memory() {

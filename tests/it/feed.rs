@@ -131,16 +131,17 @@ async fn a_watch_that_ends_goes_on_where_it_was_and_one_from_history_begins_anew
     api.put(CLAIMS, share("b", json!({"memory": "1Gi"})));
     told.expect(&["stored b"]).await;
     api.cut_watches(false);
+    tokio::select! {
+        words = told.next() => panic!("nothing has happened: {words}"),
+        () = api.until("the watch to begin again", |api| api.count(Verb::Watch, CLAIMS) == 2) => {}
+    }
     api.put(CLAIMS, share("c", json!({"memory": "1Gi"})));
     told.expect(&["stored c"]).await;
-    // The watch that was cut has told of that, and the next one goes on behind it.
-    api.put(CLAIMS, share("d", json!({"memory": "1Gi"})));
-    told.expect(&["stored d"]).await;
     assert_eq!((api.count(Verb::List, CLAIMS), api.count(Verb::Watch, CLAIMS)), (1, 2));
     api.cut_watches(true);
     let words = told.next().await;
     assert!(words.contains("too old resource version"), "{words}");
-    told.expect(&["anew", "listed a", "listed b", "listed c", "listed d", "complete"]).await;
+    told.expect(&["anew", "listed a", "listed b", "listed c", "complete"]).await;
     for failure in [Failure::Broken, Failure::Status(500, "InternalError")] {
         api.fail(Verb::Watch, CLAIMS, failure);
     }
