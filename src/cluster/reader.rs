@@ -106,11 +106,16 @@ pub(super) struct Page {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct ListMeta {
-    #[serde(rename = "resourceVersion")]
+    #[serde(rename = "resourceVersion", deserialize_with = "text")]
     pub resource_version: String,
     /// Where the next page begins; empty: there is none.
-    #[serde(rename = "continue")]
+    #[serde(rename = "continue", deserialize_with = "text")]
     pub next: String,
+}
+
+/// `null` is as good as nothing, as everywhere in the API.
+fn text<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 impl Page {

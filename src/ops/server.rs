@@ -256,6 +256,8 @@ async fn pause_after(error: &io::Error) {
 async fn connection(stream: Stream, router: Router, place: Place) {
     let serving = http1::Builder::new()
         .keep_alive(false)
+        // Whoever has said all that there is to say, as `nc` does, is answered all the same.
+        .half_close(true)
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_DEADLINE)
         .max_buf_size(HEADER_BYTES_MAX)

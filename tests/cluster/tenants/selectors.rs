@@ -51,7 +51,10 @@ fn devices(requests: &[Vec<String>]) -> Value {
         json!({"name": format!("r{nth}"), "exactly": {"deviceClassName": CLASS, "selectors": selectors}})
     };
     let requests: Vec<Value> = requests.iter().enumerate().map(request).collect();
-    json!({"requests": requests, "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))})
+    let mut config = parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}));
+    // For all of them.
+    config[0].as_object_mut().expect("it is an entry").remove("requests");
+    json!({"requests": requests, "config": config})
 }
 
 /// Creates a claim and a pod that uses it.

@@ -2,16 +2,17 @@
 //!
 //! * `words`: single words of users and administrators
 //! * `claims`: what tenants write into claims, pods and their annotations
+//! * `lists`: answers of the API server, as bytes
 //! * `selectors`: CEL, as text and as expressions that are well formed and as costly as can be
 //! * `controller`: objects of all kinds, one after another, before the controller's core
 //! * `machine`: the ledger, /proc, MPS daemons, sockets, files of people
 //!
-//! The reader of lists and watches belongs into `claims`, as soon as it is more than serde's. Not here is what others'
-//! libraries read alone and hand on as fields: kubelet's calls (prost), certificates (rustls), NVML's answers; and files
-//! that only the driver itself writes and nobody else can, save the ledger.
+//! Not here is what others' libraries read alone and hand on as fields: kubelet's calls (prost), certificates (rustls),
+//! NVML's answers; and files that only the driver itself writes and nobody else can, save the ledger.
 
 mod claims;
 mod controller;
+mod lists;
 mod machine;
 mod selectors;
 mod words;
@@ -19,10 +20,17 @@ mod words;
 use super::driver::Target;
 
 pub fn all() -> Vec<Target> {
-    [words::targets(), claims::targets(), selectors::targets(), controller::targets(), machine::targets()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        words::targets(),
+        claims::targets(),
+        lists::targets(),
+        selectors::targets(),
+        controller::targets(),
+        machine::targets(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Inputs to begin with, from text.
