@@ -137,5 +137,6 @@ async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
     let after = controllers(&bed).await;
     assert_eq!(after, before, "nobody was restarted, and all answer");
     assert_eq!(holder(&bed).await.as_ref(), Some(&leader), "the lease was never lost");
+    bed.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);
     bed.end().await;
 }
