@@ -63,8 +63,7 @@ pub struct Place {
 }
 
 /// Without mounts of the daemon's own: tenants here are in no container and use the machine's /dev/shm.
-const TRANCHE_ARGS: &str =
-    "mps --mps-dir {folder} --driver-root {root} --mps-mounts none --ops-address 127.0.0.1:0 --ops-socket off";
+const TRANCHE_ARGS: &str = "mps --mps-dir {folder} --driver-root {root} --mps-mounts none --ops-address 127.0.0.1:0 --ops-socket off";
 
 #[derive(Debug, Args)]
 pub struct Restore {

@@ -25,12 +25,13 @@ const MOST: usize = 1 << 16;
 /// The driver looks there for the name of a library to load; `tranche` makes it a folder.
 const RESERVED: &str = "cuda_injection_path_shm";
 
+/// Fills a folder; how many files that took.
+type Fill = fn(&Path) -> Result<usize>;
+
 /// E38
 pub fn told_of(stage: &mut Stage) -> Result<Vec<Finding>> {
-    let full: [(&str, fn(&Path) -> Result<usize>); 2] =
-        [("full of bytes", bytes), ("full of files", empty_files)];
     let mut findings = Vec::new();
-    for (name, fill) in full {
+    for (name, fill) in [("full of bytes", bytes as Fill), ("full of files", empty_files)] {
         findings.push(part(name, while_full(stage, name, fill))?);
     }
     let name = "a folder in place of the library's name";
@@ -39,7 +40,7 @@ pub fn told_of(stage: &mut Stage) -> Result<Vec<Finding>> {
 }
 
 /// A client at work, one that comes while it is full, and one that comes when there is room again.
-fn while_full(stage: &Stage, part: &str, fill: fn(&Path) -> Result<usize>) -> Result<Finding> {
+fn while_full(stage: &Stage, part: &str, fill: Fill) -> Result<Finding> {
     let daemon = serve_with(stage, &SMALL)?;
     let (shm, of) = (seen_by(daemon), Shm::Of { pid: daemon });
     let (first, before) = attempt(stage, "e38-before", Some(&of))?;
