@@ -4,7 +4,7 @@ use http::{Request, Response};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
 use kube::client::Body;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::model::names::NodeName;
 
@@ -55,11 +55,20 @@ fn list(input: &[u8]) {
 /// How many claims are in a list that nobody can read in two ways.
 fn readable(input: &[u8]) -> Option<usize> {
     let text = std::str::from_utf8(input).ok()?;
-    if text.matches("items").count() != 1 || text.matches("metadata").count() > 64 || text.contains('\\') {
+    let twice = |name: &str| text.matches(name).count() > 1;
+    if twice("items")
+        || twice("continue")
+        || twice("resourceVersion")
+        || text.matches("metadata").count() > 64
+        || text.contains('\\')
+    {
         return None;
     }
     let list: Value = serde_json::from_str(text).ok()?;
-    if list["metadata"]["continue"].as_str().is_some_and(|next| !next.is_empty()) {
+    let about = list.get("metadata").map_or(Some(Map::new()), |about| about.as_object().cloned())?;
+    let text =
+        |name: &str| about.get(name).map_or(Some(""), |text| text.as_str().or(text.is_null().then_some("")));
+    if text("resourceVersion").is_none() || text("continue") != Some("") {
         return None;
     }
     let items = list.get("items")?.as_array()?;
