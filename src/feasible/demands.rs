@@ -3,7 +3,12 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelector, PodSpec, Toleration};
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorTerm, PodSpec, Toleration};
+
+/// Bytes of a pod's demands, an entry counting [`ENTRY`] beside its text. Whoever may create a pod writes them, and they
+/// are kept while it waits; what people write has some hundred.
+pub const BYTES_MAX: usize = 64 << 10;
+const ENTRY: usize = 64;
 
 /// Pods of one template have the same: they are compared by what they say.
 #[derive(Debug, Clone)]
@@ -11,6 +16,8 @@ pub struct Demands {
     said: Said,
     /// The same, for comparison: the API's types have no order.
     text: String,
+    /// How many bytes they have, if these are more than are kept: then the pod may run nowhere.
+    too_large: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -23,6 +30,16 @@ struct Said {
 
 impl Demands {
     pub fn of(pod: &PodSpec) -> Self {
+        let bytes = bytes(pod);
+        if bytes > BYTES_MAX {
+            let said = Said {
+                node_name: None,
+                node_selector: BTreeMap::new(),
+                affinity: None,
+                tolerations: Vec::new(),
+            };
+            return Self { said, text: format!("{bytes} bytes"), too_large: Some(bytes) };
+        }
         let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
         let said = Said {
             node_name: pod.node_name.clone().filter(|name| !name.is_empty()),
@@ -32,7 +49,12 @@ impl Demands {
             tolerations: pod.tolerations.clone().unwrap_or_default(),
         };
         let text = format!("{said:?}");
-        Self { said, text }
+        Self { said, text, too_large: None }
+    }
+
+    /// How many bytes they have, if that is more than [`BYTES_MAX`].
+    pub fn too_large(&self) -> Option<usize> {
+        self.too_large
     }
 
     /// `spec.nodeName`.
@@ -52,6 +74,28 @@ impl Demands {
     pub(super) fn tolerations(&self) -> &[Toleration] {
         &self.said.tolerations
     }
+}
+
+/// Of what is kept: its text, and [`ENTRY`] for each entry.
+fn bytes(pod: &PodSpec) -> usize {
+    let text = |all: &[Option<&String>]| ENTRY + all.iter().flatten().map(|text| text.len()).sum::<usize>();
+    let labels = pod.node_selector.iter().flatten().map(|(key, value)| text(&[Some(key), Some(value)]));
+    let tolerations =
+        pod.tolerations.iter().flatten().map(|one| {
+            text(&[one.key.as_ref(), one.operator.as_ref(), one.value.as_ref(), one.effect.as_ref()])
+        });
+    let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
+    let term = |term: &NodeSelectorTerm| {
+        let all = term.match_expressions.iter().chain(&term.match_fields).flatten();
+        let one = all.map(|one| {
+            let values = one.values.iter().flatten().map(|value| text(&[Some(value)])).sum::<usize>();
+            text(&[Some(&one.key), Some(&one.operator)]) + values
+        });
+        ENTRY + one.sum::<usize>()
+    };
+    let terms = required.into_iter().flat_map(|required| &required.node_selector_terms).map(term);
+    labels.chain(tolerations).chain(terms).sum()
 }
 
 impl PartialEq for Demands {

@@ -28,6 +28,9 @@ use crate::model::quantity::Bytes;
 /// Why a pod cannot run on a node. The words stand behind the node's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Unfit {
+    /// Of no node more than of another: what the pod asks for was not kept.
+    #[error("cannot be matched: nodeSelector, required node affinity and tolerations of the pod have {0} bytes (64 more for each entry), and {max} are read at most; write fewer", max = demands::BYTES_MAX)]
+    TooLarge(usize),
     #[error("is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it")]
     Cordoned,
     #[error("is not the node {0} that the pod names")]
@@ -68,7 +71,9 @@ fn equals(value: &str) -> String {
 pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let named = pod.node_name().filter(|wanted| *wanted != name);
-    taint::cordoned(pod, node)
+    let too_large = pod.too_large().map(Unfit::TooLarge);
+    too_large
+        .or_else(|| taint::cordoned(pod, node))
         .or_else(|| named.map(|wanted| Unfit::OtherNode(wanted.to_owned())))
         .or_else(|| taint::not_ready(pod, node))
         .or_else(|| taint::untolerated(pod, node))

@@ -295,3 +295,25 @@ fn what_is_short_is_said_with_numbers() {
     assert_eq!(short(room(0, 0, 1), room(9, 9, 0)), "has as many pods as it may");
     assert_eq!(short(room(0, 0, 1), room(0, 0, 1)), "", "who asks for nothing fits on a full node");
 }
+
+#[test]
+fn demands_that_are_too_large_are_not_kept_and_match_no_node() {
+    let node = labelled(json!({}));
+    let tolerations = |count: usize| -> Vec<Value> {
+        (0..count).map(|nth| json!({"key": format!("k{nth:05}"), "operator": "Exists"})).collect()
+    };
+    let values: Vec<String> = (0..60_000).map(|nth| format!("v{nth}")).collect();
+    let fat = [
+        json!({"tolerations": tolerations(30_000)}),
+        json!({"affinity": affinity(json!([{"matchExpressions": [{"key": "a", "operator": "NotIn", "values": values}]}]))}),
+        json!({"nodeSelector": (0..1000).map(|nth| (format!("k{nth}"), json!("v"))).collect::<serde_json::Map<_, _>>()}),
+    ];
+    for spec in fat {
+        let demands = pod(spec);
+        let unfit = why_not(&demands, &node).unwrap().to_string();
+        assert!(unfit.contains("bytes") && unfit.contains("65536 are read at most"), "{unfit}");
+        assert!(format!("{demands:?}").len() < 300, "nothing of them is kept");
+    }
+    let many = pod(json!({"tolerations": tolerations(800)}));
+    assert_eq!(why_not(&many, &node).map(|unfit| unfit.to_string()), None);
+}

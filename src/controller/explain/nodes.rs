@@ -137,7 +137,7 @@ impl Verdict {
             Self::Barred(Unfit::NotReady(_)) => Kind::NotReady,
             Self::Barred(Unfit::Taint { .. }) => Kind::Taint,
             Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => Kind::NodeSelector,
-            Self::Barred(Unfit::Affinity { .. }) => Kind::Affinity,
+            Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => Kind::Affinity,
         }
     }
 

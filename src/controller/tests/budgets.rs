@@ -162,3 +162,19 @@ fn selectors_of_a_claim_have_a_length_together() {
     assert!(words.contains("spec.devices.requests: the selectors of the claim have"), "{words}");
     assert!(words.contains("61440 are the most"), "{words}");
 }
+
+#[test]
+fn requests_of_a_claim_have_a_number_of_entries_together() {
+    let mut cluster = cluster(1);
+    let selectors = |count: usize| vec!["true".to_owned(); count];
+    pod(&mut cluster, "a", "many", &vec![selectors(32); 16]);
+    cluster.settle(SOON);
+    let words = waiting(&cluster, "a", "many");
+    assert!(
+        words.contains("they have 528 alternatives, selectors and tolerations in all, and 512 are"),
+        "{words}"
+    );
+    pod(&mut cluster, "a", "fewer", &vec![selectors(31); 2]);
+    cluster.settle(SOON);
+    assert!(is_placed(&cluster, "a", "fewer"), "{}", waiting(&cluster, "a", "fewer"));
+}

@@ -34,6 +34,8 @@ pub const POLICY: &str = "tranche.dev/policy";
 /// What is kept of a claim is bounded, since whoever may create claims writes as much into them as the API server
 /// takes. Of what it asks for: so many bytes, as JSON. One large selector has 10 KiB.
 const ASKS_BYTES_MAX: usize = 64 << 10;
+/// Requests or their alternatives, with their selectors and tolerations: each takes several times its text.
+const ASKS_ENTRIES_MAX: usize = 512;
 /// Finalizers, and their bytes together.
 const FINALIZERS_MAX: usize = 64;
 const FINALIZERS_BYTES_MAX: usize = 8 << 10;
@@ -270,8 +272,24 @@ fn asks(object: &ResourceClaim) -> Asks {
         let subs = request.first_available.iter().flatten().map(|sub| sub.device_class_name.clone());
         exact.chain(subs).collect::<Vec<_>>()
     };
+    let weight = |selectors: &Option<Vec<_>>, tolerations: &Option<Vec<_>>| {
+        1 + selectors.as_ref().map_or(0, Vec::len) + tolerations.as_ref().map_or(0, Vec::len)
+    };
+    let entries: usize = requests()
+        .map(|request| {
+            let exact = request.exactly.iter().map(|one| weight(&one.selectors, &one.tolerations));
+            let subs = request.first_available.iter().flatten();
+            exact.chain(subs.map(|one| weight(&one.selectors, &one.tolerations))).sum::<usize>()
+        })
+        .sum();
     let is_ours = requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS));
     let bytes = json_bytes(devices);
+    if is_ours && entries > ASKS_ENTRIES_MAX {
+        return Asks::Unreadable(format!(
+            "spec.devices.requests: they have {entries} alternatives, selectors and tolerations in all, and \
+             {ASKS_ENTRIES_MAX} are read at most; write several claims"
+        ));
+    }
     match (is_ours, bytes > ASKS_BYTES_MAX) {
         (true, true) => Asks::Unreadable(format!(
             "spec.devices: it has {bytes} bytes, and {ASKS_BYTES_MAX} are read at most; write shorter selectors"

@@ -27,6 +27,9 @@ const SHARE_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a gang's name, and of what stands in place of its size. Names of objects have at most 253.
 const NAME_BYTES_MAX: usize = 253;
 
+/// Claims of a pod. With more it is as if some were still to be made: it is never placed.
+const CLAIMS_MAX: usize = 1024;
+
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub at: PodRef,
@@ -123,7 +126,11 @@ pub fn read(object: &core::Pod) -> Pod {
 fn claims(object: &core::Pod) -> (Vec<String>, bool) {
     let statuses = || object.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
     let (mut names, mut unnamed) = (Vec::new(), false);
-    for one in object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
+    let entries = object.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref()).unwrap_or_default();
+    if entries.len() > CLAIMS_MAX {
+        return (names, true);
+    }
+    for one in entries {
         let made = statuses().find(|status| status.name == one.name);
         match (&one.resource_claim_name, made) {
             (Some(name), _) => names.push(name.clone()),
