@@ -11,7 +11,7 @@ use crate::allocate::Studied;
 use crate::model::names::ClaimUid;
 use crate::select::TICKS_PER_UNIT;
 
-/// Of a round, in ticks: some tenths of a second. One evaluation of a selector, or one decision, may come on top.
+/// Of a round, in ticks. One evaluation of a selector, or one decision, may come on top.
 const ROUND: u64 = 10_000_000 * TICKS_PER_UNIT;
 /// For what is no namespace's: GPUs that are held or given back.
 const BESIDE: u64 = ROUND / 4;
