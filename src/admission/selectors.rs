@@ -6,7 +6,7 @@ use super::words;
 use crate::model::names::DRIVER;
 use crate::select::{CLAIM_BYTES_MAX, COST_MAX, DeviceFacts, Selector, TICKS_PER_UNIT};
 
-/// Of one claim; one selector may come on top. So a request to the webhook costs some tenths of a second at most.
+/// Of one claim; one selector may come on top. So what a request to the webhook costs is bounded.
 const LOOK_COST_MAX: u64 = COST_MAX;
 
 /// Of the selectors of a claim's requests for shares. `at`: where these requests stand; of each selector where it stands,
