@@ -22,7 +22,7 @@ rig="$top/hack/rig/rig"
 export RIG_FAKE_NVML="$target/fake/release/libfake_nvml.so"
 name="${RIG_NAME:-test}"
 read -ra releases <<<"${TRANCHE_RELEASES:-1.37.0 1.34.4}"
-run="$target/test-cluster/$(date +%Y%m%d-%H%M%S)"
+run="$target/test-cluster/$(date +%Y%m%d-%H%M%S)-$name"
 mig=7=1g.10gb,1g.10gb,2g.20gb
 spec=("node-a=h100:8:$mig" node-b=l40s:2) machine_spec=node-vm=h100:2
 test_limit=900 # seconds
@@ -39,7 +39,7 @@ bearable() {
   echo $((most > 0 ? most : 1))
 }
 
-# One line per test and release: place, nodes, release, seconds, test.
+# One line per test and release: place, nodes, release, seconds, crowd or not, test.
 plan() {
   awk -F '\t' -v releases="${releases[*]}" -v everywhere="${TRANCHE_EVERYWHERE:-}" -v words="$*" '
     BEGIN { count = split(releases, release, " "); wanted = split(words, word, " ") }
@@ -56,17 +56,17 @@ plan() {
         if (minor_of ~ /[+]$/ && part[2] < minor_of + 0) continue
         if (minor_of ~ /-$/ && part[2] > minor_of + 0) continue
         first = i == 1 || (minor_of ~ /-$/)
-        if (first || everywhere || field[5] == "yes") print field[2], field[3], release[i], field[6], $0
+        if (first || everywhere || field[5] == "yes") print field[2], field[3], release[i], field[6], field[7] "-", $0
       }
     }' tests/cluster/plan.tsv -
 }
 
 # The queue is a folder: a test is a file that waits, and is taken by moving it.
 fill_queue() {
-  local place nodes release seconds test
+  local place nodes release seconds crowd test
   mkdir -p "$run"/{waits,taken,at-work,logs}
-  while read -r place nodes release seconds test; do
-    printf '%s\n' "$seconds" >"$run/waits/$(printf '%s.%s.%s.%04d.%s' "$release" "$place" "$nodes" $((9999 - seconds)) "$test")"
+  while read -r place nodes release seconds crowd test; do
+    printf '%s %s\n' "$seconds" "$crowd" >"$run/waits/$(printf '%s.%s.%s.%04d.%s' "$release" "$place" "$nodes" $((9999 - seconds)) "$test")"
   done
 }
 
@@ -75,14 +75,27 @@ fill_queue() {
 waiting() { find "$run/waits" -name "$1" -printf '%f\n' | sort -t . -k 6; }
 seconds_waiting() { find "$run/waits" -name "$1" -exec cat {} + | awk '{sum += $1} END {print sum + 0}'; }
 
-# take PATTERN: one test off the queue, its file's name. Fails when none waits.
+# take PATTERN: one test off the queue, its file's name. Fails when none waits. While a crowd is at work, another
+# crowd waits: both at once would leave neither enough of the processors.
 take() {
-  local file
-  while read -r file; do
-    mv "$run/waits/$file" "$run/taken/$file" 2>/dev/null && echo "$file" && return
-  done < <(waiting "$1")
-  return 1
+  local file mine crowds
+  while :; do
+    crowds=""
+    while read -r file; do
+      mine=""
+      if is_crowd "$run/waits/$file"; then
+        crowds=1
+        mkdir "$run/crowd" 2>/dev/null || continue
+        mine=1
+      fi
+      mv "$run/waits/$file" "$run/taken/$file" 2>/dev/null && echo "$file" && return
+      [[ -z $mine ]] || rmdir "$run/crowd"
+    done < <(waiting "$1")
+    [[ -n $crowds ]] || return 1
+    sleep 1
+  done
 }
+is_crowd() { grep -q crowd "$1" 2>/dev/null; }
 
 # skip_waiting PATTERN WHY: these tests cannot run here.
 skip_waiting() {
@@ -163,11 +176,14 @@ run_test() {
 # drain PATTERN...: runs what waits in these parts of the queue. Fails after a test that failed: nobody knows in
 # what state the rig is then.
 drain() {
-  local pattern file rest
+  local pattern file rest rc
   for pattern in "$@"; do
     while file="$(take "$pattern")"; do
       rest="${file#*.*.*.*.*.}"
-      run_test "${pattern%%.[bs]*}" "${rest#*.}" || return 1
+      rc=0
+      run_test "${pattern%%.[bs]*}" "${rest#*.}" || rc=1
+      ! is_crowd "$run/taken/$file" || rmdir "$run/crowd"
+      ((rc == 0)) || return 1
     done
   done
 }
