@@ -9,6 +9,7 @@ use super::{selectors, words};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
+use crate::select::CLAIM_ENTRIES_MAX;
 
 /// Classes whose shares kube-scheduler places: how much stands in the request itself.
 const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
@@ -90,6 +91,10 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
         found.extend(of_share(request, &configs, class));
         found.extend(without_meaning(request));
     }
+    if let Some(problem) = more_than_is_read(&requests, &at) {
+        found.push(problem);
+        return found;
+    }
     found.extend(selectors::problems(&format!("{at}.requests"), texts(&requests)));
     found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
@@ -115,6 +120,17 @@ fn longer_than_any(devices: &Value, at: &str) -> Option<Problem> {
         return Some(Problem { field: format!("{at}.{field}"), words: format!("has {what}") });
     }
     None
+}
+
+/// A claim for shares has more entries than the controller reads.
+fn more_than_is_read(requests: &[Asked<'_>], at: &str) -> Option<Problem> {
+    let entries = |request: &Asked<'_>| {
+        1 + list(&request.body["selectors"]).count() + list(&request.body["tolerations"]).count()
+    };
+    let is_ours = requests.iter().any(|request| request.class == SHARED_CLASS);
+    let entries: usize = requests.iter().map(entries).sum();
+    (is_ours && entries > CLAIM_ENTRIES_MAX)
+        .then(|| Problem { field: format!("{at}.requests"), words: words::entries(entries) })
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -576,5 +592,20 @@ mod tests {
         for class in [ClassAmount::Said, ClassAmount::Unknown] {
             assert_eq!(problems(&json!({"devices": devices}), "spec", class), []);
         }
+    }
+
+    #[test]
+    fn a_claim_for_shares_has_at_most_as_many_entries_as_the_controller_reads() {
+        let devices = |class: &str, tolerations: usize| {
+            let tolerations = vec![json!({"key": "k", "operator": "Exists"}); tolerations];
+            let exactly = json!({"deviceClassName": class, "tolerations": tolerations});
+            let config = [share(json!([]), json!({"memory": "1Gi"}))];
+            json!({"requests": [{"name": "gpu", "exactly": exactly}], "config": config})
+        };
+        assert_eq!(told(devices(SHARED_CLASS, CLAIM_ENTRIES_MAX - 1)), [""; 0]);
+        let found = told(devices(SHARED_CLASS, CLAIM_ENTRIES_MAX));
+        assert!(found.len() == 1 && found[0].starts_with("spec.devices.requests: "), "{found:?}");
+        assert!(found[0].contains("513 ") && found[0].contains("512 are the most"), "{found:?}");
+        assert_eq!(told(devices("other.example.com", CLAIM_ENTRIES_MAX)), [""; 0], "another's to judge");
     }
 }

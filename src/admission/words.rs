@@ -3,7 +3,7 @@
 
 use crate::model::names::{RequestName, SHARED_CLASS};
 use crate::params::Params;
-use crate::select::CLAIM_BYTES_MAX;
+use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX};
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is of class gpu.nvidia.com; shares have none";
@@ -24,6 +24,14 @@ pub fn other_kind(params: &Params, request: &RequestName) -> String {
 pub fn other_class(class: &str) -> String {
     format!(
         "{class:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one allocation, so write two claims"
+    )
+}
+
+/// Of all requests: so many of themselves, their selectors and tolerations.
+pub fn entries(count: usize) -> String {
+    format!(
+        "the requests of the claim have {count} alternatives, selectors and tolerations in all; {CLAIM_ENTRIES_MAX} are \
+         the most; write several claims"
     )
 }
 

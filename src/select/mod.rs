@@ -42,6 +42,9 @@ pub const TEXT_BYTES_MAX: usize = 10 << 10;
 
 /// Of all selectors of a claim together. The API server has no limit for them but that of an object.
 pub const CLAIM_BYTES_MAX: usize = 60 << 10;
+/// Of a claim's requests or their alternatives, with their selectors and tolerations, in all: each takes several times
+/// its text in the controller's memory.
+pub const CLAIM_ENTRIES_MAX: usize = 512;
 
 /// About what the parser takes; patterns come on top.
 const COMPILE_TICKS_PER_BYTE: u64 = 50;
