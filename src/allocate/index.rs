@@ -2,6 +2,7 @@
 //! somebody asks for them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -14,7 +15,7 @@ use super::fit::first;
 use super::fragment::Workload;
 use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use super::taints::Taints;
-use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::names::{ClaimUid, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::select::Taint;
 
@@ -25,8 +26,41 @@ pub enum Unknown {
     Node(NodeName),
     #[error("node {0} has no device {1} in the index; look at its slices")]
     Device(NodeName, DeviceName),
-    #[error("pod {0} is placed already; remove its placement first")]
-    Placed(PodUid),
+    #[error("{0} is placed already; remove its placement first")]
+    Placed(PlacementKey),
+}
+
+/// Whose placement it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PlacementKey {
+    Pod(PodUid),
+    /// A claim's share of one GPU. One for each GPU: one that is not known (any more) keeps no other from being
+    /// counted.
+    Share {
+        claim: ClaimUid,
+        device: DeviceName,
+    },
+    /// A place that is kept free, by when it was set aside and its number there.
+    Kept {
+        depth: usize,
+        nth: usize,
+    },
+}
+
+impl From<&PodUid> for PlacementKey {
+    fn from(pod: &PodUid) -> Self {
+        Self::Pod(pod.clone())
+    }
+}
+
+impl fmt::Display for PlacementKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "pod {pod}"),
+            Self::Share { claim, device } => write!(f, "the share of claim {claim} on {device}"),
+            Self::Kept { depth, nth } => write!(f, "kept place {depth}/{nth}"),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +69,7 @@ pub struct Index {
     ids: BTreeMap<NodeName, usize>,
     /// Places in `nodes` that are free again.
     gaps: Vec<usize>,
-    pub(super) placements: BTreeMap<PodUid, Placement>,
+    pub(super) placements: BTreeMap<PlacementKey, Placement>,
     pub(super) workload: Workload,
     pub(super) boards: Boards,
 }
@@ -231,14 +265,15 @@ impl Index {
         Ok(())
     }
 
-    /// Records what a pod has. What there is does not matter here: a grant that somebody gave is a fact, and
+    /// Records what a pod or a claim has. What there is does not matter here: a grant that somebody gave is a fact, and
     /// [`super::audit()`] tells if it is too much.
     ///
     /// # Errors
-    /// There is no such node or device, or the pod is placed already. Nothing has changed then.
-    pub fn apply(&mut self, pod: &PodUid, placement: &Placement) -> Result<(), Unknown> {
-        if self.placements.contains_key(pod) {
-            return Err(Unknown::Placed(pod.clone()));
+    /// There is no such node or device, or `key` is placed already. Nothing has changed then.
+    pub fn apply(&mut self, key: impl Into<PlacementKey>, placement: &Placement) -> Result<(), Unknown> {
+        let key = key.into();
+        if self.placements.contains_key(&key) {
+            return Err(Unknown::Placed(key));
         }
         let (id, node) = self.node_mut(&placement.node)?;
         for grant in &placement.gpus {
@@ -247,13 +282,13 @@ impl Index {
             }
         }
         self.nodes.take(id, placement);
-        self.placements.insert(pod.clone(), placement.clone());
+        self.placements.insert(key, placement.clone());
         Ok(())
     }
 
-    /// Takes back what a pod had; what that was.
-    pub fn remove(&mut self, pod: &PodUid) -> Option<Placement> {
-        let placement = self.placements.remove(pod)?;
+    /// Takes back what a pod or a claim had; what that was.
+    pub fn remove(&mut self, key: impl Into<PlacementKey>) -> Option<Placement> {
+        let placement = self.placements.remove(&key.into())?;
         if let Some(id) = self.ids.get(&placement.node) {
             self.nodes.give(*id, &placement);
         }
@@ -265,8 +300,8 @@ impl Index {
         self.workload.seen(shape, &self.nodes.classes);
     }
 
-    pub fn placement(&self, pod: &PodUid) -> Option<&Placement> {
-        self.placements.get(pod)
+    pub fn placement(&self, key: impl Into<PlacementKey>) -> Option<&Placement> {
+        self.placements.get(&key.into())
     }
 
     /// In the order in which they were added.

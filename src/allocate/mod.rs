@@ -35,7 +35,7 @@ pub use audit::{Finding, audit};
 pub use choice::Studied;
 pub use decide::{Decision, decide};
 pub use explain::{Explanation, Shortage, Skipped};
-pub use index::{Index, Unknown};
+pub use index::{Index, PlacementKey, Unknown};
 pub use node::{GpuGrant, GpuSpec, GpuView, NodeSpec, NodeView, Placement};
 pub use score::Policy;
 pub use verdict::{GpuVerdict, NodeShort, NodeVerdict, verdicts};

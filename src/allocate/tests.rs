@@ -309,7 +309,7 @@ fn what_others_granted_too_much_is_recorded_and_found() {
     let mut index = index(&[node("a", 1, 10_000)]);
     let found = decide(&mut index, &[mib(6_000).into()], Policy::Pack).unwrap().placements.remove(0);
     index.apply(&PodUid::new("1"), &found).unwrap();
-    assert_eq!(index.apply(&PodUid::new("1"), &found), Err(Unknown::Placed(PodUid::new("1"))));
+    assert_eq!(index.apply(&PodUid::new("1"), &found), Err(Unknown::Placed((&PodUid::new("1")).into())));
     index.apply(&PodUid::new("2"), &found).unwrap();
     let words: Vec<_> = audit(&index).iter().map(Finding::to_string).collect();
     assert_eq!(words, ["a/gpu-0: 12000 MiB are granted of 10000; delete one of its claims"]);

@@ -1,7 +1,7 @@
 //! The controller's process: it places claims, and serves the webhook beside it.
 
 use crate::cluster::webhooks::WebhookApi;
-use crate::controller::{self, Around, ControllerError};
+use crate::controller::{self, ControllerError, ProcessContext};
 use crate::ops::logs::LogControl;
 use crate::ops::metrics::WebhookMetrics;
 use crate::webhook::{self, Parts};
@@ -16,7 +16,7 @@ pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), Con
     let ControllerProcess { controller, webhook } = process;
     controller::run(controller, logs, |around| {
         let Some(settings) = webhook else { return Ok(()) };
-        let Around { api, tasks, registry, readiness, shutdown } = around;
+        let ProcessContext { api, tasks, registry, readiness, shutdown } = around;
         // Rounds of the controller hold up no request of the API server.
         let thread = tasks.thread("webhook")?;
         let api = {

@@ -113,7 +113,7 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         Target::Pod { .. } => of_pod(cluster, &core, &named).await?,
     };
     let Asked { claims, lacks, mut remarks } = asked;
-    let (_, troubles) = core.says.take();
+    let (_, troubles) = core.recorder.take();
     remarks.extend(troubles);
     remarks.extend(elsewhere(&holders, &args.controller_namespace));
     let mut told = Vec::new();
@@ -162,8 +162,8 @@ fn elsewhere(holders: &BTreeSet<String>, namespace: &str) -> Option<String> {
 }
 
 fn found(core: &Core, named: &Named) -> anyhow::Result<ClaimUid> {
-    let claim = core.world.claim_named(&named.namespace, &named.name);
-    claim.map(|claim| claim.uid().clone()).ok_or_else(|| find::no_claim(&core.world, named))
+    let claim = core.view.claim_named(&named.namespace, &named.name);
+    claim.map(|claim| claim.uid().clone()).ok_or_else(|| find::no_claim(&core.view, named))
 }
 
 /// What is asked about.
@@ -179,20 +179,20 @@ struct Asked {
 async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Result<Asked> {
     let object = match cluster.pod_named(&named.namespace, &named.name).await {
         Ok(object) => object,
-        Err(CallError::NotFound { .. }) => return Err(find::no_pod(&core.world, named)),
+        Err(CallError::NotFound { .. }) => return Err(find::no_pod(&core.view, named)),
         Err(error) => return Err(error.into()),
     };
     if let Some(words) = find::ended(&object) {
         return Ok(Asked { remarks: vec![words], ..Asked::default() });
     }
     let mut asked = Asked { lacks: find::lacks(&object), ..Asked::default() };
-    let mut pods = core.world.pods.values();
+    let mut pods = core.view.pods.values();
     let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     for name in pod.iter().flat_map(|pod| &pod.claims) {
-        match core.world.claim_named(&named.namespace, name) {
+        match core.view.claim_named(&named.namespace, name) {
             Some(claim) => asked.claims.push(claim.uid().clone()),
             None => {
-                let why = pod.and_then(|pod| core.world.not_promised(pod));
+                let why = pod.and_then(|pod| core.view.not_promised(pod));
                 let words = || format!("claim {name}, which the pod names, does not exist; create it");
                 asked.lacks.push(why.unwrap_or_else(words));
             }

@@ -1,7 +1,7 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
-use super::wants::{Constraint, Wants};
 use crate::allocate::{Alike, GpuGrant, Placement, Rule, Shape, Want};
+use crate::controller::wants::{Constraint, Wants};
 use crate::feasible::Room;
 use crate::select::QualifiedName;
 
@@ -87,8 +87,8 @@ mod tests {
     use crate::model::quantity::Bytes;
     use crate::params::{Amount, GpuShare};
 
-    fn want(request: &str, selectors: &[&str]) -> super::super::wants::Want {
-        super::super::wants::Want {
+    fn want(request: &str, selectors: &[&str]) -> crate::controller::wants::Want {
+        crate::controller::wants::Want {
             request: RequestName::new(request),
             share: GpuShare { amount: Some(Amount::Memory(Bytes::from_mib(1000))), ..GpuShare::default() },
             gpus: 1,

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::hold::Pace;
-use super::queue::Patience;
 use crate::allocate::Policy;
+use crate::controller::holds::Pace;
+use crate::controller::queue::Patience;
 use crate::ops::doors::Addresses;
 
 /// How to run the controller.

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Moment;
-use super::core::{Core, unit};
-use super::hold::Phase;
-use super::queue::UnitKey;
-use super::say::{KEPT_FOR, Reason, gathering};
-use super::wants::wants;
-use super::world::claim::POLICY;
-use super::world::{Asks, Claim, Gpu, GpuRef, Pod, Use};
+use crate::controller::Moment;
+use crate::controller::core::{Core, unit};
+use crate::controller::holds::Phase;
+use crate::controller::queue::UnitKey;
+use crate::controller::recorder::{KEPT_FOR, Reason, gathering};
+use crate::controller::view::claim::POLICY;
+use crate::controller::view::{Asks, Claim, Gpu, GpuRef, Pod, Use};
+use crate::controller::wants::wants;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
@@ -149,13 +149,13 @@ struct Turned {
 /// no use afterwards: what it has decided is never written. `at`: the time of day.
 pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Explained> {
     core.start(TURN);
-    core.regard(TURN);
-    let known = claims.iter().filter_map(|uid| core.world.claims.get(uid));
+    core.reevaluate_gpus(TURN);
+    let known = claims.iter().filter_map(|uid| core.view.claims.get(uid));
     let pods: BTreeSet<PodUid> =
-        known.flat_map(|claim| core.world.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
+        known.flat_map(|claim| core.view.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
     let turns = take_turns(core, &pods);
     let one = |uid: &ClaimUid| {
-        let claim = core.world.claims.get(uid)?;
+        let claim = core.view.claims.get(uid)?;
         let user = |pod: &Pod| User {
             name: pod.at.name.clone(),
             node: pod.node.clone(),
@@ -165,7 +165,7 @@ pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Expla
             claim: claim.at.claim.clone(),
             promised: claim.is_new(),
             created: claim.created,
-            pods: core.world.pods_of(claim).map(user).collect(),
+            pods: core.view.pods_of(claim).map(user).collect(),
             answer: answer(core, claim, &turns, at),
         })
     };
@@ -210,13 +210,13 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
         Asks::Scheduler(_) => return not_ours(core, claim),
     };
-    if let Err(words) = wants(spec, &core.world.class.config) {
+    if let Err(words) = wants(spec, &core.view.class.config) {
         return Answer::Refused { words };
     }
     if claim.ending {
         return waits(Because::Ending, "is being deleted; it is not placed any more");
     }
-    if let Some(planned) = core.plans.of(claim.uid()) {
+    if let Some(planned) = core.tracker.planned(claim.uid()) {
         let given = planned.given.iter().flat_map(|given| &given.devices);
         let part = |device: &GrantedDevice| Part {
             gpu: GpuRef::new(&planned.node, &device.device),
@@ -224,7 +224,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
             by_scheduler: false,
         };
         let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
-        let before = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
+        let before = core.view.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
         let mut holdups = holdups(core, &place, before.max().unwrap_or(0), at);
         if claim.waiting.is_some() {
             holdups.push(OTHER_WORDS.to_owned());
@@ -232,7 +232,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
         }
         return Answer::Would { place, holdups };
     }
-    let of_pods = core.world.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid));
+    let of_pods = core.view.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid));
     let refused = of_pods.filter_map(|one| Some((one.refused.as_ref()?, one.before))).next();
     match refused {
         Some((no, _)) if no.reason == Reason::Claim && !is_anothers(core, claim, &no.words) => {
@@ -252,11 +252,11 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
 /// The words are about another claim of the same pod.
 fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
     let own = &claim.at.claim.name;
-    let pods = core.world.pods_of(claim);
+    let pods = core.view.pods_of(claim);
     let mut others = pods.flat_map(|pod| pod.claims.iter().map(move |name| (&pod.at.namespace, name)));
     let about_policy = words.starts_with(&format!("annotation {POLICY}: "));
     others.any(|(namespace, name)| {
-        let other = core.world.claim_named(namespace, name);
+        let other = core.view.claim_named(namespace, name);
         name != own
             && (words.starts_with(&format!("claim {name}: "))
                 || (about_policy && claim.policy.is_none())
@@ -270,7 +270,7 @@ fn waits(because: Because, words: impl Into<String>) -> Answer {
 
 /// Why the claim has no turn.
 fn not_ready(core: &Core, claim: &Claim) -> Answer {
-    let pods: Vec<&Pod> = core.world.pods_of(claim).filter(|pod| !pod.ending).collect();
+    let pods: Vec<&Pod> = core.view.pods_of(claim).filter(|pod| !pod.ending).collect();
     let Some(pod) = pods.first() else {
         return waits(Because::NoPod, "no pod names it; a claim is placed once a pod that wants it is there");
     };
@@ -288,7 +288,7 @@ fn not_ready(core: &Core, claim: &Claim) -> Answer {
         );
         return waits(Because::OtherClaims, words);
     }
-    let world = &core.world;
+    let world = &core.view;
     let missing = pod.claims.iter().find(|one| world.claim_named(&pod.at.namespace, one).is_none());
     if let Some(missing) = missing {
         let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
@@ -321,7 +321,7 @@ fn placed(claim: &Claim) -> Option<Place> {
 /// What is worth to be known of a place that the claim has.
 fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
     let mut remarks = Vec::new();
-    for part in place.devices.iter().filter(|part| core.conflicts().contains(&part.gpu)) {
+    for part in place.devices.iter().filter(|part| core.gpus.contested().contains(&part.gpu)) {
         let others = nodes::names(core, &part.gpu, |how| !how.is_ours());
         remarks.push(format!(
             "{} is also named by {others}: it is given twice; the controller takes back what does not run yet",
@@ -329,7 +329,7 @@ fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
         ));
     }
     let (Some(node), false) = (&place.node, claim.is_reserved()) else { return remarks };
-    let pods: Vec<&Pod> = core.world.pods_of(claim).filter(|pod| !pod.ending).collect();
+    let pods: Vec<&Pod> = core.view.pods_of(claim).filter(|pod| !pod.ending).collect();
     let bound = pods.iter().any(|pod| pod.node.as_ref() == Some(node));
     remarks.push(match core.unfit(claim, &pods, node).filter(|_| !pods.is_empty() && !bound) {
         _ if pods.is_empty() => "no pod names it any more; the controller takes it back".to_owned(),
@@ -354,7 +354,7 @@ fn kept(core: &Core, own: &Claim, at: Timestamp) -> Vec<String> {
         (until > at).then(|| format!("claim {namespace}/{name} {text}"))
     };
     let waits = |claim: &&Claim| claim.waiting.is_some() && claim.allocation.is_none();
-    let others = core.world.claims.values().filter(waits).filter(|claim| claim.uid() != own.uid());
+    let others = core.view.claims.values().filter(waits).filter(|claim| claim.uid() != own.uid());
     others.filter_map(one).take(KEPT_MAX).collect()
 }
 
@@ -397,7 +397,7 @@ fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<Stri
 }
 
 fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
-    let hold = core.world.holds.get(gpu).and_then(|uid| core.world.claims.get(uid));
+    let hold = core.view.holds.get(gpu).and_then(|uid| core.view.claims.get(uid));
     let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
     age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
 }
@@ -428,7 +428,7 @@ fn scheduler(core: &Core, claim: &Claim) -> Option<String> {
     let compile =
         |texts: &[String]| texts.iter().map(|text| Selector::compile(text)).collect::<Result<Vec<_>, _>>();
     let mut kinds = Vec::new();
-    for kind in core.world.needs_of(claim).flat_map(|need| need.kinds) {
+    for kind in core.view.needs_of(claim).flat_map(|need| need.kinds) {
         kinds.push((compile(&kind.selectors).ok()?, kind.tolerations));
     }
     let is_chosen = |gpu: &Gpu| {
@@ -438,12 +438,12 @@ fn scheduler(core: &Core, claim: &Claim) -> Option<String> {
         })
     };
     let all =
-        core.world.nodes.iter().flat_map(|(name, node)| {
+        core.view.nodes.iter().flat_map(|(name, node)| {
             node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu))
         });
     let chosen: Vec<GpuRef> = all.filter(|(_, gpu)| is_chosen(gpu)).map(|(at, _)| at).collect();
-    let untouched = chosen.iter().filter(|at| !core.world.books.contains_key(at)).count();
-    let held = chosen.iter().filter(|at| core.holds.is_ours(at) && !core.stock.is_granted(at)).count();
+    let untouched = chosen.iter().filter(|at| !core.view.books.contains_key(at)).count();
+    let held = chosen.iter().filter(|at| core.holds.is_ours(at) && !core.capacity.is_granted(at)).count();
     (!chosen.is_empty()).then(|| {
         format!(
             "kube-scheduler allocates it, and tells why it waits in the pod's events; of {} shareable GPU{} that its \

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::Moment;
 use crate::cluster::lease::{Holder, LeaseName, StoredLease};
 use crate::cluster::{CallError, KubeCluster};
+use crate::controller::Moment;
 use crate::ops::drain::Shutdown;
 use crate::ops::readiness::Token;
 

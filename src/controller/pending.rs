@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::write::Write;
+use crate::controller::write::Write;
 
 #[derive(Debug, Default)]
 pub struct Pending {
@@ -16,7 +16,7 @@ impl Pending {
     pub fn add(&mut self, writes: Vec<Write>) {
         for write in writes {
             match write {
-                Write::Hold(_) | Write::Look(_) => self.first.push_back(write),
+                Write::Hold(_) | Write::WatchBarrier(_) => self.first.push_back(write),
                 _ => self.then.push_back(write),
             }
         }
@@ -33,9 +33,9 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
-    use super::super::world::GpuRef;
     use super::*;
     use crate::cluster::allocation::ClaimVersion;
+    use crate::controller::view::GpuRef;
     use crate::model::claim::ClaimRef;
 
     fn at(name: &str) -> ClaimVersion {
@@ -52,11 +52,11 @@ mod tests {
         let mut pending = Pending::default();
         assert!(pending.is_empty() && pending.take().is_none());
         pending.add(vec![Write::Clear(at("one")), hold("gpu-0")]);
-        pending.add(vec![Write::Clear(at("two")), Write::Look(at("hold")), hold("gpu-1")]);
+        pending.add(vec![Write::Clear(at("two")), Write::WatchBarrier(at("hold")), hold("gpu-1")]);
         let taken: Vec<Write> = std::iter::from_fn(|| pending.take()).collect();
         let right = [
             hold("gpu-0"),
-            Write::Look(at("hold")),
+            Write::WatchBarrier(at("hold")),
             hold("gpu-1"),
             Write::Clear(at("one")),
             Write::Clear(at("two")),

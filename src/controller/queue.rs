@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Moment;
+use crate::controller::Moment;
 use crate::model::names::{NodeName, PodUid};
 
 /// First exclusion of a node for a pod; doubled each time, up to the last.

@@ -17,18 +17,15 @@
 //! * [`Reserves`]: who, where and until when; `choose`: what a unit would take once shares have ended; `turn`: what is
 //!   kept while units have their turns
 
-mod choose;
-mod turn;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Moment;
-use super::queue::UnitKey;
-use super::stock::Aside;
-use super::world::GpuRef;
+use crate::controller::Moment;
+use crate::controller::capacity::Aside;
+use crate::controller::queue::UnitKey;
+use crate::controller::view::GpuRef;
 use crate::model::names::NodeName;
 
 /// What was looked for in vain is looked for again after so long.

@@ -13,18 +13,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::Moment;
-use super::config::ControllerSettings;
-use super::core::Core;
-use super::lease::{Gate, Leasing};
-use super::notes::Notes;
-use super::pending::Pending;
-use super::write::{Outcome, Write};
-use super::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::cluster::events::Events;
 use crate::cluster::feed::Change;
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, ConnectError, Endpoint, KubeCluster};
+use crate::controller::Moment;
+use crate::controller::backlog::EventBacklog;
+use crate::controller::config::ControllerSettings;
+use crate::controller::core::Core;
+use crate::controller::lease::{Gate, Leasing};
+use crate::controller::pending::Pending;
+use crate::controller::write::{Outcome, Write};
+use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::model::names::NodeName;
 use crate::ops::OpsError;
 use crate::ops::drain::{Shutdown, Signals};
@@ -64,7 +64,7 @@ pub enum ControllerError {
 }
 
 /// What else runs in the process finds here what it needs.
-pub struct Around<'a> {
+pub struct ProcessContext<'a> {
     pub api: &'a KubeCluster,
     pub tasks: &'a mut Tasks,
     pub registry: &'a mut Registry,
@@ -80,7 +80,7 @@ pub struct Around<'a> {
 pub async fn run(
     settings: ControllerSettings,
     logs: LogControl,
-    beside: impl FnOnce(Around<'_>) -> Result<(), ControllerError>,
+    beside: impl FnOnce(ProcessContext<'_>) -> Result<(), ControllerError>,
 ) -> Result<(), ControllerError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
@@ -92,7 +92,7 @@ pub async fn run(
     let mut registry = metrics::registry();
     let readiness = Readiness::default();
     let metrics = ControllerMetrics::register(&mut registry);
-    let around = Around {
+    let around = ProcessContext {
         api: &api,
         tasks: &mut tasks,
         registry: &mut registry,
@@ -170,10 +170,10 @@ pub async fn start(
     });
     let core = Core::new(settings.rules.clone(), &settings.namespace);
     let (state, told) = watch::channel(json!({"leading": false}));
-    let (pending, notes) = (Pending::default(), Notes::default());
+    let (pending, notes) = (Pending::default(), EventBacklog::default());
     let failed_events = 0;
     let turning =
-        Turning { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
+        ControllerLoop { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
     tasks.spawn_on(&thread, "controller", turning.run(led, shutdown.clone()));
     Ok(told)
 }
@@ -204,18 +204,18 @@ async fn owner(
 }
 
 /// What a turn begins with.
-enum Heard {
+enum Wakeup {
     Outcome(Outcome),
     Change(Box<Change>),
     Tick,
     Nothing,
 }
 
-struct Turning {
+struct ControllerLoop {
     core: Core,
     api: KubeCluster,
     events: Events,
-    notes: Notes,
+    notes: EventBacklog,
     failed_events: u64,
     writes: mpsc::Sender<Write>,
     outcomes: mpsc::Receiver<Outcome>,
@@ -225,7 +225,7 @@ struct Turning {
     state: watch::Sender<Value>,
 }
 
-impl Turning {
+impl ControllerLoop {
     /// Knows nothing before it leads: what it then reads is newer than anything that the last leader wrote.
     async fn run(mut self, mut led: watch::Receiver<bool>, shutdown: Shutdown) -> Result<(), Infallible> {
         tokio::select! {
@@ -254,8 +254,8 @@ impl Turning {
                     }
                     continue;
                 }
-                Some(outcome) = self.outcomes.recv() => Heard::Outcome(outcome),
-                Some(change) = feed.next() => Heard::Change(Box::new(change)),
+                Some(outcome) = self.outcomes.recv() => Wakeup::Outcome(outcome),
+                Some(change) = feed.next() => Wakeup::Change(Box::new(change)),
                 permit = events.room(), if self.notes.is_due(self.is_busy(), start.elapsed()) => {
                     match (permit, self.notes.take()) {
                         (Some(permit), Some(note)) => permit.send(note),
@@ -264,10 +264,10 @@ impl Turning {
                     }
                     continue;
                 }
-                _ = ticks.tick() => Heard::Tick,
-                () = tokio::time::sleep_until(due) => Heard::Nothing,
+                _ = ticks.tick() => Wakeup::Tick,
+                () = tokio::time::sleep_until(due) => Wakeup::Nothing,
             };
-            let more = if let Heard::Change(_) = heard { CHANGES_AT_ONCE } else { 0 };
+            let more = if let Wakeup::Change(_) = heard { CHANGES_AT_ONCE } else { 0 };
             self.hear(heard, start.elapsed());
             let until = Instant::now() + TAKE_IN;
             for _ in 1..more {
@@ -275,7 +275,7 @@ impl Turning {
                     break;
                 }
                 let Some(Some(change)) = feed.next().now_or_never() else { break };
-                self.hear(Heard::Change(Box::new(change)), start.elapsed());
+                self.hear(Wakeup::Change(Box::new(change)), start.elapsed());
             }
             let begun = Instant::now();
             news = begun < rested;
@@ -288,23 +288,23 @@ impl Turning {
 
     /// Claims are being written, or are to be.
     fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || !self.core.in_flight.is_empty() || !self.core.plans.is_empty()
+        !self.pending.is_empty() || self.core.tracker.is_busy()
     }
 
-    fn hear(&mut self, heard: Heard, now: Moment) {
+    fn hear(&mut self, heard: Wakeup, now: Moment) {
         match heard {
-            Heard::Outcome(outcome) => {
+            Wakeup::Outcome(outcome) => {
                 self.done(outcome, now);
                 while let Ok(outcome) = self.outcomes.try_recv() {
                     self.done(outcome, now);
                 }
             }
-            Heard::Change(change) => {
+            Wakeup::Change(change) => {
                 self.metrics.changes.inc();
                 self.core.apply(*change, now);
             }
-            Heard::Tick => self.tell(),
-            Heard::Nothing => {}
+            Wakeup::Tick => self.tell(),
+            Wakeup::Nothing => {}
         }
     }
 
@@ -328,7 +328,7 @@ impl Turning {
         metrics.kept_units.set(i64::try_from(units).unwrap_or(i64::MAX));
         metrics.kept.set(i64::try_from(gpus).unwrap_or(i64::MAX));
         metrics.kept_in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
-        metrics.unreadable.set(i64::try_from(self.core.world.unreadables()).unwrap_or(i64::MAX));
+        metrics.unreadable.set(i64::try_from(self.core.view.unreadables()).unwrap_or(i64::MAX));
         let over = self.core.overcommitted();
         metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
         let failed = self.events.failed();
@@ -348,7 +348,7 @@ impl Turning {
             self.metrics.placed(waited.as_secs_f64());
         }
         self.pending.add(round.writes);
-        let (notes, troubles) = self.core.says.take();
+        let (notes, troubles) = self.core.recorder.take();
         self.metrics.dropped_events.inc_by(self.notes.add(notes, now));
         troubles.into_iter().for_each(|words| warn!("{words}"));
         round.next

@@ -8,9 +8,9 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
-use super::world::class::{exact, expressions};
 use crate::admission::words;
 use crate::allocate::Rule;
+use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{GpuShare, Params, decode};
@@ -66,7 +66,7 @@ pub const WAYS_MAX: usize = 64;
 /// # Errors
 /// In words for the claim's author, with the field's path.
 pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<Vec<Wants>, String> {
-    let requests: Vec<Vec<Asked>> =
+    let requests: Vec<Vec<NamedRequest>> =
         claim.requests.iter().flatten().enumerate().map(asked).collect::<Result<_, _>>()?;
     let selectors = requests.iter().flatten().flat_map(|asked| asked.exactly.selectors.iter().flatten());
     let texts = selectors.filter_map(|selector| selector.cel.as_ref()).map(|cel| cel.expression.len());
@@ -77,8 +77,9 @@ pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<
     let names: Vec<RequestName> = requests.iter().flatten().map(|asked| asked.name.clone()).collect();
     let configs = configs(claim, class, &names)?;
     let constraints = constraints(claim)?;
-    let read =
-        |all: &Vec<Asked>| all.iter().map(|asked| want(asked, &configs)).collect::<Result<Vec<_>, _>>();
+    let read = |all: &Vec<NamedRequest>| {
+        all.iter().map(|asked| want(asked, &configs)).collect::<Result<Vec<_>, _>>()
+    };
     let read: Vec<Vec<Want>> = requests.iter().map(read).collect::<Result<_, _>>()?;
     let ways = combinations(&read).ok_or_else(|| {
         format!(
@@ -114,23 +115,23 @@ pub fn combinations<T: Clone>(lists: &[Vec<T>]) -> Option<Vec<Vec<T>>> {
 }
 
 /// A request, or one alternative of a request.
-struct Asked {
+struct NamedRequest {
     name: RequestName,
     /// Where it stands.
     path: String,
     exactly: ExactDeviceRequest,
 }
 
-fn asked((at, request): (usize, &DeviceRequest)) -> Result<Vec<Asked>, String> {
+fn asked((at, request): (usize, &DeviceRequest)) -> Result<Vec<NamedRequest>, String> {
     let path = format!("spec.devices.requests[{at}]");
     match (&request.exactly, request.first_available.as_deref()) {
-        (Some(exactly), None | Some([])) => Ok(vec![Asked {
+        (Some(exactly), None | Some([])) => Ok(vec![NamedRequest {
             name: RequestName::new(&request.name),
             path: format!("{path}.exactly"),
             exactly: exactly.clone(),
         }]),
         (None, Some(alternatives)) if !alternatives.is_empty() => {
-            let one = |(at, sub): (usize, &DeviceSubRequest)| Asked {
+            let one = |(at, sub): (usize, &DeviceSubRequest)| NamedRequest {
                 name: RequestName::new(format!("{}/{}", request.name, sub.name)),
                 path: format!("{path}.firstAvailable[{at}]"),
                 exactly: exact(sub),
@@ -204,7 +205,7 @@ fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, 
     }
 }
 
-fn want(Asked { name, path, exactly }: &Asked, configs: &[Entry<'_>]) -> Result<Want, String> {
+fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_>]) -> Result<Want, String> {
     if exactly.device_class_name != SHARED_CLASS {
         return Err(format!("{path}.deviceClassName: {}", words::other_class(&exactly.device_class_name)));
     }

@@ -3,19 +3,30 @@
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
-use super::hold::Parting;
-use super::world::GpuRef;
 use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::controller::Moment;
+use crate::controller::holds::ReleaseStep;
+use crate::controller::view::GpuRef;
 use crate::model::names::ClaimUid;
+
+/// What a round comes to.
+#[derive(Debug, Default)]
+pub struct Round {
+    pub writes: Vec<Write>,
+    /// When time alone will bring something.
+    pub next: Option<Moment>,
+    pub decided: usize,
+    pub refused: usize,
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Create the hold of a GPU and allocate it.
     Hold(GpuRef),
     /// Mark a hold: once the watch brings it, it has brought all that came before.
-    Look(ClaimVersion),
+    WatchBarrier(ClaimVersion),
     /// A step of a hold that is to go.
-    Leave(GpuRef, Parting),
+    Leave(GpuRef, ReleaseStep),
     /// Mark the claim, then write its allocation, to which the writer adds the time.
     Allocate { at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
     /// Take back an allocation of ours that nobody uses.
@@ -31,7 +42,7 @@ pub enum Write {
 #[derive(Debug)]
 pub enum Outcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
-    Looked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    BarrierWritten(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Left(GpuRef, ClaimUid, Result<(), Failure>),
     Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
@@ -82,7 +93,7 @@ impl Outcome {
     /// The claim that was to be changed, and that the API server does not have.
     pub fn gone(&self) -> Option<&ClaimUid> {
         let (uid, failure) = match self {
-            Self::Looked(uid, Err(failure))
+            Self::BarrierWritten(uid, Err(failure))
             | Self::Left(_, uid, Err(failure))
             | Self::Allocated(uid, Err(failure))
             | Self::Cleared(uid, Err(failure))
@@ -97,7 +108,7 @@ impl Outcome {
         let of = |failure: Option<&Failure>| failure.map_or("ok", Failure::label);
         match self {
             Self::Held(_, result) => ("hold", of(result.as_ref().err())),
-            Self::Looked(_, result) => ("look", of(result.as_ref().err())),
+            Self::BarrierWritten(_, result) => ("look", of(result.as_ref().err())),
             Self::Left(_, _, result) => ("leave", of(result.as_ref().err())),
             Self::Allocated(_, result) => ("allocate", of(result.as_ref().err())),
             Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),

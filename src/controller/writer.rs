@@ -9,14 +9,14 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use tokio::sync::mpsc;
 
-use super::grant;
-use super::hold::Parting;
-use super::lease::Gate;
-use super::world::GpuRef;
-use super::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
-use super::write::{Failure, Outcome, Write};
 use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::cluster::{CallError, KubeCluster};
+use crate::controller::grant;
+use crate::controller::holds::ReleaseStep;
+use crate::controller::lease::Gate;
+use crate::controller::view::GpuRef;
+use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
+use crate::controller::write::{Failure, Outcome, Write};
 use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
@@ -66,12 +66,12 @@ impl Writer {
                 let result = self.hold(&gpu).await;
                 Outcome::Held(gpu, result)
             }
-            Write::Look(at) => {
+            Write::WatchBarrier(at) => {
                 // The same text again would change nothing, and the watch would bring nothing.
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
-                Outcome::Looked(at.claim.uid, result.map(Box::new))
+                Outcome::BarrierWritten(at.claim.uid, result.map(Box::new))
             }
             Write::Leave(gpu, parting) => {
                 let uid = parting.at().claim.uid.clone();
@@ -114,14 +114,14 @@ impl Writer {
         self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
     }
 
-    async fn leave(&self, gpu: &GpuRef, parting: Parting) -> Result<(), Failure> {
+    async fn leave(&self, gpu: &GpuRef, parting: ReleaseStep) -> Result<(), Failure> {
         match parting {
-            Parting::Clear(at) => self.gated(|| self.api.set_allocation(&at, None)).await.map(drop),
-            Parting::Restore(at) => {
+            ReleaseStep::Clear(at) => self.gated(|| self.api.set_allocation(&at, None)).await.map(drop),
+            ReleaseStep::Restore(at) => {
                 let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
                 self.allocate(at, &Marks::default(), allocation).await.map(drop)
             }
-            Parting::Delete(at) => self.gated(|| self.api.delete_claim(&at)).await,
+            ReleaseStep::Delete(at) => self.gated(|| self.api.delete_claim(&at)).await,
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tranche::cluster::KubeCluster;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
-use tranche::controller::hold::Pace;
+use tranche::controller::holds::Pace;
 use tranche::controller::start;
 use tranche::model::names::NodeName;
 use tranche::ops::drain::{Shutdown, Signals};

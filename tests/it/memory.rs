@@ -69,7 +69,7 @@ async fn measure(what: &str, make: Make) -> Core {
     let mut core = Core::new(Rules::default(), "tranche-system");
     let mut feed = cluster.feed();
     let begin = std::time::Instant::now();
-    while !core.world.is_complete() {
+    while !core.view.is_complete() {
         core.apply(feed.next().await.unwrap(), Duration::ZERO);
     }
     core.round(Duration::ZERO, &mut String::new);
@@ -132,7 +132,7 @@ async fn of_ordinary_claims_and_the_fattest() {
         }
     })
     .await;
-    assert_eq!((core.world.claims.len(), core.world.unreadables()), (11_000 / part(), 0));
+    assert_eq!((core.view.claims.len(), core.view.unreadables()), (11_000 / part(), 0));
     // When this was written 86 for all of it, 59 for a quarter, in a process that has 14 before.
     assert!(resident().0 <= 60 + 140 / part() as u64, "{:?} MiB", resident());
 }
@@ -146,7 +146,7 @@ async fn of_nodes_with_gpus() {
         _ => None,
     })
     .await;
-    assert_eq!(core.world.nodes.len(), 6_000 / part());
+    assert_eq!(core.view.nodes.len(), 6_000 / part());
     // When this was written 169 for all of it, 72 for a quarter.
     assert!(resident().0 <= 50 + 200 / part() as u64, "{:?} MiB", resident());
 }

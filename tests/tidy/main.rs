@@ -4,6 +4,7 @@
 
 #![allow(clippy::expect_used)]
 
+mod controller;
 mod lexer;
 mod rules;
 mod selftest;

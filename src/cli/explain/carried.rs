@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::cluster::{CallError, KubeCluster};
-use crate::controller::world::claim::WAITING;
+use crate::controller::view::claim::WAITING;
 use crate::model::claim::ClaimRef;
 use crate::model::names::DRIVER;
 

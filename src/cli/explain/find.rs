@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use super::super::Usage;
 use super::ExplainArgs;
-use crate::controller::world::World;
+use crate::controller::view::ClusterView;
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// So many names are offered in place of one that is not there.
@@ -77,7 +77,7 @@ impl std::fmt::Display for Named {
 }
 
 /// There is no such claim: what there is instead.
-pub fn no_claim(world: &World, named: &Named) -> anyhow::Error {
+pub fn no_claim(world: &ClusterView, named: &Named) -> anyhow::Error {
     let pod = world.pods.values().any(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     if pod {
         let Named { namespace, name, .. } = named;
@@ -90,7 +90,7 @@ pub fn no_claim(world: &World, named: &Named) -> anyhow::Error {
 }
 
 /// There is no such pod.
-pub fn no_pod(world: &World, named: &Named) -> anyhow::Error {
+pub fn no_pod(world: &ClusterView, named: &Named) -> anyhow::Error {
     let pods = world.pods.values().map(|pod| &pod.at);
     nothing(named, pods.map(|pod| (pod.namespace.as_str(), pod.name.as_str())))
 }

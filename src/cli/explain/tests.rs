@@ -105,7 +105,7 @@ fn large(nodes: i64) -> Core {
 }
 
 fn report(core: &mut Core, name: &str) -> Report {
-    let uid = core.world.claim_named("ml", name).unwrap().uid().clone();
+    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
     let told = explain(core, &[uid], NOW).into_iter().map(|explained| Told { explained, carried: vec![] });
     Report {
         named: Named { kind: "claim", namespace: "ml".to_owned(), name: name.to_owned() },
@@ -184,7 +184,7 @@ fn what_is_not_there_is_told_with_what_is() {
         name: name.to_owned(),
     };
     let claim =
-        |namespace: &str, name: &str| no_claim(&core.world, &named("claim", namespace, name)).to_string();
+        |namespace: &str, name: &str| no_claim(&core.view, &named("claim", namespace, name)).to_string();
     assert_eq!(
         claim("ml", "train"),
         "there is no claim train in namespace ml; similar there: tran; there is one of that name in team"
@@ -205,7 +205,7 @@ fn what_is_not_there_is_told_with_what_is() {
         claim("mll", "nothing"),
         "there is no claim nothing in namespace mll, nor any other claim; is it another namespace? (-n)"
     );
-    let words = no_pod(&core.world, &named("pod", "ml", "wen")).to_string();
+    let words = no_pod(&core.view, &named("pod", "ml", "wen")).to_string();
     assert_eq!(words, "there is no pod wen in namespace ml; similar there: web");
 }
 

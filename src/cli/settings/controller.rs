@@ -6,7 +6,7 @@ use super::{BadSettings, Reader, given, interval, is_dns_subdomain};
 use crate::allocate::Policy;
 use crate::cli::args::{ControllerArgs, HoldArgs};
 use crate::controller::config::{ControllerSettings, Leasing, Rules};
-use crate::controller::hold::Pace;
+use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
 use crate::webhook::WebhookSettings;
 

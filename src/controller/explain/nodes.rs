@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::super::core::Core;
-use super::super::world::{GpuRef, Pod, Use};
-use super::super::{Moment, ask};
 use crate::allocate::{self, GpuVerdict, NodeShort, NodeVerdict, Nodes, PodAsk};
+use crate::controller::core::Core;
+use crate::controller::view::{GpuRef, Pod, Use};
+use crate::controller::{Moment, ask};
 use crate::feasible::{self, Unfit};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 
@@ -287,12 +287,12 @@ fn cores(milli: u64) -> String {
 pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec<(NodeName, Verdict)>> {
     // Of alternatives the last: it is the one that is told of.
     let PodAsk { shape, nodes } = core.part(pod, &[], now).ok().flatten()?.into_last_ask();
-    let found = allocate::verdicts(&mut core.stock.index, &shape);
+    let found = allocate::verdicts(&mut core.capacity.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();
-    let pod = core.world.pods.get(pod)?;
+    let pod = core.view.pods.get(pod)?;
     let several = ask::is_several(&shape);
-    let one = |(name, state): (&NodeName, &super::super::world::NodeState)| {
+    let one = |(name, state): (&NodeName, &crate::controller::view::NodeState)| {
         let verdict = match (elsewhere(&nodes, name), found.remove(name)) {
             (_, None) => Verdict::NoGpus,
             (Some(there), _) => Verdict::Elsewhere(there),
@@ -303,7 +303,7 @@ pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec
         };
         (name.clone(), verdict)
     };
-    Some(core.world.nodes.iter().map(one).collect())
+    Some(core.view.nodes.iter().map(one).collect())
 }
 
 /// The node that the pod is bound to by what it has already.
@@ -324,7 +324,7 @@ fn barred(
     if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
         return Some(Verdict::Barred(unfit));
     }
-    (pod.node.is_none() && core.stock.left(name).pods == 0).then_some(Verdict::Pods)
+    (pod.node.is_none() && core.capacity.left(name).pods == 0).then_some(Verdict::Pods)
 }
 
 fn of_node(core: &Core, shape: &allocate::Shape, found: NodeVerdict, several: bool) -> Verdict {
@@ -367,7 +367,7 @@ fn miss(core: &Core, gpu: &GpuRef, verdict: GpuVerdict, selectors: &[String], se
     Some(match verdict {
         GpuVerdict::Closed => Miss::Closed(closed(core, gpu)),
         // The claim's GPUs are served by one daemon, and each GPU by one only.
-        _ if several && core.stock.is_granted(gpu) => {
+        _ if several && core.capacity.is_granted(gpu) => {
             Miss::Closed("has other shares, and a claim of several GPUs has them for itself".to_owned())
         }
         GpuVerdict::Fits => return None,
@@ -405,7 +405,7 @@ fn closed(core: &Core, gpu: &GpuRef) -> String {
     if !core.holds.is_open(gpu) {
         return "is just being taken or given back".to_owned();
     }
-    if core.stock.is_grouped(gpu) {
+    if core.capacity.is_grouped(gpu) {
         return "has shares of a claim with several GPUs, which has them for itself".to_owned();
     }
     "the controller's settings leave it to others".to_owned()
@@ -413,8 +413,8 @@ fn closed(core: &Core, gpu: &GpuRef) -> String {
 
 /// The claims that name a GPU in such a way.
 pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Use) -> bool) -> String {
-    let uses = core.world.books.get(gpu).into_iter().flatten().filter(|(_, how)| is(how));
-    let claims = uses.filter_map(|(uid, _)| core.world.claims.get(uid));
+    let uses = core.view.books.get(gpu).into_iter().flatten().filter(|(_, how)| is(how));
+    let claims = uses.filter_map(|(uid, _)| core.view.claims.get(uid));
     let names: Vec<String> =
         claims.map(|claim| format!("{}/{}", claim.at.claim.namespace, claim.at.claim.name)).collect();
     match names.as_slice() {

@@ -2,7 +2,7 @@
 
 use super::cluster::Cluster;
 use super::scenes::{LONG, SECOND, rules, share};
-use crate::controller::hold::Parting;
+use crate::controller::holds::ReleaseStep;
 use crate::controller::write::Write;
 
 /// A whole GPU that the scheduler gives while we hold it; none of its books has it twice.
@@ -46,7 +46,7 @@ fn gone_too_late() -> Cluster {
     cluster.drop_claim(&("ml".to_owned(), "w".to_owned()));
     cluster.deliver(100);
     cluster.round();
-    assert!(matches!(cluster.writes[0], Write::Leave(_, Parting::Clear(_))));
+    assert!(matches!(cluster.writes[0], Write::Leave(_, ReleaseStep::Clear(_))));
     // Between the decision and the clearing.
     give(&mut cluster, "x");
     cluster.write(false);

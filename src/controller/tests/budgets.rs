@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
 use crate::controller::config::Rules;
-use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::model::names::{ClaimUid, DRIVER, SHARED_CLASS};
 
 const SOON: Duration = Duration::from_secs(3);
 
@@ -59,7 +59,7 @@ fn a_claim_that_costs_too_much_waits_with_the_number_and_is_not_looked_at_again(
     assert!(is_placed(&cluster, "b", "small") && !is_placed(&cluster, "a", "dear"));
     let words = waiting(&cluster, "a", "dear");
     assert!(words.starts_with("request r1: the selector"), "{words}");
-    let (notes, _) = cluster.core.says.take();
+    let (notes, _) = cluster.core.recorder.take();
     let said = |note: &crate::cluster::events::Note| note.message.contains("costs more than 2000000");
     assert!(notes.iter().any(said), "{notes:?}");
     // Everything is tried again when something changes; this is not looked at.
@@ -93,8 +93,8 @@ fn what_a_round_does_not_come_to_is_for_the_next_and_no_namespace_waits_for_anot
     let next = cluster.round();
     assert_eq!(next, Some(cluster.now), "there is more to do");
     let decided = |cluster: &Cluster, namespace: &str| {
-        let plans = cluster.core.plans.iter().flat_map(|(_, plan)| plan.claims.keys());
-        plans.filter(|uid| cluster.core.world.claims[*uid].at.claim.namespace == namespace).count()
+        let of_namespace = |uid: &&ClaimUid| cluster.core.view.claims[*uid].at.claim.namespace == namespace;
+        cluster.core.tracker.planned_claims().filter(of_namespace).count()
     };
     assert_eq!(decided(&cluster, "b"), 1);
     let first = decided(&cluster, "a");
@@ -128,7 +128,7 @@ fn what_is_tried_in_vain_does_not_keep_others_of_its_namespace_from_being_tried(
     pod(&mut cluster, "a", "small", &[vec!["device.driver != 'y'".to_owned()]]);
     for nth in 0..60 {
         // News at each round: whatever was tried is due again.
-        cluster.core.stock.news();
+        cluster.core.capacity.news();
         cluster.deliver(usize::MAX);
         cluster.round();
         while !cluster.writes.is_empty() {

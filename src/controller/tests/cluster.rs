@@ -16,8 +16,8 @@ use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::grant;
-use crate::controller::hold::Parting;
-use crate::controller::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
+use crate::controller::holds::ReleaseStep;
+use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
 use crate::controller::write::{Failure, Outcome, Write};
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::params::{Params, decode};
@@ -396,7 +396,7 @@ impl Cluster {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
             Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
-            Write::Look(at) => Outcome::Looked(at.claim.uid, Err(failure)),
+            Write::WatchBarrier(at) => Outcome::BarrierWritten(at.claim.uid, Err(failure)),
             Write::Leave(gpu, parting) => Outcome::Left(gpu, parting.at().claim.uid.clone(), Err(failure)),
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
@@ -416,21 +416,21 @@ impl Cluster {
                 let made = self.hold(&gpu.node.to_string(), &gpu.device.to_string());
                 Outcome::Held(gpu, hear(made))
             }
-            Write::Look(at) => {
+            Write::WatchBarrier(at) => {
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
                 let marked = self.mark(&at, &marks);
-                Outcome::Looked(at.claim.uid, hear(marked))
+                Outcome::BarrierWritten(at.claim.uid, hear(marked))
             }
             Write::Leave(gpu, parting) => {
                 let uid = parting.at().claim.uid.clone();
                 let done = match parting {
-                    Parting::Clear(at) => self.allocate(&at, None),
-                    Parting::Restore(at) => {
+                    ReleaseStep::Clear(at) => self.allocate(&at, None),
+                    ReleaseStep::Restore(at) => {
                         let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str());
                         self.allocate(&at, Some(made))
                     }
-                    Parting::Delete(at) => {
+                    ReleaseStep::Delete(at) => {
                         let found = self.current(&at);
                         if found.is_ok() {
                             self.drop_claim(&(at.claim.namespace, at.claim.name));
@@ -463,7 +463,7 @@ impl Cluster {
                     return Outcome::Created(uid, Err(Failure::Conflict));
                 }
                 let made = self.store(*claim);
-                let at = self.core.world.read(&made).at;
+                let at = self.core.view.read(&made).at;
                 Outcome::Created(uid, hear(self.allocate(&at, Some(*allocation))))
             }
         }

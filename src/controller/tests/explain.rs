@@ -10,7 +10,7 @@ use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, Explained, explain};
-use crate::controller::world::claim::{POLICY, WAITING};
+use crate::controller::view::claim::{POLICY, WAITING};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -32,7 +32,7 @@ fn asked(cluster: &mut Cluster, name: &str) -> Explained {
     let mut core = Core::new(Rules::default(), NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
     cluster.feed = unheard;
-    let uid = core.world.claim_named("ml", name).unwrap().uid().clone();
+    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
     explain(&mut core, &[uid], Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24)).remove(0)
 }
 
@@ -329,7 +329,7 @@ fn a_hold_tells_whose_shares_it_keeps_its_gpu_for() {
     cluster.relist();
     let mut core = Core::new(Rules::default(), NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
-    let uid = core.world.claim_named(NS, "hold.gpu-0.node-0").unwrap().uid().clone();
+    let uid = core.view.claim_named(NS, "hold.gpu-0.node-0").unwrap().uid().clone();
     let told = explain(&mut core, &[uid], Timestamp::UNIX_EPOCH).remove(0);
     let Answer::Hold { words, .. } = told.answer else { panic!() };
     assert_eq!(words, "keeps node-0/gpu-0 for shares that the controller places; it has claim ml/a");

@@ -301,7 +301,7 @@ fn what_is_kept_is_told_to_both_with_numbers_and_until_when() {
     cluster.settle(20 * SECOND);
     ask(&mut cluster, ("big", "a"), json!({"fraction": "1"}), (json!({}), json!({})));
     let mut told = Vec::new();
-    let waits = others_wait(&mut cluster, 120, |cluster, _| told.extend(cluster.core.says.take().0));
+    let waits = others_wait(&mut cluster, 120, |cluster, _| told.extend(cluster.core.recorder.take().0));
     assert!(longest(&waits, 30) <= 28, "{waits:?}");
     let says = |name: &str, words: &[&str]| {
         let of =
@@ -321,7 +321,7 @@ fn explained(cluster: &mut Cluster, (namespace, name): (&str, &str)) -> Answer {
     let mut core = Core::new(Rules::default(), super::cluster::NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Duration::ZERO));
     cluster.feed = unheard;
-    let uid = core.world.claim_named(namespace, name).unwrap().uid().clone();
+    let uid = core.view.claim_named(namespace, name).unwrap().uid().clone();
     let now = Timestamp::UNIX_EPOCH + SignedDuration::try_from(cluster.now).unwrap();
     explain(&mut core, &[uid], now).remove(0).answer
 }

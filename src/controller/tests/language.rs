@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, device};
 use crate::controller::config::Rules;
-use crate::controller::hold::Pace;
-use crate::controller::world::Use;
+use crate::controller::holds::Pace;
+use crate::controller::view::Use;
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
 /// Enough for a hold to settle; less than until what nobody binds is taken back.
@@ -41,7 +41,7 @@ fn pod(cluster: &mut Cluster, name: &str, annotations: Value, fields: Value) {
 
 /// What has been said since this was last asked: events, and lines for the log.
 fn said(cluster: &mut Cluster) -> String {
-    let (notes, troubles) = cluster.core.says.take();
+    let (notes, troubles) = cluster.core.recorder.take();
     notes.into_iter().map(|note| note.message).chain(troubles).collect::<Vec<_>>().join("\n")
 }
 
@@ -163,7 +163,7 @@ fn alternatives(cluster: &mut Cluster, name: &str, ways: &[(&str, &str, u32)], m
 
 /// The requests that a claim's results and its grant are for, and the memory that the node reads of it.
 fn served(cluster: &Cluster, name: &str) -> (Vec<String>, Vec<u64>) {
-    let Some(claim) = cluster.core.world.claim_named("ml", name) else { return (vec![], vec![]) };
+    let Some(claim) = cluster.core.view.claim_named("ml", name) else { return (vec![], vec![]) };
     let uses = claim.allocation.iter().flat_map(|one| &one.uses);
     let mib = uses.filter_map(|(_, how)| match how {
         Use::Share(granted) => Some(granted.memory.mib_floor()),

@@ -15,7 +15,7 @@ fn exists(cluster: &Cluster) -> bool {
 
 /// What the pod was told since this was last asked.
 fn told(cluster: &mut Cluster) -> Vec<String> {
-    let notes = cluster.core.says.take().0.into_iter();
+    let notes = cluster.core.recorder.take().0.into_iter();
     notes
         .filter(|note| matches!(&note.subject, Subject::Pod { name, .. } if name == "kai"))
         .map(|note| note.message)
@@ -113,7 +113,7 @@ fn a_controller_that_may_not_read_namespaces_serves_claims_and_makes_none() {
     cluster.put_pod("plain", &["plain"], json!({}));
     cluster.settle(LONG);
     assert!(cluster.place("plain").is_some() && !exists(&cluster));
-    let (notes, troubles) = cluster.core.says.take();
+    let (notes, troubles) = cluster.core.recorder.take();
     assert!(troubles.iter().any(|words| words.contains("Namespaces") && words.contains("forbidden")));
     // Who has opted in is not known: nobody is told that he has not.
     assert!(notes.iter().all(|note| !note.message.contains("makes no claim")));

@@ -48,11 +48,11 @@ fn places(cluster: &Cluster, names: &[&str]) -> Vec<Option<String>> {
 /// None of them has a place, nothing of it is kept, and the words say so much.
 fn assert_refused(cluster: &mut Cluster, names: &[&str], words: &[&str]) {
     assert_eq!(places(cluster, names), vec![None; names.len()]);
-    let (notes, _) = cluster.core.says.take();
+    let (notes, _) = cluster.core.recorder.take();
     let said = |words: &&&str| notes.iter().any(|note| note.message.contains(**words));
     assert_eq!(words.iter().find(|words| !said(words)), None, "{notes:?}");
-    for node in cluster.core.stock.index.nodes() {
-        let left = cluster.core.stock.left(node.name());
+    for node in cluster.core.capacity.index.nodes() {
+        let left = cluster.core.capacity.left(node.name());
         assert_eq!(node.cpu_milli(), (left.cpu_milli, left.cpu_milli));
         assert_eq!(node.memory(), (left.memory, left.memory));
         assert_eq!(node.pods(), (left.pods, left.pods));
@@ -118,6 +118,6 @@ fn a_pod_that_is_counted_on_its_node_finds_its_other_claims_there() {
     cluster.put_pod("second", &["shared", "own"], json!({}));
     cluster.settle(WAIT);
     assert_eq!(places(&cluster, &["own"]), [Some("a".to_owned())]);
-    assert_eq!(cluster.core.stock.left(&"a".into()).pods, 0);
+    assert_eq!(cluster.core.capacity.left(&"a".into()).pods, 0);
     cluster.check();
 }

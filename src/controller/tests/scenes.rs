@@ -9,8 +9,8 @@ use super::cluster::{Cluster, NS, device, object};
 use super::told::until;
 use crate::cluster::feed::{Change, Seen};
 use crate::controller::config::Rules;
-use crate::controller::hold::Pace;
-use crate::controller::world::GpuRef;
+use crate::controller::holds::Pace;
+use crate::controller::view::GpuRef;
 use crate::controller::write::{Failure, Write};
 use crate::model::names::SHARED_CLASS;
 
@@ -164,7 +164,7 @@ fn a_pod_without_a_claim_that_was_bound_during_the_look_is_waited_for() {
     let limits = json!([{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]);
     cluster.put_pod("w", &[], json!({"spec": {"containers": limits}}));
     share(&mut cluster, "a", "10Gi");
-    until(&mut cluster, |write| matches!(write, Write::Look(_)));
+    until(&mut cluster, |write| matches!(write, Write::WatchBarrier(_)));
     cluster.write(false);
     whole_claim_takes(&mut cluster, "w", "node-0", "gpu-0");
     let claim = cluster.feed.split_off(1);
@@ -248,7 +248,7 @@ fn what_the_watch_has_not_told_yet_is_waited_for_by_the_look() {
     let late = std::mem::take(&mut cluster.feed);
     cluster.now += LONG;
     cluster.round();
-    assert!(matches!(cluster.writes[0], Write::Look(_)));
+    assert!(matches!(cluster.writes[0], Write::WatchBarrier(_)));
     cluster.write(false);
     // The mark is behind what is late.
     let mark = std::mem::replace(&mut cluster.feed, late);
@@ -267,7 +267,7 @@ fn a_look_that_fails_is_taken_again() {
     cluster.settle(MOMENT);
     cluster.now += MOMENT;
     cluster.round();
-    assert!(matches!(cluster.writes[0], Write::Look(_)));
+    assert!(matches!(cluster.writes[0], Write::WatchBarrier(_)));
     cluster.fail(Failure::Silent("no answer".to_owned()));
     assert_eq!(cluster.place("a"), None);
     cluster.settle(3 * SECOND);
@@ -564,11 +564,11 @@ fn what_is_planned_and_given_up_while_an_allocation_is_taken_back_is_planned_aga
         cluster.deliver(usize::MAX);
         cluster.now += LONG;
         cluster.round();
-        assert_eq!(cluster.core.plans.iter().count(), 1);
+        assert_eq!(cluster.core.tracker.plans(), 1);
         cluster.drop_pod("a", false);
         cluster.deliver(usize::MAX);
         cluster.round();
-        assert_eq!((cluster.core.plans.iter().count(), cluster.writes.len()), (0, 0));
+        assert_eq!((cluster.core.tracker.plans(), cluster.writes.len()), (0, 0));
         cluster.hear(0);
         cluster.put_pod("a", &["a"], json!({}));
         cluster.settle(LONG);
@@ -993,7 +993,7 @@ fn somebody_who_names_a_gpu_of_ours_is_noticed_and_what_does_not_run_yet_moves()
     super::walk::bind(&mut cluster, "runs");
     whole_claim_takes(&mut cluster, "whole", &node, "gpu-0");
     cluster.settle(LONG);
-    assert_eq!(cluster.core.conflicts().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
+    assert_eq!(cluster.core.gpus.contested().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
     assert_eq!(cluster.core.overcommitted(), 1, "what the gauge shows");
     assert_ne!(cluster.place("waits").unwrap().0, node);
     assert_eq!(cluster.place("runs").unwrap().0, node, "nobody takes a running pod's GPU");
@@ -1175,8 +1175,8 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
     assert!(cluster.place("made").is_some(), "beside the first");
     assert_eq!(cluster.holds().len(), 2, "for the second of them");
     cluster.core.apply(Change::Claim(Seen::Complete), cluster.now);
-    assert!(cluster.core.world.claim_named("ml", "made").is_some());
-    assert_eq!(cluster.core.world.holds.len(), 2);
+    assert!(cluster.core.view.claim_named("ml", "made").is_some());
+    assert_eq!(cluster.core.view.holds.len(), 2);
     share(&mut cluster, "b", "60Gi");
     cluster.settle(LONG);
     assert!(cluster.place("more").is_some());
@@ -1203,7 +1203,7 @@ fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
     let other = json!({"metadata": {"namespace": "ml", "name": "other", "uid": "other", "resourceVersion": "1"},
         "status": {"allocation": allocation}});
     unreadable(&mut cluster, serde_json::from_value(other.clone()).unwrap());
-    assert_eq!(cluster.core.world.unreadables(), 2);
+    assert_eq!(cluster.core.view.unreadables(), 2);
     share(&mut cluster, "a", "10Gi");
     cluster.settle(LONG);
     let (_, devices) = cluster.place("a").expect("one GPU is left");
@@ -1215,5 +1215,5 @@ fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
     cluster.core.apply(Change::Claim(Seen::Deleted(metadata)), cluster.now);
     cluster.settle(LONG);
     assert!(cluster.place("b").is_some());
-    assert_eq!(cluster.core.world.unreadables(), 1);
+    assert_eq!(cluster.core.view.unreadables(), 1);
 }

@@ -18,7 +18,7 @@ fn told(cluster: &mut Cluster) -> Vec<String> {
         Subject::Pod { name, .. } => Some(format!("{name}: {} {}", note.reason, note.message)),
         _ => None,
     };
-    cluster.core.says.take().0.into_iter().filter_map(of_pod).collect()
+    cluster.core.recorder.take().0.into_iter().filter_map(of_pod).collect()
 }
 
 /// A pod whose claim is still to be created.

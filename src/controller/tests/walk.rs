@@ -13,9 +13,9 @@ use serde_json::json;
 
 use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::controller::config::Rules;
-use crate::controller::hold::Pace;
+use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
-use crate::controller::world::GpuRef;
+use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
 use crate::model::names::PodUid;
 
@@ -464,7 +464,7 @@ impl Walk {
         self.cluster.settle(Duration::from_secs(1200));
         assert_eq!(self.cluster.holds(), [""; 0], "holds are given back");
         assert!(self.cluster.core.queue.is_empty());
-        for node in self.cluster.core.stock.index.nodes() {
+        for node in self.cluster.core.capacity.index.nodes() {
             for gpu in node.gpus() {
                 assert_eq!(
                     gpu.memory().0,

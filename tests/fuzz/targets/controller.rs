@@ -21,9 +21,9 @@ use tranche::cluster::feed::{Change, Seen};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
 use tranche::controller::explain::explain;
-use tranche::controller::hold::Parting;
+use tranche::controller::holds::ReleaseStep;
 use tranche::controller::queue::Patience;
-use tranche::controller::world::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
+use tranche::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
 use tranche::controller::write::{Failure, Outcome, Write};
 use tranche::model::names::{DRIVER, HOLD_LABEL};
 use tranche::params::{self, Params};
@@ -191,7 +191,7 @@ fn run_script(input: &[u8]) {
             api.another_namespace_is_served();
         }
     }
-    let claims: Vec<_> = api.core.world.claims.keys().cloned().collect();
+    let claims: Vec<_> = api.core.view.claims.keys().cloned().collect();
     let _ = explain(&mut api.core, &claims, jiff::Timestamp::UNIX_EPOCH);
 }
 
@@ -459,20 +459,20 @@ impl Api {
                 let made = self.hold(gpu.node.as_str(), gpu.device.as_str());
                 Outcome::Held(gpu, boxed(made))
             }
-            Write::Look(at) => {
+            Write::WatchBarrier(at) => {
                 let looked = vec![(LOOKED.to_owned(), Some(at.resource_version.clone()))];
                 let done = self.mark(&at, &Marks { finalizers: None, annotations: looked });
-                Outcome::Looked(at.claim.uid, boxed(done))
+                Outcome::BarrierWritten(at.claim.uid, boxed(done))
             }
             Write::Leave(gpu, parting) => {
                 let uid = parting.at().claim.uid.clone();
                 let done = match parting {
-                    Parting::Clear(at) => self.allocate(&at, None).map(drop),
-                    Parting::Restore(at) => {
+                    ReleaseStep::Clear(at) => self.allocate(&at, None).map(drop),
+                    ReleaseStep::Restore(at) => {
                         let made = of_hold(gpu.node.as_str(), gpu.device.as_str());
                         self.allocate(&at, Some(made)).map(drop)
                     }
-                    Parting::Delete(at) => self.current(&at).map(|found| {
+                    ReleaseStep::Delete(at) => self.current(&at).map(|found| {
                         self.claims.remove(&named(&found.metadata));
                         self.feed.push_back(Change::Claim(Seen::Deleted(Box::new(found.metadata))));
                     }),

@@ -1,0 +1,395 @@
+//! The allocator's index, kept in step with the world: what GPUs and nodes have, what of it is granted, and what
+//! is closed to shares.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, PlacementKey, Unknown};
+use crate::controller::view::{GpuRef, NodeState};
+use crate::feasible::{self, Room};
+use crate::model::names::{ClaimUid, DeviceName, NodeName};
+use crate::model::quantity::Bytes;
+
+#[derive(Debug, Default)]
+pub struct Capacity {
+    pub index: Index,
+    /// What claims have, or are to have, of each GPU.
+    grants: BTreeMap<GpuRef, BTreeMap<ClaimUid, GpuGrant>>,
+    of_claims: BTreeMap<ClaimUid, Vec<GpuRef>>,
+    rooms: BTreeMap<NodeName, NodeRoom>,
+    /// Nodes that have as many pods as they may.
+    full: Arc<BTreeSet<NodeName>>,
+    /// Closed for other reasons than those of [`Self::is_grouped`].
+    closed: BTreeMap<GpuRef, bool>,
+    specs: BTreeMap<NodeName, NodeSpec>,
+    /// What is kept for others while somebody's turn is; the last is lifted first.
+    aside: Vec<Aside>,
+    /// GPUs of these that are kept for themselves, and how many times.
+    shut: BTreeMap<GpuRef, u32>,
+    /// Grows whenever something may fit that did not fit before.
+    epoch: u64,
+}
+
+/// What is kept for a unit: where its pods would go. It counts as if it were granted, so that there is room beside it
+/// for whatever is no part of it; where the GPUs are in use yet, there may be less than none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aside {
+    pub places: Vec<Placement>,
+    /// A claim of several GPUs has them for itself.
+    pub alone: bool,
+}
+
+impl Aside {
+    /// Each GPU, once for each of the shares there.
+    pub fn gpus(&self) -> impl Iterator<Item = (GpuRef, &GpuGrant)> {
+        let of = |place: &'_ Placement| place.node.clone();
+        self.places.iter().flat_map(move |place| {
+            let node = of(place);
+            place.gpus.iter().map(move |grant| (GpuRef::new(&node, &grant.device), grant))
+        })
+    }
+
+    pub fn nodes(&self) -> BTreeSet<NodeName> {
+        self.places.iter().map(|place| place.node.clone()).collect()
+    }
+}
+
+/// CPU, memory and pods of a node.
+#[derive(Debug, Clone, Copy, Default)]
+struct NodeRoom {
+    all: Room,
+    used: Room,
+}
+
+impl NodeRoom {
+    fn left(&self) -> Room {
+        self.all.minus(self.used)
+    }
+}
+
+impl Capacity {
+    /// What is closed on these nodes for reasons of others, and what is known of selectors; nothing else: no nodes, no
+    /// grants.
+    pub fn without_grants(&self, is_meant: impl Fn(&NodeName) -> bool) -> Self {
+        let closed = self.closed.iter().filter(|(gpu, _)| is_meant(&gpu.node));
+        let closed = closed.map(|(gpu, closed)| (gpu.clone(), *closed)).collect();
+        Self { closed, index: self.index.beside(), ..Self::default() }
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Something else than the stock has changed that may let a pod fit.
+    pub fn news(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// What is known of a node now. One without a Node object has no room; one without GPUs is none.
+    pub fn set_node(&mut self, name: &NodeName, state: Option<&NodeState>) {
+        self.epoch += 1;
+        let room = self.rooms.entry(name.clone()).or_default();
+        room.all =
+            state.and_then(|state| state.object.as_deref()).map(feasible::allocatable).unwrap_or_default();
+        let left = room.left();
+        self.note_full(name, left);
+        let gpus = state.map(gpus).unwrap_or_default();
+        if gpus.is_empty() {
+            self.index.remove_node(name);
+            self.specs.remove(name);
+            return;
+        }
+        let spec = NodeSpec { name: name.clone(), cpu_milli: left.cpu_milli, memory: left.memory, gpus };
+        // A new list of GPUs costs more than new numbers.
+        if self.specs.get(name).is_none_or(|known| known.gpus != spec.gpus) {
+            self.index.insert_node(&spec);
+            self.specs.insert(name.clone(), spec.clone());
+            self.catch_up(&spec);
+        }
+        let _ = self.set_room(name, left);
+        for (device, gpu) in state.into_iter().flat_map(|state| &state.gpus) {
+            let _ = self.index.set_taints(name, device, &gpu.taints);
+        }
+    }
+
+    /// What was granted or closed before the GPUs were known.
+    fn catch_up(&mut self, spec: &NodeSpec) {
+        for gpu in &spec.gpus {
+            let at = GpuRef::new(&spec.name, &gpu.device);
+            for (claim, grant) in self.grants.get(&at).into_iter().flatten() {
+                if self.index.placement(key(claim, &gpu.device)).is_none() {
+                    apply(&mut self.index, claim, &at, grant);
+                }
+            }
+            self.refresh(&at);
+        }
+    }
+
+    /// A pod takes so much of a node now, beside or instead of what it took.
+    pub fn take_room(&mut self, node: &NodeName, room: Room) {
+        let entry = self.rooms.entry(node.clone()).or_default();
+        entry.used = entry.used.plus(room);
+        self.tell_room(node);
+    }
+
+    pub fn give_room(&mut self, node: &NodeName, room: Room) {
+        let entry = self.rooms.entry(node.clone()).or_default();
+        entry.used = entry.used.minus(room);
+        self.epoch += 1;
+        self.tell_room(node);
+    }
+
+    fn tell_room(&mut self, node: &NodeName) {
+        let left = self.left(node);
+        self.note_full(node, left);
+        // Unknown: it has no GPUs.
+        let _ = self.set_room(node, left);
+    }
+
+    fn set_room(&mut self, node: &NodeName, left: Room) -> Result<(), Unknown> {
+        self.index.set_room(node, left.cpu_milli, left.memory, left.pods)
+    }
+
+    fn note_full(&mut self, node: &NodeName, left: Room) {
+        match (left.pods == 0, self.full.contains(node)) {
+            (true, false) => drop(Arc::make_mut(&mut self.full).insert(node.clone())),
+            (false, true) => drop(Arc::make_mut(&mut self.full).remove(node)),
+            _ => {}
+        }
+    }
+
+    /// Nodes that have as many pods as they may.
+    pub fn full(&self) -> Arc<BTreeSet<NodeName>> {
+        self.full.clone()
+    }
+
+    pub fn left(&self, node: &NodeName) -> Room {
+        self.rooms.get(node).copied().unwrap_or_default().left()
+    }
+
+    /// What a claim has of GPUs, planned or allocated; in place of what it had.
+    pub fn set_grants(&mut self, claim: &ClaimUid, grants: Vec<(GpuRef, GpuGrant)>) {
+        let same = self.of_claims.get(claim).is_some_and(|known| {
+            known.len() == grants.len()
+                && grants.iter().all(|(gpu, grant)| self.granted(gpu, claim).is_some_and(|old| old == grant))
+        });
+        if same || (grants.is_empty() && !self.of_claims.contains_key(claim)) {
+            return;
+        }
+        let before = self.of_claims.remove(claim).unwrap_or_default();
+        let touched: BTreeSet<GpuRef> =
+            before.iter().chain(grants.iter().map(|(gpu, _)| gpu)).cloned().collect();
+        for gpu in before {
+            self.epoch += 1;
+            self.index.remove(key(claim, &gpu.device));
+            if let Some(claims) = self.grants.get_mut(&gpu) {
+                claims.remove(claim);
+                if claims.is_empty() {
+                    self.grants.remove(&gpu);
+                }
+            }
+        }
+        for (gpu, grant) in grants {
+            apply(&mut self.index, claim, &gpu, &grant);
+            self.of_claims.entry(claim.clone()).or_default().push(gpu.clone());
+            self.grants.entry(gpu).or_default().insert(claim.clone(), grant);
+        }
+        if touched.len() > 1 {
+            touched.iter().for_each(|gpu| self.refresh(gpu));
+        }
+    }
+
+    /// What one claim has, another has now.
+    pub fn rename(&mut self, from: &ClaimUid, to: &ClaimUid) {
+        let gpus = self.of_claims.get(from).cloned().unwrap_or_default();
+        let grants = gpus.into_iter().filter_map(|gpu| {
+            let grant = self.granted(&gpu, from)?.clone();
+            Some((gpu, grant))
+        });
+        let grants = grants.collect();
+        self.set_grants(from, Vec::new());
+        self.set_grants(to, grants);
+    }
+
+    fn granted(&self, gpu: &GpuRef, claim: &ClaimUid) -> Option<&GpuGrant> {
+        self.grants.get(gpu)?.get(claim)
+    }
+
+    /// Somebody has a part of the GPU, or is to have one.
+    pub fn is_granted(&self, gpu: &GpuRef) -> bool {
+        self.grants.contains_key(gpu)
+    }
+
+    /// GPUs of which somebody has a part, or for whom one is kept.
+    pub fn taken_gpus(&self) -> impl Iterator<Item = GpuRef> {
+        let kept = self.aside.iter().flat_map(|aside| aside.gpus().map(|(gpu, _)| gpu));
+        self.grants.keys().cloned().chain(kept)
+    }
+
+    /// What these claims have.
+    pub fn grants_of(&self, is: impl Fn(&ClaimUid) -> bool) -> Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)> {
+        let claims = self.of_claims.iter().filter(|(claim, _)| is(claim));
+        let of = |(claim, gpus): (&ClaimUid, &Vec<GpuRef>)| {
+            let grants = gpus.iter().filter_map(|gpu| Some((gpu.clone(), self.granted(gpu, claim)?.clone())));
+            (claim.clone(), grants.collect())
+        };
+        claims.map(of).collect()
+    }
+
+    /// The same with so much of each GPU as keeps others from what is kept. Shares there that do not fit beside it must
+    /// end before it comes: what fits beside it and the others holds nobody up.
+    pub fn beside(&self, aside: &Aside) -> Aside {
+        let mut asked: BTreeMap<GpuRef, u64> = BTreeMap::new();
+        for (gpu, grant) in aside.gpus() {
+            *asked.entry(gpu).or_default() += grant.memory.mib_ceil();
+        }
+        let mut kept = aside.clone();
+        for place in &mut kept.places {
+            for grant in &mut place.gpus {
+                // Once for each GPU.
+                let gpu = GpuRef::new(&place.node, &grant.device);
+                let asked = asked.remove(&gpu).map_or(0, |asked| self.keeps_off(&gpu, asked));
+                grant.memory = Bytes::from_mib(asked);
+            }
+        }
+        kept
+    }
+
+    /// So many MiB of what is free now.
+    fn keeps_off(&self, gpu: &GpuRef, asked: u64) -> u64 {
+        let view = self.index.node(&gpu.node);
+        let Some(view) = view.and_then(|view| view.gpus().find(|one| *one.device() == gpu.device)) else {
+            return asked;
+        };
+        let (all, free) = (view.memory().0.mib_floor(), view.memory().1.mib_floor());
+        let rest = all.saturating_sub(asked);
+        let shares = self.grants.get(gpu).into_iter().flatten().map(|(_, grant)| grant.memory.mib_ceil());
+        let stay: u64 = shares.filter(|mib| *mib <= rest).sum();
+        free.saturating_sub(rest.saturating_sub(stay))
+    }
+
+    /// From now on everything is placed beside this, until it is lifted.
+    pub fn set_aside(&mut self, aside: Aside) {
+        let depth = self.aside.len();
+        for (nth, place) in aside.places.iter().enumerate() {
+            // Unknown: where there is no such node any more, nothing can be placed there.
+            let _ = self.index.apply(PlacementKey::Kept { depth, nth }, place);
+        }
+        let shut: Vec<GpuRef> = aside.gpus().filter(|_| aside.alone).map(|(gpu, _)| gpu).collect();
+        self.aside.push(aside);
+        for gpu in shut {
+            *self.shut.entry(gpu.clone()).or_default() += 1;
+            self.refresh(&gpu);
+        }
+    }
+
+    /// The last that was set aside is so no longer.
+    pub fn lift(&mut self) -> Option<Aside> {
+        let aside = self.aside.pop()?;
+        for nth in 0..aside.places.len() {
+            self.index.remove(PlacementKey::Kept { depth: self.aside.len(), nth });
+        }
+        for (gpu, _) in aside.gpus().filter(|_| aside.alone) {
+            let last = self.shut.get_mut(&gpu).is_none_or(|times| {
+                *times -= 1;
+                *times == 0
+            });
+            if last {
+                self.shut.remove(&gpu);
+            }
+            self.refresh(&gpu);
+        }
+        Some(aside)
+    }
+
+    /// All of it, the first first: to be set aside again.
+    pub fn lift_all(&mut self) -> Vec<Aside> {
+        let mut all: Vec<Aside> = std::iter::from_fn(|| self.lift()).collect();
+        all.reverse();
+        all
+    }
+
+    pub fn set_closed(&mut self, gpu: &GpuRef, closed: bool) {
+        if self.closed.insert(gpu.clone(), closed) != Some(closed) {
+            self.epoch += u64::from(!closed);
+            self.refresh(gpu);
+        }
+    }
+
+    /// Tells the index whether the GPU is closed.
+    fn refresh(&mut self, gpu: &GpuRef) {
+        let closed = self.is_shut(gpu) || self.is_grouped(gpu);
+        // Unknown: it is told when the GPU is.
+        let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
+    }
+
+    fn is_shut(&self, gpu: &GpuRef) -> bool {
+        self.closed.get(gpu).copied().unwrap_or(false) || self.shut.contains_key(gpu)
+    }
+
+    /// A claim has shares of this GPU and of others: one MPS daemon serves all of them, and a process is the client
+    /// of one daemon only, so that shares of this GPU alone cannot be there.
+    pub fn is_grouped(&self, gpu: &GpuRef) -> bool {
+        let mut claims = self.grants.get(gpu).into_iter().flatten();
+        claims.any(|(claim, _)| self.of_claims.get(claim).is_some_and(|gpus| gpus.len() > 1))
+    }
+
+    /// The sets of so many GPUs that claims have together.
+    pub fn groups(&self, size: usize) -> BTreeSet<BTreeSet<GpuRef>> {
+        let several = self.of_claims.values().filter(|gpus| gpus.len() == size && size > 1);
+        several.map(|gpus| gpus.iter().cloned().collect()).collect()
+    }
+
+    /// Decides with other GPUs open than usual, and with so much more taken of nodes; the index is afterwards as
+    /// before.
+    pub fn decide_with<T>(
+        &mut self,
+        open: &BTreeMap<GpuRef, bool>,
+        taken: &BTreeMap<NodeName, Room>,
+        decide: impl FnOnce(&mut Index) -> T,
+    ) -> T {
+        for (gpu, open) in open {
+            let closed = !open || self.is_shut(gpu);
+            let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
+        }
+        for (node, taken) in taken {
+            let _ = self.set_room(node, self.left(node).minus(*taken));
+        }
+        let decision = decide(&mut self.index);
+        open.keys().for_each(|gpu| self.refresh(gpu));
+        taken.keys().for_each(|node| self.tell_room(node));
+        decision
+    }
+}
+
+fn key(claim: &ClaimUid, device: &DeviceName) -> PlacementKey {
+    PlacementKey::Share { claim: claim.clone(), device: device.clone() }
+}
+
+fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
+    let placement = Placement {
+        node: gpu.node.clone(),
+        gpus: vec![grant.clone()],
+        cpu_milli: 0,
+        memory: Bytes(0),
+        pods: 0,
+    };
+    // Unknown: it is applied when the node's GPUs are told of.
+    let _ = index.apply(key(claim, &gpu.device), &placement);
+}
+
+fn gpus(state: &NodeState) -> Vec<GpuSpec> {
+    let spec = |gpu: &Arc<crate::controller::view::Gpu>| {
+        let one = &gpu.grantable;
+        GpuSpec {
+            device: one.device.clone(),
+            product: one.product.clone(),
+            memory: one.memory,
+            slots: one.slots,
+            processes_per_slot: one.processes_per_slot,
+            isolation: one.isolation,
+            facts: gpu.facts.clone(),
+        }
+    };
+    state.gpus.values().map(spec).collect()
+}

@@ -1,0 +1,65 @@
+//! Where pods take room of nodes, and which pods a gang has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::controller::queue::UnitKey;
+use crate::feasible::Room;
+use crate::model::names::{NodeName, PodUid};
+
+/// A node, and what a pod takes of it.
+pub type Place = (NodeName, Room);
+
+#[derive(Debug, Default)]
+pub struct Pods {
+    places: BTreeMap<PodUid, Place>,
+    gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
+}
+
+impl Pods {
+    /// The pod takes this room now. Returns the room that it took before, if that is another.
+    pub fn set_place(&mut self, pod: &PodUid, place: Option<Place>) -> Change {
+        if self.places.get(pod) == place.as_ref() {
+            return Change::default();
+        }
+        let given = self.places.remove(pod);
+        if let Some(place) = &place {
+            self.places.insert(pod.clone(), place.clone());
+        }
+        Change { given, taken: place }
+    }
+
+    /// It takes room of some node.
+    pub fn has_place(&self, pod: &PodUid) -> bool {
+        self.places.contains_key(pod)
+    }
+
+    /// All that take room.
+    pub fn places(&self) -> impl Iterator<Item = (&PodUid, &Place)> {
+        self.places.iter()
+    }
+
+    pub fn join(&mut self, gang: UnitKey, pod: &PodUid) {
+        self.gangs.entry(gang).or_default().insert(pod.clone());
+    }
+
+    pub fn leave(&mut self, gang: &UnitKey, pod: &PodUid) {
+        if let Some(members) = self.gangs.get_mut(gang) {
+            members.remove(pod);
+            if members.is_empty() {
+                self.gangs.remove(gang);
+            }
+        }
+    }
+
+    /// Those of a gang, whether they wait or not.
+    pub fn members(&self, gang: &UnitKey) -> impl Iterator<Item = &PodUid> {
+        self.gangs.get(gang).into_iter().flatten()
+    }
+}
+
+/// Room that a pod gives back, and room that it takes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    pub given: Option<Place>,
+    pub taken: Option<Place>,
+}

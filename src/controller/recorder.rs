@@ -1,0 +1,210 @@
+//! What people are told, and where: events on the pod and the claim, a text on the claim, lines for the log.
+//! Nothing is said twice in a row, and a pod is not spoken of more often than it can be read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::allocate::Shortage;
+use crate::cluster::events::{Note, Severity, Subject};
+use crate::controller::Moment;
+use crate::controller::view::{Claim, Pod};
+use crate::model::names::{NodeName, PodUid};
+
+/// Between two explanations to one pod, unless it has become placed.
+const EVERY: Duration = Duration::from_secs(30);
+/// With this begins what a pod is told that a place is kept for.
+pub const KEPT_FOR: &str = "kept for it";
+/// Texts on claims are kept short: they are read in a column.
+const TEXT_BYTES_MAX: usize = 400;
+
+#[derive(Debug, Default)]
+pub struct EventRecorder {
+    said: BTreeMap<PodUid, Said>,
+    notes: Vec<Note>,
+    troubles: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Said {
+    words: String,
+    at: Moment,
+    reason: Reason,
+    /// There was something new to say, too soon.
+    more: bool,
+}
+
+/// Why a pod waits, as a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    Memory,
+    Compute,
+    Slots,
+    Gpus,
+    Candidates,
+    /// Its claim cannot be placed as it is.
+    Claim,
+    /// Something that waits for longer goes first.
+    Reserved,
+    /// Not all pods of its gang are there.
+    Gang,
+}
+
+impl Reason {
+    pub const ALL: [Self; 8] = [
+        Self::Memory,
+        Self::Compute,
+        Self::Slots,
+        Self::Gpus,
+        Self::Candidates,
+        Self::Claim,
+        Self::Reserved,
+        Self::Gang,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Compute => "compute",
+            Self::Slots => "slots",
+            Self::Gpus => "gpus",
+            Self::Candidates => "candidates",
+            Self::Claim => "claim",
+            Self::Reserved => "reserved",
+            Self::Gang => "gang",
+        }
+    }
+
+    pub fn of(shortage: &Shortage) -> Self {
+        match shortage {
+            Shortage::Candidates { .. } => Self::Candidates,
+            Shortage::Memory { .. } | Shortage::Whole { .. } => Self::Memory,
+            Shortage::Compute { .. } => Self::Compute,
+            Shortage::Slots { .. } => Self::Slots,
+            Shortage::Gpus { .. } | Shortage::Together { .. } => Self::Gpus,
+        }
+    }
+}
+
+impl EventRecorder {
+    /// Why a pod waits. True if it was said: the claims may carry it, too.
+    pub fn waiting(&mut self, pod: &Pod, reason: Reason, words: &str, now: Moment) -> bool {
+        let uid = &pod.at.uid;
+        if let Some(said) = self.said.get_mut(uid) {
+            said.reason = reason;
+            said.more = said.words != words && now < said.at + EVERY;
+            if said.words == words || said.more {
+                return false;
+            }
+        }
+        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason, more: false });
+        self.note(subject(pod), Severity::Warning, "WaitingForGpuShare", words.to_owned());
+        true
+    }
+
+    pub fn placed(&mut self, pod: &Pod, words: String) {
+        self.said.remove(&pod.at.uid);
+        self.note(subject(pod), Severity::Normal, "GpuSharePlaced", words);
+    }
+
+    /// The scheduler, or somebody else, took the allocation back.
+    pub fn refused(&mut self, pod: &Pod, node: &NodeName) {
+        let words = format!(
+            "the allocation on node {node} was taken back by the scheduler: the pod cannot run there now; another \
+             node is looked for"
+        );
+        self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
+    }
+
+    /// An allocation of ours was taken back by us.
+    pub fn moved(&mut self, pod: &Pod, node: &NodeName, why: &str) {
+        let words = format!("the allocation on node {node} is taken back: {why}; another node is looked for");
+        self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
+    }
+
+    /// The API server will not have the allocation. Nobody can look at a claim that is only promised.
+    pub fn not_taken<'a>(
+        &mut self,
+        claim: &Claim,
+        pods: impl Iterator<Item = &'a Pod>,
+        words: &str,
+        now: Moment,
+    ) {
+        if claim.is_new() {
+            let words = format!("its claim cannot be created: {words}");
+            for pod in pods {
+                self.waiting(pod, Reason::Claim, &words, now);
+            }
+            return;
+        }
+        let subject = Subject::Claim(claim.at.claim.clone());
+        self.note(subject, Severity::Warning, "AllocationRefused", words.to_owned());
+    }
+
+    pub fn about(&mut self, claim: &Claim, words: &str) {
+        let subject = Subject::Claim(claim.at.claim.clone());
+        self.note(subject, Severity::Warning, "WaitingForGpuShare", words.to_owned());
+    }
+
+    /// For the log.
+    pub fn trouble(&mut self, words: String) {
+        self.troubles.push(words);
+    }
+
+    /// Pods that can be told by now what is new; each is named once.
+    pub fn due(&mut self, now: Moment) -> Vec<PodUid> {
+        let due = self.said.iter_mut().filter(|(_, said)| said.more && said.at + EVERY <= now);
+        due.map(|(pod, said)| {
+            said.more = false;
+            pod.clone()
+        })
+        .collect()
+    }
+
+    /// When somebody can be told something new.
+    pub fn next(&self, now: Moment) -> Option<Moment> {
+        let more = self.said.values().filter(|said| said.more);
+        more.map(|said| said.at + EVERY).filter(|due| *due > now).min()
+    }
+
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.said.remove(pod);
+    }
+
+    /// How many pods wait for each reason, of those that are still waiting.
+    pub fn reasons(&self, waiting: impl Fn(&PodUid) -> bool) -> BTreeMap<Reason, usize> {
+        let mut counts: BTreeMap<Reason, usize> = Reason::ALL.into_iter().map(|reason| (reason, 0)).collect();
+        for said in self.said.iter().filter(|(pod, _)| waiting(pod)).map(|(_, said)| said) {
+            *counts.entry(said.reason).or_default() += 1;
+        }
+        counts
+    }
+
+    pub fn take(&mut self) -> (Vec<Note>, Vec<String>) {
+        (std::mem::take(&mut self.notes), std::mem::take(&mut self.troubles))
+    }
+
+    fn note(&mut self, subject: Subject, severity: Severity, reason: &'static str, message: String) {
+        self.notes.push(Note { subject, severity, reason, message });
+    }
+}
+
+fn subject(pod: &Pod) -> Subject {
+    Subject::Pod {
+        namespace: pod.at.namespace.clone(),
+        name: pod.at.name.clone(),
+        uid: pod.at.uid.to_string(),
+    }
+}
+
+/// Why a gang is not placed yet. `size` is a number, or a word for it.
+pub fn gathering(name: &str, there: usize, size: &str) -> String {
+    format!(
+        "the gang {name} has {there} of {size} pods ready; its pods are placed together once all are there"
+    )
+}
+
+/// As a claim carries it.
+pub fn short(words: &str) -> String {
+    let most = words.floor_char_boundary(TEXT_BYTES_MAX.min(words.len()));
+    words[..most].to_owned()
+}

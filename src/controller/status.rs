@@ -1,0 +1,74 @@
+//! How things are: for metrics, and for who asks the process.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::allocate::{NodeView, audit};
+use crate::controller::core::Core;
+use crate::controller::holds::Phase;
+use crate::controller::recorder::Reason;
+use crate::controller::view::GpuRef;
+use crate::ops::metrics::Room;
+
+impl Core {
+    /// What is left for shares on each node.
+    pub fn rooms(&self) -> Vec<(&str, Room)> {
+        self.capacity.index.nodes().map(|node| (node.name().as_str(), room(node))).collect()
+    }
+
+    /// Pods that wait, by reason.
+    pub fn waiting(&self) -> BTreeMap<Reason, usize> {
+        self.recorder.reasons(|pod| self.queue.contains(pod))
+    }
+
+    /// GPUs that two parties name, or that more is granted of than they have.
+    pub fn overcommitted(&self) -> usize {
+        self.gpus.contested().len() + audit(&self.capacity.index).len()
+    }
+
+    /// GPUs that are held, and those of them without a share.
+    pub fn held_counts(&self) -> (usize, usize) {
+        let held = || self.holds.all().filter(|(gpu, _)| self.holds.is_held(gpu));
+        (held().count(), held().filter(|(gpu, _)| !self.capacity.is_granted(gpu)).count())
+    }
+
+    pub fn state(&self) -> Value {
+        let holds: BTreeMap<String, &str> =
+            self.holds.all().map(|(gpu, phase)| (gpu.to_string(), word(phase))).collect();
+        let waiting: BTreeMap<&str, usize> =
+            self.waiting().into_iter().map(|(reason, count)| (reason.as_str(), count)).collect();
+        json!({
+            "complete": self.view.is_complete(),
+            "waiting": {"pods": self.queue.len(), "byReason": waiting},
+            "plans": self.tracker.plans(),
+            "holds": holds,
+            "kept": self.reserves.state(),
+            "contested": self.gpus.contested().iter().map(GpuRef::to_string).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn room(node: NodeView<'_>) -> Room {
+    let mut room = Room::default();
+    for gpu in node.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted()) {
+        let free = gpu.memory().1.mib_floor();
+        room.free += free;
+        match gpu.slots() == 0 || gpu.compute() == 0 {
+            true => room.stranded += free,
+            false => room.largest = room.largest.max(free),
+        }
+    }
+    room
+}
+
+fn word(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Writing => "writing",
+        Phase::Settling { .. } => "settling",
+        Phase::Looking { .. } => "looking",
+        Phase::Held { idle: None, .. } => "held",
+        Phase::Held { .. } => "idle",
+        Phase::Releasing { .. } => "leaving",
+    }
+}

@@ -1,0 +1,235 @@
+//! What a change in the API means for each owner of state.
+
+use crate::allocate::Policy;
+use crate::cluster::feed::{Change, Seen};
+use crate::controller::Moment;
+use crate::controller::core::{Core, unit};
+use crate::controller::holds::Phase;
+use crate::controller::queue::UnitKey;
+use crate::controller::tracker::{Arrival, as_grant};
+use crate::controller::view::claim::POLICY;
+use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
+use crate::feasible::why_not;
+use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+
+impl Core {
+    pub fn apply(&mut self, change: Change, now: Moment) {
+        let listed = matches!(change, Change::Claim(Seen::Complete));
+        for news in self.view.apply(change) {
+            self.on_change(news, now);
+        }
+        if listed {
+            // Who has come and gone since the last news?
+            self.holds.young_ones().iter().for_each(|gpu| self.invalidate_hold(gpu, now));
+        }
+    }
+
+    fn on_change(&mut self, news: News, now: Moment) {
+        match news {
+            News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
+            News::ClaimMade { promised, uid } => self.made(&promised, &uid, now),
+            News::ClaimGone(claim) => self.claim_gone(&claim, now),
+            News::Pod { uid, demands_changed } => {
+                self.pod(&uid, now);
+                if demands_changed {
+                    self.queue.again(&uid);
+                }
+            }
+            News::PodGone(pod) => self.pod_gone(&pod, now),
+            News::Node(name) => self.node(&name),
+            News::Class => self.class(),
+            News::OtherClass => self.note_all_needs(),
+            News::Trouble(words) => self.recorder.trouble(words),
+        }
+    }
+
+    pub(in crate::controller) fn class(&mut self) {
+        self.capacity.news();
+        let said = self.view.class.policy.as_deref().map(str::parse::<Policy>);
+        if let Some(Err(words)) = said {
+            self.recorder.trouble(format!(
+                "DeviceClass {SHARED_CLASS}: annotation {POLICY}: {words}; until then it is {}",
+                self.rules.policy
+            ));
+        }
+    }
+
+    // Claims.
+
+    pub(in crate::controller) fn claim(&mut self, uid: &ClaimUid, before: Option<&Claim>, now: Moment) {
+        let Some(claim) = self.view.claims.get(uid) else { return };
+        let named =
+            before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
+        let others: Vec<GpuRef> =
+            named.clone().filter(|(_, how)| !how.is_ours()).map(|(gpu, _)| gpu.clone()).collect();
+        self.gpus.note(named.map(|(gpu, _)| gpu.clone()));
+        if let Some(gpu) = claim.hold.clone() {
+            self.hold_changed(&gpu, now);
+        }
+        others.iter().for_each(|gpu| self.invalidate_hold(gpu, now));
+        let claim = &self.view.claims[uid];
+        if claim.is_shares() {
+            match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
+                (Some(_), _) => self.allocated(uid, now),
+                (None, Some(before)) => self.cleared(uid, before, now),
+                (None, None) => {}
+            }
+        }
+        self.review_users(uid, now);
+        let claim = &self.view.claims[uid];
+        if before.is_some_and(|before| before.policy != claim.policy) {
+            self.view.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
+        }
+    }
+
+    /// What was decided for a claim that was promised is for the claim that there is now.
+    pub(in crate::controller) fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid, now: Moment) {
+        self.capacity.rename(promised, uid);
+        self.tracker.renamed(promised, uid, now);
+    }
+
+    pub(in crate::controller) fn allocated(&mut self, uid: &ClaimUid, now: Moment) {
+        let claim = &self.view.claims[uid];
+        let Some(allocation) = &claim.allocation else { return };
+        let shares = allocation.uses.iter().filter_map(|(gpu, how)| match how {
+            Use::Share(granted) => Some((gpu.clone(), as_grant(granted))),
+            _ => None,
+        });
+        self.capacity.set_grants(uid, shares.collect());
+        match self.tracker.allocated(uid, allocation.node.as_ref(), claim.is_reserved(), now) {
+            Arrival::Expected => {}
+            // Somebody else was first.
+            Arrival::Elsewhere(key) => self.cancel(&key, now),
+            Arrival::Complete(plan) => {
+                self.tell_placed(&plan);
+                self.placed_after.push(now.saturating_sub(plan.since));
+            }
+        }
+    }
+
+    /// An allocation was taken away, by us or by somebody who did not like it.
+    pub(in crate::controller) fn cleared(&mut self, uid: &ClaimUid, before: &Claim, now: Moment) {
+        let ours = self.tracker.cleared(uid, now);
+        match self.tracker.unit_of(uid).cloned() {
+            Some(key) => self.cancel(&key, now),
+            None => {
+                self.tracker.confirmed(uid);
+                self.capacity.set_grants(uid, Vec::new());
+            }
+        }
+        let node = before.allocation.as_ref().and_then(|allocation| allocation.node.as_ref());
+        let Some(node) = node.filter(|_| !ours) else { return };
+        // Cleared because its users ended, or for the sake of a pod that cannot go there?
+        let meant = |pod: &Pod| before.users.is_empty() || before.users.contains(&pod.at.uid);
+        let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
+        for pod in self.view.pods_of(&self.view.claims[uid]).filter(refused) {
+            self.queue.exclude(&pod.at.uid, node, now);
+            self.recorder.refused(pod, node);
+        }
+    }
+
+    fn claim_gone(&mut self, claim: &Claim, now: Moment) {
+        let uid = claim.uid();
+        self.gpus.note(claim.allocation.iter().flat_map(|one| &one.uses).map(|(gpu, _)| gpu.clone()));
+        if let Some(gpu) = &claim.hold {
+            self.hold_changed(gpu, now);
+        }
+        let others = claim.allocation.iter().flat_map(|one| &one.uses).filter(|(_, how)| !how.is_ours());
+        others.for_each(|(gpu, _)| self.invalidate_hold(gpu, now));
+        if let Some(key) = self.tracker.unit_of(uid).cloned() {
+            self.cancel(&key, now);
+        }
+        if self.tracker.gone(uid, claim.is_new()) {
+            self.capacity.set_grants(uid, Vec::new());
+        }
+        self.purse.dear.remove(uid);
+        let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
+        pods.iter().for_each(|pod| self.review(pod, now));
+    }
+
+    // Pods.
+
+    pub(in crate::controller) fn pod(&mut self, uid: &PodUid, now: Moment) {
+        if let Some(key @ UnitKey::Gang { .. }) = self.view.pods.get(uid).map(unit) {
+            self.pods.join(key, uid);
+        }
+        self.recount(uid);
+        self.review(uid, now);
+        self.tell_unpromised(uid, now);
+    }
+
+    fn pod_gone(&mut self, pod: &Pod, now: Moment) {
+        let uid = &pod.at.uid;
+        let key = unit(pod);
+        self.pods.leave(&key, uid);
+        self.queue.forget(uid);
+        self.recorder.forget(uid);
+        self.demand.forget(uid);
+        if self.tracker.node_of(&key, uid).is_some() {
+            self.cancel(&key, now);
+        }
+        self.recount(uid);
+    }
+
+    // GPUs.
+
+    pub(in crate::controller) fn node(&mut self, name: &NodeName) {
+        let state = self.view.nodes.get(name);
+        self.capacity.set_node(name, state);
+        let object = state.and_then(|state| state.object.as_deref());
+        self.node_filter.judge(name, |demands| object.is_none_or(|node| why_not(demands, node).is_some()));
+        let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
+        self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
+    }
+
+    fn hold_changed(&mut self, gpu: &GpuRef, now: Moment) {
+        self.gpus.note([gpu.clone()]);
+        if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Releasing { .. })) {
+            return;
+        }
+        let hold = self.view.holds.get(gpu).and_then(|uid| self.view.claims.get(uid));
+        let stands = hold.is_some_and(|hold| hold.allocation.is_some() && !hold.ending);
+        match (stands, self.holds.phase(gpu)) {
+            (true, None) => self.holds.stray(gpu, now),
+            (false, _) => {
+                if self.holds.gone(gpu) {
+                    self.recorder.trouble(format!("the hold of {gpu} was taken away by somebody else"));
+                }
+                if hold.is_some_and(|hold| !hold.ending) {
+                    self.holds.stray(gpu, now);
+                }
+            }
+            (true, Some(_)) => {}
+        }
+    }
+
+    /// The first time that everything is known: what stands in the API was decided by a leader before us.
+    pub(in crate::controller) fn start(&mut self, now: Moment) {
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        let holds: Vec<(GpuRef, ClaimUid)> =
+            self.view.holds.iter().map(|(gpu, uid)| (gpu.clone(), uid.clone())).collect();
+        for (gpu, uid) in holds {
+            let Some(claim) = self.view.claims.get(&uid) else { continue };
+            match claim.allocation.is_some() && !claim.ending {
+                true => {
+                    let names = self.view.books.get(&gpu);
+                    let shared =
+                        names.is_some_and(|names| names.values().any(|how| matches!(how, Use::Share(_))));
+                    // Nobody has seen who came and went since it was written.
+                    match !shared && self.view.counts_once(&gpu) {
+                        true => self.holds.stray(&gpu, now),
+                        false => self.holds.found(&gpu, &claim.at.claim, shared, now),
+                    }
+                }
+                false => self.holds.stray(&gpu, now),
+            }
+        }
+        self.gpus.note(self.view.books.keys().cloned());
+        let of = |(name, state): (&NodeName, &NodeState)| {
+            state.gpus.keys().map(|device| GpuRef::new(name, device)).collect::<Vec<_>>()
+        };
+        self.gpus.note(self.view.nodes.iter().flat_map(of));
+    }
+}

@@ -1,0 +1,153 @@
+//! Which GPUs are kept for shares: those in use, some in advance; an idle one goes to a pod that waits for it whole.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use crate::controller::Moment;
+use crate::controller::core::Core;
+use crate::controller::demand::NeedAt;
+use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
+use crate::controller::view::{ClusterView, GpuRef, NodeState, Pod};
+use crate::controller::write::Round;
+use crate::controller::write::Write;
+use crate::feasible::{self, Demands, Unfit};
+use crate::model::names::PodUid;
+use crate::select::untolerated;
+
+impl Core {
+    /// Notes what a pod waits for.
+    pub(super) fn note_needs(&mut self, uid: &PodUid) {
+        let refused = self.view.pods.get(uid).filter(|pod| is_refused(pod));
+        self.demand.set(uid, refused.map(|pod| self.view.needs(pod)).unwrap_or_default());
+    }
+
+    /// The same of all, since classes have changed.
+    pub(super) fn note_all_needs(&mut self) {
+        let pods: Vec<PodUid> = self.view.pods.keys().cloned().collect();
+        pods.iter().for_each(|pod| self.note_needs(pod));
+    }
+
+    /// Gives idle GPUs back where pods wait for whole ones.
+    pub(in crate::controller) fn yield_idle_gpus(&mut self, now: Moment) {
+        if self.demand.is_empty() {
+            return;
+        }
+        let mut given = BTreeMap::new();
+        for gpu in self.holds.idle_ones() {
+            if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) {
+                continue;
+            }
+            if let Some(need) = self.who_waits(&gpu, &given) {
+                *given.entry(need).or_insert(0) += 1;
+                self.holds.lose(&gpu, Loss::Whole, now);
+            }
+        }
+    }
+
+    /// The first need that the GPU could serve: the pod may run there, and the request chooses it. `given`: how many
+    /// GPUs are on their way to a need.
+    fn who_waits(&mut self, gpu: &GpuRef, given: &BTreeMap<NeedAt, u32>) -> Option<NeedAt> {
+        let taints = &self.view.gpu(gpu)?.taints;
+        for (uid, needs) in self.demand.iter() {
+            let open =
+                |at: usize, devices| given.get(&(uid.clone(), at)).is_none_or(|count| *count < devices);
+            let index = &mut self.capacity.index;
+            let found = needs.iter().enumerate().find(|(at, need)| {
+                open(*at, need.devices)
+                    && need.kinds.iter().any(|kind| {
+                        untolerated(taints, &kind.tolerations).is_none()
+                            && index.chooses(&kind.selectors, &gpu.node, &gpu.device)
+                    })
+            });
+            let Some((at, _)) = found else { continue };
+            if self.view.pods.get(uid).is_some_and(|pod| self.why_not(pod, &gpu.node).is_none()) {
+                return Some((uid.clone(), at));
+            }
+        }
+        None
+    }
+
+    pub(in crate::controller) fn keep(&mut self, now: Moment, round: &mut Round) {
+        self.take_ahead();
+        self.look(now);
+        let (world, stock, gpus) = (&self.view, &self.capacity, &self.gpus);
+        let worth = |gpu: &GpuRef| match stock.is_granted(gpu) || gpus.is_pinned(gpu) {
+            true => Worth::InUse,
+            false if world.nodes.get(&gpu.node).is_some_and(takes_pods) => Worth::InAdvance,
+            false => Worth::Nothing,
+        };
+        let acts = self.holds.step(now, worth, |gpu| standing(world, gpu));
+        for act in acts {
+            match act {
+                Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
+                Act::Look(gpu) => match self.view.hold(&gpu) {
+                    Some(hold) => {
+                        round.writes.push(Write::WatchBarrier(hold.at.clone()));
+                        self.holds.look_begins(self.view.sought_by_limits());
+                    }
+                    None => self.looked(false, now),
+                },
+                Act::Leave(gpu, parting) => round.writes.push(Write::Leave(gpu, parting)),
+            }
+        }
+    }
+
+    /// Holds GPUs that nobody needs yet, so that the next share need not wait. Not where a pod waits for a whole one.
+    fn take_ahead(&mut self) {
+        if self.holds.pace.ahead == 0 {
+            return;
+        }
+        let serves = |node| self.view.nodes.get(node).is_some_and(takes_pods);
+        let idle = |gpu: &GpuRef| !self.capacity.is_granted(gpu);
+        let ready = self.holds.all().map(|(gpu, _)| gpu);
+        let ready = ready.filter(|gpu| self.holds.is_ours(gpu) && idle(gpu) && serves(&gpu.node)).count();
+        let missing = self.holds.pace.ahead.saturating_sub(ready);
+        if missing == 0 {
+            return;
+        }
+        let gpus = self.capacity.index.nodes().filter(|view| serves(view.name())).flat_map(|view| {
+            let free = view.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted());
+            free.map(move |gpu| GpuRef::new(view.name(), gpu.device()))
+        });
+        let free: Vec<GpuRef> = gpus.filter(|gpu| self.holds.phase(gpu).is_none() && idle(gpu)).collect();
+        let mut wanted = Vec::new();
+        for gpu in free {
+            if wanted.len() == missing {
+                break;
+            }
+            if self.who_waits(&gpu, &BTreeMap::new()).is_none() {
+                wanted.push(gpu);
+            }
+        }
+        wanted.iter().for_each(|gpu| self.holds.want(gpu));
+    }
+}
+
+/// The scheduler has found no place for it.
+fn is_refused(pod: &Pod) -> bool {
+    pod.unschedulable && pod.node.is_none() && !pod.ending
+}
+
+/// A GPU that is held in advance on any other node would help nobody.
+fn takes_pods(node: &NodeState) -> bool {
+    let Some(node) = node.object.as_deref() else { return false };
+    let any = Demands::of(&PodSpec::default());
+    !matches!(feasible::why_not(&any, node), Some(Unfit::Cordoned | Unfit::NotReady(_)))
+}
+
+/// How the hold of a GPU stands that is to go.
+fn standing(view: &ClusterView, gpu: &GpuRef) -> Standing {
+    let Some(hold) = view.hold(gpu) else { return Standing::No };
+    if hold.ending || view.is_listing_claims() {
+        return Standing::StandBy;
+    }
+    let at = hold.at.clone();
+    match (hold.allocation.is_some(), view.is_anothers(gpu)) {
+        _ if !view.counts_once(gpu) => Standing::Due(ReleaseStep::Delete(at)),
+        (true, true) => Standing::StandBy,
+        (true, false) => Standing::Due(ReleaseStep::Clear(at)),
+        (false, true) => Standing::Due(ReleaseStep::Restore(at)),
+        (false, false) => Standing::Due(ReleaseStep::Delete(at)),
+    }
+}

@@ -1,0 +1,22 @@
+//! The steps of the controller: each reads and changes the owners of state in [`Core`](super::core::Core), and keeps
+//! nothing itself. [`round`](super::round) runs them in order.
+//!
+//! * `changes`: a change in the API; `answers`: what became of a write
+//! * `units`: what follows for a unit; `gpus`: what follows for a GPU
+//! * `spend`: what a unit may cost; `place`: where it goes; `reserving`: what is kept for it
+//! * `tell`: what its pods are told
+//! * `holding`: which GPUs are held; `contenders`: who may still be given one that was just taken
+//! * `reclaim`: allocations that nobody uses; `send`: the writes
+
+mod answers;
+mod changes;
+mod contenders;
+mod gpus;
+mod holding;
+pub mod place;
+mod reclaim;
+mod reserving;
+mod send;
+mod spend;
+mod tell;
+mod units;

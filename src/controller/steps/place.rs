@@ -1,0 +1,303 @@
+//! Where a unit goes: its pods' open claims, in each way to serve them, against what GPUs and nodes have left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
+use crate::controller::core::Core;
+use crate::controller::grant::Given;
+use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::recorder::Reason;
+use crate::controller::tracker::{Plan, PlannedClaim};
+use crate::controller::view::claim::POLICY;
+use crate::controller::view::pod::{GANG_SIZE, GangSize};
+use crate::controller::view::{Asks, Claim, GpuRef, Pod};
+use crate::controller::wants::{WAYS_MAX, Wants, combinations, wants};
+use crate::controller::{Moment, ask, multi_gpu};
+use crate::feasible;
+use crate::model::names::{ClaimUid, NodeName, PodUid, RequestName};
+use crate::params::GrantedDevice;
+
+/// A pod's part of a decision: its open claims and the ways to serve them.
+pub(in crate::controller) struct Part {
+    pub(in crate::controller) pod: PodUid,
+    claims: Vec<ClaimUid>,
+    /// Best first; at least one.
+    ways: Vec<Way>,
+    pub(in crate::controller) nodes: Nodes,
+    policy: Policy,
+}
+
+/// What each claim asks for, of all alternatives one.
+struct Way {
+    wants: Vec<Wants>,
+    shape: Shape,
+}
+
+impl Part {
+    /// Pods of a gang have the same template: they take the same alternative.
+    fn way(&self, nth: usize) -> &Way {
+        &self.ways[nth.min(self.ways.len() - 1)]
+    }
+
+    /// A claim of it wants several GPUs, in one of the ways.
+    pub(in crate::controller) fn is_several(&self) -> bool {
+        self.ways.iter().any(|way| ask::is_several(&way.shape))
+    }
+
+    /// What each way asks for, with claim and name of the request of each of its wants.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (&Shape, Vec<(&ClaimUid, &RequestName)>)> {
+        self.ways.iter().map(|way| {
+            let mut requests = Vec::new();
+            for (claim, wants) in self.claims.iter().zip(&way.wants) {
+                requests.extend(wants.requests.iter().map(|want| (claim, &want.request)));
+            }
+            (&way.shape, requests)
+        })
+    }
+
+    pub(in crate::controller) fn claims(&self) -> &[ClaimUid] {
+        &self.claims
+    }
+
+    pub(in crate::controller) fn refused(&self, reason: Reason, words: String) -> Refused {
+        Refused { pod: self.pod.clone(), reason, words }
+    }
+
+    /// As the allocator is asked for the last of the ways.
+    pub(in crate::controller) fn into_last_ask(mut self) -> PodAsk {
+        let shape = self.ways.pop().map(|way| way.shape).unwrap_or_default();
+        PodAsk { shape, nodes: self.nodes }
+    }
+}
+
+/// Why a unit is not placed.
+pub(in crate::controller) struct Refused {
+    pub(in crate::controller) pod: PodUid,
+    pub(in crate::controller) reason: Reason,
+    pub(in crate::controller) words: String,
+}
+
+impl Core {
+    /// True if the unit was placed, false if there is nothing to decide now.
+    pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
+        let mut parts: Vec<Part> = Vec::new();
+        for pod in &turn.pods {
+            match self.part(pod, &parts, now)? {
+                Some(part) => parts.push(part),
+                None if matches!(turn.key, UnitKey::Gang { .. }) => {}
+                None => return Ok(false),
+            }
+        }
+        if parts.is_empty() {
+            return Ok(false);
+        }
+        for part in &parts {
+            if !self.study(part)? {
+                self.queue.leave(&turn.key, true);
+                return Ok(false);
+            }
+        }
+        let (nth, decision) = self.first_way(&parts)?;
+        let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
+        for (part, placement) in parts.iter().zip(&decision.placements) {
+            let node = &placement.node;
+            plan.pods.insert(part.pod.clone(), node.clone());
+            let wants = &part.way(nth).wants;
+            let given = ask::parts(wants, placement);
+            for ((claim, wants), given) in part.claims.iter().zip(wants).zip(given) {
+                let given = self.given(node, wants, &given);
+                let planned = PlannedClaim { node: node.clone(), given };
+                plan.claims.insert(claim.clone(), planned);
+            }
+        }
+        parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
+        self.adopt(turn.key.clone(), plan, now);
+        Ok(true)
+    }
+
+    /// The first of the ways in which all of the parts can be served, and how.
+    pub(super) fn first_way(&mut self, parts: &[Part]) -> Result<(usize, Decision), Refused> {
+        let ways = parts.iter().map(|part| part.ways.len()).max().unwrap_or(1);
+        let policy = parts[0].policy;
+        let mut nth = 0;
+        loop {
+            let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
+            let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
+            let decision = match asks.iter().any(|ask| ask::is_several(&ask.shape)) {
+                false => allocate::decide(&mut self.capacity.index, &asks, policy),
+                true => multi_gpu::decide(&mut self.capacity, &asks, policy),
+            };
+            nth += 1;
+            match decision {
+                Ok(decision) => return Ok((nth - 1, decision)),
+                Err(_) if nth < ways => {}
+                Err(explanation) => {
+                    let mut refused = self.explained(&parts[0], &explanation);
+                    if ways > 1 {
+                        refused.words =
+                            format!("none of {ways} alternatives fits; the last {}", refused.words);
+                    }
+                    return Err(refused);
+                }
+            }
+        }
+    }
+
+    /// The ways to serve claims of a pod together, best first, the last claim's changing first.
+    pub(in crate::controller) fn ways(&self, open: &[&Claim]) -> Result<Vec<Vec<Wants>>, String> {
+        let mut each = Vec::new();
+        for claim in open {
+            match &claim.asks {
+                Asks::Unreadable(words) if claim.is_new() => return Err(words.clone()),
+                Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.at.claim.name)),
+                Asks::Shares(spec) => {
+                    let ways = wants(spec, &self.view.class.config);
+                    each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);
+                }
+                Asks::Scheduler(_) => {}
+            }
+        }
+        combinations(&each).ok_or_else(|| {
+            format!("its claims have more than {WAYS_MAX} combinations of alternatives (firstAvailable); name fewer")
+        })
+    }
+
+    /// None: nothing of the pod is to be decided now.
+    pub(in crate::controller) fn part(
+        &mut self,
+        uid: &PodUid,
+        before: &[Part],
+        now: Moment,
+    ) -> Result<Option<Part>, Refused> {
+        let barred = self.barred_nodes(uid);
+        let Some(pod) = self.view.pods.get(uid) else { return Ok(None) };
+        let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
+        let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
+        let open = |claim: &&&Claim| {
+            claim.is_shares()
+                && claim.allocation.is_none()
+                && !self.tracker.is_decided(claim.uid())
+                && !taken(claim)
+        };
+        let open: Vec<&Claim> = claims.iter().filter(open).copied().collect();
+        if open.is_empty() || open.iter().any(|claim| self.tracker.rests(claim.uid(), now)) {
+            return Ok(None);
+        }
+        let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
+        if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(claim.uid())) {
+            return Err(bad(words.clone()));
+        }
+        if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
+            return Err(bad(format!(
+                "{GANG_SIZE}: {text:?} is no number of pods; write how many the gang has"
+            )));
+        }
+        // Where it is counted already, the pod needs no second place among the pods.
+        let pods = if self.pods.has_place(uid) { 0 } else { pod.room.pods };
+        let room = feasible::Room { pods, ..pod.room };
+        let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, room)?, wants });
+        let ways: Result<Vec<Way>, String> =
+            self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
+        let ways = ways.map_err(bad)?;
+        let nodes = self.nodes(pod, &claims, barred, now);
+        let policy = open.iter().find_map(|claim| claim.policy.as_deref());
+        let policy = match policy {
+            None => self.usual_policy(),
+            Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
+        };
+        let claims = open.iter().map(|claim| claim.uid().clone()).collect();
+        Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
+    }
+
+    /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
+    fn usual_policy(&self) -> Policy {
+        let said = self.view.class.policy.as_deref().and_then(|name| name.parse().ok());
+        said.unwrap_or(self.rules.policy)
+    }
+
+    /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
+    pub(in crate::controller) fn nodes(
+        &self,
+        pod: &Pod,
+        claims: &[&Claim],
+        barred: Arc<BTreeSet<NodeName>>,
+        now: Moment,
+    ) -> Nodes {
+        let placed = |claim: &&Claim| {
+            let stored = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone());
+            stored.or_else(|| self.tracker.planned(claim.uid()).map(|planned| planned.node.clone()))
+        };
+        let bound: BTreeSet<NodeName> =
+            pod.node.iter().cloned().chain(claims.iter().filter_map(placed)).collect();
+        if !bound.is_empty() {
+            // Two places at once are none.
+            return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
+        }
+        let for_now = self.queue.excluded(&pod.at.uid, now).into_iter().cloned().collect();
+        Nodes::Except(vec![Arc::new(for_now), self.capacity.full(), barred])
+    }
+
+    /// Where the pod cannot run, however empty it is.
+    pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
+        let demands = self.view.pods.get(pod).and_then(|pod| pod.demands.as_ref());
+        let Some(demands) = demands else { return Arc::default() };
+        let object = |name: &NodeName| self.view.nodes.get(name)?.object.as_deref();
+        let is_barred =
+            |name: &NodeName| object(name).is_none_or(|node| feasible::why_not(demands, node).is_some());
+        let all = self.capacity.index.nodes().map(|view| view.name());
+        self.node_filter.by(demands, all, is_barred)
+    }
+
+    /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
+    pub(in crate::controller) fn why_not(&self, pod: &Pod, node: &NodeName) -> Option<String> {
+        let crowded = || (self.capacity.left(node).pods == 0).then(|| feasible::Unfit::Pods.to_string());
+        self.barred(pod, node).or_else(crowded)
+    }
+
+    /// Why a pod cannot run on a node, however empty it is.
+    pub(in crate::controller) fn barred(&self, pod: &Pod, node: &NodeName) -> Option<String> {
+        let object = self.view.nodes.get(node).and_then(|state| state.object.as_deref());
+        let Some(object): Option<&Node> = object else { return Some("is not there".to_owned()) };
+        feasible::why_not(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
+    }
+
+    pub(in crate::controller) fn explained(&self, part: &Part, explanation: &Explanation) -> Refused {
+        let mut words = explanation.to_string();
+        if let (Some(pod), true) = (self.view.pods.get(&part.pod), explanation.skipped.nodes_not_allowed > 0)
+        {
+            let mut names = self.capacity.index.nodes().map(|view| view.name());
+            let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
+            words.push_str(&first.unwrap_or_default());
+        }
+        let reason = Reason::of(&explanation.shortage);
+        Refused { pod: part.pod.clone(), reason, words }
+    }
+
+    pub(in crate::controller) fn given(
+        &self,
+        node: &NodeName,
+        wants: &Wants,
+        grants: &[Vec<allocate::GpuGrant>],
+    ) -> Vec<Given> {
+        let device = |grant: &allocate::GpuGrant| {
+            let gpu = self.view.gpu(&GpuRef::new(node, &grant.device))?;
+            Some(GrantedDevice {
+                device: grant.device.clone(),
+                gpu: gpu.grantable.gpu.clone(),
+                memory: grant.memory,
+                compute: grant.compute,
+                slots: grant.slots,
+                isolation: gpu.grantable.isolation,
+            })
+        };
+        let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {
+            request: want.request.clone(),
+            devices: grants.iter().filter_map(device).collect(),
+            tolerations: want.tolerations.clone(),
+        });
+        given.collect()
+    }
+}

@@ -1,0 +1,269 @@
+//! What a unit would take once shares have ended: of the nodes with the most room as few as it takes, and there of
+//! the GPUs of which the least is in use.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use crate::allocate::{GpuGrant, Nodes};
+use crate::controller::Moment;
+use crate::controller::capacity::{Aside, Capacity};
+use crate::controller::core::Core;
+use crate::controller::queue::Turn;
+use crate::controller::steps::place::Part;
+use crate::controller::view::{GpuRef, Pod};
+use crate::feasible::Room;
+use crate::model::names::{ClaimUid, NodeName};
+
+/// Where a unit is looked for a place.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::controller) struct Within<'a> {
+    /// Shares of this namespace do not end.
+    pub stays: Option<&'a str>,
+    /// Nodes that are left out.
+    pub but: &'a BTreeSet<NodeName>,
+}
+
+/// A place for a unit, and how many GPUs could serve it.
+pub(in crate::controller) type Chosen = (Aside, usize);
+
+/// What a namespace has.
+struct Owned {
+    grants: Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)>,
+    rooms: Vec<(NodeName, Room)>,
+}
+
+impl Core {
+    /// None: the unit would not fit. `emptied`: for all units of a round, made when it is needed.
+    pub(in crate::controller) fn choose(
+        &mut self,
+        turn: &Turn,
+        within: Within<'_>,
+        emptied: &mut Option<Capacity>,
+        now: Moment,
+    ) -> Option<Chosen> {
+        let mut order: Vec<(Reverse<u64>, NodeName)> = Vec::new();
+        for view in self.capacity.index.nodes().filter(|view| !within.but.contains(view.name())) {
+            let free = view.gpus().filter(|gpu| !gpu.closed()).map(|gpu| gpu.memory().1.mib_floor()).sum();
+            order.push((Reverse(free), view.name().clone()));
+        }
+        order.sort_unstable();
+        let order: Vec<NodeName> = order.into_iter().map(|(_, name)| name).collect();
+        let mut stock = emptied.take().unwrap_or_else(|| self.emptied(|_| true));
+        let owned = within.stays.map(|namespace| self.owned(namespace));
+        owned.iter().for_each(|owned| give(&mut stock, owned));
+        self.reserves.of_others(&turn.key).for_each(|aside| stock.set_aside(aside.clone()));
+        let found = self.first_nodes(turn, &order, &mut stock, now);
+        stock.lift_all();
+        owned.iter().for_each(|owned| take(&mut stock, owned));
+        *emptied = Some(stock);
+        found
+    }
+
+    /// The same on the nodes that are kept for it already. `stays`: shares of this namespace do not end.
+    pub(in crate::controller) fn choose_again(
+        &mut self,
+        turn: &Turn,
+        stays: Option<&str>,
+        now: Moment,
+    ) -> Option<Aside> {
+        let nodes = self.reserves.of(&turn.key)?.aside.nodes();
+        let mut parts = self.parts(turn, now)?;
+        for part in &mut parts {
+            let barred = self.barred_nodes(&part.pod);
+            let out = self.queue.excluded(&part.pod, now);
+            let open = |name: &&NodeName| match &part.nodes {
+                Nodes::Only(names) => names.contains(*name),
+                // Those that are full may not be once shares have ended.
+                Nodes::Any | Nodes::Except(_) => !barred.contains(*name) && !out.contains(*name),
+            };
+            part.nodes = Nodes::Only(nodes.iter().filter(open).cloned().collect());
+        }
+        let mut stock = self.emptied(|name| nodes.contains(name));
+        if let Some(mut owned) = stays.map(|namespace| self.owned(namespace)) {
+            owned.rooms.retain(|(node, _)| nodes.contains(node));
+            for (_, grants) in &mut owned.grants {
+                grants.retain(|(gpu, _)| nodes.contains(&gpu.node));
+            }
+            give(&mut stock, &owned);
+        }
+        self.reserves.of_others(&turn.key).for_each(|aside| stock.set_aside(aside.clone()));
+        self.freest(turn, &parts, &nodes, &mut stock)
+    }
+
+    /// The parts of all pods of a unit that wait; none: one of them can have no place.
+    pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
+        let mut parts: Vec<Part> = Vec::new();
+        for pod in &turn.pods {
+            let part = self.part(pod, &parts, now).ok()?;
+            parts.extend(part);
+        }
+        (!parts.is_empty()).then_some(parts)
+    }
+
+    /// From as few of the first nodes as it takes.
+    fn first_nodes(
+        &mut self,
+        turn: &Turn,
+        order: &[NodeName],
+        stock: &mut Capacity,
+        now: Moment,
+    ) -> Option<Chosen> {
+        std::mem::swap(&mut self.capacity, stock);
+        let parts = self.parts(turn, now);
+        let found = parts.and_then(|mut parts| {
+            let allowed: Vec<Nodes> = parts.iter().map(|part| part.nodes.clone()).collect();
+            let serve = order.iter().filter(|name| allowed.iter().any(|nodes| nodes.allow(name)));
+            let serve = serve.filter_map(|name| self.capacity.index.node(name));
+            let serve = serve.map(|view| view.gpus().filter(|gpu| !gpu.closed()).count()).sum();
+            let mut count = 1;
+            loop {
+                let first = order.get(..count).unwrap_or(order);
+                for (part, allowed) in parts.iter_mut().zip(&allowed) {
+                    part.nodes =
+                        Nodes::Only(first.iter().filter(|name| allowed.allow(name)).cloned().collect());
+                }
+                match self.first_way(&parts) {
+                    Ok((_, decision)) => {
+                        let nodes = decision.placements.into_iter().map(|one| one.node).collect();
+                        break Some((parts, nodes, serve));
+                    }
+                    Err(_) if count < order.len() => count *= 2,
+                    Err(_) => break None,
+                }
+            }
+        });
+        std::mem::swap(&mut self.capacity, stock);
+        let (mut parts, nodes, serve): (Vec<Part>, BTreeSet<NodeName>, usize) = found?;
+        for part in &mut parts {
+            let of_these = nodes.iter().filter(|name| part.nodes.allow(name)).cloned().collect();
+            part.nodes = Nodes::Only(of_these);
+        }
+        Some((self.freest(turn, &parts, &nodes, stock)?, serve))
+    }
+
+    /// From as few GPUs of these nodes as it takes, those first of which the least is in use. `stock`: as it is once
+    /// shares have ended.
+    fn freest(
+        &mut self,
+        turn: &Turn,
+        parts: &[Part],
+        nodes: &BTreeSet<NodeName>,
+        stock: &mut Capacity,
+    ) -> Option<Aside> {
+        let kept = self.reserves.of(&turn.key);
+        let kept: BTreeSet<GpuRef> =
+            kept.into_iter().flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu).collect();
+        let mut order: Vec<(u64, bool, GpuRef)> = Vec::new();
+        for view in nodes.iter().filter_map(|name| stock.index.node(name)) {
+            for gpu in view.gpus().filter(|gpu| !gpu.closed()) {
+                let gpu = GpuRef::new(view.name(), gpu.device());
+                order.push((self.used(&gpu), !kept.contains(&gpu), gpu));
+            }
+        }
+        order.sort_unstable();
+        let gpus: Vec<GpuRef> = order.into_iter().map(|(.., gpu)| gpu).collect();
+        std::mem::swap(&mut self.capacity, stock);
+        let mut of_first = |open: usize| {
+            gpus.iter().skip(open).for_each(|gpu| self.capacity.set_closed(gpu, true));
+            let found = self.first_way(parts).ok().map(|(_, decision)| decision.placements);
+            gpus.iter().skip(open).for_each(|gpu| self.capacity.set_closed(gpu, false));
+            found
+        };
+        let mut found = of_first(gpus.len());
+        let (mut too_few, mut enough) = (0, gpus.len());
+        while found.is_some() && too_few + 1 < enough {
+            let middle = too_few.midpoint(enough);
+            match of_first(middle) {
+                Some(places) => (found, enough) = (Some(places), middle),
+                None => too_few = middle,
+            }
+        }
+        std::mem::swap(&mut self.capacity, stock);
+        Some(Aside { places: found?, alone: parts.iter().any(Part::is_several) })
+    }
+
+    /// So many MiB of it are in use.
+    pub(in crate::controller) fn used(&self, gpu: &GpuRef) -> u64 {
+        let view = self.capacity.index.node(&gpu.node);
+        let gpu = view.and_then(|view| view.gpus().find(|one| *one.device() == gpu.device));
+        gpu.map_or(0, |gpu| gpu.memory().0.mib_floor().saturating_sub(gpu.memory().1.mib_floor()))
+    }
+
+    /// How much is in the way of what is kept: MiB, percent and slots in one number, which is 0 when there is nothing.
+    pub(in crate::controller) fn lacking(&self, aside: &Aside) -> u64 {
+        let of = |(gpu, grant): (GpuRef, &GpuGrant)| {
+            let view = self.capacity.index.node(&gpu.node);
+            let Some(gpu) = view.and_then(|view| view.gpus().find(|one| *one.device() == gpu.device)) else {
+                return 0;
+            };
+            let (all, free) = (gpu.memory().0.mib_floor(), gpu.memory().1.mib_floor());
+            let memory = if aside.alone { all } else { grant.memory.mib_ceil() };
+            let percent = grant.compute.map_or(0, |percent| u32::from(percent.get()));
+            let rest = percent.saturating_sub(gpu.compute()) + grant.slots.saturating_sub(gpu.slots());
+            memory.saturating_sub(free) + u64::from(rest)
+        };
+        aside.gpus().map(of).sum()
+    }
+
+    /// How nodes look: what is left of each GPU.
+    pub(in crate::controller) fn looks(&self, nodes: &BTreeSet<NodeName>) -> Vec<[u64; 3]> {
+        let mut looks = Vec::new();
+        for name in nodes {
+            let Some(view) = self.capacity.index.node(name) else {
+                looks.push([0; 3]);
+                continue;
+            };
+            looks.push([view.cpu_milli().1, view.memory().1.mib_floor(), view.pods().1]);
+            for gpu in view.gpus() {
+                let flags = u64::from(gpu.closed()) << 1 | u64::from(gpu.tainted());
+                let left = u64::from(gpu.compute()) << 32 | u64::from(gpu.slots());
+                looks.push([gpu.memory().1.mib_floor(), left, flags]);
+            }
+        }
+        looks
+    }
+
+    /// What there will be on these nodes when all shares have ended. What others have of GPUs and nodes stays: nobody
+    /// knows for how long.
+    pub(in crate::controller) fn emptied(&self, is_meant: impl Fn(&NodeName) -> bool) -> Capacity {
+        let mut stock = self.capacity.without_grants(&is_meant);
+        for (name, state) in self.view.nodes.iter().filter(|(name, _)| is_meant(name)) {
+            stock.set_node(name, Some(state));
+        }
+        for (pod, (node, room)) in self.pods.places().filter(|(_, (node, _))| is_meant(node)) {
+            if !self.view.pods.get(pod).is_some_and(|pod| self.has_share(pod)) {
+                stock.take_room(node, *room);
+            }
+        }
+        stock
+    }
+
+    fn has_share(&self, pod: &Pod) -> bool {
+        self.view.claims_of(pod).into_iter().flatten().any(|claim| claim.is_shares())
+    }
+
+    /// What pods with shares of a namespace have.
+    fn owned(&self, namespace: &str) -> Owned {
+        let is_own = |claim: &ClaimUid| {
+            self.view.claims.get(claim).is_some_and(|claim| claim.at.claim.namespace == namespace)
+        };
+        let own = |pod: &Pod| pod.at.namespace == namespace && self.has_share(pod);
+        let rooms = self
+            .pods
+            .places()
+            .filter(|(pod, _)| self.view.pods.get(pod).is_some_and(own))
+            .map(|(_, at)| at.clone());
+        Owned { rooms: rooms.collect(), grants: self.capacity.grants_of(is_own) }
+    }
+}
+
+fn give(stock: &mut Capacity, owned: &Owned) {
+    owned.grants.iter().for_each(|(claim, grants)| stock.set_grants(claim, grants.clone()));
+    owned.rooms.iter().for_each(|(node, room)| stock.take_room(node, *room));
+}
+
+/// The other way round.
+fn take(stock: &mut Capacity, owned: &Owned) {
+    owned.grants.iter().for_each(|(claim, _)| stock.set_grants(claim, Vec::new()));
+    owned.rooms.iter().for_each(|(node, room)| stock.give_room(node, *room));
+}

@@ -1,0 +1,65 @@
+//! What the pods of a unit are told: where their shares are, or why they wait.
+
+use crate::controller::Moment;
+use crate::controller::core::Core;
+use crate::controller::queue::Gathering;
+use crate::controller::recorder::{Reason, gathering, short};
+use crate::controller::steps::place::Refused;
+use crate::controller::tracker::Plan;
+use crate::model::names::PodUid;
+
+impl Core {
+    /// Where its shares are, once they stand in the API.
+    pub(super) fn tell_placed(&mut self, plan: &Plan) {
+        for (uid, node) in &plan.pods {
+            let Some(pod) = self.view.pods.get(uid) else { continue };
+            let claims = self.view.claims_of(pod).into_iter().flatten();
+            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
+            let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
+            let words: Vec<String> = devices
+                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
+                .collect();
+            self.recorder.placed(pod, format!("{} on node {node}", words.join(", ")));
+        }
+    }
+
+    /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
+    pub(in crate::controller) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
+        let Some(pod) = self.view.pods.get(uid) else { return };
+        if let Some(words) = self.view.not_promised(pod) {
+            self.recorder.waiting(pod, Reason::Claim, &words, now);
+        }
+    }
+
+    /// Tells the pods of a gang that not all of it is there.
+    pub(in crate::controller) fn tell_gathering(&mut self, one: &Gathering, now: Moment) {
+        let Gathering { name, pods, there, size } = one;
+        let words = gathering(name, *there, &size.to_string());
+        for uid in pods {
+            let refused = Refused { pod: uid.clone(), reason: Reason::Gang, words: words.clone() };
+            self.tell(std::slice::from_ref(uid), &refused, now);
+        }
+    }
+
+    /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.
+    pub(in crate::controller) fn tell(&mut self, pods: &[PodUid], refused: &Refused, now: Moment) {
+        let name = self.view.pods.get(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
+        let together = format!("it is placed together with pod {name}: {}", refused.words);
+        for uid in pods {
+            let words = if *uid == refused.pod { &refused.words } else { &together };
+            let Some(pod) = self.view.pods.get(uid) else { continue };
+            if !self.recorder.waiting(pod, refused.reason, words, now) {
+                continue;
+            }
+            for claim in self.view.claims_of(pod).into_iter().flatten() {
+                let open =
+                    claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
+                let text = short(words);
+                if open && claim.waiting.as_ref() != Some(&text) {
+                    self.recorder.about(claim, words);
+                    self.tracker.wait_reason(claim.uid(), text);
+                }
+            }
+        }
+    }
+}

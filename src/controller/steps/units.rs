@@ -1,0 +1,104 @@
+//! Units: where their pods take room, whether they wait, and the plans that they get and lose.
+
+use crate::controller::Moment;
+use crate::controller::core::{Core, stored, unit};
+use crate::controller::pods::Change;
+use crate::controller::queue::{UnitKey, Waiter};
+use crate::controller::tracker::Plan;
+use crate::controller::view::pod::Gang;
+use crate::controller::view::{Claim, Pod};
+use crate::model::names::{ClaimUid, NodeName, PodUid};
+
+impl Core {
+    pub(super) fn review_users(&mut self, uid: &ClaimUid, now: Moment) {
+        let Some(claim) = self.view.claims.get(uid) else { return };
+        let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
+        for pod in pods {
+            self.recount(&pod);
+            self.review(&pod, now);
+        }
+    }
+
+    /// Where the pod takes room: on its node, or on the one that its claims are for.
+    pub(super) fn recount(&mut self, uid: &PodUid) {
+        let place = self.view.pods.get(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
+        let Change { given, taken } = self.pods.set_place(uid, place);
+        if let Some((node, room)) = given {
+            self.capacity.give_room(&node, room);
+        }
+        if let Some((node, room)) = taken {
+            self.capacity.take_room(&node, room);
+        }
+    }
+
+    fn place_of(&self, pod: &Pod) -> Option<NodeName> {
+        if let Some(node) = &pod.node {
+            return Some(node.clone());
+        }
+        if let Some(node) = self.tracker.node_of(&unit(pod), &pod.at.uid) {
+            return Some(node.clone());
+        }
+        let claims = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
+        let placed = claims.filter(|claim| claim.is_placed());
+        placed.filter_map(|claim| claim.allocation.as_ref()?.node.clone()).next()
+    }
+
+    /// Does the pod wait for us? Or for a whole GPU?
+    pub(in crate::controller) fn review(&mut self, uid: &PodUid, now: Moment) {
+        let Some(pod) = self.view.pods.get(uid) else { return };
+        let claims = self.view.claims_of(pod);
+        let open = |claim: &&Claim| {
+            claim.is_shares()
+                && claim.allocation.is_none()
+                && !claim.ending
+                && !self.tracker.is_decided(claim.uid())
+        };
+        let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
+        let (key, waiter) = (unit(pod), waiter(pod));
+        match waits {
+            true => self.queue.add(uid, key, waiter, now),
+            false => self.queue.remove(uid),
+        }
+        self.note_needs(uid);
+    }
+
+    /// Pods of a gang that have their place. Those that ask for no share (a launcher) are none of them.
+    pub(in crate::controller) fn placed(&self, key: &UnitKey) -> usize {
+        let shares = |pod: &Pod| {
+            let claims = self.view.claims_of(pod);
+            claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
+        };
+        let stays = |pod: &&PodUid| self.view.pods.get(*pod).is_some_and(|pod| !pod.ending && shares(pod));
+        let placed = |pod: &&PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
+        self.pods.members(key).filter(stays).filter(placed).count()
+    }
+
+    // Plans.
+
+    pub(super) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
+        let (claims, pods): (Vec<_>, Vec<_>) =
+            (plan.claims.keys().cloned().collect(), plan.pods.keys().cloned().collect());
+        for (uid, claim) in &plan.claims {
+            self.capacity.set_grants(uid, claim.grants());
+            claim.gpus().for_each(|gpu| self.holds.want(&gpu));
+        }
+        self.tracker.plan(key, plan, now);
+        pods.iter().for_each(|pod| self.recount(pod));
+        claims.iter().for_each(|claim| self.review_users(claim, now));
+    }
+
+    /// Gives up what was decided for a unit and is not in the API yet. What is there of a gang is taken back.
+    pub(in crate::controller) fn cancel(&mut self, key: &UnitKey, now: Moment) {
+        let Some(cancelled) = self.tracker.cancel(key, |uid| stored(&self.view, uid), now) else { return };
+        cancelled.freed.iter().for_each(|claim| self.capacity.set_grants(claim, Vec::new()));
+        for pod in &cancelled.pods {
+            self.recount(pod);
+            self.review(pod, now);
+        }
+        cancelled.claims.iter().for_each(|claim| self.review_users(claim, now));
+    }
+}
+
+fn waiter(pod: &Pod) -> Waiter {
+    Waiter { priority: pod.priority, created: pod.created, size: pod.gang.as_ref().and_then(Gang::pods) }
+}

@@ -1,0 +1,582 @@
+//! What the controller has decided and is writing for each claim: one record per claim, which only this module changes.
+//!
+//! ```text
+//!         plan                    the watch shows the allocation
+//! Open ─────────→ Planned ──────────────────────────────────────→ Open
+//!  ▲                 │ cancelled while its allocation is being written, or after an answer was lost
+//!  │                 ▼
+//!  └─────────── Unconfirmed: the allocation may stand in the API soon; it counts as granted
+//!     shown, or confirmed not to come
+//! ```
+//!
+//! Beside the decision a record has the claim's write under way (one at a time), the reason that is to be written on
+//! the claim, the time before which the claim is not decided again, and, for an allocation that no pod has reserved,
+//! since when that is so ([`Unused`]).
+//!
+//! Changes of the API come in by [`Tracker::allocated`], [`Tracker::cleared`], [`Tracker::renamed`] and
+//! [`Tracker::gone`], answers to writes by [`Tracker::succeeded`] and [`Tracker::failed`]. Each returns what its caller
+//! is to do: the tracker knows neither capacity nor queue.
+
+mod plan;
+mod unused;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub use plan::{Plan, PlannedClaim, as_grant};
+pub use unused::Because;
+
+use plan::{Next, Progress, Unit};
+use unused::Unused;
+
+use crate::controller::Moment;
+use crate::controller::config::Rules;
+use crate::controller::queue::UnitKey;
+use crate::controller::view::GpuRef;
+use crate::controller::write::Failure;
+use crate::model::names::{ClaimUid, NodeName, PodUid};
+
+/// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
+/// it (kube-scheduler's allocator follows only the coming and going of allocations).
+const REST_AFTER_CLEARING: Duration = Duration::from_secs(1);
+/// Before a write is repeated that nobody has answered.
+pub const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// An object whose creation was not answered is seen by then, or never.
+const NEVER_COMES: Duration = Duration::from_secs(10);
+/// Before a claim is tried again that the API server refused.
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
+/// Claims that are being written at once.
+const UNDER_WAY_MAX: usize = 256;
+/// With so many under way no reason is written.
+const REASONS_UNDER_WAY_MAX: usize = 16;
+/// Between two reviews of unused allocations: what is found counts after seconds only, and while a thousand pods are
+/// being bound there are many.
+const REVIEW_EVERY: Duration = Duration::from_millis(500);
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    claims: BTreeMap<ClaimUid, Record>,
+    units: BTreeMap<UnitKey, Unit>,
+    /// Claims that were being created when they appeared: the UID that the answer names, and the claim's.
+    created: BTreeMap<ClaimUid, ClaimUid>,
+    /// How many records have a write under way.
+    under_way: usize,
+    /// After a reason could not be written: none is before then.
+    reasons_after: Option<Moment>,
+    reviewed: Option<Moment>,
+    review_at: Option<Moment>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    decision: Decision,
+    write: Option<Writing>,
+    rests_until: Option<Moment>,
+    /// Why the claim waits, still to be written on it.
+    reason: Option<String>,
+    unused: Option<Unused>,
+}
+
+impl Record {
+    fn is_empty(&self) -> bool {
+        matches!(self.decision, Decision::Open)
+            && self.write.is_none()
+            && self.rests_until.is_none()
+            && self.reason.is_none()
+            && self.unused.is_none()
+    }
+}
+
+#[derive(Debug, Default)]
+enum Decision {
+    #[default]
+    Open,
+    Planned(Progress),
+    /// Its plan was cancelled, and its allocation may stand in the API soon.
+    Unconfirmed {
+        /// When to make sure that it does not; none: the answer to its write is still to come.
+        confirm_at: Option<Moment>,
+    },
+}
+
+/// The write of a claim that is under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Writing {
+    Allocation,
+    Clearing,
+    /// Why it waits.
+    Reason(String),
+    /// Anything, so that an unanswered write of an older version can no longer be done.
+    Confirmation,
+}
+
+/// A claim in the API, as far as the cancelling of a plan depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// It does not exist (yet).
+    No,
+    Open,
+    Allocated {
+        reserved: bool,
+    },
+}
+
+/// What an allocation that appears means for the plan of its claim.
+#[derive(Debug)]
+pub enum Arrival {
+    /// Nothing, or not all claims of the unit have theirs.
+    Expected,
+    /// All claims of the unit have their allocations.
+    Complete(Plan),
+    /// The claim was allocated on another node than planned: the unit's plan is to be cancelled.
+    Elsewhere(UnitKey),
+}
+
+/// What a plan leaves behind that was cancelled.
+#[derive(Debug)]
+pub struct Cancelled {
+    pub pods: Vec<PodUid>,
+    pub claims: Vec<ClaimUid>,
+    /// Claims of these that have nothing of a GPU any more.
+    pub freed: Vec<ClaimUid>,
+}
+
+/// What follows from a write that failed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is tried again, or need not be.
+    Wait,
+    /// The allocation was not written, and will not be ([`Tracker::confirmed`]).
+    NotWritten,
+    /// The plan of this unit comes to nothing.
+    Cancel(UnitKey),
+    /// The same: the API server refuses the claim's allocation.
+    Refused(UnitKey),
+}
+
+impl Tracker {
+    fn record(&mut self, claim: &ClaimUid) -> &mut Record {
+        self.claims.entry(claim.clone()).or_default()
+    }
+
+    /// Changes a record that there is; one that says nothing any more goes.
+    fn update<T>(&mut self, claim: &ClaimUid, change: impl FnOnce(&mut Record) -> T) -> Option<T> {
+        let record = self.claims.get_mut(claim)?;
+        let result = change(record);
+        if record.is_empty() {
+            self.claims.remove(claim);
+        }
+        Some(result)
+    }
+
+    fn progress(&self, claim: &ClaimUid) -> Option<&Progress> {
+        match &self.claims.get(claim)?.decision {
+            Decision::Planned(progress) => Some(progress),
+            _ => None,
+        }
+    }
+
+    fn progress_mut(&mut self, claim: &ClaimUid) -> Option<&mut Progress> {
+        match &mut self.claims.get_mut(claim)?.decision {
+            Decision::Planned(progress) => Some(progress),
+            _ => None,
+        }
+    }
+
+    // Decisions.
+
+    /// Takes over a decision for claims that were open. More pods of a gang join the plan that there is.
+    pub fn plan(&mut self, key: UnitKey, plan: Plan, now: Moment) {
+        for (claim, planned) in &plan.claims {
+            self.record(claim).decision = Decision::Planned(Progress::new(&key, planned.clone(), now));
+        }
+        self.units.entry(key).or_insert_with(|| Unit::new(plan.since)).add(plan);
+    }
+
+    /// What was decided for a claim whose allocation may still be written.
+    pub fn planned(&self, claim: &ClaimUid) -> Option<&PlannedClaim> {
+        self.progress(claim).map(|progress| &progress.claim)
+    }
+
+    /// The claim is planned, or its allocation is unconfirmed.
+    pub fn is_decided(&self, claim: &ClaimUid) -> bool {
+        self.claims.get(claim).is_some_and(|record| !matches!(record.decision, Decision::Open))
+    }
+
+    /// The unit that the claim is planned with.
+    pub fn unit_of(&self, claim: &ClaimUid) -> Option<&UnitKey> {
+        self.progress(claim).map(|progress| &progress.unit)
+    }
+
+    /// The node that a pod is planned for.
+    pub fn node_of(&self, key: &UnitKey, pod: &PodUid) -> Option<&NodeName> {
+        self.units.get(key)?.pods.get(pod)
+    }
+
+    /// Units that are planned with a part of the GPU.
+    pub fn units_on(&self, gpu: &GpuRef) -> Vec<UnitKey> {
+        let uses = |progress: &Progress| !progress.done && progress.claim.gpus().any(|one| one == *gpu);
+        let on = |unit: &Unit| unit.claims.iter().filter_map(|claim| self.progress(claim)).any(uses);
+        self.units.iter().filter(|(_, unit)| on(unit)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Units with a plan.
+    pub fn plans(&self) -> usize {
+        self.units.len()
+    }
+
+    #[cfg(test)]
+    pub fn planned_claims(&self) -> impl Iterator<Item = &ClaimUid> {
+        self.units.values().flat_map(|unit| &unit.claims)
+    }
+
+    /// Claims are planned, or being written.
+    pub fn is_busy(&self) -> bool {
+        !self.units.is_empty() || self.under_way > 0
+    }
+
+    /// Gives up the plan of a unit. Allocations of a gang that stand in the API already are to be cleared.
+    pub fn cancel(
+        &mut self,
+        key: &UnitKey,
+        stored: impl Fn(&ClaimUid) -> Stored,
+        now: Moment,
+    ) -> Option<Cancelled> {
+        let unit = self.units.remove(key)?;
+        let claims: Vec<ClaimUid> = unit.claims.into_iter().collect();
+        let mut freed = Vec::new();
+        for claim in &claims {
+            let lost = self.progress(claim).is_some_and(|progress| progress.lost);
+            let stored = stored(claim);
+            let is_written = self.is_under_way(claim);
+            let decision = match stored {
+                Stored::No | Stored::Open if is_written || lost => {
+                    let confirm_at = (!is_written).then_some(now + unanswered_for(stored));
+                    Decision::Unconfirmed { confirm_at }
+                }
+                _ => Decision::Open,
+            };
+            let (open, is_gang) = (matches!(decision, Decision::Open), matches!(key, UnitKey::Gang { .. }));
+            self.update(claim, |record| record.decision = decision);
+            match stored {
+                Stored::No | Stored::Open if open => freed.push(claim.clone()),
+                Stored::Allocated { reserved: false } if is_gang => self.clear(claim, now),
+                _ => {}
+            }
+        }
+        Some(Cancelled { pods: unit.pods.into_keys().collect(), claims, freed })
+    }
+
+    // Changes in the API.
+
+    /// The claim has an allocation. `node`: where; none: usable on several nodes.
+    pub fn allocated(
+        &mut self,
+        claim: &ClaimUid,
+        node: Option<&NodeName>,
+        reserved: bool,
+        now: Moment,
+    ) -> Arrival {
+        if reserved {
+            self.update(claim, |record| record.unused = None);
+        } else {
+            self.record(claim).unused.get_or_insert(Unused::new(now));
+        }
+        self.confirmed(claim);
+        let Some(progress) = self.progress_mut(claim) else { return Arrival::Expected };
+        progress.done = true;
+        let key = progress.unit.clone();
+        if Some(&progress.claim.node) != node {
+            return Arrival::Elsewhere(key);
+        }
+        let is_done = |claim| self.progress(claim).is_some_and(|progress| progress.done);
+        match self.units.get(&key).is_some_and(|unit| unit.claims.iter().all(is_done)) {
+            true => self.take(&key).map_or(Arrival::Expected, Arrival::Complete),
+            false => Arrival::Expected,
+        }
+    }
+
+    /// Ends a plan that is complete.
+    fn take(&mut self, key: &UnitKey) -> Option<Plan> {
+        let unit = self.units.remove(key)?;
+        let mut plan = Plan { pods: unit.pods, claims: BTreeMap::new(), since: unit.since };
+        for claim in unit.claims {
+            let decision = self.update(&claim, |record| std::mem::take(&mut record.decision));
+            if let Some(Decision::Planned(progress)) = decision {
+                plan.claims.insert(claim, progress.claim);
+            }
+        }
+        Some(plan)
+    }
+
+    /// The claim's allocation was taken away. True if that was our decision.
+    pub fn cleared(&mut self, claim: &ClaimUid, now: Moment) -> bool {
+        let record = self.record(claim);
+        record.rests_until = Some(now + REST_AFTER_CLEARING);
+        record.unused.take().is_some_and(|unused| unused.clear)
+    }
+
+    /// A claim that was promised exists now. What was decided for it is for the claim that there is now.
+    pub fn renamed(&mut self, promised: &ClaimUid, claim: &ClaimUid, now: Moment) {
+        let Some(Record { mut decision, write, .. }) = self.claims.remove(promised) else { return };
+        if write.is_some() {
+            self.created.insert(promised.clone(), claim.clone());
+        }
+        if let Decision::Planned(progress) = &mut decision {
+            if let Some(unit) = self.units.get_mut(&progress.unit) {
+                unit.claims.remove(promised);
+                unit.claims.insert(claim.clone());
+            }
+            if matches!(progress.next, Next::Newer { .. }) {
+                progress.next = Next::From(now);
+            }
+        }
+        let record = self.record(claim);
+        (record.decision, record.write) = (decision, write);
+        self.update(claim, |_| ());
+    }
+
+    /// The claim is not there any more; its plan was cancelled. `promised`: it never was, and it may be created even
+    /// now. True if it has nothing of a GPU any more.
+    pub fn gone(&mut self, claim: &ClaimUid, promised: bool) -> bool {
+        let gone = self.update(claim, |record| {
+            (record.unused, record.rests_until, record.reason) = (None, None, None);
+            let comes = promised && matches!(record.decision, Decision::Unconfirmed { .. });
+            if !comes {
+                record.decision = Decision::Open;
+            }
+            !comes
+        });
+        gone.unwrap_or(true)
+    }
+
+    // Writes.
+
+    fn is_under_way(&self, claim: &ClaimUid) -> bool {
+        self.claims.get(claim).is_some_and(|record| record.write.is_some())
+    }
+
+    /// How many more claims may be written at once.
+    fn room(&self) -> usize {
+        UNDER_WAY_MAX.saturating_sub(self.under_way)
+    }
+
+    /// Another claim may be written beside those that are.
+    pub fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// Claims whose allocation can be written now, as many as there is room for. A unit comes together, as soon as all
+    /// of its GPUs are held. `version`: of a claim that may be written; none: it may not.
+    pub fn due<'a>(
+        &self,
+        is_held: impl Fn(&GpuRef) -> bool,
+        version: impl Fn(&ClaimUid) -> Option<&'a str>,
+        now: Moment,
+    ) -> Vec<ClaimUid> {
+        let room = self.room();
+        let mut due = Vec::new();
+        for unit in self.units.values() {
+            if due.len() >= room {
+                break;
+            }
+            let may = |claim: &&ClaimUid| {
+                let progress = self.progress(claim).filter(|progress| !progress.done);
+                let Some(progress) = progress.filter(|_| !self.is_under_way(claim)) else { return false };
+                version(claim).is_some_and(|version| progress.next.may(version, now))
+            };
+            let open: Vec<ClaimUid> = unit.claims.iter().filter(may).cloned().collect();
+            let held = |progress: &Progress| progress.done || progress.claim.gpus().all(|gpu| is_held(&gpu));
+            if !open.is_empty() && unit.claims.iter().filter_map(|claim| self.progress(claim)).all(held) {
+                due.extend(open);
+            }
+        }
+        due.truncate(room);
+        due
+    }
+
+    /// This version of the claim is tried: it is not again before the watch brings a newer one, or an answer says so.
+    pub fn tries(&mut self, claim: &ClaimUid, version: &str) {
+        if let Some(progress) = self.progress_mut(claim) {
+            progress.next = Next::Newer { than: version.to_owned(), again: None };
+        }
+    }
+
+    /// A write of the claim begins.
+    pub fn begin(&mut self, claim: &ClaimUid, write: Writing) {
+        if self.record(claim).write.replace(write).is_none() {
+            self.under_way += 1;
+        }
+    }
+
+    /// Ends the claim's write, and returns what it was.
+    fn end(&mut self, claim: &ClaimUid) -> Option<Writing> {
+        let ended = self.update(claim, |record| record.write.take()).flatten()?;
+        self.under_way = self.under_way.saturating_sub(1);
+        Some(ended)
+    }
+
+    /// The claim that an answer is about, which may name it as it was promised.
+    pub fn answers(&mut self, claim: ClaimUid) -> ClaimUid {
+        self.created.remove(&claim).unwrap_or(claim)
+    }
+
+    /// The claim's write was done.
+    pub fn succeeded(&mut self, claim: &ClaimUid) {
+        self.end(claim);
+    }
+
+    /// The claim's write was not done, or nobody knows. `stored`: the claim as it is known now.
+    pub fn failed(&mut self, claim: &ClaimUid, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+        match self.end(claim) {
+            Some(Writing::Allocation) => return self.not_allocated(claim, failure, stored, now),
+            Some(Writing::Clearing) => {
+                // If it still is to go, the next review says so again.
+                self.keep(claim);
+                self.confirm_at(claim, now);
+            }
+            Some(Writing::Reason(text)) => {
+                if !matches!(failure, Failure::Gone | Failure::Refused(_)) {
+                    self.record(claim).reason.get_or_insert(text);
+                    self.reasons_after = Some(now + ASK_AGAIN);
+                }
+                self.confirm_at(claim, now + ASK_AGAIN);
+            }
+            Some(Writing::Confirmation) => self.confirm_at(claim, now + ASK_AGAIN),
+            None => {}
+        }
+        Verdict::Wait
+    }
+
+    fn not_allocated(&mut self, claim: &ClaimUid, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+        let Some(progress) = self.progress_mut(claim) else {
+            if !matches!(failure, Failure::Silent(_)) {
+                return Verdict::NotWritten;
+            }
+            let confirm_at = Some(now + unanswered_for(stored));
+            self.record(claim).decision = Decision::Unconfirmed { confirm_at };
+            return Verdict::Wait;
+        };
+        let unit = progress.unit.clone();
+        match failure {
+            // Its next version is on its way, and tried as soon as it is known. None need come where somebody else's
+            // admission answered.
+            Failure::Conflict if stored != Stored::No => {
+                if let Next::Newer { again, .. } = &mut progress.next {
+                    *again = Some(now + ASK_AGAIN);
+                }
+            }
+            // Nothing was done, so that no next version need come. Of one that is promised there is none: its name is
+            // taken, which the watch will tell, or its namespace's quota was being counted.
+            Failure::Conflict | Failure::NotLeading | Failure::Busy(_) => {
+                progress.next = Next::From(now + ASK_AGAIN);
+            }
+            Failure::Silent(_) => {
+                (progress.next, progress.lost) = (Next::From(now + ASK_AGAIN), true);
+            }
+            Failure::Gone => return Verdict::Cancel(unit),
+            Failure::Refused(_) => {
+                self.record(claim).rests_until = Some(now + AFTER_REFUSAL);
+                return Verdict::Refused(unit);
+            }
+        }
+        Verdict::Wait
+    }
+
+    // Unconfirmed allocations.
+
+    /// When to make sure of an allocation that is unconfirmed.
+    pub fn confirm_at(&mut self, claim: &ClaimUid, at: Moment) {
+        self.update(claim, |record| {
+            if let Decision::Unconfirmed { confirm_at } = &mut record.decision {
+                *confirm_at = Some(at);
+            }
+        });
+    }
+
+    /// Whether the allocation stands in the API is known now. True if it was not.
+    pub fn confirmed(&mut self, claim: &ClaimUid) -> bool {
+        let confirmed = self.update(claim, |record| {
+            let unconfirmed = matches!(record.decision, Decision::Unconfirmed { .. });
+            if unconfirmed {
+                record.decision = Decision::Open;
+            }
+            unconfirmed
+        });
+        confirmed.unwrap_or(false)
+    }
+
+    /// Claims whose allocation it is time to make sure of.
+    pub fn to_confirm(&self, now: Moment) -> Vec<ClaimUid> {
+        let due = |record: &Record| match record.decision {
+            Decision::Unconfirmed { confirm_at } => confirm_at.is_some_and(|at| at <= now),
+            _ => false,
+        };
+        self.free(|record| due(record))
+    }
+
+    /// Claims without a write under way of which this is true.
+    fn free(&self, is: impl Fn(&Record) -> bool) -> Vec<ClaimUid> {
+        let free = self.claims.iter().filter(|(_, record)| record.write.is_none() && is(record));
+        free.map(|(claim, _)| claim.clone()).collect()
+    }
+
+    // Reasons.
+
+    /// Why the claim waits is to be written on it.
+    pub fn wait_reason(&mut self, claim: &ClaimUid, text: String) {
+        self.record(claim).reason = Some(text);
+    }
+
+    /// Reasons to be written now, a few at a time: claims that can be placed go first.
+    pub fn take_reasons(&mut self, now: Moment) -> Vec<(ClaimUid, String)> {
+        if self.reasons_after.is_some_and(|after| now < after) {
+            return Vec::new();
+        }
+        let room = REASONS_UNDER_WAY_MAX.saturating_sub(self.under_way);
+        let mut due = self.free(|record| record.reason.is_some());
+        due.truncate(room);
+        let take = |claim: ClaimUid| {
+            let reason = self.update(&claim, |record| record.reason.take()).flatten()?;
+            Some((claim, reason))
+        };
+        due.into_iter().filter_map(take).collect()
+    }
+
+    // Time.
+
+    /// The claim was cleared or refused a moment ago, and is not decided now.
+    pub fn rests(&self, claim: &ClaimUid, now: Moment) -> bool {
+        self.claims.get(claim).and_then(|record| record.rests_until).is_some_and(|until| now < until)
+    }
+
+    /// Forgets rests that are over.
+    pub fn wake(&mut self, now: Moment) {
+        self.claims.retain(|_, record| {
+            record.rests_until = record.rests_until.filter(|until| *until > now);
+            !record.is_empty()
+        });
+    }
+
+    /// When time alone brings something, after `now`.
+    pub fn next(&self, rules: &Rules, now: Moment) -> Option<Moment> {
+        let of = |record: &Record| {
+            let decision = match &record.decision {
+                Decision::Open => None,
+                Decision::Planned(progress) => progress.next.due(),
+                Decision::Unconfirmed { confirm_at } => *confirm_at,
+            };
+            let unused = record.unused.as_ref().and_then(|unused| unused.due(rules));
+            let reason = self.reasons_after.filter(|_| record.reason.is_some());
+            let review = self.review_at.filter(|_| record.unused.is_some());
+            [decision, record.rests_until, unused, reason, review]
+        };
+        self.claims.values().flat_map(of).flatten().filter(|due| *due > now).min()
+    }
+}
+
+/// How long an unanswered write may take to show.
+fn unanswered_for(stored: Stored) -> Duration {
+    if stored == Stored::No { NEVER_COMES } else { Duration::ZERO }
+}

@@ -1,0 +1,116 @@
+//! Decisions that are on their way: made, but not yet seen in the API. They count as granted from the moment that
+//! they are made, so that the next decision knows of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::allocate::GpuGrant;
+use crate::controller::Moment;
+use crate::controller::grant::Given;
+use crate::controller::queue::UnitKey;
+use crate::controller::view::GpuRef;
+use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::params::GrantedDevice;
+
+/// Where the pods of a unit go, and what their claims get.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub pods: BTreeMap<PodUid, NodeName>,
+    pub claims: BTreeMap<ClaimUid, PlannedClaim>,
+    /// Since when its pods have waited.
+    pub since: Moment,
+}
+
+#[derive(Debug, Clone)]
+pub struct PlannedClaim {
+    pub node: NodeName,
+    pub given: Vec<Given>,
+}
+
+impl PlannedClaim {
+    fn devices(&self) -> impl Iterator<Item = &GrantedDevice> {
+        self.given.iter().flat_map(|given| &given.devices)
+    }
+
+    /// One for each share.
+    pub fn gpus(&self) -> impl Iterator<Item = GpuRef> + use<'_> {
+        self.devices().map(|device| GpuRef::new(&self.node, &device.device))
+    }
+
+    pub fn grants(&self) -> Vec<(GpuRef, GpuGrant)> {
+        self.devices().map(|device| (GpuRef::new(&self.node, &device.device), as_grant(device))).collect()
+    }
+}
+
+/// A share as the allocator counts it.
+pub fn as_grant(device: &GrantedDevice) -> GpuGrant {
+    GpuGrant {
+        want: 0,
+        device: device.device.clone(),
+        memory: device.memory,
+        compute: device.compute,
+        slots: device.slots,
+    }
+}
+
+/// A unit with a plan.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub pods: BTreeMap<PodUid, NodeName>,
+    pub claims: BTreeSet<ClaimUid>,
+    pub since: Moment,
+}
+
+impl Unit {
+    pub fn new(since: Moment) -> Self {
+        Self { pods: BTreeMap::new(), claims: BTreeSet::new(), since }
+    }
+
+    pub fn add(&mut self, plan: Plan) {
+        self.pods.extend(plan.pods);
+        self.claims.extend(plan.claims.into_keys());
+    }
+}
+
+/// How far a planned claim has come.
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub unit: UnitKey,
+    pub claim: PlannedClaim,
+    pub next: Next,
+    /// A write of its allocation was not answered.
+    pub lost: bool,
+    /// Its allocation stands in the API.
+    pub done: bool,
+}
+
+impl Progress {
+    pub fn new(unit: &UnitKey, claim: PlannedClaim, now: Moment) -> Self {
+        Self { unit: unit.clone(), claim, next: Next::From(now), lost: false, done: false }
+    }
+}
+
+/// When the allocation of a claim may be written, or written again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Whatever version of the claim is known by then.
+    From(Moment),
+    /// This version was tried. A newer one may be at once; this one again at `again`, if no newer one comes.
+    Newer { than: String, again: Option<Moment> },
+}
+
+impl Next {
+    pub fn may(&self, version: &str, now: Moment) -> bool {
+        match self {
+            Self::From(from) => *from <= now,
+            Self::Newer { than, again } => than != version || again.is_some_and(|again| again <= now),
+        }
+    }
+
+    /// When time alone lets it be tried.
+    pub fn due(&self) -> Option<Moment> {
+        match self {
+            Self::From(from) => Some(*from),
+            Self::Newer { again, .. } => *again,
+        }
+    }
+}

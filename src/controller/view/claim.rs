@@ -1,0 +1,369 @@
+//! A ResourceClaim, reduced to what placing needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, DeviceRequest, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::admission::claim_spec;
+use crate::cluster::allocation::ClaimVersion;
+use crate::cluster::read_claim;
+use crate::controller::view::class;
+use crate::controller::wants::check_parameters;
+use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef};
+use crate::model::error_chain;
+use crate::model::names::{
+    ClaimUid, DRIVER, DeviceName, HOLD_LABEL, NodeName, PodUid, PoolName, SHARED_CLASS,
+};
+use crate::params::{GrantedDevice, grant_of};
+use crate::select::{CLAIM_ENTRIES_MAX, Toleration};
+
+/// On a hold: its GPU.
+pub const HOLD_NODE: &str = "tranche.dev/node";
+pub const HOLD_DEVICE: &str = "tranche.dev/device";
+/// On a hold: the version at which it was last looked around.
+pub const LOOKED: &str = "tranche.dev/looked";
+/// Why the claim waits, for people.
+pub const WAITING: &str = "tranche.dev/waiting";
+/// The version of the claim at which an unanswered write was given up.
+pub const GIVEN_UP: &str = "tranche.dev/given-up";
+/// On a claim, or on the class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
+pub const POLICY: &str = "tranche.dev/policy";
+/// What is kept of a claim is bounded, since whoever may create claims writes as much into them as the API server
+/// takes. Of what it asks for: so many bytes, as JSON. One large selector has 10 KiB.
+const ASKS_BYTES_MAX: usize = 64 << 10;
+/// Finalizers, and their bytes together.
+const FINALIZERS_MAX: usize = 64;
+const FINALIZERS_BYTES_MAX: usize = 8 << 10;
+/// Bytes of an annotation of ours. The words are ours, unless somebody else writes them.
+const WORDS_BYTES_MAX: usize = 1 << 10;
+/// Bytes of a UID that somebody other than the API server has written.
+const UID_BYTES_MAX: usize = 128;
+
+/// A GPU of the cluster. Pools have the names of their nodes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuRef {
+    pub node: NodeName,
+    pub device: DeviceName,
+}
+
+impl std::fmt::Display for GpuRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.node, self.device)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub at: ClaimVersion,
+    pub created: Option<Timestamp>,
+    /// It is being deleted.
+    pub ending: bool,
+    pub finalizers: Vec<String>,
+    /// The pod that it was made for.
+    pub owner: Option<PodUid>,
+    /// It is a hold of ours, for this GPU.
+    pub hold: Option<GpuRef>,
+    pub waiting: Option<String>,
+    pub policy: Option<String>,
+    pub asks: Asks,
+    pub allocation: Option<Allocation>,
+    /// Pods of `status.reservedFor`.
+    pub users: Vec<PodUid>,
+    /// Something other than a pod is there as well.
+    pub other_users: bool,
+}
+
+/// What a claim asks for, as far as it matters here.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Asks {
+    /// At least one request of our class: ours to allocate, or to refuse.
+    Shares(Arc<DeviceClaim>),
+    /// Devices of other classes: the scheduler's to give.
+    Scheduler(Arc<[class::Request]>),
+    /// Ours, and it cannot be placed: why, in words.
+    Unreadable(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Allocation {
+    /// None: usable on several nodes.
+    pub node: Option<NodeName>,
+    /// Devices of our driver.
+    pub uses: Vec<(GpuRef, Use)>,
+    /// The taints that it bears on a GPU; no entry: none.
+    pub bears: BTreeMap<GpuRef, Vec<Toleration>>,
+}
+
+/// How an allocation uses a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Use {
+    /// Ours: kept for shares.
+    Hold,
+    /// Ours: a share with these numbers.
+    Share(GrantedDevice),
+    /// A share that the scheduler gave.
+    Scheduled,
+    /// For itself, or in a way that cannot be read.
+    Whole,
+}
+
+impl Use {
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Hold | Self::Share(_))
+    }
+}
+
+impl Claim {
+    pub fn uid(&self) -> &ClaimUid {
+        &self.at.claim.uid
+    }
+
+    /// Ours to allocate: of our class.
+    pub fn is_shares(&self) -> bool {
+        matches!(self.asks, Asks::Shares(_) | Asks::Unreadable(_))
+    }
+
+    /// It does not exist yet: it is created once it has its place.
+    pub fn is_new(&self) -> bool {
+        self.at.resource_version.is_empty()
+    }
+
+    /// Allocated by a controller of ours, with nobody but us to answer for it.
+    pub fn is_placed(&self) -> bool {
+        self.is_shares() && self.allocation.is_some()
+    }
+
+    pub fn is_reserved(&self) -> bool {
+        !self.users.is_empty() || self.other_users
+    }
+}
+
+/// The claim that the webhook promised a pod, before it is created.
+pub fn promised(pod: &PodRef, text: &str, name: &str) -> Claim {
+    let spec = claim_spec(text).map_err(|error| error_chain(&error));
+    let asks = spec.map(|spec| Asks::Shares(Arc::new(spec.devices.unwrap_or_default())));
+    // No API server makes such a UID.
+    let uid = ClaimUid::new(format!("for-pod/{}", pod.uid));
+    let claim = ClaimRef { namespace: pod.namespace.clone(), name: name.to_owned(), uid };
+    Claim {
+        at: ClaimVersion { claim, resource_version: String::new() },
+        created: None,
+        ending: false,
+        finalizers: Vec::new(),
+        owner: Some(pod.uid.clone()),
+        hold: None,
+        waiting: None,
+        policy: None,
+        asks: asks.unwrap_or_else(Asks::Unreadable),
+        allocation: None,
+        users: Vec::new(),
+        other_users: false,
+    }
+}
+
+pub fn reference(meta: &ObjectMeta) -> ClaimRef {
+    ClaimRef {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        uid: ClaimUid::new(meta.uid.clone().unwrap_or_default()),
+    }
+}
+
+/// `namespace`: that of our holds; elsewhere the label means nothing.
+pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
+    let meta = &object.metadata;
+    let claim = reference(meta);
+    let labelled = meta.labels.as_ref().and_then(|labels| labels.get(HOLD_LABEL));
+    let annotation =
+        |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).map(|text| words(text));
+    let hold = || {
+        let ours = claim.namespace == namespace && labelled.is_some_and(|value| value == "true");
+        let (node, device) = (annotation(HOLD_NODE).filter(|_| ours)?, annotation(HOLD_DEVICE)?);
+        Some(GpuRef { node: NodeName::new(node), device: DeviceName::new(device) })
+    };
+    let hold = hold();
+    let status = object.status.as_ref();
+    let reserved = || status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let (finalizers, too_many) = finalizers(meta);
+    let asks = match (asks(object), too_many) {
+        (Asks::Shares(_), Some(words)) => Asks::Unreadable(words),
+        (asks, _) => asks,
+    };
+    let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
+    Claim {
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
+        ending: meta.deletion_timestamp.is_some(),
+        finalizers,
+        owner: owner(meta),
+        waiting: annotation(WAITING),
+        policy: annotation(POLICY),
+        allocation: status
+            .and_then(|status| status.allocation.as_ref())
+            .map(|one| allocation(&claim, object, &asks, one, hold.as_ref())),
+        asks,
+        users: reserved()
+            .filter(|user| is_pod(user.api_group.as_deref(), &user.resource))
+            .map(|user| PodUid::new(&user.uid))
+            .collect(),
+        hold,
+        other_users: reserved().any(|user| !is_pod(user.api_group.as_deref(), &user.resource)),
+        at: ClaimVersion { claim, resource_version: meta.resource_version.clone().unwrap_or_default() },
+    }
+}
+
+/// A claim of which only `rest` can be read: its name, and the devices that its allocation names. What was known of
+/// it before stays, since neither what a claim asks for nor what it was given can change; without that, whatever it
+/// names it uses in a way that nobody knows. It is not placed.
+pub fn unreadable(rest: &ResourceClaim, before: Option<&Claim>, problem: &str, namespace: &str) -> Claim {
+    let fresh = read(rest, namespace);
+    let Some(before) = before else { return fresh };
+    let gpus = |allocation: &Allocation| -> BTreeSet<GpuRef> {
+        allocation.uses.iter().map(|(gpu, _)| gpu.clone()).collect()
+    };
+    let allocation = match (fresh.allocation, &before.allocation) {
+        (Some(fresh), Some(known)) if gpus(&fresh) != gpus(known) => Some(fresh),
+        (Some(fresh), None) => Some(fresh),
+        (_, known) => known.clone(),
+    };
+    let asks = match &before.asks {
+        Asks::Shares(_) => Asks::Unreadable(format!("it cannot be read: {problem}")),
+        known => known.clone(),
+    };
+    Claim { at: fresh.at, ending: fresh.ending, allocation, asks, ..before.clone() }
+}
+
+/// The beginning of a text that people read.
+fn words(text: &str) -> String {
+    text[..text.floor_char_boundary(WORDS_BYTES_MAX)].to_owned()
+}
+
+/// Those of the claim, or, in words, that they are too many to be kept.
+fn finalizers(meta: &ObjectMeta) -> (Vec<String>, Option<String>) {
+    let all = meta.finalizers.as_deref().unwrap_or_default();
+    if all.len() <= FINALIZERS_MAX && all.iter().map(String::len).sum::<usize>() <= FINALIZERS_BYTES_MAX {
+        return (all.to_vec(), None);
+    }
+    let words = format!(
+        "metadata.finalizers: there are {}; a claim with more than {FINALIZERS_MAX}, or with more than \
+         {FINALIZERS_BYTES_MAX} bytes of them, is not placed",
+        all.len()
+    );
+    (Vec::new(), Some(words))
+}
+
+fn owner(meta: &ObjectMeta) -> Option<PodUid> {
+    let owners = meta.owner_references.iter().flatten();
+    let mut pods = owners.filter(|owner| owner.kind == "Pod" && owner.controller == Some(true));
+    pods.next().filter(|owner| owner.uid.len() <= UID_BYTES_MAX).map(|owner| PodUid::new(&owner.uid))
+}
+
+fn asks(object: &ResourceClaim) -> Asks {
+    let Some(devices) = object.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
+        return Asks::Scheduler(Arc::default());
+    };
+    let requests = || devices.requests.iter().flatten();
+    let classes = |request: &DeviceRequest| {
+        let exact = request.exactly.iter().map(|exactly| exactly.device_class_name.clone());
+        let subs = request.first_available.iter().flatten().map(|sub| sub.device_class_name.clone());
+        exact.chain(subs).collect::<Vec<_>>()
+    };
+    let weight = |selectors: &Option<Vec<_>>, tolerations: &Option<Vec<_>>| {
+        1 + selectors.as_ref().map_or(0, Vec::len) + tolerations.as_ref().map_or(0, Vec::len)
+    };
+    let entries: usize = requests()
+        .map(|request| {
+            let exact = request.exactly.iter().map(|one| weight(&one.selectors, &one.tolerations));
+            let subs = request.first_available.iter().flatten();
+            exact.chain(subs.map(|one| weight(&one.selectors, &one.tolerations))).sum::<usize>()
+        })
+        .sum();
+    let is_ours = requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS));
+    let bytes = json_bytes(devices);
+    if is_ours && entries > CLAIM_ENTRIES_MAX {
+        return Asks::Unreadable(format!(
+            "spec.devices.requests: they have {entries} alternatives, selectors and tolerations in all, and \
+             {CLAIM_ENTRIES_MAX} are read at most; write several claims"
+        ));
+    }
+    match (is_ours, bytes > ASKS_BYTES_MAX) {
+        (true, true) => Asks::Unreadable(format!(
+            "spec.devices: it has {bytes} bytes, and {ASKS_BYTES_MAX} are read at most; write shorter selectors"
+        )),
+        // Parameters are kept only if they are what they should be: others may be anything.
+        (true, false) => match check_parameters(devices) {
+            Ok(()) => Asks::Shares(Arc::new(devices.clone())),
+            Err(words) => Asks::Unreadable(words),
+        },
+        (false, true) => Asks::Scheduler([class::anything()].into()),
+        (false, false) => {
+            Asks::Scheduler(class::requests(devices.requests.as_deref().unwrap_or_default()).into())
+        }
+    }
+}
+
+/// How many bytes it has as JSON.
+fn json_bytes(devices: &DeviceClaim) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Neither the count nor our types can fail.
+    let _ = serde_json::to_writer(&mut count, devices);
+    count.0
+}
+
+fn allocation(
+    claim: &ClaimRef,
+    object: &ResourceClaim,
+    asks: &Asks,
+    allocation: &AllocationResult,
+    hold: Option<&GpuRef>,
+) -> Allocation {
+    // We grant nothing to claims of other classes: a grant there is somebody else's.
+    let is_ours = matches!(asks, Asks::Shares(_) | Asks::Unreadable(_));
+    let readable = is_ours.then(|| read_claim::read(claim, object).ok()).flatten();
+    let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    let mut found = Allocation { node: node(allocation), ..Allocation::default() };
+    for result in results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)) {
+        let node = PoolName::new(&result.pool).published();
+        let device = DeviceName::new(&result.device);
+        let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
+        let gpu = GpuRef { node: NodeName::new(node.as_str()), device };
+        let how = match granted {
+            _ if hold == Some(&gpu) => Use::Hold,
+            Some(granted) => Use::Share(granted),
+            None if result.share_id.is_some() => Use::Scheduled,
+            None => Use::Whole,
+        };
+        if let Some(tolerations) = &result.tolerations {
+            let bears = tolerations.iter().filter_map(Toleration::of).collect();
+            found.bears.insert(gpu.clone(), bears);
+        }
+        found.uses.push((gpu, how));
+    }
+    found
+}
+
+fn granted(claim: &AllocatedClaim, request: &str, device: &DeviceName) -> Option<GrantedDevice> {
+    let mut results = claim.results.iter();
+    let result = results.find(|one| one.request.as_str() == request && one.device == *device)?;
+    grant_of(claim, result).ok().flatten()
+}
+
+/// The node, if the allocation is for one: the exact form that the scheduler and we write.
+fn node(allocation: &AllocationResult) -> Option<NodeName> {
+    let [term] = allocation.node_selector.as_ref()?.node_selector_terms.as_slice() else { return None };
+    let [field] = term.match_fields.as_deref()? else { return None };
+    let [name] = field.values.as_deref()? else { return None };
+    (field.key == "metadata.name" && field.operator == "In").then(|| NodeName::new(name))
+}

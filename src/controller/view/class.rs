@@ -1,0 +1,183 @@
+//! DeviceClasses of others, and what pods want of them: devices that kube-scheduler gives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest};
+
+use crate::controller::requests::{exact, expressions};
+use crate::select::Toleration;
+
+/// Before the name of a class: the class's devices among a container's limits (KEP-5004). Every class has it.
+const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct OtherClass {
+    pub selectors: Vec<String>,
+    /// What its devices are called among a container's limits, if not only by the class's name.
+    resource: Option<String>,
+}
+
+/// A request of a claim: one of these is to be given.
+pub type Request = Vec<Choice>;
+
+/// Devices of a class.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    class: String,
+    selectors: Vec<String>,
+    tolerations: Vec<Toleration>,
+    devices: u32,
+}
+
+/// What a pod waits for: so many devices, each of one of these kinds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Need {
+    pub kinds: Vec<Kind>,
+    pub devices: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// CEL of the class and of the request: all must choose the device.
+    pub selectors: Arc<[String]>,
+    pub tolerations: Vec<Toleration>,
+}
+
+impl OtherClass {
+    pub fn of(object: &DeviceClass) -> Self {
+        let spec = object.spec.as_ref();
+        Self {
+            selectors: expressions(spec.and_then(|spec| spec.selectors.as_deref())),
+            resource: spec.and_then(|spec| spec.extended_resource_name.clone()),
+        }
+    }
+}
+
+/// The requests that take devices away from others: one for a look at devices in use does not.
+pub fn requests(all: &[DeviceRequest]) -> Vec<Request> {
+    let choices = |request: &DeviceRequest| -> Request {
+        let exactly = request.exactly.iter().filter(|one| one.admin_access != Some(true)).map(choice);
+        let alternatives = request.first_available.iter().flatten().map(|sub| choice(&exact(sub)));
+        exactly.chain(alternatives).collect()
+    };
+    all.iter().map(choices).filter(|choices| !choices.is_empty()).collect()
+}
+
+fn choice(one: &ExactDeviceRequest) -> Choice {
+    Choice {
+        class: one.device_class_name.clone(),
+        selectors: expressions(one.selectors.as_deref()),
+        tolerations: one.tolerations.iter().flatten().filter_map(Toleration::of).collect(),
+        devices: devices(one.allocation_mode.as_deref(), one.count),
+    }
+}
+
+/// A request that is not told apart from any other: of a class that nobody knows.
+pub fn anything() -> Request {
+    vec![Choice { class: String::new(), selectors: Vec::new(), tolerations: Vec::new(), devices: 1 }]
+}
+
+/// All that there are: more than anybody has.
+fn devices(mode: Option<&str>, count: Option<i64>) -> u32 {
+    match mode {
+        Some("All") => u32::MAX,
+        _ => u32::try_from(count.unwrap_or(1)).unwrap_or(1),
+    }
+}
+
+/// What a pod's containers ask for without a claim, by name (KEP-5004): the scheduler makes the claim as it binds
+/// the pod.
+pub fn resources(spec: &PodSpec) -> BTreeMap<String, u32> {
+    let of = |container: &Container| {
+        let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
+        // Names without a domain are the kubelet's own.
+        let extended = limits.filter(|(name, _)| name.contains('/'));
+        let amounts = extended.filter_map(|(name, amount)| Some((name.clone(), amount.0.parse().ok()?)));
+        amounts.filter(|(_, amount)| *amount > 0).collect::<Vec<(String, u32)>>()
+    };
+    let mut all: BTreeMap<String, u32> = BTreeMap::new();
+    for (name, amount) in spec.containers.iter().flat_map(of) {
+        let sum = all.entry(name).or_default();
+        *sum = sum.saturating_add(amount);
+    }
+    for (name, amount) in spec.init_containers.iter().flatten().flat_map(of) {
+        let most = all.entry(name).or_default();
+        *most = amount.max(*most);
+    }
+    all
+}
+
+/// What a request comes to. None: its classes are not known.
+pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+    let kind = |choice: &Choice| {
+        let selectors = selectors(choice, classes)?;
+        Some(Kind { selectors, tolerations: choice.tolerations.clone() })
+    };
+    let kinds: Vec<Kind> = request.iter().filter_map(kind).collect();
+    let devices = request.iter().map(|choice| choice.devices).max()?;
+    (!kinds.is_empty()).then_some(Need { kinds, devices })
+}
+
+/// The kinds of devices that somebody may be given by the scheduler just now.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sought {
+    /// Somebody waits for nobody knows what.
+    Anything,
+    /// By the CEL of class and request: all of a list must choose the device.
+    Chosen(BTreeSet<Arc<[String]>>),
+}
+
+impl Default for Sought {
+    fn default() -> Self {
+        Self::Chosen(BTreeSet::new())
+    }
+}
+
+impl Sought {
+    pub fn and(&mut self, other: Self) {
+        match other {
+            Self::Anything => *self = Self::Anything,
+            Self::Chosen(kinds) => kinds.into_iter().for_each(|kind| self.add(Some(kind))),
+        }
+    }
+
+    /// None: of a class that is not known.
+    pub fn add(&mut self, selectors: Option<Arc<[String]>>) {
+        match (self, selectors) {
+            (Self::Chosen(kinds), Some(selectors)) => drop(kinds.insert(selectors)),
+            (sought @ Self::Chosen(_), None) => *sought = Self::Anything,
+            (Self::Anything, _) => {}
+        }
+    }
+}
+
+/// The CEL that chooses the devices of a choice. None: its class is not known.
+pub fn selectors(choice: &Choice, classes: &BTreeMap<String, OtherClass>) -> Option<Arc<[String]>> {
+    let class = &classes.get(&choice.class)?.selectors;
+    Some(class.iter().chain(&choice.selectors).cloned().collect())
+}
+
+/// It can be given all that it asks for without anything of this class.
+pub fn goes_without(claim: &DeviceClaim, class: &str) -> bool {
+    let other = |request: &DeviceRequest| {
+        let exactly = request.exactly.iter().map(|one| &one.device_class_name);
+        let alternatives = request.first_available.iter().flatten().map(|sub| &sub.device_class_name);
+        exactly.chain(alternatives).any(|name| name != class)
+    };
+    claim.requests.iter().flatten().all(other)
+}
+
+/// The class that a name among limits stands for. None: it stands for no class's devices.
+pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) -> Option<&'a OtherClass> {
+    let by_prefix = || classes.get(name.strip_prefix(RESOURCE_PREFIX)?);
+    let by_name = || classes.values().find(|class| class.resource.as_deref() == Some(name));
+    by_prefix().or_else(by_name)
+}
+
+/// The same as a need.
+pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+    let selectors = of_resource(name, classes)?.selectors.clone().into();
+    Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices })
+}

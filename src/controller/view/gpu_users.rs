@@ -1,0 +1,54 @@
+//! Who has a GPU, as the API tells it and as the scheduler's books may have it.
+
+use crate::cluster::allocation::ClaimVersion;
+use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, is_older};
+
+/// Has the watch brought a version of a claim, and so all that came before it?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    NotYet,
+    Seen,
+    /// The claim is not there any more.
+    Gone,
+}
+
+impl ClusterView {
+    /// A claim that is not ours names it.
+    pub fn is_anothers(&self, gpu: &GpuRef) -> bool {
+        self.books.get(gpu).is_some_and(|names| names.values().any(|how| !how.is_ours()))
+    }
+
+    /// The scheduler's books have the GPU once, however many claims name it. One that is not there just now may come
+    /// back as either kind.
+    pub fn counts_once(&self, gpu: &GpuRef) -> bool {
+        self.gpu(gpu).is_none_or(|gpu| !gpu.grantable.keeps_shares)
+    }
+
+    /// The hold of a GPU, allocated or not.
+    pub fn hold(&self, gpu: &GpuRef) -> Option<&Claim> {
+        self.claims.get(self.holds.get(gpu)?)
+    }
+
+    /// A list of claims is under way: what it has not named yet may be gone.
+    pub fn is_listing_claims(&self) -> bool {
+        self.lists.under_way.contains_key(&Kind::Claims)
+    }
+
+    /// How far the watch of claims has come.
+    ///
+    /// A claim that cannot be read keeps nobody from seeing the others: it uses the devices that its allocation can
+    /// be seen to name ([`claim::unreadable`](crate::controller::view::claim::unreadable)). Of one whose allocation names a device
+    /// where nobody can see it, which only those can write who may write a claim's status, the node refuses whichever
+    /// claim comes second.
+    pub fn sight(&self, of: &ClaimVersion) -> Sight {
+        if self.is_listing_claims() {
+            return Sight::NotYet;
+        }
+        match self.claims.get(&of.claim.uid) {
+            None => Sight::Gone,
+            Some(claim) if claim.at.resource_version == of.resource_version => Sight::Seen,
+            Some(claim) if is_older(&of.resource_version, &claim.at.resource_version) => Sight::Seen,
+            Some(_) => Sight::NotYet,
+        }
+    }
+}

@@ -1,0 +1,575 @@
+//! What the API server has told: claims, pods, nodes and GPUs, and who names which GPU. Tells what has changed by
+//! it, and decides nothing.
+
+pub mod claim;
+pub mod class;
+mod gpu_users;
+pub mod node;
+mod opted_in;
+pub mod pod;
+mod unreadable;
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
+pub use class::{Need, Sought};
+pub use gpu_users::Sight;
+pub use node::{Gpu, NodeState, Slice, TaintRule};
+pub use pod::Pod;
+
+use class::OtherClass;
+use opted_in::OptedIn;
+
+use crate::cluster::feed::{Change, Seen};
+use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::select::DeviceFacts;
+
+/// Deleted claims that are remembered: more than there are writes on their way.
+const GONE_MAX: usize = 1024;
+
+/// What a change came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    /// As it was before; what it is now stands in the world. None: it is new.
+    Claim {
+        uid: ClaimUid,
+        before: Option<Box<Claim>>,
+    },
+    ClaimGone(Box<Claim>),
+    /// A claim that was promised exists now.
+    ClaimMade {
+        promised: ClaimUid,
+        uid: ClaimUid,
+    },
+    Pod {
+        uid: PodUid,
+        /// It may run elsewhere now.
+        demands_changed: bool,
+    },
+    PodGone(Box<Pod>),
+    Node(NodeName),
+    /// Our class.
+    Class,
+    /// One that the scheduler gives devices of.
+    OtherClass,
+    /// Something that somebody should look at.
+    Trouble(String),
+}
+
+impl PartialEq for Pod {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+/// Class shared.gpu.nvidia.com, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Class {
+    pub config: Vec<DeviceClassConfiguration>,
+    /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
+    pub policy: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub struct ClusterView {
+    /// Of our holds.
+    namespace: String,
+    pub claims: BTreeMap<ClaimUid, Claim>,
+    names: BTreeMap<(String, String), ClaimUid>,
+    pub pods: BTreeMap<PodUid, Pod>,
+    pub nodes: BTreeMap<NodeName, NodeState>,
+    slices: BTreeMap<NodeName, BTreeMap<String, Slice>>,
+    /// Of each slice, by name.
+    slice_nodes: BTreeMap<String, NodeName>,
+    /// The facts of the GPU that was read last: the next has most of them as well.
+    like: Arc<DeviceFacts>,
+    rules: BTreeMap<String, TaintRule>,
+    pub class: Class,
+    other_classes: BTreeMap<String, OtherClass>,
+    /// Who names a GPU, and how.
+    pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
+    /// Our holds, allocated or not, by their GPUs.
+    pub holds: BTreeMap<GpuRef, ClaimUid>,
+    /// Pods by the claims that they name: (namespace, claim).
+    users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    /// Objects whose present state does not fit our types.
+    unreadable: BTreeSet<(Kind, String)>,
+    opted_in: OptedIn,
+    /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
+    gone: VecDeque<ClaimUid>,
+    lists: Lists,
+}
+
+/// What the list under way has named, by kind; and which kinds have had one.
+#[derive(Debug, Default)]
+struct Lists {
+    under_way: BTreeMap<Kind, BTreeSet<String>>,
+    /// Lists with an object of which not even the name could be read: it may be any.
+    doubtful: BTreeSet<Kind>,
+    complete: BTreeSet<Kind>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Pods,
+    Nodes,
+    Claims,
+    Slices,
+    Classes,
+    TaintRules,
+    Namespaces,
+}
+
+/// What has to be known before anything is decided. Not who has opted in: where that cannot be read nobody has, and all
+/// others go on.
+const NEEDED: [Kind; 6] =
+    [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules];
+
+impl ClusterView {
+    pub fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), ..Self::default() }
+    }
+
+    /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
+    pub fn is_complete(&self) -> bool {
+        NEEDED.iter().all(|kind| self.lists.complete.contains(kind))
+    }
+
+    pub fn apply(&mut self, change: Change) -> Vec<News> {
+        match change {
+            Change::Pod(seen) => self.follow(Kind::Pods, seen, Self::set_pod, Self::drop_pod),
+            Change::Node(seen) => self.follow(Kind::Nodes, seen, Self::set_node, Self::drop_node),
+            Change::Claim(Seen::Unreadable { rest, problem, .. }) => self.set_unreadable(&rest, &problem),
+            Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
+            Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
+            Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
+            Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
+            Change::Namespace(seen) => self.follow_namespaces(seen),
+        }
+    }
+
+    fn follow<K>(
+        &mut self,
+        kind: Kind,
+        seen: Seen<K>,
+        set: fn(&mut Self, K) -> Vec<News>,
+        drop: fn(&mut Self, &str) -> Vec<News>,
+    ) -> Vec<News>
+    where
+        K: k8s_openapi::Metadata<Ty = ObjectMeta>,
+    {
+        match seen {
+            Seen::Anew => {
+                self.lists.doubtful.remove(&kind);
+                self.lists.under_way.insert(kind, BTreeSet::new());
+                Vec::new()
+            }
+            Seen::Listed(object) => {
+                self.listed(kind, object.metadata());
+                self.readable(kind, object.metadata());
+                set(self, *object)
+            }
+            Seen::Stored(object) => {
+                // The answer to a write of ours may be newer than the list that is under way.
+                self.listed(kind, object.metadata());
+                self.readable(kind, object.metadata());
+                set(self, *object)
+            }
+            Seen::Deleted(meta) => {
+                self.readable(kind, &meta);
+                self.end(kind, &key(kind, &meta), drop)
+            }
+            Seen::Complete => {
+                let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
+                self.lists.complete.insert(kind);
+                if self.lists.doubtful.remove(&kind) {
+                    return Vec::new();
+                }
+                self.unreadable.retain(|(of, key)| *of != kind || named.contains(key));
+                let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
+                gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, drop)).collect()
+            }
+            Seen::Unreadable { rest, problem, .. } => {
+                self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
+            }
+            Seen::Interrupted { problem } => {
+                vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
+            }
+        }
+    }
+
+    fn end(&mut self, kind: Kind, key: &str, drop: fn(&mut Self, &str) -> Vec<News>) -> Vec<News> {
+        if kind == Kind::Claims {
+            self.gone.truncate(GONE_MAX - 1);
+            self.gone.push_front(ClaimUid::new(key));
+        }
+        drop(self, key)
+    }
+
+    fn listed(&mut self, kind: Kind, meta: &ObjectMeta) {
+        if let Some(named) = self.lists.under_way.get_mut(&kind) {
+            named.insert(key(kind, meta));
+        }
+    }
+
+    fn keys(&self, kind: Kind) -> Vec<String> {
+        match kind {
+            Kind::Pods => self.pods.keys().map(PodUid::to_string).collect(),
+            Kind::Claims => {
+                let known = self.claims.values().filter(|claim| !claim.is_new());
+                known.map(|claim| claim.uid().to_string()).collect()
+            }
+            Kind::Nodes => {
+                let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
+                known.map(|(name, _)| name.to_string()).collect()
+            }
+            Kind::Slices => self.slice_nodes.keys().cloned().collect(),
+            Kind::Classes => self.other_classes.keys().cloned().chain([SHARED_CLASS.to_owned()]).collect(),
+            Kind::TaintRules => self.rules.keys().cloned().collect(),
+            Kind::Namespaces => self.opted_in.names.iter().cloned().collect(),
+        }
+    }
+
+    // Claims.
+
+    fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
+        self.put_claim(claim::read(&object, &self.namespace))
+    }
+
+    /// A claim of which only a part can be read.
+    fn set_unreadable(&mut self, rest: &ResourceClaim, problem: &str) -> Vec<News> {
+        let trouble = self.unreadable(Kind::Claims, &rest.metadata, problem);
+        let uid = claim::reference(&rest.metadata).uid;
+        if uid.as_str().is_empty() {
+            return trouble.into_iter().collect();
+        }
+        let fresh = claim::unreadable(rest, self.claims.get(&uid), problem, &self.namespace);
+        trouble.into_iter().chain(self.put_claim(fresh)).collect()
+    }
+
+    fn put_claim(&mut self, fresh: Claim) -> Vec<News> {
+        let uid = fresh.uid().clone();
+        let before = self.claims.get(&uid);
+        if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {
+            return Vec::new();
+        }
+        let name = (fresh.at.claim.namespace.clone(), fresh.at.claim.name.clone());
+        let promised =
+            self.names.get(&name).filter(|uid| self.claims.get(uid).is_some_and(Claim::is_new)).cloned();
+        let before = self.forget_claim(&uid);
+        promised.iter().for_each(|uid| drop(self.forget_claim(uid)));
+        for (gpu, how) in fresh.allocation.iter().flat_map(|one| &one.uses) {
+            self.books.entry(gpu.clone()).or_default().insert(uid.clone(), how.clone());
+        }
+        if let Some(gpu) = &fresh.hold {
+            self.holds.insert(gpu.clone(), uid.clone());
+        }
+        self.names.insert(name, uid.clone());
+        self.claims.insert(uid.clone(), fresh);
+        let made = promised.map(|promised| News::ClaimMade { promised, uid: uid.clone() });
+        made.into_iter().chain([News::Claim { uid, before: before.map(Box::new) }]).collect()
+    }
+
+    fn drop_claim(&mut self, uid: &str) -> Vec<News> {
+        let Some(gone) = self.forget_claim(&ClaimUid::new(uid)) else { return Vec::new() };
+        // The pod that it was promised may still want it.
+        let pods: Vec<PodUid> = self.pods_of(&gone).map(|pod| pod.at.uid.clone()).collect();
+        pods.iter().for_each(|pod| self.promise(pod));
+        vec![News::ClaimGone(Box::new(gone))]
+    }
+
+    fn forget_claim(&mut self, uid: &ClaimUid) -> Option<Claim> {
+        let claim = self.claims.remove(uid)?;
+        for (gpu, _) in claim.allocation.iter().flat_map(|one| &one.uses) {
+            if let Some(names) = self.books.get_mut(gpu) {
+                names.remove(uid);
+                if names.is_empty() {
+                    self.books.remove(gpu);
+                }
+            }
+        }
+        if let Some(gpu) = claim.hold.as_ref().filter(|gpu| self.holds.get(gpu) == Some(uid)) {
+            self.holds.remove(gpu);
+        }
+        let name = (claim.at.claim.namespace.clone(), claim.at.claim.name.clone());
+        // Another claim may have the name by now.
+        if self.names.get(&name) == Some(uid) {
+            self.names.remove(&name);
+        }
+        Some(claim)
+    }
+
+    /// The claim was there, and was deleted.
+    pub fn is_gone(&self, uid: &ClaimUid) -> bool {
+        self.gone.contains(uid)
+    }
+
+    /// A claim as the world would see it.
+    pub fn read(&self, object: &ResourceClaim) -> Claim {
+        claim::read(object, &self.namespace)
+    }
+
+    pub fn claim_named(&self, namespace: &str, name: &str) -> Option<&Claim> {
+        let uid = self.names.get(&(namespace.to_owned(), name.to_owned()))?;
+        self.claims.get(uid)
+    }
+
+    /// A pod's claims; none if one of them is not there.
+    pub fn claims_of(&self, pod: &Pod) -> Option<Vec<&Claim>> {
+        pod.claims.iter().map(|name| self.claim_named(&pod.at.namespace, name)).collect()
+    }
+
+    /// The pods that name a claim.
+    pub fn pods_of<'a>(&'a self, claim: &Claim) -> impl Iterator<Item = &'a Pod> + use<'a> {
+        let at = &claim.at.claim;
+        let users = self.users.get(&(at.namespace.clone(), at.name.clone()));
+        users.into_iter().flatten().filter_map(|uid| self.pods.get(uid))
+    }
+
+    // Pods.
+
+    fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
+        let fresh = pod::read(&object);
+        let uid = fresh.at.uid.clone();
+        let before = self.forget_pod(&uid);
+        for name in &fresh.claims {
+            let at = (fresh.at.namespace.clone(), name.clone());
+            self.users.entry(at).or_default().insert(uid.clone());
+        }
+        let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
+        self.opted_in.asks(&fresh);
+        self.pods.insert(uid.clone(), fresh);
+        self.promise(&uid);
+        vec![News::Pod { uid, demands_changed }]
+    }
+
+    /// Notes the claim that the webhook promised the pod, unless there is one of that name. Where nobody has opted in
+    /// the webhook has promised nothing, whatever the pod says.
+    fn promise(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
+        let Some((text, name)) = &pod.share else { return };
+        if !self.opted_in.names.contains(&pod.at.namespace) {
+            return;
+        }
+        let at = (pod.at.namespace.clone(), name.clone());
+        if let Entry::Vacant(free) = self.names.entry(at) {
+            let claim = claim::promised(&pod.at, text, name);
+            free.insert(claim.uid().clone());
+            self.claims.insert(claim.uid().clone(), claim);
+        }
+    }
+
+    fn drop_pod(&mut self, uid: &str) -> Vec<News> {
+        let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
+        let promised = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
+        // Another pod may name the claim that was promised to a first one.
+        let theirs = |claim: &&Claim| claim.is_new() && claim.owner.as_ref() == Some(&gone.at.uid);
+        let promised = promised.filter(theirs).map(|claim| claim.uid().clone());
+        let promised = promised.and_then(|uid| self.forget_claim(&uid));
+        let claim = promised.map(|claim| News::ClaimGone(Box::new(claim)));
+        [News::PodGone(Box::new(gone))].into_iter().chain(claim).collect()
+    }
+
+    fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
+        let pod = self.pods.remove(uid)?;
+        self.opted_in.asks_no_more(&pod);
+        for name in &pod.claims {
+            let at = (pod.at.namespace.clone(), name.clone());
+            if let Some(users) = self.users.get_mut(&at) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.users.remove(&at);
+                }
+            }
+        }
+        Some(pod)
+    }
+
+    // Nodes and their GPUs.
+
+    fn set_node(&mut self, object: k8s_openapi::api::core::v1::Node) -> Vec<News> {
+        let name = NodeName::new(object.metadata.name.clone().unwrap_or_default());
+        let fresh = node::reduced(object);
+        let state = self.nodes.entry(name.clone()).or_default();
+        let same = state.object.as_ref().is_some_and(|old| is_same_node(old, &fresh));
+        state.object = Some(fresh);
+        if same { Vec::new() } else { vec![News::Node(name)] }
+    }
+
+    fn drop_node(&mut self, name: &str) -> Vec<News> {
+        let name = NodeName::new(name);
+        let Some(state) = self.nodes.get_mut(&name) else { return Vec::new() };
+        state.object = None;
+        if state.gpus.is_empty() {
+            self.nodes.remove(&name);
+        }
+        vec![News::Node(name)]
+    }
+
+    fn set_slice(&mut self, object: k8s_openapi::api::resource::v1::ResourceSlice) -> Vec<News> {
+        let key = object.metadata.name.clone().unwrap_or_default();
+        let Some(fresh) = node::slice(object, &mut self.like) else { return self.drop_slice(&key) };
+        let node = fresh.node.clone();
+        let moved = match self.slice_nodes.insert(key.clone(), node.clone()) {
+            Some(old) if old != node => self.forget_slice(&old, &key),
+            _ => Vec::new(),
+        };
+        self.slices.entry(node.clone()).or_default().insert(key, fresh);
+        moved.into_iter().chain(self.set_pool(node)).collect()
+    }
+
+    fn drop_slice(&mut self, name: &str) -> Vec<News> {
+        let node = self.slice_nodes.remove(name);
+        node.map(|node| self.forget_slice(&node, name)).unwrap_or_default()
+    }
+
+    fn forget_slice(&mut self, node: &NodeName, name: &str) -> Vec<News> {
+        if let Some(of_node) = self.slices.get_mut(node) {
+            of_node.remove(name);
+            if of_node.is_empty() {
+                self.slices.remove(node);
+            }
+        }
+        self.set_pool(node.clone())
+    }
+
+    fn set_pool(&mut self, node: NodeName) -> Vec<News> {
+        let slices = self.slices.get(&node).into_iter().flat_map(BTreeMap::values);
+        let gpus = node::pool(&node, slices, &self.rules);
+        let state = self.nodes.entry(node.clone()).or_default();
+        if state.gpus == gpus {
+            return Vec::new();
+        }
+        state.gpus = gpus;
+        if state.gpus.is_empty() && state.object.is_none() {
+            self.nodes.remove(&node);
+        }
+        vec![News::Node(node)]
+    }
+
+    fn set_rule(&mut self, object: DeviceTaintRule) -> Vec<News> {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let rule = TaintRule::of(object);
+        let same = self.rules.insert(name, rule.clone()).as_ref() == Some(&rule);
+        if same { Vec::new() } else { self.set_pools() }
+    }
+
+    fn drop_rule(&mut self, name: &str) -> Vec<News> {
+        if self.rules.remove(name).is_some() { self.set_pools() } else { Vec::new() }
+    }
+
+    fn set_pools(&mut self) -> Vec<News> {
+        let nodes: Vec<NodeName> = self.slices.keys().cloned().collect();
+        nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
+    }
+
+    pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
+        self.nodes.get(&gpu.node)?.gpus.get(&gpu.device).map(|gpu| &**gpu)
+    }
+
+    // Classes.
+
+    fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
+        if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
+            let (name, class) = (object.metadata.name.clone().unwrap_or_default(), OtherClass::of(&object));
+            let known = self.other_classes.insert(name, class.clone());
+            return if known == Some(class) { Vec::new() } else { vec![News::OtherClass] };
+        }
+        let policy = object.metadata.annotations.and_then(|mut all| all.remove(claim::POLICY));
+        let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
+        self.learn_class(Class { config, policy })
+    }
+
+    fn drop_class(&mut self, name: &str) -> Vec<News> {
+        match name {
+            SHARED_CLASS => self.learn_class(Class::default()),
+            other => self.other_classes.remove(other).map(|_| News::OtherClass).into_iter().collect(),
+        }
+    }
+
+    /// What a claim wants of the scheduler.
+    pub fn needs_of(&self, claim: &Claim) -> impl Iterator<Item = Need> {
+        let requests = match &claim.asks {
+            Asks::Scheduler(requests) => &requests[..],
+            Asks::Shares(_) | Asks::Unreadable(_) => &[],
+        };
+        requests.iter().filter_map(|request| class::need(request, &self.other_classes))
+    }
+
+    /// What a pod wants of the scheduler that it has not been given. Of classes that are known: there is nothing
+    /// of the others.
+    pub fn needs(&self, pod: &Pod) -> Vec<Need> {
+        let claims = pod.claims.iter().filter_map(|name| self.claim_named(&pod.at.namespace, name));
+        let open = claims.filter(|claim| claim.allocation.is_none());
+        let of_claims = open.flat_map(|claim| self.needs_of(claim));
+        let resources = pod.resources.iter();
+        let resources =
+            resources.filter_map(|(name, count)| class::need_of_resource(name, *count, &self.other_classes));
+        of_claims.chain(resources).collect()
+    }
+
+    /// What the scheduler may be giving to claims just now: those without an allocation. Holds of ours that are being
+    /// written are no pod's.
+    pub fn sought_by_claims(&self) -> Sought {
+        let mut sought = Sought::default();
+        let open = |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none();
+        for claim in self.claims.values().filter(open) {
+            match &claim.asks {
+                Asks::Scheduler(requests) => {
+                    let choices = requests.iter().flatten();
+                    choices.for_each(|one| sought.add(class::selectors(one, &self.other_classes)));
+                }
+                // We refuse it; the scheduler would take the alternative.
+                Asks::Shares(devices) if class::goes_without(devices, SHARED_CLASS) => sought.add(None),
+                Asks::Shares(_) | Asks::Unreadable(_) => {}
+            }
+        }
+        sought
+    }
+
+    /// The same of pods alone that ask by their containers' limits: their claims are made as they are bound.
+    pub fn sought_by_limits(&self) -> Sought {
+        let mut sought = Sought::default();
+        for name in self.pods.values().flat_map(|pod| pod.resources.keys()) {
+            if let Some(class) = class::of_resource(name, &self.other_classes) {
+                sought.add(Some(class.selectors.clone().into()));
+            }
+        }
+        sought
+    }
+
+    fn learn_class(&mut self, class: Class) -> Vec<News> {
+        if self.class == class {
+            return Vec::new();
+        }
+        self.class = class;
+        vec![News::Class]
+    }
+}
+
+/// Identity of an object among those of its kind: pods and claims by UID, since names come again.
+fn key(kind: Kind, meta: &ObjectMeta) -> String {
+    let part = match kind {
+        Kind::Pods | Kind::Claims => &meta.uid,
+        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
+    };
+    part.clone().unwrap_or_default()
+}
+
+/// An answer to a write of ours may overtake the watch; what the watch then brings is old. Versions that are no
+/// numbers cannot be compared: the later arrival counts.
+fn is_older(fresh: &str, known: &str) -> bool {
+    match (fresh.parse::<u64>(), known.parse::<u64>()) {
+        (Ok(fresh), Ok(known)) => fresh < known,
+        _ => false,
+    }
+}
+
+fn is_same_node(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
+    a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
+}

@@ -1,0 +1,140 @@
+//! A node and its GPUs: the Node object beside the slices of its pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
+use k8s_openapi::api::resource::v1::{Device, DeviceTaintRule, DeviceTaintSelector, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::controller::view::claim::GpuRef;
+use crate::model::names::{DRIVER, DeviceName, NodeName};
+use crate::select::{DeviceFacts, Taint};
+use crate::slices::Grantable;
+
+/// A GPU that shares can be placed on, as its slice tells of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gpu {
+    pub grantable: Grantable,
+    /// Keep claims off it that do not tolerate them: those of its slice, then those of rules.
+    pub taints: Vec<Taint>,
+    /// What selectors see of it.
+    pub facts: Arc<DeviceFacts>,
+}
+
+/// One slice of our driver.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    pub node: NodeName,
+    pub generation: i64,
+    pub gpus: Vec<Arc<Gpu>>,
+}
+
+/// None: of no node's pool. `like`: facts of some device that was read before; what others have in common with it,
+/// and with one another, is kept once.
+pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice> {
+    let spec = object.spec;
+    let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
+    let devices = spec.devices.into_iter().flatten();
+    let gpus = devices.filter_map(|device| gpu(&device, like)).collect();
+    Some(Slice { node, generation: spec.pool.generation, gpus })
+}
+
+/// None: no shares can be placed on it.
+fn gpu(device: &Device, like: &mut Arc<DeviceFacts>) -> Option<Arc<Gpu>> {
+    let grantable = Grantable::of(device).filter(|one| one.memory.mib_floor() > 0 && one.slots > 0)?;
+    let mut facts = DeviceFacts::of(DRIVER, device);
+    facts.share(like);
+    *like = Arc::new(facts);
+    Some(Arc::new(Gpu {
+        grantable,
+        taints: device.taints.iter().flatten().filter_map(Taint::of).collect(),
+        facts: Arc::clone(like),
+    }))
+}
+
+/// A DeviceTaintRule: which devices have the taint. The empty selector means all devices, none at all means none.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaintRule {
+    devices: Option<DeviceTaintSelector>,
+    taint: Option<Taint>,
+}
+
+impl TaintRule {
+    pub fn of(rule: DeviceTaintRule) -> Self {
+        Self { taint: Taint::of(&rule.spec.taint), devices: rule.spec.device_selector }
+    }
+
+    /// The taint that it gives a device of the node's pool.
+    fn taint(&self, node: &NodeName, device: &DeviceName) -> Option<&Taint> {
+        let DeviceTaintSelector { driver, pool, device: named } = self.devices.as_ref()?;
+        let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|one| one == found);
+        let meant = is(driver, DRIVER) && is(pool, node.as_str()) && is(named, device.as_str());
+        self.taint.as_ref().filter(|_| meant)
+    }
+}
+
+/// What is known of a node: either part may be missing.
+#[derive(Debug, Clone, Default)]
+pub struct NodeState {
+    /// Without what takes room and tells nothing here.
+    pub object: Option<Arc<Node>>,
+    pub gpus: BTreeMap<DeviceName, Arc<Gpu>>,
+}
+
+/// What [`feasible`](crate::feasible) looks at: labels, taints, cordon, Ready and what is allocatable.
+pub fn reduced(node: Node) -> Arc<Node> {
+    let ready = |mut one: NodeCondition| {
+        // A heartbeat is no news.
+        one.last_heartbeat_time = None;
+        one
+    };
+    let of_interest = |status: NodeStatus| NodeStatus {
+        allocatable: status.allocatable,
+        conditions: status
+            .conditions
+            .map(|all| all.into_iter().filter(|one| one.type_ == "Ready").map(ready).collect()),
+        ..NodeStatus::default()
+    };
+    Arc::new(Node {
+        metadata: ObjectMeta {
+            name: node.metadata.name,
+            labels: node.metadata.labels,
+            ..ObjectMeta::default()
+        },
+        spec: node.spec.map(|spec| NodeSpec {
+            taints: spec.taints,
+            unschedulable: spec.unschedulable,
+            ..NodeSpec::default()
+        }),
+        status: node.status.map(of_interest),
+    })
+}
+
+/// The GPUs of a pool, of these slices: those of its newest generation count.
+pub fn pool<'a>(
+    node: &NodeName,
+    slices: impl Iterator<Item = &'a Slice>,
+    rules: &BTreeMap<String, TaintRule>,
+) -> BTreeMap<DeviceName, Arc<Gpu>> {
+    let mut of: Vec<&Slice> = slices.collect();
+    let newest = of.iter().map(|slice| slice.generation).max().unwrap_or(0);
+    of.retain(|slice| slice.generation == newest);
+    let all = of.into_iter().flat_map(|slice| &slice.gpus);
+    let mut gpus: BTreeMap<_, Arc<Gpu>> =
+        all.map(|gpu| (gpu.grantable.device.clone(), Arc::clone(gpu))).collect();
+    for (device, gpu) in &mut gpus {
+        let taints: Vec<Taint> =
+            rules.values().filter_map(|rule| rule.taint(node, device)).cloned().collect();
+        if !taints.is_empty() {
+            Arc::make_mut(gpu).taints.extend(taints);
+        }
+    }
+    gpus
+}
+
+impl GpuRef {
+    pub fn new(node: &NodeName, device: &DeviceName) -> Self {
+        Self { node: node.clone(), device: device.clone() }
+    }
+}

@@ -1,0 +1,105 @@
+//! Namespaces whose administrator lets the controller make claims for pods. The webhook's annotation counts in them
+//! alone: anybody who may create a pod can write it, and the controller's right to create claims is not theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Namespace;
+
+use crate::admission::SHARE_ANNOTATION;
+use crate::cluster::feed::Seen;
+use crate::controller::view::{ClusterView, Kind, News, Pod};
+use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
+
+#[derive(Debug, Default)]
+pub(super) struct OptedIn {
+    pub names: BTreeSet<String>,
+    /// Pods with the annotation, by their namespaces.
+    askers: BTreeMap<String, BTreeSet<PodUid>>,
+}
+
+impl OptedIn {
+    pub fn asks(&mut self, pod: &Pod) {
+        if pod.share.is_some() {
+            self.askers.entry(pod.at.namespace.clone()).or_default().insert(pod.at.uid.clone());
+        }
+    }
+
+    pub fn asks_no_more(&mut self, pod: &Pod) {
+        if let Some(pods) = self.askers.get_mut(&pod.at.namespace) {
+            pods.remove(&pod.at.uid);
+            if pods.is_empty() {
+                self.askers.remove(&pod.at.namespace);
+            }
+        }
+    }
+
+    fn of(&self, namespace: &str) -> Vec<PodUid> {
+        self.askers.get(namespace).into_iter().flatten().cloned().collect()
+    }
+}
+
+impl ClusterView {
+    pub(super) fn follow_namespaces(&mut self, seen: Seen<Namespace>) -> Vec<News> {
+        let known = self.lists.complete.contains(&Kind::Namespaces);
+        let mut news = self.follow(Kind::Namespaces, seen, Self::set_namespace, Self::drop_namespace);
+        // Only now is it known who has not opted in: their pods are to be told.
+        if !known && self.lists.complete.contains(&Kind::Namespaces) {
+            let pods: Vec<PodUid> = self.opted_in.askers.values().flatten().cloned().collect();
+            news.extend(pods.into_iter().map(same_pod));
+        }
+        news
+    }
+
+    fn set_namespace(&mut self, object: Namespace) -> Vec<News> {
+        let name = object.metadata.name.unwrap_or_default();
+        let labels = object.metadata.labels.unwrap_or_default();
+        if labels.get(OPT_IN_LABEL).is_none_or(|value| value != OPT_IN_VALUE) {
+            return self.drop_namespace(&name);
+        }
+        if !self.opted_in.names.insert(name.clone()) {
+            return Vec::new();
+        }
+        let pods = self.opted_in.of(&name);
+        pods.iter().for_each(|pod| self.promise(pod));
+        pods.into_iter().map(same_pod).collect()
+    }
+
+    /// Claims that exist, and their pods, go on; what was promised only is taken back.
+    fn drop_namespace(&mut self, name: &str) -> Vec<News> {
+        if !self.opted_in.names.remove(name) {
+            return Vec::new();
+        }
+        let pods = self.opted_in.of(name);
+        let shares = pods.iter().filter_map(|uid| self.pods.get(uid)?.share.as_ref().map(|(_, claim)| claim));
+        let promised: Vec<_> = shares
+            .filter_map(|claim| self.claim_named(name, claim).filter(|claim| claim.is_new()))
+            .map(|claim| claim.uid().clone())
+            .collect();
+        let gone: Vec<News> = promised
+            .iter()
+            .filter_map(|uid| Some(News::ClaimGone(Box::new(self.forget_claim(uid)?))))
+            .collect();
+        gone.into_iter().chain(pods.into_iter().map(same_pod)).collect()
+    }
+
+    /// Why the annotation of a pod makes no claim, for the pod's events. None: it need not, or it does, or that is not
+    /// known yet.
+    pub fn not_promised(&self, pod: &Pod) -> Option<String> {
+        let (_, claim) = pod.share.as_ref().filter(|_| !pod.ending)?;
+        let namespace = &pod.at.namespace;
+        let refused = self.lists.complete.contains(&Kind::Namespaces)
+            && !self.opted_in.names.contains(namespace)
+            && self.claim_named(namespace, claim).is_none();
+        refused.then(|| {
+            format!(
+                "the annotation {SHARE_ANNOTATION} makes no claim here: it counts in namespaces that an administrator \
+                 has labelled {OPT_IN_LABEL}={OPT_IN_VALUE}, and {namespace} is none; create the claim {claim} \
+                 yourself, or have the namespace labelled"
+            )
+        })
+    }
+}
+
+fn same_pod(uid: PodUid) -> News {
+    News::Pod { uid, demands_changed: false }
+}

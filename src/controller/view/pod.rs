@@ -1,0 +1,179 @@
+//! A pod, reduced to what placing needs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+
+use crate::admission::SHARE_ANNOTATION;
+use crate::controller::view::class;
+use crate::feasible::{self, Demands, Room};
+use crate::model::claim::PodRef;
+use crate::model::names::{NodeName, PodUid};
+
+/// The pods of a gang are placed together or not at all.
+pub const GANG: &str = "tranche.dev/gang";
+/// How many pods it has; none: all that are there when no more have come for a while.
+pub const GANG_SIZE: &str = "tranche.dev/gang-size";
+/// The names that others have for the same: as annotation or as label.
+const GROUPS: [&str; 4] =
+    [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
+/// The webhook's entry in a pod's claims: the claim of that name is ours to create.
+const SHARE_ENTRY: &str = "gpu-share";
+
+/// Bytes of what the webhook makes of KAI's annotations: some hundred.
+const SHARE_BYTES_MAX: usize = 4 << 10;
+/// Bytes of a gang's name, and of what stands in place of its size. Names of objects have at most 253.
+const NAME_BYTES_MAX: usize = 253;
+
+/// Claims of a pod. With more it is as if some were still to be made: it is never placed.
+const CLAIMS_MAX: usize = 1024;
+
+#[derive(Debug, Clone)]
+pub struct Pod {
+    pub at: PodRef,
+    pub created: Option<Timestamp>,
+    pub priority: i32,
+    pub node: Option<NodeName>,
+    pub ending: bool,
+    /// Somebody does not want it to be scheduled yet.
+    pub gated: bool,
+    /// The scheduler has tried it in vain.
+    pub unschedulable: bool,
+    /// Names of its claims.
+    pub claims: Vec<String>,
+    /// Some of its claims have no name yet: they are still to be made from their templates.
+    pub unnamed: bool,
+    /// What it asks for by names among its containers' limits. Only of a pod without a node.
+    pub resources: BTreeMap<String, u32>,
+    pub gang: Option<Gang>,
+    /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
+    pub share: Option<(String, String)>,
+    /// What it takes of its node, or will take.
+    pub room: Room,
+    /// Of its node, while it is not bound.
+    pub demands: Option<Arc<Demands>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gang {
+    pub name: String,
+    pub size: GangSize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GangSize {
+    NotSaid,
+    Pods(usize),
+    /// What stands there instead of a number.
+    Unreadable(String),
+}
+
+impl Gang {
+    /// How many pods it has, if that is said and can be read.
+    pub fn pods(&self) -> Option<usize> {
+        match self.size {
+            GangSize::Pods(pods) => Some(pods),
+            GangSize::NotSaid | GangSize::Unreadable(_) => None,
+        }
+    }
+}
+
+impl Pod {
+    /// It may be placed now.
+    pub fn is_ready(&self) -> bool {
+        !self.ending && !self.gated && !self.unnamed
+    }
+}
+
+pub fn uid(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> PodUid {
+    PodUid::new(meta.uid.clone().unwrap_or_default())
+}
+
+pub fn read(object: &core::Pod) -> Pod {
+    let meta = &object.metadata;
+    let spec = object.spec.as_ref();
+    let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let (claims, unnamed) = claims(object);
+    let waits = !claims.is_empty() || unnamed;
+    Pod {
+        at: PodRef {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: uid(meta),
+        },
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
+        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+        node: node.map(NodeName::new),
+        ending: meta.deletion_timestamp.is_some(),
+        gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
+        unschedulable: unschedulable(object),
+        claims,
+        unnamed,
+        resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
+        gang: gang(object),
+        share: share(object),
+        room: match node {
+            Some(_) => feasible::taken(object),
+            None => spec.map(feasible::requests).unwrap_or_default(),
+        },
+        demands: spec.filter(|_| node.is_none() && waits).map(|spec| Arc::new(Demands::of(spec))),
+    }
+}
+
+/// The names of the pod's claims, each once, and whether some are still to come.
+fn claims(object: &core::Pod) -> (Vec<String>, bool) {
+    let statuses = || object.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let (mut names, mut unnamed) = (Vec::new(), false);
+    let entries = object.spec.as_ref().and_then(|spec| spec.resource_claims.as_deref()).unwrap_or_default();
+    if entries.len() > CLAIMS_MAX {
+        return (names, true);
+    }
+    for one in entries {
+        let made = statuses().find(|status| status.name == one.name);
+        match (&one.resource_claim_name, made) {
+            (Some(name), _) => names.push(name.clone()),
+            // A status without a name: the template asks for none.
+            (None, Some(status)) => names.extend(status.resource_claim_name.clone()),
+            (None, None) => unnamed = true,
+        }
+    }
+    names.sort();
+    names.dedup();
+    (names, unnamed)
+}
+
+fn share(object: &core::Pod) -> Option<(String, String)> {
+    let text = object.metadata.annotations.as_ref()?.get(SHARE_ANNOTATION)?;
+    let mut entries = object.spec.as_ref()?.resource_claims.iter().flatten();
+    let entry = entries.find(|one| one.name == SHARE_ENTRY)?;
+    // One that is too long is none that can be read.
+    let text = if text.len() <= SHARE_BYTES_MAX { text.clone() } else { String::new() };
+    Some((text, entry.resource_claim_name.clone()?))
+}
+
+fn unschedulable(object: &core::Pod) -> bool {
+    let mut conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
+}
+
+fn gang(object: &core::Pod) -> Option<Gang> {
+    let meta = &object.metadata;
+    let text = |name: &str| {
+        let annotation = meta.annotations.as_ref().and_then(|all| all.get(name));
+        annotation.or_else(|| meta.labels.as_ref().and_then(|all| all.get(name)))
+    };
+    let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
+    let typed = typed.and_then(|group| group.pod_group_name.clone());
+    let name = GROUPS.into_iter().find_map(text).cloned().or(typed);
+    let name = name.filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()))?;
+    let size = match text(GANG_SIZE) {
+        None => GangSize::NotSaid,
+        Some(size) => match size.parse() {
+            Ok(pods) if pods > 0 => GangSize::Pods(pods),
+            _ => GangSize::Unreadable(size[..size.floor_char_boundary(NAME_BYTES_MAX)].to_owned()),
+        },
+    };
+    Some(Gang { name, size })
+}
