@@ -46,8 +46,10 @@ impl Core {
                 let uid = self.tracker.answers(uid);
                 match result {
                     Ok(claim) => {
-                        self.tracker.succeeded(&uid);
                         self.made_by_us(claim, now);
+                        // The watch need not have brought it before.
+                        let uid = self.tracker.answers(uid);
+                        self.tracker.succeeded(&uid);
                         self.settle_created(&uid, now);
                     }
                     Err(failure) => self.not_written(&uid, &failure, now),

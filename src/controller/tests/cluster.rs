@@ -370,6 +370,16 @@ impl Cluster {
         }
     }
 
+    /// Creates the claim that is to be created, but cannot allocate it; its answer comes before the watch does.
+    pub fn create_without_allocation(&mut self) {
+        let at = self.writes.iter().position(|write| matches!(write, Write::Create(..)));
+        let Some(Write::Create(uid, claim, _)) = at.and_then(|at| self.writes.remove(at)) else {
+            panic!("nothing is to be created")
+        };
+        let made = self.store(*claim);
+        self.core.done(Outcome::Created(uid, Ok(Box::new(made))), self.now);
+    }
+
     /// Does any one of the writes.
     pub fn write_at(&mut self, at: usize, lost: bool) {
         self.writes.swap(0, at);

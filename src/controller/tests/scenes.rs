@@ -782,6 +782,27 @@ fn a_promised_claim_that_somebody_deletes_is_created_again() {
 }
 
 #[test]
+fn a_promised_claim_is_placed_though_its_plan_was_given_up_and_its_allocation_failed_while_it_was_created() {
+    let mut cluster = cluster(2, 1);
+    put_kai(&mut cluster);
+    until(&mut cluster, |write| matches!(write, Write::Create(..)));
+    // Whoever names both GPUs takes the one that was planned.
+    for node in ["node-0", "node-1"] {
+        whole_claim_takes(&mut cluster, &format!("whole-{node}"), node, "gpu-0");
+    }
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert_eq!(cluster.core.tracker.plans(), 0);
+    cluster.create_without_allocation();
+    for node in ["node-0", "node-1"] {
+        cluster.drop_claim(&("ml".to_owned(), format!("whole-{node}")));
+    }
+    cluster.settle(LONG);
+    assert!(cluster.place("kai-gpu-share").is_some());
+    cluster.check();
+}
+
+#[test]
 fn a_pod_whose_claim_is_deleted_does_not_wait_for_room_any_more() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "most", "75Gi");
