@@ -1,16 +1,17 @@
-//! Keeps the house in order: walls between rooms, who may name what, sizes, and a few habits.
-//! Reads text only. The plan is in `table`, the rules are in `rules`, and each has a test here that it
-//! fires. A rule that only gets in the way is to be dropped, with a line that says why.
+//! Keeps the house in order: walls between rooms, who may name what, sizes, a few habits, and links between pages.
+//! Reads text only. The plan is in `table`, the rules are in `rules` and `links`, and each has a test here
+//! that it fires. A rule that only gets in the way is to be dropped, with a line that says why.
 
 #![allow(clippy::expect_used)]
 
 mod controller;
 mod lexer;
+mod links;
 mod rules;
 mod selftest;
 mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,11 +28,18 @@ fn the_house_is_tidy() {
     let sources = sources();
     assert!(sources.len() > 30, "only {} Rust files found below {TOP}", sources.len());
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::check).collect();
-    for path in files(Path::new(TOP)) {
+    let all = files(Path::new(TOP));
+    let mut pages = BTreeMap::new();
+    for path in &all {
         // Not text: an image, an archive.
-        let Ok(text) = fs::read_to_string(&path) else { continue };
-        findings.extend(rules::words(&below_top(&path), &text));
+        let Ok(text) = fs::read_to_string(path) else { continue };
+        findings.extend(rules::words(&below_top(path), &text));
+        if path.extension().is_some_and(|extension| extension == "md") {
+            pages.insert(below_top(path), text);
+        }
     }
+    let all = all.iter().map(|path| below_top(path)).collect();
+    findings.extend(links::check(&pages, &all));
     let mut unneeded: BTreeSet<_> =
         table::EXCEPTIONS.iter().map(|one| (one.path, one.rule, one.reason)).collect();
     findings.retain(|finding| {
