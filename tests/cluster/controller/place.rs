@@ -192,7 +192,7 @@ async fn the_first_alternative_that_fits_is_taken() {
     bed.end().await;
 }
 
-/// As deploy/README.md tells users of queues.
+/// As docs/controller.md tells users of quotas.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_quota_counts_the_shares_of_a_namespace() {
