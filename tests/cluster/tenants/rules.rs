@@ -253,8 +253,8 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
     bed.end().await;
 }
 
-/// What docs/isolation.md says of pods that ask for no device: they are Pod Security's to refuse, and are refused by its level
-/// `baseline`. What that level lets through of a pod with a device is refused here, and the other way round.
+/// What docs/isolation.md says of pods that ask for no device: they are Pod Security's to refuse, and are refused by its
+/// level `baseline`. What that level lets through of a pod with a device is refused here, and the other way round.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
