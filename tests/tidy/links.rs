@@ -295,7 +295,7 @@ fn a_link_to_nothing_is_found_and_so_is_a_page_that_nobody_links_to() {
     assert!(matches!(lines[..], [("docs/c.md", words)] if words.contains("nobody finds")), "{lines:?}");
     for (bad, word) in [
         ("[x](none.md)", "there is no docs/none.md"),
-        ("[x](../none/)", "there is no none/"),
+        ("[x](../none/)", "there is no none;"),
         ("[x](../../a.md)", "leads out"),
         ("[x](#two)", "no heading #two"),
         ("[x](../README.md#Top)", "no heading #Top"),
