@@ -66,7 +66,8 @@ fn unreached(pages: &BTreeMap<String, String>) -> Vec<Finding> {
     let far: BTreeSet<String> = near.iter().flat_map(linked).collect();
     let missed = |page: &&String| page.starts_with(REACHED) && !near.contains(*page) && !far.contains(*page);
     let words = format!("nobody finds this page: link to it from {START}, or from a page that it links to");
-    let finding = |page: &String| Finding { path: page.clone(), line: 1, rule: "links", words: words.clone() };
+    let finding =
+        |page: &String| Finding { path: page.clone(), line: 1, rule: "links", words: words.clone() };
     pages.keys().filter(missed).map(finding).collect()
 }
 
@@ -152,7 +153,9 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
         match (fence, mark) {
             (None, Some(mark)) if length >= 3 && !rest.contains('`') => fence = Some((mark, length)),
             (None, _) => found.push((at + 1, line)),
-            (Some((open, least)), Some(mark)) if mark == open && length >= least && rest.trim().is_empty() => {
+            (Some((open, least)), Some(mark))
+                if mark == open && length >= least && rest.trim().is_empty() =>
+            {
                 fence = None;
             }
             (Some(_), _) => {}
@@ -283,7 +286,10 @@ fn links_are_found_where_a_reader_sees_them() {
 fn a_link_to_nothing_is_found_and_so_is_a_page_that_nobody_links_to() {
     let page = |path: &str, text: &str| (path.to_owned(), text.to_owned());
     let pages = BTreeMap::from([
-        page("README.md", "# Top\n[a](docs/a.md#one), [out](https://example.com/x#y), [f](deploy/), [m](Makefile)"),
+        page(
+            "README.md",
+            "# Top\n[a](docs/a.md#one), [out](https://example.com/x#y), [f](deploy/), [m](Makefile)",
+        ),
         page("docs/a.md", "# One\n[up](../README.md#top), [here](#one), [b](b.md), [top](/README.md)"),
         page("docs/b.md", "[c](c.md)"),
         page("docs/c.md", ""),
