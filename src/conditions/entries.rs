@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
-use super::standing::{Part, Standing, Trespass};
-use super::words;
+use super::claim_health::{ClaimHealth, GpuPart, Violation};
+use super::messages;
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::names::DRIVER;
 use crate::model::share::{Grant, Isolation};
@@ -24,13 +24,13 @@ const MESSAGE_BYTES: usize = 32 << 10;
 /// condition that they have already keeps its time, others changed at `now`.
 pub fn entries(
     devices: &[HeldDevice],
-    standing: &Standing,
+    claim_health: &ClaimHealth,
     before: &[AllocatedDeviceStatus],
     now: Timestamp,
 ) -> Vec<AllocatedDeviceStatus> {
     let mut entries: Vec<AllocatedDeviceStatus> = Vec::with_capacity(devices.len());
     for held in devices {
-        let entry = entry(held, standing, now);
+        let entry = entry(held, claim_health, now);
         // Two requests may look at one device with administrative access.
         if !entries.iter().any(|other| key(other) == key(&entry)) {
             let stored = before.iter().find(|stored| key(stored) == key(&entry));
@@ -77,10 +77,10 @@ fn keep_times(mut entry: AllocatedDeviceStatus, stored: &AllocatedDeviceStatus) 
     entry
 }
 
-fn entry(held: &HeldDevice, standing: &Standing, now: Timestamp) -> AllocatedDeviceStatus {
+fn entry(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> AllocatedDeviceStatus {
     let mut conditions = vec![ready(held, now)];
-    conditions.extend(within_limits(held, standing, now));
-    conditions.push(healthy(held, standing, now));
+    conditions.extend(within_limits(held, claim_health, now));
+    conditions.push(healthy(held, claim_health, now));
     AllocatedDeviceStatus {
         driver: DRIVER.to_owned(),
         pool: held.answer.pool.to_string(),
@@ -106,7 +106,7 @@ fn data(held: &HeldDevice) -> Value {
 
 fn granted(grant: &Grant) -> Value {
     let mut data = json!({"isolation": grant.isolation.as_str(), "maxProcesses": grant.processes});
-    if words::counts_memory(grant) {
+    if messages::counts_memory(grant) {
         data["memoryMiB"] = json!(grant.memory.mib_floor());
         data["memoryPerProcessMiB"] = json!(grant.memory_per_process().mib_floor());
     }
@@ -117,16 +117,18 @@ fn granted(grant: &Grant) -> Value {
 }
 
 fn ready(held: &HeldDevice, now: Timestamp) -> Condition {
-    condition(READY, Ok("Prepared"), words::held(held), now)
+    condition(READY, Ok("Prepared"), messages::held(held), now)
 }
 
 /// Only shares have limits that software keeps.
-fn within_limits(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Option<Condition> {
+fn within_limits(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> Option<Condition> {
     let HoldMode::Share(grant) = held.mode else { return None };
-    let (reason, message) = match standing.trespass(&held.gpu) {
-        Some(Trespass::Over(usage)) => (Err("OverGrant"), words::over(&held.gpu, usage)),
-        Some(Trespass::Bypass { pid, usage }) => (Err("LimitBypassed"), words::bypass(&held.gpu, pid, usage)),
-        None if words::counts_memory(&grant) => {
+    let (reason, message) = match claim_health.violation(&held.gpu) {
+        Some(Violation::Over(usage)) => (Err("OverGrant"), messages::over(&held.gpu, usage)),
+        Some(Violation::Bypass { pid, usage }) => {
+            (Err("LimitBypassed"), messages::bypass(&held.gpu, pid, usage))
+        }
+        None if messages::counts_memory(&grant) => {
             (Ok("WithinGrant"), format!("not seen over its {} MiB", grant.memory.mib_floor()))
         }
         None => (Ok("NoGrant"), "no memory is counted for this share".to_owned()),
@@ -134,20 +136,21 @@ fn within_limits(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Opti
     Some(condition(WITHIN_LIMITS, reason, message, now))
 }
 
-fn healthy(held: &HeldDevice, standing: &Standing, now: Timestamp) -> Condition {
+fn healthy(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> Condition {
     // MPS may be that of a MIG device.
     let places = [Some(&held.gpu), (held.uuid != held.gpu).then_some(&held.uuid)];
-    let of = |place| standing.ill(place).map(move |(part, why)| (place, part, why));
-    let ill: Vec<_> = places.into_iter().flatten().flat_map(of).collect();
-    let Some((_, first, _)) = ill.first() else {
+    let of = |place| claim_health.unhealthy_parts(place).map(move |(part, why)| (place, part, why));
+    let unhealthy: Vec<_> = places.into_iter().flatten().flat_map(of).collect();
+    let Some((_, first, _)) = unhealthy.first() else {
         return condition(DEVICE_HEALTHY, Ok("Healthy"), String::new(), now);
     };
     let reason = match first {
-        Part::Board => "DeviceUnhealthy",
-        Part::Mps => "MpsUnhealthy",
-        Part::Shm => "SharedMemoryFull",
+        GpuPart::Board => "DeviceUnhealthy",
+        GpuPart::Mps => "MpsUnhealthy",
+        GpuPart::Shm => "SharedMemoryFull",
     };
-    let told: Vec<String> = ill.iter().map(|(place, part, why)| words::ill(place, *part, why)).collect();
+    let told: Vec<String> =
+        unhealthy.iter().map(|(place, part, why)| messages::unhealthy(place, *part, why)).collect();
     condition(DEVICE_HEALTHY, Err(reason), told.join("; "), now)
 }
 
@@ -167,8 +170,8 @@ fn condition(type_: &str, reason: Result<&str, &str>, mut message: String, now: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conditions::words::tests::{finding, grant, held, usage};
-    use crate::conditions::{Ailment, Finding, Seen};
+    use crate::conditions::messages::tests::{grant, grant_event_of, held, usage};
+    use crate::conditions::{GrantEvent, GrantEventKind, PartHealth};
     use crate::model::gpu::Health;
     use crate::model::quantity::Bytes;
 
@@ -185,7 +188,7 @@ mod tests {
     #[test]
     fn a_share_is_told_with_its_numbers() {
         let devices = [held(HoldMode::Share(grant(2000, 4, Some(25))))];
-        let entries = entries(&devices, &Standing::default(), &[], at(100));
+        let entries = entries(&devices, &ClaimHealth::default(), &[], at(100));
         let entry = serde_json::to_value(&entries[0]).unwrap();
         assert_eq!(entry["driver"], "gpu.nvidia.com");
         assert_eq!((&entry["pool"], &entry["device"]), (&json!("node-a"), &json!("gpu-0")));
@@ -208,7 +211,7 @@ mod tests {
     fn what_was_not_granted_is_not_made_a_number() {
         let devices = [HoldMode::Whole, HoldMode::Mig, HoldMode::Admin, HoldMode::Share(grant(0, 1, None))];
         for mode in devices {
-            let entries = entries(&[held(mode)], &Standing::default(), &[], at(1));
+            let entries = entries(&[held(mode)], &ClaimHealth::default(), &[], at(1));
             let data = entries[0].data.as_ref().unwrap().0.as_object().unwrap();
             assert!(!data.contains_key("memoryMiB") && !data.contains_key("computePercent"), "{data:?}");
             let limits = entries[0].conditions.iter().flatten().any(|one| one.type_ == "WithinLimits");
@@ -219,18 +222,18 @@ mod tests {
     #[test]
     fn one_device_that_two_requests_look_at_is_one_entry() {
         let devices = [held(HoldMode::Admin), held(HoldMode::Admin)];
-        assert_eq!(entries(&devices, &Standing::default(), &[], at(1)).len(), 1);
+        assert_eq!(entries(&devices, &ClaimHealth::default(), &[], at(1)).len(), 1);
     }
 
     #[test]
     fn only_a_condition_that_turns_gets_a_new_time() {
         let devices = [held(HoldMode::Share(grant(2000, 1, None)))];
-        let mut standing = Standing::default();
-        let first = entries(&devices, &standing, &[], at(100));
-        assert!(!differ(&first, &entries(&devices, &standing, &first, at(150))));
+        let mut claim_health = ClaimHealth::default();
+        let first = entries(&devices, &claim_health, &[], at(100));
+        assert!(!differ(&first, &entries(&devices, &claim_health, &first, at(150))));
 
-        assert!(standing.find(&finding(Seen::Over, 2300)));
-        let second = entries(&devices, &standing, &first, at(200));
+        assert!(claim_health.apply(&grant_event_of(GrantEventKind::Over, 2300)));
+        let second = entries(&devices, &claim_health, &first, at(200));
         assert!(differ(&first, &second));
         let (is, reason, message, since) = status(&second[0], "WithinLimits");
         assert_eq!((is, reason, since), ("False", "OverGrant", 200));
@@ -238,57 +241,71 @@ mod tests {
         assert_eq!(status(&second[0], "Ready").3, 100);
 
         // More of the same is no news.
-        assert!(!standing.find(&finding(Seen::Over, 2400)));
-        assert!(!differ(&second, &entries(&devices, &standing, &second, at(250))));
-        assert!(standing.find(&finding(Seen::Within, 1000)));
-        assert_eq!(status(&entries(&devices, &standing, &second, at(300))[0], "WithinLimits").3, 300);
-        assert_eq!(standing, Standing::default());
+        assert!(!claim_health.apply(&grant_event_of(GrantEventKind::Over, 2400)));
+        assert!(!differ(&second, &entries(&devices, &claim_health, &second, at(250))));
+        assert!(claim_health.apply(&grant_event_of(GrantEventKind::Within, 1000)));
+        assert_eq!(status(&entries(&devices, &claim_health, &second, at(300))[0], "WithinLimits").3, 300);
+        assert_eq!(claim_health, ClaimHealth::default());
     }
 
     #[test]
-    fn a_board_that_ails_is_told_to_its_own_claims_only() {
-        let mut standing = Standing::default();
-        let ailment = |gpu: &str, part, health| Ailment { gpu: gpu.into(), part, health };
-        let ill = |why: &str| Health::Unhealthy(why.to_owned());
-        assert!(standing.ail(&ailment("GPU-0", Part::Board, ill("Xid 79"))));
-        assert!(!standing.ail(&ailment("GPU-0", Part::Board, ill("Xid 79"))), "known already");
-        assert!(standing.ail(&ailment("GPU-0", Part::Mps, ill("its server is in state FAULT"))));
-        assert!(standing.ail(&ailment("GPU-7", Part::Board, ill("Xid 48"))));
+    fn an_unhealthy_gpu_is_reported_to_its_own_claims_only() {
+        let mut claim_health = ClaimHealth::default();
+        let part_health = |gpu: &str, part, health| PartHealth { gpu: gpu.into(), part, health };
+        let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
+        assert!(claim_health.set_part_health(&part_health("GPU-0", GpuPart::Board, unhealthy("Xid 79"))));
+        assert!(
+            !claim_health.set_part_health(&part_health("GPU-0", GpuPart::Board, unhealthy("Xid 79"))),
+            "known already"
+        );
+        assert!(claim_health.set_part_health(&part_health(
+            "GPU-0",
+            GpuPart::Mps,
+            unhealthy("its server is in state FAULT")
+        )));
+        assert!(claim_health.set_part_health(&part_health("GPU-7", GpuPart::Board, unhealthy("Xid 48"))));
         let devices = [held(HoldMode::Whole)];
-        let told = entries(&devices, &standing, &[], at(1));
+        let told = entries(&devices, &claim_health, &[], at(1));
         let (is, reason, message, _) = status(&told[0], "DeviceHealthy");
         assert_eq!((is, reason), ("False", "DeviceUnhealthy"));
         assert!(
             message.contains("Xid 79") && message.contains("FAULT") && !message.contains("48"),
             "{message}"
         );
-        assert!(standing.ail(&ailment("GPU-0", Part::Board, Health::Healthy)));
-        let told = entries(&devices, &standing, &[], at(1));
+        assert!(claim_health.set_part_health(&part_health("GPU-0", GpuPart::Board, Health::Healthy)));
+        let told = entries(&devices, &claim_health, &[], at(1));
         assert_eq!(status(&told[0], "DeviceHealthy").1, "MpsUnhealthy");
     }
 
     #[test]
     fn mps_of_a_mig_device_is_told_to_the_claim_on_that_device() {
-        let mut standing = Standing::default();
+        let mut claim_health = ClaimHealth::default();
         let health = Health::Unhealthy("the daemon ended".to_owned());
-        standing.ail(&Ailment { gpu: "MIG-1".into(), part: Part::Mps, health });
+        claim_health.set_part_health(&PartHealth { gpu: "MIG-1".into(), part: GpuPart::Mps, health });
         let on = |uuid: &str| [HeldDevice { uuid: uuid.into(), ..held(HoldMode::Mig) }];
-        let told = entries(&on("MIG-1"), &standing, &[], at(1));
+        let told = entries(&on("MIG-1"), &claim_health, &[], at(1));
         let (is, reason, message, _) = status(&told[0], "DeviceHealthy");
         assert_eq!((is, reason), ("False", "MpsUnhealthy"));
         assert_eq!(message, "MPS on MIG-1 does not work: the daemon ended");
-        let beside = entries(&on("MIG-2"), &standing, &[], at(1));
+        let beside = entries(&on("MIG-2"), &claim_health, &[], at(1));
         assert_eq!(status(&beside[0], "DeviceHealthy").0, "True");
     }
 
     #[test]
     fn entries_stay_within_what_kubernetes_takes() {
-        let mut standing = Standing::default();
+        let mut claim_health = ClaimHealth::default();
         let why = "é".repeat(40_000);
-        standing.ail(&Ailment { gpu: "GPU-0".into(), part: Part::Board, health: Health::Unhealthy(why) });
-        standing.find(&Finding { usage: usage(u64::MAX >> 20, u64::MAX >> 20), ..finding(Seen::Over, 1) });
+        claim_health.set_part_health(&PartHealth {
+            gpu: "GPU-0".into(),
+            part: GpuPart::Board,
+            health: Health::Unhealthy(why),
+        });
+        claim_health.apply(&GrantEvent {
+            usage: usage(u64::MAX >> 20, u64::MAX >> 20),
+            ..grant_event_of(GrantEventKind::Over, 1)
+        });
         let grant = Grant { memory: Bytes(u64::MAX), ..grant(1, 1, Some(100)) };
-        let entries = entries(&[held(HoldMode::Share(grant))], &standing, &[], at(1));
+        let entries = entries(&[held(HoldMode::Share(grant))], &claim_health, &[], at(1));
         let conditions = entries[0].conditions.as_ref().unwrap();
         assert!(conditions.len() <= 8);
         for one in conditions {

@@ -1,17 +1,17 @@
 //! What people are told of a claim on this node: its entries of `status.devices` (KEP-4817), and events.
 //!
-//! * [`standing`]: what is known of a claim beside its grant: over it or not, boards that ail
-//! * [`entries`]: ledger record + standing → one entry per device, with conditions and the grant as data
-//! * [`words`]: the events
+//! * [`claim_health`]: the state of a claim beside its grant: within the grant or not, unhealthy GPUs
+//! * [`entries`]: ledger record + claim health → one entry per device, with conditions and the grant as data
+//! * [`messages`]: the texts of events and conditions
 //!
-//! Numbers are those of the ledger and of whoever measured, never of what was asked for.
+//! Numbers are what the ledger records as granted and what was measured, never what the claim asked for.
 //!
 //! May import: model, ledger. May name: k8s-openapi and jiff as data, serde_json.
 
+mod claim_health;
 mod entries;
-mod standing;
-mod words;
+mod messages;
 
+pub use claim_health::{ClaimHealth, GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
 pub use entries::{CONDITIONS, differ, entries};
-pub use standing::{Ailment, Finding, Part, Seen, Standing, Usage};
-pub use words::{Telling, Tone, ailing, found, prepared, withheld};
+pub use messages::{ClaimEvent, EventType, grant_event, health_event, prepared, withheld};

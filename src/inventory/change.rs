@@ -121,7 +121,7 @@ fn appeared(gpu: &Gpu, changes: &mut Vec<Change>) {
         uuid: gpu.uuid.clone(),
         product: gpu.product_name.clone(),
     });
-    if let Some(reason) = gpu.health.ill() {
+    if let Some(reason) = gpu.health.problem() {
         let (minor, uuid) = (gpu.minor, gpu.uuid.clone());
         changes.push(Change::GpuUnhealthy { minor, uuid, reason: reason.to_owned() });
     }
@@ -129,7 +129,7 @@ fn appeared(gpu: &Gpu, changes: &mut Vec<Change>) {
 
 fn of_one(old: &Gpu, new: &Gpu, changes: &mut Vec<Change>) {
     let (minor, uuid) = (new.minor, &new.uuid);
-    match (old.health.ill(), new.health.ill()) {
+    match (old.health.problem(), new.health.problem()) {
         (None, Some(reason)) => {
             changes.push(Change::GpuUnhealthy { minor, uuid: uuid.clone(), reason: reason.to_owned() });
         }

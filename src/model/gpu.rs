@@ -118,7 +118,7 @@ pub enum Health {
 
 impl Health {
     /// What is wrong, in words; none of a healthy board.
-    pub fn ill(&self) -> Option<&str> {
+    pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Healthy => None,
             Self::Unhealthy(reason) | Self::Lost(reason) => Some(reason),

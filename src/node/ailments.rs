@@ -399,8 +399,8 @@ pub async fn report_daemons(
         let unseen = deaths.unseen(&states.borrow_and_update());
         for gpu in unseen.iter().filter(|gpu| !ill.contains_key(*gpu)) {
             let words = "the daemon ended; it was started again".to_owned();
-            reporter.ailing(of_mps(gpu, Health::Unhealthy(words)));
-            reporter.ailing(of_mps(gpu, Health::Healthy));
+            reporter.health_changed(of_mps(gpu, Health::Unhealthy(words)));
+            reporter.health_changed(of_mps(gpu, Health::Healthy));
         }
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
@@ -442,24 +442,24 @@ fn of_kind(ailments: &Ailments, kind: Kind) -> BTreeMap<DeviceUuid, String> {
 fn turned(
     before: &mut BTreeMap<DeviceUuid, String>,
     now: BTreeMap<DeviceUuid, String>,
-    part: fn(&DeviceUuid, Health) -> conditions::Ailment,
+    part: fn(&DeviceUuid, Health) -> conditions::PartHealth,
     reporter: &Reporter,
 ) {
     for gpu in before.keys().filter(|gpu| !now.contains_key(*gpu)) {
-        reporter.ailing(part(gpu, Health::Healthy));
+        reporter.health_changed(part(gpu, Health::Healthy));
     }
     for (gpu, words) in now.iter().filter(|(gpu, words)| before.get(*gpu) != Some(words)) {
-        reporter.ailing(part(gpu, Health::Unhealthy(words.clone())));
+        reporter.health_changed(part(gpu, Health::Unhealthy(words.clone())));
     }
     *before = now;
 }
 
-fn of_shm(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
-    conditions::Ailment { gpu: gpu.clone(), part: conditions::Part::Shm, health }
+fn of_shm(gpu: &DeviceUuid, health: Health) -> conditions::PartHealth {
+    conditions::PartHealth { gpu: gpu.clone(), part: conditions::GpuPart::Shm, health }
 }
 
-fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::Ailment {
-    conditions::Ailment { gpu: gpu.clone(), part: conditions::Part::Mps, health }
+fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::PartHealth {
+    conditions::PartHealth { gpu: gpu.clone(), part: conditions::GpuPart::Mps, health }
 }
 
 /// Which daemons are down, from one answer of `tranche mps` to the next.

@@ -1,4 +1,4 @@
-//! From what the watchdog found to what people are told of it.
+//! Translates the watchdog's findings into events of claims.
 
 use std::convert::Infallible;
 
@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 
 use super::reporter::Reporter;
 use super::watchdog::{Finding, FindingKind};
-use crate::conditions::{self, Seen, Usage};
+use crate::conditions::{GrantEvent, GrantEventKind, GrantUsage};
 use crate::ops::drain::Shutdown;
 use crate::sharing::watch::{Numbers, Trouble};
 
-/// Hands on until the shutdown.
+/// Forwards findings to the reporter until the shutdown.
 pub async fn run(
     mut findings: mpsc::Receiver<Finding>,
     reporter: Reporter,
@@ -21,8 +21,8 @@ pub async fn run(
             () = shutdown.graceful() => return Ok(()),
             finding = findings.recv() => match finding {
                 Some(finding) => {
-                    if let Some(told) = told(finding) {
-                        reporter.found(told);
+                    if let Some(event) = grant_event(finding) {
+                        reporter.grant_changed(event);
                     }
                 }
                 None => {
@@ -36,25 +36,25 @@ pub async fn run(
 
 /// What concerns a claim's memory. What concerns no claim, and what is tried again, is in the log and the
 /// metrics.
-fn told(finding: Finding) -> Option<conditions::Finding> {
+fn grant_event(finding: Finding) -> Option<GrantEvent> {
     let Finding { claim, gpu, kind, .. } = finding;
-    let (numbers, seen) = match kind {
-        FindingKind::OverGrant(numbers) => (numbers, Seen::Over),
+    let (numbers, kind) = match kind {
+        FindingKind::OverGrant(numbers) => (numbers, GrantEventKind::Over),
         FindingKind::Ended { process, numbers: Some(numbers), .. } => {
-            (numbers, Seen::Ended { pid: process.pid })
+            (numbers, GrantEventKind::Ended { pid: process.pid })
         }
-        FindingKind::Recovered { from: Trouble::Memory, numbers, .. } => (numbers, Seen::Within),
+        FindingKind::Recovered { from: Trouble::Memory, numbers, .. } => (numbers, GrantEventKind::Within),
         FindingKind::Recovered { .. }
         | FindingKind::Ended { .. }
         | FindingKind::TooManyProcesses { .. }
         | FindingKind::Foreign { .. }
         | FindingKind::NotEnded { .. } => return None,
     };
-    Some(conditions::Finding { claim: claim?, gpu, usage: usage(numbers), seen })
+    Some(GrantEvent { claim: claim?, gpu, usage: usage(numbers), kind })
 }
 
-fn usage(numbers: Numbers) -> Usage {
-    Usage { used: numbers.used, granted: numbers.limit }
+fn usage(numbers: Numbers) -> GrantUsage {
+    GrantUsage { used: numbers.used, granted: numbers.limit }
 }
 
 #[cfg(test)]
@@ -79,16 +79,16 @@ mod tests {
         let ended =
             |numbers| FindingKind::Ended { process, used: Some(mib(2500)), how: How::Terminate, numbers };
         for (kind, expected) in [
-            (FindingKind::OverGrant(numbers), Seen::Over),
-            (ended(Some(numbers)), Seen::Ended { pid: 7 }),
-            (FindingKind::Recovered { from: Trouble::Memory, numbers, lasted_ms: 1 }, Seen::Within),
+            (FindingKind::OverGrant(numbers), GrantEventKind::Over),
+            (ended(Some(numbers)), GrantEventKind::Ended { pid: 7 }),
+            (FindingKind::Recovered { from: Trouble::Memory, numbers, lasted_ms: 1 }, GrantEventKind::Within),
         ] {
-            let told = told(finding(true, kind)).unwrap();
-            assert_eq!(told.seen, expected);
-            assert_eq!((told.usage.used, told.usage.granted), (mib(3000), mib(1000)));
+            let event = grant_event(finding(true, kind)).unwrap();
+            assert_eq!(event.kind, expected);
+            assert_eq!((event.usage.used, event.usage.granted), (mib(3000), mib(1000)));
         }
         let fewer = FindingKind::Recovered { from: Trouble::Processes, numbers, lasted_ms: 1 };
-        assert_eq!(told(finding(true, fewer)), None);
-        assert_eq!(told(finding(false, ended(None))), None, "of no claim");
+        assert_eq!(grant_event(finding(true, fewer)), None);
+        assert_eq!(grant_event(finding(false, ended(None))), None, "of no claim");
     }
 }

@@ -29,7 +29,7 @@ fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
     let found = ailments.of(device).into_iter().filter(ails);
     let mut words: Vec<&str> = found.map(|ailment| ailment.words.as_str()).collect();
     // Said here without waiting for the ailments to be told.
-    if let Some(reason) = device.gpu().health.ill()
+    if let Some(reason) = device.gpu().health.problem()
         && !words.contains(&reason)
     {
         words.push(reason);

@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 use super::holders::Withheld;
 use crate::cluster::events::{Events, Note, Severity, Subject};
 use crate::cluster::status::{ClaimReports, ReportError};
-use crate::conditions::{self, Ailment, Finding, Part, Standing, Telling, Tone};
+use crate::conditions::{self, ClaimEvent, ClaimHealth, EventType, GpuPart, GrantEvent, PartHealth};
 use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -32,7 +32,7 @@ use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::ops::drain::Shutdown;
 
-/// Reports that may wait: a batch of claims, and a board of 48 shares that falls ill meanwhile.
+/// Reports that may wait: a batch of claims, and a GPU with 48 shares that becomes unhealthy meanwhile.
 pub const QUEUE_CAPACITY: usize = 256;
 
 /// Pods that get an event of one that is withheld.
@@ -45,10 +45,10 @@ pub enum Report {
     Prepared(Intent),
     /// The claim holds nothing any more.
     Released(ClaimRef),
-    /// What the watchdog saw of a claim.
-    Found(Finding),
-    /// How a part of a board is; concerns all claims on it.
-    Ailing(Ailment),
+    /// The watchdog found the claim over its grant, or within the grant again.
+    GrantChanged(GrantEvent),
+    /// The health of a part of a GPU changed; concerns all claims on that GPU.
+    HealthChanged(PartHealth),
 }
 
 /// The way in. Clones are cheap, and no method waits.
@@ -87,8 +87,8 @@ impl Default for Pace {
 }
 
 impl Reporter {
-    /// A reporter whose reports nobody reads: they count as dropped.
-    pub fn deaf() -> Self {
+    /// A reporter without a loop behind it: every report counts as dropped.
+    pub fn disconnected() -> Self {
         Self { queue: mpsc::channel(1).0, counts: Arc::default(), events: None }
     }
 
@@ -100,12 +100,12 @@ impl Reporter {
         self.tell(Report::Released(claim));
     }
 
-    pub fn found(&self, finding: Finding) {
-        self.tell(Report::Found(finding));
+    pub fn grant_changed(&self, event: GrantEvent) {
+        self.tell(Report::GrantChanged(event));
     }
 
-    pub fn ailing(&self, ailment: Ailment) {
-        self.tell(Report::Ailing(ailment));
+    pub fn health_changed(&self, changed: PartHealth) {
+        self.tell(Report::HealthChanged(changed));
     }
 
     /// Devices that are free by the API server's word, and held by processes: told to their pods and the claim
@@ -162,8 +162,8 @@ pub struct Reporting {
     counts: Arc<Counts>,
     pace: Pace,
     known: BTreeMap<ClaimUid, Known>,
-    /// What ails of the boards, for claims that are prepared later.
-    ill: BTreeMap<(DeviceUuid, Part), Ailment>,
+    /// The unhealthy parts of GPUs, for claims that are prepared later.
+    unhealthy: BTreeMap<(DeviceUuid, GpuPart), PartHealth>,
     /// Nothing is written before.
     muted: Option<Instant>,
     /// When a failure was last logged as a warning: they come in crowds.
@@ -174,28 +174,28 @@ pub struct Reporting {
 struct Known {
     claim: ClaimRef,
     devices: Vec<HeldDevice>,
-    standing: Standing,
+    claim_health: ClaimHealth,
     /// When to visit it; none: all is told.
     due: Option<Instant>,
     /// Failures in a row.
     failures: u32,
-    /// For the next visit: who the pods are is known only then.
-    tellings: Vec<Telling>,
-    told: BTreeMap<&'static str, Told>,
+    /// To be posted by the next visit, which reads who the claim's pods are.
+    pending_events: Vec<ClaimEvent>,
+    last_events: BTreeMap<&'static str, LastEvent>,
 }
 
 /// The last event of a kind.
-struct Told {
+struct LastEvent {
     at: Instant,
-    /// Like it, and not told since.
-    kept_back: u32,
+    /// Events of the same kind that were not posted since.
+    suppressed: u32,
 }
 
 /// What came of a visit.
 enum Visit {
     /// The claim could not be read.
-    Unseen(ReportError),
-    Seen {
+    Unread(ReportError),
+    Read {
         pods: Vec<Subject>,
         written: Result<bool, ReportError>,
     },
@@ -206,9 +206,9 @@ impl Reporting {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         let counts = Arc::new(Counts::default());
         let reporter = Reporter { queue: sender, counts: counts.clone(), events: Some(events.clone()) };
-        let (known, ill) = (BTreeMap::new(), BTreeMap::new());
+        let (known, unhealthy) = (BTreeMap::new(), BTreeMap::new());
         let pace = Pace::default();
-        (reporter, Self { claims, events, queue, counts, pace, known, ill, muted: None, warned: None })
+        (reporter, Self { claims, events, queue, counts, pace, known, unhealthy, muted: None, warned: None })
     }
 
     pub fn with_pace(self, pace: Pace) -> Self {
@@ -250,12 +250,12 @@ impl Reporting {
         match report {
             Report::Prepared(intent) => self.prepared(intent),
             Report::Released(claim) => _ = self.known.remove(&claim.uid),
-            Report::Found(finding) => {
-                let Some(known) = self.known.get_mut(&finding.claim.uid) else { return };
-                let turned = known.standing.find(&finding);
-                known.news(turned, conditions::found(&finding), self.pace.again);
+            Report::GrantChanged(event) => {
+                let Some(known) = self.known.get_mut(&event.claim.uid) else { return };
+                let turned = known.claim_health.apply(&event);
+                known.news(turned, conditions::grant_event(&event), self.pace.again);
             }
-            Report::Ailing(ailment) => self.ailing(ailment),
+            Report::HealthChanged(changed) => self.health_changed(changed),
         }
     }
 
@@ -266,31 +266,31 @@ impl Reporting {
         let mut known = Known::new(claim, devices);
         // Nothing to say of a whole board that is well.
         known.due = known.has_share().then(Instant::now);
-        if let Some(telling) = conditions::prepared(&known.devices) {
-            known.news(true, telling, self.pace.again);
+        if let Some(event) = conditions::prepared(&known.devices) {
+            known.news(true, event, self.pace.again);
         }
-        for ailment in self.ill.values() {
-            known.ails(ailment, self.pace.again);
+        for changed in self.unhealthy.values() {
+            known.health_changed(changed, self.pace.again);
         }
         self.known.insert(known.claim.uid.clone(), known);
     }
 
-    fn ailing(&mut self, ailment: Ailment) {
-        let key = (ailment.gpu.clone(), ailment.part);
-        let before = self.ill.get(&key);
-        let is_news = match ailment.health.ill() {
+    fn health_changed(&mut self, changed: PartHealth) {
+        let key = (changed.gpu.clone(), changed.part);
+        let before = self.unhealthy.get(&key);
+        let is_news = match changed.health.problem() {
             None => before.is_some(),
-            Some(_) => before != Some(&ailment),
+            Some(_) => before != Some(&changed),
         };
         if !is_news {
             return;
         }
         for known in self.known.values_mut() {
-            known.ails(&ailment, self.pace.again);
+            known.health_changed(&changed, self.pace.again);
         }
-        match ailment.health.ill() {
-            None => _ = self.ill.remove(&key),
-            Some(_) => _ = self.ill.insert(key, ailment),
+        match changed.health.problem() {
+            None => _ = self.unhealthy.remove(&key),
+            Some(_) => _ = self.unhealthy.insert(key, changed),
         }
     }
 
@@ -299,7 +299,7 @@ impl Reporting {
         let Inventory::Found(gpus) = inventory else { return };
         for gpu in &gpus.gpus {
             let (gpu, health) = (gpu.uuid.clone(), gpu.health.clone());
-            self.ailing(Ailment { gpu, part: Part::Board, health });
+            self.health_changed(PartHealth { gpu, part: GpuPart::Board, health });
         }
     }
 
@@ -313,21 +313,22 @@ impl Reporting {
         known.due = None;
         let claims = self.claims.clone();
         let may_write = self.muted.is_none_or(|until| until <= Instant::now());
-        let (claim, devices, standing) = (known.claim.clone(), known.devices.clone(), known.standing.clone());
-        let has_news = known.has_share() || !known.told.is_empty();
+        let (claim, devices, claim_health) =
+            (known.claim.clone(), known.devices.clone(), known.claim_health.clone());
+        let has_news = known.has_share() || !known.last_events.is_empty();
         Some(Box::pin(async move {
             let reported = match claims.reported(&claim).await {
                 Ok(reported) => reported,
-                Err(error) => return (uid, Visit::Unseen(error)),
+                Err(error) => return (uid, Visit::Unread(error)),
             };
             let before = &reported.entries;
-            let entries = conditions::entries(&devices, &standing, before, Timestamp::now());
+            let entries = conditions::entries(&devices, &claim_health, before, Timestamp::now());
             let worth_it = has_news || !before.is_empty();
             let written = match worth_it && may_write && conditions::differ(before, &entries) {
                 true => claims.report(&claim, &entries).await.map(|()| true),
                 false => Ok(false),
             };
-            (uid, Visit::Seen { pods: reported.pods, written })
+            (uid, Visit::Read { pods: reported.pods, written })
         }))
     }
 
@@ -335,10 +336,10 @@ impl Reporting {
         // Released meanwhile: nothing of it is of interest any more.
         let Some(known) = self.known.get_mut(uid) else { return };
         match visit {
-            Visit::Unseen(ReportError::Gone { .. }) => _ = self.known.remove(uid),
-            Visit::Unseen(ReportError::NotAllocated { .. }) => known.tellings.clear(),
-            Visit::Unseen(error) => self.failed(uid, &error),
-            Visit::Seen { pods, written } => {
+            Visit::Unread(ReportError::Gone { .. }) => _ = self.known.remove(uid),
+            Visit::Unread(ReportError::NotAllocated { .. }) => known.pending_events.clear(),
+            Visit::Unread(error) => self.failed(uid, &error),
+            Visit::Read { pods, written } => {
                 known.post(&pods, &self.events);
                 match written {
                     Ok(wrote) => {
@@ -385,11 +386,11 @@ impl Known {
         Self {
             claim,
             devices,
-            standing: Standing::default(),
+            claim_health: ClaimHealth::default(),
             due: Some(Instant::now()),
             failures: 0,
-            tellings: Vec::new(),
-            told: BTreeMap::new(),
+            pending_events: Vec::new(),
+            last_events: BTreeMap::new(),
         }
     }
 
@@ -397,30 +398,30 @@ impl Known {
         self.devices.iter().any(|held| matches!(held.mode, HoldMode::Share(_)))
     }
 
-    /// Takes it in if it is about a board of the claim's.
-    fn ails(&mut self, ailment: &Ailment, again: Duration) {
-        if self.devices.iter().any(|held| held.gpu == ailment.gpu || held.uuid == ailment.gpu) {
-            let turned = self.standing.ail(ailment);
-            self.news(turned, conditions::ailing(ailment), again);
+    /// Applies the change if the claim holds a device of that GPU.
+    fn health_changed(&mut self, changed: &PartHealth, again: Duration) {
+        if self.devices.iter().any(|held| held.gpu == changed.gpu || held.uuid == changed.gpu) {
+            let turned = self.claim_health.set_part_health(changed);
+            self.news(turned, conditions::health_event(changed), again);
         }
     }
 
     /// Something happened: an event, unless one of its kind was told just now; a visit, if `turned` or for
     /// the event.
-    fn news(&mut self, turned: bool, mut telling: Telling, again: Duration) {
+    fn news(&mut self, turned: bool, mut event: ClaimEvent, again: Duration) {
         let now = Instant::now();
-        let last = self.told.get_mut(telling.reason);
+        let last = self.last_events.get_mut(event.reason);
         let told = match last {
             Some(last) if now < last.at + again => {
-                last.kept_back += 1;
+                last.suppressed += 1;
                 false
             }
             last => {
-                if let Some(Told { kept_back: more @ 1.., .. }) = last {
-                    telling.message.push_str(&format!(" ({more} more like it since the last event)"));
+                if let Some(LastEvent { suppressed: more @ 1.., .. }) = last {
+                    event.message.push_str(&format!(" ({more} more like it since the last event)"));
                 }
-                self.told.insert(telling.reason, Told { at: now, kept_back: 0 });
-                self.tellings.push(telling);
+                self.last_events.insert(event.reason, LastEvent { at: now, suppressed: 0 });
+                self.pending_events.push(event);
                 true
             }
         };
@@ -431,14 +432,14 @@ impl Known {
 
     /// Posts what waits, on the claim and on its pods.
     fn post(&mut self, pods: &[Subject], events: &Events) {
-        for telling in self.tellings.drain(..) {
-            let severity = match telling.tone {
-                Tone::Normal => Severity::Normal,
-                Tone::Warning => Severity::Warning,
+        for event in self.pending_events.drain(..) {
+            let severity = match event.event_type {
+                EventType::Normal => Severity::Normal,
+                EventType::Warning => Severity::Warning,
             };
             let subjects = std::iter::once(Subject::Claim(self.claim.clone())).chain(pods.iter().cloned());
             for subject in subjects {
-                let (reason, message) = (telling.reason, telling.message.clone());
+                let (reason, message) = (event.reason, event.message.clone());
                 events.tell(Note { subject, severity, reason, message });
             }
         }

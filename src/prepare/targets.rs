@@ -89,7 +89,7 @@ fn target<'a>(
         let (mode, settings) = (HoldMode::Admin, DeviceSettings::default());
         return Ok(Target { device, name, pool, mode, share_id: None, requests, settings });
     }
-    if let Some(reason) = device.gpu().health.ill() {
+    if let Some(reason) = device.gpu().health.problem() {
         return Err(Refusal::Unhealthy { device: name, reason: reason.to_owned() });
     }
     let settings = resolve(claim, &result.request, &device)?;

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
-use tranche::conditions::{Ailment, Finding, Part, Seen, Usage};
+use tranche::conditions::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
 use tranche::inventory::{Ailments, DaemonDown, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
@@ -154,9 +154,9 @@ impl Desk {
     }
 }
 
-fn finding(name: &str, seen: Seen, used: u64) -> Finding {
-    let usage = Usage { used: Bytes::from_mib(used), granted: Bytes::from_mib(2000) };
-    Finding { claim: claim_ref(name), gpu: DeviceUuid::new("GPU-0"), usage, seen }
+fn grant_event(name: &str, kind: GrantEventKind, used: u64) -> GrantEvent {
+    let usage = GrantUsage { used: Bytes::from_mib(used), granted: Bytes::from_mib(2000) };
+    GrantEvent { claim: claim_ref(name), gpu: DeviceUuid::new("GPU-0"), usage, kind }
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn a_prepared_share_is_told_in_the_claim_and_in_events() {
     // Preparing again says nothing new.
     desk.reporter.prepared(intent);
     let reads = api.count(Verb::Get, CLAIMS);
-    desk.reporter.found(finding("train", Seen::Over, 2300));
+    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300));
     api.until("the turn", |api| status(api, "train", "WithinLimits").as_deref() == Some("False")).await;
     assert_eq!(api.count(Verb::Get, CLAIMS), reads + 1);
     assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
@@ -196,18 +196,18 @@ async fn a_prepared_share_is_told_in_the_claim_and_in_events() {
 }
 
 #[tokio::test]
-async fn a_whole_gpu_costs_nothing_until_it_ails() {
+async fn a_whole_gpu_costs_nothing_until_it_is_unhealthy() {
     let api = MockApi::new();
     let intent = intent("train", HoldMode::Whole);
     put_claim(&api, &intent);
     let desk = Desk::start(&api, quick(), Vec::new());
     desk.health(Health::Healthy);
     desk.reporter.prepared(intent);
-    desk.reporter.found(finding("other", Seen::Over, 1));
+    desk.reporter.grant_changed(grant_event("other", GrantEventKind::Over, 1));
     desk.health(Health::Unhealthy("Xid 79".to_owned()));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
-    let ill = condition(&api, "train", "DeviceHealthy").unwrap();
-    assert!(ill["message"].as_str().unwrap().contains("Xid 79"), "{ill}");
+    let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
+    assert!(unhealthy["message"].as_str().unwrap().contains("Xid 79"), "{unhealthy}");
     assert_eq!((api.count(Verb::Get, CLAIMS), api.count(Verb::Apply, CLAIMS)), (1, 1));
     api.until("its events", |api| events(api, "DeviceUnhealthy").len() == 2).await;
 
@@ -218,13 +218,13 @@ async fn a_whole_gpu_costs_nothing_until_it_ails() {
 }
 
 #[tokio::test]
-async fn what_ails_already_is_told_to_a_claim_that_comes_later() {
+async fn a_claim_that_comes_later_is_told_what_is_unhealthy_already() {
     let api = MockApi::new();
     let intent = intent("train", HoldMode::Mig);
     put_claim(&api, &intent);
     let desk = Desk::start(&api, quick(), Vec::new());
     let health = Health::Unhealthy("its server is in state FAULT".to_owned());
-    desk.reporter.ailing(Ailment { gpu: DeviceUuid::new("GPU-0"), part: Part::Mps, health });
+    desk.reporter.health_changed(PartHealth { gpu: DeviceUuid::new("GPU-0"), part: GpuPart::Mps, health });
     desk.reporter.prepared(intent);
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
     desk.stop().await;
@@ -243,8 +243,8 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
     ailments.send_replace(Ailments::default().and_facts(&Inventory::Unknown, &[down], 1));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
-    let ill = condition(&api, "train", "DeviceHealthy").unwrap();
-    assert!(ill["message"].as_str().unwrap().contains("it exited"), "{ill}");
+    let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
+    assert!(unhealthy["message"].as_str().unwrap().contains("it exited"), "{unhealthy}");
     ailments.send_replace(Ailments::default());
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
     desk.stop().await;
@@ -298,7 +298,7 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     let desk = Desk::start(&api, pace, Vec::new());
     desk.reporter.prepared(intent);
     for used in 0..100 {
-        desk.reporter.found(finding("train", Seen::Over, 2300 + used));
+        desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300 + used));
     }
     api.until("the events", |api| events(api, "GrantExceeded").len() == 2).await;
     let message = &events(&api, "GrantExceeded")[0].1;
@@ -308,7 +308,7 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     // When the time is over, the next event says how many it stands for.
     let again = || async {
         while events(&api, "GrantExceeded").len() < 4 {
-            desk.reporter.found(finding("train", Seen::Over, 2500));
+            desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2500));
             tokio::task::yield_now().await;
         }
     };
@@ -320,9 +320,9 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     );
 
     // Another kind does not wait.
-    desk.reporter.found(finding("train", Seen::Ended { pid: 4711 }, 2500));
+    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Ended { pid: 4711 }, 2500));
     api.until("the end", |api| events(api, "ProcessEnded").len() == 2).await;
-    desk.reporter.found(finding("train", Seen::Within, 1000));
+    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Within, 1000));
     api.until("peace", |api| status(api, "train", "WithinLimits").as_deref() == Some("True")).await;
     desk.stop().await;
 }
@@ -409,7 +409,7 @@ async fn an_api_server_that_keeps_no_device_status_is_told_apart() {
     desk.stop().await;
     let entries = tranche::conditions::entries(
         &intent.devices,
-        &tranche::conditions::Standing::default(),
+        &tranche::conditions::ClaimHealth::default(),
         &[],
         jiff::Timestamp::UNIX_EPOCH,
     );
@@ -462,7 +462,7 @@ async fn a_restart_writes_what_is_missing_and_nothing_else() {
     api.until("the missed entry", |api| entry(api, "missed").is_some()).await;
     assert_eq!(entry(&api, "told"), before);
     assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
-    desk.reporter.found(finding("missed", Seen::Bypass { pid: 4711 }, 100));
+    desk.reporter.grant_changed(grant_event("missed", GrantEventKind::Bypass { pid: 4711 }, 100));
     api.until("a first event", |api| events(api, "LimitBypassed").len() == 2).await;
     assert!(events(&api, "SharePrepared").len() <= told_events, "no second event for what was told");
     desk.stop().await;
@@ -481,8 +481,8 @@ async fn a_released_claim_is_not_visited_any_more() {
     desk.reporter.released(first.claim);
     desk.reporter.prepared(second);
     api.until("the second", |api| entry(api, "second").is_some()).await;
-    desk.reporter.found(finding("first", Seen::Over, 2300));
-    desk.reporter.found(finding("second", Seen::Over, 2300));
+    desk.reporter.grant_changed(grant_event("first", GrantEventKind::Over, 2300));
+    desk.reporter.grant_changed(grant_event("second", GrantEventKind::Over, 2300));
     api.until("the second's turn", |api| status(api, "second", "WithinLimits").as_deref() == Some("False"))
         .await;
     assert_eq!(entry(&api, "first"), None);
@@ -500,7 +500,7 @@ async fn a_full_queue_costs_a_report_and_never_a_wait() {
         reporter.released(claim_ref("train"));
     }
     assert_eq!(reporter.dropped(), 3);
-    let deaf = Reporter::deaf();
-    deaf.released(claim_ref("train"));
-    assert_eq!(deaf.dropped(), 1);
+    let disconnected = Reporter::disconnected();
+    disconnected.released(claim_ref("train"));
+    assert_eq!(disconnected.dropped(), 1);
 }

@@ -392,7 +392,7 @@ impl Site {
             executor: Arc::new(executor),
             metrics: NodeMetrics::register(&mut registry),
             lists: ProcessWatch::new(self.lists_root.clone(), Duration::from_secs(2)),
-            reporter: Reporter::deaf(),
+            reporter: Reporter::disconnected(),
         };
         Ok(Life { preparer: Arc::new(preparer), host, registry })
     }

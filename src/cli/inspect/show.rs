@@ -326,7 +326,7 @@ fn boards(gpus: &NodeGpus) -> Vec<String> {
     let mut notes = Vec::new();
     for gpu in &gpus.gpus {
         let (minor, product) = (gpu.minor, &gpu.product_name);
-        if let Some(reason) = gpu.health.ill() {
+        if let Some(reason) = gpu.health.problem() {
             notes.push(format!("GPU {minor} ({product}) is unhealthy: {reason}"));
         }
         if matches!(&gpu.mig, MigMode::On(devices) if devices.is_empty()) {

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
-use tranche::conditions::{self, Finding, Seen, Standing, Usage};
+use tranche::conditions::{self, ClaimHealth, GrantEvent, GrantEventKind, GrantUsage};
 use tranche::ledger::{HeldDevice, HoldMode, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
@@ -65,17 +65,18 @@ async fn the_plugin_tells_a_claim_what_it_was_granted() {
         {"driver": "nic.example.com", "pool": NODE, "device": "nic-0", "data": {"vlan": 7}}]}});
     api.patch_status("here", &PatchParams::default(), &Patch::Merge(other)).await.expect("as another driver");
 
-    let mut standing = Standing::default();
+    let mut claim_health = ClaimHealth::default();
     let before = cluster.reported(&here).await.expect("the claim can be read").entries;
-    let entries = conditions::entries(&[held()], &standing, &before, jiff::Timestamp::now());
+    let entries = conditions::entries(&[held()], &claim_health, &before, jiff::Timestamp::now());
     cluster.report(&here, &entries).await.unwrap_or_else(|error| panic!("{}", error_chain(&error)));
     let stored = cluster.reported(&here).await.expect("the claim can be read").entries;
     assert!(!conditions::differ(&stored, &entries), "what is stored is what was told: {stored:?}");
 
-    let usage = Usage { used: Bytes::from_mib(2300), granted: Bytes::from_mib(2000) };
-    let over = Finding { claim: here.clone(), gpu: DeviceUuid::new("GPU-0"), usage, seen: Seen::Over };
-    assert!(standing.find(&over));
-    let entries = conditions::entries(&[held()], &standing, &stored, jiff::Timestamp::now());
+    let usage = GrantUsage { used: Bytes::from_mib(2300), granted: Bytes::from_mib(2000) };
+    let over =
+        GrantEvent { claim: here.clone(), gpu: DeviceUuid::new("GPU-0"), usage, kind: GrantEventKind::Over };
+    assert!(claim_health.apply(&over));
+    let entries = conditions::entries(&[held()], &claim_health, &stored, jiff::Timestamp::now());
     cluster.report(&here, &entries).await.unwrap_or_else(|error| panic!("{}", error_chain(&error)));
     let claim = api.get("here").await.expect("it is there");
     let devices: Value = serde_json::to_value(claim.status.expect("a status").devices).expect("JSON");
@@ -93,7 +94,7 @@ async fn the_plugin_tells_a_claim_what_it_was_granted() {
 
     let held =
         HeldDevice { answer: PreparedDevice { pool: PoolName::new("node-x"), ..held().answer }, ..held() };
-    let entries = conditions::entries(&[held], &Standing::default(), &[], jiff::Timestamp::now());
+    let entries = conditions::entries(&[held], &ClaimHealth::default(), &[], jiff::Timestamp::now());
     let error = cluster.report(&elsewhere, &entries).await.expect_err("a claim of another node");
     println!("another node's claim: {}", error_chain(&error));
     let stored = cluster.reported(&elsewhere).await.expect("it can be read").entries;
@@ -137,7 +138,7 @@ async fn two_shares_of_one_gpu_are_told_apart() {
     let devices = ids.map(share);
     for second in [100, 200] {
         let at = jiff::Timestamp::from_second(second).expect("a time");
-        let entries = conditions::entries(&devices, &Standing::default(), &[], at);
+        let entries = conditions::entries(&devices, &ClaimHealth::default(), &[], at);
         cluster.report(&claim, &entries).await.unwrap_or_else(|error| panic!("{}", error_chain(&error)));
         let stored = cluster.reported(&claim).await.expect("the claim can be read").entries;
         assert_eq!(stored.len(), 2, "{stored:?}");
@@ -159,7 +160,7 @@ async fn a_permission_that_is_missing_is_named() {
     let told = || async {
         let second = seconds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let at = jiff::Timestamp::from_second(second).expect("a time");
-        cluster.report(&here, &conditions::entries(&[held()], &Standing::default(), &[], at)).await
+        cluster.report(&here, &conditions::entries(&[held()], &ClaimHealth::default(), &[], at)).await
     };
     let rules = rig.kubectl(&["get", "clusterrole", "tranche-node", "-o", "json"]);
     let rules: Value = serde_json::from_str(&rules).expect("JSON");

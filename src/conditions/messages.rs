@@ -1,6 +1,6 @@
 //! Events of a claim and its pods: what happened, with numbers, and what follows from it.
 
-use super::standing::{Ailment, Finding, Part, Seen, Usage};
+use super::claim_health::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
@@ -8,21 +8,21 @@ use crate::model::share::{Grant, Isolation};
 
 /// One event, for the claim and its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Telling {
+pub struct ClaimEvent {
     /// One word in CamelCase. Also the kind by which repetitions are told from news.
     pub reason: &'static str,
-    pub tone: Tone,
+    pub event_type: EventType,
     pub message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
+pub enum EventType {
     Normal,
     Warning,
 }
 
 /// A claim with shares is ready. None without a share: there is no number to tell.
-pub fn prepared(devices: &[HeldDevice]) -> Option<Telling> {
+pub fn prepared(devices: &[HeldDevice]) -> Option<ClaimEvent> {
     let shares: Vec<String> = devices
         .iter()
         .filter(|held| matches!(held.mode, HoldMode::Share(_)))
@@ -33,31 +33,31 @@ pub fn prepared(devices: &[HeldDevice]) -> Option<Telling> {
     let shm = devices.iter().any(by_mps).then(|| SHM.to_owned());
     (!shares.is_empty()).then(|| {
         let all: Vec<_> = shares.into_iter().chain(shm).collect();
-        telling("SharePrepared", Tone::Normal, all.join("; "))
+        claim_event("SharePrepared", EventType::Normal, all.join("; "))
     })
 }
 
-/// The watchdog found something.
-pub fn found(finding: &Finding) -> Telling {
-    let Finding { gpu, usage, .. } = finding;
-    match finding.seen {
-        Seen::Over => telling("GrantExceeded", Tone::Warning, over(gpu, *usage)),
-        Seen::Ended { pid } => telling(
+/// The claim exceeded its grant, lost a process for that, or is within the grant again.
+pub fn grant_event(event: &GrantEvent) -> ClaimEvent {
+    let GrantEvent { gpu, usage, .. } = event;
+    match event.kind {
+        GrantEventKind::Over => claim_event("GrantExceeded", EventType::Warning, over(gpu, *usage)),
+        GrantEventKind::Ended { pid } => claim_event(
             "ProcessEnded",
-            Tone::Warning,
+            EventType::Warning,
             format!(
                 "process {pid} was ended: the claim {}. Ask for more memory, or use less",
                 over(gpu, *usage)
             ),
         ),
-        Seen::Bypass { pid } => telling(
+        GrantEventKind::Bypass { pid } => claim_event(
             "LimitBypassed",
-            Tone::Warning,
+            EventType::Warning,
             format!("{}; leave CUDA_MPS_PIPE_DIRECTORY as it is set", bypass(gpu, pid, *usage)),
         ),
-        Seen::Within => telling(
+        GrantEventKind::Within => claim_event(
             "GrantKept",
-            Tone::Normal,
+            EventType::Normal,
             format!("within its grant on {gpu} again: {} of {}", mib(usage.used), mib(usage.granted)),
         ),
     }
@@ -71,29 +71,37 @@ pub fn withheld(claim: &ClaimRef, who: &str) -> String {
     )
 }
 
-/// A part of a board that the claim is on fell ill, or is well again.
-pub fn ailing(ailment: &Ailment) -> Telling {
-    let Ailment { gpu, part, health } = ailment;
-    match (health.ill(), part) {
-        (Some(why), Part::Board) => telling("DeviceUnhealthy", Tone::Warning, ill(gpu, *part, why)),
-        (Some(why), Part::Mps) => telling("MpsUnhealthy", Tone::Warning, ill(gpu, *part, why)),
-        (Some(why), Part::Shm) => telling("SharedMemoryFull", Tone::Warning, ill(gpu, *part, why)),
-        (None, Part::Board) => telling("DeviceRecovered", Tone::Normal, format!("{gpu} works again")),
-        (None, Part::Mps) => telling(
+/// A part of a GPU that the claim uses became unhealthy, or is healthy again.
+pub fn health_event(part_health: &PartHealth) -> ClaimEvent {
+    let PartHealth { gpu, part, health } = part_health;
+    match (health.problem(), part) {
+        (Some(why), GpuPart::Board) => {
+            claim_event("DeviceUnhealthy", EventType::Warning, unhealthy(gpu, *part, why))
+        }
+        (Some(why), GpuPart::Mps) => {
+            claim_event("MpsUnhealthy", EventType::Warning, unhealthy(gpu, *part, why))
+        }
+        (Some(why), GpuPart::Shm) => {
+            claim_event("SharedMemoryFull", EventType::Warning, unhealthy(gpu, *part, why))
+        }
+        (None, GpuPart::Board) => {
+            claim_event("DeviceRecovered", EventType::Normal, format!("{gpu} works again"))
+        }
+        (None, GpuPart::Mps) => claim_event(
             "MpsRecovered",
-            Tone::Normal,
+            EventType::Normal,
             format!("MPS on {gpu} works again; programs that failed have to be started again"),
         ),
-        (None, Part::Shm) => telling(
+        (None, GpuPart::Shm) => claim_event(
             "SharedMemoryFreed",
-            Tone::Normal,
+            EventType::Normal,
             format!("there is room in the /dev/shm of {gpu} again"),
         ),
     }
 }
 
-fn telling(reason: &'static str, tone: Tone, message: String) -> Telling {
-    Telling { reason, tone, message }
+fn claim_event(reason: &'static str, event_type: EventType, message: String) -> ClaimEvent {
+    ClaimEvent { reason, event_type, message }
 }
 
 /// What the claim has of a device.
@@ -132,19 +140,19 @@ pub(super) fn counts_memory(grant: &Grant) -> bool {
     grant.memory.mib_floor() > 0
 }
 
-pub(super) fn over(gpu: &DeviceUuid, usage: Usage) -> String {
+pub(super) fn over(gpu: &DeviceUuid, usage: GrantUsage) -> String {
     format!("uses {} of the {} that it was granted on {gpu}", mib(usage.used), mib(usage.granted))
 }
 
-pub(super) fn bypass(gpu: &DeviceUuid, pid: u32, usage: Usage) -> String {
+pub(super) fn bypass(gpu: &DeviceUuid, pid: u32, usage: GrantUsage) -> String {
     format!("process {pid} uses {gpu} past the MPS server, where no limit holds it: {}", over(gpu, usage))
 }
 
-pub(super) fn ill(gpu: &DeviceUuid, part: Part, why: &str) -> String {
+pub(super) fn unhealthy(gpu: &DeviceUuid, part: GpuPart, why: &str) -> String {
     match part {
-        Part::Board => format!("{gpu} is not healthy: {why}"),
-        Part::Mps => format!("MPS on {gpu} does not work: {why}"),
-        Part::Shm => format!("{gpu}: {why}"),
+        GpuPart::Board => format!("{gpu} is not healthy: {why}"),
+        GpuPart::Mps => format!("MPS on {gpu} does not work: {why}"),
+        GpuPart::Shm => format!("{gpu}: {why}"),
     }
 }
 
@@ -188,21 +196,21 @@ pub(super) mod tests {
         }
     }
 
-    pub fn usage(used: u64, granted: u64) -> Usage {
-        Usage { used: Bytes::from_mib(used), granted: Bytes::from_mib(granted) }
+    pub fn usage(used: u64, granted: u64) -> GrantUsage {
+        GrantUsage { used: Bytes::from_mib(used), granted: Bytes::from_mib(granted) }
     }
 
     /// Of the claim ml/train, granted 2000 MiB.
-    pub fn finding(seen: Seen, used: u64) -> Finding {
+    pub fn grant_event_of(kind: GrantEventKind, used: u64) -> GrantEvent {
         let claim = ClaimRef { namespace: "ml".into(), name: "train".into(), uid: ClaimUid::new("uid-1") };
-        Finding { claim, gpu: "GPU-0".into(), usage: usage(used, 2000), seen }
+        GrantEvent { claim, gpu: "GPU-0".into(), usage: usage(used, 2000), kind }
     }
 
     #[test]
     fn a_prepared_share_says_what_was_granted() {
         let share = held(HoldMode::Share(grant(2000, 4, Some(25))));
         let told = prepared(&[held(HoldMode::Whole), share]).unwrap();
-        assert_eq!((told.reason, told.tone), ("SharePrepared", Tone::Normal));
+        assert_eq!((told.reason, told.event_type), ("SharePrepared", EventType::Normal));
         assert_eq!(
             told.message,
             format!(
@@ -214,30 +222,34 @@ pub(super) mod tests {
 
     #[test]
     fn findings_have_both_numbers_and_what_to_do() {
-        for (seen, reason, tone) in [
-            (Seen::Over, "GrantExceeded", Tone::Warning),
-            (Seen::Ended { pid: 4711 }, "ProcessEnded", Tone::Warning),
-            (Seen::Bypass { pid: 4711 }, "LimitBypassed", Tone::Warning),
-            (Seen::Within, "GrantKept", Tone::Normal),
+        for (kind, reason, event_type) in [
+            (GrantEventKind::Over, "GrantExceeded", EventType::Warning),
+            (GrantEventKind::Ended { pid: 4711 }, "ProcessEnded", EventType::Warning),
+            (GrantEventKind::Bypass { pid: 4711 }, "LimitBypassed", EventType::Warning),
+            (GrantEventKind::Within, "GrantKept", EventType::Normal),
         ] {
-            let told = found(&finding(seen, 2300));
-            assert_eq!((told.reason, told.tone), (reason, tone));
+            let told = grant_event(&grant_event_of(kind, 2300));
+            assert_eq!((told.reason, told.event_type), (reason, event_type));
             assert!(told.message.contains("2300 MiB") && told.message.contains("2000 MiB"), "{told:?}");
         }
-        assert!(found(&finding(Seen::Ended { pid: 4711 }, 2300)).message.contains("process 4711 was ended"));
+        assert!(
+            grant_event(&grant_event_of(GrantEventKind::Ended { pid: 4711 }, 2300))
+                .message
+                .contains("process 4711 was ended")
+        );
     }
 
     #[test]
-    fn illness_and_recovery_are_told_apart() {
-        let told = |part, health| ailing(&Ailment { gpu: "GPU-0".into(), part, health });
-        let ill = told(Part::Board, Health::Unhealthy("Xid 79".to_owned()));
-        assert_eq!((ill.reason, ill.tone), ("DeviceUnhealthy", Tone::Warning));
+    fn ill_health_and_recovery_have_events_of_their_own() {
+        let told = |part, health| health_event(&PartHealth { gpu: "GPU-0".into(), part, health });
+        let ill = told(GpuPart::Board, Health::Unhealthy("Xid 79".to_owned()));
+        assert_eq!((ill.reason, ill.event_type), ("DeviceUnhealthy", EventType::Warning));
         assert!(ill.message.ends_with("Xid 79"), "{ill:?}");
-        assert_eq!(told(Part::Mps, Health::Unhealthy(String::new())).reason, "MpsUnhealthy");
-        assert_eq!(told(Part::Board, Health::Healthy).reason, "DeviceRecovered");
-        assert_eq!(told(Part::Mps, Health::Healthy).reason, "MpsRecovered");
-        let full = told(Part::Shm, Health::Unhealthy("64 of 64 MiB".to_owned()));
+        assert_eq!(told(GpuPart::Mps, Health::Unhealthy(String::new())).reason, "MpsUnhealthy");
+        assert_eq!(told(GpuPart::Board, Health::Healthy).reason, "DeviceRecovered");
+        assert_eq!(told(GpuPart::Mps, Health::Healthy).reason, "MpsRecovered");
+        let full = told(GpuPart::Shm, Health::Unhealthy("64 of 64 MiB".to_owned()));
         assert_eq!((full.reason, full.message.as_str()), ("SharedMemoryFull", "GPU-0: 64 of 64 MiB"));
-        assert_eq!(told(Part::Shm, Health::Healthy).reason, "SharedMemoryFreed");
+        assert_eq!(told(GpuPart::Shm, Health::Healthy).reason, "SharedMemoryFreed");
     }
 }
