@@ -4,13 +4,13 @@
 //! * [`Look`]: what one complete look at the node found, and what failed in it
 //! * [`Known`]: the inventory with the memory that tells a hiccup from a loss
 //! * [`Change`]: what became different, in words for logs and events
-//! * [`Ailments`]: what is wrong with boards, folded from Xids, looks and MPS daemons; [`xid()`]: what an
+//! * [`DeviceFaults`]: what is wrong with GPUs, computed from Xids, looks and MPS daemons; [`xid()`]: what an
 //!   Xid says of its board
 //!
 //! Pure. May import: model. May name: serde.
 
-mod ailment;
 mod change;
+mod device_fault;
 mod fold;
 mod settle;
 #[cfg(test)]
@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 use crate::model::gpu::NodeGpus;
 use crate::model::names::DeviceUuid;
 
-pub use ailment::{Ailment, Ailments, DaemonDown, Effect, Kind, Place, Run, ShmFull, Xid};
 pub use change::Change;
+pub use device_fault::{
+    DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultEffect, FaultKind, FaultLocation, ShmFull, Xid,
+};
 pub use fold::{ABSENT_LOOKS, FORGET_AFTER, Known, UNHEALTHY_AFTER};
 pub use xid::{Class, xid};
 

@@ -8,7 +8,7 @@ pub enum Class {
     /// Nothing: a program's own fault, or a remark beside another Xid.
     Harmless,
     /// It works on; a reset puts right what is left, when that is convenient.
-    Worn,
+    Degraded,
     /// It must be reset before it is used again. What runs may go on or fail by itself.
     Broken,
     /// It does not answer any more, and nothing on it goes on: the node must be restarted.
@@ -26,7 +26,7 @@ pub fn xid(code: u64) -> (Class, &'static str) {
 /// What runs is left alone.
 const UNKNOWN: (Class, &str) = (Class::Broken, "an error that this release does not know");
 
-use Class::{Broken, Harmless, Lost, Worn};
+use Class::{Broken, Degraded, Harmless, Lost};
 
 type Line = (&'static [u64], Class, &'static str);
 
@@ -56,17 +56,17 @@ const TABLE: &[Line] = &[
     (&[154, 171, 172], Harmless, "a remark beside another Xid"),
     // The catalogue asks for a reset. But a program can bring it about, and must not be able to take the
     // board from its neighbours; where a reset is due, others follow (NVIDIA's own plugins ignore it too).
-    (&[109], Worn, "switching between programs timed out"),
+    (&[109], Degraded, "switching between programs timed out"),
     // RESTART_APP or IGNORE, and a reset when it suits.
-    (&[63], Worn, "a row of memory is to be remapped at the next reset"),
-    (&[92], Worn, "memory corrects many single-bit errors"),
-    (&[94], Worn, "a memory error was contained to one program"),
-    (&[121], Worn, "errors on the link to the processor are being corrected"),
+    (&[63], Degraded, "a row of memory is to be remapped at the next reset"),
+    (&[92], Degraded, "memory corrects many single-bit errors"),
+    (&[94], Degraded, "a memory error was contained to one program"),
+    (&[121], Degraded, "errors on the link to the processor are being corrected"),
     // Their fatal forms come with a 48, as the catalogue's second table has it.
-    (&[144, 145, 146, 147, 148, 150], Worn, "an error on NVLink"),
-    (&[157], Worn, "a faulty part could not be retired"),
-    (&[160, 161], Worn, "a memory channel is being retired"),
-    (&[168], Worn, "the board has less memory than it should"),
+    (&[144, 145, 146, 147, 148, 150], Degraded, "an error on NVLink"),
+    (&[157], Degraded, "a faulty part could not be retired"),
+    (&[160, 161], Degraded, "a memory channel is being retired"),
+    (&[168], Degraded, "the board has less memory than it should"),
     // RESET_GPU, CHECK_MECHANICALS, RESTART_VM.
     (&[46], Broken, "the board stopped to work on what it was given"),
     (&[48], Broken, "memory has an uncorrectable error"),
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(xid(code).0, Class::Harmless, "{code}");
         }
         for code in [63, 92, 94, 109] {
-            assert_eq!(xid(code).0, Class::Worn, "{code}");
+            assert_eq!(xid(code).0, Class::Degraded, "{code}");
         }
         for code in [46, 48, 62, 64, 74, 95, 119, 120, 140, 143] {
             assert_eq!(xid(code).0, Class::Broken, "{code}");

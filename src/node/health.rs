@@ -1,17 +1,17 @@
-//! What kubelet shows of the devices' health: every allocatable device, as inventory and ailments have it.
+//! What kubelet shows of the devices' health: every allocatable device, with its health by inventory and faults.
 
 use std::convert::Infallible;
 
 use tokio::sync::watch;
 
-use crate::inventory::{Ailment, Ailments, Effect, Inventory};
+use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, Inventory};
 use crate::kubelet::DeviceHealth;
 use crate::model::gpu::Device;
 use crate::model::names::PoolName;
 use crate::ops::drain::Shutdown;
 
 /// The complete set of devices with their health. What is only told leaves a device healthy.
-pub fn of(inventory: &Inventory, ailments: &Ailments, pool: &PoolName) -> Vec<DeviceHealth> {
+pub fn of(inventory: &Inventory, device_faults: &DeviceFaults, pool: &PoolName) -> Vec<DeviceHealth> {
     let Inventory::Found(gpus) = inventory else { return Vec::new() };
     let devices = gpus.devices();
     devices
@@ -19,16 +19,17 @@ pub fn of(inventory: &Inventory, ailments: &Ailments, pool: &PoolName) -> Vec<De
         .map(|(name, device)| DeviceHealth {
             pool: pool.clone(),
             device: name,
-            state: state(&device, ailments),
+            state: state(&device, device_faults),
         })
         .collect()
 }
 
-fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
-    let ails = |ailment: &&Ailment| ailment.kind.is_fault() && ailment.kind.effect() > Effect::Told;
-    let found = ailments.of(device).into_iter().filter(ails);
-    let mut words: Vec<&str> = found.map(|ailment| ailment.words.as_str()).collect();
-    // Said here without waiting for the ailments to be told.
+fn state(device: &Device<'_>, device_faults: &DeviceFaults) -> Result<(), String> {
+    let is_reported =
+        |fault: &&DeviceFault| fault.kind.is_malfunction() && fault.kind.effect() > FaultEffect::ReportOnly;
+    let found = device_faults.of(device).into_iter().filter(is_reported);
+    let mut words: Vec<&str> = found.map(|fault| fault.words.as_str()).collect();
+    // Reported here without waiting for the device faults to be published.
     if let Some(reason) = device.gpu().health.problem()
         && !words.contains(&reason)
     {
@@ -37,16 +38,16 @@ fn state(device: &Device<'_>, ailments: &Ailments) -> Result<(), String> {
     if words.is_empty() { Ok(()) } else { Err(words.join("; ")) }
 }
 
-/// Keeps `health` up to date with inventory and ailments.
+/// Keeps `health` up to date with inventory and device faults.
 pub async fn run(
     mut inventory: watch::Receiver<Inventory>,
-    mut ailments: watch::Receiver<Ailments>,
+    mut device_faults: watch::Receiver<DeviceFaults>,
     pool: PoolName,
     health: watch::Sender<Vec<DeviceHealth>>,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
     loop {
-        let now = of(&inventory.borrow_and_update(), &ailments.borrow_and_update(), &pool);
+        let now = of(&inventory.borrow_and_update(), &device_faults.borrow_and_update(), &pool);
         health.send_if_modified(|before| {
             let changed = *before != now;
             *before = now;
@@ -54,7 +55,7 @@ pub async fn run(
         });
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
-            Ok(()) = ailments.changed() => {}
+            Ok(()) = device_faults.changed() => {}
             changed = inventory.changed() => if changed.is_err() {
                 // Discovery has ended: so does the process, or is about to.
                 shutdown.graceful().await;

@@ -3,21 +3,21 @@
 //! ```text
 //! NVML ─→ discovery ─→ watch<Inventory> ─→ publisher ─→ ResourceSlices
 //!             │              ├──────────→ health ────→ kubelet's health stream
-//!             └→ ailments ─→ watch<Ailments>: to both
+//!             └→ device_faults ─→ watch<DeviceFaults>: to both
 //!                            └──────────→ preparer ←── kubelet's calls
 //!                                           └→ lanes → executor → ledger (store), CDI file, GPU
 //!                                                ↑
 //!                                             sweeper (start, every minute) ←── holders ←── /proc
-//! prepared, found, ailing ─→ reporter ─→ status.devices and events of claims
+//! prepared, grant changed, health changed ─→ reporter ─→ status.devices and events of claims
 //! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
 //! May import: everything below, and ops. May name: tokio, tracing.
 
-pub mod ailments;
 pub mod config;
 mod daemons;
+pub mod device_faults;
 pub mod discovery;
 pub mod executor;
 mod findings;

@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use super::offering::{Keeps, Offering};
 pub use super::publication::{Pace, Phase, Publication};
 use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
-use crate::inventory::{Ailments, Inventory};
+use crate::inventory::{DeviceFaults, Inventory};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::NodeName;
@@ -63,7 +63,7 @@ pub struct Publisher {
     cluster: Arc<dyn Cluster>,
     node: NodeName,
     inventory: watch::Receiver<Inventory>,
-    ailments: Option<watch::Receiver<Ailments>>,
+    device_faults: Option<watch::Receiver<DeviceFaults>>,
     pace: Pace,
     state: watch::Sender<Publication>,
     offering: Offering,
@@ -114,7 +114,7 @@ impl Publisher {
             cluster,
             node,
             inventory,
-            ailments: None,
+            device_faults: None,
             pace: Pace::default(),
             state,
             offering: Offering::new(SharingPolicy::default()),
@@ -141,9 +141,9 @@ impl Publisher {
         Self { offering: Offering::new(policy), ..self }
     }
 
-    /// Devices that ail are tainted.
-    pub fn with_ailments(self, ailments: watch::Receiver<Ailments>) -> Self {
-        Self { ailments: Some(ailments), ..self }
+    /// Devices with faults are tainted.
+    pub fn with_device_faults(self, device_faults: watch::Receiver<DeviceFaults>) -> Self {
+        Self { device_faults: Some(device_faults), ..self }
     }
 
     /// Publishes until `stop`, or until the inventory's sender is gone. The lock is given back at once
@@ -191,7 +191,7 @@ impl Publisher {
                     Ok(()) => self.take_inventory(),
                     Err(_) => return,
                 },
-                () = changed(&mut self.ailments) => self.take_inventory(),
+                () = changed(&mut self.device_faults) => self.take_inventory(),
                 Some(event) = events.next() => self.take_event(&event),
                 () = until(due) => {
                     self.due = None;
@@ -209,8 +209,8 @@ impl Publisher {
             Inventory::Found(gpus) => (gpus.clone(), None),
             Inventory::Unavailable { reason } => (NodeGpus::default(), Some(reason.clone())),
         };
-        if let Some(ailments) = &mut self.ailments {
-            self.taints = taints(&gpus, &ailments.borrow_and_update());
+        if let Some(device_faults) = &mut self.device_faults {
+            self.taints = taints(&gpus, &device_faults.borrow_and_update());
         }
         let offered = offered(&gpus, self.offering.offer());
         let keeps = self.offering.keeps();
@@ -511,9 +511,9 @@ impl Publisher {
     }
 }
 
-/// The next change of what ails the devices; never, once there will be none.
-async fn changed(ailments: &mut Option<watch::Receiver<Ailments>>) {
-    if let Some(receiver) = ailments
+/// Waits for the next change of the device faults; forever, once there will be none.
+async fn changed(device_faults: &mut Option<watch::Receiver<DeviceFaults>>) {
+    if let Some(receiver) = device_faults
         && receiver.changed().await.is_ok()
     {
         return;

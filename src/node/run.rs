@@ -23,12 +23,12 @@ use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, LISTS_LIMIT, Watchdog};
-use super::{ailments, findings, health, sweeper};
+use super::{device_faults, findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
 use crate::host::{FileLock, LocalHost, LocalProcesses, Processes, boot};
-use crate::inventory::{Ailments, Inventory};
+use crate::inventory::{DeviceFaults, Inventory};
 use crate::kubelet::{self, Health, Registration};
 use crate::ledger::Phase;
 use crate::model::error_chain;
@@ -82,8 +82,8 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &mut tasks, &shutdown, looked);
-    let told = watch_ailments(&settings, &ledger.executor, &discovered, &mut tasks, &shutdown);
-    let (ailments, daemons) = (told.ailments.clone(), told.states.clone());
+    let told = watch_device_faults(&settings, &ledger.executor, &discovered, &mut tasks, &shutdown);
+    let (device_faults, daemons) = (told.device_faults.clone(), told.states.clone());
     let reporter = report(api, &ledger.executor, told, &mut tasks, &shutdown);
     let preparer = Arc::new(Preparer {
         cluster: cluster.clone(),
@@ -96,17 +96,18 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     });
     let (sender, devices) = watch::channel(Vec::new());
     let (inventory, pool) = (discovered.inventory.clone(), preparer.executor.pool.clone());
-    tasks.spawn("health", health::run(inventory, ailments.clone(), pool, sender, shutdown.clone()));
+    tasks.spawn("health", health::run(inventory, device_faults.clone(), pool, sender, shutdown.clone()));
     let registration =
         serve_kubelet(&settings, &preparer, devices, &mut tasks, &shutdown, registered).await?;
-    let published = publish(&settings, cluster, (&discovered, &ailments), &mut tasks, &shutdown);
+    let published = publish(&settings, cluster, (&discovered, &device_faults), &mut tasks, &shutdown);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
     let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
     tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
     tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
 
     let node = settings.node_name.clone();
-    let parts = Parts { node, discovered, ailments, published, registration, preparer, reporter, daemons };
+    let parts =
+        Parts { node, discovered, device_faults, published, registration, preparer, reporter, daemons };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));
@@ -241,7 +242,7 @@ fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, loo
 fn report(
     api: Arc<KubeCluster>,
     executor: &Executor,
-    told: ailments::Told,
+    told: device_faults::FaultReceivers,
     tasks: &mut Tasks,
     shutdown: &Shutdown,
 ) -> Reporter {
@@ -258,25 +259,26 @@ fn report(
     let records = executor.store.all();
     let ready = records.iter().filter(|record| record.phase == Phase::Ready);
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
-    tasks.spawn("reporter", reporting.run(told.judged, shutdown.clone()));
-    let daemons = ailments::report_daemons(told.ailments, told.states, reporter.clone(), shutdown.clone());
+    tasks.spawn("reporter", reporting.run(told.inventory_with_faults, shutdown.clone()));
+    let daemons =
+        device_faults::report_daemons(told.device_faults, told.states, reporter.clone(), shutdown.clone());
     tasks.spawn("daemon reports", daemons);
     reporter
 }
 
-fn watch_ailments(
+fn watch_device_faults(
     settings: &NodeSettings,
     executor: &Arc<Executor>,
     discovered: &Discovered,
     tasks: &mut Tasks,
     shutdown: &Shutdown,
-) -> ailments::Told {
-    let (watch, told) = ailments::Watch::new(ailments::Sources {
+) -> device_faults::FaultReceivers {
+    let (watch, told) = device_faults::FaultWatcher::new(device_faults::Sources {
         discovered: discovered.clone(),
         executor: executor.clone(),
         folder: settings.host.state_dir.clone(),
         sys_root: settings.host.sysfs_root.clone(),
-        every: ailments::Sources::EVERY,
+        every: device_faults::Sources::EVERY,
     });
     tasks.spawn("ailments", watch.run(shutdown.clone()));
     told
@@ -315,7 +317,7 @@ async fn serve_kubelet(
 fn publish(
     settings: &NodeSettings,
     cluster: Arc<dyn Cluster>,
-    (discovered, ailments): (&Discovered, &watch::Receiver<Ailments>),
+    (discovered, device_faults): (&Discovered, &watch::Receiver<DeviceFaults>),
     tasks: &mut Tasks,
     shutdown: &Shutdown,
 ) -> watch::Receiver<Publication> {
@@ -326,7 +328,8 @@ fn publish(
     });
     let inventory = discovered.inventory.clone();
     let (publisher, published) = Publisher::new(cluster, settings.node_name.clone(), inventory);
-    let publisher = publisher.with_sharing(settings.sharing.clone()).with_ailments(ailments.clone());
+    let publisher =
+        publisher.with_sharing(settings.sharing.clone()).with_device_faults(device_faults.clone());
     let stop = stop(shutdown, tasks);
     tasks.spawn("publisher", async move {
         publisher.run(lock, stop).await;

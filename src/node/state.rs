@@ -11,7 +11,7 @@ use super::discovery::{Discovered, DiscoveryState};
 use super::preparer::Preparer;
 use super::publisher::{Phase, Publication};
 use super::reporter::Reporter;
-use crate::inventory::{Ailment, Ailments, Inventory, Kind};
+use crate::inventory::{DeviceFault, DeviceFaults, FaultKind, Inventory};
 use crate::kubelet::Registration;
 use crate::model::gpu::{Device, Health};
 use crate::model::names::NodeName;
@@ -28,7 +28,7 @@ const GAUGES_EVERY: Duration = Duration::from_secs(5);
 pub struct Parts {
     pub node: NodeName,
     pub discovered: Discovered,
-    pub ailments: watch::Receiver<Ailments>,
+    pub device_faults: watch::Receiver<DeviceFaults>,
     pub published: watch::Receiver<Publication>,
     pub registration: watch::Receiver<Registration>,
     pub preparer: Arc<Preparer>,
@@ -51,8 +51,8 @@ impl Parts {
         dump.add("inventory", move || json!(*inventory.borrow()));
         let discovery = self.discovered.state.clone();
         dump.add("discovery", move || looks(&discovery.borrow()));
-        let (inventory, ails) = (self.discovered.inventory.clone(), self.ailments.clone());
-        dump.add("ailments", move || ailments(&inventory.borrow(), &ails.borrow()));
+        let (inventory, faults) = (self.discovered.inventory.clone(), self.device_faults.clone());
+        dump.add("ailments", move || device_faults(&inventory.borrow(), &faults.borrow()));
         let published = self.published.clone();
         dump.add("slices", move || publication(&published.borrow()));
         let registration = self.registration.clone();
@@ -87,22 +87,22 @@ fn looks(state: &DiscoveryState) -> Value {
 }
 
 /// Each with the devices that it concerns.
-fn ailments(inventory: &Inventory, ailments: &Ailments) -> Value {
+fn device_faults(inventory: &Inventory, device_faults: &DeviceFaults) -> Value {
     let devices = match inventory {
         Inventory::Found(gpus) => gpus.devices(),
         Inventory::Unknown | Inventory::Unavailable { .. } => Default::default(),
     };
-    let one = |ailment: &Ailment| {
-        let concerned = devices.iter().filter(|(_, device)| ailments.of(device).contains(&ailment));
+    let one = |fault: &DeviceFault| {
+        let concerned = devices.iter().filter(|(_, device)| device_faults.of(device).contains(&fault));
         json!({
             "devices": concerned.map(|(name, _)| name).collect::<Vec<_>>(),
-            "kind": ailment.kind.word(),
-            "effect": format!("{:?}", ailment.kind.effect()),
-            "since": ailment.since,
-            "words": ailment.words,
+            "kind": fault.kind.word(),
+            "effect": fault.kind.effect().as_str(),
+            "since": fault.since,
+            "words": fault.words,
         })
     };
-    ailments.iter().map(one).collect()
+    device_faults.iter().map(one).collect()
 }
 
 fn publication(published: &Publication) -> Value {
@@ -178,9 +178,9 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> R
         }
         let withheld = parts.preparer.executor.holders.withheld().borrow().len();
         metrics.withheld_claims.set(i64::try_from(withheld).unwrap_or(i64::MAX));
-        for kind in Kind::WORDS {
-            let count = parts.ailments.borrow().iter().filter(|ailment| ailment.kind.word() == kind).count();
-            metrics.ailments(kind, count);
+        for kind in FaultKind::WORDS {
+            let count = parts.device_faults.borrow().iter().filter(|fault| fault.kind.word() == kind).count();
+            metrics.device_faults(kind, count);
         }
         counted.looks(&parts.discovered.state.borrow(), &metrics);
         counted.publication(&parts.published.borrow(), &metrics);

@@ -116,7 +116,7 @@ impl MetricConstructor<Histogram> for OperationHistogram {
 pub struct NodeMetrics {
     operations: Family<OperationLabels, Histogram, OperationHistogram>,
     devices: Family<DeviceLabels, Gauge>,
-    ailments: Family<KindLabels, Gauge>,
+    device_faults: Family<KindLabels, Gauge>,
     ledger_records: Family<PhaseLabels, Gauge>,
     /// Creations, replacements and deletions of this node's slices.
     pub slice_writes: Counter,
@@ -163,9 +163,9 @@ impl NodeMetrics {
         self.devices.get_or_create(&DeviceLabels { r#type, health }).set(gauge_value(count));
     }
 
-    /// How many ailments of a kind the devices have now. Tell every kind, the absent ones too.
-    pub fn ailments(&self, kind: &'static str, count: usize) {
-        self.ailments.get_or_create(&KindLabels { kind }).set(gauge_value(count));
+    /// How many faults of a kind the devices have now. To be called for every kind, absent ones included.
+    pub fn device_faults(&self, kind: &'static str, count: usize) {
+        self.device_faults.get_or_create(&KindLabels { kind }).set(gauge_value(count));
     }
 
     /// How many records the ledger has now in a phase. Tell every phase, the empty ones too.
@@ -183,7 +183,7 @@ impl NodeMetrics {
         let metrics = Self {
             operations: Family::new_with_constructor(OperationHistogram),
             devices: Family::default(),
-            ailments: Family::default(),
+            device_faults: Family::default(),
             ledger_records: Family::default(),
             slice_writes: Counter::default(),
             slice_failures: Counter::default(),
@@ -263,7 +263,7 @@ impl NodeMetrics {
         registry.register(
             "ailments",
             "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), or held by nobody's right (withheld), by kind",
-            self.ailments.clone(),
+            self.device_faults.clone(),
         );
         registry.register(
             "slice_writes",
@@ -348,7 +348,7 @@ mod tests {
         metrics.operation(Operation::Prepare, Outcome::NotYet, Duration::from_micros(1500));
         metrics.devices(DeviceType::Gpu, DeviceHealth::Healthy, 8);
         metrics.ledger_records("ready", 3);
-        metrics.ailments("xid", 2);
+        metrics.device_faults("xid", 2);
         metrics.slice_writes.inc();
         metrics.discovery_looks.inc_by(2);
         metrics.discovery_last_look.set(0.25);

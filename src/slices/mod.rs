@@ -4,11 +4,11 @@
 //!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
 //! * [`violations`]: the API server's limits, checked before anything is sent
 //! * [`Grantable`]: a published board, read back by who places shares on it
-//! * [`taints`]: what ails the devices, so that pods are kept off
+//! * [`taints`]: the faults of devices as taints, which keep pods off
 //! * [`diff`]: contents and what is stored to the fewest writes; a pool's generation never goes back
 //! * [`dropped`]: which fields an API server without a feature gate has silently left out
 //!
-//! May import: model, inventory (ailments), sharing (what a board can grant). May name: k8s-openapi (as data only), serde,
+//! May import: model, inventory (device faults), sharing (what a board can grant). May name: k8s-openapi (as data only), serde,
 //! serde_json, thiserror.
 
 mod compare;

@@ -1,31 +1,33 @@
-//! What ails a device, as taints (KEP-5055).
+//! The faults of a device as taints (KEP-5055).
 
 use super::{Effect, Taint, Taints};
-use crate::inventory::{self, Ailment, Ailments, Kind};
+use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, FaultKind};
 use crate::model::gpu::{Device, Gpu, NodeGpus};
 use crate::model::names::DRIVER;
 
-/// The taints of each device that ails, the worst first; none for what is only told. Keys are those of
+/// The taints of each device with faults, the worst first; a fault that is reported only has none. Keys are those of
 /// NVIDIA's driver where it has them (`gpu.nvidia.com/xid`, its value the code; `gpu.nvidia.com/gpu-lost`).
-pub fn taints(gpus: &NodeGpus, ailments: &Ailments) -> Taints {
-    let of = |device: &Device<'_>| ailments.of(device).into_iter().filter_map(taint).collect::<Vec<_>>();
+pub fn taints(gpus: &NodeGpus, device_faults: &DeviceFaults) -> Taints {
+    let of = |device: &Device<'_>| device_faults.of(device).into_iter().filter_map(taint).collect::<Vec<_>>();
     let devices = gpus.gpus.iter().flat_map(Gpu::devices);
     devices.map(|device| (device.name(), of(&device))).filter(|(_, taints)| !taints.is_empty()).collect()
 }
 
-fn taint(ailment: &Ailment) -> Option<Taint> {
-    let effect = match ailment.kind.effect() {
-        inventory::Effect::Told => return None,
-        inventory::Effect::NoNewPods => Effect::NoSchedule,
-        inventory::Effect::NoPods => Effect::NoExecute,
+fn taint(fault: &DeviceFault) -> Option<Taint> {
+    let effect = match fault.kind.effect() {
+        FaultEffect::ReportOnly => return None,
+        FaultEffect::NoNewPods => Effect::NoSchedule,
+        FaultEffect::NoPods => Effect::NoExecute,
     };
-    let value = match ailment.kind {
-        Kind::Xid(code) => code.to_string(),
-        Kind::Lost | Kind::Unreachable | Kind::MpsDaemonDown | Kind::ShmFull | Kind::Withheld => {
-            String::new()
-        }
+    let value = match fault.kind {
+        FaultKind::Xid(code) => code.to_string(),
+        FaultKind::Lost
+        | FaultKind::Unreachable
+        | FaultKind::MpsDaemonDown
+        | FaultKind::ShmFull
+        | FaultKind::Withheld => String::new(),
     };
-    Some(Taint { key: format!("{DRIVER}/{}", ailment.kind.word()), value, effect })
+    Some(Taint { key: format!("{DRIVER}/{}", fault.kind.word()), value, effect })
 }
 
 #[cfg(test)]
@@ -46,10 +48,11 @@ mod tests {
         let xid = |code| Xid { gpu: gpus.gpus[0].uuid.clone(), code, gpu_instance: None };
         let down =
             DaemonDown { group: MpsGroup::new([gpus.gpus[0].uuid.clone()]), reason: "it exited".into() };
-        let ailments =
-            [63, 48, 79, u64::MAX].iter().fold(Ailments::default(), |all, code| all.and_xid(&xid(*code), 1));
-        let ailments = ailments.and_facts(&Inventory::Found(gpus.clone()), &[down], 1);
-        let taints = taints(&gpus, &ailments);
+        let device_faults = [63, 48, 79, u64::MAX]
+            .iter()
+            .fold(DeviceFaults::default(), |all, code| all.with_xid(&xid(*code), 1));
+        let device_faults = device_faults.with_facts(&Inventory::Found(gpus.clone()), &[down], 1);
+        let taints = taints(&gpus, &device_faults);
         let words = |name: &str| -> Vec<String> {
             let all = taints.get(&name.into()).into_iter().flatten();
             all.map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect.as_str())).collect()

@@ -4,12 +4,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod ailments;
 mod cdi;
 mod cluster;
 mod controller;
 mod crash;
 mod deploy;
+mod device_faults;
 mod explain;
 mod fake_kubelet;
 mod fake_mps;

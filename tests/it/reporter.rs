@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::conditions::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
-use tranche::inventory::{Ailments, DaemonDown, Inventory};
+use tranche::inventory::{DaemonDown, DeviceFaults, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
@@ -17,7 +17,7 @@ use tranche::model::gpu::{Gpu, Health, NodeGpus};
 use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
-use tranche::node::ailments::report_daemons;
+use tranche::node::device_faults::report_daemons;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
 use tranche::ops::drain::Shutdown;
 use tranche::supervisor::words::{DaemonPhase, DaemonState};
@@ -236,16 +236,16 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let intent = intent("train", share());
     put_claim(&api, &intent);
     let mut desk = Desk::start(&api, quick(), vec![intent]);
-    let (ailments, told) = watch::channel(Ailments::default());
+    let (device_faults, told) = watch::channel(DeviceFaults::default());
     let (_states, states) = watch::channel(Vec::new());
     let run = report_daemons(told, states, desk.reporter.clone(), desk.shutdown.clone());
     desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
-    ailments.send_replace(Ailments::default().and_facts(&Inventory::Unknown, &[down], 1));
+    device_faults.send_replace(DeviceFaults::default().with_facts(&Inventory::Unknown, &[down], 1));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
     let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
     assert!(unhealthy["message"].as_str().unwrap().contains("it exited"), "{unhealthy}");
-    ailments.send_replace(Ailments::default());
+    device_faults.send_replace(DeviceFaults::default());
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
     desk.stop().await;
 }
@@ -270,7 +270,7 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
         }]
     };
     let mut desk = Desk::start(&api, quick(), claims);
-    let (_ailments, told) = watch::channel(Ailments::default());
+    let (_device_faults, told) = watch::channel(DeviceFaults::default());
     let (states, known) = watch::channel(serving(7, 3));
     let run = report_daemons(told, known, desk.reporter.clone(), desk.shutdown.clone());
     desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));

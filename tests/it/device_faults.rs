@@ -1,4 +1,4 @@
-//! What ails a GPU, from what NVML and `tranche mps` tell to the taints in the API server and the words for
+//! The faults of a GPU, from what NVML and `tranche mps` tell to the taints in the API server and the words for
 //! kubelet, over restarts, reboots and a driver that is loaded anew.
 
 use std::fs;
@@ -10,12 +10,12 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::KubeCluster;
-use tranche::inventory::{Ailments, Inventory};
+use tranche::inventory::{DeviceFaults, Inventory};
 use tranche::model::gpu::Health;
 use tranche::model::names::{NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{SharedMemory, SharedMemoryUser};
-use tranche::node::ailments::{FILE, Sources, Watch};
+use tranche::node::device_faults::{FILE, FaultWatcher, Sources};
 use tranche::node::discovery::{Discovered, DiscoveryState};
 use tranche::node::health;
 use tranche::node::publisher::{Pace, Publication, Publisher};
@@ -28,8 +28,8 @@ use crate::site::{Claim, Life, NODE, Site, uuid};
 
 const SLICES: &str = "resourceslices";
 
-/// A node whose ailments are watched and published; its process can be started anew.
-struct Ward {
+/// A node whose device faults are watched and published; its process can be started anew.
+struct TestNode {
     site: Site,
     api: MockApi,
     events: broadcast::Sender<GpuEvent>,
@@ -37,18 +37,18 @@ struct Ward {
 
 /// One run of the process.
 struct Run<'a> {
-    ward: &'a Ward,
+    node: &'a TestNode,
     life: Life,
-    ailments: watch::Receiver<Ailments>,
+    device_faults: watch::Receiver<DeviceFaults>,
     /// As the reporter is given it.
-    judged: watch::Receiver<Inventory>,
+    inventory_with_faults: watch::Receiver<Inventory>,
     published: watch::Receiver<Publication>,
     shutdown: Shutdown,
     stop: CancellationToken,
     tasks: [JoinHandle<()>; 2],
 }
 
-impl Ward {
+impl TestNode {
     fn new() -> Self {
         let site = Site::with_whole_gpus(2);
         let api = MockApi::new();
@@ -65,24 +65,33 @@ impl Ward {
             state: watch::channel(DiscoveryState::default()).1,
             events: self.events.subscribe().into(),
         };
-        let (watch, told) = Watch::new(Sources {
+        let (watch, told) = FaultWatcher::new(Sources {
             discovered,
             executor: life.preparer.executor.clone(),
             folder: self.site.path("state"),
             sys_root: self.site.path("sys"),
             every: Duration::from_millis(10),
         });
-        let ailments = told.ailments.clone();
+        let device_faults = told.device_faults.clone();
         let cluster = Arc::new(KubeCluster::with_client(self.api.client(), NodeName::new(NODE)));
         let (publisher, published) = Publisher::new(cluster, NodeName::new(NODE), self.site.gpus.subscribe());
-        let publisher = publisher.with_pace(quick()).with_ailments(ailments.clone());
+        let publisher = publisher.with_pace(quick()).with_device_faults(device_faults.clone());
         let (shutdown, stop) = (Shutdown::new(), CancellationToken::new());
         let (until, publishing) = (shutdown.clone(), stop.clone());
         let tasks = [
             tokio::spawn(async move { _ = watch.run(until).await }),
             tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
         ];
-        Run { ward: self, life, ailments, judged: told.judged, published, shutdown, stop, tasks }
+        Run {
+            node: self,
+            life,
+            device_faults,
+            inventory_with_faults: told.inventory_with_faults,
+            published,
+            shutdown,
+            stop,
+            tasks,
+        }
     }
 
     fn xid(&self, minor: u32, code: u64) {
@@ -141,10 +150,10 @@ impl Run<'_> {
         }
     }
 
-    async fn until(&self, what: &str, holds: impl Fn(&Ailments) -> bool) {
-        let mut ailments = self.ailments.clone();
-        let found = tokio::time::timeout(PATIENCE, ailments.wait_for(holds)).await.is_ok();
-        assert!(found, "waited in vain for {what}: {:?}", self.ailments.borrow());
+    async fn until(&self, what: &str, holds: impl Fn(&DeviceFaults) -> bool) {
+        let mut device_faults = self.device_faults.clone();
+        let found = tokio::time::timeout(PATIENCE, device_faults.wait_for(holds)).await.is_ok();
+        assert!(found, "waited in vain for {what}: {:?}", self.device_faults.borrow());
     }
 
     async fn until_published(&self, what: &str, holds: impl Fn(&Publication) -> bool) {
@@ -156,7 +165,7 @@ impl Run<'_> {
     /// What kubelet is told of a GPU; none if it is healthy.
     fn unhealthy(&self, minor: u32) -> Option<String> {
         let pool = PoolName::new(NODE);
-        let told = health::of(&self.ward.site.gpus.borrow(), &self.ailments.borrow(), &pool);
+        let told = health::of(&self.node.site.gpus.borrow(), &self.device_faults.borrow(), &pool);
         let device = told.into_iter().find(|device| device.device.as_str() == format!("gpu-{minor}"));
         device.unwrap().state.err()
     }
@@ -166,31 +175,31 @@ const XID_48: &str = "gpu.nvidia.com/xid=48:NoSchedule";
 
 #[tokio::test]
 async fn an_xid_keeps_pods_off_until_the_driver_is_loaded_anew_over_restarts_too() {
-    let ward = Ward::new();
-    let run = ward.start();
-    ward.until_taints(0, &[]).await;
-    ward.xid(0, 48);
-    ward.until_taints(0, &[XID_48]).await;
+    let node = TestNode::new();
+    let run = node.start();
+    node.until_taints(0, &[]).await;
+    node.xid(0, 48);
+    node.until_taints(0, &[XID_48]).await;
     let words = run.unhealthy(0).unwrap();
     assert!(words.contains("Xid 48") && words.contains("reset"), "{words}");
-    assert_eq!((ward.taints(1), run.unhealthy(1)), (Some(vec![]), None), "the other GPU is well");
-    ward.until_file().await;
+    assert_eq!((node.taints(1), run.unhealthy(1)), (Some(vec![]), None), "the other GPU is well");
+    node.until_file().await;
     run.end().await;
 
-    let writes = ward.api.writes(SLICES);
-    let run = ward.start();
-    run.until("what was remembered", |ailments| !ailments.is_empty()).await;
+    let writes = node.api.writes(SLICES);
+    let run = node.start();
+    run.until("what was remembered", |device_faults| !device_faults.is_empty()).await;
     run.until_published("both GPUs", |p| p.devices == 2).await;
-    assert_eq!((ward.taints(0).unwrap(), ward.api.writes(SLICES)), (vec![XID_48.to_owned()], writes));
+    assert_eq!((node.taints(0).unwrap(), node.api.writes(SLICES)), (vec![XID_48.to_owned()], writes));
 
-    ward.load_driver_anew();
-    ward.until_taints(0, &[]).await;
+    node.load_driver_anew();
+    node.until_taints(0, &[]).await;
     assert_eq!(run.unhealthy(0), None);
     run.end().await;
-    assert!(!ward.file_is_there(), "there is nothing to remember");
+    assert!(!node.file_is_there(), "there is nothing to remember");
 }
 
-impl Ward {
+impl TestNode {
     /// Waits until what is remembered lasts.
     async fn until_file(&self) {
         let there = async {
@@ -204,151 +213,154 @@ impl Ward {
 
 #[tokio::test]
 async fn a_reboot_and_a_word_from_the_administrator_clear_xids() {
-    let ward = Ward::new();
-    let run = ward.start();
-    ward.xid(1, 119);
-    ward.until_taints(1, &["gpu.nvidia.com/xid=119:NoSchedule"]).await;
-    ward.until_file().await;
-    fs::remove_file(ward.site.path("state").join(FILE)).unwrap();
-    ward.until_taints(1, &[]).await;
+    let node = TestNode::new();
+    let run = node.start();
+    node.xid(1, 119);
+    node.until_taints(1, &["gpu.nvidia.com/xid=119:NoSchedule"]).await;
+    node.until_file().await;
+    fs::remove_file(node.site.path("state").join(FILE)).unwrap();
+    node.until_taints(1, &[]).await;
 
-    ward.xid(1, 95);
-    ward.until_taints(1, &["gpu.nvidia.com/xid=95:NoSchedule"]).await;
-    ward.until_file().await;
+    node.xid(1, 95);
+    node.until_taints(1, &["gpu.nvidia.com/xid=95:NoSchedule"]).await;
+    node.until_file().await;
     run.end().await;
-    ward.site.reboot();
-    let run = ward.start();
-    ward.until_taints(1, &[]).await;
-    assert!(run.ailments.borrow().is_empty());
+    node.site.reboot();
+    let run = node.start();
+    node.until_taints(1, &[]).await;
+    assert!(run.device_faults.borrow().is_empty());
     run.end().await;
 }
 
 #[tokio::test]
 async fn a_lost_board_loses_its_pods_and_a_programs_fault_costs_nothing() {
-    let ward = Ward::new();
-    let run = ward.start();
+    let node = TestNode::new();
+    let run = node.start();
     for code in [13, 31, 43, 45] {
-        ward.xid(0, code);
+        node.xid(0, code);
     }
-    ward.xid(0, 63);
-    run.until("the worn memory", |ailments| !ailments.is_empty()).await;
-    assert_eq!(run.ailments.borrow().iter().count(), 1, "programs' faults ail nobody");
+    node.xid(0, 63);
+    run.until("the worn memory", |device_faults| !device_faults.is_empty()).await;
+    assert_eq!(run.device_faults.borrow().iter().count(), 1, "programs' faults are no faults of the device");
     assert_eq!(run.unhealthy(0), None, "what can wait is told elsewhere");
-    ward.xid(1, 79);
-    ward.until_taints(1, &["gpu.nvidia.com/gpu-lost=79:NoExecute"]).await;
-    let ill = |inventory: &Inventory| {
+    node.xid(1, 79);
+    node.until_taints(1, &["gpu.nvidia.com/gpu-lost=79:NoExecute"]).await;
+    let unhealthy = |inventory: &Inventory| {
         let Inventory::Found(gpus) = inventory else { return vec![] };
         gpus.gpus.iter().filter(|gpu| gpu.health != Health::Healthy).map(|gpu| gpu.minor).collect()
     };
-    let judged = run.judged.clone().wait_for(|inventory| ill(inventory) == [1]).await.is_ok();
-    assert!(judged, "claims on the lost board are told");
-    assert_eq!(ward.taints(0), Some(vec![]));
+    let inventory_with_faults =
+        run.inventory_with_faults.clone().wait_for(|inventory| unhealthy(inventory) == [1]).await.is_ok();
+    assert!(inventory_with_faults, "claims on the lost board are told");
+    assert_eq!(node.taints(0), Some(vec![]));
     run.end().await;
 }
 
 #[tokio::test]
 async fn a_gpu_that_cannot_be_read_is_tainted_while_that_is_so() {
-    let ward = Ward::new();
-    let run = ward.start();
-    ward.until_taints(0, &[]).await;
+    let node = TestNode::new();
+    let run = node.start();
+    node.until_taints(0, &[]).await;
     let set = |health: Health| {
-        ward.site.gpus.send_modify(|inventory| {
+        node.site.gpus.send_modify(|inventory| {
             let Inventory::Found(gpus) = inventory else { unreachable!() };
             gpus.gpus[0].health = health;
         });
     };
     set(Health::Unhealthy("the GPU does not answer".into()));
-    ward.until_taints(0, &["gpu.nvidia.com/unreachable=:NoSchedule"]).await;
+    node.until_taints(0, &["gpu.nvidia.com/unreachable=:NoSchedule"]).await;
     assert_eq!(run.unhealthy(0).as_deref(), Some("the GPU does not answer"), "said once");
     set(Health::Lost("the GPU has left the bus".into()));
-    ward.until_taints(0, &["gpu.nvidia.com/gpu-lost=:NoExecute"]).await;
+    node.until_taints(0, &["gpu.nvidia.com/gpu-lost=:NoExecute"]).await;
     assert_eq!(run.unhealthy(0).as_deref(), Some("the GPU has left the bus"), "said once");
     set(Health::Healthy);
-    ward.until_taints(0, &[]).await;
+    node.until_taints(0, &[]).await;
     run.end().await;
 }
 
 #[tokio::test]
 async fn a_dead_mps_daemon_taints_its_gpu_until_it_serves_again() {
-    let ward = Ward::new();
-    let run = ward.start();
+    let node = TestNode::new();
+    let run = node.start();
     let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
-    ward.site.api.put(&claim);
+    node.site.api.put(&claim);
     run.life.prepared(&claim, "share").await;
-    ward.site.mps.forget_all();
-    ward.until_taints(0, &["gpu.nvidia.com/mps-daemon-down=:NoSchedule"]).await;
+    node.site.mps.forget_all();
+    node.until_taints(0, &["gpu.nvidia.com/mps-daemon-down=:NoSchedule"]).await;
     assert!(run.unhealthy(0).unwrap().contains("MPS daemon"));
     run.life.sweep().await.unwrap();
-    ward.until_taints(0, &[]).await;
+    node.until_taints(0, &[]).await;
 
-    ward.site.mps.trouble(Some(Trouble::Away));
-    run.until("the supervisor's absence", |ailments| !ailments.is_empty()).await;
+    node.site.mps.trouble(Some(Trouble::Away));
+    run.until("the supervisor's absence", |device_faults| !device_faults.is_empty()).await;
     assert!(run.unhealthy(0).unwrap().contains("tranche mps"), "{:?}", run.unhealthy(0));
-    ward.site.mps.trouble(None);
-    run.until("its return", Ailments::is_empty).await;
+    node.site.mps.trouble(None);
+    run.until("its return", DeviceFaults::is_empty).await;
     run.end().await;
 }
 
 #[tokio::test]
 async fn a_full_shm_taints_its_gpu_until_it_has_room_or_nobody_has_it() {
-    let ward = Ward::new();
-    let run = ward.start();
+    let node = TestNode::new();
+    let run = node.start();
     let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
-    ward.site.api.put(&claim);
+    node.site.api.put(&claim);
     run.life.prepared(&claim, "share").await;
-    ward.until_taints(0, &[]).await;
+    node.until_taints(0, &[]).await;
     let usage = |used| {
         let (used, size) = (Bytes::from_mib(used), Bytes::from_mib(64));
         let most = Some(SharedMemoryUser { uid: 1000, used, files: 1 });
         Some(SharedMemory { used, size, files: 3, files_max: 8194, most })
     };
-    ward.site.mps.shm(usage(63));
-    ward.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
+    node.site.mps.shm(usage(63));
+    node.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
     let told = run.unhealthy(0).unwrap();
     assert!(told.contains("63 of 64 MiB") && told.contains("of user 1000"), "{told}");
-    ward.site.mps.shm(usage(10));
-    ward.until_taints(0, &[]).await;
-    ward.site.mps.shm(usage(64));
-    ward.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
+    node.site.mps.shm(usage(10));
+    node.until_taints(0, &[]).await;
+    node.site.mps.shm(usage(64));
+    node.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
     run.life.unprepare(&claim).await.unwrap();
-    ward.until_taints(0, &[]).await;
+    node.until_taints(0, &[]).await;
     run.end().await;
 }
 
 #[tokio::test]
 async fn an_api_server_that_drops_taints_is_not_written_to_over_and_over() {
-    let ward = Ward::new();
-    ward.api.drop_fields(&["taints"]);
-    let run = ward.start();
-    ward.until_taints(0, &[]).await;
-    ward.xid(0, 48);
+    let node = TestNode::new();
+    node.api.drop_fields(&["taints"]);
+    let run = node.start();
+    node.until_taints(0, &[]).await;
+    node.xid(0, 48);
     run.until_published("the loss", |p| p.dropped.to_string().contains("DRADeviceTaints")).await;
     assert!(run.unhealthy(0).is_some(), "kubelet is told all the same");
-    let writes = ward.api.writes(SLICES);
+    let writes = node.api.writes(SLICES);
     for code in [62, 119] {
-        ward.xid(1, code);
-        run.until("the Xid", |ailments| ailments.iter().any(|a| a.words.contains(&format!("Xid {code}"))))
-            .await;
+        node.xid(1, code);
+        run.until("the Xid", |device_faults| {
+            device_faults.iter().any(|a| a.words.contains(&format!("Xid {code}")))
+        })
+        .await;
     }
-    let looks = ward.api.count(Verb::List, SLICES);
-    ward.api.cut_watches(true);
-    ward.api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
-    assert_eq!(ward.api.writes(SLICES), writes);
+    let looks = node.api.count(Verb::List, SLICES);
+    node.api.cut_watches(true);
+    node.api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    assert_eq!(node.api.writes(SLICES), writes);
     run.end().await;
 }
 
 #[tokio::test]
 async fn a_damaged_file_forgets_and_does_not_stop_the_start() {
-    let ward = Ward::new();
+    let node = TestNode::new();
     for text in
         ["", "{\"version\":", "{\"version\":99,\"run\":{\"boot\":\"b\",\"driver\":1},\"ailments\":[]}"]
     {
-        fs::write(ward.site.path("state").join(FILE), text).unwrap();
-        let run = ward.start();
-        assert!(run.ailments.borrow().is_empty());
-        ward.xid(0, 48);
-        run.until("the Xid", |ailments| !ailments.is_empty()).await;
+        fs::write(node.site.path("state").join(FILE), text).unwrap();
+        let run = node.start();
+        assert!(run.device_faults.borrow().is_empty());
+        node.xid(0, 48);
+        run.until("the Xid", |device_faults| !device_faults.is_empty()).await;
         run.end().await;
-        fs::remove_file(ward.site.path("state").join(FILE)).unwrap();
+        fs::remove_file(node.site.path("state").join(FILE)).unwrap();
     }
 }

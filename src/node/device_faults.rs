@@ -1,10 +1,10 @@
-//! Keeps what ails the boards up to date: Xids as NVML tells of them, looks at the GPUs, and, while claims
-//! need MPS daemons, whether those serve. The publisher makes taints of it, the health stream says it, and the
-//! reporter tells the claims concerned.
+//! Keeps the faults of the GPUs up to date, from Xids that NVML reports, from looks at the GPUs and, while claims
+//! need MPS daemons, from the state of those daemons. The publisher turns faults into taints, the health stream
+//! reports them to kubelet, and the reporter to the claims concerned.
 //!
-//! Xids are told once and outlast this process in [`FILE`], with the boot and the driver's load in which
-//! they were seen; another one clears them, since it means a reset. Who has reset a board alone removes the
-//! file: then they are forgotten too.
+//! NVML reports an Xid once, so Xids outlast this process in [`FILE`], with the boot and the load of the driver in
+//! which they were seen. Another boot or load clears them, because it means a reset. An administrator who has reset
+//! a single GPU removes the file to clear them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -26,7 +26,9 @@ use super::holders::Withheld;
 use super::reporter::Reporter;
 use crate::conditions;
 use crate::host::{Lasting, boot};
-use crate::inventory::{Ailment, Ailments, DaemonDown, Inventory, Kind, Place, Run, ShmFull, Xid};
+use crate::inventory::{
+    DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
+};
 use crate::ledger::{HeldDevice, HoldMode, Phase};
 use crate::model::error_chain;
 use crate::model::gpu::Health;
@@ -39,7 +41,7 @@ use crate::supervisor::words::{DaemonPhase, DaemonState};
 /// In the state folder.
 pub const FILE: &str = "ailments.json";
 const VERSION: u32 = 1;
-/// So many times rarer are the looks while nothing ails and nobody needs a daemon.
+/// How many times rarer the looks are while there is no fault and no claim needs a daemon.
 const IDLE_LOOKS: u32 = 10;
 /// The kernel module whose load is a reset of every board.
 const MODULE: &str = "nvidia";
@@ -71,20 +73,20 @@ impl Sources {
     pub const EVERY: Duration = Duration::from_secs(1);
 }
 
-/// The loop. Made by [`Watch::new`], driven by [`Watch::run`].
-pub struct Watch {
+/// The loop. Made by [`FaultWatcher::new`], driven by [`FaultWatcher::run`].
+pub struct FaultWatcher {
     sources: Arc<Sources>,
-    run: Run,
-    known: Ailments,
+    run: DriverSession,
+    known: DeviceFaults,
     daemons: Daemons,
-    /// Devices that are held by nobody's right, and why, in words.
+    /// Devices that processes use without an allocation, and why, as text.
     withheld: BTreeMap<DeviceUuid, String>,
     saving: Saving,
     /// Times that the file was brought up to date.
     saves: u64,
     events: broadcast::Receiver<GpuEvent>,
-    out: watch::Sender<Ailments>,
-    judged: watch::Sender<Inventory>,
+    out: watch::Sender<DeviceFaults>,
+    inventory_with_faults: watch::Sender<Inventory>,
     states: watch::Sender<Vec<DaemonState>>,
     /// Claims need daemons, as of the last look.
     needs_daemons: bool,
@@ -92,10 +94,10 @@ pub struct Watch {
 
 /// What the loop publishes.
 #[derive(Debug, Clone)]
-pub struct Told {
-    pub ailments: watch::Receiver<Ailments>,
-    /// The inventory with [`Ailments::judged`] health.
-    pub judged: watch::Receiver<Inventory>,
+pub struct FaultReceivers {
+    pub device_faults: watch::Receiver<DeviceFaults>,
+    /// The inventory with [`DeviceFaults::applied_to`] health.
+    pub inventory_with_faults: watch::Receiver<Inventory>,
     /// What `tranche mps` last said of its daemons; empty while no claim needs one.
     pub states: watch::Receiver<Vec<DaemonState>>,
 }
@@ -110,12 +112,14 @@ enum Saving {
 #[derive(Debug, Serialize, Deserialize)]
 struct Remembered {
     version: u32,
-    run: Run,
-    ailments: Vec<Ailment>,
+    run: DriverSession,
+    /// The name in the file is that of earlier versions.
+    #[serde(rename = "ailments")]
+    device_faults: Vec<DeviceFault>,
 }
 
 /// What one look at daemons, driver and file found.
-struct Seen {
+struct Observation {
     driver: Option<u64>,
     file_is_there: bool,
     /// Saves before the look: what was written since it cannot have seen.
@@ -125,27 +129,27 @@ struct Seen {
     states: Option<Result<Vec<DaemonState>, String>>,
 }
 
-impl Watch {
+impl FaultWatcher {
     /// Reads what is remembered; blocks for that. Events count from now on.
-    pub fn new(sources: Sources) -> (Self, Told) {
+    pub fn new(sources: Sources) -> (Self, FaultReceivers) {
         let driver = boot::module_load(&sources.sys_root, MODULE);
-        let run = Run { boot: sources.executor.boot.clone(), driver };
+        let run = DriverSession { boot: sources.executor.boot.clone(), driver };
         // What is there already, and right, is not written: another instance may be about to.
         let (known, saving) = match read(&sources.folder) {
             Some(earlier) => {
-                let known = Ailments::recalled(earlier.ailments.clone(), &earlier.run, &run);
-                let right = earlier.run == run && earlier.ailments == known.lasting();
+                let known = DeviceFaults::restored(earlier.device_faults.clone(), &earlier.run, &run);
+                let right = earlier.run == run && earlier.device_faults == known.persistent();
                 (known, if right { Saving::Saved } else { Saving::Due })
             }
-            None => (Ailments::default(), Saving::Saved),
+            None => (DeviceFaults::default(), Saving::Saved),
         };
-        for ailment in known.iter() {
-            warn!(place = ?ailment.place, "remembered: {}", ailment.words);
+        for fault in known.iter() {
+            warn!(place = ?fault.location, "remembered: {}", fault.words);
         }
-        let (out, ailments) = watch::channel(known.clone());
-        let (judged, judged_out) = watch::channel(Inventory::Unknown);
+        let (out, device_faults) = watch::channel(known.clone());
+        let (inventory_with_faults, inventory_out) = watch::channel(Inventory::Unknown);
         let (states, states_out) = watch::channel(Vec::new());
-        let told = Told { ailments, judged: judged_out, states: states_out };
+        let told = FaultReceivers { device_faults, inventory_with_faults: inventory_out, states: states_out };
         let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
         let sources = Arc::new(sources);
         (
@@ -159,7 +163,7 @@ impl Watch {
                 saves: 0,
                 events,
                 out,
-                judged,
+                inventory_with_faults,
                 states,
                 needs_daemons: false,
             },
@@ -174,7 +178,7 @@ impl Watch {
         let mut withheld = self.sources.executor.holders.withheld();
         withheld.mark_changed();
         let (mut last, mut next) = (Instant::now(), Instant::now());
-        let mut looking: Option<JoinHandle<Seen>> = None;
+        let mut looking: Option<JoinHandle<Observation>> = None;
         inventory.mark_changed();
         loop {
             tokio::select! {
@@ -184,7 +188,7 @@ impl Watch {
                 seen = ended(&mut looking) => {
                     looking = None;
                     if let Some(seen) = seen {
-                        self.take_seen(seen);
+                        self.take_observation(seen);
                         self.take_facts(&inventory.borrow());
                     }
                 }
@@ -207,7 +211,7 @@ impl Watch {
         }
     }
 
-    /// While nothing ails and no claim needs a daemon there is little to see.
+    /// Looks are rare while there is no fault and no claim needs a daemon.
     fn pause(&self) -> Duration {
         let idle = !self.needs_daemons && self.known.is_empty();
         self.sources.every * if idle { IDLE_LOOKS } else { 1 }
@@ -219,13 +223,13 @@ impl Watch {
             GpuEvent::EccDoubleBit { gpu } => Xid { gpu, code: XID_ECC, gpu_instance: None },
             GpuEvent::MigChanged { .. } | GpuEvent::Deaf { .. } => return,
         };
-        self.set(self.known.and_xid(&xid, now()));
+        self.set(self.known.with_xid(&xid, now()));
     }
 
     fn take_facts(&mut self, inventory: &Inventory) {
-        let facts = self.known.and_facts(inventory, &self.daemons.down, now());
-        let facts = facts.and_full(&self.known, &self.daemons.full, now());
-        self.set(facts.and_withheld(&self.withheld, now()));
+        let facts = self.known.with_facts(inventory, &self.daemons.down, now());
+        let facts = facts.with_full_shm(&self.known, &self.daemons.full, now());
+        self.set(facts.with_withheld(&self.withheld, now()));
     }
 
     /// A part of a board that is withheld leaves the rest of the board to others: the ledger counts it.
@@ -237,10 +241,10 @@ impl Watch {
             one.devices.iter().filter(alone).map(move |held| (held.uuid.clone(), words.clone()))
         });
         self.withheld = devices.collect();
-        self.set(self.known.and_withheld(&self.withheld, now()));
+        self.set(self.known.with_withheld(&self.withheld, now()));
     }
 
-    fn take_seen(&mut self, seen: Seen) {
+    fn take_observation(&mut self, seen: Observation) {
         self.needs_daemons = seen.states.is_some();
         match &seen.states {
             None => _ = self.states.send_replace(Vec::new()),
@@ -248,10 +252,10 @@ impl Watch {
             Some(Err(_)) => {}
         }
         self.daemons.take(&seen.needed, seen.states, (Instant::now(), self.sources.every));
-        let now = Run { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
+        let now = DriverSession { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
         if now != self.run {
-            let kept = Ailments::recalled(self.known.lasting(), &self.run, &now);
-            if kept.is_empty() && !self.known.lasting().is_empty() {
+            let kept = DeviceFaults::restored(self.known.persistent(), &self.run, &now);
+            if kept.is_empty() && !self.known.persistent().is_empty() {
                 info!("the driver was loaded anew: Xids seen before are over");
             }
             self.run = now;
@@ -259,14 +263,14 @@ impl Watch {
             self.saving = Saving::Due;
         }
         let removed = self.saving == Saving::Saved && seen.saves == self.saves && !seen.file_is_there;
-        if removed && !self.known.lasting().is_empty() {
+        if removed && !self.known.persistent().is_empty() {
             info!(file = FILE, "the file was removed: Xids seen before are forgotten");
-            self.set(self.known.cured());
+            self.set(self.known.without_xids());
         }
     }
 
-    fn set(&mut self, next: Ailments) {
-        if next.lasting() != self.known.lasting() {
+    fn set(&mut self, next: DeviceFaults) {
+        if next.persistent() != self.known.persistent() {
             self.saving = Saving::Due;
         }
         self.known = next;
@@ -278,21 +282,21 @@ impl Watch {
         if before == self.known {
             return;
         }
-        let has = |all: &Ailments, one: &Ailment| {
-            all.iter().any(|other| (&other.place, other.kind) == (&one.place, one.kind))
+        let has = |all: &DeviceFaults, one: &DeviceFault| {
+            all.iter().any(|other| (&other.location, other.kind) == (&one.location, one.kind))
         };
-        for ailment in self.known.iter().filter(|ailment| !has(&before, ailment)) {
-            warn!(place = ?ailment.place, effect = ?ailment.kind.effect(), "{}", ailment.words);
+        for fault in self.known.iter().filter(|fault| !has(&before, fault)) {
+            warn!(place = ?fault.location, effect = %fault.kind.effect().as_str(), "{}", fault.words);
         }
-        for ailment in before.iter().filter(|ailment| !has(&self.known, ailment)) {
-            info!(place = ?ailment.place, "over: {}", ailment.words);
+        for fault in before.iter().filter(|fault| !has(&self.known, fault)) {
+            info!(place = ?fault.location, "over: {}", fault.words);
         }
         self.out.send_replace(self.known.clone());
     }
 
     fn judge(&self, inventory: &Inventory) {
-        let now = self.known.judged(inventory);
-        self.judged.send_if_modified(|before| {
+        let now = self.known.applied_to(inventory);
+        self.inventory_with_faults.send_if_modified(|before| {
             let differs = *before != now;
             *before = now;
             differs
@@ -304,8 +308,8 @@ impl Watch {
         if self.saving == Saving::Saved {
             return;
         }
-        let (sources, ailments) = (self.sources.clone(), self.known.lasting());
-        let remembered = Remembered { version: VERSION, run: self.run.clone(), ailments };
+        let (sources, device_faults) = (self.sources.clone(), self.known.persistent());
+        let remembered = Remembered { version: VERSION, run: self.run.clone(), device_faults };
         let written = tokio::task::spawn_blocking(move || write(&sources, &remembered)).await;
         match written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
             Ok(()) => (self.saving, self.saves) = (Saving::Saved, self.saves + 1),
@@ -335,19 +339,19 @@ async fn next_event(events: &mut broadcast::Receiver<GpuEvent>) -> GpuEvent {
 }
 
 /// The look's end; a look that panicked found nothing.
-async fn ended(looking: &mut Option<JoinHandle<Seen>>) -> Option<Seen> {
+async fn ended(looking: &mut Option<JoinHandle<Observation>>) -> Option<Observation> {
     match looking {
         Some(look) => look.await.ok(),
         None => std::future::pending().await,
     }
 }
 
-fn look(sources: &Sources, saves: u64) -> Seen {
+fn look(sources: &Sources, saves: u64) -> Observation {
     // The groups whose daemons running claims use.
     let (store, boot) = (&sources.executor.store, &sources.executor.boot);
     let needed: BTreeSet<_> = store.mps_groups(boot, |phase| *phase == Phase::Ready).into_keys().collect();
     let states = || sources.executor.daemons.states().map_err(|error| error_chain(&error));
-    Seen {
+    Observation {
         driver: boot::module_load(&sources.sys_root, MODULE),
         file_is_there: sources.folder.join(FILE).exists(),
         saves,
@@ -374,7 +378,7 @@ fn read(folder: &Path) -> Option<Remembered> {
 /// Without anything to remember there is no file.
 fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
     let host = &sources.executor.host;
-    if remembered.ailments.is_empty() {
+    if remembered.device_faults.is_empty() {
         return host.remove(&sources.folder.join(FILE)).map(drop);
     }
     let bytes = serde_json::to_vec(remembered)?;
@@ -385,26 +389,27 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
 /// died and came back from one look to the next was never seen down: its deaths tell. Tells them likewise when the
 /// /dev/shm that they have together is full, and when it has room again.
 pub async fn report_daemons(
-    mut ailments: watch::Receiver<Ailments>,
+    mut device_faults: watch::Receiver<DeviceFaults>,
     mut states: watch::Receiver<Vec<DaemonState>>,
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Result<(), Infallible> {
-    let (mut ill, mut full) = (BTreeMap::<DeviceUuid, String>::new(), BTreeMap::<DeviceUuid, String>::new());
+    let (mut unhealthy, mut full) =
+        (BTreeMap::<DeviceUuid, String>::new(), BTreeMap::<DeviceUuid, String>::new());
     let mut deaths = Deaths::default();
     loop {
-        let now = ailments.borrow_and_update().clone();
-        turned(&mut ill, of_kind(&now, Kind::MpsDaemonDown), of_mps, &reporter);
-        turned(&mut full, of_kind(&now, Kind::ShmFull), of_shm, &reporter);
+        let now = device_faults.borrow_and_update().clone();
+        turned(&mut unhealthy, of_kind(&now, FaultKind::MpsDaemonDown), of_mps, &reporter);
+        turned(&mut full, of_kind(&now, FaultKind::ShmFull), of_shm, &reporter);
         let unseen = deaths.unseen(&states.borrow_and_update());
-        for gpu in unseen.iter().filter(|gpu| !ill.contains_key(*gpu)) {
+        for gpu in unseen.iter().filter(|gpu| !unhealthy.contains_key(*gpu)) {
             let words = "the daemon ended; it was started again".to_owned();
             reporter.health_changed(of_mps(gpu, Health::Unhealthy(words)));
             reporter.health_changed(of_mps(gpu, Health::Healthy));
         }
         tokio::select! {
             () = shutdown.graceful() => return Ok(()),
-            Ok(()) = ailments.changed() => {}
+            Ok(()) = device_faults.changed() => {}
             Ok(()) = states.changed() => {}
         }
     }
@@ -429,13 +434,13 @@ impl Deaths {
 }
 
 /// By device: a board, unless the daemon serves MIG devices.
-fn of_kind(ailments: &Ailments, kind: Kind) -> BTreeMap<DeviceUuid, String> {
-    let ill = ailments.iter().filter(|ailment| ailment.kind == kind);
-    let ill = ill.filter_map(|ailment| match &ailment.place {
-        Place::Device(device) => Some((device.clone(), ailment.words.clone())),
+fn of_kind(device_faults: &DeviceFaults, kind: FaultKind) -> BTreeMap<DeviceUuid, String> {
+    let unhealthy = device_faults.iter().filter(|fault| fault.kind == kind);
+    let unhealthy = unhealthy.filter_map(|fault| match &fault.location {
+        FaultLocation::Device(device) => Some((device.clone(), fault.words.clone())),
         _ => None,
     });
-    ill.collect()
+    unhealthy.collect()
 }
 
 /// Tells what is over and what is new, or told otherwise.
@@ -679,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_being_set_are_no_ailment_unless_it_takes_for_ever() {
+    fn limits_that_are_being_set_are_no_fault_unless_it_takes_for_ever() {
         let (needed, begin) = (BTreeSet::from([group("a")]), Instant::now());
         let look = |phase: DaemonPhase| Some(Ok(vec![state("a", phase)]));
         let mut daemons = Daemons::default();
