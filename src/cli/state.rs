@@ -9,7 +9,7 @@ use crate::inventory::Inventory;
 use crate::ledger::Intent;
 use crate::model::names::DeviceName;
 use crate::slices::Offered;
-use crate::supervisor::words::DaemonState;
+use crate::supervisor::protocol::DaemonState;
 
 /// The parts that people are shown; `node::state` writes them.
 #[derive(Debug, Clone, Default, Deserialize)]

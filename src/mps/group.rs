@@ -22,7 +22,7 @@ use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
 use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
 use crate::nvml::{ComputeMode, ComputeModes, NvmlError};
-use crate::supervisor::words::{DaemonPhase, DaemonState, Server};
+use crate::supervisor::protocol::{DaemonPhase, DaemonState, Server};
 
 /// Why a group is not as it was wanted.
 #[derive(Debug, Error)]
@@ -325,14 +325,14 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Every client process of every server.
-    pub async fn clients(&self) -> Result<Vec<crate::supervisor::words::Client>, GroupError> {
+    pub async fn clients(&self) -> Result<Vec<crate::supervisor::protocol::MpsClient>, GroupError> {
         if !self.has_daemon() {
             return Ok(Vec::new());
         }
         let mut clients = Vec::new();
         for server in self.pids("get_server_list".to_owned()).await? {
             let pids = self.pids(format!("get_client_list {server}")).await?;
-            clients.extend(pids.into_iter().map(|pid| crate::supervisor::words::Client { server, pid }));
+            clients.extend(pids.into_iter().map(|pid| crate::supervisor::protocol::MpsClient { server, pid }));
         }
         Ok(clients)
     }
@@ -353,7 +353,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Ends one client. One that is gone is fine.
-    pub async fn terminate(&self, client: crate::supervisor::words::Client) -> Result<(), GroupError> {
+    pub async fn terminate(&self, client: crate::supervisor::protocol::MpsClient) -> Result<(), GroupError> {
         let command = format!("terminate_client {} {}", client.server, client.pid);
         let answer = self.tools.ask(&self.folder, std::slice::from_ref(&command)).await?;
         info!(group = %self.group, ?client, answer = answer.trim(), "client terminated");

@@ -13,8 +13,8 @@ use crate::model::error_chain;
 use crate::model::quantity::Bytes;
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::ComputeModes;
-use crate::supervisor::Answers;
-use crate::supervisor::words::{Ask, Client, DaemonPhase, DaemonState, Say};
+use crate::supervisor::RequestHandler;
+use crate::supervisor::protocol::{Request, MpsClient, DaemonPhase, DaemonState, Response};
 
 /// A group that is being given up as it is asked for is made anew; more often than this it is not bad luck.
 const ATTEMPTS: usize = 3;
@@ -189,14 +189,14 @@ impl<B: ComputeModes> Supervisor<B> {
         }
     }
 
-    pub async fn clients(&self, group: &MpsGroup) -> Result<Vec<Client>, GroupError> {
+    pub async fn clients(&self, group: &MpsGroup) -> Result<Vec<MpsClient>, GroupError> {
         match self.find(group) {
             Some(group) => group.clients().await,
             None => Ok(Vec::new()),
         }
     }
 
-    pub async fn terminate(&self, group: &MpsGroup, client: Client) -> Result<(), GroupError> {
+    pub async fn terminate(&self, group: &MpsGroup, client: MpsClient) -> Result<(), GroupError> {
         match self.find(group) {
             Some(group) => group.terminate(client).await,
             None => Err(GroupError::Invalid(format!("no MPS daemon serves {group}"))),
@@ -204,23 +204,23 @@ impl<B: ComputeModes> Supervisor<B> {
     }
 }
 
-impl<B: ComputeModes> Answers for Supervisor<B> {
-    async fn answer(&self, ask: Ask) -> Say {
+impl<B: ComputeModes> RequestHandler for Supervisor<B> {
+    async fn handle(&self, request: Request) -> Response {
         self.tools.metrics.questions.inc();
-        let done = match &ask {
-            Ask::Keep { group, exclusive, limits } => {
-                self.keep(group, *exclusive, limits).await.map(|state| Say::Kept(Box::new(state)))
+        let done = match &request {
+            Request::Keep { group, exclusive, limits } => {
+                self.keep(group, *exclusive, limits).await.map(|state| Response::Kept(Box::new(state)))
             }
-            Ask::Rest { group } => self.rest(group).await.map(|()| Say::Done),
-            Ask::States => Ok(Say::States(self.states())),
-            Ask::Clients { group } => self.clients(group).await.map(Say::Clients),
-            Ask::Terminate { group, client } => self.terminate(group, *client).await.map(|()| Say::Done),
+            Request::Rest { group } => self.rest(group).await.map(|()| Response::Done),
+            Request::States => Ok(Response::States(self.states())),
+            Request::Clients { group } => self.clients(group).await.map(Response::Clients),
+            Request::Terminate { group, client } => self.terminate(group, *client).await.map(|()| Response::Done),
         };
         done.unwrap_or_else(|error| {
             let words = error_chain(&error);
-            warn!(?ask, words, "refused");
+            warn!(ask = ?request, words, "refused");
             self.tools.metrics.refusals.inc();
-            Say::Refused(words)
+            Response::Refused(words)
         })
     }
 }

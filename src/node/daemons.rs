@@ -17,7 +17,7 @@ use crate::model::names::DeviceUuid;
 use crate::model::share::MpsGroup;
 use crate::sharing;
 use crate::supervisor::SupervisorError;
-use crate::supervisor::words::{DaemonPhase, DaemonState};
+use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
 /// Compares daemons and ledger, and mends what differs, a group at a time.
 pub async fn sweep(preparer: &Preparer, sweep: &mut Sweep) {

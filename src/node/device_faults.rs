@@ -36,7 +36,7 @@ use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
 use crate::ops::drain::Shutdown;
-use crate::supervisor::words::{DaemonPhase, DaemonState};
+use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
 /// In the state folder.
 pub const FILE: &str = "ailments.json";

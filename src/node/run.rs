@@ -41,7 +41,7 @@ use crate::ops::metrics::{self, ClaimMetrics, NodeMetrics};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
-use crate::supervisor::Asker;
+use crate::supervisor::Client;
 
 /// What everything gets to end in peace: kubelet's own limit for a call is 45 s.
 const DRAIN_LIMIT: Duration = Duration::from_secs(50);
@@ -167,7 +167,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         store,
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
-        daemons: Arc::new(Asker::new(&paths.mps_dir)),
+        daemons: Arc::new(Client::new(&paths.mps_dir)),
         holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),

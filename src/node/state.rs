@@ -18,7 +18,7 @@ use crate::model::names::NodeName;
 use crate::ops::drain::Shutdown;
 use crate::ops::metrics::{DeviceHealth, DeviceType, NodeMetrics};
 use crate::ops::server::StateDump;
-use crate::supervisor::words::DaemonState;
+use crate::supervisor::protocol::DaemonState;
 
 /// Gauges are read by people and scrapers, seldom more often.
 const GAUGES_EVERY: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The supervisor's side of the socket: one question per connection, for root alone, with deadlines.
+//! The supervisor's side of the socket: one request per connection, for root alone, with deadlines.
 
 use std::fs::{self, Permissions};
 use std::future::Future;
@@ -18,21 +18,21 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::SOCKET;
-use super::words::{Answer, Ask, LINE_MAX, Say, VERSION, question};
+use super::protocol::{LINE_MAX, Request, Response, ResponseMessage, VERSION, parse_request};
 
 /// `node` asks for each claim on a connection of its own; kubelet prepares tens at once. More wait in the
 /// kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
-/// The whole question, once connected; and the asker's taking of the answer.
+/// For the whole request, once connected, and for the client to take the response.
 const LINE_LIMIT: Duration = Duration::from_secs(5);
 /// What a live supervisor takes at most to accept.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// After a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whoever knows the answers. Every answer comes within a time of its own.
-pub trait Answers: Send + Sync + 'static {
-    fn answer(&self, ask: Ask) -> impl Future<Output = Say> + Send;
+/// Handles requests. Every implementation keeps a time limit of its own.
+pub trait RequestHandler: Send + Sync + 'static {
+    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
 }
 
 #[derive(Debug, Error)]
@@ -67,7 +67,7 @@ impl Listener {
     }
 
     /// Answers until told, then lets the answers under way finish.
-    pub async fn serve(self, answers: Arc<impl Answers>, until: impl Future<Output = ()>) {
+    pub async fn serve(self, handler: Arc<impl RequestHandler>, until: impl Future<Output = ()>) {
         let mut connections = JoinSet::new();
         let mut until = pin!(until);
         loop {
@@ -75,7 +75,7 @@ impl Listener {
                 () = &mut until => break,
                 accepted = self.socket.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                     Ok((stream, _)) => {
-                        connections.spawn(connection(stream, answers.clone()));
+                        connections.spawn(connection(stream, handler.clone()));
                     }
                     Err(error) => {
                         warn!(%error, "cannot accept a connection of the node plugin");
@@ -105,21 +105,21 @@ fn bind_for_root(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     Ok(socket)
 }
 
-async fn connection(mut stream: UnixStream, answers: Arc<impl Answers>) {
+async fn connection(mut stream: UnixStream, handler: Arc<impl RequestHandler>) {
     match peer(&stream) {
         Ok(uid) if uid == 0 || uid == geteuid().as_raw() => {}
         Ok(uid) => return warn!(uid, "a connection of another user was closed"),
         Err(error) => return warn!(%error, "a connection was closed: its user is not known"),
     }
-    let say = match timeout(LINE_LIMIT, line(&mut stream)).await {
-        Ok(Ok(line)) => match question(&line) {
-            Ok(ask) => answers.answer(ask).await,
-            Err(words) => Say::Refused(words),
+    let response = match timeout(LINE_LIMIT, line(&mut stream)).await {
+        Ok(Ok(line)) => match parse_request(&line) {
+            Ok(request) => handler.handle(request).await,
+            Err(words) => Response::Refused(words),
         },
         Ok(Err(error)) => return debug!(%error, "a connection ended before its question"),
         Err(_) => return debug!("a connection asked nothing in time"),
     };
-    let Ok(mut line) = serde_json::to_vec(&Answer { version: VERSION, say }) else { return };
+    let Ok(mut line) = serde_json::to_vec(&ResponseMessage { version: VERSION, response }) else { return };
     line.push(b'\n');
     if !matches!(timeout(LINE_LIMIT, stream.write_all(&line)).await, Ok(Ok(()))) {
         debug!("nobody waited for the answer");
@@ -148,17 +148,17 @@ mod tests {
 
     use super::*;
     use crate::model::share::MpsGroup;
-    use crate::supervisor::words::{DaemonPhase, DaemonState};
-    use crate::supervisor::{Asker, Daemons, SupervisorError};
+    use crate::supervisor::protocol::{DaemonPhase, DaemonState};
+    use crate::supervisor::{Client, Daemons, SupervisorError};
 
     const DEADLINE: Duration = Duration::from_secs(20);
 
     struct Fixed;
 
-    impl Answers for Fixed {
-        async fn answer(&self, ask: Ask) -> Say {
-            match ask {
-                Ask::States => Say::States(vec![DaemonState {
+    impl RequestHandler for Fixed {
+        async fn handle(&self, request: Request) -> Response {
+            match request {
+                Request::States => Response::States(vec![DaemonState {
                     group: MpsGroup::new(["GPU-1".into()]),
                     exclusive: true,
                     phase: DaemonPhase::Down { reason: "test".to_owned() },
@@ -169,7 +169,7 @@ mod tests {
                     servers: vec![],
                     shm: None,
                 }]),
-                _ => Say::Refused("not today".to_owned()),
+                _ => Response::Refused("not today".to_owned()),
             }
         }
     }
@@ -190,10 +190,10 @@ mod tests {
 
     async fn ask<T: Send + 'static>(
         served: &Served,
-        question: impl FnOnce(Asker) -> Result<T, SupervisorError> + Send + 'static,
+        request: impl FnOnce(Client) -> Result<T, SupervisorError> + Send + 'static,
     ) -> Result<T, SupervisorError> {
-        let asker = Asker::new(served.dir.path());
-        tokio::task::spawn_blocking(move || question(asker)).await.unwrap()
+        let client = Client::new(served.dir.path());
+        tokio::task::spawn_blocking(move || request(client)).await.unwrap()
     }
 
     /// Sends bytes, returns the whole answer.
@@ -213,9 +213,9 @@ mod tests {
     #[tokio::test]
     async fn questions_are_answered_and_refusals_carry_their_words() {
         let served = serve(tempfile::tempdir().unwrap()).await;
-        let states = ask(&served, |asker| asker.states()).await.unwrap();
+        let states = ask(&served, |client| client.states()).await.unwrap();
         assert_eq!(states[0].deaths, 3);
-        let refused = ask(&served, |asker| asker.rest(&MpsGroup::new([]))).await.unwrap_err();
+        let refused = ask(&served, |client| client.rest(&MpsGroup::new([]))).await.unwrap_err();
         assert_eq!(refused.to_string(), "not today");
     }
 
@@ -234,7 +234,7 @@ mod tests {
         assert!(send(&served, b"{\"version\":1,\"ask\":\"Brew\"}\n").await.contains("not understood"));
         // Longer than any line may be, without an end.
         assert_eq!(send(&served, &vec![b'x'; LINE_MAX + 1]).await, "");
-        assert!(ask(&served, |asker| asker.states()).await.is_ok());
+        assert!(ask(&served, |client| client.states()).await.is_ok());
     }
 
     #[tokio::test]
@@ -244,7 +244,7 @@ mod tests {
         for _ in 0..CONNECTIONS_MAX {
             idle.push(UnixStream::connect(served.dir.path().join(SOCKET)).await.unwrap());
         }
-        assert!(ask(&served, |asker| asker.states()).await.is_ok());
+        assert!(ask(&served, |client| client.states()).await.is_ok());
     }
 
     #[tokio::test]
@@ -257,7 +257,7 @@ mod tests {
         assert!(meta.file_type().is_socket() && meta.permissions().mode() & 0o777 == 0o600);
         let refused = Listener::bind(served.dir.path()).await.err().unwrap();
         assert!(matches!(refused, ListenError::Alive { .. }), "{refused}");
-        assert!(ask(&served, |asker| asker.states()).await.is_ok(), "the first one goes on");
+        assert!(ask(&served, |client| client.states()).await.is_ok(), "the first one goes on");
     }
 
     #[tokio::test]
@@ -266,7 +266,7 @@ mod tests {
         served.stop.notify_one();
         timeout(DEADLINE, served.tasks.join_next()).await.expect("it ends");
         assert!(!served.dir.path().join(SOCKET).exists());
-        let gone = ask(&served, |asker| asker.states()).await.unwrap_err();
+        let gone = ask(&served, |client| client.states()).await.unwrap_err();
         assert!(matches!(gone, SupervisorError::Unreachable { .. }), "{gone}");
     }
 }

@@ -1,26 +1,26 @@
-//! Edge between `tranche node` and `tranche mps`, the supervisor of MPS daemons: words, asker, listener.
+//! Edge between `tranche node` and `tranche mps`, the supervisor of MPS daemons: protocol, client, listener.
 //!
 //! One line of JSON each way over a Unix socket ([`SOCKET`] in the supervisor's folder), with deadlines.
 //! What is asked for is a state, not a change: asking twice is asking once.
 //!
-//! * [`words`]: what is asked and answered, versioned
-//! * [`Daemons`]: the questions, as `node` asks them; [`Asker`] asks the real supervisor
-//! * [`Listener`]: the supervisor's side; it hands questions to whoever [`Answers`]
+//! * [`protocol`]: requests and responses, versioned
+//! * [`Daemons`]: the requests as methods, which `node` calls; [`Client`] sends them to the real supervisor
+//! * [`Listener`]: the supervisor's side; it passes requests to a [`RequestHandler`]
 //!
 //! May import: model. May name: tokio, serde_json, nix, std::os::unix::net.
 
-mod asker;
+mod client;
 mod listener;
-pub mod words;
+pub mod protocol;
 
 pub use crate::model::share::{CLIENT_FOLDER, SHM_FOLDER};
-pub use asker::Asker;
-pub use listener::{Answers, ListenError, Listener};
+pub use client::Client;
+pub use listener::{ListenError, Listener, RequestHandler};
 
 use thiserror::Error;
 
 use crate::model::share::{MpsGroup, MpsLimits};
-use words::{Client, DaemonState};
+use protocol::{DaemonState, MpsClient};
 
 /// File name of the socket in the supervisor's folder.
 pub const SOCKET: &str = "tranche-mps.sock";
@@ -59,8 +59,8 @@ pub trait Daemons: Send + Sync + 'static {
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError>;
 
     /// Every client process of the group's servers.
-    fn clients(&self, group: &MpsGroup) -> Result<Vec<Client>, SupervisorError>;
+    fn clients(&self, group: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError>;
 
     /// Ends one client cleanly (`terminate_client`): its memory is freed, its neighbours go on.
-    fn terminate(&self, group: &MpsGroup, client: Client) -> Result<(), SupervisorError>;
+    fn terminate(&self, group: &MpsGroup, client: MpsClient) -> Result<(), SupervisorError>;
 }

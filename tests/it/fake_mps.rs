@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tranche::ledger::Step;
 use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER, SharedMemory};
-use tranche::supervisor::words::{Client, DaemonPhase, DaemonState};
+use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState};
 use tranche::supervisor::{Daemons, SupervisorError};
 
 use crate::stop_at::{StopAt, Verb};
@@ -96,12 +96,12 @@ fn state(group: &MpsGroup, exclusive: bool, limits: &MpsLimits) -> DaemonState {
 }
 
 /// One life's way to the supervisor.
-pub struct Asking {
+pub struct SupervisorClient {
     pub supervisor: Arc<Supervisor>,
     pub host: Arc<StopAt>,
 }
 
-impl Daemons for Asking {
+impl Daemons for SupervisorClient {
     fn keep(
         &self,
         group: &MpsGroup,
@@ -131,11 +131,11 @@ impl Daemons for Asking {
         self.supervisor.answer(None, || states.collect())
     }
 
-    fn clients(&self, _: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {
+    fn clients(&self, _: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
         unimplemented!("preparing asks for no clients")
     }
 
-    fn terminate(&self, _: &MpsGroup, _: Client) -> Result<(), SupervisorError> {
+    fn terminate(&self, _: &MpsGroup, _: MpsClient) -> Result<(), SupervisorError> {
         unimplemented!("preparing ends no clients")
     }
 }

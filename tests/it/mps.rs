@@ -23,8 +23,8 @@ use tranche::mps::config::{MpsSettings, Timing};
 use tranche::mps::{GroupError, Supervisor, Tools};
 use tranche::nvml::{ComputeMode, ComputeModes, NvmlError};
 use tranche::ops::metrics::{MpsMetrics, registry};
-use tranche::supervisor::words::{Client, DaemonPhase, DaemonState};
-use tranche::supervisor::{Asker, CLIENT_FOLDER, Daemons, SHM_FOLDER};
+use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState};
+use tranche::supervisor::{Client, CLIENT_FOLDER, Daemons, SHM_FOLDER};
 
 /// What a test waits for must have come within this time.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -677,7 +677,7 @@ async fn clients_are_told_and_terminated() {
     supervisor.keep(&gpu, false, &limits(&[500], 25)).await.unwrap();
     fs::write(files.path().join("servers"), "11\n").unwrap();
     let clients = supervisor.clients(&gpu).await.unwrap();
-    assert_eq!(clients, [Client { server: 11, pid: 501 }, Client { server: 11, pid: 502 }]);
+    assert_eq!(clients, [MpsClient { server: 11, pid: 501 }, MpsClient { server: 11, pid: 502 }]);
     supervisor.terminate(&gpu, clients[0]).await.unwrap();
     let refused = supervisor.terminate(&gpu, clients[1]).await.unwrap_err();
     assert!(refused.to_string().contains("Invalid process 502!"), "{refused}");
@@ -771,12 +771,12 @@ fn the_process_answers_ends_what_rests_and_leaves_what_serves() {
     let (one, two) = (group(&["GPU-1"]), group(&["GPU-2"]));
     let mut served = bed.serve();
     served.wait_until_it_says("questions are answered");
-    let asker = Asker::new(&bed.mps());
-    let serving = pid(&asker.keep(&one, false, &limits(&[2000], 25)).unwrap());
-    let resting = pid(&asker.keep(&two, false, &limits(&[2000], 25)).unwrap());
-    asker.rest(&two).unwrap();
+    let client = Client::new(&bed.mps());
+    let serving = pid(&client.keep(&one, false, &limits(&[2000], 25)).unwrap());
+    let resting = pid(&client.keep(&two, false, &limits(&[2000], 25)).unwrap());
+    client.rest(&two).unwrap();
     // Without a driver there are no boards to set.
-    let refused = asker.keep(&two, true, &limits(&[2000], 25)).unwrap_err().to_string();
+    let refused = client.keep(&two, true, &limits(&[2000], 25)).unwrap_err().to_string();
     assert!(refused.contains("compute mode of GPU-2") && refused.contains("libnvidia-ml"), "{refused}");
 
     kill(served.child.id(), "TERM");
@@ -786,16 +786,16 @@ fn the_process_answers_ends_what_rests_and_leaves_what_serves() {
 
     let mut next = bed.serve();
     next.wait_until_it_says("questions are answered");
-    let state = asker.keep(&one, false, &limits(&[2000], 25)).unwrap();
+    let state = client.keep(&one, false, &limits(&[2000], 25)).unwrap();
     assert_eq!((pid(&state), state.deaths), (serving, 0));
     kill(serving, "KILL");
-    wait_until_asked(&asker, |state| state.deaths == 1 && is_serving(state));
+    wait_until_asked(&client, |state| state.deaths == 1 && is_serving(state));
 }
 
-fn wait_until_asked(asker: &Asker, what: impl Fn(&DaemonState) -> bool) {
+fn wait_until_asked(client: &Client, what: impl Fn(&DaemonState) -> bool) {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let states = asker.states().unwrap();
+        let states = client.states().unwrap();
         if states.iter().any(&what) {
             return;
         }

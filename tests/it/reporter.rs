@@ -20,7 +20,7 @@ use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
 use tranche::node::device_faults::report_daemons;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
 use tranche::ops::drain::Shutdown;
-use tranche::supervisor::words::{DaemonPhase, DaemonState};
+use tranche::supervisor::protocol::{DaemonPhase, DaemonState};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 

@@ -40,7 +40,7 @@ use tranche::nvml::ProcessWatch;
 use tranche::ops::metrics::{self, NodeMetrics};
 use tranche::sharing::SharingPolicy;
 
-use crate::fake_mps::{Asking, Supervisor};
+use crate::fake_mps::{SupervisorClient, Supervisor};
 use crate::stop_at::{StopAt, read_records};
 
 pub const NODE: &str = "node-a";
@@ -379,7 +379,7 @@ impl Site {
             store,
             host: host.clone(),
             driver: DriverRootCache::new(root),
-            daemons: Arc::new(Asking { supervisor: self.mps.clone(), host: host.clone() }),
+            daemons: Arc::new(SupervisorClient { supervisor: self.mps.clone(), host: host.clone() }),
             holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),

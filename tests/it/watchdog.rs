@@ -30,7 +30,7 @@ use tranche::nvml::ProcessWatch;
 use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, ClaimMetrics};
 use tranche::sharing::watch::How;
-use tranche::supervisor::words::{Client, DaemonPhase, DaemonState, Server};
+use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
 use crate::nvml::Node;
@@ -51,10 +51,10 @@ struct FakeDaemons(Mutex<Told>);
 
 #[derive(Default)]
 struct Told {
-    clients: Vec<Client>,
+    clients: Vec<MpsClient>,
     servers: Vec<u32>,
     silent: bool,
-    terminated: Vec<Client>,
+    terminated: Vec<MpsClient>,
     /// Done at a termination, before it is noted.
     hook: Option<Box<dyn FnMut() + Send>>,
     /// Done when it is asked for its clients.
@@ -97,7 +97,7 @@ impl Daemons for FakeDaemons {
             shm: None,
         }])
     }
-    fn clients(&self, asked: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {
+    fn clients(&self, asked: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
         assert_eq!(*asked, group());
         let mut told = self.heard()?;
         if let Some(hook) = &mut told.before_clients {
@@ -105,7 +105,7 @@ impl Daemons for FakeDaemons {
         }
         Ok(told.clients.clone())
     }
-    fn terminate(&self, _: &MpsGroup, client: Client) -> Result<(), SupervisorError> {
+    fn terminate(&self, _: &MpsGroup, client: MpsClient) -> Result<(), SupervisorError> {
         let mut told = self.heard()?;
         if let Some(hook) = &mut told.hook {
             hook();
@@ -392,8 +392,8 @@ async fn who_is_over_is_ended_and_its_neighbour_goes_on() {
     let (mut offender, mut neighbour) = (Sleeper::new(), Sleeper::new());
     bench.proc.show(offender.pid(), Some(MINE));
     bench.proc.show(neighbour.pid(), Some(NEIGHBOUR));
-    let client = Client { server: 1, pid: offender.pid() };
-    bench.daemons.told().clients = vec![Client { server: 1, pid: neighbour.pid() }, client];
+    let client = MpsClient { server: 1, pid: offender.pid() };
+    bench.daemons.told().clients = vec![MpsClient { server: 1, pid: neighbour.pid() }, client];
     bench.share("mine", MINE).await;
     bench.share("neighbours", NEIGHBOUR).await;
     let used =
@@ -559,7 +559,7 @@ async fn a_pid_that_came_again_is_not_ended_for_its_forerunner() {
     let pid = reborn.pid();
     bench.proc.show(pid, Some(MINE));
     bench.proc.set_started(pid, 1000);
-    bench.daemons.told().clients = vec![Client { server: 1, pid }];
+    bench.daemons.told().clients = vec![MpsClient { server: 1, pid }];
     // Between the verdict and its execution the process ends, and its PID comes again.
     let (node, proc) = (bench.node.clone(), bench.proc.clone());
     bench.daemons.told().before_clients = Some(Box::new(move || {
@@ -615,7 +615,7 @@ async fn from_crossing_to_the_first_action_it_takes_less_than_a_second() {
         let offender = Sleeper::new();
         let pid = offender.pid();
         bench.proc.show(pid, Some(MINE));
-        bench.daemons.told().clients = vec![Client { server: 1, pid }];
+        bench.daemons.told().clients = vec![MpsClient { server: 1, pid }];
         bench.share("mine", MINE).await;
         bench.node.set(control(vec![process(pid, 100, "mps")]));
         let processes = Arc::new(LocalProcesses { root: bench.proc.path(""), numbers: PidNumbers::OfHost });

@@ -11,7 +11,7 @@ use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::share::Isolation;
 use crate::slices::Offered;
-use crate::supervisor::words::{DaemonPhase, DaemonState};
+use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {

@@ -7,7 +7,7 @@ use crate::daemon::{DaemonError, words};
 use crate::model::error_chain;
 use crate::model::share::MpsLimits;
 use crate::nvml::ComputeModes;
-use crate::supervisor::words::Server;
+use crate::supervisor::protocol::Server;
 
 /// What it took to agree with the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

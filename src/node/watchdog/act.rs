@@ -11,7 +11,7 @@ use crate::model::error_chain;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
 use crate::sharing::watch::{Holder, How, Numbers, Seen};
-use crate::supervisor::words::DaemonPhase;
+use crate::supervisor::protocol::DaemonPhase;
 use crate::supervisor::{Daemons, SupervisorError};
 
 /// A process that is to end.

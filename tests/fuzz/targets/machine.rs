@@ -253,12 +253,12 @@ fn daemon(input: &[u8]) {
 }
 
 fn lines(input: &[u8]) {
-    if let Ok(ask) = supervisor::words::question(input) {
-        let question = supervisor::words::Question { version: supervisor::words::VERSION, ask };
-        let again = supervisor::words::question(&serde_json::to_vec(&question).unwrap());
-        assert_eq!(again, Ok(question.ask), "a question is read as it is written");
+    if let Ok(request) = supervisor::protocol::parse_request(input) {
+        let question = supervisor::protocol::RequestMessage { version: supervisor::protocol::VERSION, request };
+        let again = supervisor::protocol::parse_request(&serde_json::to_vec(&question).unwrap());
+        assert_eq!(again, Ok(question.request), "a question is read as it is written");
     }
-    let _ = supervisor::words::answer(input).map_err(|error| error.to_string());
+    let _ = supervisor::protocol::parse_response(input).map_err(|error| error.to_string());
 }
 
 fn tables(input: &[u8]) {

@@ -1,5 +1,5 @@
 //! The driver's own supervisor, `tranche mps`, started here and asked over its socket (the words are in
-//! `src/supervisor/words.rs` of the driver): so the environment is not one like the product's, but the product's.
+//! `src/supervisor/protocol.rs` of the driver): so the environment is not one like the product's, but the product's.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

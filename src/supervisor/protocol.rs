@@ -1,4 +1,4 @@
-//! What `node` asks and `mps` answers. One JSON object per line; [`VERSION`] comes first in each.
+//! The requests of `node` and the responses of `mps`. One JSON object per line; [`VERSION`] comes first in each.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,36 +7,40 @@ use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
 
 /// Grows when an older reader would misunderstand. Fields that are added do not count.
 pub const VERSION: u32 = 1;
-/// No honest line comes near.
+/// The most bytes of a line. Real lines are far shorter.
 pub const LINE_MAX: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Question {
+pub struct RequestMessage {
     pub version: u32,
-    pub ask: Ask,
+    /// The name on the wire is that of the first version.
+    #[serde(rename = "ask")]
+    pub request: Request,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ask {
+pub enum Request {
     Keep { group: MpsGroup, exclusive: bool, limits: MpsLimits },
     Rest { group: MpsGroup },
     States,
     Clients { group: MpsGroup },
-    Terminate { group: MpsGroup, client: Client },
+    Terminate { group: MpsGroup, client: MpsClient },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ResponseMessage {
     pub version: u32,
-    pub say: Say,
+    /// The name on the wire is that of the first version.
+    #[serde(rename = "say")]
+    pub response: Response,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Say {
+pub enum Response {
     Done,
     Kept(Box<DaemonState>),
     States(Vec<DaemonState>),
-    Clients(Vec<Client>),
+    Clients(Vec<MpsClient>),
     /// Why not, in words for people.
     Refused(String),
 }
@@ -81,7 +85,7 @@ pub struct Server {
 
 /// A client process, by host PIDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Client {
+pub struct MpsClient {
     pub server: u32,
     pub pid: u32,
 }
@@ -91,11 +95,11 @@ struct Version {
     version: u32,
 }
 
-/// What a line asks.
+/// Parses a request.
 ///
 /// # Errors
-/// Why that cannot be told, in words for the asker. The answer's version tells the asker of another one.
-pub fn question(line: &[u8]) -> Result<Ask, String> {
+/// Why the line is no request, as text for the client. The version of the response tells a client of another version.
+pub fn parse_request(line: &[u8]) -> Result<Request, String> {
     let bad = |error: serde_json::Error| format!("the question is not understood: {error}");
     let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
     if theirs != VERSION {
@@ -103,18 +107,18 @@ pub fn question(line: &[u8]) -> Result<Ask, String> {
             "`tranche mps` speaks version {VERSION} and was asked in version {theirs}; let the older one be updated"
         ));
     }
-    serde_json::from_slice::<Question>(line).map(|question| question.ask).map_err(bad)
+    serde_json::from_slice::<RequestMessage>(line).map(|message| message.request).map_err(bad)
 }
 
-/// What a line says.
+/// Parses a response.
 ///
 /// # Errors
-/// It is no answer, or one of another version.
-pub fn answer(line: &[u8]) -> Result<Say, SupervisorError> {
+/// The line is no response, or one of another version.
+pub fn parse_response(line: &[u8]) -> Result<Response, SupervisorError> {
     let bad = |error: serde_json::Error| SupervisorError::Answer { problem: error.to_string() };
     let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
     if theirs != VERSION {
         return Err(SupervisorError::Version { theirs, ours: VERSION });
     }
-    serde_json::from_slice::<Answer>(line).map(|answer| answer.say).map_err(bad)
+    serde_json::from_slice::<ResponseMessage>(line).map(|message| message.response).map_err(bad)
 }

@@ -1,12 +1,12 @@
-//! [`Daemons`] over the supervisor's socket: one connection per question, so that nothing is left over
-//! when a side dies.
+//! [`Daemons`] over the supervisor's socket: one connection per request, so that
+//! nothing is left over when one side ends.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::words::{self, Ask, Client, DaemonState, LINE_MAX, Question, Say, VERSION};
+use super::protocol::{self, DaemonState, LINE_MAX, MpsClient, Request, RequestMessage, Response, VERSION};
 use super::{Daemons, SOCKET, SupervisorError};
 use crate::model::share::{MpsGroup, MpsLimits};
 
@@ -14,49 +14,50 @@ use crate::model::share::{MpsGroup, MpsLimits};
 /// Kubelet gives the whole claim 45 s.
 const ANSWER_LIMIT_S: u64 = 20;
 
-/// Asks the supervisor whose folder is `folder`, as this process sees it.
+/// A client of the supervisor. Each request blocks its thread, at most for the time limit.
 #[derive(Debug, Clone)]
-pub struct Asker {
+pub struct Client {
     socket: PathBuf,
 }
 
-impl Asker {
+impl Client {
     pub fn new(folder: &std::path::Path) -> Self {
         Self { socket: folder.join(SOCKET) }
     }
 
-    fn ask(&self, ask: Ask) -> Result<Say, SupervisorError> {
-        let mut lines = self.open(ask)?;
+    fn send(&self, request: Request) -> Result<Response, SupervisorError> {
+        let mut lines = self.open(request)?;
         lines.read()
     }
 
-    fn open(&self, ask: Ask) -> Result<Lines, SupervisorError> {
+    fn open(&self, request: Request) -> Result<Lines, SupervisorError> {
         let unreachable =
             |source| SupervisorError::Unreachable { path: self.socket.display().to_string(), source };
         let stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
         let limit = Some(Duration::from_secs(ANSWER_LIMIT_S));
         stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)).map_err(unreachable)?;
-        let mut line = serde_json::to_vec(&Question { version: VERSION, ask }).map_err(not_understood)?;
+        let mut line =
+            serde_json::to_vec(&RequestMessage { version: VERSION, request }).map_err(not_understood)?;
         line.push(b'\n');
         (&stream).write_all(&line).map_err(failed)?;
         Ok(Lines(BufReader::new(stream)))
     }
 }
 
-/// The supervisor's answers on one connection.
+/// The supervisor's responses on one connection.
 struct Lines(BufReader<UnixStream>);
 
 impl Lines {
-    fn read(&mut self) -> Result<Say, SupervisorError> {
+    fn read(&mut self) -> Result<Response, SupervisorError> {
         let mut line = Vec::new();
         let most = u64::try_from(LINE_MAX).unwrap_or(u64::MAX);
         self.0.by_ref().take(most).read_until(b'\n', &mut line).map_err(failed)?;
         if line.pop() != Some(b'\n') {
             return Err(not_understood("it ended in the middle"));
         }
-        match words::answer(&line)? {
-            Say::Refused(words) => Err(SupervisorError::Refused(words)),
-            said => Ok(said),
+        match protocol::parse_response(&line)? {
+            Response::Refused(words) => Err(SupervisorError::Refused(words)),
+            response => Ok(response),
         }
     }
 }
@@ -72,11 +73,11 @@ fn not_understood(problem: impl ToString) -> SupervisorError {
     SupervisorError::Answer { problem: problem.to_string() }
 }
 
-fn other(said: &Say) -> SupervisorError {
-    not_understood(format!("{said:?} is no answer to the question"))
+fn unexpected(response: &Response) -> SupervisorError {
+    not_understood(format!("{response:?} is no answer to the question"))
 }
 
-impl Daemons for Asker {
+impl Daemons for Client {
     fn keep(
         &self,
         group: &MpsGroup,
@@ -84,37 +85,37 @@ impl Daemons for Asker {
         limits: &MpsLimits,
     ) -> Result<DaemonState, SupervisorError> {
         let (group, limits) = (group.clone(), limits.clone());
-        match self.ask(Ask::Keep { group, exclusive, limits })? {
-            Say::Kept(state) => Ok(*state),
-            said => Err(other(&said)),
+        match self.send(Request::Keep { group, exclusive, limits })? {
+            Response::Kept(state) => Ok(*state),
+            response => Err(unexpected(&response)),
         }
     }
 
     fn rest(&self, group: &MpsGroup) -> Result<(), SupervisorError> {
-        match self.ask(Ask::Rest { group: group.clone() })? {
-            Say::Done => Ok(()),
-            said => Err(other(&said)),
+        match self.send(Request::Rest { group: group.clone() })? {
+            Response::Done => Ok(()),
+            response => Err(unexpected(&response)),
         }
     }
 
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
-        match self.ask(Ask::States)? {
-            Say::States(states) => Ok(states),
-            said => Err(other(&said)),
+        match self.send(Request::States)? {
+            Response::States(states) => Ok(states),
+            response => Err(unexpected(&response)),
         }
     }
 
-    fn clients(&self, group: &MpsGroup) -> Result<Vec<Client>, SupervisorError> {
-        match self.ask(Ask::Clients { group: group.clone() })? {
-            Say::Clients(clients) => Ok(clients),
-            said => Err(other(&said)),
+    fn clients(&self, group: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
+        match self.send(Request::Clients { group: group.clone() })? {
+            Response::Clients(clients) => Ok(clients),
+            response => Err(unexpected(&response)),
         }
     }
 
-    fn terminate(&self, group: &MpsGroup, client: Client) -> Result<(), SupervisorError> {
-        match self.ask(Ask::Terminate { group: group.clone(), client })? {
-            Say::Done => Ok(()),
-            said => Err(other(&said)),
+    fn terminate(&self, group: &MpsGroup, client: MpsClient) -> Result<(), SupervisorError> {
+        match self.send(Request::Terminate { group: group.clone(), client })? {
+            Response::Done => Ok(()),
+            response => Err(unexpected(&response)),
         }
     }
 }
