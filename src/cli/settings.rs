@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::daemon::{Housing, shm};
+use crate::daemon::{DaemonMounts, shm};
 use crate::host::PidNumbers;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
@@ -154,7 +154,7 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
         driver_root: reader.path("--driver-root", driver_root, DRIVER_ROOT),
         control: given(mps_control).map(|path| reader.path("--mps-control", Some(path), "")),
         launcher: THIS_PROGRAM.into(),
-        housing: reader.parsed("--mps-mounts", mps_mounts, Housing::Mounted, housing),
+        mounts: reader.parsed("--mps-mounts", mps_mounts, DaemonMounts::Own, daemon_mounts),
         shm: shm::Bounds {
             size: reader.parsed("--shm-size", shm_size, shm::Bounds::DEFAULT.size, shm_size_of),
             files: reader.parsed("--shm-files", shm_files, shm::Bounds::DEFAULT.files, shm_files_of),
@@ -458,10 +458,10 @@ fn shm_files_of(text: &str) -> Result<u64, String> {
     })
 }
 
-fn housing(text: &str) -> Result<Housing, String> {
+fn daemon_mounts(text: &str) -> Result<DaemonMounts, String> {
     match text {
-        "own" => Ok(Housing::Mounted),
-        "none" => Ok(Housing::Plain),
+        "own" => Ok(DaemonMounts::Own),
+        "none" => Ok(DaemonMounts::None),
         _ => Err(format!("{text:?} is not known; write own or none")),
     }
 }
@@ -567,7 +567,7 @@ mod tests {
         let settings = mps(MpsArgs::default()).unwrap();
         assert_eq!(settings.folder, node(named()).unwrap().host.mps_dir, "one folder for both");
         assert_eq!(settings.timing, Timing::DEFAULT);
-        assert_eq!(settings.housing, Housing::Mounted);
+        assert_eq!(settings.mounts, DaemonMounts::Own);
         assert_eq!(settings.shm, shm::Bounds::DEFAULT);
         let bounds = |size: &str, files: &str| {
             let (shm_size, shm_files) = (Some(size.to_owned()), Some(files.to_owned()));

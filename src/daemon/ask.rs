@@ -11,8 +11,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::words::Complaint;
-use super::{DaemonError, Folder, Process, words};
+use super::protocol::Complaint;
+use super::{DaemonError, Folder, Process, protocol};
 
 /// It answers in 2 ms; a machine that swaps takes its time. For so long, too, another session may go on.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -24,12 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// A command that was refused is an error; those before it were done.
 pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result<String, DaemonError> {
     let script: String =
-        commands.iter().map(String::as_str).chain([words::LAST]).flat_map(|line| [line, "\n"]).collect();
+        commands.iter().map(String::as_str).chain([protocol::END_MARKER]).flat_map(|line| [line, "\n"]).collect();
     let deadline = Instant::now() + LIMIT;
     let mut pause = PAUSE_FIRST;
     loop {
-        let text = say(program, folder, &script).await?;
-        let last = match words::heard(&text) {
+        let text = run(program, folder, &script).await?;
+        let last = match protocol::complete_answer(&text) {
             Ok(answer) => return Ok(answer.to_owned()),
             Err(Complaint::Gone(words)) => return Err(DaemonError::Gone { words }),
             Err(Complaint::Refused(words)) => {
@@ -50,8 +50,8 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
 
 /// Sends one command that has no answer, once: the daemon may end of it.
 pub async fn tell(program: &Path, folder: &Folder, command: &str) -> Result<(), DaemonError> {
-    let text = say(program, folder, &format!("{command}\n")).await?;
-    match words::complaint(&text) {
+    let text = run(program, folder, &format!("{command}\n")).await?;
+    match protocol::complaint(&text) {
         None => Ok(()),
         Some(Complaint::Gone(words)) => Err(DaemonError::Gone { words }),
         Some(Complaint::Busy(words)) => Err(DaemonError::Busy { seconds: 0, words }),
@@ -60,7 +60,7 @@ pub async fn tell(program: &Path, folder: &Folder, command: &str) -> Result<(), 
 }
 
 /// All that the program prints.
-async fn say(program: &Path, folder: &Folder, script: &str) -> Result<String, DaemonError> {
+async fn run(program: &Path, folder: &Folder, script: &str) -> Result<String, DaemonError> {
     let start = |source| DaemonError::Start { path: program.to_owned(), source };
     let mut child = Command::new(program)
         .env_clear()

@@ -34,16 +34,18 @@ const CLIENT_FILES: [&str; 2] = ["control", "log"];
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_BYTES_KEPT: u64 = 1 << 20;
 
-/// What stands round a daemon.
+/// Which mounts a daemon has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Housing {
+pub enum DaemonMounts {
     /// A tmpfs of bounded size, and a mount namespace of its own.
-    Mounted,
-    /// A plain folder, and the namespaces of its parent: for places where mounting is not permitted.
-    Plain,
+    #[serde(rename = "Mounted")]
+    Own,
+    /// None: a plain folder, and the namespaces of the parent process. For places where mounting is not permitted.
+    #[serde(rename = "Plain")]
+    None,
 }
 
-/// Where one daemon lives.
+/// The folder of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folder(PathBuf);
 
@@ -68,17 +70,17 @@ impl Folder {
     }
 
     /// Makes the folder with all that is fixed in it. One that is there stays as it is.
-    pub fn make(&self, housing: Housing, bounds: Bounds) -> Result<(), DaemonError> {
+    pub fn make(&self, mounts: DaemonMounts, bounds: Bounds) -> Result<(), DaemonError> {
         folder(&self.0, 0o755)?;
-        let mounts = housing == Housing::Mounted;
-        if mounts && !is_mounted(&self.0)? {
+        let has_mounts = mounts == DaemonMounts::Own;
+        if has_mounts && !is_mounted(&self.0)? {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
             mount(Some("tmpfs"), &self.0, Some("tmpfs"), flags, Some(TMPFS_OPTIONS))
                 .map_err(|errno| files("mount a tmpfs on", &self.0)(errno.into()))?;
         }
         // Mounted before anything else is made: a folder that has a pipe and no such mount is an old one in use.
         let shm = self.shm();
-        if mounts && !self.pipe().exists() {
+        if has_mounts && !self.pipe().exists() {
             folder(&shm, 0o755)?;
             if !is_mounted(&shm)? {
                 shm::mount_at(&shm, bounds).map_err(files("mount a tmpfs on", &shm))?;
@@ -225,7 +227,7 @@ mod tests {
     fn made() -> (tempfile::TempDir, Folder) {
         let dir = tempfile::tempdir().unwrap();
         let folder = Folder::new(dir.path().join("GPU-1"));
-        folder.make(Housing::Plain, Bounds::DEFAULT).unwrap();
+        folder.make(DaemonMounts::None, Bounds::DEFAULT).unwrap();
         (dir, folder)
     }
 
@@ -286,7 +288,7 @@ mod tests {
     fn making_twice_keeps_what_is_there_and_removing_takes_all() {
         let (_dir, folder) = made();
         daemon_comes_up(&folder);
-        folder.make(Housing::Plain, Bounds::DEFAULT).unwrap();
+        folder.make(DaemonMounts::None, Bounds::DEFAULT).unwrap();
         assert!(folder.pipe().join("control").exists());
         let mode = fs::metadata(folder.shm()).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o1777);

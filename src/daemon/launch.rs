@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::{DaemonError, Folder, Housing, PROGRAM, Program, cgroup, files};
+use super::{DaemonError, DaemonMounts, Folder, PROGRAM, Program, cgroup, files};
 use crate::model::names::DeviceUuid;
 
 /// The daemon is in the background after milliseconds.
@@ -31,7 +31,9 @@ const FOLDER_IN_ROOT: &str = "tmp";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     pub folder: PathBuf,
-    pub housing: Housing,
+    /// The JSON name is that of earlier versions.
+    #[serde(rename = "housing")]
+    pub mounts: DaemonMounts,
     pub program: Program,
     /// In the order in which clients are to number them.
     pub devices: Vec<DeviceUuid>,
@@ -83,26 +85,26 @@ impl Launch {
 
     /// Becomes the daemon. Returns only if that failed.
     pub fn enter(&self) -> DaemonError {
-        let place = match self.housing {
-            Housing::Plain => Ok(self.plain()),
-            Housing::Mounted => self.mounts(),
+        let view = match self.mounts {
+            DaemonMounts::None => Ok(self.without_mounts()),
+            DaemonMounts::Own => self.with_own_mounts(),
         };
-        match place {
-            Ok(place) => DaemonError::Start { path: place.program.clone(), source: self.exec(&place) },
+        match view {
+            Ok(view) => DaemonError::Start { path: view.program.clone(), source: self.exec(&view) },
             Err(error) => error,
         }
     }
 
-    fn exec(&self, place: &Place) -> io::Error {
+    fn exec(&self, view: &DaemonView) -> io::Error {
         let devices: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
-        let mut command = std::process::Command::new(&place.program);
+        let mut command = std::process::Command::new(&view.program);
         // Nothing else of the environment: a limit variable would be a second default beside the one that
         // is set and read back.
-        command.env_clear().envs(place.environment.iter().map(|(name, value)| (name, value)));
+        command.env_clear().envs(view.environment.iter().map(|(name, value)| (name, value)));
         command
             .env("CUDA_VISIBLE_DEVICES", devices.join(","))
-            .env("CUDA_MPS_PIPE_DIRECTORY", place.folder.pipe())
-            .env("CUDA_MPS_LOG_DIRECTORY", place.folder.log())
+            .env("CUDA_MPS_PIPE_DIRECTORY", view.folder.pipe())
+            .env("CUDA_MPS_LOG_DIRECTORY", view.folder.log())
             .arg("-d");
         if self.multi_user {
             command.arg("-M");
@@ -111,16 +113,16 @@ impl Launch {
     }
 
     /// Without another root: the program as it is, told where the driver's libraries and programs are.
-    fn plain(&self) -> Place {
+    fn without_mounts(&self) -> DaemonView {
         let environment = vec![
             ("LD_LIBRARY_PATH", joined(&self.program.libraries)),
             ("PATH", joined(&self.program.programs)),
         ];
-        Place { folder: Folder::new(&self.folder), program: self.program.path.clone(), environment }
+        DaemonView { folder: Folder::new(&self.folder), program: self.program.path.clone(), environment }
     }
 
     /// Takes mounts of its own: the folder's memory as /dev/shm, and the driver's root as `/`, if it is one.
-    fn mounts(&self) -> Result<Place, DaemonError> {
+    fn with_own_mounts(&self) -> Result<DaemonView, DaemonError> {
         unshare(CloneFlags::CLONE_NEWNS)
             .map_err(|errno| files("take a mount namespace for", &self.folder)(errno.into()))?;
         // What is mounted here stays here; what the node unmounts goes here, too.
@@ -128,7 +130,7 @@ impl Launch {
         let folder = Folder::new(&self.folder);
         let Some(root) = &self.program.root else {
             bind(&folder.shm(), &Path::new("/").join(SHM))?;
-            return Ok(self.plain());
+            return Ok(self.without_mounts());
         };
         for (name, probe) in [("dev", "dev/null"), ("proc", "proc/self")] {
             if !root.join(probe).exists() {
@@ -140,18 +142,18 @@ impl Launch {
         self.change_root(root)
     }
 
-    fn change_root(&self, root: &Path) -> Result<Place, DaemonError> {
+    fn change_root(&self, root: &Path) -> Result<DaemonView, DaemonError> {
         let inside = self.program.path.strip_prefix(root).unwrap_or(&self.program.path);
         let program = Path::new("/").join(inside);
         chroot(root).and_then(|()| chdir("/")).map_err(|errno| files("change into", root)(errno.into()))?;
         let path = "/usr/bin:/usr/sbin:/bin:/sbin:/usr/local/bin:/usr/lib/nvidia/current".to_owned();
         let folder = Folder::new(Path::new("/").join(FOLDER_IN_ROOT));
-        Ok(Place { folder, program, environment: vec![("PATH", path)] })
+        Ok(DaemonView { folder, program, environment: vec![("PATH", path)] })
     }
 }
 
-/// How the daemon sees it.
-struct Place {
+/// The daemon's environment, with paths as the daemon sees them.
+struct DaemonView {
     folder: Folder,
     program: PathBuf,
     environment: Vec<(&'static str, String)>,
@@ -190,7 +192,7 @@ mod tests {
     fn a_launch_survives_its_way_to_the_child() {
         let launch = Launch {
             folder: "/run/tranche/mps/GPU-1".into(),
-            housing: Housing::Mounted,
+            mounts: DaemonMounts::Own,
             program: Program {
                 path: "/driver-root/usr/bin/nvidia-cuda-mps-control".into(),
                 root: Some("/driver-root".into()),

@@ -5,7 +5,7 @@
 //! * [`shm`]: another file system, what tenants have as /dev/shm: bounded, emptied
 //! * [`launch`]: starts it; `launch::Launch::enter` is the part that runs in the child
 //! * [`ask`], [`tell`]: commands to it, each question a child process with a deadline
-//! * [`words`]: commands and answers as text. The program's exit status is always 0: only text tells
+//! * [`protocol`]: commands and answers as text. The program's exit status is always 0: only text tells
 //! * [`Process`]: alive or not, whatever became of its number
 //!
 //! May import: model. May name: nix (mounts, namespaces, chroot, signals), tokio (child processes),
@@ -16,8 +16,8 @@ mod cgroup;
 mod folder;
 pub mod launch;
 mod process;
+pub mod protocol;
 pub mod shm;
-pub mod words;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use ask::{ask, tell};
-pub use folder::{Folder, Housing};
+pub use folder::{DaemonMounts, Folder};
 pub use process::Process;
 
 /// The program's name.

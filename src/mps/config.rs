@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::daemon::{Housing, shm};
+use crate::daemon::{DaemonMounts, shm};
 use crate::ops::doors::Addresses;
 
 /// How to run the supervisor. All paths are absolute and as this process sees them.
@@ -16,7 +16,7 @@ pub struct MpsSettings {
     pub control: Option<PathBuf>,
     /// This program, which is started again for each daemon.
     pub launcher: PathBuf,
-    pub housing: Housing,
+    pub mounts: DaemonMounts,
     /// Of what the tenants of a GPU have as /dev/shm.
     pub shm: shm::Bounds,
     pub sysfs_root: PathBuf,

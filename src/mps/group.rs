@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::record::{Record, Wish};
 use super::tools::Tools;
-use crate::daemon::{DaemonError, Folder, Process, words};
+use crate::daemon::{DaemonError, Folder, Process, protocol};
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
 use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
@@ -91,7 +91,7 @@ struct State {
     record: Record,
     /// The wish's limits are the daemon's, as read back, and clients find it.
     in_force: bool,
-    answers: words::Limits,
+    answers: protocol::Limits,
     servers: Vec<Server>,
     /// Since the last time that it came up.
     serving_since: Option<Instant>,
@@ -141,7 +141,7 @@ impl<B: ComputeModes> Group<B> {
         }
         let state = State {
             in_force: false,
-            answers: words::Limits::default(),
+            answers: protocol::Limits::default(),
             servers: Vec::new(),
             serving_since: None,
             resting_since: Instant::now(),
@@ -345,9 +345,9 @@ impl<B: ComputeModes> Group<B> {
     /// A list of process ids; none of a server that ended meanwhile.
     async fn pids(&self, command: String) -> Result<Vec<u32>, GroupError> {
         let answer = self.tools.ask(&self.folder, std::slice::from_ref(&command)).await?;
-        match words::pids(&answer) {
+        match protocol::pids(&answer) {
             Some(pids) => Ok(pids),
-            None if words::is_not_found(&answer) => Ok(Vec::new()),
+            None if protocol::is_not_found(&answer) => Ok(Vec::new()),
             None => Err(DaemonError::NotUnderstood { command, answer }.into()),
         }
     }
@@ -357,7 +357,7 @@ impl<B: ComputeModes> Group<B> {
         let command = format!("terminate_client {} {}", client.server, client.pid);
         let answer = self.tools.ask(&self.folder, std::slice::from_ref(&command)).await?;
         info!(group = %self.group, ?client, answer = answer.trim(), "client terminated");
-        if words::is_not_found(&answer) {
+        if protocol::is_not_found(&answer) {
             return Ok(());
         }
         match answer.trim().parse::<i64>() {

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::config::{MpsSettings, Timing};
 use super::group::GroupError;
 use super::record::Records;
-use crate::daemon::{self, DaemonError, Folder, Housing, PROGRAM, Process, Program, launch};
+use crate::daemon::{self, DaemonError, Folder, DaemonMounts, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
 use crate::model::share::MpsGroup;
 use crate::ops::metrics::MpsMetrics;
@@ -45,11 +45,11 @@ impl<B> Tools<B> {
 
     /// True if daemons have file systems of their own.
     pub fn has_mounts(&self) -> bool {
-        self.settings.housing == Housing::Mounted
+        self.settings.mounts == DaemonMounts::Own
     }
 
     pub fn make(&self, folder: &Folder) -> Result<(), DaemonError> {
-        folder.make(self.settings.housing, self.settings.shm)
+        folder.make(self.settings.mounts, self.settings.shm)
     }
 
     /// Looked up each time: a driver container may come, go and be replaced.
@@ -108,7 +108,7 @@ impl<B> Tools<B> {
         let path = program.path.clone();
         let order = launch::Launch {
             folder: folder.path().to_owned(),
-            housing: self.settings.housing,
+            mounts: self.settings.mounts,
             program,
             devices: group.devices().to_vec(),
             multi_user,

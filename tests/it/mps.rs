@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tranche::daemon::shm::Bounds;
-use tranche::daemon::{Folder, Housing, Process};
+use tranche::daemon::{Folder, DaemonMounts, Process};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits, Percent};
@@ -84,7 +84,7 @@ struct Bed {
     /// Where the program is looked for, if it is.
     driver_root: Option<PathBuf>,
     boards: Boards,
-    housing: Housing,
+    mounts: DaemonMounts,
     bounds: Bounds,
     keep_warm: Duration,
 }
@@ -117,7 +117,7 @@ impl Bed {
             control,
             driver_root: None,
             boards: Boards::default(),
-            housing: Housing::Plain,
+            mounts: DaemonMounts::None,
             bounds: Bounds::DEFAULT,
             keep_warm: Duration::from_secs(600),
         }
@@ -134,7 +134,7 @@ impl Bed {
             control: self.driver_root.is_none().then(|| self.control.clone()),
             driver_root: self.driver_root.clone().unwrap_or("/nonexistent".into()),
             launcher: env!("CARGO_BIN_EXE_tranche").into(),
-            housing: self.housing,
+            mounts: self.mounts,
             shm: self.bounds,
             sysfs_root: "/sys".into(),
             cgroup_root: self.dir.path().join("no-cgroups"),
@@ -808,7 +808,7 @@ fn wait_until_asked(client: &Client, what: impl Fn(&DaemonState) -> bool) {
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with_it() {
     let mut bed = Bed::new();
-    (bed.housing, bed.keep_warm) = (Housing::Mounted, Duration::ZERO);
+    (bed.mounts, bed.keep_warm) = (DaemonMounts::Own, Duration::ZERO);
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let daemon = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
     let folder = bed.folder(&gpu);
@@ -849,7 +849,7 @@ async fn a_driver_root_with_a_loader_of_its_own_is_the_daemons_root() {
     let mut bed = Bed::new();
     let root = bed.dir.path().join("driver");
     driver_root(&bed.control, &root);
-    (bed.housing, bed.driver_root) = (Housing::Mounted, Some(root.clone()));
+    (bed.mounts, bed.driver_root) = (DaemonMounts::Own, Some(root.clone()));
     let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
     let state = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert_eq!(fs::read_link(format!("/proc/{}/root", pid(&state))).unwrap(), root);

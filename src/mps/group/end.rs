@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::{Group, GroupError, State};
-use crate::daemon::{Process, words};
+use crate::daemon::{Process, protocol};
 use crate::model::error_chain;
 use crate::mps::record::Wish;
 use crate::nvml::ComputeModes;
@@ -72,7 +72,7 @@ impl<B: ComputeModes> Group<B> {
                 self.tools.metrics.termination("server");
             }
             let said = self.tools.ask(&self.folder, &[format!("shutdown_server {server}{force}")]).await?;
-            if words::is_not_found(&said) {
+            if protocol::is_not_found(&said) {
                 continue;
             }
         }

@@ -3,7 +3,7 @@
 use tracing::{debug, warn};
 
 use super::{Group, GroupError, State};
-use crate::daemon::{DaemonError, words};
+use crate::daemon::{DaemonError, protocol};
 use crate::model::error_chain;
 use crate::model::share::MpsLimits;
 use crate::nvml::ComputeModes;
@@ -18,16 +18,16 @@ pub(super) enum Agreed {
 
 /// What a daemon says of itself.
 struct Reading {
-    defaults: words::Limits,
-    servers: Vec<(Server, Option<words::Limits>)>,
+    defaults: protocol::Limits,
+    servers: Vec<(Server, Option<protocol::Limits>)>,
 }
 
 impl Reading {
     fn fits(&self, limits: &MpsLimits) -> bool {
-        let server_fits = |found: &Option<words::Limits>| {
-            found.as_ref().is_none_or(|found| words::fit_server(limits, found))
+        let server_fits = |found: &Option<protocol::Limits>| {
+            found.as_ref().is_none_or(|found| protocol::fit_server(limits, found))
         };
-        words::fit(limits, &self.defaults) && self.servers.iter().all(|(_, found)| server_fits(found))
+        protocol::fit(limits, &self.defaults) && self.servers.iter().all(|(_, found)| server_fits(found))
     }
 }
 
@@ -82,9 +82,9 @@ impl<B: ComputeModes> Group<B> {
 
     /// Defaults first: a server that starts from now on has them, and the others are listed afterwards.
     async fn set(&self, limits: &MpsLimits) -> Result<(), GroupError> {
-        self.tools.ask(&self.folder, &words::set_defaults(limits)).await?;
+        self.tools.ask(&self.folder, &protocol::set_defaults(limits)).await?;
         for server in self.pids("get_server_list".to_owned()).await? {
-            let said = self.tools.ask(&self.folder, &words::set_server(server, limits)).await?;
+            let said = self.tools.ask(&self.folder, &protocol::set_server(server, limits)).await?;
             debug!(group = %self.group, server, said = said.trim(), "limits of a running server set");
         }
         Ok(())
@@ -92,17 +92,17 @@ impl<B: ComputeModes> Group<B> {
 
     async fn read(&self, state: &mut State) -> Result<Reading, GroupError> {
         let devices = self.group.devices().len();
-        let commands = words::read_defaults(devices);
+        let commands = protocol::read_defaults(devices);
         let answer = self.tools.ask(&self.folder, &commands).await?;
-        let Some((defaults, pids)) = words::defaults(&answer, devices) else {
+        let Some((defaults, pids)) = protocol::defaults(&answer, devices) else {
             return Err(DaemonError::NotUnderstood { command: commands.join("; "), answer }.into());
         };
         let mut servers = Vec::new();
         for pid in pids {
-            let answer = self.tools.ask(&self.folder, &words::read_server(pid, devices)).await?;
-            match words::server(&answer, devices) {
+            let answer = self.tools.ask(&self.folder, &protocol::read_server(pid, devices)).await?;
+            match protocol::server(&answer, devices) {
                 Some((state, found)) => servers.push((Server { pid, state }, Some(found))),
-                None if words::is_not_found(&answer) => {}
+                None if protocol::is_not_found(&answer) => {}
                 None => {
                     let state = answer.lines().next().unwrap_or_default().trim().to_owned();
                     debug!(group = %self.group, pid, answer, "a server's limits are not understood");
@@ -118,11 +118,11 @@ impl<B: ComputeModes> Group<B> {
 
 /// For people.
 fn asked(limits: &MpsLimits) -> String {
-    words::set_defaults(limits).join("; ")
+    protocol::set_defaults(limits).join("; ")
 }
 
 fn told(found: &Reading) -> String {
-    let one = |limits: &words::Limits| {
+    let one = |limits: &protocol::Limits| {
         let memory: Vec<_> = limits
             .memory
             .iter()

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tranche::cdi::CdiNodes;
 use tranche::cli::manifest;
 use tranche::cli::simulate::trace;
-use tranche::daemon::words;
+use tranche::daemon::protocol;
 use tranche::host::cgroup::{self, Place};
 use tranche::host::device_nodes::{DevRoot, look};
 use tranche::host::driver_root::RootView;
@@ -239,17 +239,17 @@ fn whose(input: &[u8]) {
 
 fn daemon(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let _ = (words::heard(&text), words::complaint(&text), words::pids(&text), words::is_not_found(&text));
+    let _ = (protocol::complete_answer(&text), protocol::complaint(&text), protocol::pids(&text), protocol::is_not_found(&text));
     let limits = MpsLimits { memory: vec![Some(Bytes(1 << 30)); 2], compute: Percent::try_from(50_u8).ok() };
     for devices in [0, 1, 2] {
-        if let Some((answers, _)) = words::defaults(&text, devices) {
-            let _ = words::fit(&limits, &answers);
+        if let Some((answers, _)) = protocol::defaults(&text, devices) {
+            let _ = protocol::fit(&limits, &answers);
         }
-        if let Some((_, answers)) = words::server(&text, devices) {
-            let _ = words::fit_server(&limits, &answers);
+        if let Some((_, answers)) = protocol::server(&text, devices) {
+            let _ = protocol::fit_server(&limits, &answers);
         }
     }
-    let _ = (words::memory_fits(Some(Bytes(1 << 30)), &text), words::compute_fits(None, &text));
+    let _ = (protocol::memory_fits(Some(Bytes(1 << 30)), &text), protocol::compute_fits(None, &text));
 }
 
 fn lines(input: &[u8]) {

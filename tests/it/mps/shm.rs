@@ -54,7 +54,7 @@ fn is_full(state: &DaemonState) -> bool {
 /// 4 MiB and 256 files.
 fn bed() -> Bed {
     let mut bed = Bed::new();
-    (bed.housing, bed.bounds) = (Housing::Mounted, Bounds { size: Some(Bytes::from_mib(4)), files: 256 });
+    (bed.mounts, bed.bounds) = (DaemonMounts::Own, Bounds { size: Some(Bytes::from_mib(4)), files: 256 });
     bed
 }
 

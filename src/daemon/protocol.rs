@@ -13,16 +13,16 @@ const GIB_MIB: u64 = 1024;
 pub enum Complaint {
     /// There is no daemon.
     Gone(String),
-    /// It heard somebody else, and nothing of this.
+    /// The daemon serves another client and read nothing of this.
     Busy(String),
     Refused(String),
 }
 
-/// What every question ends with: its answer tells that all before it were heard.
-pub const LAST: &str = "get_default_active_thread_percentage";
+/// The last command of every session: its answer proves that the daemon read all commands before it.
+pub const END_MARKER: &str = "get_default_active_thread_percentage";
 
-/// The answers to all commands before [`LAST`].
-pub fn heard(text: &str) -> Result<&str, Complaint> {
+/// The answers to all commands before [`END_MARKER`].
+pub fn complete_answer(text: &str) -> Result<&str, Complaint> {
     if let Some(complaint) = complaint(text) {
         return Err(complaint);
     }
@@ -306,16 +306,19 @@ mod tests {
     #[test]
     fn what_was_heard_ends_with_a_percentage_of_its_own() {
         // Seen while others talked to the daemon.
-        assert!(matches!(heard(""), Err(Complaint::Busy(_))));
+        assert!(matches!(complete_answer(""), Err(Complaint::Busy(_))));
         assert!(matches!(
-            heard("Cannot send command to MPS control daemon process\n"),
+            complete_answer("Cannot send command to MPS control daemon process\n"),
             Err(Complaint::Busy(_))
         ));
-        assert!(matches!(heard("Cannot find MPS control daemon process\n"), Err(Complaint::Gone(_))));
-        assert!(matches!(heard("1G\n"), Err(Complaint::Busy(_))), "cut off");
-        assert!(matches!(heard("Unknown command\n25.0\n"), Err(Complaint::Refused(_))));
-        assert_eq!(heard("25.0\n"), Ok(""), "a list of nobody");
-        assert_eq!(heard("1G\n25.0\n4242\n25.0\n"), Ok("1G\n25.0\n4242"));
+        assert!(matches!(
+            complete_answer("Cannot find MPS control daemon process\n"),
+            Err(Complaint::Gone(_))
+        ));
+        assert!(matches!(complete_answer("1G\n"), Err(Complaint::Busy(_))), "cut off");
+        assert!(matches!(complete_answer("Unknown command\n25.0\n"), Err(Complaint::Refused(_))));
+        assert_eq!(complete_answer("25.0\n"), Ok(""), "a list of nobody");
+        assert_eq!(complete_answer("1G\n25.0\n4242\n25.0\n"), Ok("1G\n25.0\n4242"));
     }
 
     #[test]
