@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::daemon::{DaemonMounts, shm};
-use crate::host::PidNumbers;
+use crate::host::PidNamespace;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::mps::config::{MpsSettings, Timing};
@@ -325,7 +325,7 @@ impl Reader {
             action: self.parsed("--watchdog", watchdog, WatchdogAction::Terminate, action),
             period: self.parsed("--watchdog-period", watchdog_period, WATCHDOG_PERIOD, interval),
             grace: self.parsed("--watchdog-grace", watchdog_grace, WATCHDOG_GRACE, memory),
-            pids: self.parsed("--watchdog-pids", watchdog_pids, PidNumbers::OfHost, pids),
+            pids: self.parsed("--watchdog-pids", watchdog_pids, PidNamespace::Host, pids),
         }
     }
 
@@ -466,10 +466,10 @@ fn daemon_mounts(text: &str) -> Result<DaemonMounts, String> {
     }
 }
 
-fn pids(text: &str) -> Result<PidNumbers, String> {
+fn pids(text: &str) -> Result<PidNamespace, String> {
     match text {
-        "host" => Ok(PidNumbers::OfHost),
-        "own" => Ok(PidNumbers::AsSeen),
+        "host" => Ok(PidNamespace::Host),
+        "own" => Ok(PidNamespace::Own),
         _ => Err(format!("{text:?} is not known; write host or own")),
     }
 }

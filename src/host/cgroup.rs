@@ -1,4 +1,4 @@
-//! Whose process: the pod and container that a control group names.
+//! The owner of a process: the pod and container that its control group names.
 //!
 //! kubelet names a pod's group in one of two ways, whatever stands before it (the kubelet's `cgroupRoot`, a
 //! container that the whole node runs in, `..` where the reader lives in a namespace of its own):
@@ -13,32 +13,32 @@
 
 use crate::model::names::PodUid;
 
-/// Whose process it is.
+/// The owner of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum ProcessOwner {
     /// A pod's; the container's id as the runtime names it, where it could be read.
     Pod { pod: PodUid, container: Option<String> },
-    /// Nobody's: a process of the host itself.
+    /// No pod: a process of the host itself.
     Host,
 }
 
 /// Reads `/proc/<pid>/cgroup`: one line in v2, one for each controller in v1, `number:controllers:path`.
-pub fn place(text: &str) -> Place {
+pub fn owner(text: &str) -> ProcessOwner {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.map(of_path).find(|place| *place != Place::Host).unwrap_or(Place::Host)
+    paths.map(of_path).find(|owner| *owner != ProcessOwner::Host).unwrap_or(ProcessOwner::Host)
 }
 
 /// The topmost pod in the path. What is below a pod's group belongs to the pod, whatever name its processes
 /// gave it: a tenant who may make groups of its own must not pass for another.
-fn of_path(path: &str) -> Place {
+fn of_path(path: &str) -> ProcessOwner {
     let mut parts = path.split('/');
     while let Some(part) = parts.next() {
         if let Some((pod, rest)) = pod(part) {
             let container = rest.or_else(|| parts.next()).and_then(container);
-            return Place::Pod { pod, container };
+            return ProcessOwner::Pod { pod, container };
         }
     }
-    Place::Host
+    ProcessOwner::Host
 }
 
 /// The pod that a group is of, and what else its name says. containerd with the wrong driver set keeps
@@ -75,9 +75,9 @@ mod tests {
     const CID: &str = "8d3f0a6f0b5c4f7d9e1a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f70";
 
     fn found(text: &str) -> Option<(String, Option<String>)> {
-        match place(&text.replace("UID", UID).replace("U_I_D", &UID.replace('-', "_")).replace("CID", CID)) {
-            Place::Host => None,
-            Place::Pod { pod, container } => Some((pod.to_string(), container)),
+        match owner(&text.replace("UID", UID).replace("U_I_D", &UID.replace('-', "_")).replace("CID", CID)) {
+            ProcessOwner::Host => None,
+            ProcessOwner::Pod { pod, container } => Some((pod.to_string(), container)),
         }
     }
 

@@ -11,41 +11,41 @@ use std::time::Duration;
 /// Starts the names of files that are being written.
 pub const TEMP_PREFIX: &str = ".tranche-tmp-";
 
-/// How long what was written must last.
+/// What the written bytes must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lasting {
-    /// Over a crash of this process. For folders that do not outlive the boot anyway.
-    Process,
-    /// Over a power failure: file and folder are flushed to the disk.
-    Power,
+pub enum Durability {
+    /// A crash of this process. For folders that do not outlive the boot anyway.
+    ProcessCrash,
+    /// A power failure: file and folder are flushed to the disk.
+    PowerLoss,
 }
 
 /// Creates or replaces `folder/name` in one go.
-pub fn write(folder: &Path, name: &str, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
+pub fn write(folder: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
     let temp = folder.join(format!("{TEMP_PREFIX}{name}"));
-    let written = write_temp(&temp, bytes, lasting).and_then(|()| fs::rename(&temp, folder.join(name)));
+    let written = write_temp(&temp, bytes, durability).and_then(|()| fs::rename(&temp, folder.join(name)));
     if written.is_err() {
         // The first error is the one to tell; the file is cleared at the next start if this fails too.
         let _ = fs::remove_file(&temp);
     }
     written?;
-    match lasting {
-        Lasting::Process => Ok(()),
-        Lasting::Power => File::open(folder)?.sync_all(),
+    match durability {
+        Durability::ProcessCrash => Ok(()),
+        Durability::PowerLoss => File::open(folder)?.sync_all(),
     }
 }
 
-fn write_temp(temp: &Path, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
+fn write_temp(temp: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(temp)?;
     file.write_all(bytes)?;
-    match lasting {
-        Lasting::Process => Ok(()),
-        Lasting::Power => file.sync_data(),
+    match durability {
+        Durability::ProcessCrash => Ok(()),
+        Durability::PowerLoss => file.sync_data(),
     }
 }
 
 /// Puts `bytes` at `offset` and cuts off whatever stood behind it (the rest of a torn append).
-/// Lasts over a crash of this process, not over a power failure.
+/// The bytes survive a crash of this process, but not a power failure.
 pub fn append_at(path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     if file.metadata()?.len() > offset {
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn a_file_is_replaced_in_whole_and_a_torn_tail_is_cut() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "a", b"first, and rather long", Lasting::Power).unwrap();
-        write(dir.path(), "a", b"second", Lasting::Process).unwrap();
+        write(dir.path(), "a", b"first, and rather long", Durability::PowerLoss).unwrap();
+        write(dir.path(), "a", b"second", Durability::ProcessCrash).unwrap();
         assert_eq!(fs::read(dir.path().join("a")).unwrap(), b"second");
         append_at(&dir.path().join("a"), 3, b"!").unwrap();
         assert_eq!(fs::read(dir.path().join("a")).unwrap(), b"sec!");

@@ -19,9 +19,9 @@ pub mod program;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use durable::Lasting;
+pub use durable::Durability;
 pub use lock::{FileLock, LockError};
-pub use process::{End, EndError, LocalProcesses, PidNumbers, Processes};
+pub use process::{End, EndError, LocalProcesses, PidNamespace, Processes};
 pub use program::ProgramError;
 
 use crate::model::names::DeviceUuid;
@@ -29,7 +29,7 @@ use crate::model::names::DeviceUuid;
 /// What the loops do to the node. Every verb blocks its thread.
 pub trait Host: Send + Sync + 'static {
     /// Creates or replaces `folder/name` in one go.
-    fn write(&self, folder: &Path, name: &str, bytes: &[u8], lasting: Lasting) -> io::Result<()>;
+    fn write(&self, folder: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()>;
     /// Puts `bytes` at `offset` of a file and cuts off what stood behind.
     fn append_at(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Removes a file; one that is not there is fine. True if it was there.
@@ -46,8 +46,8 @@ pub struct LocalHost {
 }
 
 impl Host for LocalHost {
-    fn write(&self, folder: &Path, name: &str, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
-        durable::write(folder, name, bytes, lasting)
+    fn write(&self, folder: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
+        durable::write(folder, name, bytes, durability)
     }
     fn append_at(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         durable::append_at(path, offset, bytes)

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use thiserror::Error;
 
-use super::cgroup::{self, Place};
+use super::cgroup::{self, ProcessOwner};
 use crate::model::names::PodUid;
 use crate::model::process::ProcessKey;
 
@@ -27,7 +27,7 @@ pub trait Processes: Send + Sync + 'static {
     fn started(&self, pid: u32) -> io::Result<Option<u64>>;
 
     /// Whose process it is; none if there is no such process any more.
-    fn place(&self, pid: u32) -> io::Result<Option<Place>>;
+    fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>>;
 
     /// Does the process hold a device file of an NVIDIA GPU open?
     fn uses_gpu(&self, pid: u32) -> io::Result<bool>;
@@ -70,21 +70,21 @@ pub enum EndError {
     Signal { pid: u32, source: io::Error },
 }
 
-/// Whose numbers NVML tells processes by.
+/// The PID namespace of the PIDs that NVML reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PidNumbers {
-    /// The host's, as the driver does: believed only in the host's PID namespace.
+pub enum PidNamespace {
+    /// The host's, as with a real driver. Such PIDs are used only if this process is in that namespace.
     #[default]
-    OfHost,
-    /// Those of whatever PID namespace this process is in: simulated GPUs.
-    AsSeen,
+    Host,
+    /// The namespace of this process: simulated GPUs.
+    Own,
 }
 
 /// The processes below a proc file system, normally /proc.
 #[derive(Debug, Clone)]
 pub struct LocalProcesses {
     pub root: PathBuf,
-    pub numbers: PidNumbers,
+    pub nvml_pids: PidNamespace,
 }
 
 impl LocalProcesses {
@@ -123,8 +123,8 @@ impl Processes for LocalProcesses {
         Ok((!first_ended || self.has_other_threads(pid)).then_some(started))
     }
 
-    fn place(&self, pid: u32) -> io::Result<Option<Place>> {
-        Ok(self.read(pid, "cgroup")?.map(|text| cgroup::place(&text)))
+    fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
+        Ok(self.read(pid, "cgroup")?.map(|text| cgroup::owner(&text)))
     }
 
     fn uses_gpu(&self, pid: u32) -> io::Result<bool> {
@@ -150,7 +150,7 @@ impl Processes for LocalProcesses {
         for entry in std::fs::read_dir(&self.root)? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            if let Some(Place::Pod { pod, .. }) = self.place(pid)?
+            if let Some(ProcessOwner::Pod { pod, .. }) = self.owner(pid)?
                 && self.started(pid)?.is_some()
             {
                 found.entry(pod).or_default().push(pid);
@@ -161,7 +161,7 @@ impl Processes for LocalProcesses {
     }
 
     fn are_all_shown(&self) -> bool {
-        if self.numbers == PidNumbers::AsSeen {
+        if self.nvml_pids == PidNamespace::Own {
             return true;
         }
         // Without the host's PID namespace the first process is one of this container: this one, as a rule.
@@ -171,7 +171,7 @@ impl Processes for LocalProcesses {
     }
 
     fn pids_are_the_hosts(&self) -> bool {
-        if self.numbers == PidNumbers::AsSeen {
+        if self.nvml_pids == PidNamespace::Own {
             return true;
         }
         let own = std::fs::read_link(self.root.join("self/ns/pid"));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn real() -> LocalProcesses {
-        LocalProcesses { root: "/proc".into(), numbers: PidNumbers::OfHost }
+        LocalProcesses { root: "/proc".into(), nvml_pids: PidNamespace::Host }
     }
 
     fn key(child: &Child) -> ProcessKey {
@@ -300,7 +300,7 @@ mod tests {
         let stat = format!("{pid} (x) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
         std::fs::write(folder.join("stat"), stat).unwrap();
         std::fs::write(folder.join("cgroup"), format!("0::{group}\n")).unwrap();
-        let processes = LocalProcesses { root: root.path().to_owned(), numbers: PidNumbers::AsSeen };
+        let processes = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Own };
         (root, processes)
     }
 
@@ -338,7 +338,7 @@ mod tests {
     fn the_whole_node_is_shown_where_the_first_process_is_not_of_this_container() {
         let own = std::process::id();
         let (root, mut processes) = shown(1, "S", "/init.scope", 1);
-        processes.numbers = PidNumbers::OfHost;
+        processes.nvml_pids = PidNamespace::Host;
         std::fs::create_dir_all(root.path().join(own.to_string())).unwrap();
         let group = root.path().join(format!("{own}/cgroup"));
         std::fs::write(&group, "0::/kubepods/x\n").unwrap();
@@ -365,7 +365,7 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(real().end(ProcessKey { pid, started: 1 }).unwrap(), End::Gone);
         assert_eq!(real().started(pid).unwrap(), None);
-        assert_eq!(real().place(pid).unwrap(), None);
+        assert_eq!(real().owner(pid).unwrap(), None);
     }
 
     #[test]
@@ -373,7 +373,7 @@ mod tests {
         let mut child = child();
         let root = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("1", root.path().join("self")).unwrap();
-        let elsewhere = LocalProcesses { root: root.path().to_owned(), numbers: PidNumbers::OfHost };
+        let elsewhere = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Host };
         let words = elsewhere.end(key(&child)).unwrap_err().to_string();
         assert!(words.contains("hostPID"), "{words}");
         for own in [0, 1, std::process::id()] {

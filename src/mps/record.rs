@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Process;
-use crate::host::{Lasting, boot, durable};
+use crate::host::{Durability, boot, durable};
 use crate::model::names::BootId;
 use crate::model::share::{MpsGroup, MpsLimits};
 
@@ -96,7 +96,7 @@ impl Records {
                 &folder,
                 &format!("{name}{ENDING}"),
                 &serde_json::to_vec(&record)?,
-                Lasting::Process,
+                Durability::ProcessCrash,
             )
         };
         match write() {

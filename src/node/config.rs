@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::host::PidNumbers;
+use crate::host::PidNamespace;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::ops::doors::Addresses;
@@ -32,7 +32,7 @@ pub struct Watchdog {
     pub period: Duration,
     /// Over the grant by more than this, a process is ended.
     pub grace: Bytes,
-    pub pids: PidNumbers,
+    pub pids: PidNamespace,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

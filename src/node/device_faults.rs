@@ -25,7 +25,7 @@ use super::executor::Executor;
 use super::holders::Withheld;
 use super::reporter::Reporter;
 use crate::conditions;
-use crate::host::{Lasting, boot};
+use crate::host::{Durability, boot};
 use crate::inventory::{
     DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
 };
@@ -382,7 +382,7 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
         return host.remove(&sources.folder.join(FILE)).map(drop);
     }
     let bytes = serde_json::to_vec(remembered)?;
-    host.write(&sources.folder, FILE, &bytes, Lasting::Power)
+    host.write(&sources.folder, FILE, &bytes, Durability::PowerLoss)
 }
 
 /// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again. One that

@@ -21,7 +21,7 @@ use super::lanes::Held;
 use super::store::{Store, StoreError};
 use crate::cdi::CdiFile;
 use crate::host::driver_root::{DriverError, DriverRootCache, MissingPath, check};
-use crate::host::{Host, Lasting, ProgramError};
+use crate::host::{Host, Durability, ProgramError};
 use crate::ledger::{Intent, Mark, Phase, Record, Step};
 use crate::model::claim::{AllocatedClaim, PodRef, PreparedDevice};
 use crate::model::error_chain;
@@ -345,7 +345,7 @@ impl Executor {
             StepError::Missing(missing)
         })?;
         // The folder does not outlive the boot, so there is nothing to flush for.
-        Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Lasting::Process)?)
+        Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Durability::ProcessCrash)?)
     }
 
     /// Gives the group's daemon what `claim` and all other claims on it need together.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::host::Processes;
-use crate::host::cgroup::Place;
+use crate::host::cgroup::ProcessOwner;
 use crate::ledger::{HeldDevice, HoldMode, Record};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
@@ -108,12 +108,12 @@ impl Holders {
         if !self.processes.pids_are_the_hosts() {
             return Vec::new();
         }
-        let place = |pid: &u32| match self.processes.place(*pid) {
-            Ok(Some(Place::Pod { pod, .. })) => Some(pod),
+        let owner = |pid: &u32| match self.processes.owner(*pid) {
+            Ok(Some(ProcessOwner::Pod { pod, .. })) => Some(pod),
             _ => None,
         };
         let mut pods: Vec<_> =
-            pids.iter().filter_map(place).filter(|pod| Some(pod) != self.own_pod.as_ref()).collect();
+            pids.iter().filter_map(owner).filter(|pod| Some(pod) != self.own_pod.as_ref()).collect();
         pods.sort();
         pods.dedup();
         pods
@@ -230,8 +230,8 @@ mod tests {
         fn started(&self, _: u32) -> io::Result<Option<u64>> {
             Ok(Some(1))
         }
-        fn place(&self, _: u32) -> io::Result<Option<Place>> {
-            Ok(Some(Place::Pod { pod: "uid".into(), container: None }))
+        fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
+            Ok(Some(ProcessOwner::Pod { pod: "uid".into(), container: None }))
         }
         fn uses_gpu(&self, _: u32) -> io::Result<bool> {
             Ok(true)

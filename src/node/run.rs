@@ -139,7 +139,7 @@ fn watchdog(
 }
 
 fn processes(settings: &NodeSettings) -> Arc<dyn Processes> {
-    Arc::new(LocalProcesses { root: settings.host.process_root.clone(), numbers: settings.watchdog.pids })
+    Arc::new(LocalProcesses { root: settings.host.process_root.clone(), nvml_pids: settings.watchdog.pids })
 }
 
 struct Ledger {

@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use super::lanes::Held;
-use crate::host::{FileLock, Host, Lasting, LockError, durable};
+use crate::host::{FileLock, Host, Durability, LockError, durable};
 use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
 use crate::model::claim::PodRef;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
@@ -209,7 +209,7 @@ impl Store {
         self.bump(held, uid, &intent.gpus())?;
         let path = self.folder.join(&name);
         let written =
-            self.host.write(&self.folder, &name, &bytes, Lasting::Power).map_err(io_error("write", &path));
+            self.host.write(&self.folder, &name, &bytes, Durability::PowerLoss).map_err(io_error("write", &path));
         let record = Record { intent: intent.clone(), phase: Phase::Applying(0) };
         let stored = Stored { record, len: bytes.len() };
         // What failed may have happened all the same: then the disk says what the index has to say.
@@ -233,7 +233,7 @@ impl Store {
         self.bump(held, claim, &intent.gpus())?;
         let path = self.folder.join(&name);
         let written =
-            self.host.write(&self.folder, &name, &bytes, Lasting::Power).map_err(io_error("write", &path));
+            self.host.write(&self.folder, &name, &bytes, Durability::PowerLoss).map_err(io_error("write", &path));
         // As in `begin`: the disk says what the index has to say.
         let stored = match written {
             Ok(()) => Some(Stored { record: Record { intent, phase }, len: bytes.len() }),

@@ -42,7 +42,7 @@ use self::table::{Known, Table};
 use super::config;
 use super::executor::Executor;
 use crate::cluster::{ClaimError, Cluster};
-use crate::host::cgroup::Place;
+use crate::host::cgroup::ProcessOwner;
 use crate::host::{FileLock, Processes};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
@@ -493,9 +493,9 @@ async fn hands() -> Hands {
 }
 
 fn seen(process: &GpuProcess, known: &Known, device: &Watched) -> Seen {
-    let pod = match &known.place {
-        Place::Pod { pod, .. } => Some(pod.clone()),
-        Place::Host => None,
+    let pod = match &known.owner {
+        ProcessOwner::Pod { pod, .. } => Some(pod.clone()),
+        ProcessOwner::Host => None,
     };
     let client = process.mps_client && !device.groups.is_empty();
     Seen { process: known.process, used: process.used, client, pod }

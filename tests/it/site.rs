@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tranche::cdi;
 use tranche::cluster::{CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, read_claim};
 use tranche::host::driver_root::{DriverRoot, DriverRootCache};
-use tranche::host::{LocalHost, LocalProcesses, PidNumbers, durable};
+use tranche::host::{LocalHost, LocalProcesses, PidNamespace, durable};
 use tranche::inventory::Inventory;
 use tranche::kubelet::{Claims, Prepared};
 use tranche::ledger::{self, Phase, Record, Step};
@@ -347,7 +347,7 @@ impl Site {
 
     /// The node's processes, as its /proc shows them.
     fn processes(&self) -> Arc<LocalProcesses> {
-        Arc::new(LocalProcesses { root: self.path("processes"), numbers: PidNumbers::AsSeen })
+        Arc::new(LocalProcesses { root: self.path("processes"), nvml_pids: PidNamespace::Own })
     }
 
     /// A process of a pod begins.

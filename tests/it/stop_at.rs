@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use tranche::host::{Host, Lasting, LocalHost, ProgramError, durable};
+use tranche::host::{Durability, Host, LocalHost, ProgramError, durable};
 use tranche::ledger::{self, Damage, Record, Step};
 use tranche::model::names::DeviceUuid;
 
@@ -189,10 +189,10 @@ impl StopAt {
 }
 
 impl Host for StopAt {
-    fn write(&self, folder: &Path, name: &str, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
+    fn write(&self, folder: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
         let verb = if folder == self.ledger { Verb::WriteRecord } else { Verb::WriteEdits };
         match verb {
-            Verb::WriteRecord if lasting != Lasting::Power => {
+            Verb::WriteRecord if durability != Durability::PowerLoss => {
                 self.state.lock().unwrap().broken.push(format!("{name} would not outlast a power failure"));
             }
             Verb::WriteEdits => self.demand(name, |record| record.cdi_file() == Some(name)),
@@ -200,7 +200,7 @@ impl Host for StopAt {
         }
         let temporary = folder.join(format!("{}{name}", durable::TEMP_PREFIX));
         let half = || fs::write(temporary, &bytes[..bytes.len() / 2]).unwrap();
-        self.io(verb, half, || self.real.write(folder, name, bytes, lasting))
+        self.io(verb, half, || self.real.write(folder, name, bytes, durability))
     }
 
     fn append_at(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -16,8 +16,8 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
-use tranche::host::cgroup::Place;
-use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNumbers, Processes};
+use tranche::host::cgroup::ProcessOwner;
+use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNamespace, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
@@ -299,7 +299,7 @@ impl Bench {
     }
 
     fn start(&mut self, action: WatchdogAction) {
-        let processes = Arc::new(LocalProcesses { root: self.proc.path(""), numbers: PidNumbers::OfHost });
+        let processes = Arc::new(LocalProcesses { root: self.proc.path(""), nvml_pids: PidNamespace::Host });
         self.start_with(action, processes);
     }
 
@@ -313,7 +313,7 @@ impl Bench {
                 action,
                 period,
                 grace: Bytes::from_mib(64),
-                pids: PidNumbers::OfHost,
+                pids: PidNamespace::Host,
             },
             slots_per_share: 3,
             executor: self.life.preparer.executor.clone(),
@@ -618,7 +618,7 @@ async fn from_crossing_to_the_first_action_it_takes_less_than_a_second() {
         bench.daemons.told().clients = vec![MpsClient { server: 1, pid }];
         bench.share("mine", MINE).await;
         bench.node.set(control(vec![process(pid, 100, "mps")]));
-        let processes = Arc::new(LocalProcesses { root: bench.proc.path(""), numbers: PidNumbers::OfHost });
+        let processes = Arc::new(LocalProcesses { root: bench.proc.path(""), nvml_pids: PidNamespace::Host });
         bench.start_every(Duration::from_millis(250), WatchdogAction::Terminate, processes);
         let used = format!("tranche_claim_memory_used_bytes{}", labels("mine", MINE));
         until("it is known", || bench.metric(&used) == Some(f64::from(100 << 20))).await;
@@ -725,10 +725,10 @@ impl Processes for Counted {
         self.started.fetch_add(1, Ordering::SeqCst);
         Ok(self.pods.contains_key(&pid).then_some(1))
     }
-    fn place(&self, pid: u32) -> io::Result<Option<Place>> {
+    fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
         let Some(pod) = self.pods.get(&pid) else { return Ok(None) };
         self.other.fetch_add(1, Ordering::SeqCst);
-        Ok(Some(Place::Pod { pod: (*pod).into(), container: None }))
+        Ok(Some(ProcessOwner::Pod { pod: (*pod).into(), container: None }))
     }
     fn uses_gpu(&self, _: u32) -> io::Result<bool> {
         self.other.fetch_add(1, Ordering::SeqCst);

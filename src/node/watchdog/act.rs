@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::hand::Hand;
 use super::knowledge::Servers;
-use crate::host::cgroup::Place;
+use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
 use crate::model::error_chain;
 use crate::model::process::ProcessKey;
@@ -111,7 +111,7 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Optio
             if let Ok(Some(started)) = processes.started(pid) {
                 servers.processes.insert(ProcessKey { pid, started });
             }
-            if let Ok(Some(Place::Pod { pod, .. })) = processes.place(pid) {
+            if let Ok(Some(ProcessOwner::Pod { pod, .. })) = processes.owner(pid) {
                 servers.pods.insert(pod);
             }
         }

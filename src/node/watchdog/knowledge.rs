@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::shares::Watched;
 use super::table::Known;
-use crate::host::cgroup::Place;
+use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
 use crate::model::process::ProcessKey;
@@ -166,7 +166,7 @@ impl Knowledge {
             return owner;
         }
         // Of a device that one claim has, the host's own processes (an X server, say) are the administrator's.
-        if device.is_alone() && known.place == Place::Host {
+        if device.is_alone() && known.owner == ProcessOwner::Host {
             return Owner::Exempt;
         }
         let seen = self.first_ms.get(&Subject::Process(known.process)).copied().unwrap_or(u64::MAX);
@@ -177,7 +177,7 @@ impl Knowledge {
         if !device.groups.is_empty() {
             sure &= want(&mut self.servers_asked, seen);
         }
-        if known.place != Place::Host {
+        if known.owner != ProcessOwner::Host {
             for claim in device.claims() {
                 let claim = self.claims.entry(claim.uid.clone()).or_default();
                 sure &= want(&mut claim.asked, since) & !claim.users.others;
@@ -258,9 +258,9 @@ fn want(asked: &mut Asked, since_ms: u64) -> bool {
 }
 
 fn pod(known: &Known) -> Option<&PodUid> {
-    match &known.place {
-        Place::Pod { pod, .. } => Some(pod),
-        Place::Host => None,
+    match &known.owner {
+        ProcessOwner::Pod { pod, .. } => Some(pod),
+        ProcessOwner::Host => None,
     }
 }
 

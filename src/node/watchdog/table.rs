@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::host::Processes;
-use crate::host::cgroup::Place;
+use crate::host::cgroup::ProcessOwner;
 use crate::model::process::ProcessKey;
 
 /// What is known of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     pub process: ProcessKey,
-    pub place: Place,
+    pub owner: ProcessOwner,
     /// It really is a process that uses a GPU: NVML's PIDs are the host's, and where ours are others, or where
     /// the process is in no pod, it must hold a GPU's device file open to be believed one.
     pub believed: bool,
@@ -45,10 +45,10 @@ impl Table {
     }
 
     fn read(&self, process: ProcessKey) -> Option<Known> {
-        let place = self.processes.place(process.pid).ok().flatten()?;
-        let sure = self.on_host && place != Place::Host;
+        let owner = self.processes.owner(process.pid).ok().flatten()?;
+        let sure = self.on_host && owner != ProcessOwner::Host;
         let believed = sure || self.processes.uses_gpu(process.pid).unwrap_or(false);
-        Some(Known { process, place, believed })
+        Some(Known { process, owner, believed })
     }
 
     pub fn get(&self, pid: u32) -> Option<&Known> {
@@ -59,6 +59,6 @@ impl Table {
 impl Known {
     /// Nothing about it changes any more. A process of the host may yet be moved into a pod.
     fn is_settled(&self) -> bool {
-        self.believed && self.place != Place::Host
+        self.believed && self.owner != ProcessOwner::Host
     }
 }

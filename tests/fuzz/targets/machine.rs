@@ -8,10 +8,10 @@ use tranche::cdi::CdiNodes;
 use tranche::cli::manifest;
 use tranche::cli::simulate::trace;
 use tranche::daemon::protocol;
-use tranche::host::cgroup::{self, Place};
+use tranche::host::cgroup::{self, ProcessOwner};
 use tranche::host::device_nodes::{DevRoot, look};
 use tranche::host::driver_root::RootView;
-use tranche::host::{LocalProcesses, PidNumbers, Processes, boot};
+use tranche::host::{LocalProcesses, PidNamespace, Processes, boot};
 use tranche::ledger;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsLimits, Percent};
@@ -217,10 +217,10 @@ fn files_of_proc(input: &[u8]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, content).unwrap();
     ready();
-    let processes = LocalProcesses { root: root.clone(), numbers: PidNumbers::AsSeen };
+    let processes = LocalProcesses { root: root.clone(), nvml_pids: PidNamespace::Own };
     let _ = (
         processes.started(7),
-        processes.place(7),
+        processes.owner(7),
         processes.uses_gpu(7),
         boot::boot_id(&root.join("boot_id")),
     );
@@ -232,14 +232,19 @@ fn files_of_proc(input: &[u8]) {
 
 fn whose(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let Place::Pod { pod, container } = cgroup::place(&text) else { return };
+    let ProcessOwner::Pod { pod, container } = cgroup::owner(&text) else { return };
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     assert!(plain(pod.as_str()) && container.is_none_or(|id| plain(&id)), "{pod} is no UID");
 }
 
 fn daemon(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let _ = (protocol::complete_answer(&text), protocol::complaint(&text), protocol::pids(&text), protocol::is_not_found(&text));
+    let _ = (
+        protocol::complete_answer(&text),
+        protocol::complaint(&text),
+        protocol::pids(&text),
+        protocol::is_not_found(&text),
+    );
     let limits = MpsLimits { memory: vec![Some(Bytes(1 << 30)); 2], compute: Percent::try_from(50_u8).ok() };
     for devices in [0, 1, 2] {
         if let Some((answers, _)) = protocol::defaults(&text, devices) {
@@ -254,7 +259,8 @@ fn daemon(input: &[u8]) {
 
 fn lines(input: &[u8]) {
     if let Ok(request) = supervisor::protocol::parse_request(input) {
-        let question = supervisor::protocol::RequestMessage { version: supervisor::protocol::VERSION, request };
+        let question =
+            supervisor::protocol::RequestMessage { version: supervisor::protocol::VERSION, request };
         let again = supervisor::protocol::parse_request(&serde_json::to_vec(&question).unwrap());
         assert_eq!(again, Ok(question.request), "a question is read as it is written");
     }

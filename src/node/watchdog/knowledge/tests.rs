@@ -23,12 +23,12 @@ fn device() -> Watched {
     }
 }
 
-fn process(pid: u32, place: Place) -> Known {
-    Known { process: ProcessKey { pid, started: 1 }, place, believed: true }
+fn process(pid: u32, owner: ProcessOwner) -> Known {
+    Known { process: ProcessKey { pid, started: 1 }, owner, believed: true }
 }
 
 fn in_pod(pid: u32, pod: &str) -> Known {
-    process(pid, Place::Pod { pod: pod.into(), container: None })
+    process(pid, ProcessOwner::Pod { pod: pod.into(), container: None })
 }
 
 fn users(pods: &[&str]) -> Option<Users> {
@@ -65,11 +65,11 @@ fn each_process_is_somebodys_or_foreign() {
     assert_eq!(owner(knowledge, &in_pod(2, "pod-of-admin"), 500), Owner::Exempt);
     assert_eq!(owner(knowledge, &in_pod(3, "our-pod"), 500), Owner::Exempt);
     assert_eq!(owner(knowledge, &in_pod(4, "pod-of-mps"), 500), Owner::Exempt);
-    assert_eq!(owner(knowledge, &process(77, Place::Host), 500), Owner::Exempt, "an MPS server");
+    assert_eq!(owner(knowledge, &process(77, ProcessOwner::Host), 500), Owner::Exempt, "an MPS server");
     assert_eq!(owner(knowledge, &in_pod(std::process::id(), "strange"), 500), Owner::Exempt);
     assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Foreign);
-    assert_eq!(owner(knowledge, &process(6, Place::Host), 500), Owner::Foreign);
-    let reborn = Known { process: ProcessKey { pid: 77, started: 2 }, ..process(77, Place::Host) };
+    assert_eq!(owner(knowledge, &process(6, ProcessOwner::Host), 500), Owner::Foreign);
+    let reborn = Known { process: ProcessKey { pid: 77, started: 2 }, ..process(77, ProcessOwner::Host) };
     assert_eq!(owner(knowledge, &reborn, 500), Owner::Foreign, "the server's PID is not the server");
 }
 
@@ -121,7 +121,7 @@ fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
     let knowledge = &mut informed(1000);
     knowledge.told_users(&"b".into(), 1000, Some(Users { others: true, ..Users::default() }));
     assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Unknown);
-    assert_eq!(owner(knowledge, &process(6, Place::Host), 500), Owner::Foreign, "but a host's process is");
+    assert_eq!(owner(knowledge, &process(6, ProcessOwner::Host), 500), Owner::Foreign, "but a host's process is");
 }
 
 #[test]
@@ -130,11 +130,11 @@ fn a_host_process_is_judged_only_where_pods_can_be_told() {
     blind.keep(device().claims());
     blind.told_ledger(1000, true);
     blind.told_servers(1000, Some(Servers::default()));
-    let lone = process(6, Place::Host);
+    let lone = process(6, ProcessOwner::Host);
     assert_eq!(owner(&mut blind, &lone, 500), Owner::Unknown, "perhaps all look like this here");
     blind.sight([&lone, &in_pod(9, "any")].into_iter(), 600);
     assert_eq!(owner(&mut blind, &lone, 700), Owner::Foreign);
-    let not_believed = Known { believed: false, ..process(8, Place::Host) };
+    let not_believed = Known { believed: false, ..process(8, ProcessOwner::Host) };
     assert_eq!(owner(&mut blind, &not_believed, 700), Owner::Unknown, "it holds no device file");
 }
 
@@ -179,7 +179,7 @@ fn on_a_whole_gpu_pods_without_a_claim_are_strangers_and_the_host_is_not() {
         (in_pod(1, POD), Owner::Exempt),
         (in_pod(2, "pod-of-admin"), Owner::Exempt),
         (in_pod(3, "stranger"), Owner::Foreign),
-        (process(4, Place::Host), Owner::Exempt),
+        (process(4, ProcessOwner::Host), Owner::Exempt),
     ] {
         assert_eq!(owner_of_whole(&mut knowledge, &known, 50), expected, "{known:?}");
     }
