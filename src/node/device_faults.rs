@@ -221,7 +221,7 @@ impl FaultWatcher {
         let xid = match event {
             GpuEvent::Xid { gpu, code, gpu_instance, .. } => Xid { gpu, code, gpu_instance },
             GpuEvent::EccDoubleBit { gpu } => Xid { gpu, code: XID_ECC, gpu_instance: None },
-            GpuEvent::MigChanged { .. } | GpuEvent::Deaf { .. } => return,
+            GpuEvent::MigChanged { .. } | GpuEvent::EventWaitFailed { .. } => return,
         };
         self.set(self.known.with_xid(&xid, now()));
     }

@@ -18,9 +18,9 @@ use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
 /// Changes of files that may wait; more say nothing new.
 const CHANGES: usize = 8;
-/// How soon the GPUs are looked at again because their events are not heard; doubles up to the other.
-const DEAF_PAUSE: Duration = Duration::from_secs(10);
-const LONGEST_DEAF_PAUSE: Duration = Duration::from_secs(600);
+/// The first pause before a look because waiting for events failed; it doubles up to the second.
+const EVENT_RETRY_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_EVENT_RETRY_PAUSE: Duration = Duration::from_secs(600);
 /// How often directories that did not exist are tried again.
 const REFRESH: Duration = Duration::from_secs(30);
 
@@ -131,7 +131,7 @@ pub struct Discovery<G> {
     incomplete: u32,
     /// From the last look to the next.
     pause: Duration,
-    deaf: Deaf,
+    event_retry: EventRetry,
     inventory: watch::Sender<Inventory>,
     state: watch::Sender<DiscoveryState>,
 }
@@ -145,9 +145,9 @@ impl<G: Gpus> Discovery<G> {
         let (files, known) = (Some(files), Known::default());
         let pause = Duration::ZERO;
         let out = Discovered { inventory: inventory_out, state: state_out, events: gpus.events().into() };
-        let deaf = Deaf::default();
+        let event_retry = EventRetry::default();
         let discovery =
-            Self { gpus, policy, events, files, known, incomplete: 0, pause, deaf, inventory, state };
+            Self { gpus, policy, events, files, known, incomplete: 0, pause, event_retry, inventory, state };
         (discovery, out)
     }
 
@@ -240,15 +240,15 @@ impl<G: Gpus> Discovery<G> {
                     Ok(event) => if tell(&event) {
                         return Load::Keep
                     } else {
-                        self.deaf.heard_of(Instant::now());
+                        self.event_retry.wait_failed(Instant::now());
                     },
                     Err(missed) => {
                         self.state.send_modify(|state| state.events_missed += missed);
                         return Load::Keep;
                     }
                 },
-                () = until(self.deaf.due) => {
-                    self.deaf.looked(Instant::now());
+                () = until(self.event_retry.due) => {
+                    self.event_retry.looked(Instant::now());
                     // Waits for events with the library as it is now.
                     return Load::Anew;
                 }
@@ -257,17 +257,17 @@ impl<G: Gpus> Discovery<G> {
     }
 }
 
-/// Events that are not heard are a reason to look soon: the driver may be another one. A new library may be
-/// as deaf at once, so that this reason comes less and less often.
+/// A failed wait for events is a reason to look soon: the driver may have been replaced. The wait may fail with the new
+/// library, too, so each such look is put off for longer than the one before.
 #[derive(Debug, Default)]
-struct Deaf {
+struct EventRetry {
     due: Option<Instant>,
     /// The last look for this reason, and how long the next one must wait.
     last: Option<(Instant, Duration)>,
 }
 
-impl Deaf {
-    fn heard_of(&mut self, now: Instant) {
+impl EventRetry {
+    fn wait_failed(&mut self, now: Instant) {
         let at = self.last.map_or(now, |(at, pause)| now.max(at + pause));
         self.due.get_or_insert(at);
     }
@@ -275,8 +275,8 @@ impl Deaf {
     fn looked(&mut self, now: Instant) {
         self.due = None;
         // One that comes long after the last one is new.
-        let recent = self.last.filter(|(at, pause)| now < *at + *pause + LONGEST_DEAF_PAUSE);
-        let pause = recent.map_or(DEAF_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_DEAF_PAUSE));
+        let recent = self.last.filter(|(at, pause)| now < *at + *pause + LONGEST_EVENT_RETRY_PAUSE);
+        let pause = recent.map_or(EVENT_RETRY_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_EVENT_RETRY_PAUSE));
         self.last = Some((now, pause));
     }
 }
@@ -323,7 +323,7 @@ fn tell(event: &GpuEvent) -> bool {
         GpuEvent::MigChanged { gpu } => {
             tracing::info!(target: "tranche::discovery", %gpu, "MIG devices are being changed");
         }
-        GpuEvent::Deaf { words } => {
+        GpuEvent::EventWaitFailed { words } => {
             tracing::warn!(target: "tranche::discovery", "GPU events are not heard: {words}");
             return false;
         }
@@ -560,17 +560,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn deaf_ears_are_a_reason_to_look_but_not_over_and_over() {
+    async fn a_failed_wait_for_events_is_a_reason_to_look_but_not_over_and_over() {
         let mut node = start(vec![(AT_ONCE, Some(found(1)))]);
-        let deaf = |node: &Running| {
-            node.driver.events.send(GpuEvent::Deaf { words: "not supported".into() }).unwrap();
+        let fail = |node: &Running| {
+            node.driver.events.send(GpuEvent::EventWaitFailed { words: "not supported".into() }).unwrap();
         };
         node.until(|i| healthy(i) == Some(1)).await;
-        deaf(&node);
+        fail(&node);
         assert_eq!(node.looks(2).await[1], (300, Load::Anew));
-        // The new library is deaf at once, each time.
+        // With the new library the wait fails at once, each time.
         for count in 3..6 {
-            deaf(&node);
+            fail(&node);
             node.looks(count).await;
         }
         let looks = node.looks(5).await;

@@ -26,16 +26,16 @@ const TOO_FAST: Duration = Duration::from_millis(20);
 /// How long the end of the thread is waited for: a wait, and as much again for slow calls.
 const END: Duration = Duration::from_secs(2);
 
-/// A board and the name that it has in events.
+/// A GPU whose events are waited for: its index is the name in events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BoardName {
+pub(super) struct EventSource {
     pub index: u32,
     pub uuid: DeviceUuid,
 }
 
 /// A running event thread. Ends, and lets go of the library, when this is dropped.
 pub(super) struct Events {
-    boards: Vec<BoardName>,
+    boards: Vec<EventSource>,
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
 }
@@ -43,13 +43,13 @@ pub(super) struct Events {
 impl Events {
     pub fn start(
         nvml: Arc<Nvml>,
-        boards: Vec<BoardName>,
+        boards: Vec<EventSource>,
         sender: broadcast::Sender<GpuEvent>,
         progress: Arc<Progress>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let (end, ended) = channel();
-        let listener = Listener { boards: boards.clone(), sender, stopped, progress, deaf: false };
+        let listener = Listener { boards: boards.clone(), sender, stopped, progress, wait_failed: false };
         thread::Builder::new().name("nvml-events".to_owned()).stack_size(STACK).spawn(move || {
             listener.run(&nvml);
             drop(nvml);
@@ -59,7 +59,7 @@ impl Events {
     }
 
     /// True if it waits for the events of all these boards.
-    pub fn cover(&self, boards: &[BoardName]) -> bool {
+    pub fn cover(&self, boards: &[EventSource]) -> bool {
         boards.iter().all(|board| self.boards.contains(board))
     }
 }
@@ -75,21 +75,21 @@ impl Drop for Events {
 }
 
 struct Listener {
-    boards: Vec<BoardName>,
+    boards: Vec<EventSource>,
     sender: broadcast::Sender<GpuEvent>,
     /// Closed when the thread should end.
     stopped: Receiver<()>,
     /// That of the thread that opened the library: left behind, its events are another's too.
     progress: Arc<Progress>,
     /// True while waiting fails, so that it is told once.
-    deaf: bool,
+    wait_failed: bool,
 }
 
 impl Listener {
     fn run(mut self, nvml: &Nvml) {
         let set = match nvml.create_event_set() {
             Ok(set) => set,
-            Err(code) => return self.is_deaf("nvmlEventSetCreate", None, code),
+            Err(code) => return self.report_failure("nvmlEventSetCreate", None, code),
         };
         let known = self.register(nvml, &set);
         let mut pause = known.is_empty();
@@ -97,12 +97,12 @@ impl Listener {
             let before = Instant::now();
             match raw::wait(&set, WAIT.as_millis() as u32) {
                 Ok(event) => {
-                    (self.deaf, pause) = (false, false);
+                    (self.wait_failed, pause) = (false, false);
                     self.deliver(&known, &event);
                 }
-                Err(Code::Timeout) => (self.deaf, pause) = (false, before.elapsed() < TOO_FAST),
+                Err(Code::Timeout) => (self.wait_failed, pause) = (false, before.elapsed() < TOO_FAST),
                 Err(code) => {
-                    self.is_deaf("nvmlEventSetWait_v2", None, code);
+                    self.report_failure("nvmlEventSetWait_v2", None, code);
                     pause = true;
                 }
             }
@@ -117,7 +117,7 @@ impl Listener {
             match raw::register(&device, XID | ECC | MIG, set) {
                 Ok(0) | Err(Code::NotSupported) => {}
                 Ok(_) => known.push((raw::handle(&device), board.uuid)),
-                Err(code) => self.is_deaf("nvmlDeviceRegisterEvents", Some(board.index), code),
+                Err(code) => self.report_failure("nvmlDeviceRegisterEvents", Some(board.index), code),
             }
         }
         known
@@ -142,10 +142,10 @@ impl Listener {
         let _ = self.sender.send(event);
     }
 
-    fn is_deaf(&mut self, call: &'static str, index: Option<u32>, code: Code) {
-        if !std::mem::replace(&mut self.deaf, true) {
+    fn report_failure(&mut self, call: &'static str, index: Option<u32>, code: Code) {
+        if !std::mem::replace(&mut self.wait_failed, true) {
             let words = NvmlError::of_call(call, index, code).to_string();
-            let _ = self.sender.send(GpuEvent::Deaf { words });
+            let _ = self.sender.send(GpuEvent::EventWaitFailed { words });
         }
     }
 }

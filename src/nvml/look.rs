@@ -10,9 +10,9 @@ use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 
-use super::events::BoardName;
+use super::events::EventSource;
 use super::worker::Progress;
-use super::{ComputeMode, NvmlError, mig, raw, sysfs, words};
+use super::{ComputeMode, NvmlError, convert, mig, raw, sysfs};
 
 /// No node has more: what is beyond is taken for nonsense.
 const MAX_GPUS: u32 = 64;
@@ -45,13 +45,13 @@ impl<'a> Session<'a> {
     ) -> Result<DeviceUuid, NvmlError> {
         let call = "nvmlDeviceGetUUID";
         let bytes = self.call(call, index, || raw::uuid(device))?;
-        let what = || format!("{:?} for a UUID that begins with {prefix}", words::text(&bytes));
-        words::uuid(&bytes, prefix).ok_or_else(|| NvmlError::Nonsense { call, index, what: what() })
+        let what = || format!("{:?} for a UUID that begins with {prefix}", convert::text(&bytes));
+        convert::uuid(&bytes, prefix).ok_or_else(|| NvmlError::Nonsense { call, index, what: what() })
     }
 
     /// Everything there is, and the boards that said who they are. A GPU that fails by itself is told
     /// of and does not spoil the others.
-    pub fn look(&self) -> Result<(Look, Vec<BoardName>), NvmlError> {
+    pub fn look(&self) -> Result<(Look, Vec<EventSource>), NvmlError> {
         let mut boards = Vec::new();
         let mut look =
             Look { gpus: NodeGpus { driver: self.versions()?, gpus: Vec::new() }, ..Look::default() };
@@ -63,7 +63,7 @@ impl<'a> Session<'a> {
         for index in 0..count {
             let mut uuid = None;
             let gpu = self.gpu(index, &mut uuid, &mut look.left_out);
-            boards.extend(uuid.clone().map(|uuid| BoardName { index, uuid }));
+            boards.extend(uuid.clone().map(|uuid| EventSource { index, uuid }));
             match gpu {
                 Ok(gpu) => look.gpus.gpus.push(gpu),
                 Err(e) if e.wants_reload() => return Err(e),
@@ -80,19 +80,19 @@ impl<'a> Session<'a> {
         let mut device =
             self.call("nvmlDeviceGetHandleByUUID", None, || self.nvml.device_by_uuid(gpu.as_str()))?;
         let found = self.call("nvmlDeviceGetComputeMode", None, || device.compute_mode())?;
-        let found = words::compute_mode(&found);
+        let found = convert::compute_mode(&found);
         let Some(mode) = set.filter(|mode| found != Some(*mode)) else { return Ok(found) };
-        let raw = words::of_compute_mode(mode);
+        let raw = convert::of_compute_mode(mode);
         self.call("nvmlDeviceSetComputeMode", None, || device.set_compute_mode(raw))?;
         let found = self.call("nvmlDeviceGetComputeMode", None, || device.compute_mode())?;
-        Ok(words::compute_mode(&found))
+        Ok(convert::compute_mode(&found))
     }
 
     fn versions(&self) -> Result<DriverVersions, NvmlError> {
         let driver = self.call("nvmlSystemGetDriverVersion", None, || raw::driver_version(self.nvml))?;
         let cuda =
             self.call("nvmlSystemGetCudaDriverVersion_v2", None, || self.nvml.sys_cuda_driver_version())?;
-        Ok(DriverVersions { driver: words::text(&driver), cuda: words::cuda_version(cuda) })
+        Ok(DriverVersions { driver: convert::text(&driver), cuda: convert::cuda_version(cuda) })
     }
 
     /// One board. `uuid` is filled in as soon as it is known, for the words about a failure.
@@ -115,15 +115,15 @@ impl<'a> Session<'a> {
         Ok(Gpu {
             uuid: own,
             minor,
-            product_name: words::text(&name),
-            brand: brand.as_ref().map_or("Unknown", words::brand).to_owned(),
-            architecture: architecture.as_ref().map_or("Unknown", words::architecture).to_owned(),
+            product_name: convert::text(&name),
+            brand: brand.as_ref().map_or("Unknown", convert::brand).to_owned(),
+            architecture: architecture.as_ref().map_or("Unknown", convert::architecture).to_owned(),
             compute_capability,
             memory,
             multiprocessors: self.multiprocessors(device, index, compute_capability)?,
             addressing_mode: self.addressing_mode(device, index)?,
             pci: self.pci(device, index)?,
-            mig: self.mig(mig::Board { device, index, memory: total(memory) }, left_out)?,
+            mig: self.mig(mig::ParentGpu { device, index, memory: total(memory) }, left_out)?,
             health: Health::Healthy,
         })
     }
@@ -160,27 +160,27 @@ impl<'a> Session<'a> {
         compute_capability: (u32, u32),
     ) -> Result<Option<u32>, NvmlError> {
         let cores = optional(self.call("nvmlDeviceGetNumGpuCores", Some(index), || device.num_cores()))?;
-        let per_multiprocessor = words::cores_per_multiprocessor(compute_capability);
+        let per_multiprocessor = convert::cores_per_multiprocessor(compute_capability);
         Ok(cores.zip(per_multiprocessor).map(|(cores, per)| cores / per).filter(|count| *count > 0))
     }
 
     fn addressing_mode(&self, device: &Device<'_>, index: u32) -> Result<Option<String>, NvmlError> {
         let call = self.call("nvmlDeviceGetAddressingMode", Some(index), || raw::addressing_mode(device));
-        Ok(optional(call)?.and_then(words::addressing_mode).map(str::to_owned))
+        Ok(optional(call)?.and_then(convert::addressing_mode).map(str::to_owned))
     }
 
     fn pci(&self, device: &Device<'_>, index: u32) -> Result<crate::model::gpu::Pci, NvmlError> {
         let call = "nvmlDeviceGetPciInfo_v3";
         let info = self.call(call, Some(index), || device.pci_info())?;
         let Some(bus_id) = sysfs::bus_id(&info.bus_id) else {
-            let what = format!("{:?} for a PCI bus id", words::text(info.bus_id.as_bytes()));
+            let what = format!("{:?} for a PCI bus id", convert::text(info.bus_id.as_bytes()));
             return Err(NvmlError::Nonsense { call, index: Some(index), what });
         };
         self.progress.enter("reading sysfs", Some(index));
         Ok(sysfs::place(self.sys_root, &bus_id))
     }
 
-    fn mig(&self, board: mig::Board<'_, '_>, left_out: &mut Vec<String>) -> Result<MigMode, NvmlError> {
+    fn mig(&self, board: mig::ParentGpu<'_, '_>, left_out: &mut Vec<String>) -> Result<MigMode, NvmlError> {
         let mode =
             optional(self.call("nvmlDeviceGetMigMode", Some(board.index), || board.device.mig_mode()))?;
         match mode {

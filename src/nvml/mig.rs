@@ -14,7 +14,7 @@ const MAX_DEVICES: u32 = 64;
 
 /// A board whose MIG devices are listed.
 #[derive(Clone, Copy)]
-pub(super) struct Board<'a, 'nvml> {
+pub(super) struct ParentGpu<'a, 'nvml> {
     pub device: &'a Device<'nvml>,
     pub index: u32,
     /// Total memory in bytes, where NVML tells.
@@ -25,7 +25,7 @@ pub(super) struct Board<'a, 'nvml> {
 /// while it is read (somebody re-configures MIG), the list is read once more.
 pub(super) fn devices(
     session: &Session<'_>,
-    board: Board<'_, '_>,
+    board: ParentGpu<'_, '_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<MigDevice>, NvmlError> {
     match list(session, board, left_out) {
@@ -36,7 +36,7 @@ pub(super) fn devices(
 
 fn list(
     session: &Session<'_>,
-    board: Board<'_, '_>,
+    board: ParentGpu<'_, '_>,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<MigDevice>, NvmlError> {
     let on = Some(board.index);
@@ -59,7 +59,11 @@ fn list(
     Ok(devices)
 }
 
-fn describe(session: &Session<'_>, board: Board<'_, '_>, mig: &Device<'_>) -> Result<MigDevice, NvmlError> {
+fn describe(
+    session: &Session<'_>,
+    board: ParentGpu<'_, '_>,
+    mig: &Device<'_>,
+) -> Result<MigDevice, NvmlError> {
     let on = Some(board.index);
     let uuid = session.uuid(mig, on, "MIG-")?;
     let gpu_instance = session.call("nvmlDeviceGetGpuInstanceId", on, || raw::gpu_instance_id(mig))?;
@@ -100,7 +104,7 @@ fn describe(session: &Session<'_>, board: Board<'_, '_>, mig: &Device<'_>) -> Re
 
 /// The end of the profile's name, which hangs on its kind: media extensions, graphics, or none. The
 /// kind is found by asking for each one's id; boards answer NOT_SUPPORTED to kinds they do not have.
-fn suffix(session: &Session<'_>, board: Board<'_, '_>, profile_id: u32) -> &'static str {
+fn suffix(session: &Session<'_>, board: ParentGpu<'_, '_>, profile_id: u32) -> &'static str {
     const SUFFIXED: [(u32, &str); 9] = [
         (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, "+me"),
         (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1, "+me"),

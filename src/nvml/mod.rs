@@ -9,11 +9,12 @@
 //! * [`DeviceFiles`]: tells when device files or the library change
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and what is heard
 //! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
-//! * `library`, `sysfs`, `words`: files and texts
+//! * `library`, `sysfs`: files; `convert`: NVML's values as those of the model
 //!
 //! May import: model, inventory (for the shape of a look). May name: nvml-wrapper, nvml-wrapper-sys
 //! (nobody else does), nix (inotify), tokio (channels, deadlines, AsyncFd), tracing, thiserror.
 
+mod convert;
 mod error;
 mod events;
 mod library;
@@ -24,7 +25,6 @@ mod raw;
 mod sysfs;
 mod thread;
 mod watch;
-mod words;
 mod worker;
 
 use std::future::Future;
@@ -95,6 +95,6 @@ pub enum GpuEvent {
     EccDoubleBit { gpu: DeviceUuid },
     /// MIG devices were made or ended.
     MigChanged { gpu: DeviceUuid },
-    /// Waiting for events fails, in words; told once until it works again.
-    Deaf { words: String },
+    /// Waiting for events failed, with the reason as text; reported once until it works again.
+    EventWaitFailed { words: String },
 }

@@ -44,11 +44,11 @@ pub struct BoardProcesses {
 pub struct ProcessWatch {
     driver_root: PathBuf,
     limit: Duration,
-    workers: Workers<Question>,
+    workers: Workers<ProcessQuery>,
 }
 
 #[derive(Debug)]
-struct Question {
+struct ProcessQuery {
     boards: Vec<DeviceUuid>,
     reply: Reply<Vec<BoardProcesses>>,
 }
@@ -65,8 +65,8 @@ impl ProcessWatch {
     /// The library cannot be used, or did not answer in time.
     pub async fn processes(&self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
         let driver_root = self.driver_root.clone();
-        let serve = move |queue, progress| Room { driver_root, progress, open: None }.serve(queue);
-        self.workers.ask(self.limit, serve, |reply| Question { boards, reply }).await
+        let serve = move |queue, progress| ProcessThread { driver_root, progress, open: None }.serve(queue);
+        self.workers.ask(self.limit, serve, |reply| ProcessQuery { boards, reply }).await
     }
 
     /// Lets go of the thread and the library until the next question.
@@ -80,23 +80,23 @@ impl ProcessWatch {
     }
 }
 
-/// The thread's own things.
-struct Room {
+/// The state of the thread.
+struct ProcessThread {
     driver_root: PathBuf,
     progress: Arc<Progress>,
-    open: Option<Open>,
+    open: Option<LoadedLibrary>,
 }
 
 /// A library that is loaded and initialised, and the handles that it gave. Fields are dropped in this order.
-struct Open {
-    boards: HashMap<DeviceUuid, raw::Board>,
+struct LoadedLibrary {
+    boards: HashMap<DeviceUuid, raw::DeviceHandle>,
     buffer: raw::Buffer,
     nvml: Nvml,
 }
 
-impl Room {
-    fn serve(mut self, mut queue: mpsc::Receiver<Question>) {
-        while let Some(Question { boards, reply }) = queue.blocking_recv() {
+impl ProcessThread {
+    fn serve(mut self, mut queue: mpsc::Receiver<ProcessQuery>) {
+        while let Some(ProcessQuery { boards, reply }) = queue.blocking_recv() {
             let answer = self.answer(boards);
             // Nobody waits any more: the caller missed its deadline and said so itself.
             let _ = reply.send(answer);
@@ -125,9 +125,9 @@ impl Room {
         Ok(answers)
     }
 
-    fn open(&self) -> Result<Open, NvmlError> {
+    fn open(&self) -> Result<LoadedLibrary, NvmlError> {
         let nvml = worker::open(&self.driver_root, &self.progress)?;
-        Ok(Open { boards: HashMap::new(), buffer: raw::Buffer::default(), nvml })
+        Ok(LoadedLibrary { boards: HashMap::new(), buffer: raw::Buffer::default(), nvml })
     }
 
     fn close(&mut self) {
@@ -136,7 +136,7 @@ impl Room {
     }
 }
 
-impl Open {
+impl LoadedLibrary {
     fn board(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
         let board = match self.boards.remove(uuid) {
             Some(board) => board,
@@ -152,7 +152,7 @@ impl Open {
         Ok(merged)
     }
 
-    fn lists(&mut self, board: &raw::Board, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+    fn lists(&mut self, board: &raw::DeviceHandle, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
         let mut merged = BTreeMap::new();
         for (name, list) in [
             ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),

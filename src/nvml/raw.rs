@@ -182,13 +182,13 @@ pub(super) fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Event, Code> {
 }
 
 /// A board's handle, kept between questions: to be used with the library that gave it, while it is loaded.
-pub(super) struct Board(nvmlDevice_t);
+pub(super) struct DeviceHandle(nvmlDevice_t);
 
 /// `nvmlDeviceGetHandleByUUID`
-pub(super) fn board(nvml: &Nvml, uuid: &str) -> Result<Board, Code> {
+pub(super) fn board(nvml: &Nvml, uuid: &str) -> Result<DeviceHandle, Code> {
     let device = nvml.device_by_uuid(uuid)?;
     // SAFETY: the handle is only copied.
-    Ok(Board(unsafe { device.handle() }))
+    Ok(DeviceHandle(unsafe { device.handle() }))
 }
 
 /// One of NVML's lists of a board's processes.
@@ -223,7 +223,7 @@ const TRIES: usize = 4;
 /// `nvmlDeviceGet[MPS]Compute|GraphicsRunningProcesses_v3`: one call, unless the list has grown.
 pub(super) fn processes(
     nvml: &Nvml,
-    board: &Board,
+    board: &DeviceHandle,
     list: List,
     buffer: &mut Buffer,
 ) -> Result<Vec<Listed>, Code> {

@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, mpsc};
 use crate::inventory::Look;
 use crate::model::names::DeviceUuid;
 
-use super::events::{BoardName, Events};
+use super::events::{EventSource, Events};
 use super::look::Session;
 use super::worker::{Progress, Reply, Workers};
 use super::{ComputeMode, ComputeModes, GpuEvent, Gpus, Load, NvmlError, library, worker};
@@ -77,7 +77,7 @@ impl Nvml {
         command: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, NvmlError> {
         let (settings, sender) = (self.settings.clone(), self.events.clone());
-        let serve = move |queue, progress| Room { settings, progress, sender, open: None }.serve(queue);
+        let serve = move |queue, progress| NvmlThread { settings, progress, sender, open: None }.serve(queue);
         self.workers.ask(limit, serve, command).await
     }
 }
@@ -112,22 +112,22 @@ impl Gpus for Nvml {
     }
 }
 
-/// The thread's own things.
-struct Room {
+/// The state of the thread.
+struct NvmlThread {
     settings: Arc<Settings>,
     progress: Arc<Progress>,
     sender: broadcast::Sender<GpuEvent>,
-    open: Option<Open>,
+    open: Option<LoadedLibrary>,
 }
 
 /// A library that is loaded and initialised. NVML is shut down and the library closed when the event
 /// thread and this one have let go of it. Fields are dropped in this order.
-struct Open {
+struct LoadedLibrary {
     events: Option<Events>,
     nvml: Arc<nvml_wrapper::Nvml>,
 }
 
-impl Room {
+impl NvmlThread {
     fn serve(mut self, mut queue: mpsc::Receiver<Command>) {
         while let Some(command) = queue.blocking_recv() {
             // An answer that cannot be sent: the caller missed its deadline and said so itself.
@@ -179,13 +179,13 @@ impl Room {
         Ok(look)
     }
 
-    fn open(&self) -> Result<Open, NvmlError> {
+    fn open(&self) -> Result<LoadedLibrary, NvmlError> {
         let nvml = worker::open(&self.settings.driver_root, &self.progress)?;
-        Ok(Open { events: None, nvml: Arc::new(nvml) })
+        Ok(LoadedLibrary { events: None, nvml: Arc::new(nvml) })
     }
 
     /// Sees to it that events of these boards are waited for.
-    fn listen(&self, open: &mut Open, boards: Vec<BoardName>) {
+    fn listen(&self, open: &mut LoadedLibrary, boards: Vec<EventSource>) {
         if open.events.as_ref().is_some_and(|events| events.cover(&boards)) {
             return;
         }

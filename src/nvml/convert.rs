@@ -1,4 +1,4 @@
-//! Texts and tables: NVML's strings made harmless, its numbers in the words of NVIDIA's driver.
+//! Converts NVML's values: strings are made harmless, numbers get the names that NVIDIA's DRA driver publishes.
 
 use nvml_wrapper::enum_wrappers::device::{Brand, ComputeMode as RawMode};
 use nvml_wrapper::enums::device::DeviceArchitecture;
