@@ -12,12 +12,12 @@
 //!
 //! * `shares`: the ledger, as it is needed here · `table`: PIDs → processes · `knowledge`: whose they are
 //! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is told
-//! * `hand`: threads of its own, since it must not wait behind claims that are being prepared
+//! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
 
 mod accounts;
 mod act;
 mod finding;
-mod hand;
+mod worker_thread;
 mod knowledge;
 mod shares;
 mod table;
@@ -34,8 +34,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::accounts::Roster;
-use self::act::{Ending, Hands, Outcome};
-use self::hand::Hand;
+use self::act::{Ending, WorkerThreads, Outcome};
+use self::worker_thread::WorkerThread;
 use self::knowledge::{Knowledge, Owner, Servers, Users};
 use self::shares::Watched;
 use self::table::{Known, Table};
@@ -97,7 +97,7 @@ pub struct Watchdog {
     rosters: BTreeMap<DeviceUuid, Roster>,
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
-    hands: Option<Hands>,
+    threads: Option<WorkerThreads>,
     knowledge: Knowledge,
     watch: Watch,
     /// Rows of the metrics.
@@ -138,7 +138,7 @@ impl Watchdog {
             devices: BTreeMap::new(),
             rosters: BTreeMap::new(),
             table: None,
-            hands: None,
+            threads: None,
             knowledge: Knowledge::new(parts.own_pod.clone()),
             watch: Watch::default(),
             shown: BTreeMap::new(),
@@ -174,7 +174,7 @@ impl Watchdog {
     /// and no container starts within that time.
     async fn until_held(&mut self) {
         self.parts.lists.rest();
-        (self.table, self.hands) = (None, None);
+        (self.table, self.threads) = (None, None);
         self.watch = Watch::default();
         self.parts.metrics.show(Vec::new());
         loop {
@@ -191,7 +191,7 @@ impl Watchdog {
     /// Watches until no claim holds a device.
     async fn while_held(&mut self) {
         let _lock = self.lock().await;
-        self.hands = Some(hands().await);
+        self.threads = Some(start_threads().await);
         let table = Table::new(self.parts.processes.clone());
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
@@ -340,8 +340,8 @@ impl Watchdog {
             table.look(&asked);
             table
         };
-        let read = match &self.hands {
-            Some(hands) => hands.reader.run(read).await,
+        let read = match &self.threads {
+            Some(threads) => threads.reader.run(read).await,
             None => None,
         };
         // A reader that broke took its memory along: all is read anew.
@@ -394,11 +394,11 @@ impl Watchdog {
                 Told::Users { claim: claim.uid, asked_ms: now_ms, users }
             });
         }
-        let Some(hands) = self.hands.clone() else { return };
+        let Some(threads) = self.threads.clone() else { return };
         if questions.ledger {
-            let (asker, executor) = (hands.asker.clone(), self.parts.executor.clone());
+            let (requester, executor) = (threads.requester.clone(), self.parts.executor.clone());
             self.under_way.spawn(async move {
-                let read = asker.run(move || executor.store.read_again()).await;
+                let read = requester.run(move || executor.store.read_again()).await;
                 if let Some(Err(error)) = &read {
                     warn!(error = error_chain(error), "cannot read the ledger again");
                 }
@@ -408,7 +408,7 @@ impl Watchdog {
         if questions.servers {
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             self.under_way.spawn(async move {
-                let servers = hands.asker.run(move || act::servers(&*daemons, &*processes)).await;
+                let servers = threads.requester.run(move || act::servers(&*daemons, &*processes)).await;
                 Told::Servers { asked_ms: now_ms, servers: servers.flatten() }
             });
         }
@@ -428,12 +428,12 @@ impl Watchdog {
 
     fn carry_out(&mut self, verdict: Verdict) {
         if let Verdict::End { holder, seen, how, numbers } = verdict {
-            let Some(hands) = self.hands.clone() else { return };
+            let Some(threads) = self.threads.clone() else { return };
             let groups = self.devices.get(&holder.gpu).map(|device| device.groups.clone());
             let ending = Ending { holder, seen, how, numbers };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             self.under_way.spawn(async move {
-                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, hands).await;
+                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, threads).await;
                 Told::Ended(ending, outcome)
             });
             return;
@@ -478,11 +478,11 @@ impl Watchdog {
 }
 
 /// The threads, as soon as they can be had.
-async fn hands() -> Hands {
+async fn start_threads() -> WorkerThreads {
     let mut told = false;
     loop {
-        match Hand::new("watch-processes").and_then(|reader| Ok((reader, Hand::new("watch-daemons")?))) {
-            Ok((reader, asker)) => return Hands { reader, asker },
+        match WorkerThread::new("watch-processes").and_then(|reader| Ok((reader, WorkerThread::new("watch-daemons")?))) {
+            Ok((reader, requester)) => return WorkerThreads { reader, requester },
             Err(error) if !std::mem::replace(&mut told, true) => {
                 warn!(%error, "the watchdog's threads cannot be started; trying again");
             }

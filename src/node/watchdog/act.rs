@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::hand::Hand;
+use super::worker_thread::WorkerThread;
 use super::knowledge::Servers;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
@@ -32,13 +32,13 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-/// Who does what blocks. Apart, because the supervisor may take its time.
+/// The threads for work that blocks. Two, because a request to the supervisor may take long.
 #[derive(Clone)]
-pub(super) struct Hands {
+pub(super) struct WorkerThreads {
     /// Reads /proc and sends signals.
-    pub reader: Hand,
+    pub reader: WorkerThread,
     /// Asks the supervisor, and reads the ledger.
-    pub asker: Hand,
+    pub requester: WorkerThread,
 }
 
 /// Ends a process: through its daemon if that is how, else, or if no daemon knows it, by a signal.
@@ -47,18 +47,18 @@ pub(super) async fn end(
     groups: BTreeSet<MpsGroup>,
     daemons: Arc<dyn Daemons>,
     processes: Arc<dyn Processes>,
-    hands: Hands,
+    threads: WorkerThreads,
 ) -> Outcome {
     let process = ending.seen.process;
     let outcome = match ending.how {
-        How::Kill => hands.reader.run(move || kill(process, &*processes)).await,
+        How::Kill => threads.reader.run(move || kill(process, &*processes)).await,
         How::Terminate => {
             let work = move || match terminate(process, &groups, &*daemons, &*processes) {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => kill(process, &*processes),
                 Err(error) => Outcome::Failed(error_chain(&error)),
             };
-            hands.asker.run(work).await
+            threads.requester.run(work).await
         }
     };
     outcome.unwrap_or_else(|| Outcome::Failed("a thread of the watchdog broke".to_owned()))
