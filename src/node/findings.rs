@@ -63,7 +63,7 @@ mod tests {
     use crate::model::claim::ClaimRef;
     use crate::model::process::ProcessKey;
     use crate::model::quantity::Bytes;
-    use crate::sharing::watch::How;
+    use crate::sharing::watch::EndMethod;
 
     fn finding(claim: bool, kind: FindingKind) -> Finding {
         let claim = claim.then(|| ClaimRef { namespace: "team".into(), name: "c".into(), uid: "c".into() });
@@ -76,8 +76,12 @@ mod tests {
         let numbers =
             Numbers { limit: mib(1000), used: mib(3000), peak: mib(3000), processes: 2, uncounted: 0 };
         let process = ProcessKey { pid: 7, started: 1 };
-        let ended =
-            |numbers| FindingKind::Ended { process, used: Some(mib(2500)), how: How::Terminate, numbers };
+        let ended = |numbers| FindingKind::Ended {
+            process,
+            used: Some(mib(2500)),
+            how: EndMethod::Terminate,
+            numbers,
+        };
         for (kind, expected) in [
             (FindingKind::OverGrant(numbers), GrantEventKind::Over),
             (ended(Some(numbers)), GrantEventKind::Ended { pid: 7 }),

@@ -34,11 +34,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::accounts::Roster;
-use self::act::{Ending, WorkerThreads, Outcome};
+use self::act::{EndRequest, WorkerThreads, EndOutcome};
 use self::worker_thread::WorkerThread;
 use self::knowledge::{Knowledge, Owner, Servers, Users};
-use self::shares::Watched;
-use self::table::{Known, Table};
+use self::shares::WatchedDevice;
+use self::table::{KnownProcess, Table};
 use super::config;
 use super::executor::Executor;
 use crate::cluster::{ClaimError, Cluster};
@@ -51,7 +51,7 @@ use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
 use crate::ops::drain::Shutdown;
 use crate::ops::metrics::{ClaimMetrics, ShareLabels, ShareUse};
 use crate::sharing::Usage;
-use crate::sharing::watch::{BoardLook, Seen, Verdict, Watch, WatchPolicy};
+use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
 
 pub use finding::{Finding, FindingKind};
@@ -81,19 +81,19 @@ pub struct Parts {
     pub lists: ProcessWatch,
     pub processes: Arc<dyn Processes>,
     pub lock: PathBuf,
-    /// Our own pod: whatever runs in it is no tenant.
+    /// Our own pod: its processes are no tenant's.
     pub own_pod: Option<PodUid>,
     pub metrics: ClaimMetrics,
 }
 
-/// See the module's text.
+/// The watchdog's loop. Made by [`Watchdog::new`], driven by [`Watchdog::run`].
 pub struct Watchdog {
     parts: Parts,
     policy: WatchPolicy,
     findings: mpsc::Sender<Finding>,
     changes: watch::Receiver<u64>,
     started: Instant,
-    devices: BTreeMap<DeviceUuid, Watched>,
+    devices: BTreeMap<DeviceUuid, WatchedDevice>,
     rosters: BTreeMap<DeviceUuid, Roster>,
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
@@ -104,21 +104,21 @@ pub struct Watchdog {
     shown: BTreeMap<DeviceUuid, Vec<(ShareLabels, ShareUse)>>,
     /// Ticks since the last look.
     passed: u32,
-    under_way: JoinSet<Told>,
-    failing: Failing,
+    tasks: JoinSet<TaskResult>,
+    logged_failures: LoggedFailures,
 }
 
-/// What an undertaking beside the looks came to.
-enum Told {
+/// The result of a task that runs beside the looks.
+enum TaskResult {
     Users { claim: ClaimUid, asked_ms: u64, users: Option<Users> },
     Ledger { asked_ms: u64, read: bool },
     Servers { asked_ms: u64, servers: Option<Servers> },
-    Ended(Ending, Outcome),
+    Ended(EndRequest, EndOutcome),
 }
 
-/// What fails, so that it is told once and not at every look.
+/// Failures that were logged, so that each is logged once and not at every look.
 #[derive(Default)]
-struct Failing {
+struct LoggedFailures {
     lists: Option<String>,
     devices: BTreeMap<DeviceUuid, String>,
     lock: bool,
@@ -143,8 +143,8 @@ impl Watchdog {
             watch: Watch::default(),
             shown: BTreeMap::new(),
             passed: 0,
-            under_way: JoinSet::new(),
-            failing: Failing::default(),
+            tasks: JoinSet::new(),
+            logged_failures: LoggedFailures::default(),
             parts,
         };
         (watchdog, found)
@@ -207,8 +207,8 @@ impl Watchdog {
         while !self.devices.is_empty() {
             tokio::select! {
                 biased;
-                Some(told) = self.under_way.join_next() => match told {
-                    Ok(told) => self.learn(told),
+                Some(result) = self.tasks.join_next() => match result {
+                    Ok(result) => self.take_result(result),
                     Err(error) => warn!(%error, "a task of the watchdog broke"),
                 },
                 _ = ticks.tick() => {
@@ -230,7 +230,7 @@ impl Watchdog {
             match FileLock::try_acquire(&self.parts.lock) {
                 Ok(Some(lock)) => return lock,
                 Ok(None) => {}
-                Err(error) if !std::mem::replace(&mut self.failing.lock, true) => {
+                Err(error) if !std::mem::replace(&mut self.logged_failures.lock, true) => {
                     warn!(error = error_chain(&error), "cannot take the watchdog's lock; trying again");
                 }
                 Err(_) => {}
@@ -248,11 +248,11 @@ impl Watchdog {
         self.changes.mark_unchanged();
         let intents = self.parts.executor.store.intents();
         self.devices = shares::watched(&intents);
-        self.knowledge.keep(self.devices.values().flat_map(Watched::claims));
+        self.knowledge.keep(self.devices.values().flat_map(WatchedDevice::claims));
         self.knowledge.record(shares::pods(intents));
         self.watch.keep(&self.devices.keys().cloned().collect());
         self.shown.retain(|device, _| self.devices.contains_key(device));
-        self.failing.devices.retain(|device, _| self.devices.contains_key(device));
+        self.logged_failures.devices.retain(|device, _| self.devices.contains_key(device));
         self.rosters.clear();
     }
 
@@ -263,7 +263,7 @@ impl Watchdog {
             self.read_ledger();
         }
         self.passed += 1;
-        if self.devices.values().all(Watched::is_alone) && self.passed < ALONE_TICKS {
+        if self.devices.values().all(WatchedDevice::is_alone) && self.passed < ALONE_TICKS {
             return;
         }
         self.passed = 0;
@@ -301,20 +301,20 @@ impl Watchdog {
             Err(error) => {
                 self.parts.metrics.failed_looks.inc();
                 let words = error_chain(&error);
-                if self.failing.lists.replace(words.clone()).as_ref() != Some(&words) {
+                if self.logged_failures.lists.replace(words.clone()).as_ref() != Some(&words) {
                     warn!(error = words, "GPUs cannot be watched; tried again at every look");
                 }
                 return Vec::new();
             }
         };
-        if self.failing.lists.take().is_some() {
+        if self.logged_failures.lists.take().is_some() {
             info!("GPUs are watched again");
         }
         let mut found = Vec::new();
         for BoardProcesses { board, processes } in answers {
             match processes {
                 Ok(processes) => {
-                    if self.failing.devices.remove(&board).is_some() {
+                    if self.logged_failures.devices.remove(&board).is_some() {
                         info!(device = %board, "a GPU is watched again");
                     }
                     found.push((board, processes));
@@ -322,7 +322,7 @@ impl Watchdog {
                 Err(error) => {
                     self.parts.metrics.failed_looks.inc();
                     let words = error_chain(&error);
-                    if self.failing.devices.insert(board.clone(), words.clone()).as_ref() != Some(&words) {
+                    if self.logged_failures.devices.insert(board.clone(), words.clone()).as_ref() != Some(&words) {
                         warn!(device = %board, error = words, "a GPU cannot be watched");
                     }
                 }
@@ -348,8 +348,8 @@ impl Watchdog {
         let table = read.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);
-        self.failing.unseen_looks = if unseen == 0 { 0 } else { self.failing.unseen_looks + 1 };
-        if self.failing.unseen_looks == UNSEEN_LOOKS {
+        self.logged_failures.unseen_looks = if unseen == 0 { 0 } else { self.logged_failures.unseen_looks + 1 };
+        if self.logged_failures.unseen_looks == UNSEEN_LOOKS {
             warn!(
                 processes = unseen,
                 "NVML tells of processes on GPUs that /proc does not show; what they use is not counted: \
@@ -362,7 +362,7 @@ impl Watchdog {
     fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now_ms: u64) -> Vec<BoardLook> {
         let Some(table) = &self.table else { return Vec::new() };
         let all = answers.iter().flat_map(|(_, list)| list.iter());
-        if self.knowledge.sight(all.filter_map(|process| table.get(process.pid)), now_ms) {
+        if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now_ms) {
             self.rosters.clear();
         }
         let mut looks = Vec::new();
@@ -389,52 +389,52 @@ impl Watchdog {
         let questions = self.knowledge.questions(self.devices.values(), now_ms);
         for claim in questions.claims {
             let cluster = self.parts.cluster.clone();
-            self.under_way.spawn(async move {
+            self.tasks.spawn(async move {
                 let users = users(&*cluster, &claim).await;
-                Told::Users { claim: claim.uid, asked_ms: now_ms, users }
+                TaskResult::Users { claim: claim.uid, asked_ms: now_ms, users }
             });
         }
         let Some(threads) = self.threads.clone() else { return };
         if questions.ledger {
             let (requester, executor) = (threads.requester.clone(), self.parts.executor.clone());
-            self.under_way.spawn(async move {
+            self.tasks.spawn(async move {
                 let read = requester.run(move || executor.store.read_again()).await;
                 if let Some(Err(error)) = &read {
                     warn!(error = error_chain(error), "cannot read the ledger again");
                 }
-                Told::Ledger { asked_ms: now_ms, read: matches!(read, Some(Ok(()))) }
+                TaskResult::Ledger { asked_ms: now_ms, read: matches!(read, Some(Ok(()))) }
             });
         }
         if questions.servers {
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            self.under_way.spawn(async move {
+            self.tasks.spawn(async move {
                 let servers = threads.requester.run(move || act::servers(&*daemons, &*processes)).await;
-                Told::Servers { asked_ms: now_ms, servers: servers.flatten() }
+                TaskResult::Servers { asked_ms: now_ms, servers: servers.flatten() }
             });
         }
     }
 
-    fn learn(&mut self, told: Told) {
-        match told {
-            Told::Users { claim, asked_ms, users } => {
-                self.knowledge.told_users(&claim, asked_ms, users);
+    fn take_result(&mut self, result: TaskResult) {
+        match result {
+            TaskResult::Users { claim, asked_ms, users } => {
+                self.knowledge.users_answered(&claim, asked_ms, users);
                 self.rosters.clear();
             }
-            Told::Ledger { asked_ms, read } => self.knowledge.told_ledger(asked_ms, read),
-            Told::Servers { asked_ms, servers } => self.knowledge.told_servers(asked_ms, servers),
-            Told::Ended(ending, outcome) => self.note_end(ending, outcome),
+            TaskResult::Ledger { asked_ms, read } => self.knowledge.ledger_answered(asked_ms, read),
+            TaskResult::Servers { asked_ms, servers } => self.knowledge.servers_answered(asked_ms, servers),
+            TaskResult::Ended(ending, outcome) => self.note_end(ending, outcome),
         }
     }
 
     fn carry_out(&mut self, verdict: Verdict) {
-        if let Verdict::End { holder, seen, how, numbers } = verdict {
+        if let Verdict::End { account_id, seen, how, numbers } = verdict {
             let Some(threads) = self.threads.clone() else { return };
-            let groups = self.devices.get(&holder.gpu).map(|device| device.groups.clone());
-            let ending = Ending { holder, seen, how, numbers };
+            let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
+            let ending = EndRequest { account_id, seen, how, numbers };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            self.under_way.spawn(async move {
+            self.tasks.spawn(async move {
                 let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, threads).await;
-                Told::Ended(ending, outcome)
+                TaskResult::Ended(ending, outcome)
             });
             return;
         }
@@ -452,8 +452,8 @@ impl Watchdog {
         }
     }
 
-    fn note_end(&mut self, ending: Ending, outcome: Outcome) {
-        if let Outcome::Failed(_) = outcome {
+    fn note_end(&mut self, ending: EndRequest, outcome: EndOutcome) {
+        if let EndOutcome::Failed(_) = outcome {
             self.parts.metrics.failed_terminations.inc();
         }
         for (labels, finding) in finding::of_end(&self.devices, &self.knowledge, &ending, outcome) {
@@ -492,13 +492,13 @@ async fn start_threads() -> WorkerThreads {
     }
 }
 
-fn seen(process: &GpuProcess, known: &Known, device: &Watched) -> Seen {
+fn seen(process: &GpuProcess, known: &KnownProcess, device: &WatchedDevice) -> ObservedProcess {
     let pod = match &known.owner {
         ProcessOwner::Pod { pod, .. } => Some(pod.clone()),
         ProcessOwner::Host => None,
     };
     let client = process.mps_client && !device.groups.is_empty();
-    Seen { process: known.process, used: process.used, client, pod }
+    ObservedProcess { process: known.process, used: process.used, client, pod }
 }
 
 /// Who may use a claim; none if the API server's answer, or its silence, tells nothing.

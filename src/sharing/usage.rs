@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::watch::{Account, BoardLook, Granted, Seen};
+use super::watch::{Account, BoardLook, ClaimGrant, ObservedProcess};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -59,7 +59,7 @@ fn rows(gpu: &DeviceUuid, account: &Account) -> Vec<Usage> {
 
 /// A pod's several claims on one board are filled in their order, and the last one has what is too much: NVML
 /// tells what a process has, not by which claim.
-fn charge(rows: &mut [Usage], claims: &[Granted], seen: &Seen) {
+fn charge(rows: &mut [Usage], claims: &[ClaimGrant], seen: &ObservedProcess) {
     let mut left = seen.used.unwrap_or_default().0;
     let taken: Vec<u64> = claims
         .iter()
@@ -88,8 +88,8 @@ mod tests {
     use super::*;
     use crate::model::process::ProcessKey;
 
-    fn granted(claim: &str, mib: u64, pods: &[&str]) -> Granted {
-        Granted {
+    fn granted(claim: &str, mib: u64, pods: &[&str]) -> ClaimGrant {
+        ClaimGrant {
             claim: ClaimUid::from(claim),
             memory: Some(Bytes::from_mib(mib)),
             part: None,
@@ -98,12 +98,12 @@ mod tests {
         }
     }
 
-    fn seen(pid: u32, pod: &str, mib: u64) -> Seen {
+    fn seen(pid: u32, pod: &str, mib: u64) -> ObservedProcess {
         let process = ProcessKey { pid, started: 1 };
-        Seen { process, used: Some(Bytes::from_mib(mib)), client: false, pod: Some(PodUid::from(pod)) }
+        ObservedProcess { process, used: Some(Bytes::from_mib(mib)), client: false, pod: Some(PodUid::from(pod)) }
     }
 
-    fn look(claims: Vec<Granted>, processes: Vec<Seen>) -> BoardLook {
+    fn look(claims: Vec<ClaimGrant>, processes: Vec<ObservedProcess>) -> BoardLook {
         BoardLook { gpu: "GPU-0".into(), accounts: vec![Account { claims, processes }], foreign: vec![] }
     }
 
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_tells_absurd_numbers_is_believed_to_the_end_of_them() {
-        let absurd = Seen { used: Some(Bytes(u64::MAX)), ..seen(1, "p", 0) };
+        let absurd = ObservedProcess { used: Some(Bytes(u64::MAX)), ..seen(1, "p", 0) };
         let rows = usage(&look(vec![granted("c", 100, &["p"])], vec![absurd; 2]), &mut Peaks::new());
         assert_eq!((rows[0].used, rows[0].processes), (Bytes(u64::MAX), 2));
     }

@@ -45,7 +45,7 @@ pub struct WatchPolicy {
 
 /// A process on a board.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedProcess {
     pub process: ProcessKey,
     /// None: the driver cannot tell.
     pub used: Option<Bytes>,
@@ -57,7 +57,7 @@ pub struct Seen {
 
 /// What one claim was granted of the board.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Granted {
+pub struct ClaimGrant {
     pub claim: ClaimUid,
     /// None: its memory is not counted.
     pub memory: Option<Bytes>,
@@ -73,8 +73,8 @@ pub struct Granted {
 /// rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    pub claims: Vec<Granted>,
-    pub processes: Vec<Seen>,
+    pub claims: Vec<ClaimGrant>,
+    pub processes: Vec<ObservedProcess>,
 }
 
 /// What one look found on a board. A board that did not answer has none; what is believed of it stays.
@@ -84,12 +84,12 @@ pub struct BoardLook {
     /// All claims of the board, those without processes too.
     pub accounts: Vec<Account>,
     /// Processes that are known to belong to no claim.
-    pub foreign: Vec<Seen>,
+    pub foreign: Vec<ObservedProcess>,
 }
 
-/// Where something was found.
+/// The claims on one GPU whose use is counted together; no claims: processes of no claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
+pub struct AccountId {
     pub gpu: DeviceUuid,
     /// Sorted.
     pub claims: Vec<ClaimUid>,
@@ -107,34 +107,34 @@ pub struct Numbers {
     pub uncounted: usize,
 }
 
-/// What a look came to.
+/// What follows from a look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Over {
-        holder: Holder,
+        account_id: AccountId,
         numbers: Numbers,
     },
     Crowded {
-        holder: Holder,
+        account_id: AccountId,
         processes: usize,
         allowed: u32,
     },
     /// It is over, after this many milliseconds.
     Recovered {
-        holder: Holder,
+        account_id: AccountId,
         from: Trouble,
         numbers: Numbers,
         lasted_ms: u64,
     },
     Foreign {
         gpu: DeviceUuid,
-        seen: Seen,
+        seen: ObservedProcess,
     },
     /// A process is to be ended, for these figures of its account. Without claims: it is foreign.
     End {
-        holder: Holder,
-        seen: Seen,
-        how: How,
+        account_id: AccountId,
+        seen: ObservedProcess,
+        how: EndMethod,
         numbers: Option<Numbers>,
     },
 }
@@ -148,28 +148,28 @@ pub enum Trouble {
 
 /// How a process is to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum EndMethod {
     /// By the MPS daemon.
     Terminate,
     Kill,
 }
 
-/// What is believed, from one look to the next.
+/// The state of all shared GPUs from one look to the next.
 #[derive(Debug, Default)]
 pub struct Watch {
-    boards: BTreeMap<DeviceUuid, Board>,
+    boards: BTreeMap<DeviceUuid, BoardState>,
 }
 
 #[derive(Debug, Default)]
-struct Board {
-    accounts: BTreeMap<Vec<ClaimUid>, State>,
+struct BoardState {
+    accounts: BTreeMap<Vec<ClaimUid>, AccountState>,
     foreign: BTreeMap<ProcessKey, Episode>,
-    ending: BTreeMap<ProcessKey, Ending>,
+    ending: BTreeMap<ProcessKey, EndAttempt>,
     peaks: BTreeMap<(ClaimUid, Option<PodUid>), Bytes>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AccountState {
     over: Episode,
     crowded: Episode,
     /// Looks in a row in which what is not being ended was over grant and grace.
@@ -188,31 +188,31 @@ struct Episode {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+enum EpisodeChange {
     None,
     Began,
     Ended { lasted_ms: u64 },
 }
 
 impl Episode {
-    fn look(&mut self, is: bool, now_ms: u64) -> Turn {
+    fn look(&mut self, is: bool, now_ms: u64) -> EpisodeChange {
         if is == self.since_ms.is_some() {
             self.against = 0;
-            return Turn::None;
+            return EpisodeChange::None;
         }
         if self.against == 0 {
             self.first_ms = now_ms;
         }
         self.against += 1;
         if self.against < BELIEVED {
-            return Turn::None;
+            return EpisodeChange::None;
         }
         self.against = 0;
         match self.since_ms.take() {
-            Some(since) => Turn::Ended { lasted_ms: self.first_ms.saturating_sub(since) },
+            Some(since) => EpisodeChange::Ended { lasted_ms: self.first_ms.saturating_sub(since) },
             None => {
                 self.since_ms = Some(self.first_ms);
-                Turn::Began
+                EpisodeChange::Began
             }
         }
     }
@@ -224,8 +224,8 @@ impl Episode {
 
 /// A process that was told to end.
 #[derive(Debug)]
-struct Ending {
-    how: How,
+struct EndAttempt {
+    how: EndMethod,
     looks: u32,
 }
 
@@ -261,23 +261,23 @@ struct Fold<'a> {
     verdicts: &'a mut Vec<Verdict>,
 }
 
-/// For what a process is ended.
+/// The reason for which a process is ended.
 #[derive(Clone, Copy)]
-struct Cause<'a> {
+struct EndCause<'a> {
     claims: &'a [ClaimUid],
     numbers: Option<Numbers>,
 }
 
-const FOREIGN: Cause<'static> = Cause { claims: &[], numbers: None };
+const FOREIGN: EndCause<'static> = EndCause { claims: &[], numbers: None };
 
 impl Fold<'_> {
-    fn end(&mut self, cause: Cause<'_>, seen: &Seen, how: How) {
-        let holder = Holder { gpu: self.gpu.clone(), claims: cause.claims.to_vec() };
-        self.verdicts.push(Verdict::End { holder, seen: seen.clone(), how, numbers: cause.numbers });
+    fn end(&mut self, cause: EndCause<'_>, seen: &ObservedProcess, how: EndMethod) {
+        let account_id = AccountId { gpu: self.gpu.clone(), claims: cause.claims.to_vec() };
+        self.verdicts.push(Verdict::End { account_id, seen: seen.clone(), how, numbers: cause.numbers });
     }
 }
 
-impl Board {
+impl BoardState {
     fn fold(&mut self, look: &BoardLook, fold: &mut Fold<'_>) {
         let mut states = BTreeMap::new();
         let mut ending = BTreeMap::new();
@@ -294,29 +294,29 @@ impl Board {
     }
 
     /// The state of these claims; if they are counted with others than before, that of one of them.
-    fn take_state(&mut self, claims: &[ClaimUid]) -> State {
+    fn take_state(&mut self, claims: &[ClaimUid]) -> AccountState {
         let same = |key: &&Vec<ClaimUid>| key.as_slice() == claims;
         let akin = |key: &&Vec<ClaimUid>| key.iter().any(|claim| claims.contains(claim));
         let key = self.accounts.keys().find(same).or_else(|| self.accounts.keys().find(akin)).cloned();
         key.and_then(|key| self.accounts.remove(&key)).unwrap_or_default()
     }
 
-    fn take_endings(&mut self, processes: &[Seen]) -> BTreeMap<ProcessKey, Ending> {
+    fn take_endings(&mut self, processes: &[ObservedProcess]) -> BTreeMap<ProcessKey, EndAttempt> {
         let taken = processes.iter().filter_map(|seen| self.ending.remove_entry(&seen.process));
         taken.collect()
     }
 
     fn fold_foreign(
         &mut self,
-        foreign: &[Seen],
+        foreign: &[ObservedProcess],
         fold: &mut Fold<'_>,
-        ending: &mut BTreeMap<ProcessKey, Ending>,
+        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
     ) {
         let mut endings = self.take_endings(foreign);
         let mut episodes = BTreeMap::new();
         for seen in foreign {
             let mut episode = self.foreign.remove(&seen.process).unwrap_or_default();
-            if episode.look(true, fold.now_ms) == Turn::Began {
+            if episode.look(true, fold.now_ms) == EpisodeChange::Began {
                 fold.verdicts.push(Verdict::Foreign { gpu: fold.gpu.clone(), seen: seen.clone() });
             }
             if fold.policy.terminate && episode.is_on() {
@@ -330,34 +330,34 @@ impl Board {
 }
 
 /// Tells a process to end that is still there: at first, then more firmly.
-fn escalate(before: Option<Ending>, cause: Cause<'_>, seen: &Seen, fold: &mut Fold<'_>) -> Ending {
+fn escalate(before: Option<EndAttempt>, cause: EndCause<'_>, seen: &ObservedProcess, fold: &mut Fold<'_>) -> EndAttempt {
     let how = match before {
-        None if seen.client => How::Terminate,
-        None => How::Kill,
+        None if seen.client => EndMethod::Terminate,
+        None => EndMethod::Kill,
         Some(ending) => {
             let looks = ending.looks + 1;
             let patience = match ending.how {
-                How::Terminate => UNTIL_KILL,
-                How::Kill => UNTIL_AGAIN,
+                EndMethod::Terminate => UNTIL_KILL,
+                EndMethod::Kill => UNTIL_AGAIN,
             };
             if looks < patience {
-                return Ending { how: ending.how, looks };
+                return EndAttempt { how: ending.how, looks };
             }
-            How::Kill
+            EndMethod::Kill
         }
     };
     fold.end(cause, seen, how);
-    Ending { how, looks: 0 }
+    EndAttempt { how, looks: 0 }
 }
 
-impl State {
+impl AccountState {
     fn fold(
         &mut self,
         account: &Account,
         claims: &[ClaimUid],
-        mut endings: BTreeMap<ProcessKey, Ending>,
+        mut endings: BTreeMap<ProcessKey, EndAttempt>,
         fold: &mut Fold<'_>,
-        ending: &mut BTreeMap<ProcessKey, Ending>,
+        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
     ) {
         let used = sum(&account.processes);
         self.peak = self.peak.max(used);
@@ -368,7 +368,7 @@ impl State {
         if !fold.policy.terminate {
             return;
         }
-        let cause = Cause { claims, numbers: Some(self.numbers(account, limit, used)) };
+        let cause = EndCause { claims, numbers: Some(self.numbers(account, limit, used)) };
         let mut staying = Vec::new();
         for seen in &account.processes {
             // Back within the grant: what could not be ended may live.
@@ -401,13 +401,13 @@ impl State {
     fn measure(&mut self, account: &Account, claims: &[ClaimUid], limit: Bytes, fold: &mut Fold<'_>) {
         let used = sum(&account.processes);
         let numbers = self.numbers(account, limit, used);
-        let holder = || Holder { gpu: fold.gpu.clone(), claims: claims.to_vec() };
+        let account_id = || AccountId { gpu: fold.gpu.clone(), claims: claims.to_vec() };
         match self.over.look(used > limit, fold.now_ms) {
-            Turn::None => {}
-            Turn::Began => fold.verdicts.push(Verdict::Over { holder: holder(), numbers }),
-            Turn::Ended { lasted_ms } => {
+            EpisodeChange::None => {}
+            EpisodeChange::Began => fold.verdicts.push(Verdict::Over { account_id: account_id(), numbers }),
+            EpisodeChange::Ended { lasted_ms } => {
                 let from = Trouble::Memory;
-                fold.verdicts.push(Verdict::Recovered { holder: holder(), from, numbers, lasted_ms });
+                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted_ms });
             }
         }
     }
@@ -416,17 +416,17 @@ impl State {
         let allowed = account.claims.iter().fold(0_u32, |sum, claim| sum.saturating_add(claim.processes));
         let processes = account.processes.len();
         let crowded = u32::try_from(processes).unwrap_or(u32::MAX) > allowed;
-        let holder = || Holder { gpu: fold.gpu.clone(), claims: claims.to_vec() };
+        let account_id = || AccountId { gpu: fold.gpu.clone(), claims: claims.to_vec() };
         match self.crowded.look(crowded, fold.now_ms) {
-            Turn::None => {}
-            Turn::Began => {
-                fold.verdicts.push(Verdict::Crowded { holder: holder(), processes, allowed });
+            EpisodeChange::None => {}
+            EpisodeChange::Began => {
+                fold.verdicts.push(Verdict::Crowded { account_id: account_id(), processes, allowed });
             }
-            Turn::Ended { lasted_ms } => {
+            EpisodeChange::Ended { lasted_ms } => {
                 let (limit, used) = (limit(account).unwrap_or_default(), sum(&account.processes));
                 let numbers = self.numbers(account, limit, used);
                 let from = Trouble::Processes;
-                fold.verdicts.push(Verdict::Recovered { holder: holder(), from, numbers, lasted_ms });
+                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted_ms });
             }
         }
     }
@@ -438,7 +438,7 @@ impl State {
 }
 
 /// True unless it is known that the process holds nothing any more.
-fn holds(seen: &Seen) -> bool {
+fn holds(seen: &ObservedProcess) -> bool {
     seen.used != Some(Bytes(0))
 }
 
@@ -458,12 +458,12 @@ fn part(account: &Account) -> Bytes {
     account.claims.iter().filter_map(|claim| claim.part).max().unwrap_or_default()
 }
 
-fn sum(processes: &[Seen]) -> Bytes {
+fn sum(processes: &[ObservedProcess]) -> Bytes {
     Bytes(processes.iter().fold(0, |sum, seen| sum.saturating_add(seen.used.unwrap_or_default().0)))
 }
 
 /// First who goes first: see the module's text. Who holds nothing that is known goes last.
-fn order(processes: &mut [&Seen], part: Bytes) {
+fn order(processes: &mut [&ObservedProcess], part: Bytes) {
     processes.sort_by_key(|seen| {
         let used = seen.used.unwrap_or_default();
         let size = if used > part { used.0 } else { 0 };

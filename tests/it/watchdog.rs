@@ -29,7 +29,7 @@ use tranche::node::watchdog::{Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog
 use tranche::nvml::ProcessWatch;
 use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, ClaimMetrics};
-use tranche::sharing::watch::How;
+use tranche::sharing::watch::EndMethod;
 use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
@@ -423,7 +423,7 @@ async fn who_is_over_is_ended_and_its_neighbour_goes_on() {
     assert_eq!((numbers.used, numbers.limit), (Bytes::from_mib(3000), Bytes::from_mib(1000)));
     assert_eq!(over.claim.unwrap().name, "mine");
     assert_eq!(over.pods[0].uid.as_str(), MINE);
-    for how in [How::Terminate, How::Kill] {
+    for how in [EndMethod::Terminate, EndMethod::Kill] {
         bench
             .wait_for_finding(
                 "end",

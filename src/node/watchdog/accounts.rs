@@ -3,24 +3,24 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::knowledge::Knowledge;
-use super::shares::Watched;
+use super::shares::WatchedDevice;
 use crate::model::claim::ClaimRef;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Grant, Isolation};
-use crate::sharing::watch::{Account, Granted, Seen};
+use crate::sharing::watch::{Account, ClaimGrant, ObservedProcess};
 
 /// A device's accounts without their processes, and whose account a pod's processes are on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Roster {
-    accounts: Vec<Vec<Granted>>,
+    accounts: Vec<Vec<ClaimGrant>>,
     of_pod: HashMap<PodUid, usize>,
 }
 
 impl Roster {
     /// `slots_per_share`: client processes in one block of slots.
-    pub fn new(device: &Watched, knowledge: &Knowledge, slots_per_share: u32) -> Self {
-        let mut accounts: BTreeMap<usize, Vec<Granted>> = BTreeMap::new();
+    pub fn new(device: &WatchedDevice, knowledge: &Knowledge, slots_per_share: u32) -> Self {
+        let mut accounts: BTreeMap<usize, Vec<ClaimGrant>> = BTreeMap::new();
         let mut of_pod: HashMap<PodUid, usize> = HashMap::new();
         for (number, (claim, grant)) in device.shares.iter().enumerate() {
             let pods: Vec<PodUid> = knowledge.pods(&claim.uid).iter().map(|pod| pod.uid.clone()).collect();
@@ -42,8 +42,8 @@ impl Roster {
     }
 
     /// The accounts with these processes, each on its pod's.
-    pub fn fill(&self, processes: Vec<Seen>) -> Vec<Account> {
-        let empty = |claims: &Vec<Granted>| Account { claims: claims.clone(), processes: Vec::new() };
+    pub fn fill(&self, processes: Vec<ObservedProcess>) -> Vec<Account> {
+        let empty = |claims: &Vec<ClaimGrant>| Account { claims: claims.clone(), processes: Vec::new() };
         let mut accounts: Vec<Account> = self.accounts.iter().map(empty).collect();
         for seen in processes {
             let number = seen.pod.as_ref().and_then(|pod| self.of_pod.get(pod));
@@ -55,13 +55,13 @@ impl Roster {
     }
 }
 
-fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u32) -> Granted {
+fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u32) -> ClaimGrant {
     // Slots are those of an MPS server; without one nobody runs out of them.
     let processes = match grant.isolation {
         Isolation::Mps | Isolation::Kernel => grant.slots.saturating_mul(slots_per_share),
         Isolation::None | Isolation::Mig => u32::MAX,
     };
-    Granted {
+    ClaimGrant {
         claim: claim.uid.clone(),
         memory: (grant.memory != Bytes(0)).then_some(grant.memory),
         part: (grant.memory != Bytes(0)).then(|| grant.memory_per_process()),
@@ -88,7 +88,7 @@ mod tests {
         let memory = Bytes::from_mib(1000);
         let grant = Grant { memory, compute: None, slots: 2, processes: 2, isolation: Isolation::Mps };
         let shares: Vec<_> = claims.iter().map(|(name, _)| (claim(name), grant)).collect();
-        let device = Watched {
+        let device = WatchedDevice {
             device: "gpu-0".into(),
             shares,
             alone: Vec::new(),
@@ -100,13 +100,13 @@ mod tests {
         for (name, pods) in claims {
             let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
             let users = Users { pods: pods.iter().map(pod).collect(), others: false };
-            knowledge.told_users(&(*name).into(), 0, Some(users));
+            knowledge.users_answered(&(*name).into(), 0, Some(users));
         }
         Roster::new(&device, &knowledge, 3)
     }
 
     fn names(roster: &Roster) -> Vec<String> {
-        let name = |account: &Vec<Granted>| {
+        let name = |account: &Vec<ClaimGrant>| {
             account.iter().map(|granted| granted.claim.to_string()).collect::<Vec<_>>().join("+")
         };
         let mut names: Vec<_> = roster.accounts.iter().map(name).collect();
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(names(&roster(&[("a", &["p"]), ("b", &["p"])])), ["a+b"]);
         let chain = roster(&[("a", &["p"]), ("x", &[]), ("b", &["q"]), ("c", &["q", "p"]), ("d", &["r"])]);
         assert_eq!(names(&chain), ["a+b+c", "d", "x"]);
-        let seen = |pid, pod: &str| Seen {
+        let seen = |pid, pod: &str| ObservedProcess {
             process: ProcessKey { pid, started: 1 },
             used: None,
             client: false,

@@ -10,22 +10,22 @@ use crate::host::{End, Processes};
 use crate::model::error_chain;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
-use crate::sharing::watch::{Holder, How, Numbers, Seen};
+use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess};
 use crate::supervisor::protocol::DaemonPhase;
 use crate::supervisor::{Daemons, SupervisorError};
 
 /// A process that is to end.
-pub(super) struct Ending {
-    pub holder: Holder,
-    pub seen: Seen,
-    pub how: How,
+pub(super) struct EndRequest {
+    pub account_id: AccountId,
+    pub seen: ObservedProcess,
+    pub how: EndMethod,
     /// Of the account that it is ended for; none: it is on no account.
     pub numbers: Option<Numbers>,
 }
 
 /// What became of it.
-pub(super) enum Outcome {
-    Ended(How),
+pub(super) enum EndOutcome {
+    Ended(EndMethod),
     /// It was not there any more.
     Gone,
     /// Why not, in words. It is tried more firmly at a later look.
@@ -43,25 +43,25 @@ pub(super) struct WorkerThreads {
 
 /// Ends a process: through its daemon if that is how, else, or if no daemon knows it, by a signal.
 pub(super) async fn end(
-    ending: &Ending,
+    ending: &EndRequest,
     groups: BTreeSet<MpsGroup>,
     daemons: Arc<dyn Daemons>,
     processes: Arc<dyn Processes>,
     threads: WorkerThreads,
-) -> Outcome {
+) -> EndOutcome {
     let process = ending.seen.process;
     let outcome = match ending.how {
-        How::Kill => threads.reader.run(move || kill(process, &*processes)).await,
-        How::Terminate => {
+        EndMethod::Kill => threads.reader.run(move || kill(process, &*processes)).await,
+        EndMethod::Terminate => {
             let work = move || match terminate(process, &groups, &*daemons, &*processes) {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => kill(process, &*processes),
-                Err(error) => Outcome::Failed(error_chain(&error)),
+                Err(error) => EndOutcome::Failed(error_chain(&error)),
             };
             threads.requester.run(work).await
         }
     };
-    outcome.unwrap_or_else(|| Outcome::Failed("a thread of the watchdog broke".to_owned()))
+    outcome.unwrap_or_else(|| EndOutcome::Failed("a thread of the watchdog broke".to_owned()))
 }
 
 /// None if the process is no daemon's client.
@@ -70,16 +70,16 @@ fn terminate(
     groups: &BTreeSet<MpsGroup>,
     daemons: &dyn Daemons,
     processes: &dyn Processes,
-) -> Result<Option<Outcome>, SupervisorError> {
+) -> Result<Option<EndOutcome>, SupervisorError> {
     for group in groups {
         let clients = daemons.clients(group)?;
         let Some(client) = clients.into_iter().find(|client| client.pid == process.pid) else { continue };
         // The daemon knows PIDs only: they must still mean this process.
         if !is_there(process, processes) {
-            return Ok(Some(Outcome::Gone));
+            return Ok(Some(EndOutcome::Gone));
         }
         daemons.terminate(group, client)?;
-        return Ok(Some(Outcome::Ended(How::Terminate)));
+        return Ok(Some(EndOutcome::Ended(EndMethod::Terminate)));
     }
     Ok(None)
 }
@@ -88,11 +88,11 @@ fn is_there(process: ProcessKey, processes: &dyn Processes) -> bool {
     processes.started(process.pid).is_ok_and(|started| started == Some(process.started))
 }
 
-fn kill(process: ProcessKey, processes: &dyn Processes) -> Outcome {
+fn kill(process: ProcessKey, processes: &dyn Processes) -> EndOutcome {
     match processes.end(process) {
-        Ok(End::Signalled) => Outcome::Ended(How::Kill),
-        Ok(End::Gone) => Outcome::Gone,
-        Err(error) => Outcome::Failed(error_chain(&error)),
+        Ok(End::Signalled) => EndOutcome::Ended(EndMethod::Kill),
+        Ok(End::Gone) => EndOutcome::Gone,
+        Err(error) => EndOutcome::Failed(error_chain(&error)),
     }
 }
 

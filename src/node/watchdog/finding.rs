@@ -5,16 +5,16 @@ use std::fmt;
 
 use tracing::{debug, info, warn};
 
-use super::act::{Ending, Outcome};
+use super::act::{EndRequest, EndOutcome};
 use super::knowledge::Knowledge;
-use super::shares::Watched;
+use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
 use crate::ops::metrics::{ShareLabels, ShareUse};
 use crate::sharing::Usage;
-use crate::sharing::watch::{Holder, How, Numbers, Seen, Trouble, Verdict};
+use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess, Trouble, Verdict};
 
 /// Something to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub enum FindingKind {
     Ended {
         process: ProcessKey,
         used: Option<Bytes>,
-        how: How,
+        how: EndMethod,
         numbers: Option<Numbers>,
     },
     /// A process should have been ended, and is tried again.
@@ -96,10 +96,10 @@ impl fmt::Display for FindingKind {
                     None => f.write_str("; it belongs to no pod"),
                 }
             }
-            Self::Ended { process, used, how: How::Terminate, .. } => {
+            Self::Ended { process, used, how: EndMethod::Terminate, .. } => {
                 write!(f, "process {process} with {} was terminated by the MPS daemon", mib(*used))
             }
-            Self::Ended { process, used, how: How::Kill, .. } => {
+            Self::Ended { process, used, how: EndMethod::Kill, .. } => {
                 write!(f, "process {process} with {} was killed", mib(*used))
             }
             Self::NotEnded { process, problem } => {
@@ -124,27 +124,27 @@ impl Finding {
     }
 }
 
-type Devices = BTreeMap<DeviceUuid, Watched>;
+type Devices = BTreeMap<DeviceUuid, WatchedDevice>;
 /// A finding, and the row of the metrics that it counts on, if it is a claim's.
 type Labelled = (Option<ShareLabels>, Finding);
 
 /// What a verdict means to people: one finding for each claim concerned.
 pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Verdict) -> Vec<Labelled> {
-    let place = Place { devices, knowledge };
+    let context = FindingContext { devices, knowledge };
     match verdict {
-        Verdict::Over { holder, numbers } => place.about(holder, None, &FindingKind::OverGrant(*numbers)),
-        Verdict::Crowded { holder, processes, allowed } => {
+        Verdict::Over { account_id, numbers } => context.findings_for(account_id, None, &FindingKind::OverGrant(*numbers)),
+        Verdict::Crowded { account_id, processes, allowed } => {
             let kind = FindingKind::TooManyProcesses { processes: *processes, allowed: *allowed };
-            place.about(holder, None, &kind)
+            context.findings_for(account_id, None, &kind)
         }
-        Verdict::Recovered { holder, from, numbers, lasted_ms } => {
+        Verdict::Recovered { account_id, from, numbers, lasted_ms } => {
             let kind = FindingKind::Recovered { from: *from, numbers: *numbers, lasted_ms: *lasted_ms };
-            place.about(holder, None, &kind)
+            context.findings_for(account_id, None, &kind)
         }
         Verdict::Foreign { gpu, seen } => {
-            let Seen { process, used, pod, .. } = seen.clone();
-            let nobody = Holder { gpu: gpu.clone(), claims: Vec::new() };
-            place.about(&nobody, None, &FindingKind::Foreign { process, used, pod })
+            let ObservedProcess { process, used, pod, .. } = seen.clone();
+            let nobody = AccountId { gpu: gpu.clone(), claims: Vec::new() };
+            context.findings_for(&nobody, None, &FindingKind::Foreign { process, used, pod })
         }
         Verdict::End { .. } => Vec::new(),
     }
@@ -154,48 +154,48 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
 pub(super) fn of_end(
     devices: &Devices,
     knowledge: &Knowledge,
-    ending: &Ending,
-    outcome: Outcome,
+    ending: &EndRequest,
+    outcome: EndOutcome,
 ) -> Vec<Labelled> {
-    let Ending { holder, seen: Seen { process, used, pod, .. }, numbers, .. } = ending;
+    let EndRequest { account_id, seen: ObservedProcess { process, used, pod, .. }, numbers, .. } = ending;
     let (process, used, numbers) = (*process, *used, *numbers);
     let kind = match outcome {
-        Outcome::Ended(how) => FindingKind::Ended { process, used, how, numbers },
-        Outcome::Failed(problem) => FindingKind::NotEnded { process, problem },
-        Outcome::Gone => {
+        EndOutcome::Ended(how) => FindingKind::Ended { process, used, how, numbers },
+        EndOutcome::Failed(problem) => FindingKind::NotEnded { process, problem },
+        EndOutcome::Gone => {
             debug!(%process, "it ended before it was to");
             return Vec::new();
         }
     };
-    Place { devices, knowledge }.about(holder, pod.as_ref(), &kind)
+    FindingContext { devices, knowledge }.findings_for(account_id, pod.as_ref(), &kind)
 }
 
-struct Place<'a> {
+struct FindingContext<'a> {
     devices: &'a Devices,
     knowledge: &'a Knowledge,
 }
 
-impl Place<'_> {
+impl FindingContext<'_> {
     /// One finding for each claim of the holder, or one about nobody. Counted on the row of that pod, or of
     /// the claim's first.
-    fn about(&self, holder: &Holder, pod: Option<&PodUid>, kind: &FindingKind) -> Vec<Labelled> {
-        let Some(device) = self.devices.get(&holder.gpu) else { return Vec::new() };
+    fn findings_for(&self, account_id: &AccountId, pod: Option<&PodUid>, kind: &FindingKind) -> Vec<Labelled> {
+        let Some(device) = self.devices.get(&account_id.gpu) else { return Vec::new() };
         let finding = |claim: Option<ClaimRef>, pods: &[PodRef]| Finding {
             claim,
             pods: pods.to_vec(),
-            gpu: holder.gpu.clone(),
+            gpu: account_id.gpu.clone(),
             device: device.device.clone(),
             kind: kind.clone(),
         };
-        if holder.claims.is_empty() {
+        if account_id.claims.is_empty() {
             return vec![(None, finding(None, &[]))];
         }
-        let claims = holder.claims.iter().filter_map(|uid| claim(device, uid));
+        let claims = account_id.claims.iter().filter_map(|uid| claim(device, uid));
         let mut told = Vec::new();
         for claim in claims {
             let pods = self.knowledge.pods(&claim.uid);
             let pod = pods.iter().find(|one| Some(&one.uid) == pod).or(pods.first());
-            let row = labels(claim, pod, &holder.gpu, &device.device);
+            let row = labels(claim, pod, &account_id.gpu, &device.device);
             told.push((Some(row), finding(Some(claim.clone()), pods)));
         }
         told
@@ -216,7 +216,7 @@ pub(super) fn row(devices: &Devices, knowledge: &Knowledge, usage: Usage) -> Opt
     Some((labels(claim, pod, &usage.gpu, &device.device), figures))
 }
 
-fn claim<'a>(device: &'a Watched, uid: &ClaimUid) -> Option<&'a ClaimRef> {
+fn claim<'a>(device: &'a WatchedDevice, uid: &ClaimUid) -> Option<&'a ClaimRef> {
     device.shares.iter().map(|(claim, _)| claim).find(|claim| claim.uid == *uid)
 }
 

@@ -1,14 +1,14 @@
-//! Whose a process is, as far as that is known, and what must be asked before it is.
+//! Decides who owns a process, and which questions must be answered before that is known.
 //!
-//! Silence is no fact. A process is foreign only if whoever could say otherwise was asked after it was first
-//! seen, and answered: the API server for the pods of every claim on the device, the ledger for claims that
-//! another instance of the plugin prepared, the supervisor for its servers. And a pod that the ledger names is no
-//! stranger, whatever the API server says of its claim.
+//! A missing answer proves nothing. A process is foreign only if every source that could name its owner was asked
+//! after the process was first seen, and has answered: the API server for the pods of every claim on the device, the
+//! ledger for claims that another instance of the plugin prepared, the supervisor for its servers. The pods that the
+//! ledger names are not foreign either, whatever the API server says of their claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::shares::Watched;
-use super::table::Known;
+use super::shares::WatchedDevice;
+use super::table::KnownProcess;
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
@@ -17,22 +17,22 @@ use crate::model::process::ProcessKey;
 /// Between two questions of one kind, or about one claim, in milliseconds.
 const ASK_EVERY_MS: u64 = 1000;
 
-/// Whose a process is.
+/// The owner of a process, as the watchdog treats it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A pod of one of the claims that share the device.
+    /// A pod of a claim that shares the device.
     Claim,
-    /// Of the claim that has the device alone, an MPS server, an administrator's, our own.
+    /// Not watched: the claim that has the device alone, an MPS server, an administrator, this plugin.
     Exempt,
-    /// Nobody's, by all accounts.
+    /// No claim on the device, as all sources confirm.
     Foreign,
     /// Not known yet.
     Unknown,
 }
 
-/// One question that is asked again and again.
+/// The state of a question that is asked repeatedly.
 #[derive(Debug, Default)]
-struct Asked {
+struct QuestionState {
     /// When the question was put that was answered last.
     answered_ms: Option<u64>,
     last_ms: Option<u64>,
@@ -40,13 +40,13 @@ struct Asked {
     wanted: bool,
 }
 
-impl Asked {
+impl QuestionState {
     /// True if the answer tells of everything that there was at that time.
     fn covers(&self, since_ms: u64) -> bool {
         self.answered_ms.is_some_and(|answered| answered >= since_ms)
     }
 
-    /// Takes the turn to ask, if it is wanted and not too soon.
+    /// Returns true if the question is to be asked now: it is wanted, not being asked, and was not asked just before.
     fn take_turn(&mut self, now_ms: u64) -> bool {
         let soon = self.last_ms.is_some_and(|last| now_ms < last + ASK_EVERY_MS);
         if !self.wanted || self.under_way || soon {
@@ -79,19 +79,19 @@ pub(super) struct Servers {
 }
 
 #[derive(Debug, Default)]
-struct ClaimKnown {
-    asked: Asked,
+struct ClaimKnowledge {
+    question: QuestionState,
     users: Users,
     /// Pods that the ledger names.
     recorded: Vec<PodRef>,
 }
 
-/// See the module's text.
+/// All answers that were given about the claims that are watched, and the questions that are open.
 #[derive(Debug, Default)]
 pub(super) struct Knowledge {
-    claims: HashMap<ClaimUid, ClaimKnown>,
-    ledger: Asked,
-    servers_asked: Asked,
+    claims: HashMap<ClaimUid, ClaimKnowledge>,
+    ledger: QuestionState,
+    servers_question: QuestionState,
     servers: Servers,
     own_pod: Option<PodUid>,
     /// When pods, and processes of the host, were first seen.
@@ -137,7 +137,11 @@ impl Knowledge {
 
     /// Notes who is there now. True if that makes known of some claim a pod that was not: its device is that pod's
     /// as long as it runs, whatever the API server says of the claim.
-    pub fn sight<'a>(&mut self, processes: impl Iterator<Item = &'a Known>, now_ms: u64) -> bool {
+    pub fn note_processes<'a>(
+        &mut self,
+        processes: impl Iterator<Item = &'a KnownProcess>,
+        now_ms: u64,
+    ) -> bool {
         let mut before = std::mem::take(&mut self.first_ms);
         for known in processes {
             let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
@@ -160,8 +164,8 @@ impl Knowledge {
         news
     }
 
-    /// Whose the process is. What is missing to know it is noted as wanted.
-    pub fn owner(&mut self, device: &Watched, known: &Known) -> Owner {
+    /// Returns the owner of the process. Questions that must be answered first are marked as wanted.
+    pub fn owner(&mut self, device: &WatchedDevice, known: &KnownProcess) -> Owner {
         if let Some(owner) = self.belongs(device, known) {
             return owner;
         }
@@ -175,18 +179,18 @@ impl Knowledge {
         let mut sure = known.believed && self.pods_are_seen;
         sure &= want(&mut self.ledger, since);
         if !device.groups.is_empty() {
-            sure &= want(&mut self.servers_asked, seen);
+            sure &= want(&mut self.servers_question, seen);
         }
         if known.owner != ProcessOwner::Host {
             for claim in device.claims() {
                 let claim = self.claims.entry(claim.uid.clone()).or_default();
-                sure &= want(&mut claim.asked, since) & !claim.users.others;
+                sure &= want(&mut claim.question, since) & !claim.users.others;
             }
         }
         if sure { Owner::Foreign } else { Owner::Unknown }
     }
 
-    fn belongs(&self, device: &Watched, known: &Known) -> Option<Owner> {
+    fn belongs(&self, device: &WatchedDevice, known: &KnownProcess) -> Option<Owner> {
         let is_us = known.process.pid == std::process::id();
         if is_us || self.servers.processes.contains(&known.process) {
             return Some(Owner::Exempt);
@@ -205,27 +209,31 @@ impl Knowledge {
         self.claims.get(claim).map_or(&[], |known| &known.users.pods)
     }
 
-    /// Whom to ask now: nobody twice within a second, nobody who has not answered yet.
-    pub fn questions<'a>(&mut self, devices: impl Iterator<Item = &'a Watched>, now_ms: u64) -> Questions {
-        let mut asked = BTreeMap::new();
+    /// Returns the questions to ask now: none twice within a second, none that is still unanswered.
+    pub fn questions<'a>(
+        &mut self,
+        devices: impl Iterator<Item = &'a WatchedDevice>,
+        now_ms: u64,
+    ) -> Questions {
+        let mut question = BTreeMap::new();
         let claims = devices.flat_map(|device| device.claims().map(|claim| (device.is_alone(), claim)));
         for (alone, claim) in claims {
             let known = self.claims.entry(claim.uid.clone()).or_default();
             // Whoever reads the metrics of shares wants to know the pods before their first process.
-            known.asked.wanted |= !alone && known.asked.answered_ms.is_none();
-            if known.asked.take_turn(now_ms) {
-                asked.insert(claim.uid.clone(), claim.clone());
+            known.question.wanted |= !alone && known.question.answered_ms.is_none();
+            if known.question.take_turn(now_ms) {
+                question.insert(claim.uid.clone(), claim.clone());
             }
         }
-        let claims = asked.into_values().collect();
-        let (ledger, servers) = (self.ledger.take_turn(now_ms), self.servers_asked.take_turn(now_ms));
+        let claims = question.into_values().collect();
+        let (ledger, servers) = (self.ledger.take_turn(now_ms), self.servers_question.take_turn(now_ms));
         Questions { claims, ledger, servers }
     }
 
     /// The API server's answer about a claim; none: it said nothing that could be relied on.
-    pub fn told_users(&mut self, claim: &ClaimUid, asked_ms: u64, users: Option<Users>) {
+    pub fn users_answered(&mut self, claim: &ClaimUid, asked_ms: u64, users: Option<Users>) {
         let Some(known) = self.claims.get_mut(claim) else { return };
-        known.asked.answered(users.is_some().then_some(asked_ms));
+        known.question.answered(users.is_some().then_some(asked_ms));
         let Some(mut users) = users else { return };
         let now: HashSet<PodUid> = users.pods.iter().map(|pod| pod.uid.clone()).collect();
         // A pod that was deleted may still be ending: it stays the claim's until its processes are gone.
@@ -237,13 +245,13 @@ impl Knowledge {
     }
 
     /// All records were read again, or could not be.
-    pub fn told_ledger(&mut self, asked_ms: u64, read: bool) {
+    pub fn ledger_answered(&mut self, asked_ms: u64, read: bool) {
         self.ledger.answered(read.then_some(asked_ms));
     }
 
     /// The supervisor's answer; none: it said nothing.
-    pub fn told_servers(&mut self, asked_ms: u64, servers: Option<Servers>) {
-        self.servers_asked.answered(servers.is_some().then_some(asked_ms));
+    pub fn servers_answered(&mut self, asked_ms: u64, servers: Option<Servers>) {
+        self.servers_question.answered(servers.is_some().then_some(asked_ms));
         if let Some(servers) = servers {
             self.pods_are_seen |= !servers.pods.is_empty();
             self.servers = servers;
@@ -251,13 +259,13 @@ impl Knowledge {
     }
 }
 
-fn want(asked: &mut Asked, since_ms: u64) -> bool {
-    let covers = asked.covers(since_ms);
-    asked.wanted |= !covers;
+fn want(question: &mut QuestionState, since_ms: u64) -> bool {
+    let covers = question.covers(since_ms);
+    question.wanted |= !covers;
     covers
 }
 
-fn pod(known: &Known) -> Option<&PodUid> {
+fn pod(known: &KnownProcess) -> Option<&PodUid> {
     match &known.owner {
         ProcessOwner::Pod { pod, .. } => Some(pod),
         ProcessOwner::Host => None,

@@ -9,7 +9,7 @@ use crate::model::share::{Grant, MpsGroup};
 
 /// A device that claims hold: shares of it, or one claim all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Watched {
+pub(super) struct WatchedDevice {
     /// Its name in the ResourceSlice.
     pub device: DeviceName,
     pub shares: Vec<(ClaimRef, Grant)>,
@@ -22,10 +22,10 @@ pub(super) struct Watched {
 }
 
 /// Devices that anybody holds, administrators aside.
-pub(super) fn watched(intents: &[Intent]) -> BTreeMap<DeviceUuid, Watched> {
-    let mut devices: BTreeMap<DeviceUuid, Watched> = BTreeMap::new();
+pub(super) fn watched(intents: &[Intent]) -> BTreeMap<DeviceUuid, WatchedDevice> {
+    let mut devices: BTreeMap<DeviceUuid, WatchedDevice> = BTreeMap::new();
     for (intent, held) in intents.iter().flat_map(|intent| intent.devices.iter().map(move |d| (intent, d))) {
-        let entry = || Watched {
+        let entry = || WatchedDevice {
             device: held.answer.device.clone(),
             shares: Vec::new(),
             alone: Vec::new(),
@@ -65,7 +65,7 @@ fn groups<'a>(intent: &'a Intent, device: &'a DeviceUuid) -> impl Iterator<Item 
     })
 }
 
-impl Watched {
+impl WatchedDevice {
     /// Every claim that may have processes here.
     pub fn claims(&self) -> impl Iterator<Item = &ClaimRef> {
         self.shares.iter().map(|(claim, _)| claim).chain(&self.alone).chain(&self.admins)

@@ -9,7 +9,7 @@ use crate::model::process::ProcessKey;
 
 /// What is known of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct KnownProcess {
     pub process: ProcessKey,
     pub owner: ProcessOwner,
     /// It really is a process that uses a GPU: NVML's PIDs are the host's, and where ours are others, or where
@@ -20,7 +20,7 @@ pub(super) struct Known {
 /// Blocks its thread while it reads. A process that stays costs one read at each look.
 pub(super) struct Table {
     processes: Arc<dyn Processes>,
-    known: HashMap<u32, Known>,
+    known: HashMap<u32, KnownProcess>,
     on_host: bool,
 }
 
@@ -44,19 +44,19 @@ impl Table {
         }
     }
 
-    fn read(&self, process: ProcessKey) -> Option<Known> {
+    fn read(&self, process: ProcessKey) -> Option<KnownProcess> {
         let owner = self.processes.owner(process.pid).ok().flatten()?;
         let sure = self.on_host && owner != ProcessOwner::Host;
         let believed = sure || self.processes.uses_gpu(process.pid).unwrap_or(false);
-        Some(Known { process, owner, believed })
+        Some(KnownProcess { process, owner, believed })
     }
 
-    pub fn get(&self, pid: u32) -> Option<&Known> {
+    pub fn get(&self, pid: u32) -> Option<&KnownProcess> {
         self.known.get(&pid)
     }
 }
 
-impl Known {
+impl KnownProcess {
     /// Nothing about it changes any more. A process of the host may yet be moved into a pod.
     fn is_settled(&self) -> bool {
         self.believed && self.owner != ProcessOwner::Host

@@ -22,13 +22,13 @@ fn trace() -> Trace {
 }
 
 /// A client of an MPS server; its PID is its start time too, so that a higher one is newer.
-fn client(pid: u32, mib: u64) -> Seen {
+fn client(pid: u32, mib: u64) -> ObservedProcess {
     let process = ProcessKey { pid, started: pid.into() };
-    Seen { process, used: Some(Bytes::from_mib(mib)), client: true, pod: Some("pod".into()) }
+    ObservedProcess { process, used: Some(Bytes::from_mib(mib)), client: true, pod: Some("pod".into()) }
 }
 
-fn bare(pid: u32, mib: u64) -> Seen {
-    Seen { client: false, ..client(pid, mib) }
+fn bare(pid: u32, mib: u64) -> ObservedProcess {
+    ObservedProcess { client: false, ..client(pid, mib) }
 }
 
 fn words(verdict: &Verdict) -> String {
@@ -46,8 +46,8 @@ fn words(verdict: &Verdict) -> String {
 }
 
 impl Trace {
-    fn claim(&self, name: &str) -> Granted {
-        Granted {
+    fn claim(&self, name: &str) -> ClaimGrant {
+        ClaimGrant {
             claim: name.into(),
             memory: Some(Bytes::from_mib(2000)),
             part: Some(Bytes::from_mib(2000 / self.declared)),
@@ -56,7 +56,7 @@ impl Trace {
         }
     }
 
-    fn look(&mut self, accounts: Vec<Account>, foreign: Vec<Seen>) -> &mut Self {
+    fn look(&mut self, accounts: Vec<Account>, foreign: Vec<ObservedProcess>) -> &mut Self {
         let look = BoardLook { gpu: "GPU-0".into(), accounts, foreign };
         let (verdicts, _) = self.watch.fold(&self.policy, self.now_ms, &[look]);
         self.told.extend(verdicts.iter().map(|verdict| format!("{} {}", self.now_ms, words(verdict))));
@@ -64,18 +64,18 @@ impl Trace {
         self
     }
 
-    fn see(&mut self, processes: &[Seen]) -> &mut Self {
+    fn see(&mut self, processes: &[ObservedProcess]) -> &mut Self {
         let account = Account { claims: vec![self.claim("c")], processes: processes.to_vec() };
         self.look(vec![account], vec![])
     }
 
-    fn often(&mut self, looks: usize, processes: &[Seen]) {
+    fn often(&mut self, looks: usize, processes: &[ObservedProcess]) {
         for _ in 0..looks {
             self.see(processes);
         }
     }
 
-    fn foreign(&mut self, processes: &[Seen]) -> &mut Self {
+    fn foreign(&mut self, processes: &[ObservedProcess]) -> &mut Self {
         self.look(vec![], processes.to_vec())
     }
 
@@ -179,7 +179,7 @@ fn a_pid_that_comes_again_is_another_process() {
     let mut trace = trace();
     trace.grow(&[3000, 3000]);
     trace.told.clear();
-    let reborn = Seen { process: ProcessKey { pid: 1, started: 77 }, ..client(1, 3000) };
+    let reborn = ObservedProcess { process: ProcessKey { pid: 1, started: 77 }, ..client(1, 3000) };
     trace.see(std::slice::from_ref(&reborn)).tells(&[]);
     trace.see(&[reborn]).tells(&["750 Terminate 1"]);
 }
@@ -233,7 +233,7 @@ fn what_is_not_counted_is_never_over() {
         trace.look(vec![account.clone()], vec![]);
     }
     trace.tells(&[]);
-    let unknown = Seen { used: None, ..client(2, 0) };
+    let unknown = ObservedProcess { used: None, ..client(2, 0) };
     let processes = [client(1, 3000), unknown];
     trace.see(&processes).see(&processes);
     let told = std::mem::take(&mut trace.told);
@@ -276,7 +276,7 @@ fn ends_only_what_stays_beyond(looks: Vec<Vec<u64>>) -> Result<(), TestCaseError
     let mut trace = trace();
     let (mut beyond_before, mut quiet_before) = (false, true);
     for look in looks {
-        let processes: Vec<Seen> = (1..).zip(look).map(|(pid, mib)| client(pid, mib)).collect();
+        let processes: Vec<ObservedProcess> = (1..).zip(look).map(|(pid, mib)| client(pid, mib)).collect();
         let total: u64 = processes.iter().filter_map(|seen| seen.used).map(|used| used.mib_floor()).sum();
         let beyond = total > 2064;
         // Nobody is being ended: all that is seen is judged.

@@ -11,10 +11,10 @@ fn claim(name: &str) -> ClaimRef {
 }
 
 /// A GPU with shares of claims a and b, served by MPS.
-fn device() -> Watched {
+fn device() -> WatchedDevice {
     let memory = Bytes::from_mib(1000);
     let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
-    Watched {
+    WatchedDevice {
         device: "gpu-0".into(),
         shares: vec![(claim("a"), grant), (claim("b"), grant)],
         alone: Vec::new(),
@@ -23,11 +23,11 @@ fn device() -> Watched {
     }
 }
 
-fn process(pid: u32, owner: ProcessOwner) -> Known {
-    Known { process: ProcessKey { pid, started: 1 }, owner, believed: true }
+fn process(pid: u32, owner: ProcessOwner) -> KnownProcess {
+    KnownProcess { process: ProcessKey { pid, started: 1 }, owner, believed: true }
 }
 
-fn in_pod(pid: u32, pod: &str) -> Known {
+fn in_pod(pid: u32, pod: &str) -> KnownProcess {
     process(pid, ProcessOwner::Pod { pod: pod.into(), container: None })
 }
 
@@ -40,11 +40,11 @@ fn users(pods: &[&str]) -> Option<Users> {
 fn informed(at_ms: u64) -> Knowledge {
     let mut knowledge = Knowledge::new(Some("our-pod".into()));
     knowledge.keep(device().claims());
-    knowledge.told_users(&"a".into(), at_ms, users(&[POD]));
-    knowledge.told_users(&"b".into(), at_ms, users(&[]));
-    knowledge.told_users(&"admin".into(), at_ms, users(&["pod-of-admin"]));
-    knowledge.told_ledger(at_ms, true);
-    knowledge.told_servers(at_ms, Some(servers()));
+    knowledge.users_answered(&"a".into(), at_ms, users(&[POD]));
+    knowledge.users_answered(&"b".into(), at_ms, users(&[]));
+    knowledge.users_answered(&"admin".into(), at_ms, users(&["pod-of-admin"]));
+    knowledge.ledger_answered(at_ms, true);
+    knowledge.servers_answered(at_ms, Some(servers()));
     knowledge
 }
 
@@ -53,8 +53,8 @@ fn servers() -> Servers {
     Servers { processes, pods: BTreeSet::from(["pod-of-mps".into()]) }
 }
 
-fn owner(knowledge: &mut Knowledge, known: &Known, now_ms: u64) -> Owner {
-    knowledge.sight([known].into_iter(), now_ms);
+fn owner(knowledge: &mut Knowledge, known: &KnownProcess, now_ms: u64) -> Owner {
+    knowledge.note_processes([known].into_iter(), now_ms);
     knowledge.owner(&device(), known)
 }
 
@@ -69,7 +69,8 @@ fn each_process_is_somebodys_or_foreign() {
     assert_eq!(owner(knowledge, &in_pod(std::process::id(), "strange"), 500), Owner::Exempt);
     assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Foreign);
     assert_eq!(owner(knowledge, &process(6, ProcessOwner::Host), 500), Owner::Foreign);
-    let reborn = Known { process: ProcessKey { pid: 77, started: 2 }, ..process(77, ProcessOwner::Host) };
+    let reborn =
+        KnownProcess { process: ProcessKey { pid: 77, started: 2 }, ..process(77, ProcessOwner::Host) };
     assert_eq!(owner(knowledge, &reborn, 500), Owner::Foreign, "the server's PID is not the server");
 }
 
@@ -78,17 +79,17 @@ fn an_answer_from_before_it_was_seen_makes_nobody_foreign() {
     let knowledge = &mut informed(1000);
     let late = in_pod(5, "strange");
     assert_eq!(owner(knowledge, &late, 1001), Owner::Unknown);
-    let asked = knowledge.questions([&device()].into_iter(), 1001);
+    let question = knowledge.questions([&device()].into_iter(), 1001);
     let wanted = vec![claim("a"), claim("admin"), claim("b")];
-    assert_eq!(asked, Questions { claims: wanted, ledger: true, servers: true });
+    assert_eq!(question, Questions { claims: wanted, ledger: true, servers: true });
     assert_eq!(knowledge.questions([&device()].into_iter(), 1001), Questions::default(), "once");
     for name in ["a", "b", "admin"] {
         assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "{name} may have it");
-        knowledge.told_users(&name.into(), 1001, users(&[]));
+        knowledge.users_answered(&name.into(), 1001, users(&[]));
     }
-    knowledge.told_ledger(1001, true);
+    knowledge.ledger_answered(1001, true);
     assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "it may be a server");
-    knowledge.told_servers(1001, Some(servers()));
+    knowledge.servers_answered(1001, Some(servers()));
     assert_eq!(owner(knowledge, &late, 1100), Owner::Foreign);
 }
 
@@ -100,16 +101,16 @@ fn silence_is_no_fact_and_is_asked_again_once_a_second() {
     let mut asked_at = Vec::new();
     for now_ms in (2000..6000).step_by(250) {
         assert_eq!(owner(knowledge, &late, now_ms), Owner::Unknown);
-        let asked = knowledge.questions([&device()].into_iter(), now_ms);
-        if asked.claims.contains(&claim("a")) {
+        let question = knowledge.questions([&device()].into_iter(), now_ms);
+        if question.claims.contains(&claim("a")) {
             asked_at.push(now_ms);
-            knowledge.told_users(&"a".into(), now_ms, None);
+            knowledge.users_answered(&"a".into(), now_ms, None);
         }
-        if asked.ledger {
-            knowledge.told_ledger(now_ms, false);
+        if question.ledger {
+            knowledge.ledger_answered(now_ms, false);
         }
-        if asked.servers {
-            knowledge.told_servers(now_ms, None);
+        if question.servers {
+            knowledge.servers_answered(now_ms, None);
         }
     }
     assert_eq!(asked_at, [2000, 3000, 4000, 5000]);
@@ -119,22 +120,26 @@ fn silence_is_no_fact_and_is_asked_again_once_a_second() {
 #[test]
 fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
     let knowledge = &mut informed(1000);
-    knowledge.told_users(&"b".into(), 1000, Some(Users { others: true, ..Users::default() }));
+    knowledge.users_answered(&"b".into(), 1000, Some(Users { others: true, ..Users::default() }));
     assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Unknown);
-    assert_eq!(owner(knowledge, &process(6, ProcessOwner::Host), 500), Owner::Foreign, "but a host's process is");
+    assert_eq!(
+        owner(knowledge, &process(6, ProcessOwner::Host), 500),
+        Owner::Foreign,
+        "but a host's process is"
+    );
 }
 
 #[test]
 fn a_host_process_is_judged_only_where_pods_can_be_told() {
     let mut blind = Knowledge::new(None);
     blind.keep(device().claims());
-    blind.told_ledger(1000, true);
-    blind.told_servers(1000, Some(Servers::default()));
+    blind.ledger_answered(1000, true);
+    blind.servers_answered(1000, Some(Servers::default()));
     let lone = process(6, ProcessOwner::Host);
     assert_eq!(owner(&mut blind, &lone, 500), Owner::Unknown, "perhaps all look like this here");
-    blind.sight([&lone, &in_pod(9, "any")].into_iter(), 600);
+    blind.note_processes([&lone, &in_pod(9, "any")].into_iter(), 600);
     assert_eq!(owner(&mut blind, &lone, 700), Owner::Foreign);
-    let not_believed = Known { believed: false, ..process(8, ProcessOwner::Host) };
+    let not_believed = KnownProcess { believed: false, ..process(8, ProcessOwner::Host) };
     assert_eq!(owner(&mut blind, &not_believed, 700), Owner::Unknown, "it holds no device file");
 }
 
@@ -142,11 +147,11 @@ fn a_host_process_is_judged_only_where_pods_can_be_told() {
 fn a_deleted_pod_stays_the_claims_until_its_processes_are_gone() {
     let knowledge = &mut informed(1000);
     let ending = in_pod(1, POD);
-    knowledge.sight([&ending].into_iter(), 500);
-    knowledge.told_users(&"a".into(), 1500, users(&["next"]));
+    knowledge.note_processes([&ending].into_iter(), 500);
+    knowledge.users_answered(&"a".into(), 1500, users(&["next"]));
     assert_eq!(owner(knowledge, &ending, 1600), Owner::Claim);
-    knowledge.sight([].into_iter(), 1700);
-    knowledge.told_users(&"a".into(), 1800, users(&["next"]));
+    knowledge.note_processes([].into_iter(), 1700);
+    knowledge.users_answered(&"a".into(), 1800, users(&["next"]));
     let pods: Vec<_> = knowledge.pods(&"a".into()).iter().map(|pod| pod.uid.as_str()).collect();
     assert_eq!(pods, ["next"]);
 }
@@ -155,20 +160,20 @@ fn a_deleted_pod_stays_the_claims_until_its_processes_are_gone() {
 fn every_claim_is_asked_about_once_at_the_start() {
     let mut fresh = Knowledge::new(None);
     let devices = [device(), device()];
-    let asked = fresh.questions(devices.iter(), 0);
-    assert_eq!(asked.claims.len(), 3, "each once, on however many devices");
-    assert!(!asked.ledger && !asked.servers);
+    let question = fresh.questions(devices.iter(), 0);
+    assert_eq!(question.claims.len(), 3, "each once, on however many devices");
+    assert!(!question.ledger && !question.servers);
     fresh.keep([].into_iter());
     assert_eq!(fresh.pods(&"a".into()), []);
 }
 
 /// A GPU that claim a has for itself, beside an administrator's.
-fn whole() -> Watched {
-    Watched { shares: Vec::new(), alone: vec![claim("a")], groups: BTreeSet::new(), ..device() }
+fn whole() -> WatchedDevice {
+    WatchedDevice { shares: Vec::new(), alone: vec![claim("a")], groups: BTreeSet::new(), ..device() }
 }
 
-fn owner_of_whole(knowledge: &mut Knowledge, known: &Known, now_ms: u64) -> Owner {
-    knowledge.sight([known].into_iter(), now_ms);
+fn owner_of_whole(knowledge: &mut Knowledge, known: &KnownProcess, now_ms: u64) -> Owner {
+    knowledge.note_processes([known].into_iter(), now_ms);
     knowledge.owner(&whole(), known)
 }
 
@@ -195,15 +200,15 @@ fn a_pod_that_the_ledger_names_is_no_stranger_though_its_claim_is_gone() {
         knowledge.record(HashMap::from([("a".into(), vec![pod])]));
         // Gone by the API server's word, before the pod is seen and after.
         for at_ms in [100, 200] {
-            knowledge.told_users(&"a".into(), at_ms, Some(Users::default()));
+            knowledge.users_answered(&"a".into(), at_ms, Some(Users::default()));
             let known = in_pod(7, "recorded");
-            knowledge.sight([&known].into_iter(), at_ms);
+            knowledge.note_processes([&known].into_iter(), at_ms);
             let owner = knowledge.owner(&device, &known);
             assert_eq!(owner, if device.is_alone() { Owner::Exempt } else { Owner::Claim });
             assert_eq!(knowledge.pods(&"a".into()).len(), 1, "its memory is counted");
         }
-        assert!(!knowledge.sight([].into_iter(), 300), "and no longer than it runs");
-        knowledge.told_users(&"a".into(), 300, Some(Users::default()));
+        assert!(!knowledge.note_processes([].into_iter(), 300), "and no longer than it runs");
+        knowledge.users_answered(&"a".into(), 300, Some(Users::default()));
         assert_eq!(knowledge.pods(&"a".into()), []);
     }
 }
@@ -215,6 +220,9 @@ fn a_whole_gpu_asks_the_api_server_about_strangers_only() {
     assert_eq!(knowledge.questions([whole()].iter(), 0), Questions::default());
     let known = in_pod(7, "stranger");
     assert_eq!(owner_of_whole(&mut knowledge, &known, 10), Owner::Unknown);
-    let asked = knowledge.questions([whole()].iter(), 10);
-    assert_eq!((asked.claims, asked.ledger, asked.servers), (vec![claim("a"), claim("admin")], true, false));
+    let question = knowledge.questions([whole()].iter(), 10);
+    assert_eq!(
+        (question.claims, question.ledger, question.servers),
+        (vec![claim("a"), claim("admin")], true, false)
+    );
 }
