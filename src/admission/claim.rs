@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use serde_json::Value;
 
 use super::review::Problem;
-use super::{selectors, words};
+use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
 use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
@@ -18,10 +18,10 @@ const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
 const ENTRIES_TOO_MANY: usize = 65;
 /// A request and its alternative are DNS labels, with a slash between them 127 bytes.
 const NAME_TOO_LONG: usize = 128;
-/// Nobody is told more at once.
-const ENOUGH: usize = 16;
-/// Of a claim's requests, in words about one that is not there.
-const NAMES_TOLD: usize = 8;
+/// The most problems that one answer lists.
+const PROBLEMS_MAX: usize = 16;
+/// The most request names that a message about an unknown request lists.
+const NAMES_MAX: usize = 8;
 
 /// Whether class `shared.gpu.nvidia.com` itself says how much a share is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn class_amount(class: &DeviceClass) -> ClassAmount {
 }
 
 /// A request, or one alternative of a `firstAvailable` request.
-struct Asked<'a> {
+struct ClaimRequest<'a> {
     name: RequestName,
     class: &'a str,
     /// Its fields.
@@ -85,7 +85,7 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
         .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &requests, &mut found))
         .collect();
     for request in requests.iter().filter(|request| request.class == SHARED_CLASS) {
-        if found.len() >= ENOUGH {
+        if found.len() >= PROBLEMS_MAX {
             break;
         }
         found.extend(of_share(request, &configs, class));
@@ -142,7 +142,7 @@ fn text(value: &Value) -> &str {
 }
 
 /// In the form of `v1` and `v1beta2` (`exactly`) and in that of `v1beta1` (the fields beside the name).
-fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
+fn requests<'a>(devices: &'a Value, at: &str) -> Vec<ClaimRequest<'a>> {
     let mut all = Vec::new();
     for (index, request) in list(&devices["requests"]).enumerate() {
         let at = format!("{at}.requests[{index}]");
@@ -153,9 +153,14 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
                 Value::Null => (request, at.clone()),
                 exactly => (exactly, format!("{at}.exactly")),
             };
-            all.push(Asked { name: RequestName::new(name), class: text(&body["deviceClassName"]), body, at });
+            all.push(ClaimRequest {
+                name: RequestName::new(name),
+                class: text(&body["deviceClassName"]),
+                body,
+                at,
+            });
         }
-        all.extend(alternatives.into_iter().enumerate().map(|(index, alternative)| Asked {
+        all.extend(alternatives.into_iter().enumerate().map(|(index, alternative)| ClaimRequest {
             name: RequestName::new(format!("{name}/{}", text(&alternative["name"]))),
             class: text(&alternative["deviceClassName"]),
             body: alternative,
@@ -165,13 +170,13 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<Asked<'a>> {
     all
 }
 
-fn read<'a>(config: &'a Value, at: &str, known: &[Asked<'_>], found: &mut Vec<Problem>) -> Config<'a> {
+fn read<'a>(config: &'a Value, at: &str, known: &[ClaimRequest<'_>], found: &mut Vec<Problem>) -> Config<'a> {
     let requests: Vec<&str> = list(&config["requests"]).map(text).collect();
     for (index, name) in requests.iter().enumerate() {
-        if found.len() < ENOUGH && !known.iter().any(|request| request.name.is_meant_by(name)) {
-            let names = known.iter().take(NAMES_TOLD).map(|request| request.name.as_str());
+        if found.len() < PROBLEMS_MAX && !known.iter().any(|request| request.name.is_meant_by(name)) {
+            let names = known.iter().take(NAMES_MAX).map(|request| request.name.as_str());
             let mut names: Vec<&str> = names.collect();
-            names.extend((known.len() > NAMES_TOLD).then_some("..."));
+            names.extend((known.len() > NAMES_MAX).then_some("..."));
             found.push(Problem {
                 field: format!("{at}.requests[{index}]"),
                 words: format!("the claim has no request {name:?}; its requests are {}", names.join(", ")),
@@ -202,7 +207,7 @@ fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
 
 /// What is wrong with a request of the controller's class. Of several configurations the last one counts,
 /// as a whole (KEP-3063).
-fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> Vec<Problem> {
+fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmount) -> Vec<Problem> {
     let mut found = Vec::new();
     let mut share = None;
     for config in configs.iter().filter(|config| config.applies_to(&request.name)) {
@@ -210,10 +215,10 @@ fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> 
             // Told already; what it was meant to say is not known.
             None => return found,
             Some(Params::Share(given)) => share = Some((config, given)),
-            Some(other) if words::may_stand_beside_shares(other, config.requests.is_empty()) => {}
+            Some(other) if messages::may_stand_beside_shares(other, config.requests.is_empty()) => {}
             Some(other) => found.push(Problem {
                 field: format!("{}.kind", config.at),
-                words: words::other_kind(other, &request.name),
+                words: messages::other_kind(other, &request.name),
             }),
         }
     }
@@ -239,14 +244,14 @@ fn of_share(request: &Asked<'_>, configs: &[Config<'_>], class: ClassAmount) -> 
 }
 
 /// Fields of a request that the controller's class has no use for.
-fn without_meaning(request: &Asked<'_>) -> Vec<Problem> {
-    let Asked { body, at, .. } = request;
+fn without_meaning(request: &ClaimRequest<'_>) -> Vec<Problem> {
+    let ClaimRequest { body, at, .. } = request;
     let mode = text(&body["allocationMode"]);
     let capacity = body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty());
     let told = [
-        (!matches!(mode, "" | "ExactCount"), "allocationMode", words::ALLOCATION_MODE),
-        (body["adminAccess"] == true, "adminAccess", words::ADMIN_ACCESS),
-        (capacity, "capacity", words::CAPACITY),
+        (!matches!(mode, "" | "ExactCount"), "allocationMode", messages::ALLOCATION_MODE),
+        (body["adminAccess"] == true, "adminAccess", messages::ADMIN_ACCESS),
+        (capacity, "capacity", messages::CAPACITY),
     ];
     let told = told.into_iter().filter(|(given, ..)| *given);
     told.map(|(_, field, words)| Problem { field: format!("{at}.{field}"), words: words.to_owned() })
@@ -254,7 +259,7 @@ fn without_meaning(request: &Asked<'_>) -> Vec<Problem> {
 }
 
 /// The selectors of requests of the controller's class, each with its place.
-fn texts<'a>(requests: &'a [Asked<'_>]) -> impl Iterator<Item = (String, &'a str)> {
+fn texts<'a>(requests: &'a [ClaimRequest<'_>]) -> impl Iterator<Item = (String, &'a str)> {
     requests.iter().filter(|request| request.class == SHARED_CLASS).flat_map(|request| {
         list(&request.body["selectors"]).enumerate().map(|(index, selector)| {
             (
@@ -267,20 +272,20 @@ fn texts<'a>(requests: &'a [Asked<'_>]) -> impl Iterator<Item = (String, &'a str
 
 /// Requests of other classes in a claim for shares: it gets one allocation, and kube-scheduler and the controller
 /// cannot both write it.
-fn beside_shares(requests: &[Asked<'_>]) -> Vec<Problem> {
+fn beside_shares(requests: &[ClaimRequest<'_>]) -> Vec<Problem> {
     if requests.iter().all(|request| request.class != SHARED_CLASS) {
         return Vec::new();
     }
     let others = requests.iter().filter(|request| request.class != SHARED_CLASS);
-    let told = |other: &Asked<'_>| Problem {
+    let told = |other: &ClaimRequest<'_>| Problem {
         field: format!("{}.deviceClassName", other.at),
-        words: words::other_class(other.class),
+        words: messages::other_class(other.class),
     };
     others.map(told).collect()
 }
 
 /// An amount for requests whose class takes none from there: prepare would refuse it.
-fn misplaced(config: &Config<'_>, requests: &[Asked<'_>]) -> Option<Problem> {
+fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Problem> {
     let Some(Params::Share(GpuShare { amount: Some(amount), .. })) = &config.params else { return None };
     let mut meant = requests.iter().filter(|request| config.applies_to(&request.name)).peekable();
     let first = meant.peek()?.name.clone();

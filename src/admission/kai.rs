@@ -21,10 +21,10 @@ const BILLION: u64 = 1_000_000_000;
 
 /// What a pod's annotations ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct WantedShare {
     pub amount: Amount,
     pub count: u32,
-    pub container: Place,
+    pub container: ContainerRef,
 }
 
 /// As `GpuShare` writes it.
@@ -38,14 +38,14 @@ pub(super) enum Amount {
 
 /// A container of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ContainerRef {
     /// `containers` or `initContainers`.
     pub list: &'static str,
     pub index: usize,
 }
 
 /// None: the pod asks for no part of a GPU.
-pub(super) fn wanted(pod: &Value) -> Result<Option<Wanted>, Vec<Problem>> {
+pub(super) fn wanted(pod: &Value) -> Result<Option<WantedShare>, Vec<Problem>> {
     let annotation = |name: &str| pod["metadata"]["annotations"][name].as_str();
     let mut problems = Vec::new();
     let amount = match (annotation(FRACTION), annotation(MEMORY)) {
@@ -62,7 +62,7 @@ pub(super) fn wanted(pod: &Value) -> Result<Option<Wanted>, Vec<Problem>> {
     let container = container(pod, annotation(CONTAINER));
     match (amount, count, container) {
         (Ok(amount), Ok(count), Ok(container)) if problems.is_empty() => {
-            Ok(Some(Wanted { amount, count, container }))
+            Ok(Some(WantedShare { amount, count, container }))
         }
         (amount, count, container) => {
             problems.extend(amount.err());
@@ -142,16 +142,16 @@ fn number(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-fn all_containers(pod: &Value) -> impl Iterator<Item = (Place, &Value)> {
+fn all_containers(pod: &Value) -> impl Iterator<Item = (ContainerRef, &Value)> {
     ["containers", "initContainers"].into_iter().flat_map(move |list| {
         let containers = pod["spec"][list].as_array().into_iter().flatten().enumerate();
-        containers.map(move |(index, container)| (Place { list, index }, container))
+        containers.map(move |(index, container)| (ContainerRef { list, index }, container))
     })
 }
 
 /// Whole GPUs beside a part of one.
 fn whole_gpus(pod: &Value) -> Option<Problem> {
-    let (Place { list, index }, _) =
+    let (ContainerRef { list, index }, _) =
         all_containers(pod).find(|(_, container)| !container["resources"]["limits"][WHOLE_GPUS].is_null())?;
     Some(Problem {
         field: format!("spec.{list}[{index}].resources.limits[{WHOLE_GPUS}]"),
@@ -161,7 +161,7 @@ fn whole_gpus(pod: &Value) -> Option<Problem> {
 }
 
 /// The one that is named, regular or init, or else the first regular one.
-fn container(pod: &Value, named: Option<&str>) -> Result<Place, Problem> {
+fn container(pod: &Value, named: Option<&str>) -> Result<ContainerRef, Problem> {
     let Some(name) = named else {
         let first = all_containers(pod).map(|(place, _)| place).find(|place| place.list == "containers");
         return first.ok_or_else(|| Problem {
@@ -191,7 +191,7 @@ mod tests {
             "containers": [{"name": "main"}, {"name": "side"}], "initContainers": [{"name": "setup"}]}})
     }
 
-    fn taken(annotations: Value) -> Wanted {
+    fn taken(annotations: Value) -> WantedShare {
         wanted(&pod(annotations.clone())).unwrap_or_else(|said| panic!("{annotations}: {said:?}")).unwrap()
     }
 
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_container_is_the_first_or_the_one_that_is_named() {
-        let place = |list, index| Place { list, index };
+        let place = |list, index| ContainerRef { list, index };
         assert_eq!(taken(json!({FRACTION: "0.5"})).container, place("containers", 0));
         let named = |name: &str| json!({FRACTION: "0.5", CONTAINER: name});
         assert_eq!(taken(named("side")).container, place("containers", 1));

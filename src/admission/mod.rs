@@ -5,7 +5,7 @@
 //! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`
 //! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
 //! * [`class_amount`]: whether a DeviceClass says by itself how much a share is
-//! * [`words`]: what the controller says, too
+//! * [`messages`]: the messages that the controller uses, too
 //!
 //! Both take the bytes of an `admission.k8s.io/v1` AdmissionReview and give the review to answer with. A
 //! refusal names every field that is wrong, not only the first. What is not ours is let through unread:
@@ -15,12 +15,12 @@
 
 mod claim;
 mod kai;
+pub mod messages;
 mod pod;
 mod reading;
 mod review;
 mod selectors;
 mod share;
-pub mod words;
 
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::kai::{self, Amount, Place, Wanted};
+use super::kai::{self, Amount, ContainerRef, WantedShare};
 use super::review::{Decision, Problem, Request};
 use super::share::{SHARE_ANNOTATION, annotation, parameters};
 
@@ -63,7 +63,7 @@ fn claim_name(request: &Request) -> String {
     format!("{name}-{ENTRY}-{}", unique.to_ascii_lowercase())
 }
 
-fn changed(pod: &Value, wanted: &Wanted, claim: &str) -> Result<Value, Problem> {
+fn changed(pod: &Value, wanted: &WantedShare, claim: &str) -> Result<Value, Problem> {
     let mut pod = pod.clone();
     let share = match &wanted.amount {
         Amount::Memory(quantity) => parameters("memory", quantity),
@@ -88,7 +88,7 @@ fn changed(pod: &Value, wanted: &Wanted, claim: &str) -> Result<Value, Problem> 
         }
     }
     pod["spec"]["resourceClaims"] = json!(entries);
-    let Place { list, index } = wanted.container;
+    let ContainerRef { list, index } = wanted.container;
     let container = &mut pod["spec"][list][index];
     let mut uses = items(&container["resources"]["claims"]);
     if !uses.iter().any(|entry| entry["name"] == ENTRY) {

@@ -1,8 +1,8 @@
 //! What can be known of a claim's selectors before there is a device: how long they are, and what those cost that are
 //! dear whatever the device. What shows on devices only, the controller tells.
 
+use super::messages;
 use super::review::Problem;
-use super::words;
 use crate::model::names::DRIVER;
 use crate::select::{CLAIM_BYTES_MAX, COST_MAX, DeviceFacts, Selector, TICKS_PER_UNIT};
 
@@ -15,7 +15,7 @@ pub(super) fn problems<'a>(at: &str, selectors: impl Iterator<Item = (String, &'
     let selectors: Vec<(String, &str)> = selectors.collect();
     let bytes = selectors.iter().fold(0_usize, |sum, (_, text)| sum.saturating_add(text.len()));
     if bytes > CLAIM_BYTES_MAX {
-        return vec![Problem { field: at.to_owned(), words: words::selectors(bytes) }];
+        return vec![Problem { field: at.to_owned(), words: messages::selectors(bytes) }];
     }
     // Every GPU of ours looks like this where nothing is asked of it.
     let device = DeviceFacts { driver: DRIVER.to_owned(), ..DeviceFacts::default() };

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
-use crate::admission::words;
+use crate::admission::messages;
 use crate::allocate::Rule;
 use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
@@ -72,7 +72,7 @@ pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<
     let texts = selectors.filter_map(|selector| selector.cel.as_ref()).map(|cel| cel.expression.len());
     let bytes = texts.fold(0, usize::saturating_add);
     if bytes > CLAIM_BYTES_MAX {
-        return Err(format!("spec.devices.requests: {}", words::selectors(bytes)));
+        return Err(format!("spec.devices.requests: {}", messages::selectors(bytes)));
     }
     let names: Vec<RequestName> = requests.iter().flatten().map(|asked| asked.name.clone()).collect();
     let configs = configs(claim, class, &names)?;
@@ -207,13 +207,13 @@ fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, 
 
 fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_>]) -> Result<Want, String> {
     if exactly.device_class_name != SHARED_CLASS {
-        return Err(format!("{path}.deviceClassName: {}", words::other_class(&exactly.device_class_name)));
+        return Err(format!("{path}.deviceClassName: {}", messages::other_class(&exactly.device_class_name)));
     }
     plain(path, exactly)?;
     let gpus = match (exactly.allocation_mode.as_deref(), exactly.count) {
         (None | Some("" | "ExactCount"), count) => count.unwrap_or(1),
         (Some(mode), _) => {
-            return Err(format!("{path}.allocationMode: {mode:?} {}", words::ALLOCATION_MODE));
+            return Err(format!("{path}.allocationMode: {mode:?} {}", messages::ALLOCATION_MODE));
         }
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
@@ -236,11 +236,11 @@ fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_
 /// Fields that mean something for the scheduler's shares only.
 fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
     if exactly.admin_access == Some(true) {
-        return Err(format!("{path}.adminAccess: {}", words::ADMIN_ACCESS));
+        return Err(format!("{path}.adminAccess: {}", messages::ADMIN_ACCESS));
     }
     let capacity = exactly.capacity.as_ref().and_then(|one| one.requests.as_ref());
     if capacity.is_some_and(|requests| !requests.is_empty()) {
-        return Err(format!("{path}.capacity: {}", words::CAPACITY));
+        return Err(format!("{path}.capacity: {}", messages::CAPACITY));
     }
     Ok(())
 }
@@ -253,9 +253,9 @@ fn share(request: &RequestName, configs: &[Entry<'_>]) -> Result<Option<GpuShare
     for entry in configs.iter().filter(meant) {
         match &entry.params {
             Params::Share(share) => last = Some(share),
-            other if words::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
+            other if messages::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
             // The node would refuse it, again and again.
-            other => return Err(format!("{}.kind: {}", entry.path, words::other_kind(other, request))),
+            other => return Err(format!("{}.kind: {}", entry.path, messages::other_kind(other, request))),
         }
     }
     Ok(last.filter(|share| share.amount.is_some()).copied())

@@ -1,5 +1,5 @@
-//! What is told of requests that cannot be for shares: here, and by the controller of claims that came by unchecked.
-//! The words stand behind the field's path.
+//! Messages about requests that cannot be for shares. Admission uses them, and the controller for claims that were not
+//! checked at admission. The field's path comes before each message.
 
 use crate::model::names::{RequestName, SHARED_CLASS};
 use crate::params::Params;
