@@ -1,4 +1,4 @@
-//! The fold: a look on top of what is known.
+//! Folds one look after another into the inventory.
 //!
 //! One failed call must not un-publish a device under a running pod, and a device that is gone must
 //! not be offered for long:
@@ -13,7 +13,7 @@ use crate::model::gpu::{Gpu, Health, NodeGpus};
 use crate::model::names::DeviceUuid;
 
 use super::change::changes;
-use super::settle::settle;
+use super::normalize::normalize;
 use super::{Change, FailedGpu, Inventory, Look};
 
 /// So many looks in a row must miss a GPU before it is taken for gone.
@@ -23,9 +23,9 @@ pub const UNHEALTHY_AFTER: u32 = 3;
 /// So many looks in a row must fail before known GPUs are forgotten.
 pub const FORGET_AFTER: u32 = 10;
 
-/// The inventory, and what is needed to judge the next look.
+/// The inventory, and the failures of earlier looks by which the next one is judged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Known {
+pub struct InventoryTracker {
     inventory: Inventory,
     /// How many looks in a row missed a GPU that is still listed.
     absent: BTreeMap<DeviceUuid, u32>,
@@ -34,7 +34,7 @@ pub struct Known {
     left_out: Vec<String>,
 }
 
-impl Known {
+impl InventoryTracker {
     pub fn inventory(&self) -> &Inventory {
         &self.inventory
     }
@@ -49,7 +49,7 @@ impl Known {
         self.failed_looks
     }
 
-    /// What is known after one more look; an `Err` says why there was nothing to see.
+    /// Returns the inventory after one more look, and what changed; an `Err` is the reason of a look that failed.
     pub fn fold(&self, look: Result<Look, String>) -> (Self, Vec<Change>) {
         let next = match look {
             Ok(look) => self.after(look),
@@ -63,7 +63,7 @@ impl Known {
 
     fn after(&self, look: Look) -> Self {
         let mut left_out = look.left_out;
-        let mut gpus = settle(look.gpus.gpus, &mut left_out);
+        let mut gpus = normalize(look.gpus.gpus, &mut left_out);
         let missing: Vec<_> =
             self.listed().filter(|old| !gpus.iter().any(|gpu| gpu.uuid == old.uuid)).collect();
         left_out.extend(strangers(&look.failed, &missing));

@@ -2,7 +2,7 @@
 //!
 //! * [`Inventory`]: what is known; the publisher and the preparer read this
 //! * [`Look`]: what one complete look at the node found, and what failed in it
-//! * [`Known`]: the inventory with the memory that tells a hiccup from a loss
+//! * [`InventoryTracker`]: the inventory with the memory that tells a short failure from a loss
 //! * [`Change`]: what became different, in words for logs and events
 //! * [`DeviceFaults`]: what is wrong with GPUs, computed from Xids, looks and MPS daemons; [`xid()`]: what an
 //!   Xid says of its board
@@ -12,7 +12,7 @@
 mod change;
 mod device_fault;
 mod fold;
-mod settle;
+mod normalize;
 #[cfg(test)]
 mod tests;
 mod xid;
@@ -26,7 +26,7 @@ pub use change::Change;
 pub use device_fault::{
     DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultEffect, FaultKind, FaultLocation, ShmFull, Xid,
 };
-pub use fold::{ABSENT_LOOKS, FORGET_AFTER, Known, UNHEALTHY_AFTER};
+pub use fold::{ABSENT_LOOKS, FORGET_AFTER, InventoryTracker, UNHEALTHY_AFTER};
 pub use xid::{Class, xid};
 
 /// What is known of the node's GPUs.

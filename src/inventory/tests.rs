@@ -44,11 +44,11 @@ pub fn look(gpus: Vec<Gpu>) -> Look {
     Look { gpus: NodeGpus { driver, gpus }, ..Look::default() }
 }
 
-fn fold_all(looks: impl IntoIterator<Item = Result<Look, String>>) -> (Known, Vec<Change>) {
-    looks.into_iter().fold((Known::default(), Vec::new()), |(known, _), look| known.fold(look))
+fn fold_all(looks: impl IntoIterator<Item = Result<Look, String>>) -> (InventoryTracker, Vec<Change>) {
+    looks.into_iter().fold((InventoryTracker::default(), Vec::new()), |(known, _), look| known.fold(look))
 }
 
-fn found(known: &Known) -> Vec<(u32, bool)> {
+fn found(known: &InventoryTracker) -> Vec<(u32, bool)> {
     match known.inventory() {
         Inventory::Found(node) => {
             node.gpus.iter().map(|gpu| (gpu.minor, gpu.health == Health::Healthy)).collect()
@@ -63,7 +63,7 @@ fn printed(changes: &[Change]) -> String {
 
 #[test]
 fn without_a_library_the_reason_is_told_once() {
-    let (known, changes) = Known::default().fold(Err("no libnvidia-ml.so.1".to_owned()));
+    let (known, changes) = InventoryTracker::default().fold(Err("no libnvidia-ml.so.1".to_owned()));
     assert_eq!(known.inventory(), &Inventory::Unavailable { reason: "no libnvidia-ml.so.1".to_owned() });
     assert_eq!(printed(&changes), "no GPUs can be offered: no libnvidia-ml.so.1");
     let (_, again) = known.fold(Err("no libnvidia-ml.so.1".to_owned()));

@@ -13,7 +13,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::inventory::{Change, Inventory, Known};
+use crate::inventory::{Change, Inventory, InventoryTracker};
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
 /// Changes of files that may wait; more say nothing new.
@@ -126,7 +126,7 @@ pub struct Discovery<G> {
     policy: Policy,
     events: Option<broadcast::Receiver<GpuEvent>>,
     files: Option<mpsc::Receiver<FilesChanged>>,
-    known: Known,
+    known: InventoryTracker,
     /// Looks in a row that failed, or in which a GPU failed.
     incomplete: u32,
     /// From the last look to the next.
@@ -142,7 +142,7 @@ impl<G: Gpus> Discovery<G> {
         let (inventory, inventory_out) = watch::channel(Inventory::Unknown);
         let (state, state_out) = watch::channel(DiscoveryState::default());
         let events = Some(gpus.events());
-        let (files, known) = (Some(files), Known::default());
+        let (files, known) = (Some(files), InventoryTracker::default());
         let pause = Duration::ZERO;
         let out = Discovered { inventory: inventory_out, state: state_out, events: gpus.events().into() };
         let event_retry = EventRetry::default();

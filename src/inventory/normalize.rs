@@ -1,4 +1,4 @@
-//! One order, and one device per name and per UUID.
+//! Sorts the devices, and keeps one device per name and per UUID.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use crate::model::gpu::{Device, Gpu, MigMode};
 use crate::model::names::{DeviceName, DeviceUuid};
 
 /// Sorts the GPUs by minor number and their MIG devices by name, and keeps the first of those that
-/// share a name or a UUID. Words say what was left out.
-pub(super) fn settle(mut gpus: Vec<Gpu>, left_out: &mut Vec<String>) -> Vec<Gpu> {
+/// share a name or a UUID. `left_out` gets a text for each device that was removed.
+pub(super) fn normalize(mut gpus: Vec<Gpu>, left_out: &mut Vec<String>) -> Vec<Gpu> {
     // A driver that lists one board twice may tell different things of it: any fixed order will do.
     gpus.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| format!("{a:?}").cmp(&format!("{b:?}"))));
-    let mut seen = Seen::default();
-    gpus.retain(|gpu| seen.first(DeviceName::whole(gpu.minor), &gpu.uuid, left_out));
+    let mut taken = TakenNames::default();
+    gpus.retain(|gpu| taken.take(DeviceName::whole(gpu.minor), &gpu.uuid, left_out));
     for index in 0..gpus.len() {
-        settle_mig(&mut gpus, index, &mut seen, left_out);
+        normalize_mig(&mut gpus, index, &mut taken, left_out);
     }
     gpus
 }
@@ -23,7 +23,7 @@ fn order(gpu: &Gpu) -> (u32, &str, &DeviceUuid) {
     (gpu.minor, &gpu.pci.bus_id, &gpu.uuid)
 }
 
-fn settle_mig(gpus: &mut [Gpu], index: usize, seen: &mut Seen, left_out: &mut Vec<String>) {
+fn normalize_mig(gpus: &mut [Gpu], index: usize, taken: &mut TakenNames, left_out: &mut Vec<String>) {
     let Some(gpu) = gpus.get_mut(index) else { return };
     let MigMode::On(devices) = &gpu.mig else { return };
     let mut named: Vec<_> =
@@ -36,18 +36,18 @@ fn settle_mig(gpus: &mut [Gpu], index: usize, seen: &mut Seen, left_out: &mut Ve
             &b.uuid,
         ))
     });
-    named.retain(|(name, mig)| seen.first(name.clone(), &mig.uuid, left_out));
+    named.retain(|(name, mig)| taken.take(name.clone(), &mig.uuid, left_out));
     gpu.mig = MigMode::On(named.into_iter().map(|(_, mig)| mig).collect());
 }
 
 #[derive(Default)]
-struct Seen {
+struct TakenNames {
     names: BTreeSet<DeviceName>,
     uuids: BTreeSet<DeviceUuid>,
 }
 
-impl Seen {
-    fn first(&mut self, name: DeviceName, uuid: &DeviceUuid, left_out: &mut Vec<String>) -> bool {
+impl TakenNames {
+    fn take(&mut self, name: DeviceName, uuid: &DeviceUuid, left_out: &mut Vec<String>) -> bool {
         if self.names.contains(&name) {
             left_out.push(format!("{uuid}: another device is already called {name}"));
             return false;
