@@ -8,7 +8,7 @@
 use tokio::time::Instant;
 
 use crate::sharing::SharingPolicy;
-use crate::slices::{Dropped, Offer, Seen};
+use crate::slices::{Dropped, Offer, ExistingSlices};
 
 /// What the API server does with shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Offering {
     }
 
     /// Shares that are stored are kept.
-    pub fn see(&mut self, seen: &Seen) {
+    pub fn observe(&mut self, seen: &ExistingSlices) {
         let mut devices = seen.readable.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
         if self.keeps == Keeps::Untold
             && devices.any(|device| device.allow_multiple_allocations == Some(true))
@@ -109,7 +109,7 @@ mod tests {
     async fn stored_shares_answer_the_question() {
         let mut offering = Offering::new(SharingPolicy::default());
         let slice = ResourceSlice { spec: spec(Some(true)), ..ResourceSlice::default() };
-        offering.see(&Seen { readable: vec![slice], ..Seen::default() });
+        offering.observe(&ExistingSlices { readable: vec![slice], ..ExistingSlices::default() });
         assert_eq!(offering.keeps(), Keeps::Shares);
     }
 }

@@ -29,7 +29,7 @@ use crate::model::gpu::NodeGpus;
 use crate::model::names::NodeName;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Change, Dropped, How, Obsolete, Offer, Owner, Seen, SliceContent, Taints, Target, Write, desired, diff,
+    WritePlan, Dropped, PublishOptions, Obsolete, Offer, Owner, ExistingSlices, SliceContent, Taints, Target, Write, desired, diff,
     dropped, offered, taints, violations,
 };
 
@@ -231,7 +231,7 @@ impl Publisher {
     }
 
     fn contents_of(&self, gpus: &NodeGpus, offer: Offer<'_>) -> Vec<SliceContent> {
-        desired(gpus, &self.node, How { offer, taints: &self.taints })
+        desired(gpus, &self.node, PublishOptions { offer, taints: &self.taints })
     }
 
     fn take_event(&mut self, event: &SliceEvent) {
@@ -300,7 +300,7 @@ impl Publisher {
         self.times.look = Some(Instant::now());
         let seen = seen(self.cluster.slices().await?);
         self.remember(&seen);
-        self.offering.see(&seen);
+        self.offering.observe(&seen);
         let change = self.diff(&seen);
         if change.is_empty() {
             self.wiped = false;
@@ -358,7 +358,7 @@ impl Publisher {
         let known = Dropped::default();
         let target = Target { contents: &contents, owner: &owner, dropped: &known, known_generation: 0 };
         let mut lost = Dropped::default();
-        for write in diff(&target, &Seen::default()).writes {
+        for write in diff(&target, &ExistingSlices::default()).writes {
             let (Write::Create(slice) | Write::Update(slice)) = write;
             match self.cluster.try_slice(&slice).await {
                 Ok(stored) => lost.merge(dropped(&slice.spec, &stored.spec)),
@@ -377,7 +377,7 @@ impl Publisher {
         Owner { node: self.node.clone(), node_uid: String::new() }
     }
 
-    fn diff(&self, seen: &Seen) -> Change {
+    fn diff(&self, seen: &ExistingSlices) -> WritePlan {
         let nobody = self.nobody();
         let target = Target {
             contents: self.contents.as_deref().unwrap_or_default(),
@@ -421,7 +421,7 @@ impl Publisher {
     }
 
     /// What is stored, as of this look.
-    fn remember(&mut self, seen: &Seen) {
+    fn remember(&mut self, seen: &ExistingSlices) {
         let generations = seen.readable.iter().map(|slice| slice.spec.pool.generation);
         self.known_generation = generations.max().unwrap_or(0).max(self.known_generation);
         let stored: BTreeMap<_, _> = seen.readable.iter().map(entry).collect();
@@ -430,7 +430,7 @@ impl Publisher {
     }
 
     /// True if the API server turned out to treat shares otherwise than was believed.
-    async fn carry_out(&mut self, change: &Change) -> Result<bool, PublishError> {
+    async fn carry_out(&mut self, change: &WritePlan) -> Result<bool, PublishError> {
         for gone in &change.deletes {
             info!(slice = gone.name, "deleting a slice that is not wanted");
             self.stored.remove(&gone.name);
@@ -455,7 +455,7 @@ impl Publisher {
 
     /// Takes note of what the API server did not keep. A rewrite of every slice tells anew; one slice
     /// alone can only add to what is known. True as for [`Self::carry_out`].
-    fn learn(&mut self, lost: Dropped, change: &Change) -> bool {
+    fn learn(&mut self, lost: Dropped, change: &WritePlan) -> bool {
         let all = change.writes.len() == self.contents.as_ref().map_or(0, Vec::len);
         let shares = self.wants_shares();
         let otherwise = (all && shares || lost.shares()) && self.offering.learn(&lost);
@@ -534,8 +534,8 @@ fn after(last: Option<Instant>, pause: Duration, now: Instant) -> Instant {
     last.map_or(now, |last| now.max(last + pause))
 }
 
-fn seen(slices: Vec<StoredSlice>) -> Seen {
-    let mut seen = Seen::default();
+fn seen(slices: Vec<StoredSlice>) -> ExistingSlices {
+    let mut seen = ExistingSlices::default();
     for slice in slices {
         match slice {
             StoredSlice::Readable(slice) => seen.readable.push(*slice),

@@ -68,7 +68,7 @@ pub struct Store {
 struct Index {
     records: BTreeMap<ClaimUid, Stored>,
     /// Number of each lane when the index was last known to be true; none for a lane that was busy then.
-    seen: Seen,
+    lane_numbers: LaneNumbers,
 }
 
 struct Stored {
@@ -82,11 +82,11 @@ impl Store {
     pub fn open(folder: PathBuf, lanes: &Path, host: Arc<dyn Host>) -> Result<Self, StoreError> {
         fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
         // Held while the records are read, so that none of theirs changes under its number.
-        let (at_rest, seen) = lanes_at_rest(lanes)?;
+        let (at_rest, lane_numbers) = lanes_at_rest(lanes)?;
         let records = read_all(&folder)?;
         drop(at_rest);
         let changes = watch::Sender::new(0);
-        Ok(Self { folder, host, index: Mutex::new(Index { records, seen }), changes })
+        Ok(Self { folder, host, index: Mutex::new(Index { records, lane_numbers }), changes })
     }
 
     /// Clears what was left half written longer than `age` ago.
@@ -100,14 +100,14 @@ impl Store {
         let mut changed = Vec::new();
         for (gpu, lock) in held.locks() {
             let number = Some(lane_number(lock, gpu)?);
-            if *index.seen.get(gpu).unwrap_or(&Some(0)) != number {
+            if *index.lane_numbers.get(gpu).unwrap_or(&Some(0)) != number {
                 changed.push((gpu.clone(), number));
             }
         }
         if !changed.is_empty() {
             // Fails first, believes afterwards: who asks again must not be given the old index.
             index.records = read_all(&self.folder)?;
-            index.seen.extend(changed);
+            index.lane_numbers.extend(changed);
             self.tell_of_change();
         }
         Ok(())
@@ -317,7 +317,7 @@ impl Store {
         for (gpu, lock) in held.locks().filter(|(gpu, _)| gpus.contains(gpu)) {
             let number = lane_number(lock, gpu)?.wrapping_add(1);
             lock.set_number(number).map_err(io_error("write the lane of", Path::new(gpu.as_str())))?;
-            index.seen.insert(gpu.clone(), Some(number));
+            index.lane_numbers.insert(gpu.clone(), Some(number));
         }
         Ok(())
     }
@@ -349,19 +349,19 @@ fn lane_number(lock: &FileLock, gpu: &DeviceUuid) -> Result<u64, StoreError> {
     lock.number().map_err(io_error("read the lane of", Path::new(gpu.as_str())))
 }
 
-type Seen = HashMap<DeviceUuid, Option<u64>>;
+type LaneNumbers = HashMap<DeviceUuid, Option<u64>>;
 
 /// Takes the lanes that nobody holds, and notes the number of each.
-fn lanes_at_rest(lanes: &Path) -> Result<(Vec<FileLock>, Seen), StoreError> {
-    let (mut at_rest, mut seen) = (Vec::new(), HashMap::new());
+fn lanes_at_rest(lanes: &Path) -> Result<(Vec<FileLock>, LaneNumbers), StoreError> {
+    let (mut at_rest, mut lane_numbers) = (Vec::new(), HashMap::new());
     for name in durable::names(lanes).map_err(io_error("list", lanes))? {
         let Some(gpu) = name.strip_suffix(".lane").map(DeviceUuid::new) else { continue };
         let lock = FileLock::try_acquire(&lanes.join(&name))?;
         let number = lock.as_ref().map(|lock| lane_number(lock, &gpu)).transpose()?;
-        seen.insert(gpu, number);
+        lane_numbers.insert(gpu, number);
         at_rest.extend(lock);
     }
-    Ok((at_rest, seen))
+    Ok((at_rest, lane_numbers))
 }
 
 fn read_all(folder: &Path) -> Result<BTreeMap<ClaimUid, Stored>, StoreError> {

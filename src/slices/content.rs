@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::Device as ApiDevice;
 
-use super::{DEVICES_PER_SLICE, How, device};
+use super::{DEVICES_PER_SLICE, PublishOptions, device};
 use crate::model::gpu::{Device, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 
@@ -22,7 +22,7 @@ pub struct SliceContent {
 ///
 /// A GPU that is not healthy stays listed: pods that use it keep their device, kubelet learns of its health
 /// from the health stream, and a taint keeps others off.
-pub fn desired(gpus: &NodeGpus, node: &NodeName, how: How<'_>) -> Vec<SliceContent> {
+pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec<SliceContent> {
     let slice = |devices: Vec<ApiDevice>| SliceContent {
         node: node.clone(),
         pool: PoolName::new(node.as_str()),
@@ -67,15 +67,15 @@ pub(super) mod tests {
     use crate::slices::{Offer, Taints, violations};
 
     /// As a whole, without taints.
-    pub fn whole() -> How<'static> {
+    pub fn whole() -> PublishOptions<'static> {
         static NONE: Taints = Taints::new();
         static POLICY: LazyLock<SharingPolicy> = LazyLock::new(SharingPolicy::default);
-        How { offer: Offer::WholeOnly(&POLICY), taints: &NONE }
+        PublishOptions { offer: Offer::WholeOnly(&POLICY), taints: &NONE }
     }
 
     /// In shares, without taints.
-    pub fn shared(policy: &SharingPolicy) -> How<'_> {
-        How { offer: Offer::Shares(policy), ..whole() }
+    pub fn shared(policy: &SharingPolicy) -> PublishOptions<'_> {
+        PublishOptions { offer: Offer::Shares(policy), ..whole() }
     }
 
     pub fn gpu(minor: u32) -> Gpu {
@@ -226,7 +226,7 @@ pub(super) mod tests {
             let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, unasked };
             let slices = desired(&gpus, &NodeName::new("node-a"), shared(&policy));
             prop_assert_eq!(violations(&slices), []);
-            let how = How { offer: Offer::WholeOnly(&policy), ..self::whole() };
+            let how = PublishOptions { offer: Offer::WholeOnly(&policy), ..self::whole() };
             let slices = desired(&gpus, &NodeName::new("node-a"), how);
             prop_assert_eq!(violations(&slices), []);
         }

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::{ENTRIES_PER_DEVICE, How, Offer, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
+use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
 use crate::model::quantity::Bytes;
 use crate::sharing::{
@@ -16,7 +16,7 @@ use crate::sharing::{
 };
 
 /// `device` as it is published. Names without a domain belong to the driver.
-pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: How<'_>) -> ApiDevice {
+pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: PublishOptions<'_>) -> ApiDevice {
     let mut entries = Entries::default();
     entries.board(driver, device.gpu());
     let shared = match device {
@@ -315,7 +315,7 @@ mod tests {
         let device = Device::Whole(&gpus.gpus[0]);
         let policy = SharingPolicy { exclusive: vec!["all".parse().unwrap()], ..SharingPolicy::default() };
         let alone = published(&gpus.driver, device, shared(&policy));
-        let how = How { offer: Offer::WholeOnly(&policy), ..whole() };
+        let how = PublishOptions { offer: Offer::WholeOnly(&policy), ..whole() };
         assert_eq!(alone, published(&gpus.driver, device, how));
         let yaml = yaml(&alone);
         assert_eq!(yaml["attributes"]["isolation"]["string"], "none");
@@ -329,7 +329,7 @@ mod tests {
             Taint { key: "gpu.nvidia.com/xid".into(), value: "79".into(), effect: Effect::NoSchedule };
         let bare = Taint { value: String::new(), effect: Effect::NoExecute, ..taint.clone() };
         let taints = Taints::from([(Device::Whole(&gpus.gpus[1]).name(), vec![taint, bare])]);
-        let how = How { taints: &taints, ..whole() };
+        let how = PublishOptions { taints: &taints, ..whole() };
         assert_eq!(published(&gpus.driver, Device::Whole(&gpus.gpus[0]), how).taints, None);
         assert_eq!(
             yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[1]), how))["taints"],

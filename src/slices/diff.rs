@@ -22,7 +22,7 @@ pub struct Owner {
     pub node_uid: String,
 }
 
-/// Where the pool is to get.
+/// The pool as it is to be.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a> {
     /// From [`super::desired`]: never empty, all of one pool.
@@ -34,9 +34,9 @@ pub struct Target<'a> {
     pub known_generation: i64,
 }
 
-/// What the API server has of this node and driver.
+/// The slices of this node and driver that the API server has.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct ExistingSlices {
     pub readable: Vec<ResourceSlice>,
     /// Slices that do not fit our types: they cannot be ours.
     pub unreadable: Vec<Obsolete>,
@@ -57,10 +57,10 @@ pub enum Write {
     Update(Box<ResourceSlice>),
 }
 
-/// The way there: first all deletions, then the writes in their order. Each may be the last before a
-/// crash; the next diff goes on from there.
+/// The writes that lead to the target: first all deletions, then the writes in their order. A crash may come after any
+/// of them; the next diff continues from there.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct WritePlan {
     /// The pool's generation afterwards.
     pub generation: i64,
     pub deletes: Vec<Obsolete>,
@@ -69,7 +69,7 @@ pub struct Change {
     pub missing: bool,
 }
 
-impl Change {
+impl WritePlan {
     /// Everything is as it should be.
     pub fn is_empty(&self) -> bool {
         self.deletes.is_empty() && self.writes.is_empty()
@@ -77,7 +77,7 @@ impl Change {
 }
 
 /// The writes that lead from `seen` to `target`.
-pub fn diff(target: &Target<'_>, seen: &Seen) -> Change {
+pub fn diff(target: &Target<'_>, seen: &ExistingSlices) -> WritePlan {
     let pool = target.contents.first().map_or("", |content| content.pool.as_str());
     let mut ours: Vec<&ResourceSlice> =
         seen.readable.iter().filter(|slice| slice.spec.pool.name == pool).collect();
@@ -104,7 +104,7 @@ pub fn diff(target: &Target<'_>, seen: &Seen) -> Change {
         Some(stored) => Write::Update(Box::new(updated(target, index, generation, stored))),
         None => Write::Create(Box::new(created(target, index, generation))),
     };
-    Change {
+    WritePlan {
         generation,
         deletes,
         writes: (0..states.len()).filter(due).map(write).collect(),

@@ -33,18 +33,18 @@ struct Store {
 }
 
 impl Store {
-    fn seen(&self) -> Seen {
-        Seen { readable: self.slices.clone(), unreadable: Vec::new() }
+    fn seen(&self) -> ExistingSlices {
+        ExistingSlices { readable: self.slices.clone(), unreadable: Vec::new() }
     }
 
-    fn diff(&self, contents: &[SliceContent]) -> Change {
+    fn diff(&self, contents: &[SliceContent]) -> WritePlan {
         let (owner, dropped) = (owner(), Dropped::default());
         let target = Target { contents, owner: &owner, dropped: &dropped, known_generation: self.known };
         diff(&target, &self.seen())
     }
 
     /// Carries out at most `most` steps of `change`; true if that was all of it.
-    fn apply(&mut self, change: &Change, most: usize) -> bool {
+    fn apply(&mut self, change: &WritePlan, most: usize) -> bool {
         let deletes = change.deletes.iter().map(Ok);
         let steps: Vec<_> = deletes.chain(change.writes.iter().map(Err)).collect();
         for step in steps.iter().take(most) {
@@ -95,7 +95,7 @@ impl Store {
         Some(slices.iter().map(|slice| names_of(slice.spec.devices.as_deref().unwrap_or_default())).collect())
     }
 
-    fn publish(&mut self, contents: &[SliceContent]) -> Change {
+    fn publish(&mut self, contents: &[SliceContent]) -> WritePlan {
         let change = self.diff(contents);
         assert!(self.apply(&change, usize::MAX));
         change
@@ -196,7 +196,7 @@ fn an_unreadable_slice_goes() {
     let mut store = Store::default();
     store.publish(&contents(&[&[0]]));
     let odd = Obsolete { name: "odd".to_owned(), uid: "u".to_owned(), resource_version: "1".to_owned() };
-    let seen = Seen { readable: store.slices.clone(), unreadable: vec![odd.clone()] };
+    let seen = ExistingSlices { readable: store.slices.clone(), unreadable: vec![odd.clone()] };
     let (owner, dropped, contents) = (owner(), Dropped::default(), contents(&[&[0]]));
     let target = Target { contents: &contents, owner: &owner, dropped: &dropped, known_generation: 1 };
     let change = diff(&target, &seen);

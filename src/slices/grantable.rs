@@ -55,9 +55,9 @@ mod tests {
     use crate::model::gpu::MigMode;
     use crate::model::names::NodeName;
     use crate::sharing::SharingPolicy;
-    use crate::slices::How;
+    use crate::slices::PublishOptions;
 
-    fn read(gpus: &crate::model::gpu::NodeGpus, how: How<'_>) -> Vec<Option<Grantable>> {
+    fn read(gpus: &crate::model::gpu::NodeGpus, how: PublishOptions<'_>) -> Vec<Option<Grantable>> {
         let slices = desired(gpus, &NodeName::new("n"), how);
         slices[0].devices.iter().map(Grantable::of).collect()
     }
@@ -85,6 +85,6 @@ mod tests {
         gpus.gpus[0].mig = MigMode::On(vec![mig(0, 1)]);
         let policy = SharingPolicy { exclusive: vec!["1".parse().unwrap()], ..SharingPolicy::default() };
         assert_eq!(read(&gpus, shared(&policy)), [None, None]);
-        assert_eq!(read(&gpus, How { offer: Offer::WholeOnly(&policy), ..whole() }), [None, None]);
+        assert_eq!(read(&gpus, PublishOptions { offer: Offer::WholeOnly(&policy), ..whole() }), [None, None]);
     }
 }

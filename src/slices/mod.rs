@@ -23,9 +23,9 @@ mod validate;
 
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired};
-pub use diff::{Change, Obsolete, Owner, Seen, Target, Write, diff};
+pub use diff::{ExistingSlices, Obsolete, Owner, Target, Write, WritePlan, diff};
 pub use grantable::Grantable;
-pub use offer::{Effect, How, Offer, Offered, Taint, Taints, offered};
+pub use offer::{Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};
 pub use taint::taints;
 pub use validate::{Violation, violations};
 

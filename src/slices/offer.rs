@@ -10,9 +10,9 @@ use crate::model::quantity::Bytes;
 use crate::model::share::Isolation;
 use crate::sharing::{Shareable, SharingPolicy, shareable};
 
-/// What is to be published beside the GPUs' own facts.
+/// What is published beside the attributes of the GPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct How<'a> {
+pub struct PublishOptions<'a> {
     pub offer: Offer<'a>,
     pub taints: &'a Taints,
 }

@@ -38,7 +38,7 @@ mod tests {
     use crate::model::gpu::Health;
     use crate::model::names::NodeName;
     use crate::model::share::MpsGroup;
-    use crate::slices::{How, desired, violations};
+    use crate::slices::{PublishOptions, desired, violations};
 
     #[test]
     fn what_keeps_pods_off_is_a_taint_and_the_rest_is_not() {
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(words("gpu-1"), ["gpu.nvidia.com/unreachable=:NoSchedule"]);
         assert_eq!(words("gpu-2"), [""; 0]);
         assert_eq!(words("gpu-3"), ["gpu.nvidia.com/gpu-lost=:NoExecute"]);
-        let slices = desired(&gpus, &NodeName::new("n"), How { taints: &taints, ..whole() });
+        let slices = desired(&gpus, &NodeName::new("n"), PublishOptions { taints: &taints, ..whole() });
         assert_eq!(violations(&slices), []);
     }
 }

@@ -26,7 +26,8 @@ use tranche::model::quantity::{Bytes, Quantity};
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
 use tranche::sharing::{SharingPolicy, Unasked};
 use tranche::slices::{
-    Dropped, How, Offer, Owner, Seen, SliceContent, Taints, Target, Write, desired, diff, dropped, violations,
+    Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write, desired,
+    diff, dropped, violations,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -82,7 +83,7 @@ impl Real {
     fn creations(&self, contents: &[SliceContent]) -> Vec<ResourceSlice> {
         let dropped = Dropped::default();
         let target = Target { contents, owner: &self.owner, dropped: &dropped, known_generation: 0 };
-        let change = diff(&target, &Seen::default());
+        let change = diff(&target, &ExistingSlices::default());
         let slice = |write| match write {
             Write::Create(slice) => *slice,
             Write::Update(slice) => panic!("{slice:?}"),
@@ -204,7 +205,7 @@ async fn every_profile_is_taken_and_kept_as_it_is() {
         let unasked = |unasked| SharingPolicy { unasked, ..SharingPolicy::default() };
         let (all, nothing) = (unasked(Unasked::Whole), unasked(Unasked::Nothing));
         for offer in [Offer::WholeOnly(&all), Offer::Shares(&all), Offer::Shares(&nothing)] {
-            let how = How { offer, taints: &Taints::new() };
+            let how = PublishOptions { offer, taints: &Taints::new() };
             let contents = desired(&gpus, &real.node, how);
             assert_eq!(violations(&contents), [], "{name}");
             for slice in real.creations(&contents) {
