@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::record::{Record, Wish};
+use super::record::{Record, DesiredState};
 use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, protocol};
 use crate::model::error_chain;
@@ -70,26 +70,26 @@ fn bracketed(words: &str) -> String {
     if words.is_empty() { String::new() } else { format!(" (it said: {words})") }
 }
 
-/// See the room's words.
+/// The daemon of one group of devices, and what is wanted of it.
 pub struct Group<B> {
     tools: Arc<Tools<B>>,
     group: MpsGroup,
     folder: Folder,
-    /// Somebody wants it, or is about to: no other group may have its devices.
+    /// A claim wants the group, or is about to: no other group may have its devices.
     wanted: AtomicBool,
-    /// As it was last; for those who do not wait.
-    seen: Mutex<Seen>,
+    /// The last state, for callers that do not wait for the lock.
+    snapshot: Mutex<Snapshot>,
     state: tokio::sync::Mutex<State>,
 }
 
-struct Seen {
+struct Snapshot {
     state: DaemonState,
     daemon: Option<Process>,
 }
 
 struct State {
     record: Record,
-    /// The wish's limits are the daemon's, as read back, and clients find it.
+    /// The desired limits are in force, as read back from the daemon, and clients find the daemon.
     in_force: bool,
     answers: protocol::Limits,
     servers: Vec<Server>,
@@ -99,13 +99,13 @@ struct State {
     down: Option<Down>,
     /// When to try again, the next time that something fails.
     delay: Duration,
-    /// It did not answer once; it may just be slow.
-    doubtful: bool,
-    /// Somebody else talks to it without end; told once.
+    /// The daemon did not answer the last time; it may be slow only.
+    missed_answer: bool,
+    /// Another client occupies the daemon; logged once.
     busy_told: bool,
-    /// What is wrong with its boards, so that it is told once.
+    /// The problem of the GPUs that was logged last, so that each is logged once.
     boards_told: Option<String>,
-    /// What is wrong with the memory of its tenants, likewise.
+    /// The same for the memory of the tenants.
     shm_told: Option<String>,
     shm: Option<SharedMemory>,
     /// Tenants may have left something there.
@@ -122,7 +122,7 @@ impl<B: ComputeModes> Group<B> {
     /// As the record of an earlier supervisor has it.
     pub fn adopted(tools: Arc<Tools<B>>, record: Record) -> Self {
         // It may have ended between the note and what follows.
-        let to_empty = record.wish == Wish::Rest;
+        let to_empty = record.desired == DesiredState::Rest;
         Self::made(tools, record, to_empty)
     }
 
@@ -147,7 +147,7 @@ impl<B: ComputeModes> Group<B> {
             resting_since: Instant::now(),
             down: None,
             delay: tools.timing().backoff,
-            doubtful: false,
+            missed_answer: false,
             busy_told: false,
             boards_told: None,
             shm_told: None,
@@ -159,8 +159,8 @@ impl<B: ComputeModes> Group<B> {
         Self {
             group: state.record.group.clone(),
             folder,
-            wanted: AtomicBool::new(state.record.wish != Wish::Rest),
-            seen: Mutex::new(Seen { state: state.describe(), daemon: state.record.daemon }),
+            wanted: AtomicBool::new(state.record.desired != DesiredState::Rest),
+            snapshot: Mutex::new(Snapshot { state: state.describe(), daemon: state.record.daemon }),
             state: tokio::sync::Mutex::new(state),
             tools,
         }
@@ -182,12 +182,12 @@ impl<B: ComputeModes> Group<B> {
     /// Takes a reservation back: it is wanted if the record says so.
     pub async fn settle(&self) {
         let state = self.state.lock().await;
-        self.wanted.store(state.record.wish != Wish::Rest, Ordering::Relaxed);
+        self.wanted.store(state.record.desired != DesiredState::Rest, Ordering::Relaxed);
     }
 
     /// As it was last.
-    pub fn seen(&self) -> DaemonState {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
+    pub fn snapshot(&self) -> DaemonState {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
     }
 
     pub async fn is_retired(&self) -> bool {
@@ -214,8 +214,8 @@ impl<B: ComputeModes> Group<B> {
         }
         // A rest may have been first.
         self.reserve();
-        let wish = Wish::Serve { exclusive, limits: limits.clone() };
-        let before = std::mem::replace(&mut state.record.wish, wish);
+        let desired = DesiredState::Serve { exclusive, limits: limits.clone() };
+        let before = std::mem::replace(&mut state.record.desired, desired);
         let kept = match self.note_before_effect(&mut state, exclusive) {
             Ok(()) => self.serve(&mut state).await,
             Err(error) => Err(error),
@@ -223,19 +223,19 @@ impl<B: ComputeModes> Group<B> {
         if kept.is_err() {
             self.take_back(&mut state, before).await;
         }
-        self.wanted.store(state.record.wish != Wish::Rest, Ordering::Relaxed);
+        self.wanted.store(state.record.desired != DesiredState::Rest, Ordering::Relaxed);
         let described = self.publish(&state);
         kept.map(|()| described)
     }
 
     /// The answer without a lock, a file or a child: nothing is to be done.
     fn warm(&self, exclusive: bool, limits: &MpsLimits) -> Option<DaemonState> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = &seen.state;
+        let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &snapshot.state;
         let same = matches!(state.phase, DaemonPhase::Serving { .. })
             && state.exclusive == exclusive
             && state.limits.as_ref() == Some(limits);
-        (same && seen.daemon.is_some_and(Process::is_alive)).then(|| state.clone())
+        (same && snapshot.daemon.is_some_and(Process::is_alive)).then(|| state.clone())
     }
 
     fn note_before_effect(&self, state: &mut State, exclusive: bool) -> Result<(), GroupError> {
@@ -251,7 +251,7 @@ impl<B: ComputeModes> Group<B> {
 
     /// Boards, daemon, limits, links: in this order, each only if it is not so already.
     async fn serve(&self, state: &mut State) -> Result<(), GroupError> {
-        let Wish::Serve { exclusive, limits } = state.record.wish.clone() else { return Ok(()) };
+        let DesiredState::Serve { exclusive, limits } = state.record.desired.clone() else { return Ok(()) };
         match exclusive {
             true => self.take_boards().await?,
             false => self.release_boards(state).await?,
@@ -264,7 +264,7 @@ impl<B: ComputeModes> Group<B> {
         }
         self.put_in_force(state, &limits).await?;
         state.down = None;
-        state.doubtful = false;
+        state.missed_answer = false;
         state.serving_since.get_or_insert_with(Instant::now);
         state.shm = state.shm.or_else(|| self.folder.shm_usage());
         Ok(())
@@ -286,10 +286,10 @@ impl<B: ComputeModes> Group<B> {
         self.note(state)
     }
 
-    async fn take_back(&self, state: &mut State, before: Wish) {
-        state.record.wish = before;
+    async fn take_back(&self, state: &mut State, before: DesiredState) {
+        state.record.desired = before;
         // It rests since it did: a keep that fails again and again does not put off its end.
-        if state.record.wish == Wish::Rest
+        if state.record.desired == DesiredState::Rest
             && let Err(error) = self.release_boards(state).await
         {
             warn!(group = %self.group, error = error_chain(&error), "boards are not back yet; tried again");
@@ -338,8 +338,8 @@ impl<B: ComputeModes> Group<B> {
     }
 
     fn has_daemon(&self) -> bool {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.daemon.is_some_and(Process::is_alive)
+        let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshot.daemon.is_some_and(Process::is_alive)
     }
 
     /// A list of process ids; none of a server that ended meanwhile.
@@ -372,17 +372,17 @@ impl<B: ComputeModes> Group<B> {
     /// Shows the state to those who do not wait.
     fn publish(&self, state: &State) -> DaemonState {
         let described = state.describe();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        *seen = Seen { state: described.clone(), daemon: state.record.daemon };
+        let mut snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        *snapshot = Snapshot { state: described.clone(), daemon: state.record.daemon };
         described
     }
 }
 
 impl State {
     fn describe(&self) -> DaemonState {
-        let (exclusive, limits) = match &self.record.wish {
-            Wish::Rest => (self.record.boards_taken, None),
-            Wish::Serve { exclusive, limits } => (*exclusive, Some(limits.clone())),
+        let (exclusive, limits) = match &self.record.desired {
+            DesiredState::Rest => (self.record.boards_taken, None),
+            DesiredState::Serve { exclusive, limits } => (*exclusive, Some(limits.clone())),
         };
         DaemonState {
             group: self.record.group.clone(),
@@ -400,14 +400,14 @@ impl State {
     fn phase(&self) -> DaemonPhase {
         let reason =
             |usual: &str| self.down.as_ref().map_or_else(|| usual.to_owned(), |down| down.reason.clone());
-        match (&self.record.wish, self.record.daemon) {
-            (Wish::Serve { .. }, Some(daemon)) if self.in_force => DaemonPhase::Serving { pid: daemon.pid },
-            (Wish::Serve { .. }, Some(daemon)) if self.down.is_none() => {
+        match (&self.record.desired, self.record.daemon) {
+            (DesiredState::Serve { .. }, Some(daemon)) if self.in_force => DaemonPhase::Serving { pid: daemon.pid },
+            (DesiredState::Serve { .. }, Some(daemon)) if self.down.is_none() => {
                 DaemonPhase::Settling { pid: daemon.pid }
             }
-            (Wish::Serve { .. }, _) => DaemonPhase::Down { reason: reason("it is being started") },
-            (Wish::Rest, Some(daemon)) => DaemonPhase::Resting { pid: daemon.pid },
-            (Wish::Rest, None) => DaemonPhase::Down { reason: reason("nobody needs it") },
+            (DesiredState::Serve { .. }, _) => DaemonPhase::Down { reason: reason("it is being started") },
+            (DesiredState::Rest, Some(daemon)) => DaemonPhase::Resting { pid: daemon.pid },
+            (DesiredState::Rest, None) => DaemonPhase::Down { reason: reason("nobody needs it") },
         }
     }
 }

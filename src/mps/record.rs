@@ -24,7 +24,9 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct Record {
     pub format: u32,
     pub group: MpsGroup,
-    pub wish: Wish,
+    /// The name in the file is that of earlier versions.
+    #[serde(rename = "wish")]
+    pub desired: DesiredState,
     /// True from before a board is made exclusive until all are known to be back in DEFAULT mode.
     pub boards_taken: bool,
     /// The daemon as it was last started; another may live if a crash came between start and note.
@@ -37,7 +39,7 @@ pub struct Record {
 
 /// What is wanted of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wish {
+pub enum DesiredState {
     Rest,
     Serve { exclusive: bool, limits: MpsLimits },
 }
@@ -47,7 +49,7 @@ impl Record {
         Self {
             format: FORMAT,
             group,
-            wish: Wish::Rest,
+            desired: DesiredState::Rest,
             boards_taken: false,
             daemon: None,
             deaths: 0,
@@ -168,7 +170,7 @@ mod tests {
     fn record() -> Record {
         let limits = MpsLimits { memory: vec![Some(Bytes::from_mib(2000)), None], compute: None };
         Record {
-            wish: Wish::Serve { exclusive: true, limits },
+            desired: DesiredState::Serve { exclusive: true, limits },
             boards_taken: true,
             daemon: Some(Process { pid: 7, started: 9 }),
             ..Record::new(MpsGroup::new(["GPU-1".into(), "GPU-2".into()]))
@@ -221,6 +223,6 @@ mod tests {
         assert_eq!(records.names().unwrap(), std::slice::from_ref(&name));
         assert_eq!(records.read(&name).unwrap(), Some(record.clone()));
         assert!(!earlier.exists());
-        assert_eq!(records.read(&name).unwrap().map(|read| read.wish), Some(record.wish), "here by now");
+        assert_eq!(records.read(&name).unwrap().map(|read| read.desired), Some(record.desired), "here by now");
     }
 }

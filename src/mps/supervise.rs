@@ -24,7 +24,7 @@ const LONGEST_SOCKET: &str = "pipe/control_privileged";
 /// An NVML UUID, with room.
 const UUID_BYTES_MAX: usize = 64;
 
-/// See the room's words.
+/// All groups of this node.
 pub struct Supervisor<B> {
     tools: Arc<Tools<B>>,
     /// By the name of their folder.
@@ -55,7 +55,7 @@ impl<B: ComputeModes> Supervisor<B> {
             match self.tools.records.read(&name) {
                 Ok(None) => {}
                 Ok(Some(record)) if record.group.folder() == name => {
-                    info!(group = %record.group, wish = ?record.wish, daemon = ?record.daemon, "found a daemon's record");
+                    info!(group = %record.group, wish = ?record.desired, daemon = ?record.daemon, "found a daemon's record");
                     let group = Group::adopted(self.tools.clone(), record);
                     self.groups().insert(name, Arc::new(group));
                 }
@@ -104,7 +104,7 @@ impl<B: ComputeModes> Supervisor<B> {
     }
 
     pub fn states(&self) -> Vec<DaemonState> {
-        self.all().iter().map(|group| group.seen()).collect()
+        self.all().iter().map(|group| group.snapshot()).collect()
     }
 
     pub async fn keep(

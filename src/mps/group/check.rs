@@ -10,7 +10,7 @@ use super::{Down, Group, GroupError, State};
 use crate::daemon::{DaemonError, Process};
 use crate::model::error_chain;
 use crate::model::share::MpsLimits;
-use crate::mps::record::Wish;
+use crate::mps::record::DesiredState;
 use crate::nvml::{ComputeMode, ComputeModes};
 
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
@@ -23,9 +23,9 @@ impl<B: ComputeModes> Group<B> {
         if state.retired {
             return;
         }
-        match state.record.wish.clone() {
-            Wish::Rest => self.check_resting(&mut state).await,
-            Wish::Serve { exclusive, limits } => {
+        match state.record.desired.clone() {
+            DesiredState::Rest => self.check_resting(&mut state).await,
+            DesiredState::Serve { exclusive, limits } => {
                 self.check_serving(&mut state, exclusive, &limits).await;
                 self.look_at_shm(&mut state).await;
             }
@@ -51,7 +51,7 @@ impl<B: ComputeModes> Group<B> {
         }
         match self.put_in_force(state, limits).await {
             Ok(agreed) => {
-                (state.doubtful, state.busy_told) = (false, false);
+                (state.missed_answer, state.busy_told) = (false, false);
                 state.serving_since.get_or_insert_with(Instant::now);
                 if agreed == Agreed::AfterSetting {
                     warn!(group = %self.group, "the daemon's limits were not what was asked for; set again");
@@ -122,9 +122,9 @@ impl<B: ComputeModes> Group<B> {
                 | GroupError::NotUp { .. }
         );
         let words = error_chain(error);
-        if silent && !state.doubtful {
+        if silent && !state.missed_answer {
             // Clients are kept out already; a machine that was busy for a moment gets a second chance at once.
-            state.doubtful = true;
+            state.missed_answer = true;
             state.down = Some(Down { reason: words, retry_at: Instant::now() });
             return;
         }

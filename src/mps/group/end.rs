@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use super::{Group, GroupError, State};
 use crate::daemon::{Process, protocol};
 use crate::model::error_chain;
-use crate::mps::record::Wish;
+use crate::mps::record::DesiredState;
 use crate::nvml::ComputeModes;
 
 /// A server ends when it is asked to, as soon as its clients have gone; then it is ended.
@@ -21,14 +21,14 @@ impl<B: ComputeModes> Group<B> {
     /// Keeps clients out, ends the servers, gives the boards back. The daemon may stay for a while.
     pub async fn rest(&self) -> Result<(), GroupError> {
         let mut state = self.state.lock().await;
-        if state.retired || (state.record.wish == Wish::Rest && !state.record.boards_taken) {
+        if state.retired || (state.record.desired == DesiredState::Rest && !state.record.boards_taken) {
             return Ok(());
         }
         self.keep_clients_out();
-        state.record.wish = Wish::Rest;
+        state.record.desired = DesiredState::Rest;
         state.in_force = false;
         state.down = None;
-        state.doubtful = false;
+        state.missed_answer = false;
         state.resting_since = Instant::now();
         state.to_empty = true;
         let noted = self.note(&state);
@@ -145,7 +145,7 @@ impl<B: ComputeModes> Group<B> {
     /// Ends the daemon if nobody needs it. True if nothing of the group is left.
     pub async fn retire_if_resting(&self) -> bool {
         let mut state = self.state.lock().await;
-        if !state.retired && state.record.wish == Wish::Rest {
+        if !state.retired && state.record.desired == DesiredState::Rest {
             if let Err(error) = self.release_boards(&mut state).await {
                 warn!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
             }
