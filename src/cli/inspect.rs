@@ -17,7 +17,7 @@ pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
 
 use super::Usage;
 use super::state::NodeState;
-use crate::ops::doors::SOCKET;
+use crate::ops::addresses::SOCKET;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Far more than any state; keeps a wrong address from filling the memory.
@@ -176,7 +176,7 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::doors::Addresses;
+    use crate::ops::addresses::Addresses;
     use crate::ops::{drain::Shutdown, logs::LogControl, metrics, readiness::Readiness, server};
 
     fn args(what: What, output: Option<Output>, place: Place) -> InspectArgs {

@@ -14,7 +14,7 @@ use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
-use crate::ops::doors::{Addresses, SOCKET};
+use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::allocate::Policy;
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
-use crate::ops::doors::Addresses;
+use crate::ops::addresses::Addresses;
 
 /// How to run the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::daemon::{DaemonMounts, shm};
-use crate::ops::doors::Addresses;
+use crate::ops::addresses::Addresses;
 
 /// How to run the supervisor. All paths are absolute and as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]

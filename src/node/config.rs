@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::host::PidNamespace;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
-use crate::ops::doors::Addresses;
+use crate::ops::addresses::Addresses;
 use crate::sharing::SharingPolicy;
 
 /// How to run the node plugin. All paths are absolute and as this process sees them, unless said.

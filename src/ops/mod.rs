@@ -6,18 +6,18 @@
 //! * [`readiness`]: named tokens; ready when the last one is released
 //! * [`drain`]: graceful, then immediate
 //! * [`tasks`]: a task that ends too early ends the process
-//! * [`server`]: /healthz, /readyz, /metrics, /state, /log-level, each on the doors that it is for
-//! * [`doors`]: where these are
-//! * [`places`]: room for connections, shared so that one address cannot have it all
+//! * [`server`]: /healthz, /readyz, /metrics, /state, /log-level, each at the addresses that it is for
+//! * [`addresses`]: the addresses that a process listens on
+//! * [`connection_slots`]: limits on connections, so that one peer cannot take all of them
 //!
 //! May import: model. May be imported by the other loops, cli and main.
 //! May name: tokio, tracing, tracing-subscriber, prometheus-client, axum, hyper.
 
-pub mod doors;
+pub mod addresses;
+pub mod connection_slots;
 pub mod drain;
 pub mod logs;
 pub mod metrics;
-pub mod places;
 pub mod readiness;
 mod scrape;
 pub mod server;

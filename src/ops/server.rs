@@ -1,6 +1,6 @@
-//! Where people and probes ask. Three doors, so that nobody stands in another's way:
+//! The HTTP server for health, metrics and state. Three listening addresses, so that none of their clients blocks another:
 //!
-//! | door | who knocks | paths |
+//! | address | clients | paths |
 //! |---|---|---|
 //! | health (TCP) | kubelet's probes | GET /healthz: 200 while the process can answer at all; GET /readyz: 200, or 503 with what is still awaited |
 //! | open (TCP) | scrapers | the same, and GET /metrics: OpenMetrics text |
@@ -34,10 +34,10 @@ use tokio::task::JoinSet;
 use tokio_util::either::Either;
 
 use super::OpsError;
-use super::doors::Addresses;
+use super::addresses::Addresses;
+use super::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 use super::drain::{Shutdown, Stage};
 use super::logs::{Chain, LogControl};
-use super::places::{Limits, Place, Places};
 use super::readiness::Readiness;
 use super::scrape::Scrapes;
 
@@ -92,10 +92,10 @@ impl StateDump {
 
 /// A server that has its addresses and does not answer yet.
 pub struct Bound {
-    open: Door,
-    health: Door,
+    open: Endpoint,
+    health: Endpoint,
     /// None: it could not be had, which was told.
-    socket: Option<Door>,
+    socket: Option<Endpoint>,
     address: SocketAddr,
     health_address: SocketAddr,
 }
@@ -123,9 +123,10 @@ impl Ops {
         let people = finished(people, PATHS, ops);
         let socket = socket.and_then(|path| for_people(&path));
         Ok(Bound {
-            open: Door::new(Either::Left(open), scrapes, OPEN, dropped("open")),
-            health: Door::new(Either::Left(health), probes, HEALTH, dropped("health")),
-            socket: socket.map(|socket| Door::new(Either::Right(socket), people, PRIVATE, dropped("socket"))),
+            open: Endpoint::new(Either::Left(open), scrapes, OPEN, dropped("open")),
+            health: Endpoint::new(Either::Left(health), probes, HEALTH, dropped("health")),
+            socket: socket
+                .map(|socket| Endpoint::new(Either::Right(socket), people, PRIVATE, dropped("socket"))),
             address,
             health_address,
         })
@@ -144,7 +145,7 @@ impl Ops {
 }
 
 fn for_people(path: &Path) -> Option<UnixListener> {
-    let listener = super::doors::listen(path);
+    let listener = super::addresses::listen(path);
     let told = |error: &io::Error| {
         tracing::warn!(
             socket = %path.display(),
@@ -197,17 +198,17 @@ impl Bound {
 type Stream = Either<TcpStream, UnixStream>;
 type Listener = Either<TcpListener, UnixListener>;
 
-/// One address, and what is answered there.
-struct Door {
+/// One listening address, and what is answered there.
+struct Endpoint {
     listener: Listener,
     router: Router,
-    places: Places,
+    slots: ConnectionSlots,
     dropped: Counter,
 }
 
-impl Door {
+impl Endpoint {
     fn new(listener: Listener, router: Router, limits: Limits, dropped: Counter) -> Self {
-        Self { listener, router, places: Places::new(limits), dropped }
+        Self { listener, router, slots: ConnectionSlots::new(limits), dropped }
     }
 
     /// Until the sender of `ended` is gone.
@@ -222,10 +223,10 @@ impl Door {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    if let Some(place) = self.places.enter(peer) {
-                        connections.spawn(connection(stream, self.router.clone(), place));
+                    if let Some(slot) = self.slots.enter(peer) {
+                        connections.spawn(connection(stream, self.router.clone(), slot));
                     }
-                    self.dropped.inc_by(self.places.take_dropped());
+                    self.dropped.inc_by(self.slots.take_dropped());
                 }
                 Err(error) => pause_after(&error).await,
             }
@@ -253,7 +254,7 @@ async fn pause_after(error: &io::Error) {
 }
 
 /// One connection, one request: probes and scrapers come seldom, and idle ones would hold a place.
-async fn connection(stream: Stream, router: Router, place: Place) {
+async fn connection(stream: Stream, router: Router, slot: ConnectionSlot) {
     let serving = http1::Builder::new()
         .keep_alive(false)
         // Whoever has said all that there is to say, as `nc` does, is answered all the same.
@@ -269,7 +270,7 @@ async fn connection(stream: Stream, router: Router, place: Place) {
             Ok(Err(error)) => tracing::debug!(error = %Chain(&error), "connection ended early"),
             Err(_) => tracing::debug!("connection ended: it took too long"),
         },
-        () = place.given_up() => tracing::debug!("connection ended: there was no room for all"),
+        () = slot.given_up() => tracing::debug!("connection ended: there was no room for all"),
     }
 }
 

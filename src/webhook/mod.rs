@@ -3,20 +3,20 @@
 //! ```text
 //! API server ─TLS→ server ─→ admission::validate, admission::mutate ─→ answer
 //!                    ↑ which certificate, at each handshake
-//!                  Holder ←─ keeper ─→ Secret with CA and certificate (shared by all replicas)
-//!                                 └──→ caBundle of the webhook configurations, watched
+//!     CertificateResolver ←─ renewer ─→ Secret with CA and certificate (shared by all replicas)
+//!                                  └──→ caBundle of the webhook configurations, watched
 //! ```
 //! | certificates | who makes them | who tells the API server |
 //! |---|---|---|
-//! | [`Certificates::Own`] | the keeper; renewed when a third of their life is left | the keeper |
+//! | [`Certificates::Own`] | the renewer, when a third of their lifetime is left | the renewer |
 //! | [`Certificates::Files`] | somebody else (cert-manager); read again when they change | somebody else |
 //!
 //! A new CA is trusted long before a certificate of it is served: it comes into the bundle when twice a
 //! certificate's life is left of the old one, and signs from the next renewal on. So nothing restarts and no
 //! request fails. All replicas serve; what two of them do at once is settled by the Secret's version.
 //!
-//! Whoever reaches the pod may connect, and the API server says who it is only where the cluster is set up so
-//! ([`Callers`]). So nothing is read before there is room for it, and nothing is kept that is not looked at.
+//! Every client that reaches the pod may connect, and the API server says who it is only where the cluster is set up so
+//! ([`Callers`]). So nothing is read before memory for it is reserved, and nothing is kept that is not used.
 //!
 //! What is decided about objects is decided in [`crate::admission`].
 //!
@@ -25,9 +25,9 @@
 
 mod callers;
 mod certificate;
+mod certificate_renewer;
+mod certificate_resolver;
 pub mod config;
-mod holder;
-mod keeper;
 mod run;
 mod server;
 

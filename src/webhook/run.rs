@@ -8,15 +8,15 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::WebhookError;
+use super::certificate_renewer::CertificateRenewer;
+use super::certificate_resolver::CertificateResolver;
 use super::config::WebhookSettings;
-use super::holder::Holder;
-use super::keeper::Keeper;
-use super::server::{Bound, Desk};
+use super::server::{Bound, ReviewHandler};
 use crate::admission::ClassAmount;
 use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
 use crate::model::names::NodeName;
-use crate::ops::doors::Addresses;
+use crate::ops::addresses::Addresses;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
 use crate::ops::metrics::{self, WebhookMetrics};
@@ -43,13 +43,14 @@ pub struct Parts {
 pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
     let Parts { api, metrics, ready, shutdown } = parts;
     let WebhookSettings { address, certificates, callers, timing } = settings;
-    let holder = Holder::default();
+    let certificate_resolver = CertificateResolver::default();
     let (class, known) = watch::channel(ClassAmount::Unknown);
-    let desk = Desk { class: known, metrics: metrics.clone() };
-    let bound = Bound::bind(address, holder.clone(), callers, desk).await?;
+    let handler = ReviewHandler { class: known, metrics: metrics.clone() };
+    let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
     info!(address = ?bound.address(), "webhooks are served");
-    let keeper = Keeper { api, certificates, timing, holder, class, metrics };
-    tokio::join!(keeper.run(ready, shutdown.clone()), bound.serve(timing, shutdown));
+    let certificate_renewer =
+        CertificateRenewer { api, certificates, timing, certificate_resolver, class, metrics };
+    tokio::join!(certificate_renewer.run(ready, shutdown.clone()), bound.serve(timing, shutdown));
     Ok(())
 }
 

@@ -25,13 +25,13 @@ use tracing::{debug, info, warn};
 
 use super::WebhookError;
 use super::callers::Guard;
+use super::certificate_resolver::CertificateResolver;
 use super::config::{Callers, Timing};
-use super::holder::Holder;
 use crate::admission::{self, Answer, ClassAmount, ReviewError, Verdict};
 use crate::model::error_chain;
+use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 use crate::ops::drain::Shutdown;
 use crate::ops::metrics::WebhookMetrics;
-use crate::ops::places::{Limits, Place, Places};
 
 /// The API server takes objects of 3 MiB at most; a claim comes with what it was before.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -55,9 +55,9 @@ const LAST_REQUEST: Duration = Duration::from_secs(12);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const PATHS: &str = "POST /validate, /mutate\n";
 
-/// What requests are answered with.
+/// Answers the reviews.
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct ReviewHandler {
     pub class: watch::Receiver<ClassAmount>,
     pub metrics: WebhookMetrics,
 }
@@ -67,16 +67,16 @@ pub(super) struct Bound {
     listener: TcpListener,
     tls: TlsAcceptor,
     guard: Option<Guard>,
-    desk: Desk,
+    handler: ReviewHandler,
 }
 
 impl Bound {
     /// Takes the address; port 0 takes any free one.
     pub async fn bind(
         address: SocketAddr,
-        holder: Holder,
+        certificate_resolver: CertificateResolver,
         callers: Option<Callers>,
-        desk: Desk,
+        handler: ReviewHandler,
     ) -> Result<Self, WebhookError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let guard = callers.map(|callers| {
@@ -92,9 +92,9 @@ impl Bound {
             Some(guard) => config.with_client_cert_verifier(Arc::new(guard.clone())),
             None => config.with_no_client_auth(),
         };
-        let mut config = config.with_cert_resolver(Arc::new(holder));
+        let mut config = config.with_cert_resolver(Arc::new(certificate_resolver));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), guard, desk })
+        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), guard, handler })
     }
 
     pub fn address(&self) -> Option<SocketAddr> {
@@ -103,7 +103,7 @@ impl Bound {
 
     /// Answers until told, a little longer still, and lets what is under way finish.
     pub async fn serve(self, timing: Timing, shutdown: Shutdown) {
-        let (mut connections, places) = (JoinSet::new(), Places::new(LIMITS));
+        let (mut connections, slots) = (JoinSet::new(), ConnectionSlots::new(LIMITS));
         let guard = self.guard.clone();
         let end = async {
             let told = async {
@@ -122,10 +122,10 @@ impl Bound {
                 () = &mut end => break,
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => {
-                        if let Some(place) = places.enter(peer.ip()) {
-                            connections.spawn(self.connection(stream, place, ended.clone()));
+                        if let Some(slot) = slots.enter(peer.ip()) {
+                            connections.spawn(self.connection(stream, slot, ended.clone()));
                         }
-                        self.desk.metrics.dropped_connections.inc_by(places.take_dropped());
+                        self.handler.metrics.dropped_connections.inc_by(slots.take_dropped());
                     }
                     Err(error) => {
                         warn!(error = error_chain(&error), "cannot accept a connection to the webhook");
@@ -143,21 +143,21 @@ impl Bound {
     fn connection(
         &self,
         stream: TcpStream,
-        place: Place,
+        slot: ConnectionSlot,
         ended: watch::Receiver<()>,
     ) -> impl Future<Output = ()> + use<> {
-        let (tls, desk, place) = (self.tls.clone(), self.desk.clone(), Arc::new(place));
-        let served = place.clone();
+        let (tls, handler, slot) = (self.tls.clone(), self.handler.clone(), Arc::new(slot));
+        let served = slot.clone();
         let served = async move {
             let handshake = tokio::time::timeout(HANDSHAKE_DEADLINE, tls.accept(stream));
             match handshake.await {
-                Ok(Ok(stream)) => requests(stream, desk, served, ended).await,
+                Ok(Ok(stream)) => requests(stream, handler, served, ended).await,
                 Ok(Err(error)) => {
-                    desk.metrics.failed_handshakes.inc();
+                    handler.metrics.failed_handshakes.inc();
                     debug!(error = error_chain(&error), "a TLS handshake failed");
                 }
                 Err(_) => {
-                    desk.metrics.failed_handshakes.inc();
+                    handler.metrics.failed_handshakes.inc();
                     debug!("a TLS handshake took too long");
                 }
             }
@@ -165,7 +165,7 @@ impl Bound {
         async move {
             tokio::select! {
                 () = served => {}
-                () = place.given_up() => debug!("a connection was cut: there was no room for all"),
+                () = slot.given_up() => debug!("a connection was cut: there was no room for all"),
             }
         }
     }
@@ -174,13 +174,13 @@ impl Bound {
 /// The requests of one connection, one after the other.
 async fn requests(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
-    desk: Desk,
-    place: Arc<Place>,
+    handler: ReviewHandler,
+    slot: Arc<ConnectionSlot>,
     mut ended: watch::Receiver<()>,
 ) {
     let service = service_fn(move |request| {
-        let (desk, place) = (desk.clone(), place.clone());
-        async move { Ok::<_, Infallible>(desk.answer(&place, request).await) }
+        let (handler, slot) = (handler.clone(), slot.clone());
+        async move { Ok::<_, Infallible>(handler.answer(&slot, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -241,13 +241,13 @@ impl IntoResponse for Unread {
 }
 
 /// All of it, once there is room for it.
-async fn body(place: &Place, body: Incoming) -> Result<Vec<u8>, Unread> {
+async fn body(slot: &ConnectionSlot, body: Incoming) -> Result<Vec<u8>, Unread> {
     let said = body.size_hint().upper().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let most = said.unwrap_or(BODY_BYTES_MAX);
     if most > BODY_BYTES_MAX {
         return Err(Unread::TooLarge);
     }
-    tokio::time::timeout(ROOM_DEADLINE, place.hold(most)).await.map_err(|_| Unread::NoRoom)?;
+    tokio::time::timeout(ROOM_DEADLINE, slot.hold(most)).await.map_err(|_| Unread::NoRoom)?;
     let mut bytes = Vec::with_capacity(said.unwrap_or(0));
     let mut parts = Body::new(body).into_data_stream();
     while let Some(part) = parts.next().await {
@@ -260,8 +260,8 @@ async fn body(place: &Place, body: Incoming) -> Result<Vec<u8>, Unread> {
     Ok(bytes)
 }
 
-impl Desk {
-    async fn answer(&self, place: &Place, request: hyper::Request<Incoming>) -> Response {
+impl ReviewHandler {
+    async fn answer(&self, slot: &ConnectionSlot, request: hyper::Request<Incoming>) -> Response {
         let (head, incoming) = request.into_parts();
         let is_mutation = match head.uri.path() {
             "/validate" => false,
@@ -272,11 +272,11 @@ impl Desk {
             let allow = [(header::ALLOW, HeaderValue::from_static("POST"))];
             return (StatusCode::METHOD_NOT_ALLOWED, allow, PATHS).into_response();
         }
-        place.receiving();
-        let read = tokio::time::timeout(REQUEST_DEADLINE, body(place, incoming)).await;
+        slot.receiving();
+        let read = tokio::time::timeout(REQUEST_DEADLINE, body(slot, incoming)).await;
         let answer = match read.unwrap_or(Err(Unread::Slow)) {
             Ok(bytes) => {
-                place.answering();
+                slot.answering();
                 let class = *self.class.borrow();
                 self.answered(|| match is_mutation {
                     true => admission::mutate(&bytes),
@@ -288,7 +288,7 @@ impl Desk {
                 unread.into_response()
             }
         };
-        place.waiting();
+        slot.waiting();
         answer
     }
 

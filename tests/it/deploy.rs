@@ -354,7 +354,7 @@ fn probes_have_a_door_of_their_own_and_others_reach_metrics_and_the_webhook_alon
         // In memory or on disk, but of this pod.
         assert!(by_name(&pod["volumes"], "ops")["emptyDir"].is_object(), "{file}");
         let mount = by_name(&container["volumeMounts"], "ops")["mountPath"].as_str().expect("a path");
-        assert!(tranche::ops::doors::SOCKET.starts_with(&format!("{mount}/")), "{mount}");
+        assert!(tranche::ops::addresses::SOCKET.starts_with(&format!("{mount}/")), "{mount}");
     }
     let rules: Vec<String> = objects(&text("networkpolicy.yaml"))
         .iter()

@@ -11,9 +11,9 @@ use super::certificate::Serving;
 
 /// Clones hold the same certificate. Empty at first: handshakes fail until there is one.
 #[derive(Clone, Default)]
-pub struct Holder(Arc<RwLock<Option<Serving>>>);
+pub struct CertificateResolver(Arc<RwLock<Option<Serving>>>);
 
-impl Holder {
+impl CertificateResolver {
     /// Serves this one from now on. False: it is the one that is served already.
     pub fn set(&self, serving: Serving) -> bool {
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -27,13 +27,13 @@ impl Holder {
     }
 }
 
-impl fmt::Debug for Holder {
+impl fmt::Debug for CertificateResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder").field("not_after", &self.not_after()).finish()
+        f.debug_struct("CertificateResolver").field("not_after", &self.not_after()).finish()
     }
 }
 
-impl ResolvesServerCert for Holder {
+impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
         held.as_ref().map(|serving| serving.key.clone())

@@ -1,6 +1,6 @@
-//! Room for connections on a door that anybody may knock at. Nobody is kept waiting: when the room is full, whoever
-//! has most of it gives some of it back. A flood from one address costs that address, and one connection that does
-//! its work at once is served whatever idles beside it.
+//! Limits the connections of a listening address that every peer can reach. A new connection never waits: when all
+//! slots are in use, the peer that has most of them loses one. So a flood from one address costs that address, and a
+//! connection that sends its request at once is served, however many others are idle.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Whoever speaks to us in earnest has sent his request by then; a later one may be ended for a newcomer of his own.
+/// A real client has sent its request within this; after that, its connection may be ended for a new one of the same
+/// peer.
 const PROMPT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,28 +23,28 @@ pub struct Limits {
     pub bytes: usize,
 }
 
-/// Clones are the same room.
+/// The slots of one listening address. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Places(Arc<Room>);
+pub struct ConnectionSlots(Arc<SlotTable>);
 
 #[derive(Debug)]
-struct Room {
+struct SlotTable {
     limits: Limits,
-    guests: Mutex<Guests>,
+    connections: Mutex<OpenConnections>,
     /// Bytes were given back.
     freed: Notify,
 }
 
 /// By the order in which they came.
 #[derive(Debug, Default)]
-struct Guests {
+struct OpenConnections {
     next: u64,
-    open: BTreeMap<u64, Guest>,
+    open: BTreeMap<u64, OpenConnection>,
     dropped: u64,
 }
 
 #[derive(Debug)]
-struct Guest {
+struct OpenConnection {
     peer: IpAddr,
     phase: Phase,
     since: Instant,
@@ -63,32 +64,32 @@ enum Phase {
     Answering,
 }
 
-/// One connection's place, free again when it is dropped.
+/// The slot of one connection, free again when this is dropped.
 #[derive(Debug)]
-pub struct Place {
-    room: Arc<Room>,
+pub struct ConnectionSlot {
+    table: Arc<SlotTable>,
     id: u64,
     leave: Arc<Notify>,
 }
 
-impl Places {
+impl ConnectionSlots {
     pub fn new(limits: Limits) -> Self {
-        Self(Arc::new(Room { limits, guests: Mutex::default(), freed: Notify::new() }))
+        Self(Arc::new(SlotTable { limits, connections: Mutex::default(), freed: Notify::new() }))
     }
 
-    /// A place for a connection from there. None: all that this address has is at work; close the connection.
-    pub fn enter(&self, peer: IpAddr) -> Option<Place> {
+    /// Takes a slot for a connection of the peer. None: all connections of the peer are being answered; close the new one.
+    pub fn enter(&self, peer: IpAddr) -> Option<ConnectionSlot> {
         let (peer, limits) = (network(peer), self.0.limits);
-        let mut guests = self.0.lock();
+        let mut connections = self.0.lock();
         // Those that were told to go need their turn to do so.
-        let leaving = guests.open.values().filter(|guest| guest.leaving).count();
-        if leaving > limits.all || !guests.make_room(peer, limits) {
-            guests.dropped += 1;
+        let leaving = connections.open.values().filter(|connection| connection.leaving).count();
+        if leaving > limits.all || !connections.free_slot(peer, limits) {
+            connections.dropped += 1;
             return None;
         }
-        let (id, leave) = (guests.next, Arc::new(Notify::new()));
-        guests.next += 1;
-        let guest = Guest {
+        let (id, leave) = (connections.next, Arc::new(Notify::new()));
+        connections.next += 1;
+        let connection = OpenConnection {
             peer,
             phase: Phase::Waiting,
             since: Instant::now(),
@@ -96,33 +97,33 @@ impl Places {
             leave: leave.clone(),
             leaving: false,
         };
-        guests.open.insert(id, guest);
-        Some(Place { room: self.0.clone(), id, leave })
+        connections.open.insert(id, connection);
+        Some(ConnectionSlot { table: self.0.clone(), id, leave })
     }
 
-    /// Connections that were ended or not let in for want of room, since this was asked last.
+    /// Connections that were ended or refused for want of a slot, since the last call.
     pub fn take_dropped(&self) -> u64 {
         std::mem::take(&mut self.0.lock().dropped)
     }
 }
 
-impl Room {
-    fn lock(&self) -> MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+impl SlotTable {
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Guests {
-    fn staying(&self) -> impl Iterator<Item = (&u64, &Guest)> {
-        self.open.iter().filter(|(_, guest)| !guest.leaving)
+impl OpenConnections {
+    fn staying(&self) -> impl Iterator<Item = (&u64, &OpenConnection)> {
+        self.open.iter().filter(|(_, connection)| !connection.leaving)
     }
 
-    fn make_room(&mut self, peer: IpAddr, limits: Limits) -> bool {
+    fn free_slot(&mut self, peer: IpAddr, limits: Limits) -> bool {
         // Address, how many it has, and its first: the newcomer counts with his address.
         let mut peers: HashMap<IpAddr, (usize, u64)> = HashMap::new();
         let mut all = 0;
-        for (id, guest) in self.staying() {
-            peers.entry(guest.peer).or_insert((0, *id)).0 += 1;
+        for (id, connection) in self.staying() {
+            peers.entry(connection.peer).or_insert((0, *id)).0 += 1;
             all += 1;
         }
         let own = peers.entry(peer).or_insert((0, u64::MAX));
@@ -137,8 +138,9 @@ impl Guests {
         };
         let Some(heaviest) = heaviest else { return true };
         let of = |phase: Phase, age: Duration| {
-            let mut all = self.staying().filter(|(_, guest)| guest.peer == heaviest);
-            all.find(|(_, guest)| guest.phase == phase && guest.since.elapsed() >= age).map(|(id, _)| *id)
+            let mut all = self.staying().filter(|(_, connection)| connection.peer == heaviest);
+            all.find(|(_, connection)| connection.phase == phase && connection.since.elapsed() >= age)
+                .map(|(id, _)| *id)
         };
         let patience = if heaviest == peer { PROMPT } else { Duration::ZERO };
         let victim = of(Phase::Waiting, Duration::ZERO).or_else(|| of(Phase::Receiving, patience));
@@ -146,36 +148,37 @@ impl Guests {
     }
 
     fn send_away(&mut self, id: u64) -> bool {
-        let Some(guest) = self.open.get_mut(&id) else { return false };
-        guest.leaving = true;
-        guest.leave.notify_one();
+        let Some(connection) = self.open.get_mut(&id) else { return false };
+        connection.leaving = true;
+        connection.leave.notify_one();
         self.dropped += 1;
         true
     }
 
     /// False: not yet; somebody who has more may have been sent away for it.
     fn take(&mut self, id: u64, bytes: usize, most: usize) -> bool {
-        let held: usize = self.open.values().map(|guest| guest.bytes).sum();
+        let held: usize = self.open.values().map(|connection| connection.bytes).sum();
         if held + bytes <= most {
-            if let Some(guest) = self.open.get_mut(&id) {
-                guest.bytes += bytes;
+            if let Some(connection) = self.open.get_mut(&id) {
+                connection.bytes += bytes;
             }
             return true;
         }
         let mut peers: HashMap<IpAddr, usize> = HashMap::new();
-        for guest in self.open.values() {
-            *peers.entry(guest.peer).or_default() += guest.bytes;
+        for connection in self.open.values() {
+            *peers.entry(connection.peer).or_default() += connection.bytes;
         }
-        let Some(peer) = self.open.get(&id).map(|guest| guest.peer) else { return false };
+        let Some(peer) = self.open.get(&id).map(|connection| connection.peer) else { return false };
         let own = peers.get(&peer).copied().unwrap_or(0) + bytes;
         // One that leaves will give back what it holds: nobody else goes until it has.
-        let is_under_way = self.open.values().any(|guest| guest.leaving && guest.bytes > 0);
+        let is_under_way = self.open.values().any(|connection| connection.leaving && connection.bytes > 0);
         let heaviest = peers.into_iter().max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes > own);
         if let (false, Some((heaviest, _))) = (is_under_way, heaviest) {
             let oldest = {
-                let mut theirs =
-                    self.staying().filter(|(_, guest)| guest.peer == heaviest && guest.bytes > 0);
-                theirs.find(|(_, guest)| guest.phase == Phase::Receiving).map(|(id, _)| *id)
+                let mut theirs = self
+                    .staying()
+                    .filter(|(_, connection)| connection.peer == heaviest && connection.bytes > 0);
+                theirs.find(|(_, connection)| connection.phase == Phase::Receiving).map(|(id, _)| *id)
             };
             if let Some(oldest) = oldest {
                 self.send_away(oldest);
@@ -185,8 +188,8 @@ impl Guests {
     }
 }
 
-impl Place {
-    /// Comes back when the connection is to end for others.
+impl ConnectionSlot {
+    /// Returns when the connection must end so that others get its slot.
     pub async fn given_up(&self) {
         self.leave.notified().await;
     }
@@ -208,8 +211,8 @@ impl Place {
     /// for in vain.
     pub async fn hold(&self, bytes: usize) {
         loop {
-            let freed = self.room.freed.notified();
-            if self.room.lock().take(self.id, bytes, self.room.limits.bytes) {
+            let freed = self.table.freed.notified();
+            if self.table.lock().take(self.id, bytes, self.table.limits.bytes) {
                 return;
             }
             freed.await;
@@ -217,24 +220,25 @@ impl Place {
     }
 
     fn set(&self, phase: Phase) {
-        if let Some(guest) = self.room.lock().open.get_mut(&self.id) {
-            guest.phase = phase;
-            guest.since = Instant::now();
+        if let Some(connection) = self.table.lock().open.get_mut(&self.id) {
+            connection.phase = phase;
+            connection.since = Instant::now();
         }
     }
 
     fn give_back(&self) {
-        let held = self.room.lock().open.get_mut(&self.id).map(|guest| std::mem::take(&mut guest.bytes));
+        let held =
+            self.table.lock().open.get_mut(&self.id).map(|connection| std::mem::take(&mut connection.bytes));
         if held.is_some_and(|held| held > 0) {
-            self.room.freed.notify_waiters();
+            self.table.freed.notify_waiters();
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.give_back();
-        self.room.lock().open.remove(&self.id);
+        self.table.lock().open.remove(&self.id);
     }
 }
 
@@ -256,49 +260,48 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    async fn is_sent_away(place: &Place) -> bool {
-        tokio::time::timeout(Duration::ZERO, place.given_up()).await.is_ok()
+    async fn is_sent_away(slot: &ConnectionSlot) -> bool {
+        tokio::time::timeout(Duration::ZERO, slot.given_up()).await.is_ok()
     }
 
     #[tokio::test]
     async fn a_flood_of_one_address_costs_that_address() {
-        let room = Places::new(LIMITS);
-        let kept = room.enter(peer(1)).unwrap();
-        let flood: Vec<_> = (0..100).map(|_| room.enter(peer(2))).collect();
-        let inside =
-            flood.iter().flatten().filter(|place| !place.room.lock().open[&place.id].leaving).count();
+        let table = ConnectionSlots::new(LIMITS);
+        let kept = table.enter(peer(1)).unwrap();
+        let flood: Vec<_> = (0..100).map(|_| table.enter(peer(2))).collect();
+        let inside = flood.iter().flatten().filter(|slot| !slot.table.lock().open[&slot.id].leaving).count();
         assert_eq!(inside, LIMITS.per_peer);
         assert!(!is_sent_away(&kept).await);
-        assert!(room.take_dropped() > 90 && room.take_dropped() == 0);
+        assert!(table.take_dropped() > 90 && table.take_dropped() == 0);
     }
 
     #[tokio::test]
     async fn of_many_addresses_the_oldest_connection_makes_room() {
-        let room = Places::new(LIMITS);
-        let idle: Vec<_> = (0..8).map(|last| room.enter(peer(last)).unwrap()).collect();
-        let newcomer = room.enter(peer(100)).unwrap();
+        let table = ConnectionSlots::new(LIMITS);
+        let idle: Vec<_> = (0..8).map(|last| table.enter(peer(last)).unwrap()).collect();
+        let newcomer = table.enter(peer(100)).unwrap();
         assert!(is_sent_away(&idle[0]).await && !is_sent_away(&idle[1]).await);
         assert!(!is_sent_away(&newcomer).await);
     }
 
     #[tokio::test]
     async fn what_is_being_answered_stays_and_its_own_address_is_turned_away() {
-        let room = Places::new(LIMITS);
-        let busy: Vec<_> = (0..6).map(|_| room.enter(peer(1)).unwrap()).collect();
-        busy.iter().for_each(Place::answering);
-        assert!(room.enter(peer(1)).is_none());
+        let table = ConnectionSlots::new(LIMITS);
+        let busy: Vec<_> = (0..6).map(|_| table.enter(peer(1)).unwrap()).collect();
+        busy.iter().for_each(ConnectionSlot::answering);
+        assert!(table.enter(peer(1)).is_none());
         busy[3].waiting();
-        assert!(room.enter(peer(1)).is_some());
+        assert!(table.enter(peer(1)).is_some());
         assert!(is_sent_away(&busy[3]).await);
         // Another address finds room, and takes it where none is left from what only comes in.
-        let others: Vec<_> = (2..5).map(|last| room.enter(peer(last)).unwrap()).collect();
+        let others: Vec<_> = (2..5).map(|last| table.enter(peer(last)).unwrap()).collect();
         assert_eq!(others.len(), 3);
     }
 
     #[tokio::test]
     async fn bytes_are_waited_for_and_whoever_holds_most_gives_them() {
-        let room = Places::new(LIMITS);
-        let [large, small, more] = [1, 2, 1].map(|last| room.enter(peer(last)).unwrap());
+        let table = ConnectionSlots::new(LIMITS);
+        let [large, small, more] = [1, 2, 1].map(|last| table.enter(peer(last)).unwrap());
         large.receiving();
         large.hold(95).await;
         // Of the same address: nobody is sent away for it.
@@ -312,9 +315,9 @@ mod tests {
         drop(large);
         let small =
             tokio::time::timeout(Duration::from_secs(5), held).await.expect("it is its turn").unwrap();
-        assert_eq!(small.room.lock().open[&small.id].bytes, 10);
+        assert_eq!(small.table.lock().open[&small.id].bytes, 10);
         small.waiting();
-        assert_eq!(small.room.lock().open[&small.id].bytes, 0);
+        assert_eq!(small.table.lock().open[&small.id].bytes, 0);
     }
 
     #[test]

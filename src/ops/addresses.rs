@@ -1,4 +1,4 @@
-//! Where a process can be asked, and the Unix socket among that.
+//! The addresses that a process listens on for health, metrics and state, the Unix socket among them.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, Permissions};

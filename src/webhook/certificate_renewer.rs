@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Due, Held, KEY, Serving};
+use super::certificate_resolver::CertificateResolver;
 use super::config::{Certificates, Own, Timing};
-use super::holder::Holder;
 use crate::admission::{ClassAmount, class_amount};
 use crate::cluster::CallError;
 use crate::cluster::webhooks::{StoredSecret, WebhookApi};
@@ -44,16 +44,16 @@ enum KeepError {
     Contended,
 }
 
-pub(super) struct Keeper {
+pub(super) struct CertificateRenewer {
     pub api: WebhookApi,
     pub certificates: Certificates,
     pub timing: Timing,
-    pub holder: Holder,
+    pub certificate_resolver: CertificateResolver,
     pub class: watch::Sender<ClassAmount>,
     pub metrics: WebhookMetrics,
 }
 
-impl Keeper {
+impl CertificateRenewer {
     /// Runs until told. Drops `ready` once there is a certificate that the API server trusts.
     pub async fn run(self, ready: Token, shutdown: Shutdown) {
         let mut ready = Some(ready);
@@ -118,7 +118,7 @@ impl Keeper {
 
     fn take(&self, serving: Serving) -> Result<(), KeepError> {
         let not_after = serving.not_after.duration_since(UNIX_EPOCH).unwrap_or_default();
-        if self.holder.set(serving) {
+        if self.certificate_resolver.set(serving) {
             self.metrics.certificate_not_after.set(not_after.as_secs_f64());
             info!(not_after = not_after.as_secs(), "a new certificate is served");
         }
