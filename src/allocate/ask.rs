@@ -28,7 +28,7 @@ impl From<Shape> for PodAsk {
 pub struct Shape {
     /// One per request of the pod's claims; none: the pod only needs room.
     pub wants: Vec<Want>,
-    pub alike: Vec<Alike>,
+    pub alike: Vec<AttributeConstraint>,
     /// What the pod asks of its node: thousandths of a CPU, bytes.
     pub cpu_milli: u64,
     pub memory: Bytes,
@@ -61,7 +61,7 @@ pub struct Want {
 /// A `matchAttribute` or `distinctAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it
 /// as the rule says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Alike {
+pub struct AttributeConstraint {
     pub rule: Rule,
     pub attribute: QualifiedName,
     /// Places in [`Shape::wants`].

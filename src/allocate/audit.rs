@@ -10,7 +10,7 @@ use crate::model::names::{DeviceName, NodeName};
 
 /// What must never be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Finding {
+pub enum AuditFinding {
     #[error("{node}/{device}: {granted} MiB are granted of {all}; delete one of its claims")]
     Memory { node: NodeName, device: DeviceName, granted: u64, all: u64 },
     #[error("{node}/{device}: {granted} % of compute are granted; delete one of its claims")]
@@ -24,7 +24,7 @@ pub enum Finding {
 }
 
 /// Every GPU that is granted beyond what it has; nothing if all is well.
-pub fn audit(index: &Index) -> Vec<Finding> {
+pub fn audit(index: &Index) -> Vec<AuditFinding> {
     let mut sums: BTreeMap<(&NodeName, &DeviceName), (u64, u32, u32)> = BTreeMap::new();
     for placement in index.placements.values() {
         for grant in &placement.gpus {
@@ -50,24 +50,24 @@ fn add(sum: &mut (u64, u32, u32), grant: &GpuGrant) {
     );
 }
 
-fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> Vec<Finding> {
+fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> Vec<AuditFinding> {
     let name = || (node.clone(), gpu.device.clone());
     let mut findings = Vec::new();
     if mib > gpu.memory_mib {
         let (node, device) = name();
-        findings.push(Finding::Memory { node, device, granted: mib, all: gpu.memory_mib });
+        findings.push(AuditFinding::Memory { node, device, granted: mib, all: gpu.memory_mib });
     }
     if percent > COMPUTE_ALL {
         let (node, device) = name();
-        findings.push(Finding::Compute { node, device, granted: percent });
+        findings.push(AuditFinding::Compute { node, device, granted: percent });
     }
     if slots > gpu.slots {
         let (node, device) = name();
-        findings.push(Finding::Slots { node, device, granted: slots, all: gpu.slots });
+        findings.push(AuditFinding::Slots { node, device, granted: slots, all: gpu.slots });
     }
     if (mib, percent, slots) != (gpu.used_mib, gpu.used_compute, gpu.used_slots) {
         let (node, device) = name();
-        findings.push(Finding::Count { node, device });
+        findings.push(AuditFinding::Count { node, device });
     }
     findings
 }

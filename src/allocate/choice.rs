@@ -463,7 +463,7 @@ impl Sorted {
         }
         let all = facts.all();
         let mut known: BTreeMap<_, u32> =
-            self.kinds.iter().map(|first| (reads.seen(&all[*first as usize]), *first)).collect();
+            self.kinds.iter().map(|first| (reads.values_read(&all[*first as usize]), *first)).collect();
         for (number, one) in all.iter().enumerate().skip(self.first.len()) {
             if !purse.is_open() {
                 return false;
@@ -471,7 +471,7 @@ impl Sorted {
             purse.pay(SORT_TICKS);
             // Fewer than a u32 counts.
             let number = number as u32;
-            let first = *known.entry(reads.seen(one)).or_insert(number);
+            let first = *known.entry(reads.values_read(one)).or_insert(number);
             if first == number && self.kinds.len() < KINDS_COMPARED {
                 self.kinds.push(number);
             }

@@ -7,7 +7,7 @@ use super::explain::{Explanation, explain};
 use super::fit::placement;
 use super::index::Index;
 use super::node::Placement;
-use super::score::{NO, Policy, rate};
+use super::score::{DOES_NOT_FIT, Policy, rate};
 
 /// Where the pods go, in the order in which they were asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,13 +58,13 @@ pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Deci
 
 /// The best place for one pod, and the number of its node.
 fn place(index: &mut Index, pod: &PodAsk, policy: Policy) -> Option<(usize, Placement)> {
-    let Index { nodes, workload, boards, .. } = index;
-    let (board, scratch) = boards.get(nodes, workload, policy, &pod.shape);
+    let Index { nodes, workload, score_tables, .. } = index;
+    let (table, scratch) = score_tables.get(nodes, workload, policy, &pod.shape);
     let name = |id: usize| nodes.all[id].as_ref().map(|node| &node.name);
-    let id = board.best(|id| name(id).is_some_and(|name| pod.nodes.allow(name)))?;
+    let id = table.best(|id| name(id).is_some_and(|name| pod.nodes.allow(name)))?;
     let node = nodes.all[id].as_ref()?;
-    if rate(policy, node, &board.terms, &workload.targets, scratch) == NO {
+    if rate(policy, node, &table.terms, &workload.targets, scratch) == DOES_NOT_FIT {
         return None;
     }
-    Some((id, placement(&pod.shape, &board.terms, node, &scratch.picked)))
+    Some((id, placement(&pod.shape, &table.terms, node, &scratch.picked)))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::ask::{Alike, Part, PodAsk, Rule, Want};
+use super::ask::{AttributeConstraint, Part, PodAsk, Rule, Want};
 use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
@@ -74,9 +74,9 @@ pub struct Skipped {
 ///
 /// Of several wants, the first that fits nowhere is what is told.
 pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> Explanation {
-    let Index { nodes, boards, .. } = index;
-    let terms = Terms::new(&pod.shape, nodes, &mut boards.choices);
-    boards.choices.pay(EXPLAIN_TICKS * (nodes.all.len() * terms.wants.len()) as u64);
+    let Index { nodes, score_tables, .. } = index;
+    let terms = Terms::new(&pod.shape, nodes, &mut score_tables.choices);
+    score_tables.choices.pay(EXPLAIN_TICKS * (nodes.all.len() * terms.wants.len()) as u64);
     let none = Want::whole(0);
     let mut told = None;
     for (at, one) in terms.wants.iter().enumerate() {
@@ -101,7 +101,7 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
         }
         told.get_or_insert(skipped);
     }
-    let words = |alike: &Alike| match alike.rule {
+    let words = |alike: &AttributeConstraint| match alike.rule {
         Rule::Same => format!("the same {}", alike.attribute),
         Rule::Different => format!("a different {} each", alike.attribute),
     };
@@ -172,7 +172,7 @@ impl<'a> Most<'a> {
                     skipped.closed += 1;
                     continue;
                 }
-                Ok(_) if !terms.bears(gpu) => {
+                Ok(_) if !terms.tolerates(gpu) => {
                     skipped.not_borne(taints.get(gpu.taints), want);
                     continue;
                 }

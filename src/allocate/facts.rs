@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::ask::{Alike, Rule};
+use super::ask::{AttributeConstraint, Rule};
 use crate::select::{AttributeValue, DeviceFacts};
 
 /// So many facts are kept before those of GPUs that have gone are forgotten.
@@ -62,17 +62,17 @@ impl Facts {
     }
 }
 
-/// An [`Alike`], with the attribute's values as numbers.
+/// An [`AttributeConstraint`], with the attribute's values as numbers.
 #[derive(Debug, Clone)]
-pub(super) struct AlikeTerms {
+pub(super) struct ConstraintTerms {
     pub rule: Rule,
     pub wants: Vec<usize>,
     /// By number of the facts; 0: the attribute is missing.
     values: Vec<u32>,
 }
 
-impl AlikeTerms {
-    pub fn new(alike: &Alike, facts: &Facts) -> Self {
+impl ConstraintTerms {
+    pub fn new(alike: &AttributeConstraint, facts: &Facts) -> Self {
         let mut numbers: BTreeMap<&AttributeValue, u32> = BTreeMap::new();
         let mut values = Vec::with_capacity(facts.all().len());
         for one in facts.all() {

@@ -2,7 +2,7 @@
 
 use super::ask::{Part, Shape, Want};
 use super::choice::{Choice, Choices};
-use super::facts::AlikeTerms;
+use super::facts::ConstraintTerms;
 use super::index::Nodes;
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
 use super::search;
@@ -16,7 +16,7 @@ const ALIKE_TICKS: u64 = 50;
 pub(super) struct Terms {
     /// As in the shape; never empty: a pod without wants has one for no GPU.
     pub wants: Vec<WantTerms>,
-    pub alike: Vec<AlikeTerms>,
+    pub alike: Vec<ConstraintTerms>,
     pub cpu_milli: u64,
     pub memory_mib: u64,
     pub pods: u64,
@@ -38,7 +38,7 @@ pub(super) struct WantTerms {
     /// None: there are no selectors.
     pub choice: Option<Choice>,
     /// By number of the set of taints; what is not there is not borne.
-    bears: Vec<bool>,
+    tolerates: Vec<bool>,
 }
 
 /// Why no GPU of a class will do.
@@ -104,9 +104,9 @@ impl Terms {
         for (terms, want) in self.wants.iter_mut().zip(&shape.wants) {
             terms.choice = choices.of(&want.selectors, &nodes.facts);
             self.complete &= terms.choice.as_ref().is_none_or(|choice| choice.complete);
-            terms.bears = nodes.taints.borne(&want.tolerations);
+            terms.tolerates = nodes.taints.borne(&want.tolerations);
         }
-        self.alike = shape.alike.iter().map(|alike| AlikeTerms::new(alike, &nodes.facts)).collect();
+        self.alike = shape.alike.iter().map(|alike| ConstraintTerms::new(alike, &nodes.facts)).collect();
         choices.pay(ALIKE_TICKS * (shape.alike.len() * nodes.facts.all().len()) as u64);
     }
 
@@ -148,7 +148,7 @@ impl WantTerms {
             needs,
             least_mib: if want.gpus == 0 { 0 } else { least },
             choice: None,
-            bears: Vec::new(),
+            tolerates: Vec::new(),
         }
     }
 
@@ -166,8 +166,8 @@ impl WantTerms {
 
     /// Are its taints tolerated?
     #[inline]
-    pub fn bears(&self, gpu: &Gpu) -> bool {
-        gpu.taints == 0 || self.bears.get(gpu.taints as usize).is_some_and(|borne| *borne)
+    pub fn tolerates(&self, gpu: &Gpu) -> bool {
+        gpu.taints == 0 || self.tolerates.get(gpu.taints as usize).is_some_and(|borne| *borne)
     }
 
     /// What the GPU would have left, in MiB; none: it does not fit.
@@ -175,7 +175,7 @@ impl WantTerms {
     pub fn left(&self, gpu: &Gpu) -> Option<u64> {
         let (mib, slots) = self.need(gpu)?;
         let fits = !gpu.closed && gpu.free_slots() >= slots && gpu.free_compute() >= self.compute;
-        if fits && self.bears(gpu) && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
+        if fits && self.tolerates(gpu) && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
     }
 
     #[inline]

@@ -46,8 +46,8 @@ pub(super) struct Targets {
     weights: Vec<u32>,
     weight: u64,
     gpus: Vec<i32>,
-    cpu_milli: Asked,
-    memory_mib: Asked,
+    cpu_milli: TargetDemand,
+    memory_mib: TargetDemand,
     by_class: Vec<Needs>,
     /// For classes that are not known yet.
     never: Needs,
@@ -130,8 +130,8 @@ impl Workload {
             weights: weights.collect(),
             weight: self.shapes.iter().map(|(_, weight)| weight).sum(),
             gpus: wants.iter().map(|(_, gpus)| narrow(u64::from(*gpus))).collect(),
-            cpu_milli: Asked::of(self.shapes.iter().map(|(shape, _)| shape.cpu_milli)),
-            memory_mib: Asked::of(self.shapes.iter().map(|(shape, _)| shape.memory.mib_ceil())),
+            cpu_milli: TargetDemand::of(self.shapes.iter().map(|(shape, _)| shape.cpu_milli)),
+            memory_mib: TargetDemand::of(self.shapes.iter().map(|(shape, _)| shape.memory.mib_ceil())),
             by_class: classes.iter().map(of_class).collect(),
             never: Needs::new(vec![NEVER; wants.len()], vec![NEVER; wants.len()]),
         };
@@ -289,7 +289,7 @@ fn narrow(number: u64) -> i32 {
 
 /// What pods of each target ask of a node's CPU, or of its memory.
 #[derive(Debug, Default)]
-struct Asked {
+struct TargetDemand {
     numbers: Vec<i32>,
     inverses: Vec<f32>,
 }
@@ -297,7 +297,7 @@ struct Asked {
 /// What a node has left beyond 4,000 cores or 4 TiB does not count: up to here [`times`] is exact.
 const LEFT_MAX: i32 = 1 << 22;
 
-impl Asked {
+impl TargetDemand {
     fn of(numbers: impl Iterator<Item = u64>) -> Self {
         // What no node has need not be told apart.
         let numbers: Vec<i32> = numbers.map(|number| narrow(number).min(LEFT_MAX + 1)).collect();

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::ask::Shape;
-use super::board::Boards;
 use super::choice::Studied;
 use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
 use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
+use super::score_table::ScoreTables;
 use super::taints::Taints;
 use crate::model::names::{ClaimUid, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -71,7 +71,7 @@ pub struct Index {
     gaps: Vec<usize>,
     pub(super) placements: BTreeMap<PlacementKey, Placement>,
     pub(super) workload: Workload,
-    pub(super) boards: Boards,
+    pub(super) score_tables: ScoreTables,
 }
 
 /// What scores are made from.
@@ -325,32 +325,32 @@ impl Index {
     pub fn beside(&self) -> Self {
         let nodes =
             Nodes { facts: self.nodes.facts.clone(), taints: self.nodes.taints.clone(), ..Nodes::default() };
-        Self { nodes, boards: Boards::with(self.boards.choices.beside()), ..Self::default() }
+        Self { nodes, score_tables: ScoreTables::with(self.score_tables.choices.beside()), ..Self::default() }
     }
 
     /// From now on decisions and selectors may cost so much, in ticks of [`crate::select::TICKS_PER_UNIT`]. A decision
     /// goes to its end; only [`Self::study`] stops when that is spent. Until this is called nothing is bounded.
     pub fn allow(&mut self, ticks: u64) {
-        self.boards.choices.allow(ticks);
+        self.score_tables.choices.allow(ticks);
     }
 
     /// What was spent since, in ticks, and whether something about selectors was left undone for lack of more.
     pub fn spent(&self) -> (u64, bool) {
-        self.boards.choices.spent()
+        self.score_tables.choices.spent()
     }
 
     /// Finds out which GPUs the selectors of a shape choose, as far as what is allowed will do. To be done before a
     /// decision: in one, a GPU that was not looked at is not chosen.
     pub fn study(&mut self, shape: &Shape) -> Studied {
         let lists = shape.wants.iter().map(|want| &want.selectors);
-        self.boards.choices.study(lists, &self.nodes.facts)
+        self.score_tables.choices.study(lists, &self.nodes.facts)
     }
 
     /// All of these CEL expressions choose the GPU. Not if there is no such GPU, one of them fails on it, or it was not
     /// looked at yet. Answers are kept by the expressions' texts.
     pub fn chooses(&mut self, selectors: &Arc<[String]>, name: &NodeName, device: &DeviceName) -> bool {
         let Some(facts) = self.facts_of(name, device) else { return false };
-        let choice = self.boards.choices.of(selectors, &self.nodes.facts);
+        let choice = self.score_tables.choices.of(selectors, &self.nodes.facts);
         choice.is_none_or(|choice| choice.chosen.has(facts))
     }
 
@@ -358,7 +358,7 @@ impl Index {
     /// there is no such GPU.
     pub fn may_choose(&mut self, selectors: &Arc<[String]>, name: &NodeName, device: &DeviceName) -> bool {
         let Some(facts) = self.facts_of(name, device) else { return true };
-        let choice = self.boards.choices.of(selectors, &self.nodes.facts);
+        let choice = self.score_tables.choices.of(selectors, &self.nodes.facts);
         choice.is_none_or(|choice| choice.chosen.has(facts) || choice.failed.has(facts) || !choice.complete)
     }
 

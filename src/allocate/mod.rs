@@ -14,7 +14,6 @@
 
 pub mod ask;
 mod audit;
-mod board;
 mod choice;
 mod decide;
 mod explain;
@@ -24,14 +23,15 @@ mod fragment;
 pub mod index;
 mod node;
 mod score;
+mod score_table;
 mod search;
 mod taints;
 #[cfg(test)]
 mod tests;
 mod verdict;
 
-pub use ask::{Alike, Nodes, Part, PodAsk, Rule, Shape, Want};
-pub use audit::{Finding, audit};
+pub use ask::{AttributeConstraint, Nodes, Part, PodAsk, Rule, Shape, Want};
+pub use audit::{AuditFinding, audit};
 pub use choice::Studied;
 pub use decide::{Decision, decide};
 pub use explain::{Explanation, Shortage, Skipped};

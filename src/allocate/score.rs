@@ -51,7 +51,7 @@ impl FromStr for Policy {
 /// Three numbers in one, the first outweighs the second, the second the third.
 pub(super) type Score = u128;
 /// The pod does not fit.
-pub(super) const NO: Score = u128::MAX;
+pub(super) const DOES_NOT_FIT: Score = u128::MAX;
 
 const SECOND_BITS: u32 = 40;
 const THIRD_BITS: u32 = 24;
@@ -59,7 +59,7 @@ const THIRD_BITS: u32 = 24;
 fn score(first: u64, second: u64, third: u64) -> Score {
     let second = u128::from(second.min((1 << SECOND_BITS) - 1));
     let third = u128::from(third.min((1 << THIRD_BITS) - 1));
-    // The largest first would collide with `NO`.
+    // The largest first would collide with `DOES_NOT_FIT`.
     let first = u128::from(first.min(u64::MAX - 1));
     first << (SECOND_BITS + THIRD_BITS) | second << THIRD_BITS | third
 }
@@ -96,7 +96,7 @@ pub(super) fn rate(
     scratch.picked.clear();
     scratch.fitting.clear();
     if !terms.node_has_room(node) {
-        return NO;
+        return DOES_NOT_FIT;
     }
     let Some(want) = terms.single() else { return rate_several(policy, node, terms, targets, scratch) };
     for (at, gpu) in node.gpus.iter().enumerate().take(if want.gpus == 0 { 0 } else { usize::MAX }) {
@@ -105,7 +105,7 @@ pub(super) fn rate(
         }
     }
     if scratch.fitting.len() < want.gpus {
-        return NO;
+        return DOES_NOT_FIT;
     }
     match want.gpus {
         1 if policy == Policy::Fragmentation => return by_fragmentation(node, terms, targets, scratch),
@@ -134,7 +134,7 @@ fn rate_several(
     scratch: &mut Scratch,
 ) -> Score {
     let found = search::run(node, terms, &|gpu, left, mib| cost(policy, gpu, left, mib), &mut scratch.tried);
-    let Some(picks) = found else { return NO };
+    let Some(picks) = found else { return DOES_NOT_FIT };
     scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
     let taken = picks.iter().map(|pick| pick.mib).sum();
@@ -152,7 +152,7 @@ fn whole_score(
     let cpu = node.free_cpu_milli() - terms.cpu_milli;
     match policy {
         Policy::Pack => score(costs, free, cpu),
-        Policy::Spread => score(costs, MUCH - free.min(MUCH), MANY - cpu.min(MANY)),
+        Policy::Spread => score(costs, MAX_SECOND - free.min(MAX_SECOND), MAX_THIRD - cpu.min(MAX_THIRD)),
         Policy::Fragmentation => {
             let Scratch { picked, tally, lost, .. } = scratch;
             tally.count(targets, node, None);
@@ -166,8 +166,8 @@ fn whole_score(
 }
 
 /// To turn "the more the better" round.
-const MUCH: u64 = (1 << SECOND_BITS) - 1;
-const MANY: u64 = (1 << THIRD_BITS) - 1;
+const MAX_SECOND: u64 = (1 << SECOND_BITS) - 1;
+const MAX_THIRD: u64 = (1 << THIRD_BITS) - 1;
 
 /// What it costs to use a GPU of a node, for choosing among them.
 fn cost(policy: Policy, gpu: &Gpu, left: u64, mib: u64) -> u64 {
@@ -176,7 +176,7 @@ fn cost(policy: Policy, gpu: &Gpu, left: u64, mib: u64) -> u64 {
         // room for one more share.
         Policy::Pack if gpu.isolation == Isolation::Mps && gpu.mixes(mib) => left.saturating_add(mib),
         Policy::Pack | Policy::Fragmentation => left,
-        Policy::Spread => MUCH - left.min(MUCH),
+        Policy::Spread => MAX_SECOND - left.min(MAX_SECOND),
     }
 }
 
@@ -200,7 +200,7 @@ fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut
             best = Some(candidate);
         }
     }
-    let Some((gradient, left, at)) = best else { return NO };
+    let Some((gradient, left, at)) = best else { return DOES_NOT_FIT };
     picked.push((at, 0));
     let taken = node.gpus[at].free_mib() - left;
     score(gradient, node.usable_mib - taken, node.free_cpu_milli() - terms.cpu_milli)

@@ -1,4 +1,4 @@
-//! GPUs for several wants at once, on one node. GPUs of one claim are different ones, those of an [`super::Alike`]
+//! GPUs for several wants at once, on one node. GPUs of one claim are different ones, those of an [`super::AttributeConstraint`]
 //! agree in its attribute or all differ in it, and two claims may meet on one GPU if it holds both.
 
 use std::cmp::Reverse;
@@ -171,7 +171,7 @@ impl Search<'_> {
         state(a) == state(b)
             && self.extra[one] == self.extra[other]
             && self.terms.wants.iter().all(|want| want.chooses(a) == want.chooses(b))
-            && self.terms.wants.iter().all(|want| want.bears(a) == want.bears(b))
+            && self.terms.wants.iter().all(|want| want.tolerates(a) == want.tolerates(b))
             && self.terms.alike.iter().all(|alike| alike.value(a.facts) == alike.value(b.facts))
     }
 }

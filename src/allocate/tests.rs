@@ -311,7 +311,7 @@ fn what_others_granted_too_much_is_recorded_and_found() {
     index.apply(&PodUid::new("1"), &found).unwrap();
     assert_eq!(index.apply(&PodUid::new("1"), &found), Err(Unknown::Placed((&PodUid::new("1")).into())));
     index.apply(&PodUid::new("2"), &found).unwrap();
-    let words: Vec<_> = audit(&index).iter().map(Finding::to_string).collect();
+    let words: Vec<_> = audit(&index).iter().map(AuditFinding::to_string).collect();
     assert_eq!(words, ["a/gpu-0: 12000 MiB are granted of 10000; delete one of its claims"]);
     index.remove(&PodUid::new("2"));
     assert_eq!(audit(&index), vec![]);
@@ -420,8 +420,8 @@ fn rooted(name: &str, mib: u64) -> NodeSpec {
     tell(node(name, 5, mib), &[&one, &other, &one, &other, &[]])
 }
 
-fn alike(wants: &[usize]) -> Vec<Alike> {
-    vec![Alike {
+fn alike(wants: &[usize]) -> Vec<AttributeConstraint> {
+    vec![AttributeConstraint {
         rule: Rule::Same,
         attribute: name("resource.kubernetes.io/pcieRoot"),
         wants: wants.to_vec(),
@@ -460,7 +460,7 @@ fn all_claims_of_a_pod_find_their_place_on_one_node() {
     let mut index = index(&[rooted("a", 10_000), node("b", 1, 10_000)]);
     let want =
         |claim, mib, gpus| Want { claim, part: Part::Memory(Bytes::from_mib(mib)), ..Want::whole(gpus) };
-    let place = |index: &mut Index, wants: &[Want], alike: Vec<Alike>| {
+    let place = |index: &mut Index, wants: &[Want], alike: Vec<AttributeConstraint>| {
         let shape = Shape { wants: wants.to_vec(), alike, ..Shape::default() };
         let found = decide(index, &[shape.into()], Policy::Pack).map_err(|refused| refused.to_string())?;
         let grants = found.placements[0].gpus.iter();
@@ -549,10 +549,10 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
         prop_oneof!["0\\.[1-9]"].prop_map(|text| Part::Fraction(text.parse().unwrap())),
     ];
     let rest = (0..3_u32, 0..3_u8, 0..15_u32, 0..4_usize, any::<bool>(), 0..5_usize, 0..4_u64);
-    let bears = prop_oneof![Just(&[][..]), Just(&["a"][..]), Just(&["b", "a"][..])];
+    let tolerates = prop_oneof![Just(&[][..]), Just(&["a"][..]), Just(&["b", "a"][..])];
     let pods = prop_oneof![1 => Just(0), 4 => Just(1)];
-    (part, rest, bears, pods).prop_map(
-        |(part, (gpus, compute, processes, rung, product, only, cpu), bears, pods)| PodAsk {
+    (part, rest, tolerates, pods).prop_map(
+        |(part, (gpus, compute, processes, rung, product, only, cpu), tolerates, pods)| PodAsk {
             shape: Shape {
                 cpu_milli: cpu * 500,
                 memory: Bytes::from_mib(cpu * 100),
@@ -563,7 +563,7 @@ fn shapes() -> impl Strategy<Value = PodAsk> {
                     processes,
                     minimum_isolation: Isolation::ALL[rung.min(2)],
                     products: if product { vec!["t4".to_owned()] } else { vec![] },
-                    tolerations: bears.iter().copied().map(toleration).collect(),
+                    tolerations: tolerates.iter().copied().map(toleration).collect(),
                     ..Want::whole(gpus)
                 })
             },
@@ -737,9 +737,9 @@ fn play(events: &[Event], policy: Policy) -> Result<Vec<Result<Decision, Explana
 /// A pod with up to three wants, of two claims, perhaps with GPUs that must be alike.
 fn several() -> impl Strategy<Value = Shape> {
     let want = (0..2_u32, 1..3_u32, 0..3_u64, any::<bool>(), any::<bool>());
-    let want = want.prop_map(|(claim, gpus, third, t4, bears)| Want {
+    let want = want.prop_map(|(claim, gpus, third, t4, tolerates)| Want {
         claim,
-        tolerations: if bears { vec![toleration("a")] } else { vec![] },
+        tolerations: if tolerates { vec![toleration("a")] } else { vec![] },
         part: if third == 0 { Part::Whole } else { Part::Memory(Bytes::from_mib(third * 30)) },
         products: if t4 { vec!["t4".to_owned()] } else { vec![] },
         ..Want::whole(gpus)
@@ -747,7 +747,8 @@ fn several() -> impl Strategy<Value = Shape> {
     let rule = prop_oneof![Just(None), Just(Some(Rule::Same)), Just(Some(Rule::Different))];
     (proptest::collection::vec(want, 1..4), rule).prop_map(|(wants, rule)| {
         let all: Vec<usize> = (0..wants.len()).filter(|at| wants[*at].claim == 0).collect();
-        let alike = rule.map(|rule| Alike { rule, ..alike(&all).remove(0) }).into_iter().collect();
+        let alike =
+            rule.map(|rule| AttributeConstraint { rule, ..alike(&all).remove(0) }).into_iter().collect();
         Shape { wants, alike, ..Shape::default() }
     })
 }
@@ -886,11 +887,16 @@ fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
         index.apply(&PodUid::new(format!("p{nth}")), &placement).unwrap();
     }
     let findings = audit(&index);
-    let is = |one: &Finding, what: fn(&Finding) -> bool| what(one);
+    let is = |one: &AuditFinding, what: fn(&AuditFinding) -> bool| what(one);
     assert!(
-        findings.iter().any(|one| is(one, |one| matches!(one, Finding::Slots { granted: u32::MAX, .. })))
+        findings
+            .iter()
+            .any(|one| is(one, |one| matches!(one, AuditFinding::Slots { granted: u32::MAX, .. })))
     );
-    assert!(findings.iter().any(|one| is(one, |one| matches!(one, Finding::Memory { .. }))));
-    assert!(!findings.iter().any(|one| is(one, |one| matches!(one, Finding::Count { .. }))), "{findings:?}");
+    assert!(findings.iter().any(|one| is(one, |one| matches!(one, AuditFinding::Memory { .. }))));
+    assert!(
+        !findings.iter().any(|one| is(one, |one| matches!(one, AuditFinding::Count { .. }))),
+        "{findings:?}"
+    );
     assert!(decide(&mut index, &[mib(1).into()], Policy::Pack).is_err());
 }

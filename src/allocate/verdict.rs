@@ -81,8 +81,8 @@ pub enum GpuVerdict {
 
 /// All nodes of the index, in the order in which they were added.
 pub fn verdicts(index: &mut Index, shape: &Shape) -> Vec<NodeVerdict> {
-    let Index { nodes, boards, .. } = index;
-    let terms = Terms::new(shape, nodes, &mut boards.choices);
+    let Index { nodes, score_tables, .. } = index;
+    let terms = Terms::new(shape, nodes, &mut score_tables.choices);
     let wants: Vec<_> = terms.wants.iter().zip(&shape.wants).collect();
     let look = |node: &super::node::Node| {
         let of_want = |(terms, want): &(&WantTerms, &Want)| {
@@ -120,7 +120,7 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
             GpuVerdict::Processes { needed: want.processes, all }
         }
         Ok(_) if !terms.chooses(gpu) => not_chosen(gpu, terms.choice.as_ref()),
-        Ok(_) if !terms.bears(gpu) => {
+        Ok(_) if !terms.tolerates(gpu) => {
             let taint = untolerated(nodes.taints.get(gpu.taints), &want.tolerations);
             GpuVerdict::Tainted(taint.map(ToString::to_string).unwrap_or_default())
         }

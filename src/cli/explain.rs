@@ -28,7 +28,7 @@ use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, explain};
 use crate::model::names::{ClaimUid, HOLD_LABEL, NodeName};
 use find::{Named, Target};
-use report::{Leader, Report, Told};
+use report::{ExplainedClaim, Leader, Report};
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -109,11 +109,11 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         })
         .await?;
     let asked = match &target {
-        Target::Claim { .. } => Asked { claims: vec![found(&core, &named)?], ..Asked::default() },
+        Target::Claim { .. } => Subjects { claims: vec![found(&core, &named)?], ..Subjects::default() },
         Target::Pod { .. } => of_pod(cluster, &core, &named).await?,
     };
-    let Asked { claims, lacks, mut remarks } = asked;
-    let (_, troubles) = core.recorder.take();
+    let Subjects { claims, lacks, mut remarks } = asked;
+    let (_, troubles) = core.says.take();
     remarks.extend(troubles);
     remarks.extend(elsewhere(&holders, &args.controller_namespace));
     let mut told = Vec::new();
@@ -122,9 +122,9 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
             true => Vec::new(),
             false => carried::read(cluster, &explained.claim).await?,
         };
-        told.push(Told { explained, carried });
+        told.push(ExplainedClaim { explained, carried });
     }
-    let waits = |told: &Told| {
+    let waits = |told: &ExplainedClaim| {
         matches!(&told.explained.answer, Answer::Would { .. })
             || matches!(&told.explained.answer, Answer::Waits { because: Because::Short(_), .. })
     };
@@ -168,7 +168,7 @@ fn found(core: &Core, named: &Named) -> anyhow::Result<ClaimUid> {
 
 /// What is asked about.
 #[derive(Default)]
-struct Asked {
+struct Subjects {
     claims: Vec<ClaimUid>,
     /// What a pod needs and does not have.
     lacks: Vec<String>,
@@ -176,17 +176,17 @@ struct Asked {
 }
 
 /// Those of a pod's claims that are there, and words about the others.
-async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Result<Asked> {
+async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Result<Subjects> {
     let object = match cluster.pod_named(&named.namespace, &named.name).await {
         Ok(object) => object,
         Err(CallError::NotFound { .. }) => return Err(find::no_pod(&core.view, named)),
         Err(error) => return Err(error.into()),
     };
     if let Some(words) = find::ended(&object) {
-        return Ok(Asked { remarks: vec![words], ..Asked::default() });
+        return Ok(Subjects { remarks: vec![words], ..Subjects::default() });
     }
-    let mut asked = Asked { lacks: find::lacks(&object), ..Asked::default() };
-    let mut pods = core.view.pods.values();
+    let mut asked = Subjects { lacks: find::lacks(&object), ..Subjects::default() };
+    let mut pods = core.world.pods.values();
     let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     for name in pod.iter().flat_map(|pod| &pod.claims) {
         match core.view.claim_named(&named.namespace, name) {
@@ -217,7 +217,7 @@ async fn leader(cluster: &KubeCluster, args: &ExplainArgs) -> Leader {
 impl Report {
     /// 0: everything has its place, or could have it.
     pub fn exit_code(&self) -> u8 {
-        let well = |told: &Told| match &told.explained.answer {
+        let well = |told: &ExplainedClaim| match &told.explained.answer {
             Answer::Placed { .. } | Answer::Would { .. } | Answer::Hold { .. } => true,
             Answer::NotOurs { place, .. } => place.is_some(),
             Answer::Waits { .. } | Answer::Refused { .. } => false,

@@ -35,12 +35,12 @@ pub struct InspectArgs {
     #[arg(long, value_name = "FILTER")]
     pub set: Option<String>,
     #[command(flatten)]
-    pub place: Place,
+    pub place: PluginAddress,
 }
 
 /// Where to ask.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
-pub struct Place {
+pub struct PluginAddress {
     /// The process's --ops-socket.
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     pub socket: PathBuf,
@@ -98,18 +98,18 @@ pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// Nothing answers there, or not a node plugin of this release.
-pub fn state(place: &Place) -> anyhow::Result<NodeState> {
+pub fn state(place: &PluginAddress) -> anyhow::Result<NodeState> {
     let text = get(place, "/state")?;
     let mut json = serde_json::Deserializer::from_str(&text);
     serde_path_to_error::deserialize(&mut json)
         .with_context(|| format!("the state that {place} tells is not understood; is it another release?"))
 }
 
-fn get(place: &Place, path: &str) -> anyhow::Result<String> {
+fn get(place: &PluginAddress, path: &str) -> anyhow::Result<String> {
     ask(place, "GET", path, "")
 }
 
-fn ask(place: &Place, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
+fn ask(place: &PluginAddress, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
     let answer = place.exchange(method, path, body).with_context(|| nobody(place))?;
     let (head, body) = answer.split_once("\r\n\r\n").with_context(|| {
         format!("what answers at {place} does not speak HTTP; is it a process of tranche?")
@@ -128,7 +128,7 @@ fn ask(place: &Place, method: &str, path: &str, body: &str) -> anyhow::Result<St
     }
 }
 
-fn nobody(place: &Place) -> String {
+fn nobody(place: &PluginAddress) -> String {
     format!(
         "nobody answers at {place}. Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node -- \
          tranche inspect), give the process's --ops-socket as --socket, or see why it is not running \
@@ -136,7 +136,7 @@ fn nobody(place: &Place) -> String {
     )
 }
 
-impl Place {
+impl PluginAddress {
     fn exchange(&self, method: &str, path: &str, body: &str) -> io::Result<String> {
         match self.address {
             Some(address) => {
@@ -155,7 +155,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PluginAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.address {
             Some(address) => write!(f, "{address}"),
@@ -179,12 +179,12 @@ mod tests {
     use crate::ops::addresses::Addresses;
     use crate::ops::{drain::Shutdown, logs::LogControl, metrics, readiness::Readiness, server};
 
-    fn args(what: What, output: Option<Output>, place: Place) -> InspectArgs {
+    fn args(what: What, output: Option<Output>, place: PluginAddress) -> InspectArgs {
         InspectArgs { what, output, set: None, place }
     }
 
-    fn at(socket: &std::path::Path) -> Place {
-        Place { socket: socket.to_owned(), address: None }
+    fn at(socket: &std::path::Path) -> PluginAddress {
+        PluginAddress { socket: socket.to_owned(), address: None }
     }
 
     /// A real server that is asked, not ready while `awaited`; by its address if `over_tcp`.

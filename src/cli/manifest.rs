@@ -79,7 +79,7 @@ pub struct Manifest {
 /// One request of a claim's spec, or one alternative of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asked {
+pub struct RequestedDevices {
     pub request: String,
     pub device_class: String,
     /// A number, or `All`.
@@ -133,7 +133,7 @@ impl Manifest {
     }
 
     /// What the spec asks for, alternatives one by one.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<RequestedDevices> {
         let mut asked = Vec::new();
         for request in array(&self.object, "/spec/devices/requests") {
             let name = word(request, "name");
@@ -175,7 +175,7 @@ impl Manifest {
     }
 }
 
-fn one(request: String, spec: &Value) -> Asked {
+fn one(request: String, spec: &Value) -> RequestedDevices {
     let count = match word(spec, "allocationMode") {
         "All" => "All".to_owned(),
         _ => spec.get("count").and_then(Value::as_u64).unwrap_or(1).to_string(),
@@ -183,7 +183,7 @@ fn one(request: String, spec: &Value) -> Asked {
     let selectors =
         array(spec, "/selectors").iter().filter_map(|selector| selector.pointer("/cel/expression")?.as_str());
     let capacity = spec.pointer("/capacity/requests").and_then(Value::as_object).into_iter().flatten();
-    Asked {
+    RequestedDevices {
         request,
         device_class: word(spec, "deviceClassName").to_owned(),
         count,

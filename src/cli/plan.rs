@@ -38,7 +38,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE")]
     pub gpus: Option<PathBuf>,
     #[command(flatten)]
-    pub place: inspect::Place,
+    pub place: inspect::PluginAddress,
     /// A folder of ledger records: the claims that hold devices already
     /// [default: those that the state tells of].
     #[arg(long, value_name = "DIR")]

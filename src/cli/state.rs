@@ -19,7 +19,8 @@ pub struct NodeState {
     pub inventory: Inventory,
     pub discovery: Looks,
     pub slices: Published,
-    pub ailments: Vec<Ailing>,
+    #[serde(rename = "ailments")]
+    pub device_faults: Vec<DeviceFault>,
     pub kubelet: Kubelet,
     pub claims: Vec<Holder>,
     /// MPS daemons, while claims need them.
@@ -50,7 +51,7 @@ pub struct Looks {
 /// Something that is wrong with devices.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Ailing {
+pub struct DeviceFault {
     pub devices: Vec<DeviceName>,
     pub effect: String,
     /// Seconds since 1970.

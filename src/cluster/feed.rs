@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::KubeCluster;
 use super::guarded::{Known, Misfit, read};
-use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Told, Watch, version_of};
+use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Watch, WatchItem, version_of};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
 
@@ -120,8 +120,8 @@ const FORBIDDEN: u16 = 403;
 /// What is asked for is history, or no version at all: the list must be read anew.
 const EXPIRED: [Option<u16>; 2] = [Some(410), Some(400)];
 
-/// Where a follower is.
-enum At {
+/// How far a follower has read.
+enum Position {
     /// A list is to begin.
     Anew,
     /// So many pages of it were read; the next one begins at `next`.
@@ -153,7 +153,7 @@ struct Follower<K> {
     which: Which,
     /// The API server may not serve the kind.
     may_lack: bool,
-    at: At,
+    at: Position,
     /// In a row.
     failures: u32,
     due: VecDeque<Seen<K>>,
@@ -162,7 +162,7 @@ struct Follower<K> {
 impl<K: Known> Follower<K> {
     fn new(client: Client, which: Which) -> Self {
         let due = VecDeque::new();
-        Self { client, which, may_lack: false, at: At::Anew, failures: 0, due }
+        Self { client, which, may_lack: false, at: Position::Anew, failures: 0, due }
     }
 
     fn changes(self, wrap: fn(Seen<K>) -> Change) -> BoxStream<'static, Change> {
@@ -187,44 +187,44 @@ impl<K: Known> Follower<K> {
     /// One step on; on an error it is not done. What is seen by it is due.
     async fn step(&mut self) -> Result<(), ReadError> {
         match &mut self.at {
-            At::Anew => {
+            Position::Anew => {
                 rest(self.failures).await;
                 self.due.push_back(Seen::Anew);
-                self.at = At::Pages { read: 0, next: String::new(), version: String::new() };
+                self.at = Position::Pages { read: 0, next: String::new(), version: String::new() };
             }
-            At::Pages { read: PAGES_MAX.., .. } => return Err(ReadError::Endless),
-            At::Pages { read, next, version } => {
+            Position::Pages { read: PAGES_MAX.., .. } => return Err(ReadError::Endless),
+            Position::Pages { read, next, version } => {
                 let list = list::<K>(&self.which, next)?;
                 let page = Box::new(Page::open(&self.client, list).await?);
-                self.at = At::Page { read: *read + 1, page, version: std::mem::take(version) };
+                self.at = Position::Page { read: *read + 1, page, version: std::mem::take(version) };
             }
-            At::Page { page, .. } => match page.next().await? {
+            Position::Page { page, .. } => match page.next().await? {
                 Some(piece) => self.due.push_back(seen(read(&piece), true)),
                 None => self.turn_page(),
             },
-            At::Watch { version } => {
+            Position::Watch { version } => {
                 rest(self.failures).await;
                 let watch = watch::<K>(&self.which, version)?;
                 let watch = Box::new(Watch::open(&self.client, watch, WATCH + WATCH_GRACE).await?);
                 let version = std::mem::take(version);
-                self.at = At::Watching { watch, version, since: Instant::now(), brought: false };
+                self.at = Position::Watching { watch, version, since: Instant::now(), brought: false };
             }
-            At::Watching { watch, version, brought, .. } => {
+            Position::Watching { watch, version, brought, .. } => {
                 let told = watch.next().await?;
                 if told.is_some() {
                     (*brought, self.failures) = (true, 0);
                 }
                 match told {
-                    Some(Told::Stored(piece)) => {
+                    Some(WatchItem::Stored(piece)) => {
                         version_of(&piece.bytes).into_iter().for_each(|fresh| *version = fresh);
                         self.due.push_back(seen(read(&piece), false));
                     }
-                    Some(Told::Deleted(piece)) => {
+                    Some(WatchItem::Deleted(piece)) => {
                         version_of(&piece.bytes).into_iter().for_each(|fresh| *version = fresh);
                         let object = read::<K>(&piece).unwrap_or_else(|misfit| misfit.rest);
                         self.due.push_back(Seen::Deleted(Box::new(object.metadata().clone())));
                     }
-                    Some(Told::Bookmark(fresh)) => *version = fresh,
+                    Some(WatchItem::Bookmark(fresh)) => *version = fresh,
                     None => self.watch_again(),
                 }
             }
@@ -234,34 +234,40 @@ impl<K: Known> Follower<K> {
 
     /// The page was read to its end.
     fn turn_page(&mut self) {
-        let At::Page { read, page, version } = std::mem::replace(&mut self.at, At::Anew) else { return };
+        let Position::Page { read, page, version } = std::mem::replace(&mut self.at, Position::Anew) else {
+            return;
+        };
         let about = page.about();
         // All pages are of one version: that of the first.
         let version = if version.is_empty() { about.resource_version } else { version };
         if about.next.is_empty() {
             self.failures = 0;
             self.due.push_back(Seen::Complete);
-            self.at = At::Watch { version };
+            self.at = Position::Watch { version };
         } else {
-            self.at = At::Pages { read, next: about.next, version };
+            self.at = Position::Pages { read, next: about.next, version };
         }
     }
 
     /// The watch has ended without an error.
     fn watch_again(&mut self) {
-        let At::Watching { version, since, brought, .. } = std::mem::replace(&mut self.at, At::Anew) else {
+        let Position::Watching { version, since, brought, .. } =
+            std::mem::replace(&mut self.at, Position::Anew)
+        else {
             return;
         };
         self.failures = if brought || since.elapsed() >= TOO_SOON { 0 } else { self.failures + 1 };
-        self.at = At::Watch { version };
+        self.at = Position::Watch { version };
     }
 
     fn failed(&mut self, error: &ReadError) {
         self.failures = self.failures.saturating_add(1);
         let code = error.code();
-        let at = std::mem::replace(&mut self.at, At::Anew);
-        if let (At::Watch { version } | At::Watching { version, .. }, true) = (at, !EXPIRED.contains(&code)) {
-            self.at = At::Watch { version };
+        let at = std::mem::replace(&mut self.at, Position::Anew);
+        if let (Position::Watch { version } | Position::Watching { version, .. }, true) =
+            (at, !EXPIRED.contains(&code))
+        {
+            self.at = Position::Watch { version };
         }
         let lacks = self.may_lack && matches!(code, Some(NOT_SERVED | FORBIDDEN));
         if lacks {

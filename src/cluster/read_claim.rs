@@ -19,7 +19,7 @@ use crate::model::quantity::Quantity;
 /// # Errors
 /// `Replaced`, `NotAllocated`, `NoneOfOurs`, or `Malformed` with the field's path.
 pub fn read(claim: &ClaimRef, object: &ResourceClaim) -> Result<AllocatedClaim, ClaimError> {
-    let at = Place { claim };
+    let at = ClaimReader { claim };
     let found_uid = object.metadata.uid.as_deref().unwrap_or_default();
     if found_uid.is_empty() {
         return Err(at.malformed("metadata.uid", "is missing"));
@@ -71,11 +71,11 @@ fn requests(object: &ResourceClaim) -> Vec<RequestName> {
 }
 
 /// Which claim is being read, for the errors.
-struct Place<'a> {
+struct ClaimReader<'a> {
     claim: &'a ClaimRef,
 }
 
-impl Place<'_> {
+impl ClaimReader<'_> {
     fn malformed(&self, field: impl Into<Box<str>>, problem: impl Into<Box<str>>) -> ClaimError {
         ClaimError::Malformed { claim: self.claim.clone(), field: field.into(), problem: problem.into() }
     }

@@ -146,9 +146,9 @@ impl Page {
     }
 }
 
-/// What a watch tells.
+/// One item of a watch.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum WatchItem {
     Stored(Piece),
     Deleted(Piece),
     /// Nothing of an object: the watch has come as far as this version.
@@ -171,11 +171,11 @@ impl Watch {
     }
 
     /// None: the API server has ended it, as it does after a while.
-    pub async fn next(&mut self) -> Result<Option<Told>, ReadError> {
+    pub async fn next(&mut self) -> Result<Option<WatchItem>, ReadError> {
         while let Some(found) = self.pieces.next().await? {
             let Found::Object(event) = found else { continue };
-            if let Some(told) = told(event)? {
-                return Ok(Some(told));
+            if let Some(watch_item) = watch_item(event)? {
+                return Ok(Some(watch_item));
             }
         }
         Ok(None)
@@ -183,14 +183,14 @@ impl Watch {
 }
 
 /// None: of a type that is not known.
-fn told(event: Piece) -> Result<Option<Told>, ReadError> {
+fn watch_item(event: Piece) -> Result<Option<WatchItem>, ReadError> {
     let [kind, object] = fields(&event.bytes, ["type", "object"]);
     let (kind, object) = (kind.unwrap_or_default(), object.unwrap_or_default());
     let piece = || Piece { bytes: object.to_vec(), whole: event.whole };
     Ok(match kind {
-        b"\"ADDED\"" | b"\"MODIFIED\"" => Some(Told::Stored(piece())),
-        b"\"DELETED\"" => Some(Told::Deleted(piece())),
-        b"\"BOOKMARK\"" => version_of(object).map(Told::Bookmark),
+        b"\"ADDED\"" | b"\"MODIFIED\"" => Some(WatchItem::Stored(piece())),
+        b"\"DELETED\"" => Some(WatchItem::Deleted(piece())),
+        b"\"BOOKMARK\"" => version_of(object).map(WatchItem::Bookmark),
         b"\"ERROR\"" => {
             let readable = sieve(object, Keep::All).unwrap_or_default();
             let status = serde_json::from_slice(&readable);

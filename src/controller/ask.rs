@@ -1,7 +1,7 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
-use crate::allocate::{Alike, GpuGrant, Placement, Rule, Shape, Want};
 use crate::controller::wants::{Constraint, Wants};
+use crate::allocate::{AttributeConstraint, GpuGrant, Placement, Rule, Shape, Want};
 use crate::feasible::Room;
 use crate::select::QualifiedName;
 
@@ -57,7 +57,7 @@ fn same_compute(shape: &Shape) -> Result<(), String> {
     }
 }
 
-fn alike(claim: &Wants, first: usize, constraint: &Constraint) -> Result<Alike, String> {
+fn alike(claim: &Wants, first: usize, constraint: &Constraint) -> Result<AttributeConstraint, String> {
     let attribute = QualifiedName::full(&constraint.attribute).ok_or_else(|| {
         let field = match constraint.rule {
             Rule::Same => "matchAttribute",
@@ -67,7 +67,11 @@ fn alike(claim: &Wants, first: usize, constraint: &Constraint) -> Result<Alike, 
         format!("{field} {text:?} has no domain; write one such as gpu.nvidia.com/productName")
     })?;
     let wants = claim.requests.iter().enumerate().filter(|(_, want)| constraint.is_for(&want.request));
-    Ok(Alike { rule: constraint.rule, attribute, wants: wants.map(|(at, _)| first + at).collect() })
+    Ok(AttributeConstraint {
+        rule: constraint.rule,
+        attribute,
+        wants: wants.map(|(at, _)| first + at).collect(),
+    })
 }
 
 /// The GPUs of each request of each claim, in the order in which they were asked for.

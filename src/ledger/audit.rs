@@ -9,7 +9,7 @@ use crate::model::share::MpsGroup;
 
 /// A contradiction between records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Finding {
+pub enum LedgerConflict {
     /// Two claims hold one device, or a part of a board that another holds as a whole, or shares of it that
     /// the scheduler and our controller placed.
     HeldTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
@@ -17,7 +17,7 @@ pub enum Finding {
     ServedTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for LedgerConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HeldTwice { device, claims: (a, b) } => {
@@ -31,13 +31,13 @@ impl fmt::Display for Finding {
 }
 
 /// All contradictions among the records, in the order of devices.
-pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<Finding> {
+pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<LedgerConflict> {
     let mut findings = held_twice(records.clone());
     findings.extend(served_twice(records));
     findings
 }
 
-fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
+fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
     let mut daemons: BTreeMap<&DeviceUuid, (&ClaimUid, &MpsGroup)> = BTreeMap::new();
     let mut findings = Vec::new();
     for record in records {
@@ -48,7 +48,7 @@ fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Findin
                 let (other_claim, other) = *daemons.entry(device).or_insert((claim, group));
                 if other != group {
                     let claims = (other_claim.clone(), claim.clone());
-                    findings.push(Finding::ServedTwice { device: device.clone(), claims });
+                    findings.push(LedgerConflict::ServedTwice { device: device.clone(), claims });
                 }
             }
         }
@@ -56,7 +56,7 @@ fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Findin
     findings
 }
 
-fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding> {
+fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
     let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &HeldDevice)>> = BTreeMap::new();
     for record in records {
         for held in &record.intent.devices {
@@ -70,7 +70,7 @@ fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Finding>
         for (index, (claim, held)) in holds.iter().enumerate() {
             for (other_claim, other) in &holds[..index] {
                 if claim != other_claim && exclude(held, other) {
-                    findings.push(Finding::HeldTwice {
+                    findings.push(LedgerConflict::HeldTwice {
                         device: held.uuid.clone(),
                         claims: ((*other_claim).clone(), (*claim).clone()),
                     });

@@ -11,7 +11,7 @@ mod codec;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use audit::{Finding, audit};
+pub use audit::{LedgerConflict, audit};
 pub use codec::{Damage, Decoded, decode, encode_intent, encode_mark};
 
 use std::fmt;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::warn;
 
-use super::holders::{Holders, Withheld, Word};
+use super::holders::{Holders, Withheld, ReleaseCause};
 use super::lanes::Held;
 use super::store::{Store, StoreError};
 use crate::cdi::CdiFile;
@@ -143,7 +143,7 @@ impl Executor {
         let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
         if ready.is_some() && !same {
             let why = "an earlier preparation does not hold any more";
-            self.release(held, uid, Word::Anew).map_err(stuck(why))?;
+            self.release(held, uid, ReleaseCause::Anew).map_err(stuck(why))?;
         }
         // Pods that had the devices before may have them still.
         if let Some(record) = recorded.as_ref().filter(|record| record.intent.boot == self.boot) {
@@ -166,10 +166,10 @@ impl Executor {
     }
 
     /// Brings a ready record's pods to those that the claim is reserved for now, and those that were and still run.
-    pub fn review_pods(&self, held: &Held, judged: &Record, now: &[PodRef]) -> Result<(), StoreError> {
+    pub fn review_pods(&self, held: &Held, expected: &Record, now: &[PodRef]) -> Result<(), StoreError> {
         self.store.refresh(held)?;
-        let uid = &judged.intent.claim.uid;
-        let Some(record) = self.store.get(uid).filter(|record| record.intent == judged.intent) else {
+        let uid = &expected.intent.claim.uid;
+        let Some(record) = self.store.get(uid).filter(|record| record.intent == expected.intent) else {
             return Ok(());
         };
         let gone: Vec<_> = record.intent.pods.iter().filter(|pod| !now.contains(pod)).cloned().collect();
@@ -201,8 +201,8 @@ impl Executor {
         same: bool,
     ) -> Result<(), ExecuteError> {
         let uid = &record.intent.claim.uid;
-        let word = if same && record.phase != Phase::Releasing { Word::Anew } else { Word::Kubelet };
-        match self.release(held, uid, word) {
+        let cause = if same && record.phase != Phase::Releasing { ReleaseCause::Anew } else { ReleaseCause::Kubelet };
+        match self.release(held, uid, cause) {
             Err(ReleaseError::Held(withheld)) if !same => {
                 warn!(claim = %record.intent.claim, %withheld, "held still, and recorded apart");
                 self.store.set_aside(held, uid)?;
@@ -219,7 +219,7 @@ impl Executor {
 
     /// Takes a claim back. Needs nothing but the record and a look at the node's processes; a claim without a
     /// record is fine.
-    pub fn release(&self, held: &Held, claim: &ClaimUid, word: Word) -> Result<(), ReleaseError> {
+    pub fn release(&self, held: &Held, claim: &ClaimUid, cause: ReleaseCause) -> Result<(), ReleaseError> {
         self.store.refresh(held)?;
         let Some(record) = self.store.get(claim) else {
             self.holders.settle(claim);
@@ -230,15 +230,15 @@ impl Executor {
         }
         // What only the API server calls gone stays ready until it is free, and its MPS daemon as it is. What kubelet
         // has seen end needs no daemon; its memory stays granted until it is free.
-        if word != Word::Api {
+        if cause != ReleaseCause::Api {
             self.mark_releasing(held, &record);
         }
         let same_boot = record.intent.boot == self.boot;
-        if same_boot && let Some(withheld) = self.held_still(&record, word) {
+        if same_boot && let Some(withheld) = self.held_still(&record, cause) {
             self.holders.withhold(&withheld);
             return Err(ReleaseError::Held(Box::new(withheld)));
         }
-        if word == Word::Api {
+        if cause == ReleaseCause::Api {
             self.mark_releasing(held, &record);
         }
         let tried = record.undo().map(|step| (step, self.undo(step, claim, same_boot)));
@@ -268,8 +268,8 @@ impl Executor {
     }
 
     /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none.
-    fn held_still(&self, record: &Record, word: Word) -> Option<Withheld> {
-        if word == Word::Anew || record.intent.pods.is_empty() {
+    fn held_still(&self, record: &Record, cause: ReleaseCause) -> Option<Withheld> {
+        if cause == ReleaseCause::Anew || record.intent.pods.is_empty() {
             return None;
         }
         if let Some(file) = record.cdi_file()
@@ -278,16 +278,16 @@ impl Executor {
             // Its undoing tells why, and the record stays because of it.
             return None;
         }
-        self.holders.hold(record, word)
+        self.holders.hold(record, cause)
     }
 
     /// True if the claim's record is the one that was judged before its lanes were taken.
-    pub fn is_still(&self, held: &Held, judged: &Record) -> Result<bool, StoreError> {
+    pub fn is_still(&self, held: &Held, expected: &Record) -> Result<bool, StoreError> {
         self.store.refresh(held)?;
         let same = |record: Record| {
-            record.intent == judged.intent && (record.phase == Phase::Ready) == (judged.phase == Phase::Ready)
+            record.intent == expected.intent && (record.phase == Phase::Ready) == (expected.phase == Phase::Ready)
         };
-        Ok(self.store.get(&judged.intent.claim.uid).is_some_and(same))
+        Ok(self.store.get(&expected.intent.claim.uid).is_some_and(same))
     }
 
     /// True if the claim is ready, in this boot, and its container edits are where the runtime looks.
@@ -314,7 +314,7 @@ impl Executor {
             }
             return Ok(());
         }
-        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid, Word::Anew) {
+        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid, ReleaseCause::Anew) {
             Ok(()) => problem,
             Err(left) => stuck(&error_chain(&problem))(left),
         })

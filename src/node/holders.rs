@@ -43,14 +43,14 @@ pub struct Withheld {
     pub by: Result<Vec<Holder>, String>,
 }
 
-/// Why a release goes on or does not.
+/// Who causes a release: whether the devices are free is believed accordingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    /// Kubelet's: it has seen the claim's pods end.
+pub enum ReleaseCause {
+    /// Kubelet, which has seen the claim's pods end.
     Kubelet,
-    /// The API server's: a wish.
+    /// The state of the API server, which does not prove that the pods have ended.
     Api,
-    /// The claim is given the same devices anew, to the same pods.
+    /// The claim gets the same devices again, for the same pods.
     Anew,
 }
 
@@ -120,16 +120,16 @@ impl Holders {
     }
 
     /// What keeps a record's devices from being free; none: nothing does.
-    pub fn hold(&self, record: &Record, word: Word) -> Option<Withheld> {
+    pub fn hold(&self, record: &Record, cause: ReleaseCause) -> Option<Withheld> {
         let devices = record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin);
         let devices: Vec<_> = devices.cloned().collect();
-        if devices.is_empty() || word == Word::Anew {
+        if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
         let claim = record.intent.claim.clone();
         match self.of(&record.intent.pods) {
             Ok(by) if by.is_empty() => None,
-            Err(problem) if word == Word::Kubelet => {
+            Err(problem) if cause == ReleaseCause::Kubelet => {
                 tracing::debug!(%claim, problem, "kubelet is believed that the pods have ended");
                 None
             }
@@ -262,26 +262,26 @@ mod tests {
     fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
         let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0) });
         let holders = Holders::new(processes.clone(), Some("ours".into()));
-        for word in [Word::Api, Word::Kubelet] {
-            let held = holders.hold(&record(HoldMode::Whole, "uid"), word).unwrap();
+        for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
+            let held = holders.hold(&record(HoldMode::Whole, "uid"), cause).unwrap();
             assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
-            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), word), None);
-            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), word), None, "it holds nothing");
+            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause), None);
+            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause), None, "it holds nothing");
         }
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Anew), None);
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew), None);
         assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
         let looks = processes.looks.load(Ordering::SeqCst);
         let mut none = record(HoldMode::Whole, "uid");
         none.intent.pods.clear();
-        assert_eq!(holders.hold(&none, Word::Api), None);
+        assert_eq!(holders.hold(&none, ReleaseCause::Api), None);
         assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
     }
 
     #[test]
     fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
         let holders = Holders::new(Arc::new(Fake { shown: false, looks: AtomicUsize::new(0) }), None);
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), Word::Kubelet), None);
-        let held = holders.hold(&record(HoldMode::Whole, "uid"), Word::Api).unwrap();
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet), None);
+        let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api).unwrap();
         assert!(held.holders().contains("hostPID"), "{held}");
         assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
     }

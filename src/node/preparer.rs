@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
-use super::holders::{Withheld, Word};
+use super::holders::{Withheld, ReleaseCause};
 use super::lanes::{Held, LaneError, Lanes};
 use super::reporter::Reporter;
 use super::store::StoreError;
@@ -150,12 +150,12 @@ impl Preparer {
     }
 
     /// Prepares again what a ready claim lacks. False, and nothing done, if its record is no longer as it was
-    /// `judged`: what kubelet has released meanwhile, it does not release again.
-    pub async fn restore(&self, judged: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
-        let (gpus, claim) = (self.gpus().await?, judged.intent.claim.uid.clone());
+    /// `expected`: what kubelet has released meanwhile, it does not release again.
+    pub async fn restore(&self, expected: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
+        let (gpus, claim) = (self.gpus().await?, expected.intent.claim.uid.clone());
         let mut lanes = gpus_of(&allocated, &gpus);
-        lanes.extend(judged.gpus());
-        let restore = move |executor: &Executor, held: &Held| match executor.is_still(held, &judged)? {
+        lanes.extend(expected.gpus());
+        let restore = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
             true => Ok(Some(executor.prepare(held, &allocated, &gpus)?)),
             false => Ok(None),
         };
@@ -214,19 +214,19 @@ impl Preparer {
         let before = self.executor.holders.withheld_of(&claim.uid);
         let claim = claim.uid.clone();
         let release =
-            move |executor: &Executor, held: &Held| Ok(executor.release(held, &claim, Word::Kubelet)?);
+            move |executor: &Executor, held: &Held| Ok(executor.release(held, &claim, ReleaseCause::Kubelet)?);
         let released = self.within(gpus, release).await;
         self.tell_withheld(before.as_ref(), &released);
         released.map(|()| true)
     }
 
-    /// Takes a claim back, if its record still is as it was `judged`. False, and nothing done, if it is not:
+    /// Takes a claim back, if its record still is as it was `expected`. False, and nothing done, if it is not:
     /// kubelet has released it meanwhile, or prepared it for another allocation.
-    pub async fn take_back(&self, judged: Record, word: Word) -> Result<bool, PrepareError> {
-        let (gpus, claim) = (judged.gpus(), judged.intent.claim.clone());
+    pub async fn take_back(&self, expected: Record, cause: ReleaseCause) -> Result<bool, PrepareError> {
+        let (gpus, claim) = (expected.gpus(), expected.intent.claim.clone());
         let before = self.executor.holders.withheld_of(&claim.uid);
-        let release = move |executor: &Executor, held: &Held| match executor.is_still(held, &judged)? {
-            true => Ok(executor.release(held, &judged.intent.claim.uid, word).map(|()| true)?),
+        let release = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
+            true => Ok(executor.release(held, &expected.intent.claim.uid, cause).map(|()| true)?),
             false => Ok(false),
         };
         let done = self.within(gpus, release).await;
@@ -250,9 +250,9 @@ impl Preparer {
     }
 
     /// Brings the pods of a ready claim's record up to date; `now`: those that it is reserved for.
-    pub async fn review_pods(&self, judged: Record, now: Vec<PodRef>) -> Result<(), PrepareError> {
-        let gpus = judged.gpus();
-        self.within(gpus, move |executor, held| Ok(executor.review_pods(held, &judged, &now)?)).await
+    pub async fn review_pods(&self, expected: Record, now: Vec<PodRef>) -> Result<(), PrepareError> {
+        let gpus = expected.gpus();
+        self.within(gpus, move |executor, held| Ok(executor.review_pods(held, &expected, &now)?)).await
     }
 
     /// Pods that the driver shows on devices which a claim alone has, and that its record does not name: they came

@@ -22,7 +22,7 @@ use tracing::{error, info, warn};
 
 use super::daemons;
 use super::executor::ReleaseError;
-use super::holders::{AGAIN, Word};
+use super::holders::{AGAIN, ReleaseCause};
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
@@ -124,7 +124,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep) {
         }
         Verdict::Release(why) => (Repair::Released, release(preparer, record, why).await),
         // Kubelet has been told that it is released, or never that it is ready.
-        Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record, Word::Kubelet).await),
+        Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record, ReleaseCause::Kubelet).await),
         Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
     };
     if matches!(result, Ok(false)) {
@@ -159,7 +159,7 @@ async fn release(preparer: &Preparer, mut record: Record, why: &str) -> Result<b
     if preparer.executor.holders.withheld_of(&claim.uid).is_none() {
         info!(%claim, why, "nobody should use this any more");
     }
-    preparer.take_back(record, Word::Api).await
+    preparer.take_back(record, ReleaseCause::Api).await
 }
 
 /// Pods that came to the claim, or have left it, are recorded: what they hold is theirs, whatever becomes of it.

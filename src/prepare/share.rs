@@ -10,7 +10,7 @@ use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{Grant, Isolation, MpsGroup};
 use crate::params::{self, Amount, DeviceSettings, GrantedDevice};
-use crate::sharing::{self, Asked, Shareable, Unasked};
+use crate::sharing::{self, ShareRequest, Shareable, Unasked};
 
 /// What a result with a share id gives the claim, by the scheduler's numbers: a part of the board, or all of
 /// it.
@@ -22,11 +22,13 @@ pub(super) fn mode(
 ) -> Result<HoldMode, Refusal> {
     let (name, board) = (device.name(), board(device, site)?);
     let wrong = |source| Refusal::Share { device: name.clone(), source };
-    let (memory, compute, slots, isolation) = match sharing::ask(consumed, &board).map_err(wrong)? {
-        Asked::Whole => return Ok(HoldMode::Whole),
-        Asked::Uncounted if site.sharing.unasked == Unasked::Nothing => (Bytes(0), None, 1, Isolation::None),
-        Asked::Uncounted => return Err(Refusal::Uncounted { device: name }),
-        Asked::Share { memory, compute, slots } => (memory, compute, slots, board.isolation),
+    let (memory, compute, slots, isolation) = match sharing::share_request(consumed, &board).map_err(wrong)? {
+        ShareRequest::Whole => return Ok(HoldMode::Whole),
+        ShareRequest::Uncounted if site.sharing.unasked == Unasked::Nothing => {
+            (Bytes(0), None, 1, Isolation::None)
+        }
+        ShareRequest::Uncounted => return Err(Refusal::Uncounted { device: name }),
+        ShareRequest::Share { memory, compute, slots } => (memory, compute, slots, board.isolation),
     };
     check_settings(&name, settings)?;
     Ok(HoldMode::Share(Grant { memory, compute, slots, processes: processes(settings), isolation }))

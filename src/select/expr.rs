@@ -81,7 +81,7 @@ pub struct Reads {
 
 /// What was read, for comparing.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Seen<'a> {
+pub enum ValuesRead<'a> {
     All(&'a DeviceFacts),
     Names(&'a str, bool, Vec<Option<&'a AttributeValue>>, Vec<Option<Quantity>>),
 }
@@ -93,13 +93,13 @@ impl Reads {
         walk.reads
     }
 
-    pub fn seen<'a>(&self, device: &'a DeviceFacts) -> Seen<'a> {
+    pub fn values_read<'a>(&self, device: &'a DeviceFacts) -> ValuesRead<'a> {
         if self.all {
-            return Seen::All(device);
+            return ValuesRead::All(device);
         }
         let attributes = self.attributes.iter().map(|name| device.attributes.get(name)).collect();
         let capacity = self.capacity.iter().map(|name| device.capacity.get(name).copied()).collect();
-        Seen::Names(&device.driver, device.allow_multiple, attributes, capacity)
+        ValuesRead::Names(&device.driver, device.allow_multiple, attributes, capacity)
     }
 
     /// Both together.

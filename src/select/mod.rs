@@ -32,7 +32,7 @@ mod value;
 use thiserror::Error;
 
 pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
-pub use expr::{Reads, Seen};
+pub use expr::{Reads, ValuesRead};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
 pub use named::Named;
 pub use taint::{Effect, Taint, Toleration, untolerated};

@@ -66,7 +66,7 @@ impl Toleration {
     }
 
     /// How long (`tolerationSeconds`) does not matter for what may be chosen.
-    pub fn bears(&self, taint: &Taint) -> bool {
+    pub fn tolerates(&self, taint: &Taint) -> bool {
         let any_or = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|one| one == found);
         any_or(&self.key, &taint.key)
             && any_or(&self.value, &taint.value)
@@ -76,7 +76,7 @@ impl Toleration {
 
 /// The first taint that none of the tolerations bears.
 pub fn untolerated<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> Option<&'a Taint> {
-    taints.iter().find(|taint| !tolerations.iter().any(|one| one.bears(taint)))
+    taints.iter().find(|taint| !tolerations.iter().any(|one| one.tolerates(taint)))
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_toleration_bears_what_its_key_value_and_effect_name() {
         let taint = taint("gpu/xid", "79", "NoExecute").unwrap();
-        for (fields, bears) in [
+        for (fields, tolerates) in [
             (json!({"operator": "Exists"}), true),
             (json!({"key": "gpu/xid", "operator": "Exists"}), true),
             (json!({"key": "gpu/xid", "operator": "Exists", "effect": "NoExecute"}), true),
@@ -109,7 +109,7 @@ mod tests {
             (json!({"key": "gpu/xid"}), false),
             (json!({"key": "", "operator": "Equal", "value": "79", "effect": ""}), true),
         ] {
-            assert_eq!(toleration(fields.clone()).unwrap().bears(&taint), bears, "{fields}");
+            assert_eq!(toleration(fields.clone()).unwrap().tolerates(&taint), tolerates, "{fields}");
         }
         assert_eq!(toleration(json!({"operator": "SomethingNew"})), None);
     }

@@ -63,7 +63,7 @@ fn an_answer_depends_on_nothing_but_what_is_read() {
         let Ok(selector) = Selector::compile(expression) else { continue };
         let reads = selector.reads();
         for one in devices.values() {
-            for other in devices.values().filter(|other| reads.seen(one) == reads.seen(other)) {
+            for other in devices.values().filter(|other| reads.values_read(one) == reads.values_read(other)) {
                 assert_eq!(selector.matches(one), selector.matches(other), "line {line}: {expression}");
             }
         }
@@ -83,7 +83,7 @@ fn an_answer_depends_on_nothing_but_what_is_read() {
         ("device.attributes['gpu.nvidia.com'].exists(name, name == 'uuid')", false),
     ] {
         let reads = reads(text);
-        assert_eq!(reads.seen(h100) == reads.seen(&twin), alike, "{text}");
+        assert_eq!(reads.values_read(h100) == reads.values_read(&twin), alike, "{text}");
     }
 }
 

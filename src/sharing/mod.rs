@@ -2,22 +2,22 @@
 //! the others, and which MPS limits follow.
 //!
 //! * [`capacity`]: a board and the node's policy → what may be granted of it, or why nothing
-//! * [`ask`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]; [`agree`]
+//! * [`share_request`]: `consumedCapacity` (KEP-5075) → whole board, share, or nothing counted; [`fits`]; [`agree`]
 //! * [`watch`]: looks at the boards' processes → who is over its grant, and who is to be ended
 //! * [`mps`]: grants → what a client needs, what a daemon is set to, the client's environment
 //!
 //! May import: model. May name: thiserror.
 
-mod ask;
 mod capacity;
 mod mps;
+mod request;
 mod usage;
 pub mod watch;
 
-pub use ask::{Asked, ShareError, agree, ask, fits};
 pub use capacity::{
     CLIENT_SLOTS, COMPUTE, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable, PROCESSES_PER_SLOT,
     SHARES, SLOTS, Shareable, SharingPolicy, Unasked, rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
+pub use request::{ShareError, ShareRequest, agree, fits, share_request};
 pub use usage::Usage;

@@ -92,7 +92,7 @@ proptest! {
 fn dividing_by_multiplying_is_exact() {
     let few = (1..400).step_by(7);
     for asked in few.chain([1_000, 4_096, 16_000, 128_000, 262_143, LEFT_MAX - 1, LEFT_MAX]) {
-        let inverse = Asked::of([asked as u64].into_iter()).inverses[0];
+        let inverse = TargetDemand::of([asked as u64].into_iter()).inverses[0];
         for left in (0..=LEFT_MAX).step_by(asked as usize).flat_map(|left| [left - 1, left]).skip(1) {
             assert_eq!(times(left, inverse), left / asked, "{left} / {asked}");
         }

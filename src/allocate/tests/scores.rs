@@ -94,9 +94,9 @@ fn a_decision_renews_few_scores() {
     let mut most = 0;
     for _ in 0..2_000 {
         churn.go();
-        let before = churn.index.boards.scratch.rated;
+        let before = churn.index.score_tables.scratch.rated;
         churn.come();
-        most = most.max(churn.index.boards.scratch.rated - before);
+        most = most.max(churn.index.score_tables.scratch.rated - before);
     }
     assert!(most < 256, "{most} of {NODES} nodes were rated for one decision");
 }

@@ -94,7 +94,7 @@ fn the_selectors_of_a_pod_together_have_a_limit() {
     let cost = index.spent().0 / TICKS_PER_UNIT;
     assert!(cost > 8 * 32 * 400, "{cost}");
     let mut index = fleet(8);
-    index.boards.choices.bound_pods(50_000);
+    index.score_tables.choices.bound_pods(50_000);
     index.allow(u64::MAX);
     let Studied::Refused { want: None, words } = index.study(&shape) else { panic!("it is too dear") };
     assert!(words.contains("cost more than 60000 on 1 kind of GPU, all in all"), "{words}");
@@ -102,7 +102,7 @@ fn the_selectors_of_a_pod_together_have_a_limit() {
     assert!(spent < cost * 3 / 4, "{spent} of {cost}");
     // A list that is too dear by itself, on many kinds of GPUs.
     let mut index = fleet(800);
-    index.boards.choices.bound_pods(50_000);
+    index.score_tables.choices.bound_pods(50_000);
     let each = format!("{} != 'x' || {}", "device.attributes['gpu.nvidia.com'].uuid", loops(4, "true"));
     let each = each.replace("!= 'x' ||", "== 'x' ||");
     let Studied::Refused { want: Some(0), words } = index.study(&selecting(&[&each])) else { panic!() };
@@ -162,7 +162,7 @@ fn what_is_kept_of_selectors_has_a_limit_and_light_ones_stay() {
     }
     index.allow(u64::MAX);
     assert_eq!((index.study(&light), index.spent().0), (Studied::Done, 0), "a light one stays");
-    assert!(index.boards.choices.weight() < 40 << 20, "{}", index.boards.choices.weight());
+    assert!(index.score_tables.choices.weight() < 40 << 20, "{}", index.score_tables.choices.weight());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::inspect::span;
 use super::super::table::render;
-use super::report::{Report, Told};
+use super::report::{ExplainedClaim, Report};
 use crate::controller::explain::{Answer, Explained, Kind, Part, Place, User, Verdict};
 use crate::model::names::NodeName;
 
@@ -60,7 +60,7 @@ fn lines(text: &mut String, key: &str, all: impl IntoIterator<Item = String>) {
     }
 }
 
-fn claim(text: &mut String, report: &Report, told: &Told) {
+fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
     let Explained { claim, promised, created, pods, answer } = &told.explained;
     let age = |since: &jiff::Timestamp| span(report.at.duration_since(*since).as_secs_f64().max(0.0));
     let about = match (promised, created) {

@@ -11,7 +11,7 @@ use crate::controller::explain::{Answer, Explained, Place};
 #[derive(Debug)]
 pub struct Report {
     pub named: Named,
-    pub told: Vec<Told>,
+    pub told: Vec<ExplainedClaim>,
     /// None: it does not matter who leads.
     pub leader: Option<Leader>,
     /// What the pod that was asked about needs and does not have.
@@ -23,7 +23,7 @@ pub struct Report {
 
 /// A claim, and what stands in it.
 #[derive(Debug)]
-pub struct Told {
+pub struct ExplainedClaim {
     pub explained: Explained,
     pub carried: Vec<Carried>,
 }
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-fn claim(told: &Told) -> Value {
+fn claim(told: &ExplainedClaim) -> Value {
     let Explained { claim, promised, created, pods, answer } = &told.explained;
     let pods = pods.iter().map(|pod| json!({"name": pod.name, "node": pod.node, "reserved": pod.reserved}));
     let carried = told.carried.iter().map(|one| {

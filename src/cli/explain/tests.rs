@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::carried::{Carried, carried};
 use super::draw::{Rows, draw};
 use super::find::{Named, Target, ended, lacks, no_claim, no_pod};
-use super::report::{Leader, Report, Told};
+use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
 use crate::cluster::feed::{Change, Seen};
 use crate::cluster::lease::LeaseName;
@@ -105,8 +105,9 @@ fn large(nodes: i64) -> Core {
 }
 
 fn report(core: &mut Core, name: &str) -> Report {
-    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
-    let told = explain(core, &[uid], NOW).into_iter().map(|explained| Told { explained, carried: vec![] });
+    let uid = core.world.claim_named("ml", name).unwrap().uid().clone();
+    let told =
+        explain(core, &[uid], NOW).into_iter().map(|explained| ExplainedClaim { explained, carried: vec![] });
     Report {
         named: Named { kind: "claim", namespace: "ml".to_owned(), name: name.to_owned() },
         told: told.collect(),

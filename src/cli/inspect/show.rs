@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cli::state::{Ailing, Holder, NodeState};
+use crate::cli::state::{DeviceFault, Holder, NodeState};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
@@ -36,7 +36,7 @@ pub fn tables(state: &NodeState, width: Width) -> String {
             text.push_str(&devices(gpus, state, width));
             text.push_str(&daemons(gpus, &state.mps));
             notes.extend(boards(gpus));
-            notes.extend(state.ailments.iter().map(ailing));
+            notes.extend(state.device_faults.iter().map(device_fault));
             notes.extend(only_whole(&state.slices.offered));
             notes.extend(held_but_gone(gpus, &state.claims));
         }
@@ -315,10 +315,10 @@ fn notes(state: &NodeState) -> Vec<String> {
 }
 
 /// `gpu-3 (NoNewPods since 2026-01-01T00:00:00Z): Xid 48: …`
-fn ailing(ailing: &Ailing) -> String {
-    let devices: Vec<_> = ailing.devices.iter().map(DeviceName::as_str).collect();
-    let since = jiff::Timestamp::from_second(ailing.since).map(|at| at.to_string()).unwrap_or_default();
-    format!("{} ({} since {since}): {}.", listed(&devices), ailing.effect, ailing.words)
+fn device_fault(device_fault: &DeviceFault) -> String {
+    let devices: Vec<_> = device_fault.devices.iter().map(DeviceName::as_str).collect();
+    let since = jiff::Timestamp::from_second(device_fault.since).map(|at| at.to_string()).unwrap_or_default();
+    format!("{} ({} since {since}): {}.", listed(&devices), device_fault.effect, device_fault.words)
 }
 
 /// What is to be said of boards.

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::inspect::OfferCells;
-use crate::cli::manifest::Asked;
+use crate::cli::manifest::RequestedDevices;
 use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceName, DeviceUuid, NodeName, SHARED_CLASS};
@@ -33,7 +33,7 @@ pub enum Verdict {
         message: String,
     },
     NotAllocated {
-        requests: Vec<Asked>,
+        requests: Vec<RequestedDevices>,
         offers: Vec<Offer>,
     },
 }
@@ -194,7 +194,7 @@ fn allocation(results: &[Given]) -> String {
     render(&["REQUEST", "POOL", "DEVICE", "ACCESS"], rows)
 }
 
-fn chooses(requests: &[Asked]) -> &'static str {
+fn chooses(requests: &[RequestedDevices]) -> &'static str {
     let shared = requests.iter().filter(|asked| asked.device_class == SHARED_CLASS).count();
     match shared {
         0 => "The scheduler chooses",
@@ -203,8 +203,8 @@ fn chooses(requests: &[Asked]) -> &'static str {
     }
 }
 
-fn asked(requests: &[Asked]) -> String {
-    let access = |asked: &Asked| match (asked.admin_access, asked.device_class.as_str()) {
+fn asked(requests: &[RequestedDevices]) -> String {
+    let access = |asked: &RequestedDevices| match (asked.admin_access, asked.device_class.as_str()) {
         (true, _) => "Admin",
         (false, SHARED_CLASS) => "Share",
         (false, _) => "Exclusive",

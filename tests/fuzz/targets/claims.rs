@@ -340,7 +340,7 @@ fn allocated(input: &[u8]) {
         let _ = params::grant_of(&claim, result).map_err(|error| error.to_string());
         let _ = cdi::id(&at.uid, &result.device, result.access.share_id());
         if let Access::Share { consumed, .. } = &result.access {
-            let _ = sharing::ask(consumed, &board).map_err(|error| error.to_string());
+            let _ = sharing::share_request(consumed, &board).map_err(|error| error.to_string());
         }
     }
 }

@@ -137,7 +137,7 @@ fn selector(input: &[u8]) {
     };
     let reads = selector.reads();
     for device in devices {
-        let _ = reads.seen(device);
+        let _ = reads.values_read(device);
         if let Err(error) = selector.matches(device) {
             assert_short(&error);
         }

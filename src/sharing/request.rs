@@ -8,7 +8,7 @@ use crate::model::share::{Grant, NoPercent, Percent};
 
 /// The allocator's numbers for one result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum ShareRequest {
     /// All of the memory and no cap: the whole board.
     Whole,
     Share {
@@ -68,23 +68,23 @@ pub enum ShareError {
 /// Reads `consumedCapacity`. Capacities of other names are none of ours.
 ///
 /// Memory that is not in whole MiB is rounded down: a grant is never more than was counted.
-pub fn ask(consumed: &[(String, Quantity)], board: &Shareable) -> Result<Asked, ShareError> {
+pub fn share_request(consumed: &[(String, Quantity)], board: &Shareable) -> Result<ShareRequest, ShareError> {
     let memory = whole(consumed, MEMORY, "bytes")?.ok_or(ShareError::Missing(MEMORY))?;
     let compute = whole(consumed, COMPUTE, "percent")?.unwrap_or(0);
     let slots = whole(consumed, SHARES, "blocks")?.unwrap_or(1);
     let capped = !matches!(compute, 0 | 100);
     if memory == 0 {
-        return Ok(Asked::Uncounted);
+        return Ok(ShareRequest::Uncounted);
     }
     if memory >= board.memory.0 && !capped {
-        return Ok(Asked::Whole);
+        return Ok(ShareRequest::Whole);
     }
     let memory = Bytes::from_mib(Bytes(memory).mib_floor());
     if memory.0 == 0 {
         return Err(ShareError::TooLittle);
     }
     let compute = if capped { Some(Percent::try_from(compute)?) } else { None };
-    Ok(Asked::Share { memory, compute, slots: u32::try_from(slots).unwrap_or(u32::MAX) })
+    Ok(ShareRequest::Share { memory, compute, slots: u32::try_from(slots).unwrap_or(u32::MAX) })
 }
 
 /// Checks that `consumedCapacity` counts exactly what was granted: the scheduler's books are made of it.
@@ -156,10 +156,10 @@ mod tests {
     const BOARD: Shareable =
         Shareable { memory: Bytes(80 << 30), slots: 16, slots_per_share: 3, isolation: Isolation::Mps };
 
-    fn asked(consumed: &[(&str, &str)]) -> Result<Asked, ShareError> {
+    fn requested(consumed: &[(&str, &str)]) -> Result<ShareRequest, ShareError> {
         let consumed: Vec<_> =
             consumed.iter().map(|(name, text)| ((*name).to_owned(), text.parse().unwrap())).collect();
-        ask(&consumed, &BOARD)
+        share_request(&consumed, &BOARD)
     }
 
     fn grant(mib: u64, compute: u8, slots: u32, processes: u32) -> Grant {
@@ -175,27 +175,27 @@ mod tests {
     #[test]
     fn all_of_the_memory_without_a_cap_is_the_whole_board() {
         let all = [("memory", "80Gi"), ("compute", "0"), ("shares", "1")];
-        assert_eq!(asked(&all), Ok(Asked::Whole));
+        assert_eq!(requested(&all), Ok(ShareRequest::Whole));
         let capped = [("memory", "80Gi"), ("compute", "50"), ("shares", "1")];
-        assert!(matches!(asked(&capped), Ok(Asked::Share { compute: Some(_), .. })));
+        assert!(matches!(requested(&capped), Ok(ShareRequest::Share { compute: Some(_), .. })));
     }
 
     #[test]
     fn a_share_is_read_in_its_units() {
         let share =
-            Asked::Share { memory: Bytes::from_mib(2000), compute: Percent::try_from(25_u8).ok(), slots: 2 };
-        assert_eq!(asked(&[("memory", "2000Mi"), ("compute", "25"), ("shares", "2")]), Ok(share));
-        let odd = asked(&[("memory", "1048577")]);
-        assert_eq!(odd, Ok(Asked::Share { memory: Bytes::from_mib(1), compute: None, slots: 1 }));
-        assert_eq!(asked(&[("memory", "0"), ("compute", "0")]), Ok(Asked::Uncounted));
+            ShareRequest::Share { memory: Bytes::from_mib(2000), compute: Percent::try_from(25_u8).ok(), slots: 2 };
+        assert_eq!(requested(&[("memory", "2000Mi"), ("compute", "25"), ("shares", "2")]), Ok(share));
+        let odd = requested(&[("memory", "1048577")]);
+        assert_eq!(odd, Ok(ShareRequest::Share { memory: Bytes::from_mib(1), compute: None, slots: 1 }));
+        assert_eq!(requested(&[("memory", "0"), ("compute", "0")]), Ok(ShareRequest::Uncounted));
     }
 
     #[test]
     fn numbers_that_cannot_be_meant_are_refused() {
-        assert_eq!(asked(&[("compute", "25")]), Err(ShareError::Missing(MEMORY)));
-        assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "500m")]), Err(ShareError::Number { .. })));
-        assert!(matches!(asked(&[("memory", "1Gi"), ("compute", "101")]), Err(ShareError::Compute(_))));
-        assert_eq!(asked(&[("memory", "1000")]), Err(ShareError::TooLittle));
+        assert_eq!(requested(&[("compute", "25")]), Err(ShareError::Missing(MEMORY)));
+        assert!(matches!(requested(&[("memory", "1Gi"), ("compute", "500m")]), Err(ShareError::Number { .. })));
+        assert!(matches!(requested(&[("memory", "1Gi"), ("compute", "101")]), Err(ShareError::Compute(_))));
+        assert_eq!(requested(&[("memory", "1000")]), Err(ShareError::TooLittle));
     }
 
     #[test]

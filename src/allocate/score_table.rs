@@ -1,5 +1,5 @@
-//! Scores that are kept: one board per shape and policy, one score per node. A decision renews the scores of
-//! nodes that have changed since the board was last looked at, and takes the best.
+//! A cache of scores: one table for each shape and policy, with one score for each node. A decision computes the scores
+//! of nodes again that have changed since the table was last used, and takes the best.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use super::fit::Terms;
 use super::fragment::Workload;
 use super::index::Nodes;
 use super::node::Node;
-use super::score::{NO, Policy, Score, Scratch, rate};
+use super::score::{DOES_NOT_FIT, Policy, Score, Scratch, rate};
 use super::search::STEP_TICKS;
 
-/// Scores of all boards together: bounds the memory, 16 bytes each.
+/// The most scores of all tables together: bounds the memory, 16 bytes each.
 const SCORES_MAX: usize = 1 << 20;
-/// Boards that are kept in any case.
-const BOARDS_MIN: usize = 16;
+/// Tables that are kept in any case.
+const TABLES_MIN: usize = 16;
 /// Nodes of which the best is known.
 const BLOCK: usize = 64;
 
-/// Changes that a board may miss before others' decisions bring it forward, a little each: else the pod that comes
-/// after a long while pays for all of them.
+/// Changes that a table may miss before decisions for other shapes update it, a little each; otherwise the first pod
+/// after a long time would pay for all of them.
 const MISSED_MAX: u64 = 128;
-/// Scores that a decision renews for boards of others.
+/// Scores that a decision computes for the tables of other shapes.
 const AHEAD_SCORES: usize = 64;
 /// Of a score, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const SCORE_TICKS: u64 = 15;
-/// A board that was not used for so many decisions per board in use is left alone.
+/// A table that was not used for so many decisions per table in use is not updated.
 const IDLE_MAX: u64 = 8;
 
 type Key = (Policy, Shape);
 
 #[derive(Debug, Default)]
-pub(super) struct Boards {
-    kept: BTreeMap<Arc<Key>, Board>,
-    /// How far boards in use have followed: the furthest behind first.
+pub(super) struct ScoreTables {
+    kept: BTreeMap<Arc<Key>, ScoreTable>,
+    /// The tables in use by the last change that they include, the oldest first.
     in_use: BTreeSet<(u64, Arc<Key>)>,
     uses: u64,
     pub choices: Choices,
@@ -43,7 +43,7 @@ pub(super) struct Boards {
 }
 
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct ScoreTable {
     pub terms: Terms,
     scores: Vec<Score>,
     /// The best of each block, and whether it must be looked for again.
@@ -55,19 +55,19 @@ pub(super) struct Board {
     used: u64,
 }
 
-impl Boards {
+impl ScoreTables {
     pub fn with(choices: Choices) -> Self {
         Self { choices, ..Self::default() }
     }
 
-    /// The board for a shape, up to date.
+    /// Returns the table of a shape, up to date.
     pub fn get(
         &mut self,
         nodes: &Nodes,
         workload: &Workload,
         policy: Policy,
         shape: &Shape,
-    ) -> (&Board, &mut Scratch) {
+    ) -> (&ScoreTable, &mut Scratch) {
         self.uses += 1;
         self.bring_forward(nodes, workload);
         let key = Arc::new((policy, shape.clone()));
@@ -75,35 +75,35 @@ impl Boards {
             self.make_room(nodes);
         }
         let Self { kept, in_use, choices, scratch, .. } = self;
-        let board = kept.entry(Arc::clone(&key)).or_insert_with(|| Board::empty(shape, nodes, choices));
-        let (known, at) = (board.used > 0, board.at);
-        if board.terms.outdated(nodes) {
-            *board = Board::empty(shape, nodes, choices);
+        let table = kept.entry(Arc::clone(&key)).or_insert_with(|| ScoreTable::empty(shape, nodes, choices));
+        let (known, at) = (table.used > 0, table.at);
+        if table.terms.outdated(nodes) {
+            *table = ScoreTable::empty(shape, nodes, choices);
         }
-        board.used = self.uses;
-        let was_complete = board.terms.is_complete();
-        board.terms.follow(shape, nodes, choices);
-        let scores = if !was_complete || board.stale(nodes, workload, policy) {
-            board.renew(nodes, workload, policy, scratch);
+        table.used = self.uses;
+        let was_complete = table.terms.is_complete();
+        table.terms.follow(shape, nodes, choices);
+        let scores = if !was_complete || table.stale(nodes, workload, policy) {
+            table.renew(nodes, workload, policy, scratch);
             nodes.all.len()
         } else {
-            board.follow(nodes, workload, policy, scratch, usize::MAX)
+            table.follow(nodes, workload, policy, scratch, usize::MAX)
         };
         choices.pay(SCORE_TICKS * scores as u64);
         choices.pay(STEP_TICKS * u64::from(std::mem::take(&mut scratch.tried)));
         // A shape that came once may never come again.
         if known {
             in_use.remove(&(at, Arc::clone(&key)));
-            in_use.insert((board.at, key));
+            in_use.insert((table.at, key));
         }
-        (board, scratch)
+        (table, scratch)
     }
 
     fn make_room(&mut self, nodes: &Nodes) {
-        let most = BOARDS_MIN.max(SCORES_MAX / nodes.all.len().max(1));
+        let most = TABLES_MIN.max(SCORES_MAX / nodes.all.len().max(1));
         if self.kept.len() >= most {
-            let oldest = self.kept.iter().min_by_key(|(_, board)| board.used);
-            let oldest = oldest.map(|(key, board)| (board.at, Arc::clone(key)));
+            let oldest = self.kept.iter().min_by_key(|(_, table)| table.used);
+            let oldest = oldest.map(|(key, table)| (table.at, Arc::clone(key)));
             if let Some(oldest) = oldest {
                 self.in_use.remove(&oldest);
                 self.kept.remove(&oldest.1);
@@ -111,7 +111,7 @@ impl Boards {
         }
     }
 
-    /// Lets boards that are in use, and have missed much, follow a little.
+    /// Updates tables that are in use and have missed many changes, a little each time.
     fn bring_forward(&mut self, nodes: &Nodes, workload: &Workload) {
         let Self { kept, in_use, uses, choices, scratch } = self;
         let idle_max = IDLE_MAX * in_use.len() as u64;
@@ -120,24 +120,24 @@ impl Boards {
             let Some((_, key)) = in_use.pop_first() else { return };
             let (policy, shape) = &*key;
             // Others are left alone until they are used again.
-            let can_follow = |board: &&mut Board| {
-                *uses - board.used <= idle_max
-                    && nodes.since(board.at).is_some()
-                    && !board.terms.outdated(nodes)
-                    && !board.stale(nodes, workload, *policy)
+            let can_follow = |table: &&mut ScoreTable| {
+                *uses - table.used <= idle_max
+                    && nodes.since(table.at).is_some()
+                    && !table.terms.outdated(nodes)
+                    && !table.stale(nodes, workload, *policy)
             };
-            let Some(board) = kept.get_mut(&key).filter(can_follow) else { continue };
-            board.terms.follow(shape, nodes, choices);
-            if !board.terms.is_complete() {
+            let Some(table) = kept.get_mut(&key).filter(can_follow) else { continue };
+            table.terms.follow(shape, nodes, choices);
+            if !table.terms.is_complete() {
                 continue;
             }
-            left -= board.follow(nodes, workload, *policy, scratch, left);
-            in_use.insert((board.at, key));
+            left -= table.follow(nodes, workload, *policy, scratch, left);
+            in_use.insert((table.at, key));
         }
     }
 }
 
-impl Board {
+impl ScoreTable {
     fn empty(shape: &Shape, nodes: &Nodes, choices: &mut Choices) -> Self {
         let terms = Terms::new(shape, nodes, choices);
         Self { terms, scores: Vec::new(), best: Vec::new(), at: 0, epoch: 0, used: 0 }
@@ -206,7 +206,7 @@ impl Board {
 
     /// The best node among those allowed.
     pub fn best(&self, allowed: impl Fn(usize) -> bool) -> Option<usize> {
-        let mut found = (NO, None);
+        let mut found = (DOES_NOT_FIT, None);
         for (block, (best, _)) in self.best.iter().enumerate() {
             if *best >= found.0 {
                 continue;
@@ -228,9 +228,9 @@ fn score(
     policy: Policy,
     scratch: &mut Scratch,
 ) -> Score {
-    node.as_ref().map_or(NO, |node| rate(policy, node, terms, &workload.targets, scratch))
+    node.as_ref().map_or(DOES_NOT_FIT, |node| rate(policy, node, terms, &workload.targets, scratch))
 }
 
 fn least(scores: &[Score]) -> Score {
-    scores.iter().copied().min().unwrap_or(NO)
+    scores.iter().copied().min().unwrap_or(DOES_NOT_FIT)
 }
