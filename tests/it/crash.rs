@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tranche::ledger::Phase;
 
-use crate::site::{Claim, Life, Site};
+use crate::site::{Claim, PluginRun, Site};
 use crate::stop_at::{Verb, When};
 
 /// What the process is doing when it is stopped.
@@ -97,14 +97,14 @@ async fn set_up(case: Case) -> Site {
     if case.before == Before::Nothing {
         return site;
     }
-    let life = site.life();
+    let plugin = site.start_plugin();
     if case.before == Before::HalfPrepared {
         // All steps are done, the last marks are missing.
-        life.host.stop_at_next(Verb::WriteEdits, When::After);
-        life.prepare(&claim).await.unwrap_err();
+        plugin.host.stop_at_next(Verb::WriteEdits, When::After);
+        plugin.prepare(&claim).await.unwrap_err();
         return site;
     }
-    life.prepared(&claim, case.name).await;
+    plugin.prepared(&claim, case.name).await;
     match case.before {
         Before::PreparedInAnotherBoot => site.reboot(),
         Before::PreparedAndDeleted => site.api.remove(&claim),
@@ -116,24 +116,24 @@ async fn set_up(case: Case) -> Site {
     site
 }
 
-async fn act(life: &Life, case: Case) {
+async fn act(plugin: &PluginRun, case: Case) {
     let claim = (case.claim)();
     // Whether the caller hears an error or nothing is not the point: the process is gone.
     match case.during {
-        During::Prepare => drop(life.prepare(&claim).await),
-        During::Unprepare => drop(life.unprepare(&claim).await),
-        During::Sweep => _ = life.sweep().await,
+        During::Prepare => drop(plugin.prepare(&claim).await),
+        During::Unprepare => drop(plugin.unprepare(&claim).await),
+        During::Sweep => _ = plugin.sweep().await,
     }
 }
 
 /// What an undisturbed run does to the host.
 async fn verbs(case: Case) -> Vec<Verb> {
     let site = set_up(case).await;
-    let life = site.life();
-    act(&life, case).await;
-    life.check(case.name);
+    let plugin = site.start_plugin();
+    act(&plugin, case).await;
+    plugin.check(case.name);
     site.check(case.name);
-    life.host.log()
+    plugin.host.log()
 }
 
 /// Every place at which a run of these verbs can be stopped.
@@ -146,13 +146,13 @@ fn points(verbs: &[Verb]) -> Vec<(usize, When)> {
 }
 
 /// A new process after a crash, with the sweeper's first round done.
-async fn restart(site: &Site, at: &str) -> Life {
-    let life = site.life();
+async fn restart(site: &Site, at: &str) -> PluginRun {
+    let plugin = site.start_plugin();
     site.age_temporaries();
-    let swept = life.sweep().await.unwrap();
+    let swept = plugin.sweep().await.unwrap();
     assert_eq!(swept.failed, 0, "{at}");
     site.check(at);
-    life
+    plugin
 }
 
 async fn recover(site: &Site, case: Case, undisturbed: &Site, then: Then, at: &str) {
@@ -164,24 +164,24 @@ async fn recover(site: &Site, case: Case, undisturbed: &Site, then: Then, at: &s
         site.check_empty(at);
         return use_again(site, &claim, at).await;
     }
-    let life = if then == Then::Retried { site.life() } else { restart(site, at).await };
+    let plugin = if then == Then::Retried { site.start_plugin() } else { restart(site, at).await };
     let claim_is_gone = case.before == Before::PreparedAndDeleted;
     if case.during != During::Unprepare && !claim_is_gone {
-        is_prepared(site, &life, &claim, undisturbed, at).await;
+        is_prepared(site, &plugin, &claim, undisturbed, at).await;
     }
-    life.unprepare(&claim).await.unwrap_or_else(|error| panic!("{at}: {error}"));
+    plugin.unprepare(&claim).await.unwrap_or_else(|error| panic!("{at}: {error}"));
     site.age_temporaries();
-    life.sweep().await.unwrap();
+    plugin.sweep().await.unwrap();
     site.check_empty(at);
-    life.check(at);
-    drop(life);
+    plugin.check(at);
+    drop(plugin);
     use_again(site, &claim, at).await;
 }
 
 /// Preparing gives what it gives on a site where nothing ever went wrong.
-async fn is_prepared(site: &Site, life: &Life, claim: &Claim, undisturbed: &Site, at: &str) {
+async fn is_prepared(site: &Site, plugin: &PluginRun, claim: &Claim, undisturbed: &Site, at: &str) {
     for _ in 0..2 {
-        life.prepared(claim, at).await;
+        plugin.prepared(claim, at).await;
         assert!(site.is_ready(claim), "{at}");
         assert_eq!(site.edits(claim), undisturbed.edits(claim), "{at}");
         for minor in 0..3 {
@@ -196,9 +196,9 @@ async fn is_prepared(site: &Site, life: &Life, claim: &Claim, undisturbed: &Site
 async fn use_again(site: &Site, claim: &Claim, at: &str) {
     let other = claim.clone().with("/metadata/name", "next".into()).uid("uid-next");
     site.api.put(&other);
-    let life = site.life();
-    life.prepared(&other, at).await;
-    life.unprepare(&other).await.unwrap();
+    let plugin = site.start_plugin();
+    plugin.prepared(&other, at).await;
+    plugin.unprepare(&other).await.unwrap();
     site.check_empty(at);
 }
 
@@ -214,12 +214,12 @@ async fn stop_everywhere(case: Case) -> usize {
                 case.name, case.during, case.before
             );
             let site = set_up(case).await;
-            let life = site.life();
-            life.host.stop_at(index, when);
-            act(&life, case).await;
-            assert!(life.host.stopped(), "{at}: ran through");
-            life.check(&at);
-            drop(life);
+            let plugin = site.start_plugin();
+            plugin.host.stop_at(index, when);
+            act(&plugin, case).await;
+            assert!(plugin.host.stopped(), "{at}: ran through");
+            plugin.check(&at);
+            drop(plugin);
             site.check(&at);
             recover(&site, case, &undisturbed, then, &at).await;
             stops += 1;
@@ -288,7 +288,7 @@ async fn stopped_while_sweeping() {
     assert!(stops >= 378, "the sweep has shrunk to {stops} points");
 }
 
-/// A life that dies of what killed the one before.
+/// A run of the plugin that ends at the same point as the run before.
 #[tokio::test]
 async fn stopped_while_preparing_and_again_while_sweeping() {
     let case = Case { name: "twice", claim: sliced, before: Before::Nothing, during: During::Prepare };
@@ -298,17 +298,17 @@ async fn stopped_while_preparing_and_again_while_sweeping() {
         for second in 0.. {
             let at = format!("{when:?} verb {index} of prepare, then verb {second} of the sweep");
             let site = set_up(case).await;
-            let life = site.life();
-            life.host.stop_at(index, when);
-            act(&life, case).await;
-            drop(life);
-            let life = site.life();
-            life.host.stop_at(second, When::After);
-            _ = life.sweep().await;
-            if !life.host.stopped() {
+            let plugin = site.start_plugin();
+            plugin.host.stop_at(index, when);
+            act(&plugin, case).await;
+            drop(plugin);
+            let plugin = site.start_plugin();
+            plugin.host.stop_at(second, When::After);
+            _ = plugin.sweep().await;
+            if !plugin.host.stopped() {
                 break;
             }
-            drop(life);
+            drop(plugin);
             site.check(&at);
             recover(&site, case, &undisturbed, Then::SweptAndRetried, &at).await;
             stops += 1;
@@ -396,7 +396,7 @@ enum Hold {
 /// The node, and beside it what is expected of it: a page of rules instead of a ledger.
 struct World {
     site: Site,
-    life: Option<Life>,
+    plugin: Option<PluginRun>,
     /// All that ever were, in the order of their creation.
     claims: Vec<(usize, Vec<u32>, Kind, Claim)>,
     /// By slot: the claim that the API server has.
@@ -408,9 +408,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let site = Site::with_whole_gpus(3);
-        let life = Some(site.life());
+        let plugin = Some(site.start_plugin());
         let (claims, stored, holds) = Default::default();
-        Self { site, life, claims, stored, silent: false, holds }
+        Self { site, plugin, claims, stored, silent: false, holds }
     }
 
     fn is_stored(&self, claim: usize) -> bool {
@@ -467,8 +467,8 @@ impl World {
     }
 
     fn restart(&mut self) {
-        self.life = None;
-        self.life = Some(self.site.life());
+        self.plugin = None;
+        self.plugin = Some(self.site.start_plugin());
     }
 
     fn create(&mut self, slot: usize, mut gpus: Vec<u32>, kind: Kind) {
@@ -499,34 +499,34 @@ impl World {
 
     /// A call that runs through, and its rule.
     async fn call(&mut self, call: Call) {
-        let life = self.life.take().unwrap();
+        let plugin = self.plugin.take().unwrap();
         match call {
             Call::Prepare(claim) => {
                 let object = &self.claims[claim].3;
                 if self.silent {
-                    life.refused(object, &["no route to host"]).await;
+                    plugin.refused(object, &["no route to host"]).await;
                 } else if !self.is_stored(claim) {
-                    life.refused(object, &["team/slot-"]).await;
+                    plugin.refused(object, &["team/slot-"]).await;
                 } else if let Some(words) = self.obstacle(claim) {
-                    life.refused(object, &words).await;
+                    plugin.refused(object, &words).await;
                     // What was left of an earlier attempt is cleared before the refusal.
                     self.holds.remove(&claim);
                 } else {
-                    life.prepared(object, "prepare").await;
+                    plugin.prepared(object, "prepare").await;
                     self.holds.insert(claim, Hold::Ready { real: true });
                 }
             }
             Call::Unprepare(claim) => {
-                life.unprepare(&self.claims[claim].3).await.unwrap();
+                plugin.unprepare(&self.claims[claim].3).await.unwrap();
                 self.holds.remove(&claim);
             }
             Call::Sweep => {
-                assert_eq!(life.sweep().await.unwrap().failed, 0);
+                assert_eq!(plugin.sweep().await.unwrap().failed, 0);
                 self.holds = self.swept();
             }
         }
-        life.check("I1");
-        self.life = Some(life);
+        plugin.check("I1");
+        self.plugin = Some(plugin);
     }
 
     fn swept(&self) -> BTreeMap<usize, Hold> {
@@ -539,19 +539,19 @@ impl World {
     /// The process is stopped amid a call. Which of the possible states is left is read from the disk; what
     /// the call did not concern must be as it was.
     async fn crash(&mut self, during: Call, verb: usize, when: When) {
-        let life = self.life.take().unwrap();
-        life.host.stop_at(verb, when);
+        let plugin = self.plugin.take().unwrap();
+        plugin.host.stop_at(verb, when);
         let concerned: Vec<usize> = match during {
             Call::Prepare(claim) | Call::Unprepare(claim) => vec![claim],
             Call::Sweep => self.holds.keys().copied().collect(),
         };
         match during {
-            Call::Prepare(claim) => drop(life.prepare(&self.claims[claim].3).await),
-            Call::Unprepare(claim) => drop(life.unprepare(&self.claims[claim].3).await),
-            Call::Sweep => _ = life.sweep().await,
+            Call::Prepare(claim) => drop(plugin.prepare(&self.claims[claim].3).await),
+            Call::Unprepare(claim) => drop(plugin.unprepare(&self.claims[claim].3).await),
+            Call::Sweep => _ = plugin.sweep().await,
         }
-        life.check("I1");
-        drop(life);
+        plugin.check("I1");
+        drop(plugin);
         let left = self.left();
         let others = |holds: &BTreeMap<usize, Hold>| -> BTreeMap<usize, Hold> {
             holds.iter().filter(|(claim, _)| !concerned.contains(claim)).map(|(c, h)| (*c, *h)).collect()

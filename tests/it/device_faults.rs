@@ -24,7 +24,7 @@ use tranche::ops::drain::Shutdown;
 
 use crate::fake_mps::Trouble;
 use crate::mock_api::{MockApi, PATIENCE, Verb};
-use crate::site::{Claim, Life, NODE, Site, uuid};
+use crate::site::{Claim, NODE, PluginRun, Site, uuid};
 
 const SLICES: &str = "resourceslices";
 
@@ -38,7 +38,7 @@ struct TestNode {
 /// One run of the process.
 struct Run<'a> {
     node: &'a TestNode,
-    life: Life,
+    plugin: PluginRun,
     device_faults: watch::Receiver<DeviceFaults>,
     /// As the reporter is given it.
     inventory_with_faults: watch::Receiver<Inventory>,
@@ -59,7 +59,7 @@ impl TestNode {
     }
 
     fn start(&self) -> Run<'_> {
-        let life = self.site.life();
+        let plugin = self.site.start_plugin();
         let discovered = Discovered {
             inventory: self.site.gpus.subscribe(),
             state: watch::channel(DiscoveryState::default()).1,
@@ -67,7 +67,7 @@ impl TestNode {
         };
         let (watch, told) = FaultWatcher::new(Sources {
             discovered,
-            executor: life.preparer.executor.clone(),
+            executor: plugin.preparer.executor.clone(),
             folder: self.site.path("state"),
             sys_root: self.site.path("sys"),
             every: Duration::from_millis(10),
@@ -84,7 +84,7 @@ impl TestNode {
         ];
         Run {
             node: self,
-            life,
+            plugin,
             device_faults,
             inventory_with_faults: told.inventory_with_faults,
             published,
@@ -284,11 +284,11 @@ async fn a_dead_mps_daemon_taints_its_gpu_until_it_serves_again() {
     let run = node.start();
     let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
     node.site.api.put(&claim);
-    run.life.prepared(&claim, "share").await;
+    run.plugin.prepared(&claim, "share").await;
     node.site.mps.forget_all();
     node.until_taints(0, &["gpu.nvidia.com/mps-daemon-down=:NoSchedule"]).await;
     assert!(run.unhealthy(0).unwrap().contains("MPS daemon"));
-    run.life.sweep().await.unwrap();
+    run.plugin.sweep().await.unwrap();
     node.until_taints(0, &[]).await;
 
     node.site.mps.trouble(Some(Trouble::Away));
@@ -305,7 +305,7 @@ async fn a_full_shm_taints_its_gpu_until_it_has_room_or_nobody_has_it() {
     let run = node.start();
     let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "25");
     node.site.api.put(&claim);
-    run.life.prepared(&claim, "share").await;
+    run.plugin.prepared(&claim, "share").await;
     node.until_taints(0, &[]).await;
     let usage = |used| {
         let (used, size) = (Bytes::from_mib(used), Bytes::from_mib(64));
@@ -320,7 +320,7 @@ async fn a_full_shm_taints_its_gpu_until_it_has_room_or_nobody_has_it() {
     node.until_taints(0, &[]).await;
     node.site.mps.shm(usage(64));
     node.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
-    run.life.unprepare(&claim).await.unwrap();
+    run.plugin.unprepare(&claim).await.unwrap();
     node.until_taints(0, &[]).await;
     run.end().await;
 }

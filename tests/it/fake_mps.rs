@@ -1,5 +1,5 @@
 //! The supervisor of MPS daemons as node sees it: it lives on while node's process comes and goes, and
-//! falls with the boot. What it was asked for can be looked at; a life can be stopped at each question.
+//! falls with the boot. What it was asked for can be looked at; a run of the plugin can be stopped at each request.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tranche::ledger::Step;
 use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER, SharedMemory};
-use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState};
+use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient};
 use tranche::supervisor::{Daemons, SupervisorError};
 
 use crate::stop_at::{StopAt, Verb};
@@ -95,7 +95,7 @@ fn state(group: &MpsGroup, exclusive: bool, limits: &MpsLimits) -> DaemonState {
     }
 }
 
-/// One life's way to the supervisor.
+/// The supervisor's client of one run of the plugin.
 pub struct SupervisorClient {
     pub supervisor: Arc<Supervisor>,
     pub host: Arc<StopAt>,

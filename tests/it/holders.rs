@@ -31,7 +31,7 @@ fn withheld() -> Sweep {
 async fn with_pod(claim: &Claim) -> Site {
     let site = Site::new();
     site.api.put(claim);
-    site.life().prepared(claim, "before").await;
+    site.start_plugin().prepared(claim, "before").await;
     site.runs(PID, POD);
     site
 }
@@ -57,33 +57,34 @@ async fn a_claim_that_is_taken_away_under_its_pod_keeps_its_device_until_the_pod
         ),
     ] {
         let site = with_pod(&mine).await;
-        let life = site.life();
+        let plugin = site.start_plugin();
         site.api.remove(&mine);
         if let Some(now) = &now {
             site.api.put(now);
         }
         site.api.put(&next());
-        life.refused(&next(), &["in use by claim team/mine"]).await;
-        assert_eq!(life.sweep().await.unwrap(), withheld(), "{how}");
+        plugin.refused(&next(), &["in use by claim team/mine"]).await;
+        assert_eq!(plugin.sweep().await.unwrap(), withheld(), "{how}");
         assert!(site.is_ready(&mine), "{how}");
         assert_eq!(site.files(), [""; 0], "{how}: a container that starts now would be given the GPU");
-        life.refused(&next(), &["gpu-0 is not free yet", "process 4711 of pod team/pod-1111", "team/mine"])
+        plugin
+            .refused(&next(), &["gpu-0 is not free yet", "process 4711 of pod team/pod-1111", "team/mine"])
             .await;
         if how.starts_with("made anew") {
-            life.refused(&anew, &["gpu-0 is not free yet"]).await;
+            plugin.refused(&anew, &["gpu-0 is not free yet"]).await;
         }
-        drop(life);
+        drop(plugin);
         // Another process of the plugin knows it as well.
-        let life = site.life();
-        life.refused(&next(), &["team/mine"]).await;
-        assert_eq!(life.sweep().await.unwrap(), withheld(), "{how}");
-        life.refused(&next(), &["process 4711"]).await;
-        assert_eq!(life.preparer.executor.holders.withheld().borrow().len(), 1);
+        let plugin = site.start_plugin();
+        plugin.refused(&next(), &["team/mine"]).await;
+        assert_eq!(plugin.sweep().await.unwrap(), withheld(), "{how}");
+        plugin.refused(&next(), &["process 4711"]).await;
+        assert_eq!(plugin.preparer.executor.holders.withheld().borrow().len(), 1);
         site.ends(PID);
-        assert_eq!(life.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() }, "{how}");
-        assert!(life.preparer.executor.holders.withheld().borrow().is_empty());
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() }, "{how}");
+        assert!(plugin.preparer.executor.holders.withheld().borrow().is_empty());
         site.check_empty(how);
-        life.prepared(&next(), how).await;
+        plugin.prepared(&next(), how).await;
     }
 }
 
@@ -92,35 +93,35 @@ async fn a_claim_that_is_taken_away_under_its_pod_keeps_its_device_until_the_pod
 async fn what_a_pod_leaves_running_holds_its_device_and_keeps_no_pod_from_ending() {
     let mine = whole("mine");
     let site = with_pod(&mine).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&next());
-    life.unprepare(&mine).await.expect("the pod may go");
+    plugin.unprepare(&mine).await.expect("the pod may go");
     assert_eq!(site.records()[0].phase, Phase::Releasing);
     assert_eq!(site.files(), [""; 0]);
-    life.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
-    life.refused(&mine, &["devices are held still", "process 4711"]).await;
-    assert_eq!(life.sweep().await.unwrap(), withheld());
+    plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
+    plugin.refused(&mine, &["devices are held still", "process 4711"]).await;
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
     // However often kubelet asks.
-    life.unprepare(&mine).await.unwrap();
+    plugin.unprepare(&mine).await.unwrap();
     site.ends(PID);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
     site.check_empty("swept");
-    life.prepared(&next(), "free").await;
+    plugin.prepared(&next(), "free").await;
 }
 
 #[tokio::test]
 async fn a_claim_that_comes_back_is_given_its_devices_again() {
     let mine = whole("mine");
     let site = with_pod(&mine).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     let edits = site.edits(&mine);
     site.api.remove(&mine);
-    assert_eq!(life.sweep().await.unwrap(), withheld());
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
     // The API server had been given an old backup, say.
     site.api.put(&mine);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
     assert_eq!(site.edits(&mine), edits);
-    assert!(life.preparer.executor.holders.withheld().borrow().is_empty());
+    assert!(plugin.preparer.executor.holders.withheld().borrow().is_empty());
 }
 
 /// Kubelet asks nothing for the second pod of a claim that is prepared.
@@ -128,23 +129,23 @@ async fn a_claim_that_comes_back_is_given_its_devices_again() {
 async fn a_pod_that_came_to_the_claim_later_holds_its_device_too() {
     let both = Claim::new("mine", &["gpu-0"]).reserved_for(&[POD, LATER]);
     let site = with_pod(&whole("mine")).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&both);
     site.runs(4712, LATER);
-    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
     assert_eq!(pods(&site, &both), [PodUid::new(POD), PodUid::new(LATER)]);
     assert!(site.is_ready(&both) && site.edits(&both).is_some());
     // The first has left the claim by the API server's word, and then by the node's.
     site.api.put(&Claim::new("mine", &["gpu-0"]).reserved_for(&[LATER]));
-    life.sweep().await.unwrap();
+    plugin.sweep().await.unwrap();
     assert_eq!(pods(&site, &both).len(), 2);
     site.ends(PID);
-    life.sweep().await.unwrap();
+    plugin.sweep().await.unwrap();
     assert_eq!(pods(&site, &both), [PodUid::new(LATER)]);
     site.api.remove(&both);
-    assert_eq!(site.life().sweep().await.unwrap(), withheld());
+    assert_eq!(site.start_plugin().sweep().await.unwrap(), withheld());
     site.ends(4712);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     site.check_empty("swept");
 }
 
@@ -153,15 +154,15 @@ async fn a_second_pod_that_kubelet_asks_for_is_recorded_before_it_is_answered() 
     let both = Claim::new("mine", &["gpu-0"]).reserved_for(&[POD, LATER]);
     let site = with_pod(&whole("mine")).await;
     site.api.put(&both);
-    let life = site.life();
-    life.host.faults(|_, verb| (verb == Verb::WriteRecord).then_some(Fault::Fails(EIO)));
-    life.prepare(&both).await.unwrap_err();
+    let plugin = site.start_plugin();
+    plugin.host.faults(|_, verb| (verb == Verb::WriteRecord).then_some(Fault::Fails(EIO)));
+    plugin.prepare(&both).await.unwrap_err();
     assert!(site.is_ready(&both) && site.edits(&both).is_some(), "what is there stays");
-    life.host.no_faults();
-    life.prepared(&both, "again").await;
+    plugin.host.no_faults();
+    plugin.prepared(&both, "again").await;
     assert_eq!(pods(&site, &both), [PodUid::new(POD), PodUid::new(LATER)]);
-    life.prepared(&both, "and again").await;
-    life.check("at the end");
+    plugin.prepared(&both, "and again").await;
+    plugin.check("at the end");
 }
 
 /// A pod that no sweep has seen yet, or one of a record from before pods were recorded: the driver shows it.
@@ -177,17 +178,17 @@ async fn a_pod_that_only_the_driver_knows_holds_its_device() {
     let mut site = Site::new();
     site.lists_root = node.path("root");
     site.api.put(&mine);
-    let life = site.life();
-    life.prepared(&mine, "before").await;
+    let plugin = site.start_plugin();
+    plugin.prepared(&mine, "before").await;
     site.runs(PID, POD);
     site.api.remove(&mine);
-    assert_eq!(life.sweep().await.unwrap(), withheld());
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
     site.api.put(&next());
-    life.refused(&next(), &["process 4711 of pod 11111111"]).await;
+    plugin.refused(&next(), &["process 4711 of pod 11111111"]).await;
     node.set(control(&[]));
-    assert_eq!(life.sweep().await.unwrap(), withheld(), "its control group is not empty");
+    assert_eq!(plugin.sweep().await.unwrap(), withheld(), "its control group is not empty");
     site.ends(PID);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     site.check_empty("swept");
 }
 
@@ -205,9 +206,9 @@ async fn stopped_anywhere_the_device_stays_held_until_it_is_free() {
                 if !alive {
                     site.ends(PID);
                 }
-                let life = site.life();
-                life.host.stop_at(index, when);
-                let preparer = life.preparer.clone();
+                let plugin = site.start_plugin();
+                plugin.host.stop_at(index, when);
+                let preparer = plugin.preparer.clone();
                 let (id, under) = (mine.id(), kubelet);
                 let act = async move {
                     match under {
@@ -218,19 +219,19 @@ async fn stopped_anywhere_the_device_stays_held_until_it_is_free() {
                     }
                 };
                 let _ = tokio::spawn(act).await;
-                let stopped = life.host.stopped();
-                drop(life);
-                let life = site.life();
+                let stopped = plugin.host.stopped();
+                drop(plugin);
+                let plugin = site.start_plugin();
                 if alive {
-                    life.refused(&next(), &["team/mine"]).await;
-                    assert_eq!(life.sweep().await.unwrap(), withheld(), "{at}");
-                    life.refused(&next(), &["process 4711"]).await;
+                    plugin.refused(&next(), &["team/mine"]).await;
+                    assert_eq!(plugin.sweep().await.unwrap(), withheld(), "{at}");
+                    plugin.refused(&next(), &["process 4711"]).await;
                     site.ends(PID);
                 }
-                life.sweep().await.unwrap();
+                plugin.sweep().await.unwrap();
                 site.check_empty(&at);
-                life.prepared(&next(), &at).await;
-                life.check(&at);
+                plugin.prepared(&next(), &at).await;
+                plugin.check(&at);
                 if !stopped {
                     break;
                 }
@@ -245,17 +246,17 @@ async fn a_share_that_is_taken_away_under_its_pod_keeps_what_it_was_granted() {
     let mine = Claim::new("mine", &["gpu-0"]).share("60Gi", "25").reserved_for(&[POD]);
     let large = Claim::new("large", &["gpu-0"]).share("60Gi", "25").reserved_for(&[LATER]);
     let site = with_pod(&mine).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     let kept = site.mps.kept();
     site.api.remove(&mine);
     site.api.put(&large);
-    assert_eq!(life.sweep().await.unwrap(), withheld());
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
     assert_eq!(site.mps.kept(), kept);
-    life.refused(&large, &["gpu-0"]).await;
+    plugin.refused(&large, &["gpu-0"]).await;
     site.ends(PID);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     site.check_empty("swept");
-    life.prepared(&large, "free").await;
+    plugin.prepared(&large, "free").await;
 }
 
 /// The same claim on other devices: what its earlier pod holds is recorded apart, and held for nobody else.
@@ -263,21 +264,21 @@ async fn a_share_that_is_taken_away_under_its_pod_keeps_what_it_was_granted() {
 async fn a_claim_that_is_allocated_anew_leaves_its_old_device_held() {
     let mine = whole("mine");
     let site = with_pod(&mine).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     let anew = Claim::new("mine", &["gpu-1"]).reserved_for(&[LATER]);
     site.api.put(&anew);
     site.api.put(&next());
-    life.prepared(&anew, "on another GPU").await;
-    life.refused(&next(), &["gpu-0"]).await;
-    assert_eq!(life.sweep().await.unwrap(), withheld());
-    life.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
+    plugin.prepared(&anew, "on another GPU").await;
+    plugin.refused(&next(), &["gpu-0"]).await;
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
     assert!(site.edits(&anew).is_some());
     site.ends(PID);
-    life.sweep().await.unwrap();
-    life.prepared(&next(), "free").await;
+    plugin.sweep().await.unwrap();
+    plugin.prepared(&next(), "free").await;
     assert_eq!(site.records().len(), 2);
-    life.unprepare(&anew).await.unwrap();
-    life.unprepare(&next()).await.unwrap();
+    plugin.unprepare(&anew).await.unwrap();
+    plugin.unprepare(&next()).await.unwrap();
     site.check_empty("at the end");
 }
 
@@ -286,13 +287,13 @@ async fn a_claim_that_is_allocated_anew_leaves_its_old_device_held() {
 async fn what_is_withheld_is_looked_at_again_soon() {
     let mine = whole("mine");
     let site = with_pod(&mine).await;
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.remove(&mine);
     let shutdown = tranche::ops::drain::Shutdown::new();
     let sweeper =
-        tranche::node::sweeper::run(life.preparer.clone(), Duration::from_secs(3600), shutdown.clone());
+        tranche::node::sweeper::run(plugin.preparer.clone(), Duration::from_secs(3600), shutdown.clone());
     let sweeper = tokio::spawn(sweeper);
-    let holders = &life.preparer.executor.holders;
+    let holders = &plugin.preparer.executor.holders;
     let mut now = holders.withheld();
     let limit = Duration::from_secs(60);
     tokio::time::timeout(limit, now.wait_for(|all| all.len() == 1)).await.unwrap().unwrap();

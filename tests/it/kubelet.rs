@@ -41,7 +41,7 @@ enum Answer {
 
 /// Prepares claims as the node would, with one partition per claim; keeps count, and can be told to
 /// misbehave.
-struct Desk {
+struct FakeClaims {
     script: Mutex<BTreeMap<String, Vec<Option<Answer>>>>,
     partitions: Mutex<BTreeMap<ClaimUid, usize>>,
     created: Mutex<usize>,
@@ -50,7 +50,7 @@ struct Desk {
     finished: watch::Sender<usize>,
 }
 
-impl Desk {
+impl FakeClaims {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             script: Mutex::default(),
@@ -63,9 +63,9 @@ impl Desk {
     }
 
     fn scripted(uid: &str, answers: &[Option<Answer>]) -> Arc<Self> {
-        let desk = Self::new();
-        desk.script.lock().unwrap().insert(uid.to_owned(), answers.to_vec());
-        desk
+        let fake_claims = Self::new();
+        fake_claims.script.lock().unwrap().insert(uid.to_owned(), answers.to_vec());
+        fake_claims
     }
 
     fn next(&self, uid: &ClaimUid) -> Option<Answer> {
@@ -96,7 +96,7 @@ impl Desk {
     }
 }
 
-impl Claims for Desk {
+impl Claims for FakeClaims {
     fn prepare(&self, claims: Vec<ClaimRef>) -> Answering<'_, Vec<PreparedDevice>> {
         Box::pin(async move {
             self.calls.send_modify(|calls| *calls += 1);
@@ -158,17 +158,17 @@ fn config(root: &Path, uid: &str, timing: Timing) -> Config {
     Config { driver: DRIVER.into(), kubelet_dir: root.into(), pod_uid: Some(uid.into()), timing }
 }
 
-async fn served_as(config: Config, desk: &Arc<Desk>) -> Served {
+async fn served_as(config: Config, fake_claims: &Arc<FakeClaims>) -> Served {
     let (health, devices) = watch::channel(vec![healthy("gpu-0"), healthy("gpu-1")]);
     let stop = CancellationToken::new();
     let health_source = Health { devices, clock: Arc::new(SystemTime::now) };
-    let desk: Arc<dyn Claims> = Arc::clone(desk) as _;
-    let bound = serve(config, desk, health_source, stop.clone()).await.unwrap();
+    let fake_claims: Arc<dyn Claims> = Arc::clone(fake_claims) as _;
+    let bound = serve(config, fake_claims, health_source, stop.clone()).await.unwrap();
     Served { bound, health, stop }
 }
 
-async fn served(root: &Path, desk: &Arc<Desk>) -> Served {
-    served_as(config(root, UID, quick()), desk).await
+async fn served(root: &Path, fake_claims: &Arc<FakeClaims>) -> Served {
+    served_as(config(root, UID, quick()), fake_claims).await
 }
 
 impl Served {
@@ -207,8 +207,8 @@ async fn kubelet_registers_the_plugin_and_prepares_in_either_version() {
     for (release, version) in [(V1_33, "v1beta1.DRAPlugin"), (V1_37, "v1.DRAPlugin")] {
         let root = root();
         let kubelet = FakeKubelet::start_release(root.path(), release);
-        let desk = Desk::new();
-        let served = served(root.path(), &desk).await;
+        let fake_claims = FakeClaims::new();
+        let served = served(root.path(), &fake_claims).await;
         let plugin = kubelet.registered(DRIVER).await;
         assert_eq!(plugin.dra, version);
         assert_eq!(served.told(|state| *state != Registration::NotYet).await, Registration::Registered);
@@ -221,7 +221,7 @@ async fn kubelet_registers_the_plugin_and_prepares_in_either_version() {
         assert_eq!(device.share_id.as_deref(), Some("0b0e"));
         kubelet.unprepare(DRIVER, &[claim("a"), claim("b")]).await.unwrap();
         kubelet.unprepare(DRIVER, &[claim("never-seen")]).await.unwrap();
-        assert!(desk.partitions.lock().unwrap().is_empty());
+        assert!(fake_claims.partitions.lock().unwrap().is_empty());
     }
 }
 
@@ -230,7 +230,7 @@ async fn a_kubelet_without_a_common_version_is_reported_with_its_reason() {
     let root = root();
     let release = Release { dra: &["v7.DRAPlugin"], health: &[] };
     let _kubelet = FakeKubelet::start_release(root.path(), release);
-    let served = served(root.path(), &Desk::new()).await;
+    let served = served(root.path(), &FakeClaims::new()).await;
     let Registration::Refused(why) = served.told(|state| *state != Registration::NotYet).await else {
         panic!("registered");
     };
@@ -242,8 +242,8 @@ async fn a_kubelet_without_a_common_version_is_reported_with_its_reason() {
 #[tokio::test]
 async fn the_endpoint_accepts_the_moment_the_registration_socket_is_seen() {
     let root = root();
-    let desk = Desk::new();
-    let sockets = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::new();
+    let sockets = served(root.path(), &fake_claims).await;
     let (registration, endpoint) =
         (sockets.bound.sockets.registration.clone(), sockets.bound.sockets.dra.clone());
     sockets.stopped().await;
@@ -260,7 +260,7 @@ async fn the_endpoint_accepts_the_moment_the_registration_socket_is_seen() {
     });
     for round in 0..1000 {
         rounds.send(()).unwrap();
-        let served = served(root.path(), &desk).await;
+        let served = served(root.path(), &fake_claims).await;
         let outcome = timeout(PATIENCE, outcomes.recv()).await.expect("seen in time").unwrap();
         assert!(outcome.is_ok(), "round {round}: {outcome:?}");
         served.stopped().await;
@@ -272,7 +272,7 @@ async fn the_endpoint_accepts_the_moment_the_registration_socket_is_seen() {
 #[tokio::test]
 async fn grpc_gos_authority_is_accepted_because_of_the_at_sign() {
     let root = root();
-    let served = served(root.path(), &Desk::new()).await;
+    let served = served(root.path(), &FakeClaims::new()).await;
     let socket = &served.bound.sockets.registration;
     let sent = authority(socket);
     assert!(sent.starts_with("%2F") && sent.contains('@'), "{sent}");
@@ -288,11 +288,11 @@ async fn grpc_gos_authority_is_accepted_because_of_the_at_sign() {
 async fn get_info_answers_at_once_while_a_prepare_hangs() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("slow", &[Some(Answer::Wait)]);
-    let served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
+    let served = served(root.path(), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
     let hanging = tokio::spawn(async move { plugin.prepare(vec![claim("slow")]).await });
-    Desk::reach(&desk.calls, 1).await;
+    FakeClaims::reach(&fake_claims.calls, 1).await;
 
     // The best of a few: the machine may be busy, the plugin may not.
     let mut best = Duration::MAX;
@@ -306,7 +306,7 @@ async fn get_info_answers_at_once_while_a_prepare_hangs() {
     }
     assert!(best < Duration::from_millis(100), "{best:?}");
     assert!(!hanging.is_finished());
-    desk.gate.add_permits(1);
+    fake_claims.gate.add_permits(1);
     assert_eq!(hanging.await.unwrap().unwrap().claims["slow"].error, "");
 }
 
@@ -314,28 +314,28 @@ async fn get_info_answers_at_once_while_a_prepare_hangs() {
 async fn a_batch_that_fails_in_part_is_repeated_without_a_second_partition() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("b", &[Some(Answer::Refuse("GPU is busy")), None]);
-    let _served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::scripted("b", &[Some(Answer::Refuse("GPU is busy")), None]);
+    let _served = served(root.path(), &fake_claims).await;
     kubelet.registered(DRIVER).await;
     let batch = [claim("a"), claim("b")];
     let error = kubelet.prepare(DRIVER, &batch).await.unwrap_err();
     assert!(error.contains("GPU is busy"), "{error}");
-    let first = desk.partitions.lock().unwrap()[&ClaimUid::new("a")];
+    let first = fake_claims.partitions.lock().unwrap()[&ClaimUid::new("a")];
     let prepared = kubelet.prepare_until_ready(DRIVER, &batch).await;
     assert_eq!(prepared["a"][0].cdi_device_ids, [format!("tranche.dev/claim=a-{first}")]);
-    assert_eq!(*desk.created.lock().unwrap(), 2);
+    assert_eq!(*fake_claims.created.lock().unwrap(), 2);
 }
 
 #[tokio::test]
 async fn every_asked_claim_has_one_entry_whatever_the_driver_says() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("forgotten", &[Some(Answer::Forget)]);
+    let fake_claims = FakeClaims::scripted("forgotten", &[Some(Answer::Forget)]);
     let script = [("rambling", Answer::Ramble), ("mute", Answer::Refuse(""))];
     for (uid, answer) in script {
-        desk.script.lock().unwrap().insert(uid.into(), vec![Some(answer)]);
+        fake_claims.script.lock().unwrap().insert(uid.into(), vec![Some(answer)]);
     }
-    let served = served(root.path(), &desk).await;
+    let served = served(root.path(), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
 
     let renamed = Claim { name: "other".into(), ..claim("twins") };
@@ -374,8 +374,8 @@ async fn every_asked_claim_has_one_entry_whatever_the_driver_says() {
 async fn a_driver_that_breaks_off_fails_its_claims_and_serves_the_next() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("bad", &[Some(Answer::Panic), None]);
-    let _served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::scripted("bad", &[Some(Answer::Panic), None]);
+    let _served = served(root.path(), &fake_claims).await;
     kubelet.registered(DRIVER).await;
     let error = kubelet.prepare(DRIVER, &[claim("bad")]).await.unwrap_err();
     assert!(error.contains("broke off"), "{error}");
@@ -386,8 +386,8 @@ async fn a_driver_that_breaks_off_fails_its_claims_and_serves_the_next() {
 async fn too_large_a_call_is_refused_with_words() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::new();
-    let served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::new();
+    let served = served(root.path(), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
     let many = |count: usize| (0..count).map(|n| claim(&format!("c{n}"))).collect::<Vec<_>>();
     assert_eq!(plugin.prepare(many(MAX_CLAIMS)).await.unwrap().claims.len(), MAX_CLAIMS);
@@ -395,42 +395,42 @@ async fn too_large_a_call_is_refused_with_words() {
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("257") && status.message().contains("256"), "{status}");
     assert_eq!(served.bound.counters.refused_calls.load(Relaxed), 1);
-    assert_eq!(*desk.calls.borrow(), 1, "a refused call reaches nobody");
+    assert_eq!(*fake_claims.calls.borrow(), 1, "a refused call reaches nobody");
 }
 
 #[tokio::test]
 async fn a_late_call_is_answered_by_the_deadline_and_its_work_goes_on() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("slow", &[Some(Answer::Wait)]);
+    let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
     let timing = Timing { call: Duration::from_millis(50), ..quick() };
-    let served = served_as(config(root.path(), UID, timing), &desk).await;
+    let served = served_as(config(root.path(), UID, timing), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
     let answer = plugin.prepare(vec![claim("slow"), claim("a")]).await.unwrap().claims;
     for uid in ["slow", "a"] {
         assert!(answer[uid].error.contains("0.05 s, the deadline"), "{}", answer[uid].error);
     }
     assert_eq!(served.bound.counters.late_calls.load(Relaxed), 1);
-    assert_eq!(*desk.finished.borrow(), 0);
-    desk.gate.add_permits(1);
-    Desk::reach(&desk.finished, 1).await;
+    assert_eq!(*fake_claims.finished.borrow(), 0);
+    fake_claims.gate.add_permits(1);
+    FakeClaims::reach(&fake_claims.finished, 1).await;
 }
 
 #[tokio::test]
 async fn a_caller_that_leaves_does_not_cancel_the_work() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("slow", &[Some(Answer::Wait)]);
-    let _served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
+    let _served = served(root.path(), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
     let caller = tokio::spawn(async move { plugin.prepare(vec![claim("slow")]).await });
-    Desk::reach(&desk.calls, 1).await;
+    FakeClaims::reach(&fake_claims.calls, 1).await;
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
     drop(kubelet);
-    desk.gate.add_permits(1);
-    Desk::reach(&desk.finished, 1).await;
-    assert_eq!(desk.partitions.lock().unwrap().len(), 1);
+    fake_claims.gate.add_permits(1);
+    FakeClaims::reach(&fake_claims.finished, 1).await;
+    assert_eq!(fake_claims.partitions.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -438,7 +438,7 @@ async fn health_reaches_kubelet_in_either_version() {
     for (release, version) in [(V1_34, "v1alpha1.DRAResourceHealth"), (V1_37, "v1.DRAResourceHealth")] {
         let root = root();
         let kubelet = FakeKubelet::start_release(root.path(), release);
-        let served = served(root.path(), &Desk::new()).await;
+        let served = served(root.path(), &FakeClaims::new()).await;
         let plugin = kubelet.registered(DRIVER).await;
         assert_eq!(plugin.health, Some(version));
         let mut messages = plugin.watch_health().await.unwrap();
@@ -469,7 +469,7 @@ async fn health_reaches_kubelet_in_either_version() {
 async fn deleted_sockets_come_back_and_kubelet_registers_again() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let served = served(root.path(), &Desk::new()).await;
+    let served = served(root.path(), &FakeClaims::new()).await;
     let sockets = served.bound.sockets.clone();
     kubelet.registered(DRIVER).await;
 
@@ -494,18 +494,18 @@ async fn deleted_sockets_come_back_and_kubelet_registers_again() {
 async fn a_stop_unlinks_the_registration_first_and_lets_calls_finish() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("slow", &[Some(Answer::Wait)]);
-    let served = served(root.path(), &desk).await;
+    let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
+    let served = served(root.path(), &fake_claims).await;
     let sockets = served.bound.sockets.clone();
     let plugin = kubelet.registered(DRIVER).await;
     let call = tokio::spawn(async move { plugin.prepare(vec![claim("slow")]).await });
-    Desk::reach(&desk.calls, 1).await;
+    FakeClaims::reach(&fake_claims.calls, 1).await;
 
     served.stop.cancel();
     until("deregistered", || !sockets.registration.exists()).await;
     kubelet.instances(DRIVER, 0).await;
     assert!(sockets.dra.exists(), "a call is under way");
-    desk.gate.add_permits(1);
+    fake_claims.gate.add_permits(1);
     assert_eq!(call.await.unwrap().unwrap().claims["slow"].error, "");
     assert_eq!(served.stopped().await, 0);
     assert!(!sockets.dra.exists() && !sockets.registration.exists());
@@ -515,13 +515,13 @@ async fn a_stop_unlinks_the_registration_first_and_lets_calls_finish() {
 async fn a_stop_does_not_wait_for_ever() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::scripted("slow", &[Some(Answer::Wait)]);
+    let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
     let timing = Timing { drain: Duration::from_millis(50), ..quick() };
-    let served = served_as(config(root.path(), UID, timing), &desk).await;
+    let served = served_as(config(root.path(), UID, timing), &fake_claims).await;
     let sockets = served.bound.sockets.clone();
     let plugin = kubelet.registered(DRIVER).await;
     let _call = tokio::spawn(async move { plugin.prepare(vec![claim("slow")]).await });
-    Desk::reach(&desk.calls, 1).await;
+    FakeClaims::reach(&fake_claims.calls, 1).await;
     assert_eq!(served.stopped().await, 1, "the unfinished call is owned up to");
     assert!(!sockets.dra.exists() && !sockets.registration.exists());
 }
@@ -530,10 +530,10 @@ async fn a_stop_does_not_wait_for_ever() {
 async fn during_an_update_one_of_two_instances_always_serves() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
-    let desk = Desk::new();
-    let old = served_as(config(root.path(), OTHER_UID, quick()), &desk).await;
+    let fake_claims = FakeClaims::new();
+    let old = served_as(config(root.path(), OTHER_UID, quick()), &fake_claims).await;
     kubelet.registered(DRIVER).await;
-    let new = served(root.path(), &desk).await;
+    let new = served(root.path(), &fake_claims).await;
     let both = kubelet.instances(DRIVER, 2).await;
     assert_eq!(Path::new(&both[1].info.endpoint), new.bound.sockets.dra);
     assert!(old.bound.sockets.dra.exists(), "a living instance's socket is not swept");
@@ -551,7 +551,7 @@ const CHILD_ROOT: &str = "TRANCHE_TEST_KUBELET_DIR";
 #[ignore = "not a test: the process that the next test kills"]
 async fn child_serves_until_killed() {
     let root = PathBuf::from(std::env::var_os(CHILD_ROOT).expect("run by another test"));
-    let _served = served(&root, &Desk::new()).await;
+    let _served = served(&root, &FakeClaims::new()).await;
     std::future::pending::<()>().await;
 }
 
@@ -584,7 +584,7 @@ async fn after_kill_9_the_same_pod_registers_again_and_another_pod_clears_the_re
     again.kill().await.unwrap();
 
     // The pod is replaced: other names, and nobody else will ever remove the old ones.
-    let served = served_as(config(root.path(), OTHER_UID, quick()), &Desk::new()).await;
+    let served = served_as(config(root.path(), OTHER_UID, quick()), &FakeClaims::new()).await;
     until("cleared away", || !registration.exists() && !endpoint.exists()).await;
     let own = served.bound.sockets.registration.clone();
     let is_alone = || kubelet.plugins().iter().map(|plugin| &plugin.socket).eq([&own]);

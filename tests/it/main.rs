@@ -1,4 +1,4 @@
-//! The contract tests: each module speaks to one of the house's edges as its real peer would.
+//! The contract tests: each module speaks to one of the driver's edges as its real peer would.
 //! `deploy` looks at the manifests and the chart.
 //! One binary, because each further one links the whole driver again.
 

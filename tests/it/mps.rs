@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tranche::daemon::shm::Bounds;
-use tranche::daemon::{Folder, DaemonMounts, Process};
+use tranche::daemon::{DaemonMounts, Folder, Process};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits, Percent};
@@ -23,8 +23,8 @@ use tranche::mps::config::{MpsSettings, Timing};
 use tranche::mps::{GroupError, Supervisor, Tools};
 use tranche::nvml::{ComputeMode, ComputeModes, NvmlError};
 use tranche::ops::metrics::{MpsMetrics, registry};
-use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState};
-use tranche::supervisor::{Client, CLIENT_FOLDER, Daemons, SHM_FOLDER};
+use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient};
+use tranche::supervisor::{CLIENT_FOLDER, Client, Daemons, SHM_FOLDER};
 
 /// What a test waits for must have come within this time.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -78,7 +78,7 @@ impl ComputeModes for Boards {
 }
 
 /// A node with a folder for daemons.
-struct Bed {
+struct TestNode {
     dir: TempDir,
     control: PathBuf,
     /// Where the program is looked for, if it is.
@@ -90,7 +90,7 @@ struct Bed {
 }
 
 /// Daemons outlive their supervisor, but not the test.
-impl Drop for Bed {
+impl Drop for TestNode {
     fn drop(&mut self) {
         for entry in fs::read_dir(self.mps()).into_iter().flatten().flatten() {
             let folder = Folder::new(entry.path());
@@ -104,7 +104,7 @@ impl Drop for Bed {
     }
 }
 
-impl Bed {
+impl TestNode {
     fn new() -> Self {
         Self::with(control())
     }
@@ -224,88 +224,88 @@ fn kill(pid: u32, signal: &str) {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_serves_with_exactly_the_limits_and_asking_again_starts_nothing() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let state = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert!(is_serving(&state), "{state:?}");
-    assert_eq!(bed.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "1G\n");
-    assert_eq!(bed.ask(&gpu, "get_default_active_thread_percentage"), "25.0\n");
+    assert_eq!(node.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "1G\n");
+    assert_eq!(node.ask(&gpu, "get_default_active_thread_percentage"), "25.0\n");
     assert_eq!(
         (state.memory_answers.as_slice(), state.compute_answer.as_str()),
         (&["1G".to_owned()][..], "25.0")
     );
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::ExclusiveProcess);
-    assert!(bed.clients_find_it(&gpu));
-    let folder = bed.folder(&gpu);
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::ExclusiveProcess);
+    assert!(node.clients_find_it(&gpu));
+    let folder = node.folder(&gpu);
     assert_eq!(folder.client(), folder.path().join(CLIENT_FOLDER), "where node looks for it");
     assert_eq!(folder.shm(), folder.path().join(SHM_FOLDER));
 
-    let sets = bed.boards.sets();
+    let sets = node.boards.sets();
     let again = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert_eq!(again, state);
-    assert_eq!(bed.boards.sets(), sets);
+    assert_eq!(node.boards.sets(), sets);
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn limits_change_on_the_same_daemon_down_to_none() {
-    let bed = Bed::new();
-    let (supervisor, gpus) = (bed.supervisor(), group(&["GPU-1", "GPU-2"]));
+    let node = TestNode::new();
+    let (supervisor, gpus) = (node.supervisor(), group(&["GPU-1", "GPU-2"]));
     let first = supervisor.keep(&gpus, false, &limits(&[500, 20000], 50)).await.unwrap();
     assert_eq!(first.memory_answers, ["500M", "19G"]);
     let second = supervisor.keep(&gpus, false, &limits(&[0, 700], 0)).await.unwrap();
     assert_eq!(second.memory_answers, ["", "700M"]);
     assert_eq!(second.compute_answer, "100.0");
     assert_eq!(pid(&second), pid(&first));
-    assert_eq!(bed.ask(&gpus, "get_default_device_pinned_mem_limit 0"), "");
-    assert!(bed.clients_find_it(&gpus));
+    assert_eq!(node.ask(&gpus, "get_default_device_pinned_mem_limit 0"), "");
+    assert!(node.clients_find_it(&gpus));
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
     wait_until_gone(first);
     let down = checked_until(&supervisor, |state| !is_serving(state)).await;
     let DaemonPhase::Down { reason } = &down.phase else { panic!("{down:?}") };
     assert!(reason.contains(&format!("process {first}")), "{reason}");
-    assert!(!bed.clients_find_it(&gpu), "nobody comes in before the limits are in force");
+    assert!(!node.clients_find_it(&gpu), "nobody comes in before the limits are in force");
     let back = checked_until(&supervisor, is_serving).await;
     assert_eq!(back.deaths, 1);
     assert_ne!(pid(&back), first);
-    assert_eq!(bed.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "2G\n");
-    assert!(bed.clients_find_it(&gpu));
+    assert_eq!(node.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "2G\n");
+    assert!(node.clients_find_it(&gpu));
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_with_a_shorter_number_than_the_last_one_is_known() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
     wait_until_gone(first);
-    fs::write(bed.folder(&gpu).pipe().join("nvidia-cuda-mps-control.pid"), "4194303999").unwrap();
+    fs::write(node.folder(&gpu).pipe().join("nvidia-cuda-mps-control.pid"), "4194303999").unwrap();
     let state = supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap();
-    assert_eq!(bed.ask(&gpu, "get_default_active_thread_percentage"), "30.0\n");
+    assert_eq!(node.ask(&gpu, "get_default_active_thread_percentage"), "30.0\n");
     assert_ne!(pid(&state), first);
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_keep_finds_out_about_a_death_by_itself() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");
     wait_until_gone(first);
     let state = supervisor.keep(&gpu, false, &limits(&[3000], 30)).await.unwrap();
     assert_ne!(pid(&state), first);
     assert_eq!(state.deaths, 1);
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
 }
 
 fn wait_until_gone(pid: u32) {
@@ -319,31 +319,31 @@ fn wait_until_gone(pid: u32) {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_supervisor_that_starts_again_adopts_what_lives() {
-    let bed = Bed::new();
+    let node = TestNode::new();
     let gpu = group(&["GPU-1"]);
-    let first = bed.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    let log = bed.folder(&gpu).log().join("control.log");
+    let first = node.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
+    let log = node.folder(&gpu).log().join("control.log");
     let sets_before = fs::read_to_string(&log).unwrap().matches("Cmd:set").count();
 
-    let supervisor = bed.supervisor();
+    let supervisor = node.supervisor();
     supervisor.adopt().await.unwrap();
     assert_eq!(only(&supervisor), first);
     let sets = fs::read_to_string(&log).unwrap().matches("Cmd:set").count();
     assert_eq!(sets, sets_before, "it was only looked at");
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_died_meanwhile_comes_back_after_a_restart() {
-    let bed = Bed::new();
+    let node = TestNode::new();
     let gpu = group(&["GPU-1"]);
-    let first = pid(&bed.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
+    let first = pid(&node.supervisor().keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
     kill(first, "KILL");
     wait_until_gone(first);
-    let supervisor = bed.supervisor();
+    let supervisor = node.supervisor();
     supervisor.adopt().await.unwrap();
-    assert!(!bed.clients_find_it(&gpu));
+    assert!(!node.clients_find_it(&gpu));
     let back = checked_until(&supervisor, is_serving).await;
     assert_eq!((back.deaths, back.limits), (1, Some(limits(&[2000], 25))));
 }
@@ -351,15 +351,15 @@ async fn a_daemon_that_died_meanwhile_comes_back_after_a_restart() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_was_started_and_not_noted_is_adopted_too() {
-    let bed = Bed::new();
+    let node = TestNode::new();
     let gpu = group(&["GPU-1"]);
-    let first = pid(&bed.supervisor().keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
+    let first = pid(&node.supervisor().keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     // As a crash between start and note would leave it.
-    let note = bed.record(&gpu);
+    let note = node.record(&gpu);
     let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
     record["daemon"] = serde_json::Value::Null;
     fs::write(&note, record.to_string()).unwrap();
-    let supervisor = bed.supervisor();
+    let supervisor = node.supervisor();
     supervisor.adopt().await.unwrap();
     assert_eq!(pid(&only(&supervisor)), first);
 }
@@ -367,24 +367,24 @@ async fn a_daemon_that_was_started_and_not_noted_is_adopted_too() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn what_somebody_else_changed_is_set_again() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    bed.ask(&gpu, "set_default_device_pinned_mem_limit 0 80G");
-    bed.ask(&gpu, "set_default_active_thread_percentage 100");
-    bed.boards.forget();
+    node.ask(&gpu, "set_default_device_pinned_mem_limit 0 80G");
+    node.ask(&gpu, "set_default_active_thread_percentage 100");
+    node.boards.forget();
     supervisor.check().await;
     assert_eq!(only(&supervisor), first);
-    assert_eq!(bed.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "1G\n");
-    assert_eq!(bed.ask(&gpu, "get_default_active_thread_percentage"), "25.0\n");
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::ExclusiveProcess);
+    assert_eq!(node.ask(&gpu, "get_default_device_pinned_mem_limit 0"), "1G\n");
+    assert_eq!(node.ask(&gpu, "get_default_active_thread_percentage"), "25.0\n");
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::ExclusiveProcess);
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_group_that_rests_gives_its_boards_back_and_its_daemon_is_warm_for_the_next() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     supervisor.rest(&gpu).await.expect("a group that is not known is fine");
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
     supervisor.rest(&gpu).await.unwrap();
@@ -392,27 +392,27 @@ async fn a_group_that_rests_gives_its_boards_back_and_its_daemon_is_warm_for_the
     let resting = only(&supervisor);
     assert_eq!(resting.phase, DaemonPhase::Resting { pid: first });
     assert_eq!(resting.limits, None);
-    assert!(!bed.clients_find_it(&gpu));
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::Default);
+    assert!(!node.clients_find_it(&gpu));
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default);
     supervisor.check().await;
     let next = supervisor.keep(&gpu, true, &limits(&[5000], 50)).await.unwrap();
     assert_eq!((pid(&next), next.memory_answers), (first, vec!["4G".to_owned()]));
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_that_nobody_needs_for_long_goes_with_its_folder() {
-    let mut bed = Bed::new();
-    bed.keep_warm = Duration::ZERO;
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let mut node = TestNode::new();
+    node.keep_warm = Duration::ZERO;
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
     supervisor.check().await;
     assert_eq!(pid(&only(&supervisor)), first, "one that is needed stays");
     supervisor.rest(&gpu).await.unwrap();
     supervisor.check().await;
     assert_eq!(supervisor.states(), []);
-    assert!(Process::of(first).is_none() && !bed.folder(&gpu).path().exists());
+    assert!(Process::of(first).is_none() && !node.folder(&gpu).path().exists());
     let next = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert_ne!(pid(&next), first);
 }
@@ -420,13 +420,13 @@ async fn a_daemon_that_nobody_needs_for_long_goes_with_its_folder() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn one_board_has_one_daemon() {
-    let bed = Bed::new();
-    let supervisor = bed.supervisor();
+    let node = TestNode::new();
+    let supervisor = node.supervisor();
     let (one, both) = (group(&["GPU-1"]), group(&["GPU-1", "GPU-2"]));
     let first = pid(&supervisor.keep(&one, true, &limits(&[2000], 25)).await.unwrap());
     let refused = supervisor.keep(&both, true, &limits(&[2000, 2000], 25)).await.unwrap_err();
     assert!(matches!(&refused, GroupError::Overlap { .. }), "{refused}");
-    assert_eq!(bed.boards.mode("GPU-2"), ComputeMode::Default);
+    assert_eq!(node.boards.mode("GPU-2"), ComputeMode::Default);
     supervisor.rest(&one).await.unwrap();
     supervisor.keep(&both, true, &limits(&[2000, 2000], 25)).await.unwrap();
     assert!(Process::of(first).is_none(), "the one that rested made room");
@@ -435,8 +435,8 @@ async fn one_board_has_one_daemon() {
 
 #[tokio::test]
 async fn what_cannot_be_meant_is_refused() {
-    let bed = Bed::with("/nonexistent".into());
-    let supervisor = bed.supervisor();
+    let node = TestNode::with("/nonexistent".into());
+    let supervisor = node.supervisor();
     for (devices, memory) in [(&[][..], &[][..]), (&["../x"], &[1]), (&["GPU-1"], &[1, 2]), (&["GPU-1"], &[])]
     {
         let refused = supervisor.keep(&group(devices), false, &limits(memory, 0)).await.unwrap_err();
@@ -450,12 +450,12 @@ async fn what_cannot_be_meant_is_refused() {
 
 #[tokio::test]
 async fn a_first_keep_that_fails_leaves_nothing_wanted() {
-    let bed = Bed::with("/nonexistent".into());
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::with("/nonexistent".into());
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let failed = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap_err();
     assert!(failed.to_string().contains("correct --mps-control"), "{failed}");
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::Default);
-    assert!(!bed.clients_find_it(&gpu));
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default);
+    assert!(!node.clients_find_it(&gpu));
     supervisor.check().await;
     assert_eq!(supervisor.states(), [], "nothing is tried again that nobody has");
 }
@@ -463,28 +463,28 @@ async fn a_first_keep_that_fails_leaves_nothing_wanted() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn boards_that_cannot_be_set_fail_a_keep_and_are_given_back_later() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    bed.boards.broken(true);
+    node.boards.broken(true);
     let failed = supervisor.rest(&gpu).await.unwrap_err();
     assert!(failed.to_string().contains("compute mode of GPU-1"), "{failed}");
-    assert!(!bed.clients_find_it(&gpu));
+    assert!(!node.clients_find_it(&gpu));
     assert!(supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.is_err());
-    bed.boards.broken(false);
+    node.boards.broken(false);
     supervisor.check().await;
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::Default);
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default);
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_mute_daemon_without_servers_is_replaced() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     kill(first, "STOP");
     supervisor.check().await;
-    assert!(!bed.clients_find_it(&gpu));
+    assert!(!node.clients_find_it(&gpu));
     assert!(Process::of(first).is_some(), "it may just be slow");
     let back = checked_until(&supervisor, is_serving).await;
     assert_ne!(pid(&back), first);
@@ -495,23 +495,23 @@ async fn a_mute_daemon_without_servers_is_replaced() {
 struct Session(Child);
 
 impl Session {
-    fn open(bed: &Bed, group: &MpsGroup) -> Self {
-        let mut session = Self(Self::start(bed, group));
+    fn open(node: &TestNode, group: &MpsGroup) -> Self {
+        let mut session = Self(Self::start(node, group));
         let deadline = Instant::now() + DEADLINE;
         // It answers others until it has heard this one.
-        while !bed.ask(group, "get_default_active_thread_percentage").is_empty() {
+        while !node.ask(group, "get_default_active_thread_percentage").is_empty() {
             assert!(Instant::now() < deadline, "the session does not begin");
             // It came while another was heard.
             if session.0.try_wait().unwrap().is_some() {
-                session.0 = Self::start(bed, group);
+                session.0 = Self::start(node, group);
             }
         }
         session
     }
 
-    fn start(bed: &Bed, group: &MpsGroup) -> Child {
-        let mut child = Command::new(&bed.control)
-            .env("CUDA_MPS_PIPE_DIRECTORY", bed.folder(group).client())
+    fn start(node: &TestNode, group: &MpsGroup) -> Child {
+        let mut child = Command::new(&node.control)
+            .env("CUDA_MPS_PIPE_DIRECTORY", node.folder(group).client())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -536,13 +536,13 @@ struct Talker {
 }
 
 impl Talker {
-    fn start(bed: &Bed, group: &MpsGroup) -> Self {
+    fn start(node: &TestNode, group: &MpsGroup) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let shell = Command::new("sh")
             .args(["-c", r#"while :; do [ "$(echo get_server_list | "$1" 2>&1)" ] && echo no >>"$2"; done"#])
             .arg("sh")
-            .args([&bed.control, log.path()])
-            .env("CUDA_MPS_PIPE_DIRECTORY", bed.folder(group).pipe())
+            .args([&node.control, log.path()])
+            .env("CUDA_MPS_PIPE_DIRECTORY", node.folder(group).pipe())
             .spawn()
             .unwrap();
         Self { shell, log }
@@ -564,18 +564,18 @@ impl Drop for Talker {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_their_shares() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    let session = Session::open(&bed, &gpu);
+    let session = Session::open(&node, &gpu);
     supervisor.check().await;
     assert_eq!(only(&supervisor), before);
-    assert!(bed.clients_find_it(&gpu), "their next processes come in");
+    assert!(node.clients_find_it(&gpu), "their next processes come in");
     // Nobody gets what is not in force; the others keep what they have.
     let refused = supervisor.keep(&gpu, true, &limits(&[4000], 50)).await.unwrap_err();
     assert!(refused.to_string().contains("hears one asker at a time"), "{refused}");
     assert_eq!(only(&supervisor), before);
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
     drop(session);
     let after = supervisor.keep(&gpu, true, &limits(&[4000], 50)).await.unwrap();
     assert_eq!((pid(&after), after.deaths), (pid(&before), 0));
@@ -585,17 +585,17 @@ async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_th
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
-    let bed = Bed::new();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = TestNode::new();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let before = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    let talkers: Vec<_> = (0..3).map(|_| Talker::start(&bed, &gpu)).collect();
+    let talkers: Vec<_> = (0..3).map(|_| Talker::start(&node, &gpu)).collect();
     let deadline = Instant::now() + 3 * DEADLINE;
     let mut percent = 25;
     while talkers.iter().any(|talker| talker.turned_away() < 10) || percent < 30 {
         assert!(Instant::now() < deadline, "they are heard all the time");
         supervisor.check().await;
         assert!(is_serving(&only(&supervisor)), "{:?}", only(&supervisor));
-        assert!(bed.clients_find_it(&gpu));
+        assert!(node.clients_find_it(&gpu));
         let next = (percent + 1).min(90);
         match supervisor.keep(&gpu, true, &limits(&[2000], next)).await {
             Ok(now) => {
@@ -645,17 +645,17 @@ done
     path
 }
 
-fn bed_with_servers() -> (Bed, TempDir) {
+fn bed_with_servers() -> (TestNode, TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let bed = Bed::with(with_servers(&control(), dir.path()));
-    (bed, dir)
+    let node = TestNode::with(with_servers(&control(), dir.path()));
+    (node, dir)
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_running_server_gets_the_limits_too_and_keeps_them() {
-    let (bed, files) = bed_with_servers();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let (node, files) = bed_with_servers();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     fs::write(files.path().join("servers"), "11\n").unwrap();
     let state = supervisor.keep(&gpu, false, &limits(&[500], 25)).await.unwrap();
     assert_eq!((state.servers[0].pid, state.servers[0].state.as_str()), (11, "ACTIVE"));
@@ -665,14 +665,14 @@ async fn a_running_server_gets_the_limits_too_and_keeps_them() {
     fs::write(files.path().join("memory"), "80G\n").unwrap();
     supervisor.check().await;
     assert_eq!(read("memory"), "500M\n");
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
 }
 
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn clients_are_told_and_terminated() {
-    let (bed, files) = bed_with_servers();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let (node, files) = bed_with_servers();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     assert_eq!(supervisor.clients(&gpu).await.unwrap(), []);
     supervisor.keep(&gpu, false, &limits(&[500], 25)).await.unwrap();
     fs::write(files.path().join("servers"), "11\n").unwrap();
@@ -686,8 +686,8 @@ async fn clients_are_told_and_terminated() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn servers_end_before_a_group_rests_by_force_if_need_be() {
-    let (bed, files) = bed_with_servers();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let (node, files) = bed_with_servers();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[500], 25)).await.unwrap();
     for name in ["servers", "stubborn"] {
         fs::write(files.path().join(name), "11\n").unwrap();
@@ -697,7 +697,7 @@ async fn servers_end_before_a_group_rests_by_force_if_need_be() {
     let peaceful = asked.find("shutdown_server 11 \n").expect("asked first");
     assert!(asked[peaceful..].contains("shutdown_server 11 -f"), "{asked}");
     assert!(matches!(only(&supervisor).phase, DaemonPhase::Resting { .. }));
-    assert_eq!(bed.boards.mode("GPU-1"), ComputeMode::Default);
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default);
 }
 
 /// A process of `tranche mps`, ended with the test.
@@ -713,7 +713,7 @@ impl Drop for Served {
     }
 }
 
-impl Bed {
+impl TestNode {
     fn serve(&self) -> Served {
         let log = self.dir.path().join("log");
         let child = Command::new(env!("CARGO_BIN_EXE_tranche"))
@@ -767,11 +767,11 @@ impl Served {
 #[test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 fn the_process_answers_ends_what_rests_and_leaves_what_serves() {
-    let bed = Bed::new();
+    let node = TestNode::new();
     let (one, two) = (group(&["GPU-1"]), group(&["GPU-2"]));
-    let mut served = bed.serve();
+    let mut served = node.serve();
     served.wait_until_it_says("questions are answered");
-    let client = Client::new(&bed.mps());
+    let client = Client::new(&node.mps());
     let serving = pid(&client.keep(&one, false, &limits(&[2000], 25)).unwrap());
     let resting = pid(&client.keep(&two, false, &limits(&[2000], 25)).unwrap());
     client.rest(&two).unwrap();
@@ -784,7 +784,7 @@ fn the_process_answers_ends_what_rests_and_leaves_what_serves() {
     assert!(Process::of(serving).is_some(), "it holds tenants");
     assert!(Process::of(resting).is_none(), "it held nobody");
 
-    let mut next = bed.serve();
+    let mut next = node.serve();
     next.wait_until_it_says("questions are answered");
     let state = client.keep(&one, false, &limits(&[2000], 25)).unwrap();
     assert_eq!((pid(&state), state.deaths), (serving, 0));
@@ -807,11 +807,11 @@ fn wait_until_asked(client: &Client, what: impl Fn(&DaemonState) -> bool) {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with_it() {
-    let mut bed = Bed::new();
-    (bed.mounts, bed.keep_warm) = (DaemonMounts::Own, Duration::ZERO);
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let mut node = TestNode::new();
+    (node.mounts, node.keep_warm) = (DaemonMounts::Own, Duration::ZERO);
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let daemon = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
-    let folder = bed.folder(&gpu);
+    let folder = node.folder(&gpu);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let path = folder.path().display().to_string();
     let lines: Vec<_> = mounts.lines().filter(|line| line.contains(&path)).collect();
@@ -819,7 +819,7 @@ async fn with_mounts_of_its_own_a_daemon_has_memory_of_its_own_and_all_goes_with
     let has = |line: &str, all: &[&str]| all.iter().all(|part| line.contains(part));
     assert!(has(lines[0], &["tmpfs", "size=65536k", "nr_inodes=1024", "nosuid,nodev"]), "{lines:?}");
     assert!(has(lines[1], &["/shm tmpfs", "nr_inodes=8194", "nosuid,nodev,noexec"]), "{lines:?}");
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
     let theirs = format!("/proc/{daemon}/root/dev/shm/mark");
     fs::write(&theirs, "").unwrap();
     assert!(folder.shm().join("mark").exists() && !Path::new("/dev/shm/mark").exists());
@@ -846,17 +846,17 @@ fn driver_root(control: &Path, root: &Path) {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_driver_root_with_a_loader_of_its_own_is_the_daemons_root() {
-    let mut bed = Bed::new();
-    let root = bed.dir.path().join("driver");
-    driver_root(&bed.control, &root);
-    (bed.mounts, bed.driver_root) = (DaemonMounts::Own, Some(root.clone()));
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let mut node = TestNode::new();
+    let root = node.dir.path().join("driver");
+    driver_root(&node.control, &root);
+    (node.mounts, node.driver_root) = (DaemonMounts::Own, Some(root.clone()));
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let state = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert_eq!(fs::read_link(format!("/proc/{}/root", pid(&state))).unwrap(), root);
     assert_eq!(state.memory_answers, ["1G"]);
-    assert!(bed.clients_find_it(&gpu));
+    assert!(node.clients_find_it(&gpu));
     assert!(
-        fs::read_to_string(bed.folder(&gpu).log().join("control.log")).unwrap().contains("Starting control")
+        fs::read_to_string(node.folder(&gpu).log().join("control.log")).unwrap().contains("Starting control")
     );
     assert_eq!(fs::read_dir(root.join("tmp")).unwrap().count(), 0, "its mounts are its own");
     supervisor.check().await;

@@ -22,7 +22,7 @@ use tranche::model::error_chain;
 use tranche::model::gpu::{Health, MigMode};
 use tranche::node::sweeper::Sweep;
 
-use crate::site::{Claim, Life, Site, board, gpu_config, mig, uuid};
+use crate::site::{Claim, PluginRun, Site, board, gpu_config, mig, uuid};
 use crate::stop_at::{EIO, ENOSPC, Fault, Verb};
 
 /// Longer than anything here takes on a busy machine.
@@ -85,38 +85,38 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
 #[tokio::test]
 async fn a_bad_claim_is_refused_in_words_and_the_others_go_on() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let running = Claim::new("running", &["gpu-2-mig-1g10gb-19-0"]);
     site.api.put(&running);
-    life.prepared(&running, "at first").await;
+    plugin.prepared(&running, "at first").await;
     let before = site.edits(&running);
     for (number, (bad, words)) in bad_claims().into_iter().enumerate() {
         let at = format!("bad claim {number}");
         let good = Claim::new("good", &["gpu-1"]).uid(&format!("uid-good-{number}"));
         site.api.put(&bad);
         site.api.put(&good);
-        let answers = life.preparer.prepare(vec![bad.id(), good.id()]).await;
+        let answers = plugin.preparer.prepare(vec![bad.id(), good.id()]).await;
         contains(answers[&bad.id().uid].as_ref().unwrap_err(), &words, &at);
         assert_eq!(answers[&good.id().uid].as_ref().unwrap()[0].cdi_ids, good.cdi_ids(), "{at}");
         assert!(site.edits(&bad).is_none(), "{at}");
         assert_eq!(site.records().len(), 2, "{at}");
-        life.unprepare(&bad).await.unwrap();
-        life.unprepare(&good).await.unwrap();
+        plugin.unprepare(&bad).await.unwrap();
+        plugin.unprepare(&good).await.unwrap();
         assert_eq!(site.edits(&running), before, "{at}");
         assert!(site.is_ready(&running), "{at}");
     }
-    life.check("I1");
-    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 0.0);
+    plugin.check("I1");
+    assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), 0.0);
 }
 
 #[tokio::test]
 async fn a_claim_that_is_gone_or_replaced_is_not_prepared() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = Claim::new("train", &["gpu-0"]);
-    life.refused(&claim, &["team/train (uid-train)", "does not exist"]).await;
+    plugin.refused(&claim, &["team/train (uid-train)", "does not exist"]).await;
     site.api.put(&claim.clone().uid("uid-of-another"));
-    life.refused(&claim, &["was replaced", "uid-of-another"]).await;
+    plugin.refused(&claim, &["was replaced", "uid-of-another"]).await;
     site.check_empty("refused");
 }
 
@@ -127,73 +127,75 @@ async fn an_unhealthy_gpu_is_given_to_administrators_only() {
         let Inventory::Found(gpus) = inventory else { unreachable!() };
         gpus.gpus[0].health = Health::Unhealthy("XID 79, fallen off the bus".into());
     });
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = Claim::new("train", &["gpu-0"]);
     site.api.put(&claim);
-    life.refused(&claim, &["gpu-0", "XID 79"]).await;
+    plugin.refused(&claim, &["gpu-0", "XID 79"]).await;
     let admin = Claim::new("doctor", &["gpu-0"]).admin();
     site.api.put(&admin);
-    life.prepared(&admin, "admin").await;
+    plugin.prepared(&admin, "admin").await;
 }
 
 #[tokio::test]
 async fn a_device_allocated_twice_stays_with_its_first_claim() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (first, second) =
         (Claim::new("first", &["gpu-0"]).interval("Long"), Claim::new("second", &["gpu-1", "gpu-0"]));
     let admin = Claim::new("admin", &["gpu-0"]).admin();
     for claim in [&first, &second, &admin] {
         site.api.put(claim);
     }
-    life.prepared(&first, "first").await;
+    plugin.prepared(&first, "first").await;
     for tries in [1.0, 2.0] {
-        life.refused(&second, &["gpu-0", "in use by claim team/first (uid-first)", "allocated twice"]).await;
-        assert_eq!(life.metric("tranche_refused_double_allocations_total"), tries);
+        plugin
+            .refused(&second, &["gpu-0", "in use by claim team/first (uid-first)", "allocated twice"])
+            .await;
+        assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), tries);
     }
-    life.prepared(&admin, "administrators hold nothing").await;
-    life.unprepare(&admin).await.unwrap();
-    life.unprepare(&second).await.unwrap();
+    plugin.prepared(&admin, "administrators hold nothing").await;
+    plugin.unprepare(&admin).await.unwrap();
+    plugin.unprepare(&second).await.unwrap();
     assert!(site.is_ready(&first) && site.edits(&first).is_some());
     assert_eq!(site.time_slice(0), 3, "unpreparing the second must not touch the first's GPU");
-    life.unprepare(&first).await.unwrap();
-    life.prepared(&second, "the first is gone").await;
+    plugin.unprepare(&first).await.unwrap();
+    plugin.prepared(&second, "the first is gone").await;
 }
 
 /// An administrator cuts a GPU that is in use.
 #[tokio::test]
 async fn parts_of_a_board_that_is_held_whole_are_not_given_away() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (whole, part) = (Claim::new("whole", &["gpu-1"]), Claim::new("part", &["gpu-1-mig-1g10gb-19-0"]));
     site.api.put(&whole);
     site.api.put(&part);
-    life.prepared(&whole, "whole").await;
+    plugin.prepared(&whole, "whole").await;
     site.gpus.send_modify(|inventory| {
         let Inventory::Found(gpus) = inventory else { unreachable!() };
         gpus.gpus[1] = board(1, MigMode::On(vec![mig(0)]));
     });
-    life.refused(&part, &["in use by claim team/whole"]).await;
-    life.unprepare(&whole).await.unwrap();
+    plugin.refused(&part, &["in use by claim team/whole"]).await;
+    plugin.unprepare(&whole).await.unwrap();
     site.check_empty("a device that is no more is released");
 }
 
 #[tokio::test]
 async fn a_claim_replaced_under_its_name_waits_for_the_old_one() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let old = Claim::new("train", &["gpu-0"]).uid("uid-old").interval("Long");
     let new = Claim::new("train", &["gpu-0"]).uid("uid-new");
     site.api.put(&old);
-    life.prepared(&old, "old").await;
+    plugin.prepared(&old, "old").await;
     site.api.put(&new);
-    life.refused(&new, &["in use by claim team/train (uid-old)"]).await;
+    plugin.refused(&new, &["in use by claim team/train (uid-old)"]).await;
     assert!(site.edits(&old).is_some());
-    assert_eq!(life.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
-    life.prepared(&new, "new").await;
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+    plugin.prepared(&new, "new").await;
     assert_eq!(site.time_slice(0), 0);
     // Kubelet comes late for the old one.
-    life.unprepare(&old).await.unwrap();
+    plugin.unprepare(&old).await.unwrap();
     assert!(site.is_ready(&new) && site.edits(&new).is_some());
 }
 
@@ -201,9 +203,9 @@ async fn a_claim_replaced_under_its_name_waits_for_the_old_one() {
 #[tokio::test]
 async fn unpreparing_an_unknown_claim_succeeds() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     for uid in ["uid-never-seen", "odd_but.allowed", &"a".repeat(128)] {
-        life.unprepare(&Claim::new("unknown", &["gpu-0"]).uid(uid)).await.unwrap();
+        plugin.unprepare(&Claim::new("unknown", &["gpu-0"]).uid(uid)).await.unwrap();
     }
 }
 
@@ -211,11 +213,11 @@ async fn unpreparing_an_unknown_claim_succeeds() {
 #[tokio::test]
 async fn a_claim_asked_for_many_times_at_once_is_prepared_once() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = Claim::new("shared", &["gpu-0", "gpu-1"]);
     site.api.put(&claim);
-    join_all((0..8).map(|_| life.prepared(&claim, "at once"))).await;
-    let writes = life.host.log().iter().filter(|verb| **verb == Verb::WriteRecord).count();
+    join_all((0..8).map(|_| plugin.prepared(&claim, "at once"))).await;
+    let writes = plugin.host.log().iter().filter(|verb| **verb == Verb::WriteRecord).count();
     assert_eq!(writes, 1);
     site.check("at once");
 }
@@ -233,7 +235,7 @@ impl Dice {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_claims_at_once_over_eight_gpus() {
     let site = Site::with_whole_gpus(8);
-    let life = site.life();
+    let plugin = site.start_plugin();
     let mut dice = Dice(1);
     let holders: Mutex<BTreeMap<String, String>> = Mutex::default();
     let claims: Vec<Claim> = (0..100)
@@ -248,10 +250,10 @@ async fn a_hundred_claims_at_once_over_eight_gpus() {
     claims.iter().for_each(|claim| site.api.put(claim));
     // Each asks until it had its GPUs once: as long as one holds a GPU, nobody else may.
     let one = |claim: &Claim| {
-        let (life, holders, claim) = (&life, &holders, claim.clone());
+        let (plugin, holders, claim) = (&plugin, &holders, claim.clone());
         async move {
             let devices = loop {
-                match life.prepare(&claim).await {
+                match plugin.prepare(&claim).await {
                     Ok(devices) => break devices,
                     Err(refusal) => contains(&refusal, &["in use by claim"], "refused"),
                 }
@@ -266,12 +268,12 @@ async fn a_hundred_claims_at_once_over_eight_gpus() {
             for device in &devices {
                 holders.lock().unwrap().remove(device.device.as_str());
             }
-            life.unprepare(&claim).await.unwrap();
+            plugin.unprepare(&claim).await.unwrap();
         }
     };
     soon("all had their turn", join_all(claims.iter().map(one))).await;
     site.check_empty("all are done");
-    life.check("I1");
+    plugin.check("I1");
 }
 
 /// Stops the driver's tool for one GPU until it is released.
@@ -297,18 +299,18 @@ fn release(mut gate: fs::File) {
 #[tokio::test]
 async fn a_slow_gpu_holds_up_no_other() {
     let site = Site::new();
-    let life = Arc::new(site.life());
+    let plugin = Arc::new(site.start_plugin());
     let slow = Claim::new("slow", &["gpu-0"]).interval("Long");
     let others =
         [Claim::new("other", &["gpu-1"]).interval("Short"), Claim::new("part", &["gpu-2-mig-1g10gb-19-0"])];
     [&slow].into_iter().chain(&others).for_each(|claim| site.api.put(claim));
     let gate = gate(&site, 0);
-    let (waiting, claim) = (life.clone(), slow.clone());
+    let (waiting, claim) = (plugin.clone(), slow.clone());
     let waiting = tokio::spawn(async move { waiting.prepared(&claim, "slow").await });
     let gate = at_gate(gate).await;
     for other in &others {
-        soon("another GPU's claim", life.prepared(other, "other")).await;
-        soon("another GPU's claim", life.unprepare(other)).await.unwrap();
+        soon("another GPU's claim", plugin.prepared(other, "other")).await;
+        soon("another GPU's claim", plugin.unprepare(other)).await.unwrap();
     }
     assert!(!waiting.is_finished());
     release(gate);
@@ -320,7 +322,7 @@ async fn a_slow_gpu_holds_up_no_other() {
 #[tokio::test]
 async fn what_one_process_prepared_the_other_knows() {
     let site = Site::new();
-    let (old, new) = (site.life(), site.life());
+    let (old, new) = (site.start_plugin(), site.start_plugin());
     let (one, two) = (Claim::new("one", &["gpu-0"]), Claim::new("two", &["gpu-0"]));
     site.api.put(&one);
     site.api.put(&two);
@@ -340,17 +342,17 @@ async fn what_one_process_prepared_the_other_knows() {
 #[tokio::test]
 async fn a_new_process_leaves_alone_what_the_old_one_is_at() {
     let site = Site::new();
-    let old = Arc::new(site.life());
+    let old = Arc::new(site.start_plugin());
     let claim = Claim::new("train", &["gpu-0"]).interval("Long");
     site.api.put(&claim);
     let gate = gate(&site, 0);
-    let (life, asked) = (old.clone(), claim.clone());
-    let preparing = tokio::spawn(async move { life.prepared(&asked, "by the old").await });
+    let (plugin, asked) = (old.clone(), claim.clone());
+    let preparing = tokio::spawn(async move { plugin.prepared(&asked, "by the old").await });
     let gate = at_gate(gate).await;
     // It opens the ledger amid the preparation, and takes it for a crash's.
-    let new = Arc::new(site.life());
-    let life = new.clone();
-    let sweeping = tokio::spawn(async move { life.sweep().await });
+    let new = Arc::new(site.start_plugin());
+    let plugin = new.clone();
+    let sweeping = tokio::spawn(async move { plugin.sweep().await });
     release(gate);
     soon("prepared", preparing).await.unwrap();
     soon("swept", sweeping).await.unwrap();
@@ -361,7 +363,7 @@ async fn a_new_process_leaves_alone_what_the_old_one_is_at() {
 #[tokio::test]
 async fn a_release_that_the_old_process_could_not_finish_is_known_to_the_new() {
     let site = Site::new();
-    let (old, new) = (site.life(), site.life());
+    let (old, new) = (site.start_plugin(), site.start_plugin());
     let claim = Claim::new("train", &["gpu-0"]).interval("Long");
     site.api.put(&claim);
     old.prepared(&claim, "old").await;
@@ -378,7 +380,7 @@ async fn a_release_that_the_old_process_could_not_finish_is_known_to_the_new() {
 #[tokio::test]
 async fn the_sweeper_looks_at_what_another_process_wrote() {
     let site = Site::new();
-    let (old, new) = (site.life(), site.life());
+    let (old, new) = (site.start_plugin(), site.start_plugin());
     let (gone, kept) = (Claim::new("gone", &["gpu-0"]), Claim::new("kept", &["gpu-1"]));
     site.api.put(&gone);
     site.api.put(&kept);
@@ -388,7 +390,7 @@ async fn the_sweeper_looks_at_what_another_process_wrote() {
     site.api.remove(&gone);
     assert_eq!(new.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     assert_eq!(site.records().len(), 1);
-    let third = site.life();
+    let third = site.start_plugin();
     third.unprepare(&kept).await.unwrap();
     site.api.remove(&kept);
     assert_eq!(new.sweep().await.unwrap(), Sweep::default(), "nothing is left to release");
@@ -400,7 +402,7 @@ async fn a_record_that_cannot_be_trusted_stops_the_start() {
     let site = Site::new();
     let claim = Claim::new("train", &["gpu-0"]);
     site.api.put(&claim);
-    site.life().prepared(&claim, "before").await;
+    site.start_plugin().prepared(&claim, "before").await;
     let place = site.path("ledger/uid-train.rec");
     let good = fs::read(&place).unwrap();
     let mut flipped = good.clone();
@@ -418,7 +420,7 @@ async fn a_record_that_cannot_be_trusted_stops_the_start() {
         fs::remove_file(&place).ok();
         let place = site.path("ledger").join(name);
         fs::write(&place, &bytes).unwrap();
-        let error = error_chain(&site.try_life().err().expect(what));
+        let error = error_chain(&site.try_start_plugin().err().expect(what));
         contains(&error, &[words, place.to_str().unwrap(), "move it away and start again"], what);
         assert_eq!(fs::read(&place).unwrap(), bytes, "{what}");
         assert_eq!(durable::names(&site.path("ledger")).unwrap(), [name], "{what}");
@@ -426,14 +428,14 @@ async fn a_record_that_cannot_be_trusted_stops_the_start() {
     }
     fs::write(&place, &good).unwrap();
     fs::write(site.path("ledger/notes.txt"), "somebody's own").unwrap();
-    site.life().prepared(&claim, "after").await;
+    site.start_plugin().prepared(&claim, "after").await;
 }
 
 /// The index is not trusted after it could not be read again, however often one asks.
 #[tokio::test]
 async fn a_record_damaged_while_running_stops_its_gpu_from_being_given_away() {
     let site = Site::new();
-    let (old, new) = (site.life(), site.life());
+    let (old, new) = (site.start_plugin(), site.start_plugin());
     let (one, two) = (Claim::new("one", &["gpu-0"]), Claim::new("two", &["gpu-0"]));
     site.api.put(&one);
     site.api.put(&two);
@@ -458,24 +460,24 @@ async fn fails_cleanly(
     fault: impl Fn(usize, Verb) -> Option<Fault> + Send + 'static,
 ) {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let other = Claim::new("other", &["gpu-2-mig-1g10gb-19-1"]);
     site.api.put(claim);
     site.api.put(&other);
-    life.prepared(&other, at).await;
-    life.host.faults(fault);
-    contains(&life.prepare(claim).await.expect_err(at), words, at);
+    plugin.prepared(&other, at).await;
+    plugin.host.faults(fault);
+    contains(&plugin.prepare(claim).await.expect_err(at), words, at);
     site.check(at);
     assert_eq!(site.records().len(), 1, "{at}: a record stays");
     assert_eq!(site.files().len(), 1, "{at}: {:?}", site.files());
     assert_eq!(site.time_slice(0), 0, "{at}");
     assert!(site.is_ready(&other) && site.edits(&other).is_some(), "{at}");
-    life.host.no_faults();
-    life.prepared(claim, at).await;
-    life.unprepare(claim).await.unwrap();
-    life.unprepare(&other).await.unwrap();
+    plugin.host.no_faults();
+    plugin.prepared(claim, at).await;
+    plugin.unprepare(claim).await.unwrap();
+    plugin.unprepare(&other).await.unwrap();
     site.check_empty(at);
-    life.check(at);
+    plugin.check(at);
 }
 
 fn sliced() -> Claim {
@@ -488,9 +490,9 @@ const WRITES: usize = 5;
 async fn count_writes() -> usize {
     let site = Site::new();
     site.api.put(&sliced());
-    let life = site.life();
-    life.prepared(&sliced(), "counting").await;
-    life.host.log().iter().filter(|verb| verb.divisible()).count()
+    let plugin = site.start_plugin();
+    plugin.prepared(&sliced(), "counting").await;
+    plugin.host.log().iter().filter(|verb| verb.divisible()).count()
 }
 
 #[tokio::test]
@@ -526,11 +528,11 @@ async fn a_write_that_is_not_confirmed_leaves_nothing() {
 #[tokio::test]
 async fn a_full_disk_keeps_no_pod_from_ending() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
-    life.prepared(&sliced(), "before").await;
-    life.host.faults(|_, verb| verb.divisible().then_some(Fault::Fails(ENOSPC)));
-    life.unprepare(&sliced()).await.unwrap();
+    plugin.prepared(&sliced(), "before").await;
+    plugin.host.faults(|_, verb| verb.divisible().then_some(Fault::Fails(ENOSPC)));
+    plugin.unprepare(&sliced()).await.unwrap();
     site.check_empty("disk full");
     assert_eq!(site.time_slice(0), 0);
 }
@@ -558,94 +560,94 @@ impl Drop for ReadOnly {
 #[ignore = "needs CAP_SYS_ADMIN"]
 async fn a_read_only_cdi_folder_is_told_and_leaves_nothing() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
     let read_only = ReadOnly::mount(site.path("cdi"));
-    life.refused(&sliced(), &["writing the container edits", "Read-only file system"]).await;
+    plugin.refused(&sliced(), &["writing the container edits", "Read-only file system"]).await;
     site.check_empty("read-only");
     assert_eq!(site.time_slice(0), 0);
-    life.unprepare(&sliced()).await.unwrap();
+    plugin.unprepare(&sliced()).await.unwrap();
     drop(read_only);
-    life.prepared(&sliced(), "writable again").await;
+    plugin.prepared(&sliced(), "writable again").await;
 }
 
 #[tokio::test]
 async fn a_missing_driver_library_is_told_and_leaves_nothing() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
     let place = site.path("driver/usr/lib64/libcuda.so.550.163.01");
     let aside = site.path("aside");
     fs::rename(&place, &aside).unwrap();
-    life.refused(&sliced(), &["libcuda.so", "install the driver"]).await;
+    plugin.refused(&sliced(), &["libcuda.so", "install the driver"]).await;
     site.check_empty("no libcuda");
-    assert_eq!(life.host.log(), []);
+    assert_eq!(plugin.host.log(), []);
     // Another version than NVML's: an update without a reboot.
     let newer = site.path("driver/usr/lib64/libcuda.so.560.35.03");
     fs::rename(&aside, &newer).unwrap();
-    life.refused(&sliced(), &["560.35.03", "550.163.01", "without a reboot"]).await;
+    plugin.refused(&sliced(), &["560.35.03", "550.163.01", "without a reboot"]).await;
     site.check_empty("another libcuda");
     fs::rename(&newer, &place).unwrap();
-    life.prepared(&sliced(), "back").await;
+    plugin.prepared(&sliced(), "back").await;
 }
 
 /// I5: release reads only the ledger.
 #[tokio::test]
 async fn unpreparing_needs_no_api_server_no_nvml_and_no_driver() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = Claim::new("train", &["gpu-0", "gpu-1"]);
     site.api.put(&claim);
-    life.prepared(&claim, "before").await;
+    plugin.prepared(&claim, "before").await;
     site.api.silent.store(true, Ordering::SeqCst);
     site.gpus.send_replace(Inventory::Unavailable { reason: "NVML: driver not loaded".into() });
     fs::remove_dir_all(site.path("driver")).unwrap();
-    soon("unprepare", life.unprepare(&claim)).await.unwrap();
+    soon("unprepare", plugin.unprepare(&claim)).await.unwrap();
     site.check_empty("all gone");
     // A new process in the same misery.
-    soon("unprepare", site.life().unprepare(&claim)).await.unwrap();
+    soon("unprepare", site.start_plugin().unprepare(&claim)).await.unwrap();
 }
 
 /// I10: every step is tried, every error told, and the GPU is nobody's until it is done.
 #[tokio::test]
 async fn a_release_tries_every_step_and_is_tried_again() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let two = Claim::new("two", &["gpu-0", "gpu-1"]).interval("Long");
     let next = Claim::new("next", &["gpu-1"]);
     site.api.put(&two);
     site.api.put(&next);
-    life.prepared(&two, "before").await;
+    plugin.prepared(&two, "before").await;
     fs::write(site.path("driver/gpus/fail"), "GPU is lost").unwrap();
-    life.host.faults(|_, verb| (verb == Verb::Remove).then_some(Fault::Fails(EIO)));
-    let error = life.unprepare(&two).await.unwrap_err();
+    plugin.host.faults(|_, verb| (verb == Verb::Remove).then_some(Fault::Fails(EIO)));
+    let error = plugin.unprepare(&two).await.unwrap_err();
     contains(&error, &["GPU-0", "GPU-1", "GPU is lost", "container edits", "Input/output error"], "both");
-    life.host.no_faults();
-    life.unprepare(&two).await.expect("a GPU that is lost keeps no pod from ending");
+    plugin.host.no_faults();
+    plugin.unprepare(&two).await.expect("a GPU that is lost keeps no pod from ending");
     assert_eq!(site.files(), [""; 0], "what can be taken back is");
-    life.refused(&next, &["in use by claim team/two"]).await;
-    assert_eq!(life.sweep().await.unwrap(), Sweep { failed: 1, ..Sweep::default() });
+    plugin.refused(&next, &["in use by claim team/two"]).await;
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { failed: 1, ..Sweep::default() });
     fs::remove_file(site.path("driver/gpus/fail")).unwrap();
-    assert_eq!(life.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
     site.check_empty("swept");
     assert_eq!((site.time_slice(0), site.time_slice(1)), (0, 0));
-    life.prepared(&next, "free").await;
+    plugin.prepared(&next, "free").await;
 }
 
 #[tokio::test]
 async fn a_tool_that_fails_leaves_nothing() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
     let tool = site.path("driver/usr/bin/nvidia-smi");
     fs::rename(&tool, site.path("aside")).unwrap();
-    life.refused(&sliced(), &["time slice of GPU-0", "nvidia-smi is not below the driver root"]).await;
+    plugin.refused(&sliced(), &["time slice of GPU-0", "nvidia-smi is not below the driver root"]).await;
     fs::rename(site.path("aside"), &tool).unwrap();
     // Whether something is left to be taken back is not known, so the record stays until it is sure.
     fs::write(site.path("driver/gpus/fail"), "insufficient permissions").unwrap();
-    life.refused(&sliced(), &["time slice of GPU-0", "insufficient permissions", "tried again"]).await;
+    plugin.refused(&sliced(), &["time slice of GPU-0", "insufficient permissions", "tried again"]).await;
     fs::remove_file(site.path("driver/gpus/fail")).unwrap();
-    life.unprepare(&sliced()).await.unwrap();
+    plugin.unprepare(&sliced()).await.unwrap();
     site.check_empty("the tool works again");
 }
 
@@ -653,38 +655,38 @@ async fn a_tool_that_fails_leaves_nothing() {
 async fn a_silent_api_server_changes_nothing() {
     let site = Site::new();
     let claims = [sliced(), Claim::new("mig", &["gpu-2-mig-1g10gb-19-0"])];
-    let life = site.life();
+    let plugin = site.start_plugin();
     for claim in &claims {
         site.api.put(claim);
-        life.prepared(claim, "before").await;
+        plugin.prepared(claim, "before").await;
         site.api.remove(claim);
     }
     site.api.silent.store(true, Ordering::SeqCst);
-    let life = site.life();
-    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
     for claim in &claims {
         assert!(site.is_ready(claim) && site.edits(claim).is_some());
-        life.refused(claim, &["could not be read", "no route to host"]).await;
+        plugin.refused(claim, &["could not be read", "no route to host"]).await;
     }
     assert_eq!(site.time_slice(0), 3);
     site.api.silent.store(false, Ordering::SeqCst);
-    assert_eq!(life.sweep().await.unwrap(), Sweep { released: 2, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 2, ..Sweep::default() });
     site.check_empty("it speaks again");
 }
 
 #[tokio::test]
 async fn the_sweeper_puts_back_what_somebody_deleted() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
-    life.prepared(&sliced(), "before").await;
+    plugin.prepared(&sliced(), "before").await;
     let edits = site.edits(&sliced());
     fs::remove_file(site.path("cdi").join(&site.files()[0])).unwrap();
-    assert_eq!(life.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
     assert_eq!(site.edits(&sliced()), edits);
     assert_eq!(site.time_slice(0), 3);
-    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
-    assert_eq!(life.metric("tranche_sweeper_repairs_total{kind=\"restored\"}"), 1.0);
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
+    assert_eq!(plugin.metric("tranche_sweeper_repairs_total{kind=\"restored\"}"), 1.0);
 }
 
 /// The files of another boot may name devices that are others by now, and its time slices are gone.
@@ -693,14 +695,14 @@ async fn a_reboot_is_noticed_where_the_cdi_folder_outlives_it() {
     for swept in [false, true] {
         let site = Site::new();
         site.api.put(&sliced());
-        site.life().prepared(&sliced(), "before").await;
+        site.start_plugin().prepared(&sliced(), "before").await;
         site.reboot_with_lasting_edits();
         assert_eq!(site.time_slice(0), 0);
-        let life = site.life();
+        let plugin = site.start_plugin();
         if swept {
-            assert_eq!(life.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
+            assert_eq!(plugin.sweep().await.unwrap(), Sweep { restored: 1, ..Sweep::default() });
         } else {
-            life.prepared(&sliced(), "after").await;
+            plugin.prepared(&sliced(), "after").await;
         }
         assert_eq!(site.time_slice(0), 3, "swept: {swept}");
         assert!(site.is_ready(&sliced()) && site.edits(&sliced()).is_some());
@@ -710,41 +712,41 @@ async fn a_reboot_is_noticed_where_the_cdi_folder_outlives_it() {
 #[tokio::test]
 async fn what_kubelet_releases_under_the_sweepers_eyes_stays_released() {
     let site = Site::new();
-    let life = Arc::new(site.life());
+    let plugin = Arc::new(site.start_plugin());
     let claim = Claim::new("train", &["gpu-0"]).share("10Gi", "0");
     site.api.put(&claim);
-    life.prepared(&claim, "kubelet").await;
-    let (other, ended) = (life.clone(), claim.clone());
+    plugin.prepared(&claim, "kubelet").await;
+    let (other, ended) = (plugin.clone(), claim.clone());
     // The claim outlives its pod by a moment.
     site.api.meanwhile(async move { other.unprepare(&ended).await.unwrap() });
-    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
     site.check_empty("after the sweep");
 }
 
 #[tokio::test]
 async fn what_kubelet_prepares_anew_under_the_sweepers_eyes_stays_prepared() {
     let site = Site::new();
-    let life = Arc::new(site.life());
+    let plugin = Arc::new(site.start_plugin());
     let before = Claim::new("train", &["gpu-0"]);
     site.api.put(&before);
-    life.prepared(&before, "as it was first allocated").await;
+    plugin.prepared(&before, "as it was first allocated").await;
     site.api.put(&before.clone().with("/status", json!({})));
     let anew = Claim::new("train", &["gpu-1"]);
-    let (other, api, again) = (life.clone(), site.api.clone(), anew.clone());
+    let (other, api, again) = (plugin.clone(), site.api.clone(), anew.clone());
     site.api.meanwhile(async move {
         api.put(&again);
         other.prepared(&again, "as it is allocated now").await;
     });
-    assert_eq!(life.sweep().await.unwrap(), Sweep::default());
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
     assert!(site.is_ready(&anew) && site.edits(&anew).is_some(), "taken back under its pod");
 }
 
 #[tokio::test]
 async fn the_sweeper_clears_our_orphans_and_nobody_elses_files() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
-    life.prepared(&sliced(), "before").await;
+    plugin.prepared(&sliced(), "before").await;
     let own = site.files().remove(0);
     let put = |name: &str| fs::write(site.path("cdi").join(name), "{}").unwrap();
     let theirs = [
@@ -760,7 +762,7 @@ async fn the_sweeper_clears_our_orphans_and_nobody_elses_files() {
     put(".tranche-tmp-k8s.gpu.nvidia.com-claim_uid-gone.json");
     site.age_temporaries();
     put(".tranche-tmp-k8s.gpu.nvidia.com-claim_uid-young.json");
-    assert_eq!(life.sweep().await.unwrap().orphans_removed, 2);
+    assert_eq!(plugin.sweep().await.unwrap().orphans_removed, 2);
     let mut left = theirs.map(str::to_owned).to_vec();
     left.push(".tranche-tmp-k8s.gpu.nvidia.com-claim_uid-young.json".into());
     left.push("k8s.gpu.nvidia.com-claim_a-folder.json".into());
@@ -773,21 +775,21 @@ async fn the_sweeper_clears_our_orphans_and_nobody_elses_files() {
 #[tokio::test]
 async fn settings_of_an_earlier_allocation_do_not_stay() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     site.api.put(&sliced());
-    life.prepared(&sliced(), "before").await;
+    plugin.prepared(&sliced(), "before").await;
     fs::remove_file(site.path("cdi").join(&site.files()[0])).unwrap();
     let anew = Claim::new("train", &["gpu-0"]);
     site.api.put(&anew);
-    life.prepared(&anew, "anew").await;
+    plugin.prepared(&anew, "anew").await;
     assert_eq!(site.time_slice(0), 0);
     site.check("anew");
     let moved = Claim::new("train", &["gpu-1"]);
     site.api.put(&moved);
-    life.prepared(&moved, "moved").await;
+    plugin.prepared(&moved, "moved").await;
     let other = Claim::new("other", &["gpu-0"]);
     site.api.put(&other);
-    life.prepared(&other, "the first GPU is free").await;
+    plugin.prepared(&other, "the first GPU is free").await;
 }
 
 /// A claim waits for the first look at the GPUs instead of failing.
@@ -795,9 +797,9 @@ async fn settings_of_an_earlier_allocation_do_not_stay() {
 async fn a_claim_waits_for_the_first_look() {
     let site = Site::new();
     let known = site.gpus.send_replace(Inventory::Unknown);
-    let life = Arc::new(site.life());
+    let plugin = Arc::new(site.start_plugin());
     site.api.put(&sliced());
-    let (asked, claim): (Arc<Life>, Claim) = (life.clone(), sliced());
+    let (asked, claim): (Arc<PluginRun>, Claim) = (plugin.clone(), sliced());
     let waiting = tokio::spawn(async move { asked.prepared(&claim, "waited").await });
     tokio::task::yield_now().await;
     assert!(!waiting.is_finished());

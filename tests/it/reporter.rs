@@ -113,7 +113,7 @@ fn events(api: &MockApi, reason: &str) -> Vec<(String, String)> {
 }
 
 /// A reporter at work.
-struct Desk {
+struct RunningReporter {
     reporter: Reporter,
     inventory: watch::Sender<Inventory>,
     shutdown: Shutdown,
@@ -125,7 +125,7 @@ fn quick() -> Pace {
     Pace { retry: ms(5), retry_most: ms(20), ..Pace::default() }
 }
 
-impl Desk {
+impl RunningReporter {
     fn start(api: &MockApi, pace: Pace, recalled: Vec<Intent>) -> Self {
         let cluster = cluster(api);
         let (events, posting) = cluster.events();
@@ -164,8 +164,8 @@ async fn a_prepared_share_is_told_in_the_claim_and_in_events() {
     let api = MockApi::new();
     let intent = intent("train", share());
     put_claim(&api, &intent);
-    let desk = Desk::start(&api, quick(), Vec::new());
-    desk.reporter.prepared(intent.clone());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
+    running.reporter.prepared(intent.clone());
     api.until("the entry", |api| entry(api, "train").is_some()).await;
     let told = entry(&api, "train").unwrap();
     assert_eq!(told["shareID"], SHARE);
@@ -185,14 +185,14 @@ async fn a_prepared_share_is_told_in_the_claim_and_in_events() {
     );
 
     // Preparing again says nothing new.
-    desk.reporter.prepared(intent);
+    running.reporter.prepared(intent);
     let reads = api.count(Verb::Get, CLAIMS);
-    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300));
+    running.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300));
     api.until("the turn", |api| status(api, "train", "WithinLimits").as_deref() == Some("False")).await;
     assert_eq!(api.count(Verb::Get, CLAIMS), reads + 1);
     assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
     assert_eq!(events(&api, "SharePrepared").len(), 2);
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -200,21 +200,21 @@ async fn a_whole_gpu_costs_nothing_until_it_is_unhealthy() {
     let api = MockApi::new();
     let intent = intent("train", HoldMode::Whole);
     put_claim(&api, &intent);
-    let desk = Desk::start(&api, quick(), Vec::new());
-    desk.health(Health::Healthy);
-    desk.reporter.prepared(intent);
-    desk.reporter.grant_changed(grant_event("other", GrantEventKind::Over, 1));
-    desk.health(Health::Unhealthy("Xid 79".to_owned()));
+    let running = RunningReporter::start(&api, quick(), Vec::new());
+    running.health(Health::Healthy);
+    running.reporter.prepared(intent);
+    running.reporter.grant_changed(grant_event("other", GrantEventKind::Over, 1));
+    running.health(Health::Unhealthy("Xid 79".to_owned()));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
     let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
     assert!(unhealthy["message"].as_str().unwrap().contains("Xid 79"), "{unhealthy}");
     assert_eq!((api.count(Verb::Get, CLAIMS), api.count(Verb::Apply, CLAIMS)), (1, 1));
     api.until("its events", |api| events(api, "DeviceUnhealthy").len() == 2).await;
 
-    desk.health(Health::Healthy);
+    running.health(Health::Healthy);
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
     api.until("its events", |api| events(api, "DeviceRecovered").len() == 2).await;
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -222,12 +222,12 @@ async fn a_claim_that_comes_later_is_told_what_is_unhealthy_already() {
     let api = MockApi::new();
     let intent = intent("train", HoldMode::Mig);
     put_claim(&api, &intent);
-    let desk = Desk::start(&api, quick(), Vec::new());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
     let health = Health::Unhealthy("its server is in state FAULT".to_owned());
-    desk.reporter.health_changed(PartHealth { gpu: DeviceUuid::new("GPU-0"), part: GpuPart::Mps, health });
-    desk.reporter.prepared(intent);
+    running.reporter.health_changed(PartHealth { gpu: DeviceUuid::new("GPU-0"), part: GpuPart::Mps, health });
+    running.reporter.prepared(intent);
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -235,11 +235,11 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let api = MockApi::new();
     let intent = intent("train", share());
     put_claim(&api, &intent);
-    let mut desk = Desk::start(&api, quick(), vec![intent]);
+    let mut running = RunningReporter::start(&api, quick(), vec![intent]);
     let (device_faults, told) = watch::channel(DeviceFaults::default());
     let (_states, states) = watch::channel(Vec::new());
-    let run = report_daemons(told, states, desk.reporter.clone(), desk.shutdown.clone());
-    desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+    let run = report_daemons(told, states, running.reporter.clone(), running.shutdown.clone());
+    running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
     device_faults.send_replace(DeviceFaults::default().with_facts(&Inventory::Unknown, &[down], 1));
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
@@ -247,7 +247,7 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     assert!(unhealthy["message"].as_str().unwrap().contains("it exited"), "{unhealthy}");
     device_faults.send_replace(DeviceFaults::default());
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
-    desk.stop().await;
+    running.stop().await;
 }
 
 /// A daemon is back a second after its death, which is from one look to the next.
@@ -269,11 +269,11 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
             shm: None,
         }]
     };
-    let mut desk = Desk::start(&api, quick(), claims);
+    let mut running = RunningReporter::start(&api, quick(), claims);
     let (_device_faults, told) = watch::channel(DeviceFaults::default());
     let (states, known) = watch::channel(serving(7, 3));
-    let run = report_daemons(told, known, desk.reporter.clone(), desk.shutdown.clone());
-    desk.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+    let run = report_daemons(told, known, running.reporter.clone(), running.shutdown.clone());
+    running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     api.until("the claim's conditions", |api| status(api, "train", "DeviceHealthy").is_some()).await;
     assert!(events(&api, "MpsUnhealthy").is_empty(), "deaths of before are no news");
     assert_eq!(entry(&api, "slice"), None, "nothing to say of it yet");
@@ -286,7 +286,7 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
     for claim in ["train", "slice"] {
         assert_eq!(status(&api, claim, "DeviceHealthy").as_deref(), Some("True"), "{claim}");
     }
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -295,10 +295,10 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     let intent = intent("train", share());
     put_claim(&api, &intent);
     let pace = Pace { again: Duration::from_millis(300), ..quick() };
-    let desk = Desk::start(&api, pace, Vec::new());
-    desk.reporter.prepared(intent);
+    let running = RunningReporter::start(&api, pace, Vec::new());
+    running.reporter.prepared(intent);
     for used in 0..100 {
-        desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300 + used));
+        running.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2300 + used));
     }
     api.until("the events", |api| events(api, "GrantExceeded").len() == 2).await;
     let message = &events(&api, "GrantExceeded")[0].1;
@@ -308,7 +308,7 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     // When the time is over, the next event says how many it stands for.
     let again = || async {
         while events(&api, "GrantExceeded").len() < 4 {
-            desk.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2500));
+            running.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2500));
             tokio::task::yield_now().await;
         }
     };
@@ -320,11 +320,11 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     );
 
     // Another kind does not wait.
-    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Ended { pid: 4711 }, 2500));
+    running.reporter.grant_changed(grant_event("train", GrantEventKind::Ended { pid: 4711 }, 2500));
     api.until("the end", |api| events(api, "ProcessEnded").len() == 2).await;
-    desk.reporter.grant_changed(grant_event("train", GrantEventKind::Within, 1000));
+    running.reporter.grant_changed(grant_event("train", GrantEventKind::Within, 1000));
     api.until("peace", |api| status(api, "train", "WithinLimits").as_deref() == Some("True")).await;
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -341,12 +341,12 @@ async fn a_failure_is_tried_again_until_it_is_told() {
         let intent = intent("train", share());
         put_claim(&api, &intent);
         api.fail(verb, CLAIMS, failure);
-        let desk = Desk::start(&api, quick(), Vec::new());
-        desk.reporter.prepared(intent);
+        let running = RunningReporter::start(&api, quick(), Vec::new());
+        running.reporter.prepared(intent);
         api.until(&format!("the entry after {verb:?} {failure:?}"), |api| entry(api, "train").is_some())
             .await;
         api.until("its events", |api| events(api, "SharePrepared").len() == 2).await;
-        desk.stop().await;
+        running.stop().await;
     }
 }
 
@@ -378,22 +378,23 @@ async fn without_the_permission_it_says_which_and_goes_on_with_events() {
     let before = api.count(Verb::Apply, CLAIMS);
     api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
     api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
-    let desk = Desk::start(&api, quick(), Vec::new());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
     for intent in intents {
-        desk.reporter.prepared(intent);
+        running.reporter.prepared(intent);
     }
     api.until("events of both", |api| events(api, "SharePrepared").len() == 4).await;
     assert_eq!(api.count(Verb::Apply, CLAIMS), before + 2, "for a while nothing more is tried");
-    assert_eq!((desk.reporter.failed(), desk.reporter.written()), (2, 0));
-    desk.stop().await;
+    assert_eq!((running.reporter.failed(), running.reporter.written()), (2, 0));
+    running.stop().await;
 
     // Once it is given, all is told.
-    let desk = Desk::start(&api, Pace { mute: Duration::from_millis(10), ..quick() }, Vec::new());
+    let running =
+        RunningReporter::start(&api, Pace { mute: Duration::from_millis(10), ..quick() }, Vec::new());
     api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
-    desk.reporter.prepared(intent("one", share()));
-    desk.reporter.prepared(intent("two", share()));
+    running.reporter.prepared(intent("one", share()));
+    running.reporter.prepared(intent("two", share()));
     api.until("both", |api| entry(api, "one").is_some() && entry(api, "two").is_some()).await;
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -402,11 +403,11 @@ async fn an_api_server_that_keeps_no_device_status_is_told_apart() {
     let intent = intent("train", share());
     put_claim(&api, &intent);
     api.drop_fields(&["status.devices"]);
-    let desk = Desk::start(&api, quick(), Vec::new());
-    desk.reporter.prepared(intent.clone());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
+    running.reporter.prepared(intent.clone());
     api.until("the events", |api| events(api, "SharePrepared").len() == 2).await;
-    assert_eq!((desk.reporter.failed(), desk.reporter.written()), (1, 0));
-    desk.stop().await;
+    assert_eq!((running.reporter.failed(), running.reporter.written()), (1, 0));
+    running.stop().await;
     let entries = tranche::conditions::entries(
         &intent.devices,
         &tranche::conditions::ClaimHealth::default(),
@@ -430,19 +431,19 @@ async fn a_claim_that_is_gone_or_replaced_is_left_alone() {
         assert_eq!(cluster.reported(&intent.claim).await.unwrap_err().label(), "gone");
         assert_eq!(cluster.report(&intent.claim, &[]).await.unwrap_err().label(), "gone");
     }
-    let desk = Desk::start(&api, quick(), Vec::new());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
     let reads = api.count(Verb::Get, CLAIMS);
-    desk.reporter.prepared(gone);
-    desk.reporter.prepared(replaced);
+    running.reporter.prepared(gone);
+    running.reporter.prepared(replaced);
     // One more claim, to know that the two were visited.
     let last = intent("zz", share());
     put_claim(&api, &last);
-    desk.reporter.prepared(last);
+    running.reporter.prepared(last);
     api.until("the last", |api| entry(api, "zz").is_some()).await;
     assert_eq!(api.count(Verb::Get, CLAIMS), reads + 3);
     assert_eq!(entry(&api, "train"), None);
-    assert_eq!(desk.reporter.failed(), 0);
-    desk.stop().await;
+    assert_eq!(running.reporter.failed(), 0);
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -451,21 +452,21 @@ async fn a_restart_writes_what_is_missing_and_nothing_else() {
     let (told, missed) = (intent("told", share()), intent("missed", share()));
     put_claim(&api, &told);
     put_claim(&api, &missed);
-    let desk = Desk::start(&api, quick(), Vec::new());
-    desk.reporter.prepared(told.clone());
+    let running = RunningReporter::start(&api, quick(), Vec::new());
+    running.reporter.prepared(told.clone());
     api.until("the entry", |api| entry(api, "told").is_some()).await;
-    desk.stop().await;
+    running.stop().await;
     let before = entry(&api, "told");
     let told_events = api.count(Verb::Create, "events");
 
-    let desk = Desk::start(&api, quick(), vec![told, missed]);
+    let running = RunningReporter::start(&api, quick(), vec![told, missed]);
     api.until("the missed entry", |api| entry(api, "missed").is_some()).await;
     assert_eq!(entry(&api, "told"), before);
     assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
-    desk.reporter.grant_changed(grant_event("missed", GrantEventKind::Bypass { pid: 4711 }, 100));
+    running.reporter.grant_changed(grant_event("missed", GrantEventKind::Bypass { pid: 4711 }, 100));
     api.until("a first event", |api| events(api, "LimitBypassed").len() == 2).await;
     assert!(events(&api, "SharePrepared").len() <= told_events, "no second event for what was told");
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]
@@ -475,19 +476,20 @@ async fn a_released_claim_is_not_visited_any_more() {
     put_claim(&api, &first);
     put_claim(&api, &second);
     api.fail(Verb::Apply, CLAIMS, Failure::Status(500, "InternalError"));
-    let desk = Desk::start(&api, Pace { retry: Duration::from_secs(3600), ..quick() }, Vec::new());
-    desk.reporter.prepared(first.clone());
+    let running =
+        RunningReporter::start(&api, Pace { retry: Duration::from_secs(3600), ..quick() }, Vec::new());
+    running.reporter.prepared(first.clone());
     api.until("the failure", |api| api.count(Verb::Apply, CLAIMS) == 1).await;
-    desk.reporter.released(first.claim);
-    desk.reporter.prepared(second);
+    running.reporter.released(first.claim);
+    running.reporter.prepared(second);
     api.until("the second", |api| entry(api, "second").is_some()).await;
-    desk.reporter.grant_changed(grant_event("first", GrantEventKind::Over, 2300));
-    desk.reporter.grant_changed(grant_event("second", GrantEventKind::Over, 2300));
+    running.reporter.grant_changed(grant_event("first", GrantEventKind::Over, 2300));
+    running.reporter.grant_changed(grant_event("second", GrantEventKind::Over, 2300));
     api.until("the second's turn", |api| status(api, "second", "WithinLimits").as_deref() == Some("False"))
         .await;
     assert_eq!(entry(&api, "first"), None);
     assert!(events(&api, "GrantExceeded").len() <= 2);
-    desk.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, Percent};
 
 use crate::fake_mps::Trouble;
-use crate::site::{Claim, Life, Site, gpu_config};
+use crate::site::{Claim, PluginRun, Site, gpu_config};
 use crate::stop_at::Verb;
 
 fn share(name: &str, memory: &str, compute: &str) -> Claim {
@@ -25,9 +25,9 @@ fn put(site: &Site, claims: &[&Claim]) {
     claims.iter().for_each(|claim| site.api.put(claim));
 }
 
-async fn prepared(life: &Life, claims: &[&Claim]) {
+async fn prepared(plugin: &PluginRun, claims: &[&Claim]) {
     for claim in claims {
-        life.prepared(claim, "prepare").await;
+        plugin.prepared(claim, "prepare").await;
     }
 }
 
@@ -40,14 +40,14 @@ fn env(site: &Site, claim: &Claim) -> Vec<String> {
 #[tokio::test]
 async fn the_daemon_follows_the_claims_that_come_and_go() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (small, large, open) =
         (share("small", "2000Mi", "25"), share("large", "10Gi", "50"), share("open", "1Gi", "0"));
     put(&site, &[&small, &large, &open]);
     for (claim, after) in
         [(&small, (Some(2000), Some(25))), (&large, (Some(10240), Some(50))), (&open, (Some(10240), None))]
     {
-        life.prepared(claim, "prepare").await;
+        plugin.prepared(claim, "prepare").await;
         assert_eq!(served(&site), Some(after));
     }
     assert!(env(&site, &small).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()));
@@ -55,7 +55,7 @@ async fn the_daemon_follows_the_claims_that_come_and_go() {
     for (claim, after) in
         [(&large, Some((Some(2000), None))), (&open, Some((Some(2000), Some(25)))), (&small, None)]
     {
-        life.unprepare(claim).await.unwrap();
+        plugin.unprepare(claim).await.unwrap();
         assert_eq!(served(&site), after);
     }
     site.check_empty("at the end");
@@ -64,96 +64,96 @@ async fn the_daemon_follows_the_claims_that_come_and_go() {
 #[tokio::test]
 async fn what_does_not_fit_is_refused_and_the_others_go_on() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (first, second, whole) =
         (share("first", "60Gi", "25"), share("second", "30Gi", "25"), Claim::new("whole", &["gpu-0"]));
     put(&site, &[&first, &second, &whole]);
-    prepared(&life, &[&first]).await;
-    life.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
-    life.refused(&whole, &["in use by claim team/first"]).await;
+    prepared(&plugin, &[&first]).await;
+    plugin.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
+    plugin.refused(&whole, &["in use by claim team/first"]).await;
     assert!(site.is_ready(&first));
     assert_eq!(served(&site), Some((Some(61440), Some(25))));
-    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 2.0);
+    assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), 2.0);
     // With the first gone there is room.
-    life.unprepare(&first).await.unwrap();
-    prepared(&life, &[&second]).await;
+    plugin.unprepare(&first).await.unwrap();
+    prepared(&plugin, &[&second]).await;
 }
 
 #[tokio::test]
 async fn without_a_supervisor_nothing_is_granted_and_nothing_is_left() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = share("share", "2000Mi", "25");
     put(&site, &[&claim]);
     site.mps.trouble(Some(Trouble::Refuses("the daemon does not start")));
-    life.refused(&claim, &["setting up MPS for GPU-0", "the daemon does not start"]).await;
+    plugin.refused(&claim, &["setting up MPS for GPU-0", "the daemon does not start"]).await;
     // Its own undo needs the supervisor as well, and is owed until it answers.
     assert_eq!(site.files(), [""; 0]);
     site.mps.trouble(None);
-    assert_eq!(life.sweep().await.unwrap().failed, 0);
+    assert_eq!(plugin.sweep().await.unwrap().failed, 0);
     site.check_empty("after the sweep");
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     assert!(site.is_ready(&claim));
 }
 
 #[tokio::test]
 async fn a_node_without_a_supervisor_says_so_and_keeps_nothing() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = share("share", "2000Mi", "25");
     put(&site, &[&claim]);
     site.mps.trouble(Some(Trouble::Away));
-    life.refused(&claim, &["`tranche mps` does not answer", "is its DaemonSet running here?"]).await;
+    plugin.refused(&claim, &["`tranche mps` does not answer", "is its DaemonSet running here?"]).await;
     site.check_empty("the memory of the board is not held");
 }
 
 #[tokio::test]
 async fn a_pod_ends_while_the_supervisor_is_away_and_the_limit_is_tightened_later() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (small, large) = (share("small", "2000Mi", "25"), share("large", "70Gi", "50"));
     let next = share("next", "60Gi", "25");
     put(&site, &[&small, &large, &next]);
-    prepared(&life, &[&small, &large]).await;
+    prepared(&plugin, &[&small, &large]).await;
     site.mps.trouble(Some(Trouble::Refuses("restarting")));
-    life.unprepare(&large).await.unwrap();
+    plugin.unprepare(&large).await.unwrap();
     assert!(site.edits(&large).is_none(), "no new container can use it");
     site.mps.trouble(None);
     // What is owed still counts: the board is not given twice.
-    life.refused(&next, &["does not fit"]).await;
-    assert_eq!(life.sweep().await.unwrap().failed, 0);
+    plugin.refused(&next, &["does not fit"]).await;
+    assert_eq!(plugin.sweep().await.unwrap().failed, 0);
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
-    prepared(&life, &[&next]).await;
+    prepared(&plugin, &[&next]).await;
 }
 
 /// Its GPU was lost under it: the claim is allocated anew, on the same node.
 #[tokio::test]
 async fn what_a_claim_owes_one_gpu_keeps_it_from_no_other() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let before = share("moved", "2000Mi", "25");
     put(&site, &[&before]);
-    prepared(&life, &[&before]).await;
+    prepared(&plugin, &[&before]).await;
     site.mps.trouble(Some(Trouble::Lost("GPU-0")));
-    life.unprepare(&before).await.unwrap();
-    life.refused(&before, &["an earlier attempt was cut off", "GPU-0 is lost"]).await;
+    plugin.unprepare(&before).await.unwrap();
+    plugin.refused(&before, &["an earlier attempt was cut off", "GPU-0 is lost"]).await;
     let after = Claim::new("moved", &["gpu-1"]).share("2000Mi", "25");
     site.api.put(&after);
-    prepared(&life, &[&after]).await;
+    prepared(&plugin, &[&after]).await;
     assert!(site.is_ready(&after));
     // The lost one is nobody else's until it is right again; then nothing is left of it.
     let all = share("all", "78Gi", "25");
     put(&site, &[&all]);
-    life.refused(&all, &["does not fit"]).await;
-    drop(life);
+    plugin.refused(&all, &["does not fit"]).await;
+    drop(plugin);
     // Known to the next process, too.
-    let life = site.life();
-    assert_eq!(life.sweep().await.unwrap().failed, 2, "what is owed, and the daemon");
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap().failed, 2, "what is owed, and the daemon");
     site.mps.trouble(None);
-    assert_eq!(life.sweep().await.unwrap().failed, 0);
-    prepared(&life, &[&all]).await;
+    assert_eq!(plugin.sweep().await.unwrap().failed, 0);
+    prepared(&plugin, &[&all]).await;
     for claim in [&after, &all] {
-        life.unprepare(claim).await.unwrap();
+        plugin.unprepare(claim).await.unwrap();
     }
     site.check_empty("at the end");
 }
@@ -161,33 +161,33 @@ async fn what_a_claim_owes_one_gpu_keeps_it_from_no_other() {
 #[tokio::test]
 async fn a_daemon_that_was_lost_comes_back() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = share("share", "2000Mi", "25");
     put(&site, &[&claim]);
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     site.mps.forget_all();
-    assert_eq!(life.sweep().await.unwrap().daemons, 1);
+    assert_eq!(plugin.sweep().await.unwrap().daemons, 1);
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
     site.mps.forget_all();
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     assert_eq!(served(&site), Some((Some(2000), Some(25))), "by the next call of kubelet's");
 }
 
 #[tokio::test]
 async fn a_daemon_that_nobody_needs_is_left_to_rest() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = share("share", "2000Mi", "25");
     put(&site, &[&claim]);
-    prepared(&life, &[&claim]).await;
-    drop(life);
+    prepared(&plugin, &[&claim]).await;
+    drop(plugin);
     // The ledger of another node, say: nothing is known of the claim.
     for file in std::fs::read_dir(site.path("ledger")).unwrap() {
         std::fs::remove_file(file.unwrap().path()).unwrap();
     }
     site.api.remove(&claim);
-    let life = site.life();
-    assert_eq!(life.sweep().await.unwrap().daemons, 1);
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap().daemons, 1);
     site.check_empty("after the sweep");
 }
 
@@ -196,32 +196,33 @@ async fn a_restart_of_the_plugin_asks_nothing_of_live_daemons() {
     let site = Site::new();
     let claim = share("share", "2000Mi", "25");
     put(&site, &[&claim]);
-    prepared(&site.life(), &[&claim]).await;
-    let life = site.life();
-    assert_eq!(life.sweep().await.unwrap().daemons, 0);
-    assert!(!life.host.log().iter().any(|verb| matches!(verb, Verb::Keep | Verb::Rest)));
+    prepared(&site.start_plugin(), &[&claim]).await;
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap().daemons, 0);
+    assert!(!plugin.host.log().iter().any(|verb| matches!(verb, Verb::Keep | Verb::Rest)));
 }
 
 #[tokio::test]
 async fn a_claim_shares_its_own_gpus_by_mps_as_with_nvidias_driver() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let mps = gpu_config(serde_json::json!({"strategy": "MPS", "mpsConfig": {
         "defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}}));
     let claim = Claim::new("mine", &["gpu-0"]).config(&[], mps);
     put(&site, &[&claim]);
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     assert_eq!(served(&site), Some((Some(10240), Some(50))));
-    life.refused(
-        &{
-            let other = share("other", "1Gi", "0");
-            site.api.put(&other);
-            other
-        },
-        &["in use by claim"],
-    )
-    .await;
-    life.unprepare(&claim).await.unwrap();
+    plugin
+        .refused(
+            &{
+                let other = share("other", "1Gi", "0");
+                site.api.put(&other);
+                other
+            },
+            &["in use by claim"],
+        )
+        .await;
+    plugin.unprepare(&claim).await.unwrap();
     site.check_empty("at the end");
 }
 
@@ -239,70 +240,70 @@ async fn the_controllers_shares_are_served_like_any_other_with_and_without_share
     let bare = granted("bare", 2000, 25);
     let counted = granted("counted", 10_240, 50).share("10Gi", "50");
     put(&site, &[&bare, &counted]);
-    let life = site.life();
-    prepared(&life, &[&bare, &counted]).await;
+    let plugin = site.start_plugin();
+    prepared(&plugin, &[&bare, &counted]).await;
     assert_eq!(served(&site), Some((Some(10_240), Some(50))));
     for (claim, line) in [(&bare, "=0=2000M"), (&counted, "=0=10240M")] {
         let line = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT{line}");
         assert!(env(&site, claim).contains(&line), "{line}");
     }
     // A restart knows them from the ledger, answers the same, and asks nothing of the daemon but what it is.
-    let life = site.life();
-    assert_eq!(life.sweep().await.unwrap().daemons, 0);
-    prepared(&life, &[&bare, &counted]).await;
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap().daemons, 0);
+    prepared(&plugin, &[&bare, &counted]).await;
     assert_eq!(served(&site), Some((Some(10_240), Some(50))));
     // A boot loses the daemon and the files, and kubelet asks again.
-    drop(life);
+    drop(plugin);
     site.reboot();
-    let life = site.life();
-    prepared(&life, &[&bare, &counted]).await;
+    let plugin = site.start_plugin();
+    prepared(&plugin, &[&bare, &counted]).await;
     assert_eq!(served(&site), Some((Some(10_240), Some(50))));
-    life.unprepare(&counted).await.unwrap();
+    plugin.unprepare(&counted).await.unwrap();
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
-    life.unprepare(&bare).await.unwrap();
+    plugin.unprepare(&bare).await.unwrap();
     site.check_empty("at the end");
 }
 
 #[tokio::test]
 async fn what_the_controller_grants_twice_is_refused_with_who_has_it() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (first, second) = (granted("first", 60 << 10, 25), granted("second", 30 << 10, 25));
     put(&site, &[&first, &second]);
-    prepared(&life, &[&first]).await;
-    life.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
-    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 1.0);
-    life.unprepare(&first).await.unwrap();
-    prepared(&life, &[&second]).await;
+    prepared(&plugin, &[&first]).await;
+    plugin.refused(&second, &["share of 30720 MiB does not fit", "61440 of 81408 MiB", "1 other"]).await;
+    assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), 1.0);
+    plugin.unprepare(&first).await.unwrap();
+    prepared(&plugin, &[&second]).await;
 }
 
 #[tokio::test]
 async fn scheduler_and_controller_never_share_one_board() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let (ours, theirs) = (granted("ours", 2000, 25), share("theirs", "2000Mi", "25"));
     let whole = Claim::new("whole", &["gpu-0"]);
     put(&site, &[&ours, &theirs, &whole]);
-    prepared(&life, &[&ours]).await;
-    life.refused(&theirs, &["cannot come from the scheduler and from the controller", "team/ours"]).await;
-    life.refused(&whole, &["in use by claim team/ours"]).await;
+    prepared(&plugin, &[&ours]).await;
+    plugin.refused(&theirs, &["cannot come from the scheduler and from the controller", "team/ours"]).await;
+    plugin.refused(&whole, &["in use by claim team/ours"]).await;
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
     assert!(site.is_ready(&ours));
-    life.unprepare(&ours).await.unwrap();
-    prepared(&life, &[&theirs]).await;
+    plugin.unprepare(&ours).await.unwrap();
+    prepared(&plugin, &[&theirs]).await;
     // Who placed it is known after a restart as well.
-    let life = site.life();
-    life.refused(&ours, &["claim team/theirs", "that the scheduler placed"]).await;
-    life.unprepare(&theirs).await.unwrap();
-    prepared(&life, &[&whole]).await;
-    life.refused(&ours, &["in use by claim team/whole"]).await;
-    assert_eq!(life.metric("tranche_refused_double_allocations_total"), 2.0);
+    let plugin = site.start_plugin();
+    plugin.refused(&ours, &["claim team/theirs", "that the scheduler placed"]).await;
+    plugin.unprepare(&theirs).await.unwrap();
+    prepared(&plugin, &[&whole]).await;
+    plugin.refused(&ours, &["in use by claim team/whole"]).await;
+    assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), 2.0);
 }
 
 #[tokio::test]
 async fn a_grant_that_is_not_the_controllers_is_refused_and_leaves_nothing() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let good = || granted("claim", 2000, 25);
     for (claim, words) in [
         (good().tampered(GPU, "GPU-1".into()), ["granted a share of GPU-1", "gpu-0 is GPU-0"]),
@@ -313,30 +314,30 @@ async fn a_grant_that_is_not_the_controllers_is_refused_and_leaves_nothing() {
         (good().share("1Gi", "25"), ["counts 1073741824 bytes", "says 2097152000"]),
     ] {
         put(&site, &[&claim]);
-        life.refused(&claim, &words).await;
+        plugin.refused(&claim, &words).await;
         site.check_empty(words[0]);
     }
     put(&site, &[&good()]);
-    prepared(&life, &[&good()]).await;
+    prepared(&plugin, &[&good()]).await;
 }
 
 #[tokio::test]
 async fn a_running_share_outlives_a_grant_that_was_changed() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let claim = granted("claim", 2000, 25);
     put(&site, &[&claim]);
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     let (records, edits) = (site.records(), site.edits(&claim));
     for (field, value) in [(MEMORY, "100Gi"), (GPU, "GPU-1"), ("source", "FromClaim")] {
         put(&site, &[&granted("claim", 2000, 25).tampered(field, value.into())]);
-        life.refused(&claim, &[]).await;
+        plugin.refused(&claim, &[]).await;
         assert_eq!((site.records(), site.edits(&claim)), (records.clone(), edits.clone()), "{field}");
         assert_eq!(served(&site), Some((Some(2000), Some(25))), "{field}");
     }
     // Cleared and allocated anew, with other numbers that can be granted.
     put(&site, &[&granted("claim", 3000, 50)]);
-    prepared(&life, &[&claim]).await;
+    prepared(&plugin, &[&claim]).await;
     assert_eq!(served(&site), Some((Some(3000), Some(50))));
     assert!(env(&site, &claim).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=3000M".to_owned()));
 }
@@ -344,18 +345,18 @@ async fn a_running_share_outlives_a_grant_that_was_changed() {
 #[tokio::test]
 async fn one_claim_on_several_gpus_has_one_daemon_for_the_group() {
     let site = Site::new();
-    let life = site.life();
+    let plugin = site.start_plugin();
     let both = Claim::new("both", &["gpu-0", "gpu-1"]).granted(2000, 25);
     let alone = granted("alone", 1000, 25);
     put(&site, &[&both, &alone]);
-    prepared(&life, &[&both]).await;
+    prepared(&plugin, &[&both]).await;
     let kept = site.mps.kept();
     let group = MpsGroup::new([DeviceUuid::from("GPU-0"), DeviceUuid::from("GPU-1")]);
     let (_, limits) = &kept[&group];
     assert_eq!(limits.memory, [Some(Bytes::from_mib(2000)); 2]);
     let line = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M,1=2000M".to_owned();
     assert!(env(&site, &both).contains(&line));
-    life.refused(&alone, &["one MPS daemon", "team/both"]).await;
-    life.unprepare(&both).await.unwrap();
+    plugin.refused(&alone, &["one MPS daemon", "team/both"]).await;
+    plugin.unprepare(&both).await.unwrap();
     site.check_empty("at the end");
 }

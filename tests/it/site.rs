@@ -1,5 +1,5 @@
 //! A node in a folder: driver root, ledger, lanes, CDI files and an API server that stores claims, with
-//! the real plugin on top. A [`Life`] is one run of its process; it can be stopped at any verb of its host.
+//! the real plugin on top. A [`PluginRun`] is one run of its process; it can be stopped at any verb of its host.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes};
@@ -40,7 +40,7 @@ use tranche::nvml::ProcessWatch;
 use tranche::ops::metrics::{self, NodeMetrics};
 use tranche::sharing::SharingPolicy;
 
-use crate::fake_mps::{SupervisorClient, Supervisor};
+use crate::fake_mps::{Supervisor, SupervisorClient};
 use crate::stop_at::{StopAt, read_records};
 
 pub const NODE: &str = "node-a";
@@ -252,8 +252,8 @@ pub struct Site {
     boots: AtomicU32,
 }
 
-/// One run of the plugin's process.
-pub struct Life {
+/// One run of the plugin's process, from its start until it is dropped.
+pub struct PluginRun {
     pub preparer: Arc<Preparer>,
     pub host: Arc<StopAt>,
     registry: Registry,
@@ -341,8 +341,8 @@ impl Site {
         fs::create_dir_all(self.path("driver/gpus")).unwrap();
     }
 
-    pub fn life(&self) -> Life {
-        self.try_life().unwrap()
+    pub fn start_plugin(&self) -> PluginRun {
+        self.try_start_plugin().unwrap()
     }
 
     /// The node's processes, as its /proc shows them.
@@ -365,7 +365,7 @@ impl Site {
     }
 
     /// Starts the plugin.
-    pub fn try_life(&self) -> Result<Life, StoreError> {
+    pub fn try_start_plugin(&self) -> Result<PluginRun, StoreError> {
         let real = LocalHost { driver_root: self.path("driver") };
         let host = Arc::new(StopAt::new(real, self.path("ledger")));
         let store = Store::open(self.path("ledger"), &self.path("lanes"), host.clone())?;
@@ -394,7 +394,7 @@ impl Site {
             lists: ProcessWatch::new(self.lists_root.clone(), Duration::from_secs(2)),
             reporter: Reporter::disconnected(),
         };
-        Ok(Life { preparer: Arc::new(preparer), host, registry })
+        Ok(PluginRun { preparer: Arc::new(preparer), host, registry })
     }
 
     /// The ledger, as it is on the disk.
@@ -495,7 +495,7 @@ fn needs_of(record: &Record, group: &MpsGroup) -> Option<MpsLimits> {
     })
 }
 
-impl Life {
+impl PluginRun {
     pub async fn prepare(&self, claim: &Claim) -> Prepared {
         let id = claim.id();
         self.preparer.prepare(vec![id.clone()]).await.remove(&id.uid).unwrap()

@@ -30,11 +30,11 @@ use tranche::nvml::ProcessWatch;
 use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, ClaimMetrics};
 use tranche::sharing::watch::EndMethod;
-use tranche::supervisor::protocol::{MpsClient, DaemonPhase, DaemonState, Server};
+use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
 use crate::nvml::Node;
-use crate::site::{Claim, Life, NODE, Site};
+use crate::site::{Claim, NODE, PluginRun, Site};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -201,7 +201,7 @@ fn control(processes: Vec<Value>) -> Value {
 struct Bench {
     node: Arc<Node>,
     site: Site,
-    life: Life,
+    plugin: PluginRun,
     proc: Arc<Proc>,
     daemons: Arc<FakeDaemons>,
     registry: Registry,
@@ -213,10 +213,10 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let site = Site::new();
-        let life = site.life();
+        let plugin = site.start_plugin();
         Self {
             node: Arc::new(Node::with(control(Vec::new()))),
-            life,
+            plugin,
             site,
             proc: Arc::new(Proc::new()),
             daemons: Arc::default(),
@@ -289,13 +289,13 @@ impl Bench {
             steps,
             pods,
         };
-        let held = self.life.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
-        self.life.preparer.executor.store.begin(&held, &intent).unwrap();
+        let held = self.plugin.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
+        self.plugin.preparer.executor.store.begin(&held, &intent).unwrap();
     }
 
     async fn release(&self, claim: &Claim) {
-        let held = self.life.preparer.lanes.queue(vec![gpu(0)]).await.unwrap().hold().unwrap();
-        self.life.preparer.executor.store.end(&held, &claim.id().uid).unwrap();
+        let held = self.plugin.preparer.lanes.queue(vec![gpu(0)]).await.unwrap().hold().unwrap();
+        self.plugin.preparer.executor.store.end(&held, &claim.id().uid).unwrap();
     }
 
     fn start(&mut self, action: WatchdogAction) {
@@ -316,7 +316,7 @@ impl Bench {
                 pids: PidNamespace::Host,
             },
             slots_per_share: 3,
-            executor: self.life.preparer.executor.clone(),
+            executor: self.plugin.preparer.executor.clone(),
             cluster: self.site.api.clone(),
             daemons: self.daemons.clone(),
             lists: ProcessWatch::new(self.node.path("root"), LISTS_LIMIT),
@@ -587,7 +587,7 @@ async fn while_no_claim_holds_a_device_nothing_is_asked_and_only_one_instance_wa
     bench.start(WatchdogAction::Terminate);
     let admin = Claim::new("admin", &["gpu-1"]).admin();
     bench.site.api.put(&admin);
-    bench.life.prepared(&admin, "an administrator's").await;
+    bench.plugin.prepared(&admin, "an administrator's").await;
     wait_a_moment().await;
     assert_eq!(bench.node.calls("nvmlInit_v2"), 0, "the library is not even loaded");
     let mine = bench.share("mine", MINE).await;

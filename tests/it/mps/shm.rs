@@ -52,10 +52,10 @@ fn is_full(state: &DaemonState) -> bool {
 }
 
 /// 4 MiB and 256 files.
-fn bed() -> Bed {
-    let mut bed = Bed::new();
-    (bed.mounts, bed.bounds) = (DaemonMounts::Own, Bounds { size: Some(Bytes::from_mib(4)), files: 256 });
-    bed
+fn node() -> TestNode {
+    let mut node = TestNode::new();
+    (node.mounts, node.bounds) = (DaemonMounts::Own, Bounds { size: Some(Bytes::from_mib(4)), files: 256 });
+    node
 }
 
 const BYTES: &str = "head -c 100M /dev/zero >fill";
@@ -65,29 +65,29 @@ const FILES: &str = "i=0; while [ $i -lt 1000 ]; do true >f$i || break; i=$((i+1
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_tenant_who_fills_the_memory_stops_nobody_and_what_is_left_goes_after_him() {
     for fill in [BYTES, FILES] {
-        let bed = bed();
-        let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+        let node = node();
+        let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
         let serving = supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-        let folder = bed.folder(&gpu);
+        let folder = node.folder(&gpu);
         let _neighbour = Tenant::start(&folder, 2000, "echo x >mine");
         let attacker = Tenant::start(&folder, 1000, fill);
         assert!(fs::write(folder.shm().join("more"), vec![0; 1 << 16]).is_err(), "it is full");
         let full = checked_until(&supervisor, is_full).await;
-        assert!(is_serving(&full) && bed.clients_find_it(&gpu), "{full:?}");
+        assert!(is_serving(&full) && node.clients_find_it(&gpu), "{full:?}");
         let most = full.shm.unwrap().most.expect("whose it is");
         assert_eq!(most.uid, 1000, "{most:?}");
 
         // Another claim comes with other limits, `tranche mps` is replaced, the daemon dies.
         let more = supervisor.keep(&gpu, true, &limits(&[5000], 50)).await.unwrap();
         assert_eq!((pid(&more), more.memory_answers), (pid(&serving), vec!["4G".to_owned()]));
-        let next = bed.supervisor();
+        let next = node.supervisor();
         next.adopt().await.unwrap();
         assert_eq!(pid(&only(&next)), pid(&serving));
-        assert!(is_serving(&only(&next)) && bed.record(&gpu).exists());
+        assert!(is_serving(&only(&next)) && node.record(&gpu).exists());
         kill(pid(&serving), "KILL");
         wait_until_gone(pid(&serving));
         let back = checked_until(&next, |state| is_serving(state) && state.deaths == 1).await;
-        assert!(bed.clients_find_it(&gpu) && is_full(&back), "{back:?}");
+        assert!(node.clients_find_it(&gpu) && is_full(&back), "{back:?}");
 
         drop(attacker);
         checked_until(&next, |state| !is_full(state)).await;
@@ -98,10 +98,10 @@ async fn a_tenant_who_fills_the_memory_stops_nobody_and_what_is_left_goes_after_
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn files_that_somebody_still_has_stay_in_a_full_memory() {
-    let bed = bed();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = node();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    let folder = bed.folder(&gpu);
+    let folder = node.folder(&gpu);
     // Of a user who is gone, but open in another's program; and of one who runs as several users.
     drop(Tenant::start(&folder, 1000, "echo x >open; chmod 666 open"));
     let _reader = Tenant::start(&folder, 2000, "exec 9<open; echo x >mine");
@@ -114,10 +114,10 @@ async fn files_that_somebody_still_has_stay_in_a_full_memory() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn the_next_tenant_finds_nothing_of_the_last_one() {
-    let bed = bed();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = node();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap());
-    let folder = bed.folder(&gpu);
+    let folder = node.folder(&gpu);
     let leave = "mkdir -p a/b/c && echo secret >a/b/c/d && echo secret >e && chmod -R 777 .; true";
     drop(Tenant::start(&folder, 1000, leave));
     assert_eq!(names(&folder), ["a", "e"]);
@@ -129,11 +129,11 @@ async fn the_next_tenant_finds_nothing_of_the_last_one() {
     // The supervisor ends between its note and what follows, and one who is left writes on.
     supervisor.rest(&gpu).await.unwrap();
     drop(Tenant::start(&folder, 1000, leave));
-    let later = bed.supervisor();
+    let later = node.supervisor();
     later.adopt().await.unwrap();
     assert_eq!(names(&folder), [""; 0]);
     drop(Tenant::start(&folder, 1000, leave));
-    let again = bed.supervisor();
+    let again = node.supervisor();
     again.adopt().await.unwrap();
     assert_eq!(pid(&again.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap()), first);
     assert_eq!(names(&folder), [""; 0]);
@@ -143,10 +143,10 @@ async fn the_next_tenant_finds_nothing_of_the_last_one() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn no_tenant_says_what_the_others_load() {
-    let bed = bed();
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let node = node();
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
-    let folder = bed.folder(&gpu);
+    let folder = node.folder(&gpu);
     let name = "cuda_injection_path_shm";
     let tries =
         format!("rmdir {name}; mv {name} x; rm -rf {name}; echo x >{name}; head -c 1024 /dev/zero >{name}");
@@ -167,12 +167,12 @@ async fn no_tenant_says_what_the_others_load() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_keep_that_fails_again_and_again_does_not_put_off_the_end() {
-    let mut bed = Bed::new();
-    bed.keep_warm = Duration::from_millis(300);
-    let (supervisor, gpu) = (bed.supervisor(), group(&["GPU-1"]));
+    let mut node = TestNode::new();
+    node.keep_warm = Duration::from_millis(300);
+    let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, false, &limits(&[2000], 25)).await.unwrap());
     supervisor.rest(&gpu).await.unwrap();
-    bed.boards.broken(true);
+    node.boards.broken(true);
     keep_in_vain_until_it_goes(&supervisor, &gpu, first).await;
 }
 
@@ -187,8 +187,8 @@ async fn keep_in_vain_until_it_goes(supervisor: &Supervisor<Boards>, gpu: &MpsGr
 }
 
 /// As the version before left it: one file system, and the record in it.
-fn old_folder(bed: &Bed, gpu: &MpsGroup, wish: serde_json::Value) -> u32 {
-    let folder = bed.folder(gpu);
+fn old_folder(node: &TestNode, gpu: &MpsGroup, wish: serde_json::Value) -> u32 {
+    let folder = node.folder(gpu);
     fs::create_dir_all(folder.path()).unwrap();
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("tmpfs"), folder.path(), Some("tmpfs"), flags, Some("size=64m,mode=0755")).unwrap();
@@ -198,7 +198,7 @@ fn old_folder(bed: &Bed, gpu: &MpsGroup, wish: serde_json::Value) -> u32 {
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
     }
-    let started = Command::new(&bed.control)
+    let started = Command::new(&node.control)
         .arg("-d")
         .env("CUDA_MPS_PIPE_DIRECTORY", folder.pipe())
         .env("CUDA_MPS_LOG_DIRECTORY", folder.log())
@@ -221,18 +221,18 @@ fn old_folder(bed: &Bed, gpu: &MpsGroup, wish: serde_json::Value) -> u32 {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn an_upgrade_finds_the_shares_of_the_version_before_and_disturbs_none() {
-    let (bed, gpu) = (bed(), group(&["GPU-1"]));
+    let (node, gpu) = (node(), group(&["GPU-1"]));
     let serve = serde_json::json!({"Serve": {"exclusive": true, "limits": limits(&[2000], 25)}});
-    let first = old_folder(&bed, &gpu, serve);
-    let folder = bed.folder(&gpu);
+    let first = old_folder(&node, &gpu, serve);
+    let folder = node.folder(&gpu);
     let _tenant = Tenant::start(&folder, 1000, "echo x >mine");
     let device = fs::metadata(folder.path()).unwrap().dev();
     for restart in 0..2 {
-        let supervisor = bed.supervisor();
+        let supervisor = node.supervisor();
         supervisor.adopt().await.unwrap();
         let state = only(&supervisor);
         assert_eq!((pid(&state), state.deaths), (first, 3), "start {restart}");
-        assert!(is_serving(&state) && bed.clients_find_it(&gpu) && bed.record(&gpu).exists());
+        assert!(is_serving(&state) && node.clients_find_it(&gpu) && node.record(&gpu).exists());
         assert!(!folder.path().join("state.json").exists());
         let more = supervisor.keep(&gpu, true, &limits(&[3000 + restart], 25)).await.unwrap();
         assert_eq!(pid(&more), first);
@@ -240,10 +240,10 @@ async fn an_upgrade_finds_the_shares_of_the_version_before_and_disturbs_none() {
         assert_eq!(names(&folder), ["mine"]);
     }
     // Made anew once nobody has it.
-    let supervisor = bed.supervisor();
+    let supervisor = node.supervisor();
     supervisor.adopt().await.unwrap();
     supervisor.rest(&gpu).await.unwrap();
-    assert!(Process::of(first).is_none() && !bed.record(&gpu).exists());
+    assert!(Process::of(first).is_none() && !node.record(&gpu).exists());
     supervisor.keep(&gpu, true, &limits(&[2000], 25)).await.unwrap();
     assert_ne!(fs::metadata(folder.shm()).unwrap().dev(), fs::metadata(folder.path()).unwrap().dev());
     assert_eq!(names(&folder), [""; 0]);
@@ -252,10 +252,12 @@ async fn an_upgrade_finds_the_shares_of_the_version_before_and_disturbs_none() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_daemon_of_the_version_before_that_rests_goes_at_the_upgrade() {
-    let (bed, gpu) = (bed(), group(&["GPU-1"]));
-    let first = old_folder(&bed, &gpu, serde_json::json!("Rest"));
-    let supervisor = bed.supervisor();
+    let (node, gpu) = (node(), group(&["GPU-1"]));
+    let first = old_folder(&node, &gpu, serde_json::json!("Rest"));
+    let supervisor = node.supervisor();
     supervisor.adopt().await.unwrap();
     assert_eq!(supervisor.states(), []);
-    assert!(Process::of(first).is_none() && !bed.folder(&gpu).path().exists() && !bed.record(&gpu).exists());
+    assert!(
+        Process::of(first).is_none() && !node.folder(&gpu).path().exists() && !node.record(&gpu).exists()
+    );
 }
