@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, life, minor_of, node_of};
+use crate::test_cluster::{TestCluster, PATIENCE, container_run, minor_of, node_of};
 use crate::manifests::{claim, gpu, user_of};
 use crate::rig::wait_until;
 
 /// An object of the cluster, to be created again as it is.
-fn stored(bed: &Bed, [kind, name]: [&str; 2]) -> Value {
+fn stored(bed: &TestCluster, [kind, name]: [&str; 2]) -> Value {
     let text = bed.rig.kubectl(&["get", kind, name, "-o", "json"]);
     let mut object: Value = serde_json::from_str(&text).expect("kubectl writes JSON");
     let meta = object["metadata"].as_object_mut().expect("objects have metadata");
@@ -22,9 +22,9 @@ fn stored(bed: &Bed, [kind, name]: [&str; 2]) -> Value {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn an_unknown_field_is_named_with_its_path() {
-    // Outlives the bed, whose end reads it.
+    // Outlives the test cluster, whose end reads it.
     let files = tempfile::tempdir().expect("a folder can be made");
-    let bed = Bed::of_env("an_unknown_field_is_named_with_its_path").await;
+    let bed = TestCluster::of_env("an_unknown_field_is_named_with_its_path").await;
     let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
         "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Medium"}}});
     let config = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
@@ -52,7 +52,7 @@ async fn an_unknown_field_is_named_with_its_path() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
-    let bed = Bed::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await;
+    let bed = TestCluster::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await;
     bed.create(claim("holder", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("holder", "first")).await;
     let first = bed.wait_ready("first").await;
@@ -61,7 +61,7 @@ async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
     bed.create(user_of("intruder", "second")).await;
     let holder = format!("{}/holder", bed.namespace);
     bed.wait_refused("second", &[&device, "in use by claim", &holder]).await;
-    assert_eq!(life(&bed.wait_ready("first").await), life(&first), "the holder was disturbed");
+    assert_eq!(container_run(&bed.wait_ready("first").await), container_run(&first), "the holder was disturbed");
     assert_eq!(bed.inside("first", "main").gpus, [minor_of(&device)]);
     // Kubelet asks again and again: once the holder is gone, the other claim has its turn.
     bed.delete("first").await;
@@ -73,7 +73,7 @@ async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_device_that_is_not_there_is_told_with_those_that_are() {
-    let bed = Bed::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await;
+    let bed = TestCluster::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await;
     bed.create_allocated("ghost", "node-a", "gpu-99").await;
     bed.create(user_of("ghost", "p")).await;
     bed.wait_refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use futures::StreamExt;
 use serde_json::json;
 
-use crate::bed::{Bed, SOON, failed_operations, sum};
+use crate::test_cluster::{TestCluster, SOON, failed_operations, sum};
 use crate::manifests::{by_template, gpu, template};
 use crate::rig::wait_until;
 
@@ -15,7 +15,7 @@ const AT_ONCE: usize = 8;
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_hundred_pods_leave_nothing_behind() {
-    let bed = Bed::of_env("a_hundred_pods_leave_nothing_behind").await;
+    let bed = TestCluster::of_env("a_hundred_pods_leave_nothing_behind").await;
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let before = bed.versions().await;
     let (mut writes, mut failures) = (0.0, 0.0);
@@ -41,7 +41,7 @@ async fn a_hundred_pods_leave_nothing_behind() {
 }
 
 /// A pod comes, is Ready, and goes.
-async fn live(bed: &Bed, name: String) {
+async fn live(bed: &TestCluster, name: String) {
     bed.create(by_template("one-gpu", &name)).await;
     bed.wait_ready(&name).await;
     bed.delete(&name).await;

@@ -26,7 +26,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SYSTEM, ask, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, sum};
 use crate::hollow;
 use crate::manifests::{as_nobody, user_of};
 use crate::rig::wait_until;
@@ -36,19 +36,19 @@ const CLASS: &str = "shared.gpu.nvidia.com";
 /// The event of a pod whose claim cannot be placed now.
 const WAITS: &str = "WaitingForGpuShare";
 
-/// A bed on which only one node takes pods: where something goes is then said beforehand.
-async fn bed(test: &str) -> Bed {
-    alone(Bed::of_env(test).await)
+/// A test cluster on which only one node takes pods: where something goes is then said beforehand.
+async fn bed(test: &str) -> TestCluster {
+    alone(TestCluster::of_env(test).await)
 }
 
 /// The same, with nodes without a machine (`hollow-0` and so on) beside it that have the same GPUs.
-async fn bed_beside(test: &str, nodes: usize) -> Bed {
+async fn bed_beside(test: &str, nodes: usize) -> TestCluster {
     let bed = bed(test).await;
     hollow::add(&bed, nodes, NODE).await;
     bed
 }
 
-fn alone(bed: Bed) -> Bed {
+fn alone(bed: TestCluster) -> TestCluster {
     for node in bed.nodes.iter().filter(|node| *node != NODE) {
         bed.rig.on_end(&["kubectl", "uncordon", node]);
         bed.rig.kubectl(&["cordon", node]);
@@ -63,13 +63,13 @@ fn share(amount: Value) -> Value {
 }
 
 /// A claim and a pod of its name that uses it.
-async fn create(bed: &Bed, name: &str, amount: Value) {
+async fn create(bed: &TestCluster, name: &str, amount: Value) {
     bed.create(crate::manifests::claim(name, share(amount))).await;
     bed.create(as_nobody(user_of(name, name))).await;
 }
 
 /// A claim, and a pod of its name, changed, for nodes without a machine.
-async fn create_hollow(bed: &Bed, name: &str, devices: Value, change: impl FnOnce(&mut Value)) {
+async fn create_hollow(bed: &TestCluster, name: &str, devices: Value, change: impl FnOnce(&mut Value)) {
     bed.create(crate::manifests::claim(name, devices)).await;
     let mut pod = hollow::on_hollow(as_nobody(user_of(name, name)));
     change(&mut pod);
@@ -77,7 +77,7 @@ async fn create_hollow(bed: &Bed, name: &str, devices: Value, change: impl FnOnc
 }
 
 /// A PriorityClass that goes with the test: more urgent than what has none, and that ends nobody's pods.
-fn urgent_class(bed: &Bed) -> String {
+fn urgent_class(bed: &TestCluster) -> String {
     let class = format!("{}-urgent", bed.namespace);
     bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
     bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
@@ -85,7 +85,7 @@ fn urgent_class(bed: &Bed) -> String {
 }
 
 /// Ends a pod at once, and the claim of its name.
-async fn end_hollow(bed: &Bed, name: &str) {
+async fn end_hollow(bed: &TestCluster, name: &str) {
     let now = DeleteParams::default().grace_period(0);
     bed.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
     bed.gone(name).await;
@@ -95,7 +95,7 @@ async fn end_hollow(bed: &Bed, name: &str) {
 }
 
 /// What a pod is told in these words; waits until it is.
-async fn wait_told(bed: &Bed, pod: &str, words: &str) -> String {
+async fn wait_told(bed: &TestCluster, pod: &str, words: &str) -> String {
     let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
     let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
     println!("told: {told}");
@@ -103,7 +103,7 @@ async fn wait_told(bed: &Bed, pod: &str, words: &str) -> String {
 }
 
 /// A pod that no scheduler looks at.
-async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
+async fn create_waiting(bed: &TestCluster, name: &str, amount: Value) {
     bed.create(crate::manifests::claim(name, share(amount))).await;
     let mut pod = as_nobody(user_of(name, name));
     pod["spec"]["schedulerName"] = json!("nobody");
@@ -111,7 +111,7 @@ async fn create_waiting(bed: &Bed, name: &str, amount: Value) {
 }
 
 /// What the controller that places tells of itself.
-pub async fn metrics(bed: &Bed) -> String {
+pub async fn metrics(bed: &TestCluster) -> String {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     let told = || async {
         let leader = fail_over::leader(bed).await?;
@@ -123,13 +123,13 @@ pub async fn metrics(bed: &Bed) -> String {
 }
 
 /// Waits until the leader's metric has this value.
-async fn wait_metric(bed: &Bed, name: &str, value: f64) {
+async fn wait_metric(bed: &TestCluster, name: &str, value: f64) {
     let there = || async { (sum(&metrics(bed).await, name) == value).then_some(()) };
     wait_until(&format!("{name} to be {value}"), PATIENCE, there).await;
 }
 
 /// The GPUs of the node that are held. Those of nodes that other tests had may be held for a while.
-async fn holds(bed: &Bed) -> Vec<String> {
+async fn holds(bed: &TestCluster) -> Vec<String> {
     let all = Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM);
     let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;
     let of_node = |hold: &&ResourceClaim| {
@@ -141,7 +141,7 @@ async fn holds(bed: &Bed) -> Vec<String> {
 
 /// The same without those beside a claim that was given these devices. Before 1.36 a hold is given back in two steps;
 /// the scheduler may be faster than the second, and then the hold stands by until the claim ends.
-async fn holds_beside(bed: &Bed, given: &[String]) -> Vec<String> {
+async fn holds_beside(bed: &TestCluster, given: &[String]) -> Vec<String> {
     let mut holds = holds(bed).await;
     if bed.release().await < 36 {
         holds.retain(|device| !given.contains(device));
@@ -162,7 +162,7 @@ fn results(claim: &ResourceClaim) -> Vec<(String, bool)> {
 }
 
 /// Where the claim is; waits until it is somewhere.
-async fn wait_placed(bed: &Bed, claim: &str) -> String {
+async fn wait_placed(bed: &TestCluster, claim: &str) -> String {
     let placed = || async {
         let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
         results(&claim).first().map(|(device, _)| device.clone())
@@ -170,7 +170,7 @@ async fn wait_placed(bed: &Bed, claim: &str) -> String {
     wait_until(&format!("claim {claim} to be placed"), PATIENCE, placed).await
 }
 
-async fn wait_not_placed(bed: &Bed, claim: &str) {
+async fn wait_not_placed(bed: &TestCluster, claim: &str) {
     let open = || async {
         let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
         results(&claim).is_empty().then_some(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, devices_of, container_run, minor_of};
 use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
 use crate::rig::{skipped, wait_until};
 
@@ -17,7 +17,7 @@ const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger";
 const MIG: &str = "1g.10gb,1g.10gb,2g.20gb";
 
 /// Puts the simulated node right when dropped, whatever became of the test.
-pub struct AtEnd<'a>(pub &'a Bed, pub &'a [&'a str]);
+pub struct AtEnd<'a>(pub &'a TestCluster, pub &'a [&'a str]);
 
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
@@ -32,7 +32,7 @@ impl Drop for AtEnd<'_> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn mig_devices_are_made_anew() {
-    let bed = Bed::of_env("mig_devices_are_made_anew").await;
+    let bed = TestCluster::of_env("mig_devices_are_made_anew").await;
     let before = bed.published_names(NODE).await;
     let plugin = bed.plugin(NODE).await;
     let undo = AtEnd(&bed, &["set-mig", "7", MIG]);
@@ -57,7 +57,7 @@ async fn mig_devices_are_made_anew() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
-    let bed = Bed::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await;
+    let bed = TestCluster::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await;
     let before = bed.published(NODE).await;
     let undo = AtEnd(&bed, &["driver", "load"]);
     bed.fake(NODE, &["driver", "unload"]);
@@ -79,7 +79,7 @@ async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
-    let bed = Bed::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await;
+    let bed = TestCluster::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await;
     let before = bed.published_names(NODE).await;
     bed.create(claim("c", json!({"requests": [tolerant(gpu("gpu"))]}))).await;
     bed.create(on(NODE, user_of("c", "p"))).await;
@@ -125,7 +125,7 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
-    let bed = Bed::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await;
+    let bed = TestCluster::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await;
     if bed.release().await < 36 {
         skipped("devices have no taints before Kubernetes 1.36");
         return;
@@ -152,7 +152,7 @@ async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
 #[ignore = "needs a rig"]
 async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise() {
     let test = "an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise";
-    let bed = Bed::of_env(test).await;
+    let bed = TestCluster::of_env(test).await;
     if bed.release().await < 36 {
         skipped("devices have no taints before Kubernetes 1.36");
         return;
@@ -168,7 +168,7 @@ async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise()
     wait_until("the Xid to be written down", SOON, written).await;
     let plugin = bed.plugin(NODE).await;
     bed.kill9(NODE, &plugin);
-    let restarted = || async { (life(bed.plugins(NODE).await.first()?).1 > life(&plugin).1).then_some(()) };
+    let restarted = || async { (container_run(bed.plugins(NODE).await.first()?).1 > container_run(&plugin).1).then_some(()) };
     wait_until("the plugin to be restarted", PATIENCE, restarted).await;
     bed.registered(NODE, PATIENCE).await;
     let known = || async {
@@ -193,14 +193,14 @@ fn tolerant(mut request: Value) -> Value {
 }
 
 /// `key=value:effect` of each taint of the device, as published.
-async fn taints(bed: &Bed, device: &str) -> Vec<String> {
+async fn taints(bed: &TestCluster, device: &str) -> Vec<String> {
     let devices = bed.published(NODE).await.into_iter().filter(|one| one.name == device);
     let all = devices.flat_map(|one| one.taints.unwrap_or_default());
     all.map(|one| format!("{}={}:{}", one.key, one.value.unwrap_or_default(), one.effect)).collect()
 }
 
 /// Waits until nothing ails the node's devices, and none is told to.
-pub async fn wait_well(bed: &Bed) {
+pub async fn wait_well(bed: &TestCluster) {
     let well = || async {
         let ailing = bed.state(NODE).await["ailments"].as_array().is_some_and(|all| !all.is_empty());
         let tainted = bed.published(NODE).await.into_iter().any(|device| device.taints.is_some());
@@ -213,7 +213,7 @@ pub async fn wait_well(bed: &Bed) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
-    let bed = Bed::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await;
+    let bed = TestCluster::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await;
     let mut sliced = time_slicing("Medium");
     sliced["requests"][0] = tolerant(sliced["requests"][0].take());
     bed.create(claim("c", sliced)).await;
@@ -239,7 +239,7 @@ async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
 }
 
 /// What the plugin says of a board: Healthy, or why not.
-async fn health(bed: &Bed, board: &str) -> Option<String> {
+async fn health(bed: &TestCluster, board: &str) -> Option<String> {
     let state = bed.state(NODE).await;
     let boards = state["inventory"]["Found"]["gpus"].as_array()?;
     let own =
@@ -250,7 +250,7 @@ async fn health(bed: &Bed, board: &str) -> Option<String> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn inspect_shows_the_devices() {
-    let bed = Bed::of_env("inspect_shows_the_devices").await;
+    let bed = TestCluster::of_env("inspect_shows_the_devices").await;
     let plugin = bed.plugin(NODE).await.metadata.name.unwrap();
     let said = bed.rig.kubectl(&["-n", "tranche-system", "exec", &plugin, "--", "tranche", "inspect"]);
     for device in bed.published(NODE).await {

@@ -7,20 +7,20 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, from};
+use crate::test_cluster::{TestCluster, from};
 use crate::rig::wait_until;
 
 /// Hundreds of pods may have to be bound, on two cores.
 pub const LONG: std::time::Duration = std::time::Duration::from_secs(240);
 
 /// Adds nodes `hollow-0` and so on, with the GPUs of `like` that can be shared. They go when the test ends.
-pub async fn add(bed: &Bed, count: usize, like: &str) -> Vec<String> {
+pub async fn add(bed: &TestCluster, count: usize, like: &str) -> Vec<String> {
     add_changed(bed, count, like, |_, _| {}).await
 }
 
 /// The same, with the GPUs of the nth node changed.
 pub async fn add_changed(
-    bed: &Bed,
+    bed: &TestCluster,
     count: usize,
     like: &str,
     change: impl Fn(usize, &mut Device),
@@ -38,7 +38,7 @@ pub async fn add_changed(
     names
 }
 
-async fn add_gpus(bed: &Bed, name: &str, like: &str, change: impl Fn(&mut Device)) {
+async fn add_gpus(bed: &TestCluster, name: &str, like: &str, change: impl Fn(&mut Device)) {
     let node = Api::<Node>::all(bed.client.clone()).get(name).await.expect("the hollow node is there");
     let mut devices = Vec::new();
     for mut device in bed.published(like).await {
@@ -70,25 +70,25 @@ pub fn on_hollow(mut pod: Value) -> Value {
 }
 
 /// How many of the test's pods have a node.
-pub async fn bound(bed: &Bed) -> Option<usize> {
+pub async fn bound(bed: &TestCluster) -> Option<usize> {
     let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
     let bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     Some(pods.iter().filter(bound).count())
 }
 
-pub async fn wait_bound(bed: &Bed, count: usize) {
+pub async fn wait_bound(bed: &TestCluster, count: usize) {
     let done = || async { (bound(bed).await? >= count).then_some(()) };
     wait_until(&format!("{count} pods to have a node"), LONG, done).await;
 }
 
 /// The node of a pod; waits until it has one.
-pub async fn wait_node(bed: &Bed, pod: &str) -> String {
+pub async fn wait_node(bed: &TestCluster, pod: &str) -> String {
     let node = || async { bed.api::<Pod>().get_opt(pod).await.ok()??.spec?.node_name };
     wait_until(&format!("pod {pod} to have a node"), LONG, node).await
 }
 
 /// Ends all pods of the test and deletes its claims.
-pub async fn clear(bed: &Bed) {
+pub async fn clear(bed: &TestCluster) {
     use k8s_openapi::api::resource::v1::ResourceClaim;
     let now = DeleteParams::default().grace_period(0);
     let (pods, claims) = (bed.api::<Pod>(), bed.api::<ResourceClaim>());
@@ -104,7 +104,7 @@ pub async fn clear(bed: &Bed) {
 }
 
 /// Ends a test that had hollow nodes.
-pub async fn end(bed: Bed) {
+pub async fn end(bed: TestCluster) {
     clear(&bed).await;
     bed.end().await;
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, life, minor_of};
+use crate::test_cluster::{TestCluster, container_run, minor_of};
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, on, share, user_of};
 use crate::rig::wait_until;
 use crate::shares::{Board, limits, mps_env};
@@ -19,15 +19,15 @@ const LEDGER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger";
 const CDI: &str = "/var/run/cdi";
 
 /// The rig's virtual machine with the driver on it.
-async fn machine(test: &str) -> Bed {
-    let bed = Bed::of_env(test).await;
+async fn machine(test: &str) -> TestCluster {
+    let bed = TestCluster::of_env(test).await;
     assert!(bed.nodes.iter().any(|node| node == NODE), "{test} needs {NODE}: RIG_MACHINE=1 hack/rig/rig up");
     wait_clean(&bed).await;
     bed
 }
 
 /// Waits until the machine has no record and no container edits left, and no board is for MPS alone.
-async fn wait_clean(bed: &Bed) {
+async fn wait_clean(bed: &TestCluster) {
     let left = || async {
         let left = [files(bed, LEDGER), files(bed, CDI), exclusive_boards(bed)].concat();
         left.is_empty().then_some(())
@@ -35,23 +35,23 @@ async fn wait_clean(bed: &Bed) {
     wait_until(&format!("{NODE} to have nothing of a claim left"), PATIENCE, left).await;
 }
 
-async fn end(bed: Bed) {
+async fn end(bed: TestCluster) {
     let kinds = "pods,resourceclaims";
     bed.rig.kubectl(&["-n", &bed.namespace, "delete", kinds, "--all", "--timeout=150s"]);
     wait_clean(&bed).await;
     bed.end().await;
 }
 
-fn files(bed: &Bed, folder: &str) -> Vec<String> {
+fn files(bed: &TestCluster, folder: &str) -> Vec<String> {
     bed.on_node(NODE, &format!("ls -A {folder}")).lines().map(str::to_owned).collect()
 }
 
 /// Every file of the folder with its content.
-fn contents(bed: &Bed, folder: &str) -> String {
+fn contents(bed: &TestCluster, folder: &str) -> String {
     bed.on_node(NODE, &format!("cd {folder} && grep -r '' . | sort"))
 }
 
-fn exclusive_boards(bed: &Bed) -> Vec<String> {
+fn exclusive_boards(bed: &TestCluster) -> Vec<String> {
     let text = bed.on_node(NODE, "cat /run/fake-nvml/state.json 2>&- || echo '{}'");
     let state: Value = serde_json::from_str(&text).expect("the simulated boards' state is whole");
     let boards = state["gpus"].as_object().cloned().unwrap_or_default();
@@ -60,27 +60,27 @@ fn exclusive_boards(bed: &Bed) -> Vec<String> {
 }
 
 /// `fake-nvml WORDS` on the machine.
-fn fake(bed: &Bed, words: &str) {
+fn fake(bed: &TestCluster, words: &str) {
     let tool = "exec -a fake-nvml /driver/usr/lib/nvidia/current/nvidia-smi";
     bed.rig.run(&["node-exec", NODE, "bash", "-c", &format!("{tool} {words}")]);
 }
 
-fn boot_id(bed: &Bed) -> String {
+fn boot_id(bed: &TestCluster) -> String {
     bed.on_node(NODE, "cat /proc/sys/kernel/random/boot_id")
 }
 
 /// Creates a claim with this request and a pod of its name that uses it; Ready, however long that takes.
-async fn tenant(bed: &Bed, name: &str, request: Value, shape: impl FnOnce(Value) -> Value) -> Pod {
+async fn tenant(bed: &TestCluster, name: &str, request: Value, shape: impl FnOnce(Value) -> Value) -> Pod {
     bed.create(claim(name, json!({"requests": [request]}))).await;
     bed.create(on(NODE, shape(user_of(name, name)))).await;
-    wait_life(bed, name, |_| true).await
+    wait_container_run(bed, name, |_| true).await
 }
 
 /// Waits until the pod is Ready with a life that is wanted: its container's id and how often it was restarted.
-async fn wait_life(bed: &Bed, name: &str, wanted: impl Fn(&(String, i32)) -> bool) -> Pod {
+async fn wait_container_run(bed: &TestCluster, name: &str, wanted: impl Fn(&(String, i32)) -> bool) -> Pod {
     let ready = || async {
         let pod = bed.api::<Pod>().get(name).await.ok()?;
-        (crate::bed::is_ready(&pod) && wanted(&life(&pod))).then_some(pod)
+        (crate::test_cluster::is_ready(&pod) && wanted(&container_run(&pod))).then_some(pod)
     };
     let end = Instant::now() + PATIENCE;
     loop {
@@ -100,7 +100,7 @@ fn plain(pod: Value) -> Value {
     pod
 }
 
-async fn has_only(bed: &Bed, pod: &str) -> u32 {
+async fn has_only(bed: &TestCluster, pod: &str) -> u32 {
     let minor = minor_of(&bed.devices_of(pod).await[0]);
     let inside = bed.inside(pod, "main");
     assert_eq!((&inside.gpus[..], &inside.caps[..], inside.cuda), (&[minor][..], &[][..], true), "{pod}");
@@ -182,9 +182,9 @@ async fn shares_have_limits_and_who_exceeds_them_is_ended() {
         || async { bed.events("greedy").await.into_iter().find(|event| event.starts_with("ProcessEnded")) };
     let event = wait_until("an event of it", PATIENCE, told).await;
     assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
-    wait_life(&bed, "greedy", |(_, restarts)| *restarts == 1).await;
+    wait_container_run(&bed, "greedy", |(_, restarts)| *restarts == 1).await;
     let now = bed.api::<Pod>().get("modest").await.unwrap();
-    assert_eq!(life(&now), life(&modest), "the neighbour was disturbed");
+    assert_eq!(container_run(&now), container_run(&modest), "the neighbour was disturbed");
     end(bed).await;
 }
 
@@ -199,14 +199,14 @@ async fn the_plugin_is_killed_and_pods_live_on() {
     bed.kill9(NODE, &plugin);
     let restarted = || async {
         let pod = bed.plugins(NODE).await.into_iter().next()?;
-        (life(&pod).1 > life(&plugin).1).then_some(())
+        (container_run(&pod).1 > container_run(&plugin).1).then_some(())
     };
     wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
     bed.registered(NODE, PATIENCE).await;
     tenant(&bed, "new", gpu("gpu"), plain).await;
     assert_ne!(has_only(&bed, "new").await, has_only(&bed, "living").await);
     let now = bed.api::<Pod>().get("living").await.unwrap();
-    assert_eq!(life(&now), life(&living), "the living pod was disturbed");
+    assert_eq!(container_run(&now), container_run(&living), "the living pod was disturbed");
     assert_eq!(bed.published(NODE).await, published);
     end(bed).await;
 }
@@ -232,7 +232,7 @@ async fn a_real_boot_brings_everything_back() {
     println!("kubelet answers again after {:.1} s", begin.elapsed().as_secs_f64());
     assert_ne!(boot_id(&bed), boot);
     for (name, before) in [("small", &small), ("large", &large), ("whole", &whole)] {
-        let again = wait_life(&bed, name, |now| now.0 != life(before).0).await;
+        let again = wait_container_run(&bed, name, |now| now.0 != container_run(before).0).await;
         assert_eq!(again.metadata.uid, before.metadata.uid, "{name} is another pod");
     }
     println!("the same pods Ready after {:.1} s", begin.elapsed().as_secs_f64());
@@ -249,12 +249,12 @@ async fn a_real_boot_brings_everything_back() {
     end(bed).await;
 }
 
-async fn first_board(bed: &Bed) -> Board {
+async fn first_board(bed: &TestCluster) -> Board {
     Board::all(bed, NODE).await.into_iter().next().expect("the machine has GPUs that can be shared")
 }
 
 /// What MPS holds the pod's processes to, and the door to the daemon.
-fn has_limits(bed: &Bed, pod: &str, memory: &str, compute: u32) {
+fn has_limits(bed: &TestCluster, pod: &str, memory: &str, compute: u32) {
     let expected = [
         format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={compute}"),
         format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory}"),

@@ -7,13 +7,12 @@
 //!     TRANCHE_RIG=mine cargo test --test cluster -- --ignored sharing::                 # the driver at work
 //!
 //! Every test is `ignore`d, because none can run without a rig; `plan.tsv` says where each belongs. A test takes
-//! the rig by `Rig::bare` or `Bed::of_env`, which keep other tests of this process waiting: they run one at a
+//! the rig by `Rig::bare` or `TestCluster::of_env`, which keep other tests of this process waiting: they run one at a
 //! time on a rig. It makes what it needs and takes it away again, also when it fails (`Rig::on_end`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod api;
 mod bad_input;
-mod bed;
 mod churn;
 mod controller;
 mod deploy;
@@ -27,5 +26,6 @@ mod rig;
 mod shares;
 mod sharing;
 mod tenants;
+mod test_cluster;
 mod upgrade;
 mod webhook;

@@ -11,12 +11,12 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SOON, devices_of, life, minor_of, node_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, devices_of, container_run, minor_of, node_of};
 use crate::manifests::{by_template, claim, container, gpu, on, pod, share, template, time_slicing, user_of};
 use crate::rig::{skipped, wait_until};
 
 /// One whole GPU and nothing else.
-fn has_only(bed: &Bed, pod: &str, container: &str, device: &str) {
+fn has_only(bed: &TestCluster, pod: &str, container: &str, device: &str) {
     let inside = bed.inside(pod, container);
     assert_eq!(inside.visible, "void", "{pod}/{container}");
     assert_eq!(inside.gpus, [minor_of(device)], "{pod}/{container} was given {device}");
@@ -27,7 +27,7 @@ fn has_only(bed: &Bed, pod: &str, container: &str, device: &str) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
-    let bed = Bed::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await;
+    let bed = TestCluster::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await;
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let mut spec = by_template("one-gpu", "")["spec"].take();
     spec["restartPolicy"] = json!("Always");
@@ -56,7 +56,7 @@ async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_mig_pod_has_its_instance_and_no_other() {
-    let bed = Bed::of_env("a_mig_pod_has_its_instance_and_no_other").await;
+    let bed = TestCluster::of_env("a_mig_pod_has_its_instance_and_no_other").await;
     let selector =
         json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]);
     let request =
@@ -82,7 +82,7 @@ async fn a_mig_pod_has_its_instance_and_no_other() {
 }
 
 /// What the driver says are the minors of a MIG device: those of its GPU and its compute instance.
-async fn capabilities(bed: &Bed, node: &str, device: &str) -> Vec<u32> {
+async fn capabilities(bed: &TestCluster, node: &str, device: &str) -> Vec<u32> {
     let uuid = bed.published(node).await.into_iter().find(|one| one.name == device);
     let uuid =
         uuid.and_then(|one| one.attributes?.get("uuid")?.string.clone()).expect("a MIG device has a UUID");
@@ -102,7 +102,7 @@ async fn capabilities(bed: &Bed, node: &str, device: &str) -> Vec<u32> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_container_that_does_not_ask_sees_no_gpu() {
-    let bed = Bed::of_env("a_container_that_does_not_ask_sees_no_gpu").await;
+    let bed = TestCluster::of_env("a_container_that_does_not_ask_sees_no_gpu").await;
     bed.create(claim("two", json!({"requests": [gpu("left"), gpu("right")]}))).await;
     let containers = json!([
         container("left", json!([{"name": "c", "request": "left"}])),
@@ -126,7 +126,7 @@ async fn a_container_that_does_not_ask_sees_no_gpu() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn several_gpus_and_alternatives() {
-    let bed = Bed::of_env("several_gpus_and_alternatives").await;
+    let bed = TestCluster::of_env("several_gpus_and_alternatives").await;
     let pair = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
     bed.create(claim("pair", json!({"requests": [pair]}))).await;
     let never =
@@ -151,7 +151,7 @@ async fn several_gpus_and_alternatives() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_manifest_from_before_dra_gets_its_gpu() {
-    let bed = Bed::of_env("a_manifest_from_before_dra_gets_its_gpu").await;
+    let bed = TestCluster::of_env("a_manifest_from_before_dra_gets_its_gpu").await;
     if bed.release().await < 36 {
         skipped("limits of nvidia.com/gpu become claims from Kubernetes 1.36 on");
         return;
@@ -169,7 +169,7 @@ async fn a_manifest_from_before_dra_gets_its_gpu() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_time_slice_is_set_while_the_claim_lives() {
-    let bed = Bed::of_env("a_time_slice_is_set_while_the_claim_lives").await;
+    let bed = TestCluster::of_env("a_time_slice_is_set_while_the_claim_lives").await;
     bed.create(claim("sliced", time_slicing("Medium"))).await;
     bed.create(user_of("sliced", "user")).await;
     let node = node_of(&bed.wait_ready("user").await);
@@ -187,7 +187,7 @@ async fn a_time_slice_is_set_while_the_claim_lives() {
 #[ignore = "needs a rig"]
 async fn an_administrator_looks_in_beside_a_user() {
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
-    let bed = Bed::with_labels("an_administrator_looks_in_beside_a_user", labels).await;
+    let bed = TestCluster::with_labels("an_administrator_looks_in_beside_a_user", labels).await;
     let mut all = json!({"name": "all", "exactly": {
         "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
     let mut mine = gpu("gpu");
@@ -208,14 +208,14 @@ async fn an_administrator_looks_in_beside_a_user() {
     assert_eq!(bed.inside("user", "main").gpus, [mine]);
     bed.delete("monitor").await;
     // The monitor's release took nothing from the user.
-    assert_eq!(life(&bed.wait_ready("user").await), life(&user));
+    assert_eq!(container_run(&bed.wait_ready("user").await), container_run(&user));
     assert_eq!(bed.inside("user", "main").gpus, [mine]);
     assert_eq!(claims_on(&bed, "node-a").await, ["mine"]);
     bed.end().await;
 }
 
 /// The claims in the ledger, once the monitor's is gone from it.
-async fn claims_on(bed: &Bed, node: &str) -> Vec<String> {
+async fn claims_on(bed: &TestCluster, node: &str) -> Vec<String> {
     let settled = || async {
         let state: Value = bed.state(node).await;
         let claims =

@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, PATIENCE, SYSTEM, life, minor_of, node_of, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run, minor_of, node_of, sum};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
 
@@ -24,7 +24,7 @@ struct Living {
 }
 
 impl Living {
-    async fn on(bed: &Bed) -> Self {
+    async fn on(bed: &TestCluster) -> Self {
         bed.create(claim("living", json!({"requests": [gpu("gpu")]}))).await;
         bed.create(on(NODE, user_of("living", "living"))).await;
         let pod = bed.wait_ready("living").await;
@@ -33,18 +33,18 @@ impl Living {
     }
 
     /// The same container still runs with the same GPU, the same devices are offered, and a new pod works.
-    async fn goes_on(&self, bed: &Bed) {
+    async fn goes_on(&self, bed: &TestCluster) {
         bed.create(claim("new", json!({"requests": [gpu("gpu")]}))).await;
         bed.create(on(NODE, user_of("new", "new"))).await;
         bed.wait_ready("new").await;
         assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("new").await[0])]);
         // A kubelet that has just started shows its pods a moment later.
-        assert_eq!(life(&bed.wait_ready("living").await), life(&self.pod), "the living pod was disturbed");
+        assert_eq!(container_run(&bed.wait_ready("living").await), container_run(&self.pod), "the living pod was disturbed");
         assert_eq!(bed.inside("living", "main").gpus, [self.minor]);
         bed.delete("living").await;
     }
 
-    async fn slices_are_back(&self, bed: &Bed, limit: Duration) -> Duration {
+    async fn slices_are_back(&self, bed: &TestCluster, limit: Duration) -> Duration {
         let begin = Instant::now();
         let same = || async { (bed.published(NODE).await == self.published).then_some(()) };
         wait_until("the same devices to be published again", limit, same).await;
@@ -52,14 +52,14 @@ impl Living {
     }
 }
 
-async fn uids(bed: &Bed) -> Vec<Option<String>> {
+async fn uids(bed: &TestCluster) -> Vec<Option<String>> {
     bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn kubelet_is_restarted() {
-    let bed = Bed::of_env("kubelet_is_restarted").await;
+    let bed = TestCluster::of_env("kubelet_is_restarted").await;
     let living = Living::on(&bed).await;
     let before = uids(&bed).await;
     bed.rig.run(&["restart", NODE, "kubelet"]);
@@ -78,14 +78,14 @@ async fn kubelet_is_restarted() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_killed() {
-    let bed = Bed::of_env("the_plugin_is_killed").await;
+    let bed = TestCluster::of_env("the_plugin_is_killed").await;
     let living = Living::on(&bed).await;
     let before = uids(&bed).await;
     let plugin = bed.plugin(NODE).await;
     bed.kill9(NODE, &plugin);
     let restarted = || async {
         let pod = bed.plugins(NODE).await.into_iter().next()?;
-        (pod.status.as_ref()?.container_statuses.as_ref()?.first()?.restart_count > life(&plugin).1)
+        (pod.status.as_ref()?.container_statuses.as_ref()?.first()?.restart_count > container_run(&plugin).1)
             .then_some(())
     };
     wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
@@ -99,7 +99,7 @@ async fn the_plugin_is_killed() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn slices_that_somebody_deletes_come_back() {
-    let bed = Bed::of_env("slices_that_somebody_deletes_come_back").await;
+    let bed = TestCluster::of_env("slices_that_somebody_deletes_come_back").await;
     let before = bed.published(NODE).await;
     let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
     for round in 0..3 {
@@ -117,7 +117,7 @@ async fn slices_that_somebody_deletes_come_back() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
-    let bed = Bed::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await;
+    let bed = TestCluster::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await;
     let living = Living::on(&bed).await;
     bed.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(on(NODE, user_of("leaving", "leaving"))).await;
@@ -159,7 +159,7 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_api_server_is_restarted() {
-    let bed = Bed::of_env("the_api_server_is_restarted").await;
+    let bed = TestCluster::of_env("the_api_server_is_restarted").await;
     let living = Living::on(&bed).await;
     bed.rig.run(&["restart", "control", "apiserver"]);
     bed.plugin(NODE).await;
@@ -178,7 +178,7 @@ async fn the_api_server_is_restarted() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_node_is_rebooted() {
-    let bed = Bed::of_env("the_node_is_rebooted").await;
+    let bed = TestCluster::of_env("the_node_is_rebooted").await;
     let living = Living::on(&bed).await;
     let record = bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger");
     let edits = bed.files(NODE, "/var/run/cdi");
@@ -201,10 +201,10 @@ async fn the_node_is_rebooted() {
     let pods: Api<Pod> = bed.api();
     let again = || async {
         let pod = pods.get("living").await.ok()?;
-        (crate::bed::is_ready(&pod) && life(&pod).0 != life(&living.pod).0).then_some(pod)
+        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != container_run(&living.pod).0).then_some(pod)
     };
     let pod = wait_until("the pod to run again", Duration::from_secs(180), again).await;
-    assert_eq!((node_of(&pod), life(&pod).1 >= 1), (NODE.to_owned(), true), "the same pod on the same node");
+    assert_eq!((node_of(&pod), container_run(&pod).1 >= 1), (NODE.to_owned(), true), "the same pod on the same node");
     assert_eq!(bed.inside("living", "main").gpus, [living.minor]);
     assert_eq!(bed.files(NODE, "/var/run/cdi"), edits, "the same container edits");
     assert_eq!(content(&edits[0]), before);
@@ -218,7 +218,7 @@ async fn the_node_is_rebooted() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_kubelet_forgot_is_released() {
-    let bed = Bed::of_env("what_kubelet_forgot_is_released").await;
+    let bed = TestCluster::of_env("what_kubelet_forgot_is_released").await;
     let living = Living::on(&bed).await;
     bed.rig.on_end(&["start", NODE, "kubelet"]);
     bed.rig.run(&["stop", NODE, "kubelet"]);
@@ -245,7 +245,7 @@ async fn what_kubelet_forgot_is_released() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_ready_within_five_seconds_of_its_start() {
-    let bed = Bed::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await;
+    let bed = TestCluster::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await;
     let old = bed.plugin(NODE).await;
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     pods.delete(&old.metadata.name.clone().unwrap(), &DeleteParams::default()).await.unwrap();

@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, life, minor_of, node_of, sum};
+use crate::test_cluster::{TestCluster, container_run, minor_of, node_of, sum};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
 
@@ -17,7 +17,7 @@ const PREPARED: &str = "tranche_claim_operation_duration_seconds_count{operation
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
-    let bed = Bed::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await;
+    let bed = TestCluster::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await;
     bed.create(claim("shared", json!({"requests": [gpu("gpu")]}))).await;
     bed.create(user_of("shared", "first")).await;
     let node = node_of(&bed.wait_ready("first").await);
@@ -34,7 +34,7 @@ async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
     bed.create(user_of("shared", "third")).await;
     bed.wait_ready("third").await;
     assert_eq!(bed.inside("third", "main").gpus, [minor]);
-    assert_eq!(life(&bed.wait_ready("second").await), life(&second), "the second pod was disturbed");
+    assert_eq!(container_run(&bed.wait_ready("second").await), container_run(&second), "the second pod was disturbed");
     assert_eq!(bed.inside("second", "main").gpus, [minor]);
     bed.delete("second").await;
     bed.delete("third").await;
@@ -45,7 +45,7 @@ async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
-    let bed = Bed::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await;
+    let bed = TestCluster::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await;
     let one = || claim("name", json!({"requests": [gpu("gpu")]}));
     bed.create(one()).await;
     let mut slow = on("node-a", user_of("name", "old"));

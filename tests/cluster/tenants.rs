@@ -13,11 +13,11 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use crate::bed::Bed;
+use crate::test_cluster::TestCluster;
 
 /// A client with the credentials of a service account of the test's own namespace whose role is `edit` there.
 #[allow(dead_code, reason = "the tests that follow are tenants")]
-async fn tenant(bed: &Bed) -> Client {
+async fn tenant(bed: &TestCluster) -> Client {
     let user = format!("--serviceaccount={}:tenant", bed.namespace);
     bed.rig.kubectl(&["-n", &bed.namespace, "create", "serviceaccount", "tenant"]);
     bed.rig.kubectl(&["-n", &bed.namespace, "create", "rolebinding", "tenant", "--clusterrole=edit", &user]);

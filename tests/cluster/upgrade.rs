@@ -12,7 +12,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use crate::bed::{Bed, PATIENCE, SYSTEM, ask, failed_operations, from};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, failed_operations, from};
 use crate::manifests::{by_template, gpu, template};
 
 /// From one new pod to the next.
@@ -25,7 +25,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_rollout_under_load_fails_no_pod() {
-    let bed = Bed::of_env("a_rollout_under_load_fails_no_pod").await;
+    let bed = TestCluster::of_env("a_rollout_under_load_fails_no_pod").await;
     bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let over = Cell::new(false);
     let (load, failed) = futures::join!(load(&bed, &over), async {
@@ -52,7 +52,7 @@ struct Load {
 }
 
 /// Starts a pod every 300 ms and deletes it when it is Ready, until `over`.
-async fn load(bed: &Bed, over: &Cell<bool>) -> Load {
+async fn load(bed: &TestCluster, over: &Cell<bool>) -> Load {
     let mut lives = FuturesUnordered::new();
     let mut ticks = tokio::time::interval(EVERY);
     let mut load = Load { pods: 0, slowest: Duration::ZERO };
@@ -71,7 +71,7 @@ async fn load(bed: &Bed, over: &Cell<bool>) -> Load {
 }
 
 /// A pod's life; how long it took to be Ready.
-async fn life(bed: &Bed, name: String) -> Duration {
+async fn life(bed: &TestCluster, name: String) -> Duration {
     let pods: Api<Pod> = bed.api();
     let begin = Instant::now();
     pods.create(&PostParams::default(), &from(by_template("one-gpu", &name)))
@@ -85,7 +85,7 @@ async fn life(bed: &Bed, name: String) -> Duration {
 }
 
 /// Replaces every plugin; returns what failed in any of them, old or new.
-async fn roll(bed: &Bed) -> BTreeMap<String, u64> {
+async fn roll(bed: &TestCluster) -> BTreeMap<String, u64> {
     let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
     // What tests before this one had refused is not counted.
     let mut before = BTreeMap::new();
@@ -114,7 +114,7 @@ async fn roll(bed: &Bed) -> BTreeMap<String, u64> {
 }
 
 /// How many plugins there are, old ones included.
-async fn on_all(bed: &Bed) -> usize {
+async fn on_all(bed: &TestCluster) -> usize {
     let mut count = 0;
     for node in &bed.nodes {
         count += bed.plugins(node).await.len();
@@ -123,7 +123,7 @@ async fn on_all(bed: &Bed) -> usize {
 }
 
 /// Asks every plugin for its failures, again and again: an old one takes its figures with it.
-async fn watch_until(bed: &Bed, failed: &mut BTreeMap<String, u64>, time: Duration) {
+async fn watch_until(bed: &TestCluster, failed: &mut BTreeMap<String, u64>, time: Duration) {
     let end = Instant::now() + time;
     loop {
         for node in &bed.nodes {

@@ -14,9 +14,9 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::bed::sum;
 use crate::manifests;
 use crate::rig::{Rig, root, wait_until};
+use crate::test_cluster::sum;
 
 const SYSTEM: &str = "tranche-system";
 /// With the label that KAI's annotations need.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::place::env;
 use super::{CLASS, NODE, create, create_hollow, share, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE};
+use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::hollow::{self, wait_node};
 use crate::manifests::parameters;
 use crate::rig::wait_until;
@@ -16,7 +16,7 @@ use crate::shares::mib;
 /// Less than a GPU of [`NODE`] has.
 const SMALL_MIB: i64 = 20_000;
 
-fn stored(bed: &Bed, claim: &str) -> Value {
+fn stored(bed: &TestCluster, claim: &str) -> Value {
     let stored = bed.rig.kubectl(&["-n", &bed.namespace, "get", "resourceclaim", claim, "-o", "json"]);
     serde_json::from_str(&stored).expect("kubectl prints JSON")
 }

@@ -13,9 +13,9 @@ use kube::{Api, Client};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::bed::PATIENCE;
 use crate::rig::wait_until;
 use crate::shares::mib;
+use crate::test_cluster::PATIENCE;
 
 /// Node and device.
 type Gpu = (String, String);
@@ -227,8 +227,10 @@ fn what_is_wrong_is_found() {
             if hold { serde_json::json!({"tranche.dev/hold": "true"}) } else { serde_json::json!({}) };
         let result =
             serde_json::json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "a", "device": "gpu-0"});
-        crate::bed::from(serde_json::json!({"metadata": {"name": name, "namespace": "x", "labels": labels},
-            "spec": {}, "status": {"allocation": {"devices": {"results": [result], "config": grant}}}}))
+        crate::test_cluster::from(
+            serde_json::json!({"metadata": {"name": name, "namespace": "x", "labels": labels},
+            "spec": {}, "status": {"allocation": {"devices": {"results": [result], "config": grant}}}}),
+        )
     };
     let gpus = BTreeMap::from([(("a".to_owned(), "gpu-0".to_owned()), 1000)]);
     let found = |claims: &[ResourceClaim]| wrong(claims, &gpus).len();

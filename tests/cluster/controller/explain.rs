@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, share, wait_placed, wait_told};
-use crate::bed::{Bed, SYSTEM};
+use crate::test_cluster::{TestCluster, SYSTEM};
 use crate::hollow::{self, wait_node};
 use crate::manifests::of_gpu;
 
 /// What it says. Err: also the exit status and what went wrong.
-pub fn explain(bed: &Bed, what: &[&str]) -> Result<String, String> {
+pub fn explain(bed: &TestCluster, what: &[&str]) -> Result<String, String> {
     let exec = ["kubectl", "-n", SYSTEM, "exec", "deployment/tranche-controller", "--", "tranche", "explain"];
     bed.rig.attempt(&[&exec[..], &["-n", &bed.namespace], what].concat())
 }
 
 /// What it says of a claim or pod that waits.
-pub fn why(bed: &Bed, what: &str) -> String {
+pub fn why(bed: &TestCluster, what: &str) -> String {
     let said = explain(bed, &[what]).expect_err("it waits");
     assert!(said.starts_with("exit status: 3"), "{said}");
     said

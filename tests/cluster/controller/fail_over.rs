@@ -7,22 +7,22 @@ use serde_json::json;
 
 use super::books::Auditor;
 use super::{WAITS, create, create_hollow, share, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE, SYSTEM, life, node_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run, node_of};
 use crate::hollow::{self, wait_bound, wait_node};
 use crate::rig::wait_until;
 
 /// Who holds the lease: a pod's name, and what tells its processes apart.
-pub async fn leader(bed: &Bed) -> Option<String> {
+pub async fn leader(bed: &TestCluster) -> Option<String> {
     let lease = Api::<Lease>::namespaced(bed.client.clone(), SYSTEM).get("tranche-controller").await.ok()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
 /// Ends the process that holds the lease as a power cut would.
-pub async fn kill(bed: &Bed, holder: &str) {
+pub async fn kill(bed: &TestCluster, holder: &str) {
     signal(bed, holder, "KILL").await;
 }
 
-async fn signal(bed: &Bed, holder: &str, signal: &str) {
+async fn signal(bed: &TestCluster, holder: &str, signal: &str) {
     let (pod, _) = holder.rsplit_once('_').expect("a pod and a number");
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     let node = node_of(&pods.get(pod).await.expect("the leader has a pod"));
@@ -37,7 +37,7 @@ async fn signal(bed: &Bed, holder: &str, signal: &str) {
 async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
     let bed = super::bed("when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on").await;
     create(&bed, "before", json!({"memory": "10Gi"})).await;
-    let before = life(&bed.wait_ready("before").await);
+    let before = container_run(&bed.wait_ready("before").await);
     let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
     kill(&bed, &first).await;
     create(&bed, "after", json!({"memory": "10Gi"})).await;
@@ -45,7 +45,7 @@ async fn when_the_leader_is_killed_the_other_goes_on_and_what_runs_runs_on() {
     wait_until("another leader", PATIENCE, second).await;
     bed.wait_ready("after").await;
     assert_eq!(wait_placed(&bed, "after").await, wait_placed(&bed, "before").await, "it knows who has what");
-    assert_eq!(life(&bed.wait_ready("before").await), before);
+    assert_eq!(container_run(&bed.wait_ready("before").await), before);
     bed.end().await;
 }
 

@@ -10,7 +10,7 @@ use super::{
     CLASS, NODE, WAITS, create, create_hollow, create_waiting, results, share, wait_metric, wait_placed,
     wait_told,
 };
-use crate::bed::{Bed, PATIENCE, minor_of};
+use crate::test_cluster::{TestCluster, PATIENCE, minor_of};
 use crate::discovery::{AtEnd, wait_well};
 use crate::hollow::{self, wait_bound, wait_node};
 use crate::manifests::{allocation, as_nobody, claim, gpu, of_gpu, parameters, user_of};
@@ -55,7 +55,7 @@ async fn shares_of_a_gpu_that_is_lost_come_up_on_another() {
 }
 
 /// An allocation that somebody wrote by hand, of a claim of this class, with a grant of this source and amount.
-async fn forge(bed: &Bed, (node, device): (&str, &str), (class, source): (&str, &str), memory: &str) {
+async fn forge(bed: &TestCluster, (node, device): (&str, &str), (class, source): (&str, &str), memory: &str) {
     let published = bed.published(node).await.into_iter().find(|one| one.name == device);
     let attributes = published.expect("the GPU is published").attributes;
     let uuid = attributes.and_then(|all| all.get("uuid")?.string.clone()).expect("it has a UUID");
@@ -72,7 +72,7 @@ async fn forge(bed: &Bed, (node, device): (&str, &str), (class, source): (&str, 
     bed.create_of("forged", devices, status).await;
 }
 
-async fn unforge(bed: &Bed) {
+async fn unforge(bed: &TestCluster) {
     bed.api::<ResourceClaim>().delete("forged", &DeleteParams::default()).await.expect("it can be deleted");
     let gone = || async { bed.api::<ResourceClaim>().get_opt("forged").await.ok()?.is_none().then_some(()) };
     wait_until("the forged claim to be gone", PATIENCE, gone).await;

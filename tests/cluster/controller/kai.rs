@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 
 use super::place::{env, grantable_mib};
 use super::wait_placed;
-use crate::bed::{Bed, PATIENCE};
+use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::manifests::{as_nobody, container, pod};
 use crate::rig::wait_until;
 
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
 
-async fn bed(test: &str) -> Bed {
+async fn bed(test: &str) -> TestCluster {
     let labels = json!({"tranche.dev/kai-annotations": "enabled"});
-    super::alone(Bed::with_labels(test, labels).await)
+    super::alone(TestCluster::with_labels(test, labels).await)
 }
 
 /// Creates a pod with these containers and waits until it runs.
-async fn run(bed: &Bed, name: &str, annotations: Value, containers: &[&str]) {
+async fn run(bed: &TestCluster, name: &str, annotations: Value, containers: &[&str]) {
     let containers: Vec<Value> = containers.iter().map(|name| container(name, json!([]))).collect();
     let mut pod = as_nobody(pod(name, json!([]), json!(containers)));
     pod["metadata"]["annotations"] = annotations;
@@ -27,14 +27,14 @@ async fn run(bed: &Bed, name: &str, annotations: Value, containers: &[&str]) {
 }
 
 /// The claim that the pod was promised.
-async fn claim_of(bed: &Bed, pod: &str) -> String {
+async fn claim_of(bed: &TestCluster, pod: &str) -> String {
     let pod = bed.api::<Pod>().get(pod).await.expect("the pod is there");
     let entries = pod.spec.and_then(|spec| spec.resource_claims).unwrap_or_default();
     entries.into_iter().find_map(|entry| entry.resource_claim_name).expect("the pod names a claim")
 }
 
 /// Ends the pod; its claim goes with it.
-async fn end(bed: Bed, pod: &str) {
+async fn end(bed: TestCluster, pod: &str) {
     bed.delete(pod).await;
     let left = || async {
         let claims = bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>();

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::{CLASS, NODE, create_hollow, share, wait_placed, wait_told};
-use crate::bed::{Bed, from};
+use crate::test_cluster::{TestCluster, from};
 use crate::hollow::{self, wait_node};
 use crate::rig::skipped;
 
@@ -16,7 +16,7 @@ use crate::rig::skipped;
 const GPUS: usize = 7;
 
 /// The memory that the controller grants a claim on each of its GPUs, in MiB.
-async fn granted_mib(bed: &Bed, claim: &str) -> Value {
+async fn granted_mib(bed: &TestCluster, claim: &str) -> Value {
     wait_placed(bed, claim).await;
     let stored = bed.rig.kubectl(&["-n", &bed.namespace, "get", "resourceclaim", claim, "-o", "json"]);
     let stored: Value = serde_json::from_str(&stored).expect("kubectl prints JSON");

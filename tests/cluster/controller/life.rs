@@ -7,7 +7,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::{NODE, create, create_waiting, holds, holds_beside, share, wait_not_placed, wait_placed};
-use crate::bed::PATIENCE;
+use crate::test_cluster::PATIENCE;
 use crate::manifests::{as_nobody, claim, gpu, on, user_of};
 use crate::rig::wait_until;
 
@@ -94,7 +94,7 @@ async fn a_hold_that_somebody_deletes_is_taken_again_under_its_shares() {
     bed.wait_ready("a").await;
     let device = wait_placed(&bed, "a").await;
     let name = format!("hold.{device}.{}", super::NODE);
-    bed.rig.kubectl(&["-n", crate::bed::SYSTEM, "delete", "resourceclaim", &name]);
+    bed.rig.kubectl(&["-n", crate::test_cluster::SYSTEM, "delete", "resourceclaim", &name]);
     let held = || async { holds(&bed).await.contains(&device).then_some(()) };
     wait_until("the GPU to be held again", PATIENCE, held).await;
     create(&bed, "b", json!({"memory": "1Gi"})).await;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::books::Auditor;
 use super::fail_over::{kill, leader};
 use super::share;
-use crate::bed::{Bed, PATIENCE};
+use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::hollow::{self, LONG, on_hollow};
 use crate::manifests::{as_nobody, by_template, template};
 use crate::rig::wait_until;
@@ -19,20 +19,20 @@ use crate::rig::wait_until;
 const PODS: usize = 200;
 const MANY: usize = 400;
 
-async fn allocated(bed: &Bed) -> Option<usize> {
+async fn allocated(bed: &TestCluster) -> Option<usize> {
     let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.ok()?.items;
     let allocated =
         |claim: &&ResourceClaim| claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
     Some(claims.iter().filter(allocated).count())
 }
 
-async fn wait_allocated(bed: &Bed, count: usize) {
+async fn wait_allocated(bed: &TestCluster, count: usize) {
     let enough = || async { (allocated(bed).await? >= count).then_some(()) };
     wait_until(&format!("{count} claims to be allocated"), LONG, enough).await;
 }
 
 /// Creates an object, again and again while the API server is away.
-async fn make(bed: &Bed, object: Value) {
+async fn make(bed: &TestCluster, object: Value) {
     let made = || async {
         let said = bed.try_create(object.clone(), false).await;
         said.or_else(|said| if said.contains("AlreadyExists") { Ok(()) } else { Err(said) }).ok()

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::books::Auditor;
 use super::{NODE, create, share, wait_not_placed};
-use crate::bed::{Bed, PATIENCE, SYSTEM, is_ready, life, node_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, is_ready, container_run, node_of};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, claim, gpu, template, user_of};
 use crate::rig::{skipped, wait_until};
 
 /// The node that a claim's allocation is for; waits for one.
-async fn wait_node_of_claim(bed: &Bed, name: &str, but: Option<&str>) -> String {
+async fn wait_node_of_claim(bed: &TestCluster, name: &str, but: Option<&str>) -> String {
     let node = || async {
         let claim = bed.api::<ResourceClaim>().get_opt(name).await.ok()??;
         let results = claim.status?.allocation?.devices?.results?;
@@ -125,7 +125,7 @@ async fn what_is_drained_from_one_node_comes_up_on_another_under_its_limit() {
 }
 
 /// The names of so many pods that run on the node; waits for them.
-async fn wait_ready_on(bed: &Bed, node: &str, count: usize) -> Vec<String> {
+async fn wait_ready_on(bed: &TestCluster, node: &str, count: usize) -> Vec<String> {
     let ready = || async {
         let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
         let here =
@@ -137,13 +137,13 @@ async fn wait_ready_on(bed: &Bed, node: &str, count: usize) -> Vec<String> {
 }
 
 /// Creates a claim and a pod of its name in a namespace of any name.
-async fn create_in(bed: &Bed, namespace: &str, name: &str, amount: Value) {
+async fn create_in(bed: &TestCluster, namespace: &str, name: &str, amount: Value) {
     let claims = Api::<ResourceClaim>::namespaced(bed.client.clone(), namespace);
     let pods = Api::<Pod>::namespaced(bed.client.clone(), namespace);
     let params = kube::api::PostParams::default();
-    let object = crate::bed::from(claim(name, share(amount)));
+    let object = crate::test_cluster::from(claim(name, share(amount)));
     claims.create(&params, &object).await.expect("a claim can be made");
-    let object = crate::bed::from(on_hollow(as_nobody(user_of(name, name))));
+    let object = crate::test_cluster::from(on_hollow(as_nobody(user_of(name, name))));
     pods.create(&params, &object).await.expect("a pod can be made");
 }
 
@@ -193,7 +193,7 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     hollow::wait_bound(&bed, before.len()).await;
     let lost = wait_node(&bed, "before-0").await;
     create(&bed, "runs", json!({"memory": "3Gi"})).await;
-    let runs = life(&bed.wait_ready("runs").await);
+    let runs = container_run(&bed.wait_ready("runs").await);
     // What is held and idle stays so without a controller: one GPU is given back before, to a pod that goes again.
     let whole = json!({"requests": [gpu("gpu")]});
     super::create_hollow(&bed, "whole-0", whole, |pod| keep_off(pod, &lost)).await;
@@ -217,7 +217,7 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     make(&bed, &after, "10Gi").await;
     create(&bed, "real", json!({"memory": "2000Mi"})).await;
     let turns = be_without(&bed, &after).await;
-    assert_eq!(life(&bed.wait_ready("runs").await), runs);
+    assert_eq!(container_run(&bed.wait_ready("runs").await), runs);
 
     let begin = Instant::now();
     bed.rig.kubectl(&scale("--replicas=2"));
@@ -227,7 +227,7 @@ async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
     bed.wait_ready("real").await;
     println!("{turns} turns without; all placed {:.1} s after its start", begin.elapsed().as_secs_f64());
     super::wait_metric(&bed, "tranche_controller_overcommitted_gpus", 0.0).await;
-    assert_eq!(life(&bed.wait_ready("runs").await), runs);
+    assert_eq!(container_run(&bed.wait_ready("runs").await), runs);
     println!("{} looks", auditor.end().await);
     bed.delete("real").await;
     bed.delete("runs").await;
@@ -241,7 +241,7 @@ fn keep_off(pod: &mut Value, node: &str) {
 }
 
 /// Pods for nodes without a machine, each with a claim of this much memory.
-async fn make(bed: &Bed, names: &[String], memory: &str) {
+async fn make(bed: &TestCluster, names: &[String], memory: &str) {
     for name in names {
         super::create_hollow(bed, name, share(json!({"memory": memory})), |_| {}).await;
     }
@@ -252,7 +252,7 @@ fn scale(replicas: &str) -> [&str; 5] {
 }
 
 /// Ends all controllers until the test ends.
-async fn end_controllers(bed: &Bed) {
+async fn end_controllers(bed: &TestCluster) {
     let status = ["-n", SYSTEM, "rollout", "status", "deployment/tranche-controller", "--timeout=90s"];
     bed.rig.on_end(&[&["kubectl"][..], &status].concat());
     bed.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
@@ -265,7 +265,7 @@ async fn end_controllers(bed: &Bed) {
 
 /// The time without a controller: who needs none gets its place, who needs one comes, waits and goes. How
 /// often that was seen.
-async fn be_without(bed: &Bed, waiting: &[String]) -> usize {
+async fn be_without(bed: &TestCluster, waiting: &[String]) -> usize {
     let outage = std::env::var("TRANCHE_OUTAGE").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
     let (begin, outage) = (Instant::now(), Duration::from_secs(outage));
     let mut every = tokio::time::interval(Duration::from_secs(30));

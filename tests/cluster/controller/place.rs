@@ -3,19 +3,19 @@
 use serde_json::{Value, json};
 
 use super::{create, holds, share, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, sum};
 use crate::manifests::{as_nobody, claim, container, pod, user_of};
 use crate::rig::wait_until;
 
 /// What MPS is told in the container `main`.
-pub fn env(bed: &Bed, pod: &str) -> Vec<String> {
+pub fn env(bed: &TestCluster, pod: &str) -> Vec<String> {
     let mut env: Vec<_> =
         bed.exec(pod, "main", "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
     env.sort();
     env
 }
 
-pub async fn grantable_mib(bed: &Bed, device: &str) -> u64 {
+pub async fn grantable_mib(bed: &TestCluster, device: &str) -> u64 {
     let published = bed.published(super::NODE).await.into_iter().find(|one| one.name == device).unwrap();
     let mib = published.attributes.unwrap()["grantableMemoryMiB"].int.expect("a shareable GPU says how much");
     u64::try_from(mib).unwrap()
@@ -139,7 +139,7 @@ async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
 async fn a_pod_with_kais_annotations_gets_its_share_and_gives_it_back() {
     let labels = json!({"tranche.dev/kai-annotations": "enabled"});
     let test = "a_pod_with_kais_annotations_gets_its_share_and_gives_it_back";
-    let bed = super::alone(Bed::with_labels(test, labels).await);
+    let bed = super::alone(TestCluster::with_labels(test, labels).await);
     let mut kai = as_nobody(pod("gpu-sharing", json!([]), json!([container("main", json!([]))])));
     kai["metadata"]["annotations"] = json!({"gpu-memory": "2000"});
     bed.create(kai).await;

@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use super::books::Writes;
 use super::{CLASS, create_waiting, share, wait_placed};
-use crate::bed::{Bed, PATIENCE};
+use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::manifests::{as_nobody, by_template, claim, gpu, template, user_of};
 use crate::rig::wait_until;
 
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Whether this API server can do it; then the policy is there.
-pub async fn is_known(bed: &Bed) -> bool {
+pub async fn is_known(bed: &TestCluster) -> bool {
     let policies = Api::<MutatingAdmissionPolicy>::all(bed.client.clone());
     match policies.list(&ListParams::default()).await {
         Ok(there) => {
@@ -35,7 +35,7 @@ pub async fn is_known(bed: &Bed) -> bool {
 }
 
 /// Finalizers of a claim as it was stored at first.
-async fn at_first(bed: &Bed, mut object: Value, finalizers: Value) -> Vec<String> {
+async fn at_first(bed: &TestCluster, mut object: Value, finalizers: Value) -> Vec<String> {
     object["metadata"]["finalizers"] = finalizers;
     let name = object["metadata"]["name"].as_str().expect("a name").to_owned();
     bed.create(object).await;

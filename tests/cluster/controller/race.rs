@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::books::{Auditor, wait_settled};
 use super::{NODE, create, share};
-use crate::bed::{Bed, SYSTEM};
+use crate::test_cluster::{TestCluster, SYSTEM};
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, container, gpu, on, pod, user_of};
 use crate::rig::wait_until;
@@ -60,7 +60,7 @@ fn whole(round: usize, node: &str) -> Runner {
     Runner { name: format!("whole-{round}-{node}"), node: node.to_owned(), asks: whole_gpu() }
 }
 
-async fn start(bed: &Bed, runner: &Runner) {
+async fn start(bed: &TestCluster, runner: &Runner) {
     let name = &runner.name;
     let mut pod = match &runner.asks {
         Asks::Claim(devices) => {
@@ -78,12 +78,12 @@ async fn start(bed: &Bed, runner: &Runner) {
     bed.create(pod).await;
 }
 
-fn holds(bed: &Bed) -> (Api<ResourceClaim>, ListParams) {
+fn holds(bed: &TestCluster) -> (Api<ResourceClaim>, ListParams) {
     (Api::namespaced(bed.client.clone(), SYSTEM), ListParams::default().labels("tranche.dev/hold"))
 }
 
 /// Until a GPU of the node is held.
-async fn wait_held(bed: &Bed, node: &str) {
+async fn wait_held(bed: &TestCluster, node: &str) {
     let (api, ours) = holds(bed);
     let on_node = |hold: &ResourceClaim| {
         let annotations = hold.metadata.annotations.as_ref();
@@ -94,7 +94,7 @@ async fn wait_held(bed: &Bed, node: &str) {
 }
 
 /// All GPUs are nobody's again: the next round takes them anew.
-async fn let_go(bed: &Bed) {
+async fn let_go(bed: &TestCluster) {
     let (api, ours) = holds(bed);
     api.delete_collection(&DeleteParams::default(), &ours).await.expect("holds can be deleted");
     let gone = || async { api.list(&ours).await.ok()?.items.is_empty().then_some(()) };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::explain::why;
 use super::{create, fail_over, holds, holds_beside, metrics, results, wait_metric, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE, SYSTEM, from, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, from, sum};
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
 use crate::rig::wait_until;
 
@@ -18,7 +18,7 @@ const DEPLOYMENT: &str = "deployment/tranche-controller";
 
 /// Sets a variable of the controller until the test ends, and waits until a replica leads that has it: one that is
 /// replaced may lead, and give back, a moment longer than the rollout lasts. `before`: what it is by default.
-async fn set(bed: &Bed, name: &str, value: &str, before: &str) {
+async fn set(bed: &TestCluster, name: &str, value: &str, before: &str) {
     let of = |value: &str| format!("{name}={value}");
     let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
     bed.rig.on_end(&rollout);
@@ -37,7 +37,7 @@ async fn set(bed: &Bed, name: &str, value: &str, before: &str) {
 }
 
 /// A claim with this one request, and a pod of its name that uses it.
-async fn request(bed: &Bed, name: &str, request: Value) {
+async fn request(bed: &TestCluster, name: &str, request: Value) {
     bed.create(claim(name, json!({"requests": [request]}))).await;
     bed.create(as_nobody(user_of(name, name))).await;
 }
@@ -48,7 +48,7 @@ fn uuid(device: &Device) -> String {
 }
 
 /// GPUs of all nodes that are held and have no share.
-async fn wait_idle(bed: &Bed, count: u32) {
+async fn wait_idle(bed: &TestCluster, count: u32) {
     wait_metric(bed, "tranche_controller_held_idle_gpus", f64::from(count)).await;
 }
 

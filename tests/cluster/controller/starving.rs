@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_told};
-use crate::bed::Bed;
+use crate::test_cluster::TestCluster;
 use crate::hollow::{self, wait_bound, wait_node};
 
 /// So many may pass.
@@ -25,7 +25,7 @@ struct Gang<'a> {
     class: Option<&'a str>,
 }
 
-async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
+async fn create(bed: &TestCluster, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
     let of_gang = |pod: &mut Value| {
         if let Some(Gang { size, class }) = gang {
             pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
@@ -37,7 +37,7 @@ async fn create(bed: &Bed, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
 }
 
 /// All GPUs of the node but two are in use. How many pods have a node then.
-async fn fill(bed: &Bed) -> usize {
+async fn fill(bed: &TestCluster) -> usize {
     let others = bed.published("hollow-0").await.len() - FREE;
     for nth in 0..others {
         create(bed, &format!("other-{nth}"), MOST, None).await;
@@ -46,12 +46,12 @@ async fn fill(bed: &Bed) -> usize {
     others
 }
 
-async fn is_placed(bed: &Bed, name: &str) -> bool {
+async fn is_placed(bed: &TestCluster, name: &str) -> bool {
     !results(&bed.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
 }
 
 /// As many small shares as may pass, after a gang that waits. How many pods have a node then.
-async fn passed(bed: &Bed, before: usize, gang: Gang<'_>) -> usize {
+async fn passed(bed: &TestCluster, before: usize, gang: Gang<'_>) -> usize {
     for nth in 0..gang.size {
         create(bed, &format!("worker-{nth}"), MOST, Some(gang)).await;
     }

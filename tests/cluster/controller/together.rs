@@ -7,7 +7,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_placed, wait_told};
-use crate::bed::{Bed, PATIENCE, node_of};
+use crate::test_cluster::{TestCluster, PATIENCE, node_of};
 use crate::hollow::{self, on_hollow, wait_bound, wait_node};
 use crate::manifests::{as_nobody, claim, user_of};
 use crate::rig::wait_until;
@@ -18,7 +18,7 @@ fn most() -> Value {
 }
 
 /// Names of claims that are placed.
-async fn placed(bed: &Bed) -> Vec<String> {
+async fn placed(bed: &TestCluster) -> Vec<String> {
     let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.expect("claims").items;
     let placed = claims.into_iter().filter(|claim| !results(claim).is_empty());
     placed.filter_map(|claim| claim.metadata.name).collect()

@@ -9,14 +9,14 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{create, holds, wait_placed};
-use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run};
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
 use crate::rig::wait_until;
 
 const DEPLOYMENT: &str = "deployment/tranche-controller";
 
 /// The Deployment as it was applied, without what the API server has added.
-fn as_applied(bed: &Bed) -> Value {
+fn as_applied(bed: &TestCluster) -> Value {
     let stored = bed.rig.kubectl(&["-n", SYSTEM, "get", DEPLOYMENT, "-o", "json"]);
     let mut stored: Value = serde_json::from_str(&stored).expect("kubectl prints JSON");
     stored.as_object_mut().expect("an object").remove("status");
@@ -27,7 +27,7 @@ fn as_applied(bed: &Bed) -> Value {
     stored
 }
 
-async fn wait_none(bed: &Bed, what: &str, labels: &str) {
+async fn wait_none(bed: &TestCluster, what: &str, labels: &str) {
     let list = ListParams::default().labels(labels);
     let (pods, claims) = (
         Api::<Pod>::namespaced(bed.client.clone(), SYSTEM),
@@ -43,12 +43,12 @@ async fn wait_none(bed: &Bed, what: &str, labels: &str) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
-    // Outlives the bed, whose end reads it.
+    // Outlives the test cluster, whose end reads it.
     let files = tempfile::tempdir().expect("a folder can be made");
     let test = "deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on";
     let bed = super::bed(test).await;
     create(&bed, "runs", json!({"memory": "2000Mi"})).await;
-    let before = life(&bed.wait_ready("runs").await);
+    let before = container_run(&bed.wait_ready("runs").await);
     let device = wait_placed(&bed, "runs").await;
     let inside = bed.inside("runs", "main");
     // One more GPU is held, and nobody has a share of it.
@@ -91,13 +91,13 @@ async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
     let given = bed.devices_of("others").await;
     assert!(given.contains(&idle) && !given.contains(&device), "{given:?}");
     assert_eq!(bed.inside("runs", "main"), inside);
-    assert_eq!(life(&bed.wait_ready("runs").await), before);
+    assert_eq!(container_run(&bed.wait_ready("runs").await), before);
 
     bed.rig.run(&apply);
     bed.rig.run(&rollout);
     create(&bed, "after", json!({"memory": "2000Mi"})).await;
     bed.wait_ready("after").await;
     assert_eq!(wait_placed(&bed, "after").await, device, "packed beside it");
-    assert_eq!(life(&bed.wait_ready("runs").await), before);
+    assert_eq!(container_run(&bed.wait_ready("runs").await), before);
     bed.end().await;
 }

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::protected::{FINALIZER, is_known};
 use super::{share, wait_placed};
-use crate::bed::{Bed, PATIENCE};
+use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::manifests::{as_nobody, by_template, claim, template, user_of};
 use crate::rig::wait_until;
 
 /// Creates an object with white space between its tokens.
-async fn create_spaced<K: Resource<DynamicType = ()>>(bed: &Bed, object: Value) {
+async fn create_spaced<K: Resource<DynamicType = ()>>(bed: &TestCluster, object: Value) {
     let body = serde_json::to_vec_pretty(&object).expect("it is JSON");
     let post = Request::post(K::url_path(&(), Some(&bed.namespace)));
     let post = post.header(header::CONTENT_TYPE, "application/json").body(body).expect("a request");

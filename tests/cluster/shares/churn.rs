@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::{Board, bed};
-use crate::bed::{Bed, PATIENCE, SOON, failed_operations, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, failed_operations, sum};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
 use crate::rig::wait_until;
 
@@ -58,7 +58,7 @@ fn granted(state: &Value, boards: &[Board]) -> BTreeMap<String, Granted> {
 
 /// When nothing is under way: each board that has shares is for MPS alone, its daemon as loose as the loosest
 /// share; each other board is anyone's, its daemon at rest.
-async fn settled(bed: &Bed, nodes: &[Vec<Board>]) -> usize {
+async fn settled(bed: &TestCluster, nodes: &[Vec<Board>]) -> usize {
     let mut claims = 0;
     for boards in nodes {
         claims += settled_on(bed, &boards[0].node, boards).await;
@@ -66,7 +66,7 @@ async fn settled(bed: &Bed, nodes: &[Vec<Board>]) -> usize {
     claims
 }
 
-async fn settled_on(bed: &Bed, node: &str, boards: &[Board]) -> usize {
+async fn settled_on(bed: &TestCluster, node: &str, boards: &[Board]) -> usize {
     let mut claims = 0;
     let granted = granted(&bed.state(node).await, boards);
     for board in boards {
@@ -89,7 +89,7 @@ async fn settled_on(bed: &Bed, node: &str, boards: &[Board]) -> usize {
 
 impl Board {
     /// As [`Board::wait_rest`], also where there never was a daemon.
-    async fn wait_rest_if_any(&self, bed: &Bed) {
+    async fn wait_rest_if_any(&self, bed: &TestCluster) {
         match self.daemon(bed).await {
             Some(_) => self.wait_rest(bed).await,
             None => assert!(!self.is_exclusive(bed), "{} has no daemon", self.device),
@@ -164,7 +164,7 @@ fn as_before(before: &Told, after: &Told, refused: f64) {
 }
 
 /// Waits until so many claims are in the ledgers: what kubelet ends may be there for a while after its pod is gone.
-async fn wait_held(bed: &Bed, nodes: &[Vec<Board>], count: usize) {
+async fn wait_held(bed: &TestCluster, nodes: &[Vec<Board>], count: usize) {
     let held = || async {
         let mut claims = 0;
         for boards in nodes {
@@ -197,7 +197,7 @@ struct Told {
     bad: Vec<String>,
 }
 
-async fn told(bed: &Bed, nodes: &[Vec<Board>]) -> Told {
+async fn told(bed: &TestCluster, nodes: &[Vec<Board>]) -> Told {
     let mut told = Told { slices: bed.versions().await, ..Told::default() };
     for event in bed.api::<Event>().list(&ListParams::default()).await.expect("events") {
         let message = event.message.unwrap_or_default();
@@ -221,7 +221,7 @@ fn names(wave: &str, count: usize) -> Vec<String> {
 }
 
 /// Starts a pod of each name, with the board and the size that its number has, and waits until all run.
-async fn start(bed: &Bed, names: &[String], grace: u32, of: impl Fn(usize) -> (usize, usize)) {
+async fn start(bed: &TestCluster, names: &[String], grace: u32, of: impl Fn(usize) -> (usize, usize)) {
     for (number, name) in names.iter().enumerate() {
         let (board, size) = of(number);
         let template = format!("gpu-{board}-{size}");
@@ -234,7 +234,7 @@ async fn start(bed: &Bed, names: &[String], grace: u32, of: impl Fn(usize) -> (u
 }
 
 /// Looks at the ledgers without end, whatever is under way.
-async fn watch(bed: &Bed, nodes: &[Vec<Board>], over: &Cell<bool>) {
+async fn watch(bed: &TestCluster, nodes: &[Vec<Board>], over: &Cell<bool>) {
     let mut ticks = tokio::time::interval(std::time::Duration::from_millis(200));
     while !over.get() {
         ticks.tick().await;

@@ -9,12 +9,12 @@ use kube::api::DeleteParams;
 use serde_json::json;
 
 use super::{Board, CONTROL, LIMITS, asking, bed, limits, wait_event, wait_unschedulable};
-use crate::bed::{Bed, PATIENCE, SYSTEM, life};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run};
 use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::wait_until;
 
 /// Deletes the driver's pod of a component and waits for the next one to be ready.
-pub async fn replace(bed: &Bed, component: &str, node: &str) {
+pub async fn replace(bed: &TestCluster, component: &str, node: &str) {
     let old = bed.pod_of(component, node).await;
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     pods.delete(old.metadata.name.as_deref().unwrap(), &DeleteParams::default()).await.unwrap();
@@ -46,7 +46,7 @@ async fn the_driver_restarts_and_no_share_notices() {
     bed.kill9(&board.node, &supervisor);
     let again = || async {
         let now = bed.pod_of("mps", &board.node).await;
-        (life(&now).1 > life(&supervisor).1).then_some(())
+        (container_run(&now).1 > container_run(&supervisor).1).then_some(())
     };
     wait_until("kubelet to start the supervisor again", PATIENCE, again).await;
     assert_eq!(board.standing(&bed, &living).await, before, "the supervisor was killed");
@@ -111,23 +111,23 @@ async fn a_daemon_that_is_killed_comes_back_with_its_limits_before_any_client() 
 }
 
 /// The status of a condition of the claim's one device.
-pub async fn condition(bed: &Bed, claim: &str, type_: &str) -> Option<String> {
+pub async fn condition(bed: &TestCluster, claim: &str, type_: &str) -> Option<String> {
     let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
     let conditions = claim.status?.devices?.first()?.conditions.clone()?;
     conditions.into_iter().find(|one| one.type_ == type_).map(|one| one.status)
 }
 
-pub async fn taints(bed: &Bed, board: &Board) -> Vec<String> {
+pub async fn taints(bed: &TestCluster, board: &Board) -> Vec<String> {
     let devices = bed.published(&board.node).await;
     let device = devices.into_iter().find(|device| device.name == board.device).expect("it stays published");
     device.taints.into_iter().flatten().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect()
 }
 
 /// Puts the node's control program back when dropped, whatever became of the test.
-struct Hidden<'a>(&'a Bed, String);
+struct Hidden<'a>(&'a TestCluster, String);
 
 impl<'a> Hidden<'a> {
-    fn new(bed: &'a Bed, node: &str) -> Self {
+    fn new(bed: &'a TestCluster, node: &str) -> Self {
         let hidden = Self(bed, node.to_owned());
         fs::rename(hidden.program(), hidden.program().with_extension("hidden"))
             .expect("the program is there");
@@ -179,6 +179,6 @@ async fn a_gpu_whose_daemon_stays_down_is_tainted_until_it_serves() {
     let clean = || async { taints(&bed, &board).await.is_empty().then_some(()) };
     wait_until("the taint to be gone", PATIENCE, clean).await;
     assert_eq!(board.limits(&bed), limits("1G", "100.0"));
-    assert_eq!(life(&bed.wait_ready("one").await), life(&one), "the container was restarted");
+    assert_eq!(container_run(&bed.wait_ready("one").await), container_run(&one), "the container was restarted");
     bed.end().await;
 }

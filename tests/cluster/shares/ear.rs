@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Board, LIMITS, asking, bed, limits, of_gpu, share};
-use crate::bed::PATIENCE;
+use crate::test_cluster::PATIENCE;
 use crate::manifests::{as_nobody, claim, user_of};
 use crate::rig::wait_until;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::daemons::condition;
 use super::{Board, asking, bed, limits, mps_env, wait_event, wait_unschedulable};
-use crate::bed::{Bed, PATIENCE, SOON, minor_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, minor_of};
 use crate::manifests::{as_nobody, claim, container, gpu, of_gpu, parameters, pod, share, user_of};
 use crate::rig::wait_until;
 
@@ -88,7 +88,7 @@ async fn whoever_looks_at_the_cluster_sees_who_has_what() {
 }
 
 /// A claim's one entry of status.devices.
-async fn told_of(bed: &Bed, claim: &str) -> Value {
+async fn told_of(bed: &TestCluster, claim: &str) -> Value {
     let told = || async {
         let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
         serde_json::to_value(claim.status?.devices?.first()?).ok()
@@ -304,7 +304,7 @@ async fn root_in_a_container_asks_the_daemon_and_cannot_change_it() {
     bed.wait_ready("root").await;
     assert_eq!(bed.exec("root", "main", "id -u"), "0\n");
     let before = board.standing(&bed, &["neighbour", "root"]).await;
-    assert_eq!(before.lives[0], crate::bed::life(&neighbour));
+    assert_eq!(before.lives[0], crate::test_cluster::container_run(&neighbour));
     let say = |pod: &str, command: &str| {
         bed.exec(pod, "main", &asking("timeout 10 nvidia-cuda-mps-control", &[command]))
     };

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use super::{Board, limits, mps_env};
-use crate::bed::{Bed, minor_of};
+use crate::test_cluster::{TestCluster, minor_of};
 use crate::manifests::{allocation, as_nobody, gpu, parameters, user_of};
 
 /// The status of a claim that was given so much of the board; `uuid`: of the board that is claimed to be meant.
@@ -20,7 +20,7 @@ fn placed(board: &Board, uuid: &str, memory: &str, compute: u32) -> Value {
 }
 
 /// A GPU that can be shared: by what it publishes where the API server keeps nothing of shares.
-async fn board(bed: &Bed) -> Board {
+async fn board(bed: &TestCluster) -> Board {
     let device = bed.published(super::NODE).await.into_iter().find(|one| one.name == "gpu-0").unwrap();
     let attributes = device.attributes.unwrap();
     let grantable = attributes["grantableMemoryMiB"].int.expect("the controller is told what there is");
@@ -35,7 +35,7 @@ async fn board(bed: &Bed) -> Board {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_our_controller_places_is_enforced_on_every_release() {
-    let bed = Bed::of_env("what_our_controller_places_is_enforced_on_every_release").await;
+    let bed = TestCluster::of_env("what_our_controller_places_is_enforced_on_every_release").await;
     let board = board(&bed).await;
     for (name, memory, compute) in [("small", "2000Mi", 25), ("large", "10Gi", 50)] {
         bed.create_with_status(name, gpu("gpu"), placed(&board, &board.uuid, memory, compute)).await;
@@ -76,7 +76,7 @@ async fn what_our_controller_places_is_enforced_on_every_release() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn nobody_grants_himself_a_share() {
-    let bed = Bed::of_env("nobody_grants_himself_a_share").await;
+    let bed = TestCluster::of_env("nobody_grants_himself_a_share").await;
     let board = board(&bed).await;
     let mut status = placed(&board, &board.uuid, "2000Mi", 25);
     status["allocation"]["devices"]["config"][0]["source"] = json!("FromClaim");

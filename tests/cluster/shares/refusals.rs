@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Board, bed};
-use crate::bed::{PATIENCE, minor_of, sum};
+use crate::test_cluster::{PATIENCE, minor_of, sum};
 use crate::manifests::{allocation, allocation_of_share, as_nobody, claim, gpu, of_gpu, share, user_of};
 use crate::rig::wait_until;
 

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::daemons::replace;
 use super::{Board, CONTROL, NODE, bed, limits};
-use crate::bed::{Bed, PATIENCE, SYSTEM, minor_of};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, minor_of};
 use crate::rig::wait_until;
 
 const SET: &str = "tranche-mps";
 
 /// Tells the supervisors how long to keep daemons that nobody needs. They are replaced by hand (OnDelete).
-async fn keep_warm(bed: &Bed, how_long: &str) {
+async fn keep_warm(bed: &TestCluster, how_long: &str) {
     let patch = |how_long: &str| {
         let env = json!([{"name": "KEEP_WARM", "value": how_long}]);
         json!({"spec": {"template": {"spec": {"containers": [{"name": "mps", "env": env}]}}}}).to_string()
@@ -32,7 +32,7 @@ async fn keep_warm(bed: &Bed, how_long: &str) {
 }
 
 /// The daemon's process, until it has ended and left nothing.
-async fn wait_ended(bed: &Bed, board: &Board, pid: u32) {
+async fn wait_ended(bed: &TestCluster, board: &Board, pid: u32) {
     let ended = || async {
         let alive = bed.on_node(NODE, &format!("[ -e /proc/{pid} ] && echo alive || true"));
         let folder = bed.on_node(NODE, &format!("ls -A {} 2>/dev/null || true", board.folder()));

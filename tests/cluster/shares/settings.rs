@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 
 use super::watchdog::Process;
 use super::{Board, NODE, bed, mps_env, wait_event, wait_unschedulable};
-use crate::bed::{Bed, PATIENCE, SYSTEM, life, minor_of, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run, minor_of, sum};
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, share, user_of};
 use crate::rig::wait_until;
 
 const SET: &str = "tranche-node";
 
 /// Gives the plugin these flags, `--name=value`, in place of its own of the same names, until the test ends.
-async fn set(bed: &Bed, flags: &[&str]) {
+async fn set(bed: &TestCluster, flags: &[&str]) {
     let text = bed.rig.kubectl(&["-n", SYSTEM, "get", "daemonset", SET, "-o", "json"]);
     let stored: Value = serde_json::from_str(&text).expect("a DaemonSet is JSON");
     let before: Vec<String> =
@@ -36,7 +36,7 @@ async fn set(bed: &Bed, flags: &[&str]) {
     wait_until("the old plugin to be gone", PATIENCE, alone).await;
 }
 
-async fn is_offered_in_shares(bed: &Bed, device: &str) -> bool {
+async fn is_offered_in_shares(bed: &TestCluster, device: &str) -> bool {
     let published = bed.published(NODE).await;
     let found = published.iter().find(|one| one.name == device).expect("the GPU is published");
     found.allow_multiple_allocations == Some(true)
@@ -113,7 +113,7 @@ async fn a_watchdog_that_may_only_observe_tells_and_ends_nobody() {
     let counted = |name: &str| sum(&metrics, &row(name));
     assert_eq!((counted("violations_total"), counted("terminations_total")), (1.0, 0.0));
     assert_eq!(counted("memory_used_bytes"), 4096.0 * 1_048_576.0);
-    assert_eq!(life(&bed.wait_ready("greedy").await), life(&greedy), "ended though only to be told");
+    assert_eq!(container_run(&bed.wait_ready("greedy").await), container_run(&greedy), "ended though only to be told");
     drop(process);
     bed.end().await;
 }

@@ -3,18 +3,18 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Board, bed, wait_event};
-use crate::bed::{Bed, SOON, life, minor_of, sum};
+use crate::test_cluster::{TestCluster, SOON, container_run, minor_of, sum};
 use crate::rig::wait_until;
 
 /// A simulated process of a pod on the board, gone when dropped.
 pub struct Process<'a> {
-    bed: &'a Bed,
+    bed: &'a TestCluster,
     board: &'a Board,
     pid: String,
 }
 
 impl<'a> Process<'a> {
-    pub fn of(bed: &'a Bed, board: &'a Board, pod: &Pod, mib: u32) -> Self {
+    pub fn of(bed: &'a TestCluster, board: &'a Board, pod: &Pod, mib: u32) -> Self {
         let process = Self { bed, board, pid: bed.pid_of(&board.node, pod).to_string() };
         let (minor, mib) = (minor_of(&board.device).to_string(), mib.to_string());
         let words = ["process", "add", &minor, &process.pid, &mib, "--kind", "mps", "--only-if-alive"];
@@ -62,7 +62,7 @@ async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
         (now >= looks + 8.0).then_some(())
     };
     wait_until("eight more looks", SOON, more).await;
-    assert_eq!(life(&bed.wait_ready("greedy").await), life(&greedy), "ended though it was within its grant");
+    assert_eq!(container_run(&bed.wait_ready("greedy").await), container_run(&greedy), "ended though it was within its grant");
     drop(greedys);
 
     let greedys = Process::of(&bed, &board, &greedy, 4096);
@@ -71,7 +71,7 @@ async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
         let pod: Pod = bed.api().get("greedy").await.ok()?;
         let status = pod.status?.container_statuses?.into_iter().next()?;
         let code = status.last_state?.terminated?.exit_code;
-        (status.restart_count == life(&greedy).1 + 1 && code == 137).then_some(())
+        (status.restart_count == container_run(&greedy).1 + 1 && code == 137).then_some(())
     };
     wait_until("the greedy one to be ended", SOON, ended).await;
     println!("seen ended after {:.1} s", begin.elapsed().as_secs_f64());
@@ -82,7 +82,7 @@ async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
     assert_eq!((counted("violations_total", "greedy"), counted("terminations_total", "greedy")), (1.0, 1.0));
     assert_eq!((counted("violations_total", "modest"), counted("terminations_total", "modest")), (0.0, 0.0));
     assert_eq!(counted("memory_limit_bytes", "greedy"), 2000.0 * 1_048_576.0);
-    assert_eq!(life(&bed.wait_ready("modest").await), life(&modest), "the neighbour was disturbed");
+    assert_eq!(container_run(&bed.wait_ready("modest").await), container_run(&modest), "the neighbour was disturbed");
     drop((greedys, modests));
     bed.wait_ready("greedy").await;
     bed.end().await;

@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, sum};
+use crate::test_cluster::{TestCluster, sum};
 use crate::manifests::{claim, gpu, user_of};
 use crate::rig::{skipped, wait_until};
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop() {
-    let bed = Bed::of_env("a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop").await;
+    let bed = TestCluster::of_env("a_cluster_without_shares_is_offered_whole_gpus_and_no_update_loop").await;
     if bed.release().await >= 36 {
         skipped("this cluster keeps shares");
         return;

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::tenant;
-use crate::bed::{Bed, PATIENCE, SYSTEM, ask_at, from, is_ready, life, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask_at, from, is_ready, container_run, sum};
 use crate::manifests;
 use crate::rig::wait_until;
 
@@ -34,7 +34,7 @@ fn address(pod: &Pod, port: u16) -> SocketAddr {
     format!("{ip}:{port}").parse().expect("it is one")
 }
 
-async fn controllers(bed: &Bed) -> Vec<Pod> {
+async fn controllers(bed: &TestCluster) -> Vec<Pod> {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     let all = ListParams::default().labels("app.kubernetes.io/component=controller");
     pods.list(&all).await.expect("the controller's pods can be listed").items
@@ -72,7 +72,7 @@ fn dense() -> Vec<u8> {
 }
 
 /// What a tenant's bad claim is told, which is by the webhook.
-async fn refused(tenant: &Client, bed: &Bed) -> Option<String> {
+async fn refused(tenant: &Client, bed: &TestCluster) -> Option<String> {
     let mut claim = manifests::claim(
         "bad",
         json!({
@@ -90,7 +90,7 @@ async fn refused(tenant: &Client, bed: &Bed) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a rig"]
 async fn reviews_of_anybody_do_not_end_the_webhook() {
-    let bed = Bed::of_env("reviews_of_anybody_do_not_end_the_webhook").await;
+    let bed = TestCluster::of_env("reviews_of_anybody_do_not_end_the_webhook").await;
     let tenant = tenant(&bed).await;
     wait_until("the webhook to be asked", PATIENCE, || refused(&tenant, &bed)).await;
     let configurations: Api<ValidatingWebhookConfiguration> = Api::all(bed.client.clone());
@@ -115,7 +115,7 @@ async fn reviews_of_anybody_do_not_end_the_webhook() {
     for pod in controllers(&bed).await {
         let name = &pod.metadata.name;
         let earlier = before.iter().find(|pod| pod.metadata.name == *name).expect("the same pods");
-        assert_eq!(life(&pod), life(earlier), "{name:?} was not ended");
+        assert_eq!(container_run(&pod), container_run(earlier), "{name:?} was not ended");
     }
     bed.end().await;
 }
@@ -153,7 +153,7 @@ async fn probed_until(end: Instant, pod: &Pod, port: u16) -> (usize, Vec<Duratio
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a rig"]
 async fn idle_connections_do_not_starve_the_probes() {
-    let bed = Bed::of_env("idle_connections_do_not_starve_the_probes").await;
+    let bed = TestCluster::of_env("idle_connections_do_not_starve_the_probes").await;
     let node = bed.nodes[0].clone();
     let before = bed.plugin(&node).await;
     for port in [METRICS, HEALTH] {
@@ -167,7 +167,7 @@ async fn idle_connections_do_not_starve_the_probes() {
         println!("port {port}: {IDLE} idle connections, {probes} probes answered");
     }
     let after = bed.plugin(&node).await;
-    assert_eq!((&after.metadata.name, life(&after)), (&before.metadata.name, life(&before)));
+    assert_eq!((&after.metadata.name, container_run(&after)), (&before.metadata.name, container_run(&before)));
     assert!(is_ready(&after));
     let metrics = bed.metrics(&node).await;
     for door in ["open", "health"] {
@@ -180,7 +180,7 @@ async fn idle_connections_do_not_starve_the_probes() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_learns_no_state_and_sets_no_log_level() {
-    let bed = Bed::of_env("a_pod_learns_no_state_and_sets_no_log_level").await;
+    let bed = TestCluster::of_env("a_pod_learns_no_state_and_sets_no_log_level").await;
     let tenant = tenant(&bed).await;
     let pods: Api<Pod> = Api::namespaced(tenant, &bed.namespace);
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "curious"}, "spec": {

@@ -8,7 +8,7 @@ use kube::api::PostParams;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, SYSTEM, from, is_ready};
+use crate::test_cluster::{TestCluster, SYSTEM, from, is_ready};
 use crate::manifests::{as_nobody, claim, parameters, user_of};
 use crate::rig::wait_until;
 
@@ -29,7 +29,7 @@ fn entry(parameters: &Value) -> Value {
 }
 
 /// Creates a claim byte by byte: wherever `@` stands in it, these bytes are sent. No client that writes text can.
-async fn create(tenant: &Client, bed: &Bed, name: &str, devices: Value, bytes: &[u8]) {
+async fn create(tenant: &Client, bed: &TestCluster, name: &str, devices: Value, bytes: &[u8]) {
     let text = claim(name, devices).to_string();
     let body = text.split('@').map(str::as_bytes).collect::<Vec<_>>().join(bytes);
     let path = ResourceClaim::url_path(&(), Some(&bed.namespace));
@@ -40,12 +40,12 @@ async fn create(tenant: &Client, bed: &Bed, name: &str, devices: Value, bytes: &
 
 /// A namespace beside the tenant's, with shares that are placed there.
 struct Neighbour<'a> {
-    bed: &'a Bed,
+    bed: &'a TestCluster,
     namespace: String,
 }
 
 impl<'a> Neighbour<'a> {
-    async fn of(bed: &'a Bed) -> Self {
+    async fn of(bed: &'a TestCluster) -> Self {
         let namespace = format!("{}-beside", bed.namespace);
         let object: Namespace = from(json!({"metadata": {"name": namespace}}));
         let created = Api::<Namespace>::all(bed.client.clone()).create(&PostParams::default(), &object).await;
@@ -55,7 +55,7 @@ impl<'a> Neighbour<'a> {
             let said = bed.rig.attempt(&["kubectl", "-n", &namespace, "get", "serviceaccount", "default"]);
             said.ok()
         };
-        wait_until("the namespace's service account", crate::bed::PATIENCE, account).await;
+        wait_until("the namespace's service account", crate::test_cluster::PATIENCE, account).await;
         Self { bed, namespace }
     }
 
@@ -77,13 +77,13 @@ impl<'a> Neighbour<'a> {
 }
 
 /// Ends all controllers and waits for those that come after them.
-fn restart_controllers(bed: &Bed) {
+fn restart_controllers(bed: &TestCluster) {
     bed.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", DEPLOYMENT]);
     bed.rig.kubectl(&["-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"]);
 }
 
 /// How often containers of controllers were restarted.
-fn restarts(bed: &Bed) -> u32 {
+fn restarts(bed: &TestCluster) -> u32 {
     let path = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
     let label = "app.kubernetes.io/component=controller";
     let said = bed.rig.kubectl(&["-n", SYSTEM, "get", "pods", "-l", label, "-o", path]);
@@ -93,7 +93,7 @@ fn restarts(bed: &Bed) -> u32 {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn claims_that_no_text_can_hold_stop_nobody() {
-    let bed = Bed::of_env("claims_that_no_text_can_hold_stop_nobody").await;
+    let bed = TestCluster::of_env("claims_that_no_text_can_hold_stop_nobody").await;
     let tenant = super::tenant(&bed).await;
     let neighbour = Neighbour::of(&bed).await;
     let strange = [entry(&json!({"x": "@"}))];
@@ -125,7 +125,7 @@ async fn claims_that_no_text_can_hold_stop_nobody() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn fat_claims_cost_nobody_else() {
-    let bed = Bed::of_env("fat_claims_cost_nobody_else").await;
+    let bed = TestCluster::of_env("fat_claims_cost_nobody_else").await;
     let tenant = super::tenant(&bed).await;
     let neighbour = Neighbour::of(&bed).await;
     // Each takes 30 MB once it is parsed.

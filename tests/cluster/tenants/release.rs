@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::bed::{Bed, PATIENCE, SOON, container_id, life, minor_of, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, container_id, container_run, minor_of, sum};
 use crate::manifests::{claim, gpu, of_gpu, on, pod, user_of};
 use crate::rig::wait_until;
 
@@ -23,7 +23,7 @@ struct Holder {
 }
 
 impl Holder {
-    async fn on(bed: &Bed) -> Self {
+    async fn on(bed: &TestCluster) -> Self {
         let client = tenant(bed).await;
         bed.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
         bed.create(on(NODE, user_of("mine", "holder"))).await;
@@ -35,7 +35,7 @@ impl Holder {
     }
 
     /// With nothing but the rights of a tenant: the claim is no more, the pod runs on.
-    async fn take_the_claim_away(&self, bed: &Bed) {
+    async fn take_the_claim_away(&self, bed: &TestCluster) {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &bed.namespace);
         let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         claims.patch("mine", &PatchParams::default(), &none).await.expect("a tenant may patch his claim");
@@ -45,13 +45,13 @@ impl Holder {
     }
 
     /// The same container runs, and has the GPU.
-    async fn goes_on(&self, bed: &Bed) {
+    async fn goes_on(&self, bed: &TestCluster) {
         let now: Pod = bed.api().get("holder").await.expect("the holder is there");
-        assert_eq!(life(&now), life(&self.pod), "the holder was disturbed");
+        assert_eq!(container_run(&now), container_run(&self.pod), "the holder was disturbed");
         assert_eq!(bed.inside("holder", "main").gpus, [minor_of(&self.device)]);
     }
 
-    async fn is_withheld(&self, bed: &Bed) {
+    async fn is_withheld(&self, bed: &TestCluster) {
         let told = || async { withheld(bed).await.into_iter().find(|words| words.contains(&self.pod_uid())) };
         let words = wait_until("the device to be withheld", PATIENCE, told).await;
         println!("withheld: {words}");
@@ -78,7 +78,7 @@ impl Holder {
     }
 
     /// The tenant ends the pod, and the one who waits has the GPU.
-    async fn ends_for(&self, bed: &Bed, next: &str) {
+    async fn ends_for(&self, bed: &TestCluster, next: &str) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &bed.namespace);
         pods.delete("holder", &DeleteParams::default()).await.expect("a tenant may delete his pod");
         bed.wait_ready(next).await;
@@ -91,13 +91,13 @@ impl Holder {
     }
 }
 
-async fn one(bed: &Bed, device: &str) -> Device {
+async fn one(bed: &TestCluster, device: &str) -> Device {
     let found = || async { bed.published(NODE).await.into_iter().find(|one| one.name == device) };
     wait_until(&format!("{device} to be published"), SOON, found).await
 }
 
 /// What the plugin says of each claim whose device is held.
-async fn withheld(bed: &Bed) -> Vec<String> {
+async fn withheld(bed: &TestCluster) -> Vec<String> {
     let state: Value = bed.state(NODE).await;
     let claims = state["claims"].as_array().cloned().unwrap_or_default();
     claims.iter().filter_map(|one| one["withheld"].as_str().map(str::to_owned)).collect()
@@ -107,7 +107,7 @@ async fn withheld(bed: &Bed) -> Vec<String> {
 #[ignore = "needs a rig"]
 async fn a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended() {
     let bed =
-        Bed::of_env("a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended").await;
+        TestCluster::of_env("a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended").await;
     let holder = Holder::on(&bed).await;
     holder.take_the_claim_away(&bed).await;
     // By the API server's word the GPU is free: the scheduler gives it to the next at once.
@@ -129,7 +129,7 @@ async fn a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_
 #[ignore = "needs a rig"]
 async fn a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin() {
     let bed =
-        Bed::of_env("a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin")
+        TestCluster::of_env("a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin")
             .await;
     let holder = Holder::on(&bed).await;
     holder.take_the_claim_away(&bed).await;
@@ -154,7 +154,7 @@ async fn a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not() {
-    let bed = Bed::of_env("a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not").await;
+    let bed = TestCluster::of_env("a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not").await;
     let holder = Holder::on(&bed).await;
     let mut alone = crate::manifests::container("main", json!([]));
     alone["resources"] = json!({});
@@ -169,7 +169,7 @@ async fn a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_
         let now: Pod = bed.api().get("stranger").await.ok()?;
         let status = now.status?.container_statuses?.into_iter().next()?;
         let code = status.last_state?.terminated?.exit_code;
-        (status.restart_count > life(&stranger).1 && code == 137).then_some(())
+        (status.restart_count > container_run(&stranger).1 && code == 137).then_some(())
     };
     wait_until("the stranger to be ended", PATIENCE, ended).await;
     holder.goes_on(&bed).await;

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, from, sum};
+use crate::test_cluster::{TestCluster, PATIENCE, from, sum};
 use crate::controller::metrics;
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, of_gpu, parameters, user_of};
@@ -82,7 +82,7 @@ fn gpus(count: usize, product: Option<&str>) -> Value {
 }
 
 /// A second namespace, with the account that its pods run as.
-async fn neighbours(bed: &Bed) -> String {
+async fn neighbours(bed: &TestCluster) -> String {
     let name = format!("{}-others", bed.namespace);
     let namespace: Namespace = from(json!({"metadata": {"name": name}}));
     bed.rig.on_end(&["kubectl", "delete", "namespace", &name, "--wait=false"]);
@@ -95,7 +95,7 @@ async fn neighbours(bed: &Bed) -> String {
 }
 
 /// Something small on each GPU of both nodes, for good.
-async fn on_each_gpu(bed: &Bed, others: &Who<'_>) -> usize {
+async fn on_each_gpu(bed: &TestCluster, others: &Who<'_>) -> usize {
     let devices = bed.published("hollow-0").await;
     let names = (0..2).flat_map(|node| devices.iter().map(move |device| (node, device.name.as_str())));
     for (node, device) in names.clone() {
@@ -108,14 +108,14 @@ async fn on_each_gpu(bed: &Bed, others: &Who<'_>) -> usize {
     devices.len()
 }
 
-async fn kept_in_vain(bed: &Bed) -> f64 {
+async fn kept_in_vain(bed: &TestCluster) -> f64 {
     sum(&metrics(bed).await, "tranche_controller_kept_in_vain_total")
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
-    let bed = Bed::of_env("who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares").await;
+    let bed = TestCluster::of_env("who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares").await;
     let products = ["NVIDIA H100 80GB HBM3", "NVIDIA L40S"];
     hollow::add_changed(&bed, 2, "node-a", |nth, gpu| {
         let product = gpu.attributes.as_mut().and_then(|all| all.get_mut("productName"));

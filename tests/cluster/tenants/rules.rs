@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, PATIENCE, SOON, from};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, from};
 use crate::manifests::{as_nobody, container, pod};
 use crate::rig::{root, wait_until};
 
@@ -105,7 +105,7 @@ impl Tenant {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it() {
-    let bed = Bed::of_env("a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it").await;
+    let bed = TestCluster::of_env("a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it").await;
     let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
     let table = table();
     for Row { name, why, .. } in &table.capabilities {
@@ -140,7 +140,7 @@ async fn a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it()
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits() {
-    let bed = Bed::of_env("a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits").await;
+    let bed = TestCluster::of_env("a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits").await;
     let client = super::tenant(&bed).await;
     let tenant = Tenant::new(&client, &bed.namespace);
     let table = table();
@@ -183,7 +183,7 @@ async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
-    let bed = Bed::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
+    let bed = TestCluster::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
     let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
     // The limit in one container, what is refused in another.
     let by_limits = |place, limit: &str, count: &str| {
@@ -258,7 +258,7 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
-    let bed = Bed::of_env("what_asks_for_no_device_is_pod_securitys_to_refuse").await;
+    let bed = TestCluster::of_env("what_asks_for_no_device_is_pod_securitys_to_refuse").await;
     let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
     let spec = |what: &str, with_device: bool| {
         let mut pod = plain("tenant");
@@ -307,7 +307,7 @@ async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
 }
 
 /// A service account that may create pods and nothing else: no claims, no labels.
-async fn who_may_create_pods(bed: &Bed) -> Client {
+async fn who_may_create_pods(bed: &TestCluster) -> Client {
     let user = format!("--serviceaccount={}:pods-only", bed.namespace);
     let kubectl = |words: &[&str]| bed.rig.kubectl(&[&["-n", &bed.namespace], words].concat());
     kubectl(&["create", "serviceaccount", "pods-only"]);
@@ -320,7 +320,7 @@ async fn who_may_create_pods(bed: &Bed) -> Client {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn an_annotation_gets_no_claim_where_no_administrator_has_said_so() {
-    let bed = Bed::of_env("an_annotation_gets_no_claim_where_no_administrator_has_said_so").await;
+    let bed = TestCluster::of_env("an_annotation_gets_no_claim_where_no_administrator_has_said_so").await;
     let tenant = who_may_create_pods(&bed).await;
     let claim = |name: &str| {
         json!({"metadata": {"name": name}, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",

@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::bed::{Bed, PATIENCE, SYSTEM, ask, from};
+use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, from};
 use crate::manifests::{as_nobody, claim, parameters, user_of};
 use crate::rig::wait_until;
 
@@ -67,14 +67,14 @@ async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
 }
 
 /// Who holds the controller's lease.
-async fn holder(bed: &Bed) -> Option<String> {
+async fn holder(bed: &TestCluster) -> Option<String> {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
     let lease = leases.get("tranche-controller").await.ok()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
 /// Name and restarts of each of the controller's containers, and whether it answers.
-async fn controllers(bed: &Bed) -> Vec<(String, i32, bool)> {
+async fn controllers(bed: &TestCluster) -> Vec<(String, i32, bool)> {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
     let list = pods.list(&Default::default()).await.expect("pods can be listed").items;
     let is_ours =
@@ -88,7 +88,7 @@ async fn controllers(bed: &Bed) -> Vec<(String, i32, bool)> {
     list.into_iter().filter(is_ours).map(told).collect()
 }
 
-async fn wait_told(bed: &Bed, pod: &str, words: &str) {
+async fn wait_told(bed: &TestCluster, pod: &str, words: &str) {
     let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
     let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
     println!("told: {}", told.chars().take(300).collect::<String>());
@@ -97,7 +97,7 @@ async fn wait_told(bed: &Bed, pod: &str, words: &str) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
-    let bed = Bed::of_env("dear_selectors_wait_and_the_shares_of_another_namespace_do_not").await;
+    let bed = TestCluster::of_env("dear_selectors_wait_and_the_shares_of_another_namespace_do_not").await;
     let quiet = format!("{}-quiet", bed.namespace);
     bed.rig.kubectl(&["create", "namespace", &quiet]);
     bed.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);

@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::bed::{Bed, PATIENCE, SOON, from, life};
+use crate::test_cluster::{TestCluster, PATIENCE, SOON, from, container_run};
 use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::wait_until;
 use crate::shares::daemons::{replace, taints};
@@ -24,7 +24,7 @@ const FILES: &str =
     "mkdir /dev/shm/f; i=0; while [ $i -lt 150000 ]; do true >/dev/shm/f/$i || break; i=$((i+1)); done";
 
 /// Sets how much all shares of a GPU may put there, as an administrator would, until the next call.
-async fn set_size(bed: &Bed, node: &str, size: &str) {
+async fn set_size(bed: &TestCluster, node: &str, size: &str) {
     let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
     let env = json!([{"name": "SHM_SIZE", "value": size}]);
     let patch = json!({"spec": {"template": {"spec": {"containers": [{"name": "mps", "env": env}]}}}});
@@ -34,7 +34,7 @@ async fn set_size(bed: &Bed, node: &str, size: &str) {
 }
 
 /// A tenant's own share of the board, and a pod of that user that does something first and stays.
-async fn share_of(tenant: &Client, bed: &Bed, board: &Board, (name, user): (&str, u32), script: &str) {
+async fn share_of(tenant: &Client, bed: &TestCluster, board: &Board, (name, user): (&str, u32), script: &str) {
     let request = of_gpu(&board.uuid, share("1Gi", 10));
     let made: ResourceClaim = from(claim(name, json!({"requests": [request]})));
     let claims: Api<ResourceClaim> = Api::namespaced(tenant.clone(), &bed.namespace);
@@ -52,13 +52,13 @@ fn program(name: &str, user: u32, script: &str) -> Value {
     pod
 }
 
-async fn end(tenant: &Client, bed: &Bed, name: &str) {
+async fn end(tenant: &Client, bed: &TestCluster, name: &str) {
     let pods: Api<Pod> = Api::namespaced(tenant.clone(), &bed.namespace);
     pods.delete(name, &DeleteParams::default()).await.expect("a tenant may delete its pods");
     bed.gone(name).await;
 }
 
-fn files(bed: &Bed, board: &Board) -> Vec<String> {
+fn files(bed: &TestCluster, board: &Board) -> Vec<String> {
     let listed = bed.on_node(&board.node, &format!("ls -A {}/shm", board.folder()));
     listed.lines().filter(|name| *name != RESERVED).map(str::to_owned).collect()
 }
@@ -73,7 +73,7 @@ async fn a_share_that_fills_its_memory_stops_no_neighbour_and_goes_without_a_tra
     let (tenant, board) = (tenant(&bed).await, Board::first(&bed).await);
     set_size(&bed, &board.node, "64Mi").await;
     share_of(&tenant, &bed, &board, ("neighbour", 65534), "echo mine >/dev/shm/mine").await;
-    let before = (life(&bed.wait_ready("neighbour").await), board.pid(&bed).await.expect("a daemon serves"));
+    let before = (container_run(&bed.wait_ready("neighbour").await), board.pid(&bed).await.expect("a daemon serves"));
     for (name, fill, number) in [("bytes", BYTES, "64 of 64 MiB"), ("files", FILES, "of 8194 files")] {
         share_of(&tenant, &bed, &board, (name, 1000), fill).await;
         let tainted = || async { (taints(&bed, &board).await == [FULL]).then_some(()) };
@@ -86,7 +86,7 @@ async fn a_share_that_fills_its_memory_stops_no_neighbour_and_goes_without_a_tra
         replace(&bed, "mps", &board.node).await;
         let serves = || async { board.pid(&bed).await };
         assert_eq!(wait_until("the daemon to serve", PATIENCE, serves).await, before.1);
-        assert_eq!(life(&bed.wait_ready("neighbour").await), before.0);
+        assert_eq!(container_run(&bed.wait_ready("neighbour").await), before.0);
         let reach = asking("timeout 10 nvidia-cuda-mps-control", &["get_default_active_thread_percentage"]);
         assert_eq!(bed.exec("neighbour", "main", &reach), "10.0\n");
         assert_eq!(bed.exec("neighbour", "main", "cat /dev/shm/mine"), "mine\n");

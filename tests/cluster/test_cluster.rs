@@ -31,8 +31,8 @@ const MANY: Duration = Duration::from_secs(300);
 pub const SOON: Duration = Duration::from_secs(20);
 const STATE: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
-/// See the module's text.
-pub struct Bed {
+/// A rig with the driver at work, and a namespace of one test.
+pub struct TestCluster {
     pub rig: Rig,
     pub client: Client,
     pub namespace: String,
@@ -62,7 +62,7 @@ impl Inside {
     }
 }
 
-impl Bed {
+impl TestCluster {
     /// The rig that TRANCHE_RIG names, with the driver staged on it.
     pub async fn of_env(test: &str) -> Self {
         Self::with_labels(test, json!({})).await
@@ -554,14 +554,14 @@ pub fn is_ready(pod: &Pod) -> bool {
 }
 
 /// The first container's id and how often it was restarted.
-pub fn life(pod: &Pod) -> (String, i32) {
+pub fn container_run(pod: &Pod) -> (String, i32) {
     let status = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     let first = status.and_then(|all| all.first()).expect("the pod's container has a status");
     (first.container_id.clone().unwrap_or_default(), first.restart_count)
 }
 
 pub fn container_id(pod: &Pod) -> String {
-    life(pod).0
+    container_run(pod).0
 }
 
 pub fn node_of(pod: &Pod) -> String {
