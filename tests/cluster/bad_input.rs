@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, container_run, minor_of, node_of};
 use crate::manifests::{claim, gpu, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster, container_run, minor_of, node_of};
 
 /// An object of the cluster, to be created again as it is.
-fn stored(bed: &TestCluster, [kind, name]: [&str; 2]) -> Value {
-    let text = bed.rig.kubectl(&["get", kind, name, "-o", "json"]);
+fn stored(cluster: &TestCluster, [kind, name]: [&str; 2]) -> Value {
+    let text = cluster.rig.kubectl(&["get", kind, name, "-o", "json"]);
     let mut object: Value = serde_json::from_str(&text).expect("kubectl writes JSON");
     let meta = object["metadata"].as_object_mut().expect("objects have metadata");
     meta.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
@@ -24,61 +24,65 @@ fn stored(bed: &TestCluster, [kind, name]: [&str; 2]) -> Value {
 async fn an_unknown_field_is_named_with_its_path() {
     // Outlives the test cluster, whose end reads it.
     let files = tempfile::tempdir().expect("a folder can be made");
-    let bed = TestCluster::of_env("an_unknown_field_is_named_with_its_path").await;
+    let cluster = TestCluster::of_env("an_unknown_field_is_named_with_its_path").await;
     let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
         "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"intervall": "Medium"}}});
     let config = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]);
     let typo = claim("typo", json!({"requests": [gpu("gpu")], "config": config}));
     let path = "spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig.intervall: unknown field";
     let refused =
-        || async { bed.try_create(typo.clone(), true).await.err().filter(|said| said.contains(path)) };
+        || async { cluster.try_create(typo.clone(), true).await.err().filter(|said| said.contains(path)) };
     wait_until("the webhook to refuse the claim", PATIENCE, refused).await;
     // While the webhook is away such a claim comes through, and the node says the same.
     let webhook = ["validatingwebhookconfiguration", "tranche"];
     let file = files.path().join("webhook.json");
-    fs::write(&file, stored(&bed, webhook).to_string()).expect("it can be kept");
-    bed.rig.on_end(&["kubectl", "create", "-f", file.to_str().expect("its name is text")]);
-    bed.rig.kubectl(&["delete", webhook[0], webhook[1]]);
-    let through = || async { bed.try_create(typo.clone(), false).await.ok() };
+    fs::write(&file, stored(&cluster, webhook).to_string()).expect("it can be kept");
+    cluster.rig.on_end(&["kubectl", "create", "-f", file.to_str().expect("its name is text")]);
+    cluster.rig.kubectl(&["delete", webhook[0], webhook[1]]);
+    let through = || async { cluster.try_create(typo.clone(), false).await.ok() };
     wait_until("the claim to come through", PATIENCE, through).await;
-    bed.create(user_of("typo", "p")).await;
-    bed.wait_refused("p", &["sharing.timeSlicingConfig.intervall", "unknown field"]).await;
+    cluster.create(user_of("typo", "p")).await;
+    cluster.wait_refused("p", &["sharing.timeSlicingConfig.intervall", "unknown field"]).await;
     // Nothing was begun, though the pod still waits.
-    bed.wait_clean().await;
-    bed.delete("p").await;
-    bed.end().await;
+    cluster.wait_clean().await;
+    cluster.delete("p").await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_gpu_that_was_allocated_twice_stays_with_its_holder() {
-    let bed = TestCluster::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await;
-    bed.create(claim("holder", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(user_of("holder", "first")).await;
-    let first = bed.wait_ready("first").await;
-    let (node, device) = (node_of(&first), bed.devices_of("holder").await.remove(0));
-    bed.create_allocated("intruder", &node, &device).await;
-    bed.create(user_of("intruder", "second")).await;
-    let holder = format!("{}/holder", bed.namespace);
-    bed.wait_refused("second", &[&device, "in use by claim", &holder]).await;
-    assert_eq!(container_run(&bed.wait_ready("first").await), container_run(&first), "the holder was disturbed");
-    assert_eq!(bed.inside("first", "main").gpus, [minor_of(&device)]);
+    let cluster = TestCluster::of_env("a_gpu_that_was_allocated_twice_stays_with_its_holder").await;
+    cluster.create(claim("holder", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(user_of("holder", "first")).await;
+    let first = cluster.wait_ready("first").await;
+    let (node, device) = (node_of(&first), cluster.devices_of("holder").await.remove(0));
+    cluster.create_allocated("intruder", &node, &device).await;
+    cluster.create(user_of("intruder", "second")).await;
+    let holder = format!("{}/holder", cluster.namespace);
+    cluster.wait_refused("second", &[&device, "in use by claim", &holder]).await;
+    assert_eq!(
+        container_run(&cluster.wait_ready("first").await),
+        container_run(&first),
+        "the holder was disturbed"
+    );
+    assert_eq!(cluster.inside("first", "main").gpus, [minor_of(&device)]);
     // Kubelet asks again and again: once the holder is gone, the other claim has its turn.
-    bed.delete("first").await;
-    bed.wait_ready("second").await;
-    assert_eq!(bed.inside("second", "main").gpus, [minor_of(&device)]);
-    bed.end().await;
+    cluster.delete("first").await;
+    cluster.wait_ready("second").await;
+    assert_eq!(cluster.inside("second", "main").gpus, [minor_of(&device)]);
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_device_that_is_not_there_is_told_with_those_that_are() {
-    let bed = TestCluster::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await;
-    bed.create_allocated("ghost", "node-a", "gpu-99").await;
-    bed.create(user_of("ghost", "p")).await;
-    bed.wait_refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;
-    bed.wait_clean().await;
-    bed.api::<Pod>().delete("p", &DeleteParams::default()).await.unwrap();
-    bed.gone("p").await;
-    bed.end().await;
+    let cluster = TestCluster::of_env("a_device_that_is_not_there_is_told_with_those_that_are").await;
+    cluster.create_allocated("ghost", "node-a", "gpu-99").await;
+    cluster.create(user_of("ghost", "p")).await;
+    cluster.wait_refused("p", &["gpu-99", "does not have", "gpu-0, gpu-1"]).await;
+    cluster.wait_clean().await;
+    cluster.api::<Pod>().delete("p", &DeleteParams::default()).await.unwrap();
+    cluster.gone("p").await;
+    cluster.end().await;
 }

@@ -26,10 +26,10 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, sum};
 use crate::hollow;
 use crate::manifests::{as_nobody, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, sum};
 
 const NODE: &str = "node-a";
 const CLASS: &str = "shared.gpu.nvidia.com";
@@ -37,23 +37,23 @@ const CLASS: &str = "shared.gpu.nvidia.com";
 const WAITS: &str = "WaitingForGpuShare";
 
 /// A test cluster on which only one node takes pods: where something goes is then said beforehand.
-async fn bed(test: &str) -> TestCluster {
+async fn cluster(test: &str) -> TestCluster {
     alone(TestCluster::of_env(test).await)
 }
 
 /// The same, with nodes without a machine (`hollow-0` and so on) beside it that have the same GPUs.
 async fn bed_beside(test: &str, nodes: usize) -> TestCluster {
-    let bed = bed(test).await;
-    hollow::add(&bed, nodes, NODE).await;
-    bed
+    let cluster = cluster(test).await;
+    hollow::add(&cluster, nodes, NODE).await;
+    cluster
 }
 
-fn alone(bed: TestCluster) -> TestCluster {
-    for node in bed.nodes.iter().filter(|node| *node != NODE) {
-        bed.rig.on_end(&["kubectl", "uncordon", node]);
-        bed.rig.kubectl(&["cordon", node]);
+fn alone(cluster: TestCluster) -> TestCluster {
+    for node in cluster.nodes.iter().filter(|node| *node != NODE) {
+        cluster.rig.on_end(&["kubectl", "uncordon", node]);
+        cluster.rig.kubectl(&["cordon", node]);
     }
-    bed
+    cluster
 }
 
 /// spec.devices of a claim for a share of one GPU, such as `{"memory": "2000Mi"}`.
@@ -63,58 +63,58 @@ fn share(amount: Value) -> Value {
 }
 
 /// A claim and a pod of its name that uses it.
-async fn create(bed: &TestCluster, name: &str, amount: Value) {
-    bed.create(crate::manifests::claim(name, share(amount))).await;
-    bed.create(as_nobody(user_of(name, name))).await;
+async fn create(cluster: &TestCluster, name: &str, amount: Value) {
+    cluster.create(crate::manifests::claim(name, share(amount))).await;
+    cluster.create(as_nobody(user_of(name, name))).await;
 }
 
 /// A claim, and a pod of its name, changed, for nodes without a machine.
-async fn create_hollow(bed: &TestCluster, name: &str, devices: Value, change: impl FnOnce(&mut Value)) {
-    bed.create(crate::manifests::claim(name, devices)).await;
+async fn create_hollow(cluster: &TestCluster, name: &str, devices: Value, change: impl FnOnce(&mut Value)) {
+    cluster.create(crate::manifests::claim(name, devices)).await;
     let mut pod = hollow::on_hollow(as_nobody(user_of(name, name)));
     change(&mut pod);
-    bed.create(pod).await;
+    cluster.create(pod).await;
 }
 
 /// A PriorityClass that goes with the test: more urgent than what has none, and that ends nobody's pods.
-fn urgent_class(bed: &TestCluster) -> String {
-    let class = format!("{}-urgent", bed.namespace);
-    bed.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
-    bed.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
+fn urgent_class(cluster: &TestCluster) -> String {
+    let class = format!("{}-urgent", cluster.namespace);
+    cluster.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
+    cluster.rig.kubectl(&["create", "priorityclass", &class, "--value=1000", "--preemption-policy=Never"]);
     class
 }
 
 /// Ends a pod at once, and the claim of its name.
-async fn end_hollow(bed: &TestCluster, name: &str) {
+async fn end_hollow(cluster: &TestCluster, name: &str) {
     let now = DeleteParams::default().grace_period(0);
-    bed.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
-    bed.gone(name).await;
-    bed.api::<ResourceClaim>().delete(name, &DeleteParams::default()).await.expect("it can be deleted");
-    let gone = || async { bed.api::<ResourceClaim>().get_opt(name).await.ok()?.is_none().then_some(()) };
+    cluster.api::<Pod>().delete(name, &now).await.expect("it can be deleted");
+    cluster.gone(name).await;
+    cluster.api::<ResourceClaim>().delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+    let gone = || async { cluster.api::<ResourceClaim>().get_opt(name).await.ok()?.is_none().then_some(()) };
     wait_until(&format!("claim {name} to be gone"), PATIENCE, gone).await;
 }
 
 /// What a pod is told in these words; waits until it is.
-async fn wait_told(bed: &TestCluster, pod: &str, words: &str) -> String {
-    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
+async fn wait_told(cluster: &TestCluster, pod: &str, words: &str) -> String {
+    let told = || async { cluster.events(pod).await.into_iter().find(|event| event.contains(words)) };
     let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
     println!("told: {told}");
     told
 }
 
 /// A pod that no scheduler looks at.
-async fn create_waiting(bed: &TestCluster, name: &str, amount: Value) {
-    bed.create(crate::manifests::claim(name, share(amount))).await;
+async fn create_waiting(cluster: &TestCluster, name: &str, amount: Value) {
+    cluster.create(crate::manifests::claim(name, share(amount))).await;
     let mut pod = as_nobody(user_of(name, name));
     pod["spec"]["schedulerName"] = json!("nobody");
-    bed.create(pod).await;
+    cluster.create(pod).await;
 }
 
 /// What the controller that places tells of itself.
-pub async fn metrics(bed: &TestCluster) -> String {
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+pub async fn metrics(cluster: &TestCluster) -> String {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let told = || async {
-        let leader = fail_over::leader(bed).await?;
+        let leader = fail_over::leader(cluster).await?;
         let (pod, _) = leader.rsplit_once('_')?;
         let metrics = ask(&pods.get(pod).await.ok()?, "/metrics")?;
         (sum(&metrics, "tranche_controller_leading") == 1.0).then_some(metrics)
@@ -123,14 +123,14 @@ pub async fn metrics(bed: &TestCluster) -> String {
 }
 
 /// Waits until the leader's metric has this value.
-async fn wait_metric(bed: &TestCluster, name: &str, value: f64) {
-    let there = || async { (sum(&metrics(bed).await, name) == value).then_some(()) };
+async fn wait_metric(cluster: &TestCluster, name: &str, value: f64) {
+    let there = || async { (sum(&metrics(cluster).await, name) == value).then_some(()) };
     wait_until(&format!("{name} to be {value}"), PATIENCE, there).await;
 }
 
 /// The GPUs of the node that are held. Those of nodes that other tests had may be held for a while.
-async fn holds(bed: &TestCluster) -> Vec<String> {
-    let all = Api::<ResourceClaim>::namespaced(bed.client.clone(), SYSTEM);
+async fn holds(cluster: &TestCluster) -> Vec<String> {
+    let all = Api::<ResourceClaim>::namespaced(cluster.client.clone(), SYSTEM);
     let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;
     let of_node = |hold: &&ResourceClaim| {
         hold.metadata.name.as_ref().is_some_and(|name| name.ends_with(&format!(".{NODE}")))
@@ -141,9 +141,9 @@ async fn holds(bed: &TestCluster) -> Vec<String> {
 
 /// The same without those beside a claim that was given these devices. Before 1.36 a hold is given back in two steps;
 /// the scheduler may be faster than the second, and then the hold stands by until the claim ends.
-async fn holds_beside(bed: &TestCluster, given: &[String]) -> Vec<String> {
-    let mut holds = holds(bed).await;
-    if bed.release().await < 36 {
+async fn holds_beside(cluster: &TestCluster, given: &[String]) -> Vec<String> {
+    let mut holds = holds(cluster).await;
+    if cluster.release().await < 36 {
         holds.retain(|device| !given.contains(device));
     }
     holds
@@ -162,17 +162,17 @@ fn results(claim: &ResourceClaim) -> Vec<(String, bool)> {
 }
 
 /// Where the claim is; waits until it is somewhere.
-async fn wait_placed(bed: &TestCluster, claim: &str) -> String {
+async fn wait_placed(cluster: &TestCluster, claim: &str) -> String {
     let placed = || async {
-        let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
+        let claim = cluster.api::<ResourceClaim>().get(claim).await.ok()?;
         results(&claim).first().map(|(device, _)| device.clone())
     };
     wait_until(&format!("claim {claim} to be placed"), PATIENCE, placed).await
 }
 
-async fn wait_not_placed(bed: &TestCluster, claim: &str) {
+async fn wait_not_placed(cluster: &TestCluster, claim: &str) {
     let open = || async {
-        let claim = bed.api::<ResourceClaim>().get(claim).await.ok()?;
+        let claim = cluster.api::<ResourceClaim>().get(claim).await.ok()?;
         results(&claim).is_empty().then_some(())
     };
     wait_until(&format!("the allocation of claim {claim} to be taken back"), PATIENCE, open).await

@@ -6,9 +6,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, devices_of, container_run, minor_of};
 use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
 use crate::rig::{skipped, wait_until};
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run, devices_of, minor_of};
 
 const NODE: &str = "node-a";
 const AILMENTS: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/ailments.json";
@@ -32,92 +32,92 @@ impl Drop for AtEnd<'_> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn mig_devices_are_made_anew() {
-    let bed = TestCluster::of_env("mig_devices_are_made_anew").await;
-    let before = bed.published_names(NODE).await;
-    let plugin = bed.plugin(NODE).await;
-    let undo = AtEnd(&bed, &["set-mig", "7", MIG]);
-    bed.fake(NODE, &["set-mig", "7", "3g.40gb,2g.20gb"]);
-    bed.fake(NODE, &["event", "7", "mig-config"]);
+    let cluster = TestCluster::of_env("mig_devices_are_made_anew").await;
+    let before = cluster.published_names(NODE).await;
+    let plugin = cluster.plugin(NODE).await;
+    let undo = AtEnd(&cluster, &["set-mig", "7", MIG]);
+    cluster.fake(NODE, &["set-mig", "7", "3g.40gb,2g.20gb"]);
+    cluster.fake(NODE, &["event", "7", "mig-config"]);
     let changed = || async {
-        let names = bed.published_names(NODE).await;
+        let names = cluster.published_names(NODE).await;
         let has = |profile: &str| names.iter().any(|name| name.starts_with(&format!("gpu-7-mig-{profile}-")));
         (has("3g40gb") && has("2g20gb") && !has("1g10gb")).then_some(())
     };
     // At once, save that changes are written every 10 s at most.
     wait_until("the slices to have the new MIG devices", Duration::from_secs(15), changed).await;
-    bed.fake(NODE, &["set-mig", "7", MIG]);
-    bed.fake(NODE, &["event", "7", "mig-config"]);
-    let back = || async { (bed.published_names(NODE).await == before).then_some(()) };
+    cluster.fake(NODE, &["set-mig", "7", MIG]);
+    cluster.fake(NODE, &["event", "7", "mig-config"]);
+    let back = || async { (cluster.published_names(NODE).await == before).then_some(()) };
     wait_until("the slices to be as they were", Duration::from_secs(15), back).await;
-    assert_eq!(bed.plugin(NODE).await.metadata.uid, plugin.metadata.uid, "without a restart");
+    assert_eq!(cluster.plugin(NODE).await.metadata.uid, plugin.metadata.uid, "without a restart");
     drop(undo);
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_driver_that_is_not_loaded_empties_the_pool_and_says_why() {
-    let bed = TestCluster::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await;
-    let before = bed.published(NODE).await;
-    let undo = AtEnd(&bed, &["driver", "load"]);
-    bed.fake(NODE, &["driver", "unload"]);
+    let cluster = TestCluster::of_env("a_driver_that_is_not_loaded_empties_the_pool_and_says_why").await;
+    let before = cluster.published(NODE).await;
+    let undo = AtEnd(&cluster, &["driver", "load"]);
+    cluster.fake(NODE, &["driver", "unload"]);
     // One that starts without a driver offers nothing, and runs.
-    bed.kill9(NODE, &bed.plugin(NODE).await);
-    let empty = || async { bed.published(NODE).await.is_empty().then_some(()) };
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    let empty = || async { cluster.published(NODE).await.is_empty().then_some(()) };
     wait_until("the pool to be published empty", PATIENCE, empty).await;
-    assert!(!bed.slices(NODE).await.is_empty(), "an empty pool is one slice without devices, not none");
-    let state = bed.state(NODE).await;
+    assert!(!cluster.slices(NODE).await.is_empty(), "an empty pool is one slice without devices, not none");
+    let state = cluster.state(NODE).await;
     let reason = state["slices"]["emptyBecause"].as_str().unwrap_or_default();
     assert!(reason.contains("the NVIDIA kernel module is not loaded"), "the state says why: {reason:?}");
-    bed.fake(NODE, &["driver", "load"]);
-    let back = || async { (bed.published(NODE).await == before).then_some(()) };
+    cluster.fake(NODE, &["driver", "load"]);
+    let back = || async { (cluster.published(NODE).await == before).then_some(()) };
     wait_until("the devices to be back", Duration::from_secs(45), back).await;
     drop(undo);
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
-    let bed = TestCluster::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await;
-    let before = bed.published_names(NODE).await;
-    bed.create(claim("c", json!({"requests": [tolerant(gpu("gpu"))]}))).await;
-    bed.create(on(NODE, user_of("c", "p"))).await;
-    bed.wait_ready("p").await;
-    let device = bed.devices_of("c").await.remove(0);
+    let cluster = TestCluster::of_env("a_gpu_that_is_lost_stays_published_and_is_told_unhealthy").await;
+    let before = cluster.published_names(NODE).await;
+    cluster.create(claim("c", json!({"requests": [tolerant(gpu("gpu"))]}))).await;
+    cluster.create(on(NODE, user_of("c", "p"))).await;
+    cluster.wait_ready("p").await;
+    let device = cluster.devices_of("c").await.remove(0);
     let board = minor_of(&device).to_string();
     let words = ["recover", board.as_str()];
-    let undo = AtEnd(&bed, &words);
+    let undo = AtEnd(&cluster, &words);
     // Fallen off the bus: Xid 79 is the last that is heard of it.
-    bed.fake(NODE, &["xid", &board, "79"]);
-    let heard = || async { bed.state(NODE).await["ailments"][0]["words"].as_str().map(str::to_owned) };
+    cluster.fake(NODE, &["xid", &board, "79"]);
+    let heard = || async { cluster.state(NODE).await["ailments"][0]["words"].as_str().map(str::to_owned) };
     let words_of_xid = wait_until("the plugin to hear of the Xid", Duration::from_secs(10), heard).await;
     assert!(words_of_xid.starts_with("Xid 79"), "{words_of_xid}");
-    bed.fake(NODE, &["lose", &board]);
-    let noticed = || async { health(&bed, &board).await.filter(|health| health != "Healthy") };
+    cluster.fake(NODE, &["lose", &board]);
+    let noticed = || async { health(&cluster, &board).await.filter(|health| health != "Healthy") };
     let reason = wait_until("the plugin to notice", Duration::from_secs(10), noticed).await;
     println!("told: {reason}");
-    assert_eq!(bed.published_names(NODE).await, before);
-    if bed.release().await >= 36 {
+    assert_eq!(cluster.published_names(NODE).await, before);
+    if cluster.release().await >= 36 {
         let told = || async {
-            let pod: Pod = bed.api::<Pod>().get("p").await.ok()?;
+            let pod: Pod = cluster.api::<Pod>().get("p").await.ok()?;
             let status = serde_json::to_value(pod.status?.container_statuses?.first()?).ok()?;
             let resources = status["allocatedResourcesStatus"].as_array()?.clone();
             resources.iter().any(|one| one["resources"][0]["health"] == "Unhealthy").then_some(())
         };
         wait_until("the pod's status to say Unhealthy", PATIENCE, told).await;
-        let tainted = || async { taints(&bed, &device).await.contains(&LOST.to_owned()).then_some(()) };
+        let tainted = || async { taints(&cluster, &device).await.contains(&LOST.to_owned()).then_some(()) };
         wait_until("the GPU to be tainted", PATIENCE, tainted).await;
     }
     // A claim on a broken GPU is released as any other.
-    bed.delete("p").await;
-    bed.wait_clean().await;
-    bed.fake(NODE, &["recover", &board]);
-    let healthy = || async { health(&bed, &board).await.filter(|health| health == "Healthy") };
+    cluster.delete("p").await;
+    cluster.wait_clean().await;
+    cluster.fake(NODE, &["recover", &board]);
+    let healthy = || async { health(&cluster, &board).await.filter(|health| health == "Healthy") };
     wait_until("the GPU to answer again", PATIENCE, healthy).await;
     drop(undo);
-    wait_well(&bed).await;
-    bed.end().await;
+    wait_well(&cluster).await;
+    cluster.end().await;
 }
 
 /// The cluster's own controller takes pods off a device with such a taint. Nothing is heard of an Xid here:
@@ -125,26 +125,27 @@ async fn a_gpu_that_is_lost_stays_published_and_is_told_unhealthy() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
-    let bed = TestCluster::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await;
-    if bed.release().await < 36 {
+    let cluster =
+        TestCluster::of_env("a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given").await;
+    if cluster.release().await < 36 {
         skipped("devices have no taints before Kubernetes 1.36");
         return;
     }
-    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(on(NODE, by_template("one-gpu", "p"))).await;
-    bed.wait_ready("p").await;
-    let device = devices_of(&bed.claim_of("p").await).remove(0);
+    cluster.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, by_template("one-gpu", "p"))).await;
+    cluster.wait_ready("p").await;
+    let device = devices_of(&cluster.claim_of("p").await).remove(0);
     let board = minor_of(&device).to_string();
     let words = ["recover", board.as_str()];
-    let undo = AtEnd(&bed, &words);
-    bed.fake(NODE, &["lose", &board]);
-    bed.gone("p").await;
-    bed.create(on(NODE, by_template("one-gpu", "q"))).await;
-    bed.wait_ready("q").await;
-    assert_ne!(devices_of(&bed.claim_of("q").await), [device]);
+    let undo = AtEnd(&cluster, &words);
+    cluster.fake(NODE, &["lose", &board]);
+    cluster.gone("p").await;
+    cluster.create(on(NODE, by_template("one-gpu", "q"))).await;
+    cluster.wait_ready("q").await;
+    assert_ne!(devices_of(&cluster.claim_of("q").await), [device]);
     drop(undo);
-    wait_well(&bed).await;
-    bed.end().await;
+    wait_well(&cluster).await;
+    cluster.end().await;
 }
 
 /// No reset has been seen: the board is not trusted because another process looks at it.
@@ -152,36 +153,38 @@ async fn a_pod_on_a_gpu_that_is_lost_is_evicted_and_another_gpu_is_given() {
 #[ignore = "needs a rig"]
 async fn an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise() {
     let test = "an_xid_is_remembered_by_the_next_plugin_until_somebody_says_otherwise";
-    let bed = TestCluster::of_env(test).await;
-    if bed.release().await < 36 {
+    let cluster = TestCluster::of_env(test).await;
+    if cluster.release().await < 36 {
         skipped("devices have no taints before Kubernetes 1.36");
         return;
     }
     let device = "gpu-0";
-    let undo = AtEnd(&bed, &["recover", "0"]);
-    bed.fake(NODE, &["xid", "0", "48"]);
-    let ailing = || async { taints(&bed, device).await.into_iter().find(|taint| taint.contains("=48:")) };
+    let undo = AtEnd(&cluster, &["recover", "0"]);
+    cluster.fake(NODE, &["xid", "0", "48"]);
+    let ailing = || async { taints(&cluster, device).await.into_iter().find(|taint| taint.contains("=48:")) };
     let taint = wait_until("the GPU to be tainted", PATIENCE, ailing).await;
     assert!(taint.ends_with(":NoSchedule"), "{taint}");
     // It is written down a moment after it is told.
-    let written = || async { bed.host(NODE, AILMENTS).exists().then_some(()) };
+    let written = || async { cluster.host(NODE, AILMENTS).exists().then_some(()) };
     wait_until("the Xid to be written down", SOON, written).await;
-    let plugin = bed.plugin(NODE).await;
-    bed.kill9(NODE, &plugin);
-    let restarted = || async { (container_run(bed.plugins(NODE).await.first()?).1 > container_run(&plugin).1).then_some(()) };
+    let plugin = cluster.plugin(NODE).await;
+    cluster.kill9(NODE, &plugin);
+    let restarted = || async {
+        (container_run(cluster.plugins(NODE).await.first()?).1 > container_run(&plugin).1).then_some(())
+    };
     wait_until("the plugin to be restarted", PATIENCE, restarted).await;
-    bed.registered(NODE, PATIENCE).await;
+    cluster.registered(NODE, PATIENCE).await;
     let known = || async {
-        let state = bed.state(NODE).await;
+        let state = cluster.state(NODE).await;
         let looked = state["discovery"]["looks"].as_u64().is_some_and(|looks| looks > 0);
         looked.then(|| state["ailments"].clone())
     };
     let ailments = wait_until("its first look", PATIENCE, known).await;
     assert_eq!(ailments[0]["devices"], json!([device]), "{ailments}");
-    assert_eq!(taints(&bed, device).await, [taint]);
+    assert_eq!(taints(&cluster, device).await, [taint]);
     drop(undo);
-    wait_well(&bed).await;
-    bed.end().await;
+    wait_well(&cluster).await;
+    cluster.end().await;
 }
 
 const LOST: &str = "gpu.nvidia.com/gpu-lost=79:NoExecute";
@@ -193,17 +196,17 @@ fn tolerant(mut request: Value) -> Value {
 }
 
 /// `key=value:effect` of each taint of the device, as published.
-async fn taints(bed: &TestCluster, device: &str) -> Vec<String> {
-    let devices = bed.published(NODE).await.into_iter().filter(|one| one.name == device);
+async fn taints(cluster: &TestCluster, device: &str) -> Vec<String> {
+    let devices = cluster.published(NODE).await.into_iter().filter(|one| one.name == device);
     let all = devices.flat_map(|one| one.taints.unwrap_or_default());
     all.map(|one| format!("{}={}:{}", one.key, one.value.unwrap_or_default(), one.effect)).collect()
 }
 
 /// Waits until nothing ails the node's devices, and none is told to.
-pub async fn wait_well(bed: &TestCluster) {
+pub async fn wait_well(cluster: &TestCluster) {
     let well = || async {
-        let ailing = bed.state(NODE).await["ailments"].as_array().is_some_and(|all| !all.is_empty());
-        let tainted = bed.published(NODE).await.into_iter().any(|device| device.taints.is_some());
+        let ailing = cluster.state(NODE).await["ailments"].as_array().is_some_and(|all| !all.is_empty());
+        let tainted = cluster.published(NODE).await.into_iter().any(|device| device.taints.is_some());
         (!ailing && !tainted).then_some(())
     };
     wait_until("all devices to be well", PATIENCE, well).await;
@@ -213,34 +216,34 @@ pub async fn wait_well(bed: &TestCluster) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending() {
-    let bed = TestCluster::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await;
+    let cluster = TestCluster::of_env("a_lost_gpu_with_a_time_slice_keeps_no_pod_from_ending").await;
     let mut sliced = time_slicing("Medium");
     sliced["requests"][0] = tolerant(sliced["requests"][0].take());
-    bed.create(claim("c", sliced)).await;
-    bed.create(on(NODE, user_of("c", "p"))).await;
-    bed.wait_ready("p").await;
-    let board = minor_of(&bed.devices_of("c").await[0]).to_string();
+    cluster.create(claim("c", sliced)).await;
+    cluster.create(on(NODE, user_of("c", "p"))).await;
+    cluster.wait_ready("p").await;
+    let board = minor_of(&cluster.devices_of("c").await[0]).to_string();
     let words = ["recover", board.as_str()];
-    let undo = AtEnd(&bed, &words);
-    bed.fake(NODE, &["xid", &board, "79"]);
-    bed.fake(NODE, &["lose", &board]);
-    bed.delete("p").await;
-    assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 2, "nvidia-smi cannot reach it");
-    assert!(bed.files(NODE, "/var/run/cdi").is_empty(), "no container can be given the GPU any more");
-    assert_eq!(bed.files(NODE, STATE).len(), 1, "what is owed is recorded");
-    bed.fake(NODE, &["recover", &board]);
+    let undo = AtEnd(&cluster, &words);
+    cluster.fake(NODE, &["xid", &board, "79"]);
+    cluster.fake(NODE, &["lose", &board]);
+    cluster.delete("p").await;
+    assert_eq!(cluster.fake_state(NODE, &board)["time_slice"], 2, "nvidia-smi cannot reach it");
+    assert!(cluster.files(NODE, "/var/run/cdi").is_empty(), "no container can be given the GPU any more");
+    assert_eq!(cluster.files(NODE, STATE).len(), 1, "what is owed is recorded");
+    cluster.fake(NODE, &["recover", &board]);
     // The sweeper goes on trying: every minute, and when the plugin starts.
-    bed.kill9(NODE, &bed.plugin(NODE).await);
-    bed.wait_clean().await;
-    assert_eq!(bed.fake_state(NODE, &board)["time_slice"], 0);
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    cluster.wait_clean().await;
+    assert_eq!(cluster.fake_state(NODE, &board)["time_slice"], 0);
     drop(undo);
-    wait_well(&bed).await;
-    bed.end().await;
+    wait_well(&cluster).await;
+    cluster.end().await;
 }
 
 /// What the plugin says of a board: Healthy, or why not.
-async fn health(bed: &TestCluster, board: &str) -> Option<String> {
-    let state = bed.state(NODE).await;
+async fn health(cluster: &TestCluster, board: &str) -> Option<String> {
+    let state = cluster.state(NODE).await;
     let boards = state["inventory"]["Found"]["gpus"].as_array()?;
     let own =
         boards.iter().find(|one| one["minor"].as_u64().is_some_and(|minor| minor.to_string() == board))?;
@@ -250,13 +253,13 @@ async fn health(bed: &TestCluster, board: &str) -> Option<String> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn inspect_shows_the_devices() {
-    let bed = TestCluster::of_env("inspect_shows_the_devices").await;
-    let plugin = bed.plugin(NODE).await.metadata.name.unwrap();
-    let said = bed.rig.kubectl(&["-n", "tranche-system", "exec", &plugin, "--", "tranche", "inspect"]);
-    for device in bed.published(NODE).await {
+    let cluster = TestCluster::of_env("inspect_shows_the_devices").await;
+    let plugin = cluster.plugin(NODE).await.metadata.name.unwrap();
+    let said = cluster.rig.kubectl(&["-n", "tranche-system", "exec", &plugin, "--", "tranche", "inspect"]);
+    for device in cluster.published(NODE).await {
         let attributes = device.attributes.unwrap_or_default();
         let uuid = attributes.get("uuid").and_then(|uuid| uuid.string.clone()).unwrap_or_default();
         assert!(said.contains(&device.name) || said.contains(&uuid), "{} is not in:\n{said}", device.name);
     }
-    bed.end().await;
+    cluster.end().await;
 }

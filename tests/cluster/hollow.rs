@@ -7,20 +7,20 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, from};
 use crate::rig::wait_until;
+use crate::test_cluster::{TestCluster, from};
 
 /// Hundreds of pods may have to be bound, on two cores.
 pub const LONG: std::time::Duration = std::time::Duration::from_secs(240);
 
 /// Adds nodes `hollow-0` and so on, with the GPUs of `like` that can be shared. They go when the test ends.
-pub async fn add(bed: &TestCluster, count: usize, like: &str) -> Vec<String> {
-    add_changed(bed, count, like, |_, _| {}).await
+pub async fn add(cluster: &TestCluster, count: usize, like: &str) -> Vec<String> {
+    add_changed(cluster, count, like, |_, _| {}).await
 }
 
 /// The same, with the GPUs of the nth node changed.
 pub async fn add_changed(
-    bed: &TestCluster,
+    cluster: &TestCluster,
     count: usize,
     like: &str,
     change: impl Fn(usize, &mut Device),
@@ -29,19 +29,19 @@ pub async fn add_changed(
     let words = |verb: &'static str| {
         std::iter::once(verb).chain(names.iter().map(String::as_str)).collect::<Vec<_>>()
     };
-    bed.rig.on_end(&["kubectl", "delete", "resourceslices", "-l", "rig/hollow=yes"]);
-    bed.rig.on_end(&words("hollow-end"));
-    bed.rig.run(&words("hollow"));
+    cluster.rig.on_end(&["kubectl", "delete", "resourceslices", "-l", "rig/hollow=yes"]);
+    cluster.rig.on_end(&words("hollow-end"));
+    cluster.rig.run(&words("hollow"));
     for (nth, name) in names.iter().enumerate() {
-        add_gpus(bed, name, like, |gpu| change(nth, gpu)).await;
+        add_gpus(cluster, name, like, |gpu| change(nth, gpu)).await;
     }
     names
 }
 
-async fn add_gpus(bed: &TestCluster, name: &str, like: &str, change: impl Fn(&mut Device)) {
-    let node = Api::<Node>::all(bed.client.clone()).get(name).await.expect("the hollow node is there");
+async fn add_gpus(cluster: &TestCluster, name: &str, like: &str, change: impl Fn(&mut Device)) {
+    let node = Api::<Node>::all(cluster.client.clone()).get(name).await.expect("the hollow node is there");
     let mut devices = Vec::new();
-    for mut device in bed.published(like).await {
+    for mut device in cluster.published(like).await {
         let Some(attributes) = device.attributes.as_mut() else { continue };
         if attributes.contains_key("grantableMemoryMiB") {
             let uuid = attributes.get_mut("uuid").expect("a GPU has a UUID");
@@ -57,7 +57,7 @@ async fn add_gpus(bed: &TestCluster, name: &str, like: &str, change: impl Fn(&mu
         "metadata": {"name": format!("{name}-gpus"), "labels": {"rig/hollow": "yes"}, "ownerReferences": [owner]},
         "spec": {"driver": "gpu.nvidia.com", "nodeName": name, "devices": devices,
                  "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}));
-    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
     slices.create(&PostParams::default(), &slice).await.expect("a slice can be made");
 }
 
@@ -70,28 +70,28 @@ pub fn on_hollow(mut pod: Value) -> Value {
 }
 
 /// How many of the test's pods have a node.
-pub async fn bound(bed: &TestCluster) -> Option<usize> {
-    let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
+pub async fn bound(cluster: &TestCluster) -> Option<usize> {
+    let pods = cluster.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
     let bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     Some(pods.iter().filter(bound).count())
 }
 
-pub async fn wait_bound(bed: &TestCluster, count: usize) {
-    let done = || async { (bound(bed).await? >= count).then_some(()) };
+pub async fn wait_bound(cluster: &TestCluster, count: usize) {
+    let done = || async { (bound(cluster).await? >= count).then_some(()) };
     wait_until(&format!("{count} pods to have a node"), LONG, done).await;
 }
 
 /// The node of a pod; waits until it has one.
-pub async fn wait_node(bed: &TestCluster, pod: &str) -> String {
-    let node = || async { bed.api::<Pod>().get_opt(pod).await.ok()??.spec?.node_name };
+pub async fn wait_node(cluster: &TestCluster, pod: &str) -> String {
+    let node = || async { cluster.api::<Pod>().get_opt(pod).await.ok()??.spec?.node_name };
     wait_until(&format!("pod {pod} to have a node"), LONG, node).await
 }
 
 /// Ends all pods of the test and deletes its claims.
-pub async fn clear(bed: &TestCluster) {
+pub async fn clear(cluster: &TestCluster) {
     use k8s_openapi::api::resource::v1::ResourceClaim;
     let now = DeleteParams::default().grace_period(0);
-    let (pods, claims) = (bed.api::<Pod>(), bed.api::<ResourceClaim>());
+    let (pods, claims) = (cluster.api::<Pod>(), cluster.api::<ResourceClaim>());
     pods.delete_collection(&now, &ListParams::default()).await.expect("pods can be deleted");
     let gone = || async { pods.list(&ListParams::default()).await.ok()?.items.is_empty().then_some(()) };
     wait_until("the pods to be gone", LONG, gone).await;
@@ -104,7 +104,7 @@ pub async fn clear(bed: &TestCluster) {
 }
 
 /// Ends a test that had hollow nodes.
-pub async fn end(bed: TestCluster) {
-    clear(&bed).await;
-    bed.end().await;
+pub async fn end(cluster: TestCluster) {
+    clear(&cluster).await;
+    cluster.end().await;
 }

@@ -11,13 +11,13 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, devices_of, container_run, minor_of, node_of};
 use crate::manifests::{by_template, claim, container, gpu, on, pod, share, template, time_slicing, user_of};
 use crate::rig::{skipped, wait_until};
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run, devices_of, minor_of, node_of};
 
 /// One whole GPU and nothing else.
-fn has_only(bed: &TestCluster, pod: &str, container: &str, device: &str) {
-    let inside = bed.inside(pod, container);
+fn has_only(cluster: &TestCluster, pod: &str, container: &str, device: &str) {
+    let inside = cluster.inside(pod, container);
     assert_eq!(inside.visible, "void", "{pod}/{container}");
     assert_eq!(inside.gpus, [minor_of(device)], "{pod}/{container} was given {device}");
     assert!(inside.caps.is_empty(), "{pod}/{container} has MIG capabilities {:?}", inside.caps);
@@ -27,71 +27,73 @@ fn has_only(bed: &TestCluster, pod: &str, container: &str, device: &str) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn each_pod_of_a_deployment_has_a_gpu_of_its_own() {
-    let bed = TestCluster::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await;
-    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    let cluster = TestCluster::of_env("each_pod_of_a_deployment_has_a_gpu_of_its_own").await;
+    cluster.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let mut spec = by_template("one-gpu", "")["spec"].take();
     spec["restartPolicy"] = json!("Always");
-    bed.create(json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "inference"},
+    cluster
+        .create(json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "inference"},
         "spec": {"replicas": 4, "selector": {"matchLabels": {"app": "inference"}},
             "template": {"metadata": {"labels": {"app": "inference"}}, "spec": spec}}}))
         .await;
-    let deployments: Api<Deployment> = bed.api();
+    let deployments: Api<Deployment> = cluster.api();
     let all_ready = || async {
         let status = deployments.get("inference").await.ok()?.status?;
         (status.ready_replicas == Some(4)).then_some(())
     };
     wait_until("four ready pods", PATIENCE, all_ready).await;
-    let pods = bed.api::<Pod>().list(&ListParams::default().labels("app=inference")).await.unwrap();
+    let pods = cluster.api::<Pod>().list(&ListParams::default().labels("app=inference")).await.unwrap();
     let mut taken = BTreeSet::new();
     for pod in &pods.items {
         let name = pod.metadata.name.as_deref().unwrap();
-        let device = devices_of(&bed.claim_of(name).await).remove(0);
-        has_only(&bed, name, "main", &device);
+        let device = devices_of(&cluster.claim_of(name).await).remove(0);
+        has_only(&cluster, name, "main", &device);
         assert!(taken.insert((node_of(pod), device)), "two pods have one GPU: {taken:?}");
     }
     assert_eq!(taken.len(), 4);
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_mig_pod_has_its_instance_and_no_other() {
-    let bed = TestCluster::of_env("a_mig_pod_has_its_instance_and_no_other").await;
+    let cluster = TestCluster::of_env("a_mig_pod_has_its_instance_and_no_other").await;
     let selector =
         json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]);
     let request =
         json!({"name": "mig", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": selector}});
-    bed.create(template("small", json!({"requests": [request]}))).await;
+    cluster.create(template("small", json!({"requests": [request]}))).await;
     let mut taken = BTreeSet::new();
     for name in ["one", "two"] {
-        bed.create(by_template("small", name)).await;
-        let node = node_of(&bed.wait_ready(name).await);
-        let device = devices_of(&bed.claim_of(name).await).remove(0);
+        cluster.create(by_template("small", name)).await;
+        let node = node_of(&cluster.wait_ready(name).await);
+        let device = devices_of(&cluster.claim_of(name).await).remove(0);
         assert!(device.starts_with("gpu-7-mig-1g10gb-"), "{device}");
-        let inside = bed.inside(name, "main");
+        let inside = cluster.inside(name, "main");
         assert_eq!(
             (inside.visible.as_str(), &inside.gpus[..], inside.cuda),
             ("void", &[7][..], true),
             "{name}"
         );
-        assert_eq!(inside.caps, capabilities(&bed, &node, &device).await, "{name} was given {device}");
+        assert_eq!(inside.caps, capabilities(&cluster, &node, &device).await, "{name} was given {device}");
         taken.insert(inside.caps);
     }
     assert_eq!(taken.len(), 2, "two pods have one MIG device");
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// What the driver says are the minors of a MIG device: those of its GPU and its compute instance.
-async fn capabilities(bed: &TestCluster, node: &str, device: &str) -> Vec<u32> {
-    let uuid = bed.published(node).await.into_iter().find(|one| one.name == device);
+async fn capabilities(cluster: &TestCluster, node: &str, device: &str) -> Vec<u32> {
+    let uuid = cluster.published(node).await.into_iter().find(|one| one.name == device);
     let uuid =
         uuid.and_then(|one| one.attributes?.get("uuid")?.string.clone()).expect("a MIG device has a UUID");
-    let state = bed.state(node).await;
+    let state = cluster.state(node).await;
     let boards = state["inventory"]["Found"]["gpus"].as_array().expect("the state tells the boards");
     let instances = boards.iter().filter_map(|board| board["mig"]["On"].as_array()).flatten();
     let own = instances.clone().find(|one| one["uuid"] == uuid.as_str()).expect("the board has the instance");
     let (gi, ci) = (&own["gpu_instance"], &own["compute_instance"]);
-    let minors = fs::read_to_string(bed.host(node, "/driver/proc/driver/nvidia-caps/mig-minors")).unwrap();
+    let minors =
+        fs::read_to_string(cluster.host(node, "/driver/proc/driver/nvidia-caps/mig-minors")).unwrap();
     let minor = |name: String| {
         let line = minors.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
         line.and_then(|number| number.parse::<u32>().ok()).unwrap_or_else(|| panic!("no minor of {name}"))
@@ -102,122 +104,126 @@ async fn capabilities(bed: &TestCluster, node: &str, device: &str) -> Vec<u32> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_container_that_does_not_ask_sees_no_gpu() {
-    let bed = TestCluster::of_env("a_container_that_does_not_ask_sees_no_gpu").await;
-    bed.create(claim("two", json!({"requests": [gpu("left"), gpu("right")]}))).await;
+    let cluster = TestCluster::of_env("a_container_that_does_not_ask_sees_no_gpu").await;
+    cluster.create(claim("two", json!({"requests": [gpu("left"), gpu("right")]}))).await;
     let containers = json!([
         container("left", json!([{"name": "c", "request": "left"}])),
         container("right", json!([{"name": "c", "request": "right"}])),
         container("both", json!([{"name": "c"}])),
         container("none", json!([])),
     ]);
-    bed.create(pod("p", json!([{"name": "c", "resourceClaimName": "two"}]), containers)).await;
-    bed.wait_ready("p").await;
-    let devices = bed.devices_of("two").await;
-    has_only(&bed, "p", "left", &devices[0]);
-    has_only(&bed, "p", "right", &devices[1]);
+    cluster.create(pod("p", json!([{"name": "c", "resourceClaimName": "two"}]), containers)).await;
+    cluster.wait_ready("p").await;
+    let devices = cluster.devices_of("two").await;
+    has_only(&cluster, "p", "left", &devices[0]);
+    has_only(&cluster, "p", "right", &devices[1]);
     let mut minors: Vec<_> = devices.iter().map(|device| minor_of(device)).collect();
     minors.sort_unstable();
-    assert_eq!(bed.inside("p", "both").gpus, minors);
-    let none = bed.inside("p", "none");
+    assert_eq!(cluster.inside("p", "both").gpus, minors);
+    let none = cluster.inside("p", "none");
     assert!(none.is_without_gpu(), "a container that references no claim finds {none:?}");
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn several_gpus_and_alternatives() {
-    let bed = TestCluster::of_env("several_gpus_and_alternatives").await;
+    let cluster = TestCluster::of_env("several_gpus_and_alternatives").await;
     let pair = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
-    bed.create(claim("pair", json!({"requests": [pair]}))).await;
+    cluster.create(claim("pair", json!({"requests": [pair]}))).await;
     let never =
         json!([{"cel": {"expression": "device.attributes['gpu.nvidia.com'].productName == 'none such'"}}]);
     let either = json!({"name": "gpu", "firstAvailable": [
         {"name": "best", "deviceClassName": "gpu.nvidia.com", "selectors": never},
         {"name": "any", "deviceClassName": "gpu.nvidia.com"}]});
-    bed.create(claim("either", json!({"requests": [either]}))).await;
-    bed.create(user_of("pair", "pair")).await;
-    bed.create(user_of("either", "either")).await;
-    bed.wait_ready("pair").await;
-    let devices = bed.devices_of("pair").await;
+    cluster.create(claim("either", json!({"requests": [either]}))).await;
+    cluster.create(user_of("pair", "pair")).await;
+    cluster.create(user_of("either", "either")).await;
+    cluster.wait_ready("pair").await;
+    let devices = cluster.devices_of("pair").await;
     let minors: BTreeSet<_> = devices.iter().map(|device| minor_of(device)).collect();
-    let inside = bed.inside("pair", "main");
+    let inside = cluster.inside("pair", "main");
     assert_eq!(inside.gpus.len(), 2, "count: 2 gives {inside:?}");
     assert_eq!(inside.gpus.into_iter().collect::<BTreeSet<_>>(), minors);
-    bed.wait_ready("either").await;
-    has_only(&bed, "either", "main", &bed.devices_of("either").await[0]);
-    bed.end().await;
+    cluster.wait_ready("either").await;
+    has_only(&cluster, "either", "main", &cluster.devices_of("either").await[0]);
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_manifest_from_before_dra_gets_its_gpu() {
-    let bed = TestCluster::of_env("a_manifest_from_before_dra_gets_its_gpu").await;
-    if bed.release().await < 36 {
+    let cluster = TestCluster::of_env("a_manifest_from_before_dra_gets_its_gpu").await;
+    if cluster.release().await < 36 {
         skipped("limits of nvidia.com/gpu become claims from Kubernetes 1.36 on");
         return;
     }
     let mut old = container("main", json!([]));
     old["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
-    bed.create(pod("old", json!([]), json!([old]))).await;
-    bed.wait_ready("old").await;
-    let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.unwrap().items;
+    cluster.create(pod("old", json!([]), json!([old]))).await;
+    cluster.wait_ready("old").await;
+    let claims = cluster.api::<ResourceClaim>().list(&ListParams::default()).await.unwrap().items;
     assert_eq!(claims.len(), 1, "the scheduler makes one claim for it");
-    has_only(&bed, "old", "main", &devices_of(&claims[0])[0]);
-    bed.end().await;
+    has_only(&cluster, "old", "main", &devices_of(&claims[0])[0]);
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_time_slice_is_set_while_the_claim_lives() {
-    let bed = TestCluster::of_env("a_time_slice_is_set_while_the_claim_lives").await;
-    bed.create(claim("sliced", time_slicing("Medium"))).await;
-    bed.create(user_of("sliced", "user")).await;
-    let node = node_of(&bed.wait_ready("user").await);
-    let device = bed.devices_of("sliced").await.remove(0);
-    has_only(&bed, "user", "main", &device);
+    let cluster = TestCluster::of_env("a_time_slice_is_set_while_the_claim_lives").await;
+    cluster.create(claim("sliced", time_slicing("Medium"))).await;
+    cluster.create(user_of("sliced", "user")).await;
+    let node = node_of(&cluster.wait_ready("user").await);
+    let device = cluster.devices_of("sliced").await.remove(0);
+    has_only(&cluster, "user", "main", &device);
     let board = minor_of(&device).to_string();
-    assert_eq!(bed.fake_state(&node, &board)["time_slice"], 2, "while the pod runs");
-    bed.delete("user").await;
-    let back = || async { (bed.fake_state(&node, &board)["time_slice"] == 0).then_some(()) };
+    assert_eq!(cluster.fake_state(&node, &board)["time_slice"], 2, "while the pod runs");
+    cluster.delete("user").await;
+    let back = || async { (cluster.fake_state(&node, &board)["time_slice"] == 0).then_some(()) };
     wait_until("the driver's own time slice to be back", SOON, back).await;
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn an_administrator_looks_in_beside_a_user() {
     let labels = json!({"resource.kubernetes.io/admin-access": "true"});
-    let bed = TestCluster::with_labels("an_administrator_looks_in_beside_a_user", labels).await;
+    let cluster = TestCluster::with_labels("an_administrator_looks_in_beside_a_user", labels).await;
     let mut all = json!({"name": "all", "exactly": {
         "deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": true}});
     let mut mine = gpu("gpu");
-    if bed.release().await >= 36 {
+    if cluster.release().await >= 36 {
         // The scheduler (seen with 1.37.0) wants room for an administrator, too, where GPUs are shared: beside
         // one that is given whole there is none.
         mine = share("10Gi", 0);
         all["exactly"]["capacity"] = json!({"requests": {"memory": "1Mi"}});
     }
-    bed.create(claim("mine", json!({"requests": [mine]}))).await;
-    bed.create(on("node-a", user_of("mine", "user"))).await;
-    let user = bed.wait_ready("user").await;
-    let mine = minor_of(&bed.devices_of("mine").await[0]);
-    bed.create(claim("all", json!({"requests": [all]}))).await;
-    bed.create(on("node-a", user_of("all", "monitor"))).await;
-    bed.wait_ready("monitor").await;
-    assert_eq!(bed.inside("monitor", "main").gpus, (0..7).collect::<Vec<_>>(), "every whole GPU of the node");
-    assert_eq!(bed.inside("user", "main").gpus, [mine]);
-    bed.delete("monitor").await;
+    cluster.create(claim("mine", json!({"requests": [mine]}))).await;
+    cluster.create(on("node-a", user_of("mine", "user"))).await;
+    let user = cluster.wait_ready("user").await;
+    let mine = minor_of(&cluster.devices_of("mine").await[0]);
+    cluster.create(claim("all", json!({"requests": [all]}))).await;
+    cluster.create(on("node-a", user_of("all", "monitor"))).await;
+    cluster.wait_ready("monitor").await;
+    assert_eq!(
+        cluster.inside("monitor", "main").gpus,
+        (0..7).collect::<Vec<_>>(),
+        "every whole GPU of the node"
+    );
+    assert_eq!(cluster.inside("user", "main").gpus, [mine]);
+    cluster.delete("monitor").await;
     // The monitor's release took nothing from the user.
-    assert_eq!(container_run(&bed.wait_ready("user").await), container_run(&user));
-    assert_eq!(bed.inside("user", "main").gpus, [mine]);
-    assert_eq!(claims_on(&bed, "node-a").await, ["mine"]);
-    bed.end().await;
+    assert_eq!(container_run(&cluster.wait_ready("user").await), container_run(&user));
+    assert_eq!(cluster.inside("user", "main").gpus, [mine]);
+    assert_eq!(claims_on(&cluster, "node-a").await, ["mine"]);
+    cluster.end().await;
 }
 
 /// The claims in the ledger, once the monitor's is gone from it.
-async fn claims_on(bed: &TestCluster, node: &str) -> Vec<String> {
+async fn claims_on(cluster: &TestCluster, node: &str) -> Vec<String> {
     let settled = || async {
-        let state: Value = bed.state(node).await;
+        let state: Value = cluster.state(node).await;
         let claims =
             state["claims"].as_array()?.iter().filter_map(|one| one["name"].as_str().map(str::to_owned));
         let claims: Vec<_> = claims.collect();

@@ -10,9 +10,9 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, container_run, minor_of, node_of, sum};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, container_run, minor_of, node_of, sum};
 
 const NODE: &str = "node-a";
 
@@ -24,109 +24,113 @@ struct Living {
 }
 
 impl Living {
-    async fn on(bed: &TestCluster) -> Self {
-        bed.create(claim("living", json!({"requests": [gpu("gpu")]}))).await;
-        bed.create(on(NODE, user_of("living", "living"))).await;
-        let pod = bed.wait_ready("living").await;
-        let minor = minor_of(&bed.devices_of("living").await[0]);
-        Self { pod, minor, published: bed.published(NODE).await }
+    async fn on(cluster: &TestCluster) -> Self {
+        cluster.create(claim("living", json!({"requests": [gpu("gpu")]}))).await;
+        cluster.create(on(NODE, user_of("living", "living"))).await;
+        let pod = cluster.wait_ready("living").await;
+        let minor = minor_of(&cluster.devices_of("living").await[0]);
+        Self { pod, minor, published: cluster.published(NODE).await }
     }
 
     /// The same container still runs with the same GPU, the same devices are offered, and a new pod works.
-    async fn goes_on(&self, bed: &TestCluster) {
-        bed.create(claim("new", json!({"requests": [gpu("gpu")]}))).await;
-        bed.create(on(NODE, user_of("new", "new"))).await;
-        bed.wait_ready("new").await;
-        assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("new").await[0])]);
+    async fn goes_on(&self, cluster: &TestCluster) {
+        cluster.create(claim("new", json!({"requests": [gpu("gpu")]}))).await;
+        cluster.create(on(NODE, user_of("new", "new"))).await;
+        cluster.wait_ready("new").await;
+        assert_eq!(cluster.inside("new", "main").gpus, [minor_of(&cluster.devices_of("new").await[0])]);
         // A kubelet that has just started shows its pods a moment later.
-        assert_eq!(container_run(&bed.wait_ready("living").await), container_run(&self.pod), "the living pod was disturbed");
-        assert_eq!(bed.inside("living", "main").gpus, [self.minor]);
-        bed.delete("living").await;
+        assert_eq!(
+            container_run(&cluster.wait_ready("living").await),
+            container_run(&self.pod),
+            "the living pod was disturbed"
+        );
+        assert_eq!(cluster.inside("living", "main").gpus, [self.minor]);
+        cluster.delete("living").await;
     }
 
-    async fn slices_are_back(&self, bed: &TestCluster, limit: Duration) -> Duration {
+    async fn slices_are_back(&self, cluster: &TestCluster, limit: Duration) -> Duration {
         let begin = Instant::now();
-        let same = || async { (bed.published(NODE).await == self.published).then_some(()) };
+        let same = || async { (cluster.published(NODE).await == self.published).then_some(()) };
         wait_until("the same devices to be published again", limit, same).await;
         begin.elapsed()
     }
 }
 
-async fn uids(bed: &TestCluster) -> Vec<Option<String>> {
-    bed.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
+async fn uids(cluster: &TestCluster) -> Vec<Option<String>> {
+    cluster.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn kubelet_is_restarted() {
-    let bed = TestCluster::of_env("kubelet_is_restarted").await;
-    let living = Living::on(&bed).await;
-    let before = uids(&bed).await;
-    bed.rig.run(&["restart", NODE, "kubelet"]);
+    let cluster = TestCluster::of_env("kubelet_is_restarted").await;
+    let living = Living::on(&cluster).await;
+    let before = uids(&cluster).await;
+    cluster.rig.run(&["restart", NODE, "kubelet"]);
     let begin = Instant::now();
     // Kubelet wipes the slices of its node at its start, and the plugin puts them back.
-    let wiped = || async { uids(&bed).await.iter().all(|uid| !before.contains(uid)).then_some(()) };
+    let wiped = || async { uids(&cluster).await.iter().all(|uid| !before.contains(uid)).then_some(()) };
     wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
-    living.slices_are_back(&bed, Duration::from_secs(60)).await;
+    living.slices_are_back(&cluster, Duration::from_secs(60)).await;
     println!("the same devices {} ms after kubelet was seen up", begin.elapsed().as_millis());
-    bed.registered(NODE, Duration::from_secs(30)).await;
-    living.goes_on(&bed).await;
-    living.slices_are_back(&bed, Duration::from_secs(5)).await;
-    bed.end().await;
+    cluster.registered(NODE, Duration::from_secs(30)).await;
+    living.goes_on(&cluster).await;
+    living.slices_are_back(&cluster, Duration::from_secs(5)).await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_killed() {
-    let bed = TestCluster::of_env("the_plugin_is_killed").await;
-    let living = Living::on(&bed).await;
-    let before = uids(&bed).await;
-    let plugin = bed.plugin(NODE).await;
-    bed.kill9(NODE, &plugin);
+    let cluster = TestCluster::of_env("the_plugin_is_killed").await;
+    let living = Living::on(&cluster).await;
+    let before = uids(&cluster).await;
+    let plugin = cluster.plugin(NODE).await;
+    cluster.kill9(NODE, &plugin);
     let restarted = || async {
-        let pod = bed.plugins(NODE).await.into_iter().next()?;
+        let pod = cluster.plugins(NODE).await.into_iter().next()?;
         (pod.status.as_ref()?.container_statuses.as_ref()?.first()?.restart_count > container_run(&plugin).1)
             .then_some(())
     };
     wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
-    let took = bed.registered(NODE, Duration::from_secs(30)).await;
+    let took = cluster.registered(NODE, Duration::from_secs(30)).await;
     println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
-    living.goes_on(&bed).await;
-    assert_eq!(uids(&bed).await, before, "the slices were published anew for nothing");
-    bed.end().await;
+    living.goes_on(&cluster).await;
+    assert_eq!(uids(&cluster).await, before, "the slices were published anew for nothing");
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn slices_that_somebody_deletes_come_back() {
-    let bed = TestCluster::of_env("slices_that_somebody_deletes_come_back").await;
-    let before = bed.published(NODE).await;
-    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
+    let cluster = TestCluster::of_env("slices_that_somebody_deletes_come_back").await;
+    let before = cluster.published(NODE).await;
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
     for round in 0..3 {
-        for slice in bed.slices(NODE).await {
+        for slice in cluster.slices(NODE).await {
             slices.delete(&slice.metadata.name.unwrap(), &DeleteParams::default()).await.unwrap();
         }
         let begin = Instant::now();
-        let back = || async { (bed.published(NODE).await == before).then_some(()) };
+        let back = || async { (cluster.published(NODE).await == before).then_some(()) };
         wait_until("the slices to be back", Duration::from_secs(5), back).await;
         println!("round {round}: back after {} ms", begin.elapsed().as_millis());
     }
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
-    let bed = TestCluster::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await;
-    let living = Living::on(&bed).await;
-    bed.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(on(NODE, user_of("leaving", "leaving"))).await;
-    bed.wait_ready("leaving").await;
-    let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let cluster = TestCluster::of_env("the_plugin_is_away_for_longer_than_kubelet_waits").await;
+    let living = Living::on(&cluster).await;
+    cluster.create(claim("leaving", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, user_of("leaving", "leaving"))).await;
+    cluster.wait_ready("leaving").await;
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let select = |value: serde_json::Value| {
         Patch::Merge(json!({"spec": {"template": {"spec": {"nodeSelector": {"tranche-test": value}}}}}))
     };
-    bed.rig.on_end(&[
+    cluster.rig.on_end(&[
         "kubectl",
         "-n",
         SYSTEM,
@@ -138,126 +142,131 @@ async fn the_plugin_is_away_for_longer_than_kubelet_waits() {
         r#"{"spec":{"template":{"spec":{"nodeSelector":{"tranche-test":null}}}}}"#,
     ]);
     sets.patch("tranche-node", &PatchParams::default(), &select(json!("nowhere"))).await.unwrap();
-    let away = || async { bed.plugins(NODE).await.is_empty().then_some(()) };
+    let away = || async { cluster.plugins(NODE).await.is_empty().then_some(()) };
     wait_until("the plugin to be gone", PATIENCE, away).await;
-    let wiped = || async { bed.slices(NODE).await.is_empty().then_some(()) };
+    let wiped = || async { cluster.slices(NODE).await.is_empty().then_some(()) };
     wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
     // Both wait for the plugin: a pod that ends, for nobody is there to release its claim, and one that begins.
-    let pods: Api<Pod> = bed.api();
+    let pods: Api<Pod> = cluster.api();
     pods.delete("leaving", &DeleteParams::default()).await.unwrap();
-    bed.create(claim("late", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(on(NODE, user_of("late", "late"))).await;
+    cluster.create(claim("late", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, user_of("late", "late"))).await;
     sets.patch("tranche-node", &PatchParams::default(), &select(json!(null))).await.unwrap();
-    bed.plugin(NODE).await;
-    living.slices_are_back(&bed, Duration::from_secs(20)).await;
-    bed.wait_ready("late").await;
-    bed.gone("leaving").await;
-    living.goes_on(&bed).await;
-    bed.end().await;
+    cluster.plugin(NODE).await;
+    living.slices_are_back(&cluster, Duration::from_secs(20)).await;
+    cluster.wait_ready("late").await;
+    cluster.gone("leaving").await;
+    living.goes_on(&cluster).await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_api_server_is_restarted() {
-    let bed = TestCluster::of_env("the_api_server_is_restarted").await;
-    let living = Living::on(&bed).await;
-    bed.rig.run(&["restart", "control", "apiserver"]);
-    bed.plugin(NODE).await;
-    living.slices_are_back(&bed, Duration::from_secs(30)).await;
-    living.goes_on(&bed).await;
+    let cluster = TestCluster::of_env("the_api_server_is_restarted").await;
+    let living = Living::on(&cluster).await;
+    cluster.rig.run(&["restart", "control", "apiserver"]);
+    cluster.plugin(NODE).await;
+    living.slices_are_back(&cluster, Duration::from_secs(30)).await;
+    living.goes_on(&cluster).await;
     // The plugin watches again: what is deleted now comes back.
-    let slices: Api<ResourceSlice> = Api::all(bed.client.clone());
-    for slice in bed.slices(NODE).await {
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    for slice in cluster.slices(NODE).await {
         slices.delete(&slice.metadata.name.unwrap(), &DeleteParams::default()).await.unwrap();
     }
-    living.slices_are_back(&bed, Duration::from_secs(30)).await;
-    bed.end().await;
+    living.slices_are_back(&cluster, Duration::from_secs(30)).await;
+    cluster.end().await;
 }
 
 /// A boot takes every container, the CDI folder and the boot id; disks and the API server stay.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_node_is_rebooted() {
-    let bed = TestCluster::of_env("the_node_is_rebooted").await;
-    let living = Living::on(&bed).await;
-    let record = bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger");
-    let edits = bed.files(NODE, "/var/run/cdi");
+    let cluster = TestCluster::of_env("the_node_is_rebooted").await;
+    let living = Living::on(&cluster).await;
+    let record = cluster.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger");
+    let edits = cluster.files(NODE, "/var/run/cdi");
     assert_eq!((record.len(), edits.len()), (1, 1));
-    let content = |name: &str| fs::read_to_string(bed.host(NODE, "/var/run/cdi").join(name)).unwrap();
+    let content = |name: &str| fs::read_to_string(cluster.host(NODE, "/var/run/cdi").join(name)).unwrap();
     let before = content(&edits[0]);
 
-    bed.rig.on_end(&["start", NODE, "kubelet"]);
-    bed.rig.run(&["stop", NODE, "kubelet"]);
-    let list = bed.rig.run(&["ctr", NODE, "-n", "k8s.io", "tasks", "ls", "-q"]);
+    cluster.rig.on_end(&["start", NODE, "kubelet"]);
+    cluster.rig.run(&["stop", NODE, "kubelet"]);
+    let list = cluster.rig.run(&["ctr", NODE, "-n", "k8s.io", "tasks", "ls", "-q"]);
     for id in list.lines() {
         // A container may end with its sandbox.
-        let _ = bed.rig.attempt(&["ctr", NODE, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
+        let _ = cluster.rig.attempt(&["ctr", NODE, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
     }
-    fs::remove_file(bed.host(NODE, "/var/run/cdi").join(&edits[0])).unwrap();
+    fs::remove_file(cluster.host(NODE, "/var/run/cdi").join(&edits[0])).unwrap();
     let id = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
-    fs::write(bed.host(NODE, "/run/fake-nvml/boot_id"), id).unwrap();
-    bed.rig.run(&["start", NODE, "kubelet"]);
+    fs::write(cluster.host(NODE, "/run/fake-nvml/boot_id"), id).unwrap();
+    cluster.rig.run(&["start", NODE, "kubelet"]);
 
-    let pods: Api<Pod> = bed.api();
+    let pods: Api<Pod> = cluster.api();
     let again = || async {
         let pod = pods.get("living").await.ok()?;
-        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != container_run(&living.pod).0).then_some(pod)
+        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != container_run(&living.pod).0)
+            .then_some(pod)
     };
     let pod = wait_until("the pod to run again", Duration::from_secs(180), again).await;
-    assert_eq!((node_of(&pod), container_run(&pod).1 >= 1), (NODE.to_owned(), true), "the same pod on the same node");
-    assert_eq!(bed.inside("living", "main").gpus, [living.minor]);
-    assert_eq!(bed.files(NODE, "/var/run/cdi"), edits, "the same container edits");
+    assert_eq!(
+        (node_of(&pod), container_run(&pod).1 >= 1),
+        (NODE.to_owned(), true),
+        "the same pod on the same node"
+    );
+    assert_eq!(cluster.inside("living", "main").gpus, [living.minor]);
+    assert_eq!(cluster.files(NODE, "/var/run/cdi"), edits, "the same container edits");
     assert_eq!(content(&edits[0]), before);
-    assert_eq!(bed.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger"), record);
-    living.slices_are_back(&bed, Duration::from_secs(60)).await;
-    bed.delete("living").await;
-    bed.end().await;
+    assert_eq!(cluster.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger"), record);
+    living.slices_are_back(&cluster, Duration::from_secs(60)).await;
+    cluster.delete("living").await;
+    cluster.end().await;
 }
 
 /// The node's kubelet is set up anew and the pod deleted meanwhile: nobody ever asks to release the claim.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_kubelet_forgot_is_released() {
-    let bed = TestCluster::of_env("what_kubelet_forgot_is_released").await;
-    let living = Living::on(&bed).await;
-    bed.rig.on_end(&["start", NODE, "kubelet"]);
-    bed.rig.run(&["stop", NODE, "kubelet"]);
+    let cluster = TestCluster::of_env("what_kubelet_forgot_is_released").await;
+    let living = Living::on(&cluster).await;
+    cluster.rig.on_end(&["start", NODE, "kubelet"]);
+    cluster.rig.run(&["stop", NODE, "kubelet"]);
     let releases = "tranche_claim_operation_duration_seconds_count{operation=\"unprepare\"";
-    let before = sum(&bed.metrics(NODE).await, releases);
-    fs::remove_file(bed.host(NODE, "/var/lib/kubelet/dra_manager_state"))
+    let before = sum(&cluster.metrics(NODE).await, releases);
+    fs::remove_file(cluster.host(NODE, "/var/lib/kubelet/dra_manager_state"))
         .expect("kubelet keeps its claims there");
-    let pods: Api<Pod> = bed.api();
+    let pods: Api<Pod> = cluster.api();
     pods.delete("living", &DeleteParams::default().grace_period(0)).await.unwrap();
-    bed.gone("living").await;
-    let claims: Api<ResourceClaim> = bed.api();
+    cluster.gone("living").await;
+    let claims: Api<ResourceClaim> = cluster.api();
     claims.delete("living", &DeleteParams::default()).await.unwrap();
     let gone = || async { claims.get_opt("living").await.ok()?.is_none().then_some(()) };
     wait_until("the claim to be gone", PATIENCE, gone).await;
-    bed.rig.run(&["start", NODE, "kubelet"]);
-    living.slices_are_back(&bed, Duration::from_secs(60)).await;
-    assert_eq!(sum(&bed.metrics(NODE).await, releases), before, "nobody asked");
+    cluster.rig.run(&["start", NODE, "kubelet"]);
+    living.slices_are_back(&cluster, Duration::from_secs(60)).await;
+    assert_eq!(sum(&cluster.metrics(NODE).await, releases), before, "nobody asked");
     // The sweeper looks at its start, and every minute.
-    bed.kill9(NODE, &bed.plugin(NODE).await);
-    bed.wait_clean().await;
-    bed.end().await;
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    cluster.wait_clean().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_plugin_is_ready_within_five_seconds_of_its_start() {
-    let bed = TestCluster::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await;
-    let old = bed.plugin(NODE).await;
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let cluster = TestCluster::of_env("the_plugin_is_ready_within_five_seconds_of_its_start").await;
+    let old = cluster.plugin(NODE).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     pods.delete(&old.metadata.name.clone().unwrap(), &DeleteParams::default()).await.unwrap();
     let started = || async {
-        let pods = bed.plugins(NODE).await;
+        let pods = cluster.plugins(NODE).await;
         let new = pods.into_iter().find(|pod| pod.metadata.uid != old.metadata.uid)?;
         new.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()?.running.as_ref()?;
         Some(new)
     };
     wait_until("another plugin to be started", PATIENCE, started).await;
-    let took = bed.registered(NODE, Duration::from_secs(5)).await;
+    let took = cluster.registered(NODE, Duration::from_secs(5)).await;
     println!("registered {} ms after the container was seen running", took.as_millis());
-    bed.plugin(NODE).await;
-    bed.end().await;
+    cluster.plugin(NODE).await;
+    cluster.end().await;
 }

@@ -15,9 +15,9 @@ mod whole_only;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, container_run, minor_of};
 use crate::manifests::{as_nobody, claim, of_gpu, share, user_of};
 use crate::rig::{skipped, wait_until};
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run, minor_of};
 
 const NODE: &str = "node-a";
 /// NVIDIA's program, as the node has it.
@@ -46,13 +46,13 @@ pub fn asking(control: &str, commands: &[&str]) -> String {
 }
 
 /// A test cluster that keeps shares; None where the API server keeps none.
-pub async fn bed(test: &str) -> Option<TestCluster> {
-    let bed = TestCluster::of_env(test).await;
-    if bed.release().await < 36 {
+pub async fn cluster(test: &str) -> Option<TestCluster> {
+    let cluster = TestCluster::of_env(test).await;
+    if cluster.release().await < 36 {
         skipped("the API server keeps no shares before Kubernetes 1.36");
         return None;
     }
-    Some(bed)
+    Some(cluster)
 }
 
 /// A GPU that can be shared, and its daemon.
@@ -85,9 +85,9 @@ pub fn limits(memory: &str, compute: &str) -> Limits {
 
 impl Board {
     /// Every GPU of the node that is offered in shares, by number.
-    pub async fn all(bed: &TestCluster, node: &str) -> Vec<Self> {
+    pub async fn all(cluster: &TestCluster, node: &str) -> Vec<Self> {
         let mut boards = Vec::new();
-        for device in bed.published(node).await {
+        for device in cluster.published(node).await {
             if device.allow_multiple_allocations != Some(true) {
                 continue;
             }
@@ -104,8 +104,8 @@ impl Board {
         boards
     }
 
-    pub async fn first(bed: &TestCluster) -> Self {
-        Self::all(bed, NODE).await.into_iter().next().expect("the node has GPUs that can be shared")
+    pub async fn first(cluster: &TestCluster) -> Self {
+        Self::all(cluster, NODE).await.into_iter().next().expect("the node has GPUs that can be shared")
     }
 
     pub fn folder(&self) -> String {
@@ -113,72 +113,72 @@ impl Board {
     }
 
     /// What NVIDIA's program answers on the daemon's own socket, by lines.
-    fn ask(&self, bed: &TestCluster, commands: &[&str]) -> Vec<String> {
+    fn ask(&self, cluster: &TestCluster, commands: &[&str]) -> Vec<String> {
         let control = format!("CUDA_MPS_PIPE_DIRECTORY={}/pipe {CONTROL}", self.folder());
-        bed.on_node(&self.node, &asking(&control, commands)).lines().map(str::to_owned).collect()
+        cluster.on_node(&self.node, &asking(&control, commands)).lines().map(str::to_owned).collect()
     }
 
-    pub fn limits(&self, bed: &TestCluster) -> Limits {
-        match &self.ask(bed, &LIMITS)[..] {
+    pub fn limits(&self, cluster: &TestCluster) -> Limits {
+        match &self.ask(cluster, &LIMITS)[..] {
             [compute] => limits("", compute),
             [memory, compute] => limits(memory, compute),
             other => panic!("the daemon of {} answers {other:?}", self.device),
         }
     }
 
-    pub async fn wait_limits(&self, bed: &TestCluster, wanted: &Limits) {
-        let now = || async { (self.limits(bed) == *wanted).then_some(()) };
+    pub async fn wait_limits(&self, cluster: &TestCluster, wanted: &Limits) {
+        let now = || async { (self.limits(cluster) == *wanted).then_some(()) };
         wait_until(&format!("the daemon of {} to have the limits {wanted:?}", self.device), SOON, now).await;
     }
 
     /// What clients find in the folder that containers get: name and inode. Nothing without a daemon.
-    fn door(&self, bed: &TestCluster) -> Vec<String> {
+    fn door(&self, cluster: &TestCluster) -> Vec<String> {
         // The keeper may empty it at this moment.
         let look = "find . -mindepth 1 -maxdepth 1 -ignore_readdir_race -printf '%P %i\\n' | sort";
         let script = format!("cd {}/client 2>&- || exit 0; {look}", self.folder());
-        bed.on_node(&self.node, &script).lines().map(str::to_owned).collect()
+        cluster.on_node(&self.node, &script).lines().map(str::to_owned).collect()
     }
 
-    fn is_exclusive(&self, bed: &TestCluster) -> bool {
-        bed.exclusive_boards(&self.node).contains(&minor_of(&self.device).to_string())
+    fn is_exclusive(&self, cluster: &TestCluster) -> bool {
+        cluster.exclusive_boards(&self.node).contains(&minor_of(&self.device).to_string())
     }
 
     /// What `tranche mps` says of the daemon.
-    pub async fn daemon(&self, bed: &TestCluster) -> Option<Value> {
-        bed.mps_state(&self.node).await["daemons"]
+    pub async fn daemon(&self, cluster: &TestCluster) -> Option<Value> {
+        cluster.mps_state(&self.node).await["daemons"]
             .as_array()?
             .iter()
             .find(|daemon| daemon["group"] == json!([self.uuid]))
             .cloned()
     }
 
-    pub async fn pid(&self, bed: &TestCluster) -> Option<u32> {
-        self.daemon(bed).await?["phase"]["Serving"]["pid"].as_u64()?.try_into().ok()
+    pub async fn pid(&self, cluster: &TestCluster) -> Option<u32> {
+        self.daemon(cluster).await?["phase"]["Serving"]["pid"].as_u64()?.try_into().ok()
     }
 
     /// A claim for a part of this GPU, and a pod of its name that runs with it.
-    async fn tenant(&self, bed: &TestCluster, name: &str, memory: &str, compute: u32) -> Pod {
+    async fn tenant(&self, cluster: &TestCluster, name: &str, memory: &str, compute: u32) -> Pod {
         let request = of_gpu(&self.uuid, share(memory, compute));
-        bed.create(claim(name, json!({"requests": [request]}))).await;
-        bed.create(as_nobody(user_of(name, name))).await;
-        bed.wait_ready(name).await
+        cluster.create(claim(name, json!({"requests": [request]}))).await;
+        cluster.create(as_nobody(user_of(name, name))).await;
+        cluster.wait_ready(name).await
     }
 
-    async fn standing(&self, bed: &TestCluster, pods: &[&str]) -> Standing {
+    async fn standing(&self, cluster: &TestCluster, pods: &[&str]) -> Standing {
         let mut lives = Vec::new();
         for pod in pods {
-            lives.push(container_run(&bed.wait_ready(pod).await));
+            lives.push(container_run(&cluster.wait_ready(pod).await));
         }
-        let (door, limits) = (self.door(bed), self.limits(bed));
-        Standing { daemon: self.pid(bed).await, door, limits, lives }
+        let (door, limits) = (self.door(cluster), self.limits(cluster));
+        Standing { daemon: self.pid(cluster).await, door, limits, lives }
     }
 
     /// Waits until nobody is served: clients are kept out, and the board is anyone's.
-    async fn wait_rest(&self, bed: &TestCluster) {
+    async fn wait_rest(&self, cluster: &TestCluster) {
         let rests = || async {
-            let state = self.daemon(bed).await?;
+            let state = self.daemon(cluster).await?;
             let resting = state["phase"]["Resting"].is_object() && state["limits"].is_null();
-            (resting && !self.is_exclusive(bed) && self.door(bed).is_empty()).then_some(())
+            (resting && !self.is_exclusive(cluster) && self.door(cluster).is_empty()).then_some(())
         };
         wait_until(&format!("the daemon of {} to rest", self.device), SOON, rests).await;
     }
@@ -192,24 +192,24 @@ pub fn mib(quantity: &str) -> u64 {
 }
 
 /// The variables of a container that MPS reads, sorted.
-pub fn mps_env(bed: &TestCluster, pod: &str, container: &str) -> Vec<String> {
+pub fn mps_env(cluster: &TestCluster, pod: &str, container: &str) -> Vec<String> {
     let mut env: Vec<_> =
-        bed.exec(pod, container, "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
+        cluster.exec(pod, container, "env | grep ^CUDA_MPS || true").lines().map(str::to_owned).collect();
     env.sort();
     env
 }
 
 /// Waits until the pod waits for the scheduler; its words.
-async fn wait_unschedulable(bed: &TestCluster, pod: &str) -> String {
+async fn wait_unschedulable(cluster: &TestCluster, pod: &str) -> String {
     let told = || async {
-        let conditions = bed.api::<Pod>().get(pod).await.ok()?.status?.conditions?;
+        let conditions = cluster.api::<Pod>().get(pod).await.ok()?.status?.conditions?;
         conditions.into_iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?.message
     };
     wait_until(&format!("the scheduler to find no place for {pod}"), PATIENCE, told).await
 }
 
 /// Waits for an event of the pod that begins so.
-pub async fn wait_event(bed: &TestCluster, pod: &str, start: &str) -> String {
-    let told = || async { bed.events(pod).await.into_iter().find(|event| event.starts_with(start)) };
+pub async fn wait_event(cluster: &TestCluster, pod: &str, start: &str) -> String {
+    let told = || async { cluster.events(pod).await.into_iter().find(|event| event.starts_with(start)) };
     wait_until(&format!("an event {start} of {pod}"), SOON, told).await
 }

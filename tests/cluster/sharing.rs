@@ -8,53 +8,61 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::test_cluster::{TestCluster, container_run, minor_of, node_of, sum};
 use crate::manifests::{claim, gpu, on, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{TestCluster, container_run, minor_of, node_of, sum};
 
 const PREPARED: &str = "tranche_claim_operation_duration_seconds_count{operation=\"prepare\"";
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn pods_that_share_a_claim_share_its_gpu_to_the_last_of_them() {
-    let bed = TestCluster::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await;
-    bed.create(claim("shared", json!({"requests": [gpu("gpu")]}))).await;
-    bed.create(user_of("shared", "first")).await;
-    let node = node_of(&bed.wait_ready("first").await);
-    let minor = minor_of(&bed.devices_of("shared").await[0]);
-    let prepared = sum(&bed.metrics(&node).await, PREPARED);
-    bed.create(user_of("shared", "second")).await;
-    let second = bed.wait_ready("second").await;
+    let cluster = TestCluster::of_env("pods_that_share_a_claim_share_its_gpu_to_the_last_of_them").await;
+    cluster.create(claim("shared", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(user_of("shared", "first")).await;
+    let node = node_of(&cluster.wait_ready("first").await);
+    let minor = minor_of(&cluster.devices_of("shared").await[0]);
+    let prepared = sum(&cluster.metrics(&node).await, PREPARED);
+    cluster.create(user_of("shared", "second")).await;
+    let second = cluster.wait_ready("second").await;
     assert_eq!(node_of(&second), node);
-    assert_eq!(bed.inside("second", "main").gpus, [minor]);
+    assert_eq!(cluster.inside("second", "main").gpus, [minor]);
     // Kubelet knows that the claim is ready and does not ask again.
-    assert_eq!(sum(&bed.metrics(&node).await, PREPARED), prepared, "prepared once more for the second pod");
+    assert_eq!(
+        sum(&cluster.metrics(&node).await, PREPARED),
+        prepared,
+        "prepared once more for the second pod"
+    );
 
-    bed.delete("first").await;
-    bed.create(user_of("shared", "third")).await;
-    bed.wait_ready("third").await;
-    assert_eq!(bed.inside("third", "main").gpus, [minor]);
-    assert_eq!(container_run(&bed.wait_ready("second").await), container_run(&second), "the second pod was disturbed");
-    assert_eq!(bed.inside("second", "main").gpus, [minor]);
-    bed.delete("second").await;
-    bed.delete("third").await;
-    bed.wait_clean().await;
-    bed.end().await;
+    cluster.delete("first").await;
+    cluster.create(user_of("shared", "third")).await;
+    cluster.wait_ready("third").await;
+    assert_eq!(cluster.inside("third", "main").gpus, [minor]);
+    assert_eq!(
+        container_run(&cluster.wait_ready("second").await),
+        container_run(&second),
+        "the second pod was disturbed"
+    );
+    assert_eq!(cluster.inside("second", "main").gpus, [minor]);
+    cluster.delete("second").await;
+    cluster.delete("third").await;
+    cluster.wait_clean().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
-    let bed = TestCluster::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await;
+    let cluster = TestCluster::of_env("a_claim_of_the_same_name_waits_for_the_old_pod").await;
     let one = || claim("name", json!({"requests": [gpu("gpu")]}));
-    bed.create(one()).await;
+    cluster.create(one()).await;
     let mut slow = on("node-a", user_of("name", "old"));
     slow["spec"]["terminationGracePeriodSeconds"] = json!(6);
     slow["spec"]["containers"][0]["command"] = json!(["sh", "-c", "trap '' TERM; sleep 3600 & wait; wait"]);
-    bed.create(slow).await;
-    bed.wait_ready("old").await;
-    let pods: Api<Pod> = bed.api();
-    let claims: Api<ResourceClaim> = bed.api();
+    cluster.create(slow).await;
+    cluster.wait_ready("old").await;
+    let pods: Api<Pod> = cluster.api();
+    let claims: Api<ResourceClaim> = cluster.api();
     let old = claims.get("name").await.unwrap().metadata.uid;
     pods.delete("old", &DeleteParams::default()).await.unwrap();
     claims.delete("name", &DeleteParams::default()).await.unwrap();
@@ -63,11 +71,11 @@ async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
     claims.patch("name", &PatchParams::default(), &free).await.unwrap();
     let gone = || async { claims.get_opt("name").await.ok()?.is_none().then_some(()) };
     wait_until("the old claim to be gone", Duration::from_secs(5), gone).await;
-    bed.create(one()).await;
-    bed.create(on("node-a", user_of("name", "new"))).await;
-    bed.wait_ready("new").await;
+    cluster.create(one()).await;
+    cluster.create(on("node-a", user_of("name", "new"))).await;
+    cluster.wait_ready("new").await;
     assert!(pods.get_opt("old").await.unwrap().is_none(), "the old pod has ended before the new one runs");
     assert_ne!(claims.get("name").await.unwrap().metadata.uid, old);
-    assert_eq!(bed.inside("new", "main").gpus, [minor_of(&bed.devices_of("name").await[0])]);
-    bed.end().await;
+    assert_eq!(cluster.inside("new", "main").gpus, [minor_of(&cluster.devices_of("name").await[0])]);
+    cluster.end().await;
 }

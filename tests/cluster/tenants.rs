@@ -17,14 +17,22 @@ use crate::test_cluster::TestCluster;
 
 /// A client with the credentials of a service account of the test's own namespace whose role is `edit` there.
 #[allow(dead_code, reason = "the tests that follow are tenants")]
-async fn tenant(bed: &TestCluster) -> Client {
-    let user = format!("--serviceaccount={}:tenant", bed.namespace);
-    bed.rig.kubectl(&["-n", &bed.namespace, "create", "serviceaccount", "tenant"]);
-    bed.rig.kubectl(&["-n", &bed.namespace, "create", "rolebinding", "tenant", "--clusterrole=edit", &user]);
-    let accounts: Api<ServiceAccount> = Api::namespaced(bed.client.clone(), &bed.namespace);
+async fn tenant(cluster: &TestCluster) -> Client {
+    let user = format!("--serviceaccount={}:tenant", cluster.namespace);
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "create", "serviceaccount", "tenant"]);
+    cluster.rig.kubectl(&[
+        "-n",
+        &cluster.namespace,
+        "create",
+        "rolebinding",
+        "tenant",
+        "--clusterrole=edit",
+        &user,
+    ]);
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let spec = TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() };
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
     let answer = accounts.create_token_request("tenant", &PostParams::default(), &request).await;
     let token = answer.ok().and_then(|answer| answer.status?.token).expect("the API server gives a token");
-    bed.rig.client_with_token(&token).await
+    cluster.rig.client_with_token(&token).await
 }

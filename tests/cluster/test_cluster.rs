@@ -83,18 +83,18 @@ impl TestCluster {
         let nodes = Api::<Node>::all(client.clone()).list(&real).await.expect("nodes");
         let nodes = nodes.items.into_iter().filter_map(|node| node.metadata.name).collect();
         let dir = PathBuf::from(rig.run(&["dir"]).trim());
-        let bed = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
+        let cluster = Self { rig, client, namespace, nodes, dir, test: test.to_owned(), begin };
         // Pods need it, and a cluster whose API server was just restarted makes it late.
-        let account = || async { bed.api::<ServiceAccount>().get_opt("default").await.ok()?.map(|_| ()) };
+        let account = || async { cluster.api::<ServiceAccount>().get_opt("default").await.ok()?.map(|_| ()) };
         wait_until("the namespace's service account", PATIENCE, account).await;
         // What the test before left has ended, also if it failed.
-        bed.wait_clean().await;
-        for node in &bed.nodes {
-            bed.registered(node, PATIENCE).await;
-            let offers = || async { (!bed.published(node).await.is_empty()).then_some(()) };
+        cluster.wait_clean().await;
+        for node in &cluster.nodes {
+            cluster.registered(node, PATIENCE).await;
+            let offers = || async { (!cluster.published(node).await.is_empty()).then_some(()) };
             wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
         }
-        bed
+        cluster
     }
 
     /// Minor version of Kubernetes.

@@ -12,8 +12,8 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, failed_operations, from};
 use crate::manifests::{by_template, gpu, template};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, failed_operations, from};
 
 /// From one new pod to the next.
 const EVERY: Duration = Duration::from_millis(300);
@@ -25,25 +25,25 @@ const MARGIN: Duration = Duration::from_secs(3);
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_rollout_under_load_fails_no_pod() {
-    let bed = TestCluster::of_env("a_rollout_under_load_fails_no_pod").await;
-    bed.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
+    let cluster = TestCluster::of_env("a_rollout_under_load_fails_no_pod").await;
+    cluster.create(template("one-gpu", json!({"requests": [gpu("gpu")]}))).await;
     let over = Cell::new(false);
-    let (load, failed) = futures::join!(load(&bed, &over), async {
-        let failed = roll(&bed).await;
+    let (load, failed) = futures::join!(load(&cluster, &over), async {
+        let failed = roll(&cluster).await;
         over.set(true);
         failed
     });
     println!("{} pods, the slowest Ready after {:.1} s", load.pods, load.slowest.as_secs_f64());
     assert!(load.pods >= 12, "only {} pods came and went: that is no load", load.pods);
     assert_eq!(failed, BTreeMap::new(), "operations that failed, by plugin pod");
-    let events = bed.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    let events = cluster.api::<Event>().list(&ListParams::default()).await.unwrap().items;
     let bad: Vec<_> = events
         .into_iter()
         .filter(|event| event.reason.as_deref() == Some("FailedPrepareDynamicResources"))
         .map(|event| event.message)
         .collect();
     assert!(bad.is_empty(), "{} failed prepares: {bad:#?}", bad.len());
-    bed.end().await;
+    cluster.end().await;
 }
 
 struct Load {
@@ -52,7 +52,7 @@ struct Load {
 }
 
 /// Starts a pod every 300 ms and deletes it when it is Ready, until `over`.
-async fn load(bed: &TestCluster, over: &Cell<bool>) -> Load {
+async fn load(cluster: &TestCluster, over: &Cell<bool>) -> Load {
     let mut lives = FuturesUnordered::new();
     let mut ticks = tokio::time::interval(EVERY);
     let mut load = Load { pods: 0, slowest: Duration::ZERO };
@@ -60,7 +60,7 @@ async fn load(bed: &TestCluster, over: &Cell<bool>) -> Load {
         tokio::select! {
             _ = ticks.tick(), if !over.get() => {
                 if lives.len() < AT_ONCE {
-                    lives.push(life(bed, format!("p-{}", load.pods)));
+                    lives.push(life(cluster, format!("p-{}", load.pods)));
                     load.pods += 1;
                 }
             }
@@ -71,63 +71,63 @@ async fn load(bed: &TestCluster, over: &Cell<bool>) -> Load {
 }
 
 /// A pod's life; how long it took to be Ready.
-async fn life(bed: &TestCluster, name: String) -> Duration {
-    let pods: Api<Pod> = bed.api();
+async fn life(cluster: &TestCluster, name: String) -> Duration {
+    let pods: Api<Pod> = cluster.api();
     let begin = Instant::now();
     pods.create(&PostParams::default(), &from(by_template("one-gpu", &name)))
         .await
         .expect("a pod can be created");
-    bed.wait_ready(&name).await;
+    cluster.wait_ready(&name).await;
     let took = begin.elapsed();
     pods.delete(&name, &DeleteParams::default()).await.expect("a pod can be deleted");
-    bed.gone(&name).await;
+    cluster.gone(&name).await;
     took
 }
 
 /// Replaces every plugin; returns what failed in any of them, old or new.
-async fn roll(bed: &TestCluster) -> BTreeMap<String, u64> {
-    let sets: Api<DaemonSet> = Api::namespaced(bed.client.clone(), SYSTEM);
+async fn roll(cluster: &TestCluster) -> BTreeMap<String, u64> {
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM);
     // What tests before this one had refused is not counted.
     let mut before = BTreeMap::new();
-    watch_until(bed, &mut before, Duration::ZERO).await;
+    watch_until(cluster, &mut before, Duration::ZERO).await;
     let mut failed = BTreeMap::new();
-    watch_until(bed, &mut failed, MARGIN).await;
+    watch_until(cluster, &mut failed, MARGIN).await;
     let now = json!({"spec": {"template": {"metadata": {"annotations": {"rolled-at": format!("{:?}", Instant::now())}}}}});
     let set = sets.patch("tranche-node", &PatchParams::default(), &Patch::Merge(now)).await.unwrap();
     let (begin, generation) = (Instant::now(), set.metadata.generation);
     loop {
-        watch_until(bed, &mut failed, Duration::from_millis(200)).await;
+        watch_until(cluster, &mut failed, Duration::from_millis(200)).await;
         let Some(status) = sets.get("tranche-node").await.unwrap().status else { continue };
         let all = status.desired_number_scheduled;
         let done = status.observed_generation == generation
             && status.updated_number_scheduled == Some(all)
             && status.number_available == Some(all);
-        if done && on_all(bed).await == all as usize {
+        if done && on_all(cluster).await == all as usize {
             break;
         }
         assert!(begin.elapsed() < PATIENCE, "the roll-over does not end: {status:?}");
     }
     println!("rolled over in {:.1} s", begin.elapsed().as_secs_f64());
-    watch_until(bed, &mut failed, MARGIN).await;
+    watch_until(cluster, &mut failed, MARGIN).await;
     failed.retain(|pod, count| before.get(pod) != Some(count));
     failed
 }
 
 /// How many plugins there are, old ones included.
-async fn on_all(bed: &TestCluster) -> usize {
+async fn on_all(cluster: &TestCluster) -> usize {
     let mut count = 0;
-    for node in &bed.nodes {
-        count += bed.plugins(node).await.len();
+    for node in &cluster.nodes {
+        count += cluster.plugins(node).await.len();
     }
     count
 }
 
 /// Asks every plugin for its failures, again and again: an old one takes its figures with it.
-async fn watch_until(bed: &TestCluster, failed: &mut BTreeMap<String, u64>, time: Duration) {
+async fn watch_until(cluster: &TestCluster, failed: &mut BTreeMap<String, u64>, time: Duration) {
     let end = Instant::now() + time;
     loop {
-        for node in &bed.nodes {
-            for pod in &bed.plugins(node).await {
+        for node in &cluster.nodes {
+            for pod in &cluster.plugins(node).await {
                 let count = ask(pod, "/metrics").map_or(0.0, |text| failed_operations(&text)) as u64;
                 if count > 0 {
                     failed.insert(pod.metadata.name.clone().unwrap_or_default(), count);

@@ -7,17 +7,18 @@ use serde_json::{Value, json};
 
 use super::place::env;
 use super::{CLASS, NODE, create, create_hollow, share, wait_placed, wait_told};
-use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::hollow::{self, wait_node};
 use crate::manifests::parameters;
 use crate::rig::wait_until;
 use crate::shares::mib;
+use crate::test_cluster::{PATIENCE, TestCluster};
 
 /// Less than a GPU of [`NODE`] has.
 const SMALL_MIB: i64 = 20_000;
 
-fn stored(bed: &TestCluster, claim: &str) -> Value {
-    let stored = bed.rig.kubectl(&["-n", &bed.namespace, "get", "resourceclaim", claim, "-o", "json"]);
+fn stored(cluster: &TestCluster, claim: &str) -> Value {
+    let stored =
+        cluster.rig.kubectl(&["-n", &cluster.namespace, "get", "resourceclaim", claim, "-o", "json"]);
     serde_json::from_str(&stored).expect("kubectl prints JSON")
 }
 
@@ -70,35 +71,35 @@ fn granted(claim: &Value) -> Vec<(String, String, String, u64)> {
 #[ignore = "needs a rig"]
 async fn requests_of_a_claim_are_of_one_node_and_alike_or_different_as_it_says() {
     let test = "requests_of_a_claim_are_of_one_node_and_alike_or_different_as_it_says";
-    let bed = super::bed(test).await;
+    let cluster = super::cluster(test).await;
     // On the first no two are alike, on the second all are.
-    hollow::add_changed(&bed, 2, NODE, |node, gpu| {
+    hollow::add_changed(&cluster, 2, NODE, |node, gpu| {
         let product = if node == 0 { format!("product of {}", gpu.name) } else { "product".to_owned() };
         set_text(gpu, "productName", &product);
     })
     .await;
     let mut rules = vec![("alike", "matchAttribute", "hollow-1")];
-    if bed.release().await >= 36 {
+    if cluster.release().await >= 36 {
         rules.push(("different", "distinctAttribute", "hollow-0"));
     } else {
         println!("not tried here: this API server does not keep distinctAttribute");
     }
     for (name, rule, node) in rules {
-        create_hollow(&bed, name, two_requests(rule), |_| {}).await;
-        assert_eq!(wait_node(&bed, name).await, node);
-        let granted = granted(&stored(&bed, name));
+        create_hollow(&cluster, name, two_requests(rule), |_| {}).await;
+        assert_eq!(wait_node(&cluster, name).await, node);
+        let granted = granted(&stored(&cluster, name));
         let seen: Vec<_> = granted.iter().map(|one| (one.0.as_str(), one.1.as_str(), one.3)).collect();
         assert_eq!(seen, [("a", node, 4096), ("b", node, 8192)]);
         assert_ne!(granted[0].2, granted[1].2, "GPUs of one claim");
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_selector_may_ask_for_gpus_of_a_size() {
-    let bed = super::bed("a_selector_may_ask_for_gpus_of_a_size").await;
-    hollow::add_changed(&bed, 2, NODE, |node, gpu| {
+    let cluster = super::cluster("a_selector_may_ask_for_gpus_of_a_size").await;
+    hollow::add_changed(&cluster, 2, NODE, |node, gpu| {
         if node == 1 {
             let attributes = gpu.attributes.as_mut().expect("a GPU has attributes");
             attributes.get_mut("grantableMemoryMiB").expect("it can be shared").int = Some(SMALL_MIB);
@@ -120,43 +121,43 @@ async fn a_selector_may_ask_for_gpus_of_a_size() {
         ("small", "isLessThan(quantity('40Gi'))", "hollow-1"),
         ("compared", "compareTo(quantity('40Gi')) < 0", "hollow-1"),
     ] {
-        create_hollow(&bed, name, of_size(rule), |_| {}).await;
-        assert_eq!(wait_node(&bed, name).await, node, "{rule}");
+        create_hollow(&cluster, name, of_size(rule), |_| {}).await;
+        assert_eq!(wait_node(&cluster, name).await, node, "{rule}");
     }
-    create_hollow(&bed, "none", of_size("isGreaterThan(quantity('4Ti'))"), |_| {}).await;
-    wait_told(&bed, "none", "GPUs that a selector does not choose").await;
-    hollow::end(bed).await;
+    create_hollow(&cluster, "none", of_size("isGreaterThan(quantity('4Ti'))"), |_| {}).await;
+    wait_told(&cluster, "none", "GPUs that a selector does not choose").await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_goes_where_its_isolation_is_kept_and_is_told_when_none_keeps_it() {
     let test = "a_claim_goes_where_its_isolation_is_kept_and_is_told_when_none_keeps_it";
-    let bed = super::bed(test).await;
-    hollow::add_changed(&bed, 2, NODE, |node, gpu| {
+    let cluster = super::cluster(test).await;
+    hollow::add_changed(&cluster, 2, NODE, |node, gpu| {
         set_text(gpu, "isolation", if node == 1 { "kernel" } else { "mps" });
     })
     .await;
-    let gpus = bed.published("hollow-0").await.len();
+    let gpus = cluster.published("hollow-0").await.len();
     let at_least = |rung: &str| share(json!({"memory": "4Gi", "minimumIsolation": rung}));
-    create_hollow(&bed, "kernel", at_least("kernel"), |_| {}).await;
-    assert_eq!(wait_node(&bed, "kernel").await, "hollow-1");
-    create_hollow(&bed, "mig", at_least("mig"), |_| {}).await;
-    wait_told(&bed, "mig", &format!("{} GPUs below the isolation asked for", 2 * gpus)).await;
-    hollow::end(bed).await;
+    create_hollow(&cluster, "kernel", at_least("kernel"), |_| {}).await;
+    assert_eq!(wait_node(&cluster, "kernel").await, "hollow-1");
+    create_hollow(&cluster, "mig", at_least("mig"), |_| {}).await;
+    wait_told(&cluster, "mig", &format!("{} GPUs below the isolation asked for", 2 * gpus)).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_processes_of_a_share_divide_its_memory() {
-    let bed = super::bed("the_processes_of_a_share_divide_its_memory").await;
+    let cluster = super::cluster("the_processes_of_a_share_divide_its_memory").await;
     let amount = json!({"memory": "4Gi", "maxProcesses": 2, "minimumIsolation": "mps"});
-    create(&bed, "two", amount).await;
-    bed.wait_ready("two").await;
-    wait_placed(&bed, "two").await;
-    assert_eq!(env(&bed, "two")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M");
+    create(&cluster, "two", amount).await;
+    cluster.wait_ready("two").await;
+    wait_placed(&cluster, "two").await;
+    assert_eq!(env(&cluster, "two")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M");
     let told = || async {
-        let data = stored(&bed, "two")["status"]["devices"][0]["data"].clone();
+        let data = stored(&cluster, "two")["status"]["devices"][0]["data"].clone();
         (!data.is_null()).then_some(data)
     };
     let data = wait_until("the claim to say what was granted", PATIENCE, told).await;
@@ -164,17 +165,17 @@ async fn the_processes_of_a_share_divide_its_memory() {
     assert_eq!(numbers, [Some(4096), Some(2048), Some(2)], "{data}");
     assert_eq!(data["isolation"], "mps");
     // More than one block of client slots is for.
-    create(&bed, "many", json!({"memory": "4Gi", "maxProcesses": 8})).await;
-    bed.wait_ready("many").await;
-    assert_eq!(env(&bed, "many")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M");
+    create(&cluster, "many", json!({"memory": "4Gi", "maxProcesses": 8})).await;
+    cluster.wait_ready("many").await;
+    assert_eq!(env(&cluster, "many")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M");
     let blocks = |pod: &str| {
-        let allocation = &stored(&bed, pod)["status"]["allocation"]["devices"];
+        let allocation = &stored(&cluster, pod)["status"]["allocation"]["devices"];
         let grant = allocation["config"].as_array().unwrap().iter();
         let mut grants = grant.filter(|one| one["opaque"]["parameters"]["kind"] == "ShareGrant");
         grants.next().expect("a grant")["opaque"]["parameters"]["devices"][0]["slots"].clone()
     };
     assert_eq!([blocks("two"), blocks("many")], [1, 3]);
-    create(&bed, "most", json!({"memory": "4Gi", "maxProcesses": 60})).await;
-    wait_told(&bed, "most", "with fewer client slots than maxProcesses, even idle").await;
-    bed.end().await;
+    create(&cluster, "most", json!({"memory": "4Gi", "maxProcesses": 60})).await;
+    wait_told(&cluster, "most", "with fewer client slots than maxProcesses, even idle").await;
+    cluster.end().await;
 }

@@ -10,11 +10,11 @@ use super::{
     CLASS, NODE, WAITS, create, create_hollow, create_waiting, results, share, wait_metric, wait_placed,
     wait_told,
 };
-use crate::test_cluster::{TestCluster, PATIENCE, minor_of};
 use crate::discovery::{AtEnd, wait_well};
 use crate::hollow::{self, wait_bound, wait_node};
 use crate::manifests::{allocation, as_nobody, claim, gpu, of_gpu, parameters, user_of};
 use crate::rig::{skipped, wait_until};
+use crate::test_cluster::{PATIENCE, TestCluster, minor_of};
 
 const OVERCOMMITTED: &str = "tranche_controller_overcommitted_gpus";
 
@@ -22,41 +22,46 @@ const OVERCOMMITTED: &str = "tranche_controller_overcommitted_gpus";
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn shares_of_a_gpu_that_is_lost_come_up_on_another() {
-    let bed = super::bed("shares_of_a_gpu_that_is_lost_come_up_on_another").await;
-    if bed.release().await < 36 {
+    let cluster = super::cluster("shares_of_a_gpu_that_is_lost_come_up_on_another").await;
+    if cluster.release().await < 36 {
         skipped("devices have no taints before Kubernetes 1.36");
-        return bed.end().await;
+        return cluster.end().await;
     }
-    create(&bed, "runs", json!({"memory": "2000Mi"})).await;
-    bed.wait_ready("runs").await;
-    let lost = wait_placed(&bed, "runs").await;
-    create_waiting(&bed, "waits", json!({"memory": "2000Mi"})).await;
-    assert_eq!(wait_placed(&bed, "waits").await, lost, "packed");
+    create(&cluster, "runs", json!({"memory": "2000Mi"})).await;
+    cluster.wait_ready("runs").await;
+    let lost = wait_placed(&cluster, "runs").await;
+    create_waiting(&cluster, "waits", json!({"memory": "2000Mi"})).await;
+    assert_eq!(wait_placed(&cluster, "waits").await, lost, "packed");
     let board = minor_of(&lost).to_string();
     let words = ["recover", board.as_str()];
-    let undo = AtEnd(&bed, &words);
-    bed.fake(NODE, &["xid", &board, "79"]);
-    bed.fake(NODE, &["lose", &board]);
-    bed.gone("runs").await;
-    let moved = || async { Some(wait_placed(&bed, "waits").await).filter(|device| *device != lost) };
+    let undo = AtEnd(&cluster, &words);
+    cluster.fake(NODE, &["xid", &board, "79"]);
+    cluster.fake(NODE, &["lose", &board]);
+    cluster.gone("runs").await;
+    let moved = || async { Some(wait_placed(&cluster, "waits").await).filter(|device| *device != lost) };
     wait_until("what waits to be placed on another GPU", PATIENCE, moved).await;
-    wait_told(&bed, "waits", &format!("{lost} has the taint gpu.nvidia.com/gpu-lost")).await;
-    create(&bed, "next", json!({"memory": "2000Mi"})).await;
-    bed.wait_ready("next").await;
-    assert_ne!(wait_placed(&bed, "next").await, lost);
-    assert_eq!(env(&bed, "next")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M");
+    wait_told(&cluster, "waits", &format!("{lost} has the taint gpu.nvidia.com/gpu-lost")).await;
+    create(&cluster, "next", json!({"memory": "2000Mi"})).await;
+    cluster.wait_ready("next").await;
+    assert_ne!(wait_placed(&cluster, "next").await, lost);
+    assert_eq!(env(&cluster, "next")[0], "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M");
     // The claim outlives its pod; for the next pod it is placed anew.
-    bed.create(as_nobody(user_of("runs", "again"))).await;
-    bed.wait_ready("again").await;
-    assert_ne!(wait_placed(&bed, "runs").await, lost);
+    cluster.create(as_nobody(user_of("runs", "again"))).await;
+    cluster.wait_ready("again").await;
+    assert_ne!(wait_placed(&cluster, "runs").await, lost);
     drop(undo);
-    wait_well(&bed).await;
-    bed.end().await;
+    wait_well(&cluster).await;
+    cluster.end().await;
 }
 
 /// An allocation that somebody wrote by hand, of a claim of this class, with a grant of this source and amount.
-async fn forge(bed: &TestCluster, (node, device): (&str, &str), (class, source): (&str, &str), memory: &str) {
-    let published = bed.published(node).await.into_iter().find(|one| one.name == device);
+async fn forge(
+    cluster: &TestCluster,
+    (node, device): (&str, &str),
+    (class, source): (&str, &str),
+    memory: &str,
+) {
+    let published = cluster.published(node).await.into_iter().find(|one| one.name == device);
     let attributes = published.expect("the GPU is published").attributes;
     let uuid = attributes.and_then(|all| all.get("uuid")?.string.clone()).expect("it has a UUID");
     let grant = json!({"devices": [
@@ -69,12 +74,17 @@ async fn forge(bed: &TestCluster, (node, device): (&str, &str), (class, source):
         CLASS => share(json!({"memory": "1Gi"})),
         _ => json!({"requests": [gpu("gpu")]}),
     };
-    bed.create_of("forged", devices, status).await;
+    cluster.create_of("forged", devices, status).await;
 }
 
-async fn unforge(bed: &TestCluster) {
-    bed.api::<ResourceClaim>().delete("forged", &DeleteParams::default()).await.expect("it can be deleted");
-    let gone = || async { bed.api::<ResourceClaim>().get_opt("forged").await.ok()?.is_none().then_some(()) };
+async fn unforge(cluster: &TestCluster) {
+    cluster
+        .api::<ResourceClaim>()
+        .delete("forged", &DeleteParams::default())
+        .await
+        .expect("it can be deleted");
+    let gone =
+        || async { cluster.api::<ResourceClaim>().get_opt("forged").await.ok()?.is_none().then_some(()) };
     wait_until("the forged claim to be gone", PATIENCE, gone).await;
 }
 
@@ -82,12 +92,12 @@ async fn unforge(bed: &TestCluster) {
 #[ignore = "needs a rig"]
 async fn allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside_them() {
     let test = "allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside_them";
-    let bed = super::bed_beside(test, 1).await;
-    create_hollow(&bed, "runs", share(json!({"memory": "4Gi"})), |_| {}).await;
-    let node = wait_node(&bed, "runs").await;
-    let device = wait_placed(&bed, "runs").await;
-    wait_metric(&bed, OVERCOMMITTED, 0.0).await;
-    let all = grantable_mib(&bed, &device).await;
+    let cluster = super::bed_beside(test, 1).await;
+    create_hollow(&cluster, "runs", share(json!({"memory": "4Gi"})), |_| {}).await;
+    let node = wait_node(&cluster, "runs").await;
+    let device = wait_placed(&cluster, "runs").await;
+    wait_metric(&cluster, OVERCOMMITTED, 0.0).await;
+    let all = grantable_mib(&cluster, &device).await;
     // By a claim's own parameters nobody is granted anything, nor in a claim of another class: those have the whole
     // GPU. In one of ours it counts, and the sum is more than there is.
     let whole = format!("{all}Mi");
@@ -97,54 +107,54 @@ async fn allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside
         ((CLASS, "FromClass"), whole.as_str()),
     ];
     for (nth, (how, memory)) in forged.into_iter().enumerate() {
-        forge(&bed, (&node, &device), how, memory).await;
-        wait_metric(&bed, OVERCOMMITTED, 1.0).await;
+        forge(&cluster, (&node, &device), how, memory).await;
+        wait_metric(&cluster, OVERCOMMITTED, 1.0).await;
         let next = format!("next-{nth}");
-        create_hollow(&bed, &next, share(json!({"memory": "4Gi"})), |_| {}).await;
-        wait_node(&bed, &next).await;
-        assert_ne!(wait_placed(&bed, &next).await, device, "{how:?}");
-        assert_eq!(wait_placed(&bed, "runs").await, device, "nobody takes the GPU of a pod that runs");
-        unforge(&bed).await;
-        wait_metric(&bed, OVERCOMMITTED, 0.0).await;
+        create_hollow(&cluster, &next, share(json!({"memory": "4Gi"})), |_| {}).await;
+        wait_node(&cluster, &next).await;
+        assert_ne!(wait_placed(&cluster, &next).await, device, "{how:?}");
+        assert_eq!(wait_placed(&cluster, "runs").await, device, "nobody takes the GPU of a pod that runs");
+        unforge(&cluster).await;
+        wait_metric(&cluster, OVERCOMMITTED, 0.0).await;
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end() {
-    let bed = super::bed("a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end").await;
-    create(&bed, "first", json!({"fraction": "0.9"})).await;
-    bed.wait_ready("first").await;
-    let device = wait_placed(&bed, "first").await;
+    let cluster = super::cluster("a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end").await;
+    create(&cluster, "first", json!({"fraction": "0.9"})).await;
+    cluster.wait_ready("first").await;
+    let device = wait_placed(&cluster, "first").await;
     let published =
-        bed.published(NODE).await.into_iter().find(|one| one.name == device).expect("it is published");
+        cluster.published(NODE).await.into_iter().find(|one| one.name == device).expect("it is published");
     let uuid = published.attributes.and_then(|all| all.get("uuid")?.string.clone()).expect("it has a UUID");
     let mut same = share(json!({"fraction": "0.9"}));
     same["requests"][0] = of_gpu(&uuid, same["requests"][0].take());
-    let claims = bed.api::<ResourceClaim>();
+    let claims = cluster.api::<ResourceClaim>();
     claims.delete("first", &DeleteParams::default()).await.expect("it can be deleted");
-    bed.create(claim("next", same)).await;
-    bed.create(as_nobody(user_of("next", "next"))).await;
-    wait_told(&bed, "next", WAITS).await;
+    cluster.create(claim("next", same)).await;
+    cluster.create(as_nobody(user_of("next", "next"))).await;
+    wait_told(&cluster, "next", WAITS).await;
     let ending = claims.get("first").await.expect("it is there while its pod is");
     assert!(ending.metadata.deletion_timestamp.is_some() && !results(&ending).is_empty());
-    assert!(env(&bed, "first").iter().any(|one| one.starts_with("CUDA_MPS_PINNED")), "it runs as it did");
-    bed.delete("first").await;
-    bed.wait_ready("next").await;
-    assert_eq!(wait_placed(&bed, "next").await, device);
+    assert!(env(&cluster, "first").iter().any(|one| one.starts_with("CUDA_MPS_PINNED")), "it runs as it did");
+    cluster.delete("first").await;
+    cluster.wait_ready("next").await;
+    assert_eq!(wait_placed(&cluster, "next").await, device);
 
     // One that was never used goes at once, and its pod gets the next one of its name.
-    create_waiting(&bed, "young", json!({"memory": "2000Mi"})).await;
-    wait_placed(&bed, "young").await;
+    create_waiting(&cluster, "young", json!({"memory": "2000Mi"})).await;
+    wait_placed(&cluster, "young").await;
     let old = claims.get("young").await.expect("it is there").metadata.uid;
     claims.delete("young", &DeleteParams::default()).await.expect("it can be deleted");
     let gone = || async { claims.get_opt("young").await.ok()?.is_none().then_some(()) };
     wait_until("the unused claim to be gone", PATIENCE, gone).await;
-    bed.create(claim("young", share(json!({"memory": "3000Mi"})))).await;
-    wait_placed(&bed, "young").await;
+    cluster.create(claim("young", share(json!({"memory": "3000Mi"})))).await;
+    wait_placed(&cluster, "young").await;
     assert_ne!(claims.get("young").await.expect("it is there").metadata.uid, old);
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// Somebody else writes onto claims as fast as he can while they are placed.
@@ -152,13 +162,13 @@ async fn a_claim_that_is_deleted_before_its_pod_is_the_pods_to_its_end() {
 #[ignore = "needs a rig"]
 async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost() {
     let test = "claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost";
-    let bed = super::bed_beside(test, 2).await;
+    let cluster = super::bed_beside(test, 2).await;
     const COUNT: usize = 24;
     let names: Vec<String> = (0..COUNT).map(|nth| format!("c-{nth}")).collect();
-    let auditor = Auditor::begin(&bed.client).await;
-    let claims = bed.api::<ResourceClaim>();
+    let auditor = Auditor::begin(&cluster.client).await;
+    let claims = cluster.api::<ResourceClaim>();
     for name in &names {
-        bed.create(claim(name, share(json!({"memory": "4Gi"})))).await;
+        cluster.create(claim(name, share(json!({"memory": "4Gi"})))).await;
     }
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let scribe = {
@@ -180,9 +190,9 @@ async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost
         })
     };
     for name in &names {
-        bed.create(hollow::on_hollow(as_nobody(user_of(name, name)))).await;
+        cluster.create(hollow::on_hollow(as_nobody(user_of(name, name)))).await;
     }
-    wait_bound(&bed, COUNT).await;
+    wait_bound(&cluster, COUNT).await;
     stop.send_replace(true);
     let rounds = scribe.await.expect("the scribe ends");
     println!("{rounds} writes onto each of {COUNT} claims, {} looks", auditor.end().await);
@@ -193,7 +203,7 @@ async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost
         assert_eq!(round, Some(&rounds.to_string()), "{:?}", meta.name);
         assert!(meta.labels.as_ref().is_some_and(|all| all.contains_key("example.com/touched")));
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 /// On one node its port is taken, which only the scheduler looks at; on the other there is no GPU. The scheduler
@@ -202,34 +212,34 @@ async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost
 #[ignore = "needs a rig"]
 async fn where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely() {
     let test = "where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely";
-    let bed = super::bed_beside(test, 2).await;
-    let gpus = bed.published("hollow-1").await.len();
+    let cluster = super::bed_beside(test, 2).await;
+    let gpus = cluster.published("hollow-1").await.len();
     let most = || share(json!({"fraction": "0.9"}));
     for nth in 0..gpus {
         let there =
             |pod: &mut Value| pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!("hollow-1");
-        create_hollow(&bed, &format!("most-{nth}"), most(), there).await;
+        create_hollow(&cluster, &format!("most-{nth}"), most(), there).await;
     }
     let with_port = |pod: &mut Value| {
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
     };
-    create_hollow(&bed, "first", share(json!({"memory": "4Gi"})), |pod| {
+    create_hollow(&cluster, "first", share(json!({"memory": "4Gi"})), |pod| {
         with_port(pod);
         pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!("hollow-0");
     })
     .await;
-    wait_bound(&bed, gpus + 1).await;
-    let count = Writes::begin(&bed.client, &bed.namespace, "nowhere").await;
+    wait_bound(&cluster, gpus + 1).await;
+    let count = Writes::begin(&cluster.client, &cluster.namespace, "nowhere").await;
     let begin = std::time::Instant::now();
-    create_hollow(&bed, "nowhere", most(), with_port).await;
+    create_hollow(&cluster, "nowhere", most(), with_port).await;
     // After 10 s and after 20 s more.
     let three = || async { (count.allocations() >= 3).then_some(()) };
     wait_until("the claim to be placed three times in vain", PATIENCE, three).await;
     let took = begin.elapsed().as_secs_f64();
     println!("3 allocations in {took:.0} s");
     assert!(took > 25.0, "three allocations within {took:.0} s");
-    super::end_hollow(&bed, "most-0").await;
-    assert_eq!(wait_node(&bed, "nowhere").await, "hollow-1");
+    super::end_hollow(&cluster, "most-0").await;
+    assert_eq!(wait_node(&cluster, "nowhere").await, "hollow-1");
     assert!(count.allocations() <= 5, "{} allocations", count.allocations());
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }

@@ -6,56 +6,56 @@ use serde_json::{Value, json};
 
 use super::place::{env, grantable_mib};
 use super::wait_placed;
-use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::manifests::{as_nobody, container, pod};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster};
 
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
 
-async fn bed(test: &str) -> TestCluster {
+async fn cluster(test: &str) -> TestCluster {
     let labels = json!({"tranche.dev/kai-annotations": "enabled"});
     super::alone(TestCluster::with_labels(test, labels).await)
 }
 
 /// Creates a pod with these containers and waits until it runs.
-async fn run(bed: &TestCluster, name: &str, annotations: Value, containers: &[&str]) {
+async fn run(cluster: &TestCluster, name: &str, annotations: Value, containers: &[&str]) {
     let containers: Vec<Value> = containers.iter().map(|name| container(name, json!([]))).collect();
     let mut pod = as_nobody(pod(name, json!([]), json!(containers)));
     pod["metadata"]["annotations"] = annotations;
-    bed.create(pod).await;
-    bed.wait_ready(name).await;
+    cluster.create(pod).await;
+    cluster.wait_ready(name).await;
 }
 
 /// The claim that the pod was promised.
-async fn claim_of(bed: &TestCluster, pod: &str) -> String {
-    let pod = bed.api::<Pod>().get(pod).await.expect("the pod is there");
+async fn claim_of(cluster: &TestCluster, pod: &str) -> String {
+    let pod = cluster.api::<Pod>().get(pod).await.expect("the pod is there");
     let entries = pod.spec.and_then(|spec| spec.resource_claims).unwrap_or_default();
     entries.into_iter().find_map(|entry| entry.resource_claim_name).expect("the pod names a claim")
 }
 
 /// Ends the pod; its claim goes with it.
-async fn end(bed: TestCluster, pod: &str) {
-    bed.delete(pod).await;
+async fn end(cluster: TestCluster, pod: &str) {
+    cluster.delete(pod).await;
     let left = || async {
-        let claims = bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+        let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
         claims.list(&kube::api::ListParams::default()).await.ok()?.items.is_empty().then_some(())
     };
     wait_until("the claim to go with its pod", PATIENCE, left).await;
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu() {
-    let bed = bed("a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu").await;
-    run(&bed, "quarter", json!({"gpu-fraction": "0.25"}), &["main"]).await;
-    let device = wait_placed(&bed, &claim_of(&bed, "quarter").await).await;
-    let mib = grantable_mib(&bed, &device).await / 4;
+    let cluster = cluster("a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu").await;
+    run(&cluster, "quarter", json!({"gpu-fraction": "0.25"}), &["main"]).await;
+    let device = wait_placed(&cluster, &claim_of(&cluster, "quarter").await).await;
+    let mib = grantable_mib(&cluster, &device).await / 4;
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
-    assert_eq!(env(&bed, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
-    assert_eq!(bed.inside("quarter", "main").gpus.len(), 1);
-    assert_eq!(bed.exec("quarter", "main", "echo $GPU_PORTION").trim(), "0.25");
-    end(bed, "quarter").await;
+    assert_eq!(env(&cluster, "quarter"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
+    assert_eq!(cluster.inside("quarter", "main").gpus.len(), 1);
+    assert_eq!(cluster.exec("quarter", "main", "echo $GPU_PORTION").trim(), "0.25");
+    end(cluster, "quarter").await;
 }
 
 /// The pod of KAI's documentation, field by field (docs/gpu-sharing), but for the scheduler's name and an image that is
@@ -63,17 +63,17 @@ async fn a_fraction_limits_memory_and_compute_to_that_part_of_the_gpu() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
-    let bed = bed("the_pod_of_kais_documentation_runs_as_it_is_written").await;
+    let cluster = cluster("the_pod_of_kais_documentation_runs_as_it_is_written").await;
     let documented = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "gpu-sharing", "labels": {"kai.scheduler/queue": "default-queue"},
             "annotations": {"gpu-fraction": "0.5"}},
         "spec": {"schedulerName": "default-scheduler", "automountServiceAccountToken": false, "containers": [{
             "name": "gpu-workload", "image": "docker.io/local/glibc:1", "imagePullPolicy": "Never",
             "command": ["nvidia-smi"], "args": ["-L"], "resources": {"limits": {"memory": "1Gi"}}}]}});
-    bed.create(documented).await;
-    let claim = claim_of(&bed, "gpu-sharing").await;
+    cluster.create(documented).await;
+    let claim = claim_of(&cluster, "gpu-sharing").await;
     let ended = || async {
-        let status = bed.api::<Pod>().get("gpu-sharing").await.ok()?.status?;
+        let status = cluster.api::<Pod>().get("gpu-sharing").await.ok()?.status?;
         let container = status.container_statuses?.into_iter().next()?;
         let ended = |state: Option<ContainerState>| Some(state?.terminated?.exit_code);
         ended(container.state).or_else(|| ended(container.last_state))
@@ -81,15 +81,15 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
     assert_eq!(wait_until("the container to end", PATIENCE, ended).await, 0);
     // It is started again, and has said nothing then for a moment.
     let said = || async {
-        let said = bed.api::<Pod>().logs("gpu-sharing", &LogParams::default()).await.ok()?;
+        let said = cluster.api::<Pod>().logs("gpu-sharing", &LogParams::default()).await.ok()?;
         said.ends_with('\n').then_some(said)
     };
     let said = wait_until("its log", PATIENCE, said).await;
     assert!(said.starts_with("GPU 0: ") && said.trim().lines().count() == 1, "{said}");
-    let device = wait_placed(&bed, &claim).await;
-    let half = grantable_mib(&bed, &device).await / 2;
+    let device = wait_placed(&cluster, &claim).await;
+    let half = grantable_mib(&cluster, &device).await / 2;
     let told = || async {
-        let claims = bed.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+        let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
         let devices = claims.get(&claim).await.ok()?.status?.devices?;
         Some(devices.first()?.data.as_ref()?.0.clone())
     };
@@ -99,59 +99,59 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
         (Some(half), Some(50)),
         "{data}"
     );
-    end(bed, "gpu-sharing").await;
+    end(cluster, "gpu-sharing").await;
 }
 
 /// The GPU has as many MiB as it has: no multiple of five is needed.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn five_fifths_of_a_gpu_run_on_one_gpu() {
-    let bed = bed("five_fifths_of_a_gpu_run_on_one_gpu").await;
+    let cluster = cluster("five_fifths_of_a_gpu_run_on_one_gpu").await;
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
         let mut pod = as_nobody(pod(name, json!([]), json!([container("main", json!([]))])));
         pod["metadata"]["annotations"] = json!({"gpu-fraction": "0.2"});
-        bed.create(pod).await;
+        cluster.create(pod).await;
     }
     let mut gpus = Vec::new();
     for name in names {
-        bed.wait_ready(name).await;
-        gpus.push(bed.inside(name, "main").gpus);
-        let device = wait_placed(&bed, &claim_of(&bed, name).await).await;
-        let mib = grantable_mib(&bed, &device).await / 5;
+        cluster.wait_ready(name).await;
+        gpus.push(cluster.inside(name, "main").gpus);
+        let device = wait_placed(&cluster, &claim_of(&cluster, name).await).await;
+        let mib = grantable_mib(&cluster, &device).await / 5;
         let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
-        assert_eq!(env(&bed, name), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20", &memory, PIPE]);
+        assert_eq!(env(&cluster, name), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20", &memory, PIPE]);
     }
     assert!(gpus.iter().all(|gpu| *gpu == gpus[0]), "{gpus:?}");
     for name in &names[1..] {
-        bed.delete(name).await;
+        cluster.delete(name).await;
     }
-    end(bed, names[0]).await;
+    end(cluster, names[0]).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_number_of_devices_gives_the_same_part_of_so_many_gpus() {
-    let bed = bed("a_number_of_devices_gives_the_same_part_of_so_many_gpus").await;
+    let cluster = cluster("a_number_of_devices_gives_the_same_part_of_so_many_gpus").await;
     let annotations = json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"});
-    run(&bed, "two", annotations, &["main"]).await;
-    let device = wait_placed(&bed, &claim_of(&bed, "two").await).await;
-    let mib = grantable_mib(&bed, &device).await / 4;
+    run(&cluster, "two", annotations, &["main"]).await;
+    let device = wait_placed(&cluster, &claim_of(&cluster, "two").await).await;
+    let mib = grantable_mib(&cluster, &device).await / 4;
     let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M,1={mib}M");
-    assert_eq!(env(&bed, "two"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
-    assert_eq!(bed.inside("two", "main").gpus.len(), 2);
-    end(bed, "two").await;
+    assert_eq!(env(&cluster, "two"), ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", &memory, PIPE]);
+    assert_eq!(cluster.inside("two", "main").gpus.len(), 2);
+    end(cluster, "two").await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_container_that_is_named_has_the_share_and_no_other() {
-    let bed = bed("the_container_that_is_named_has_the_share_and_no_other").await;
+    let cluster = cluster("the_container_that_is_named_has_the_share_and_no_other").await;
     let annotations = json!({"gpu-memory": "2000", "gpu-fraction-container-name": "main"});
-    run(&bed, "named", annotations, &["first", "main"]).await;
-    assert_eq!(env(&bed, "named"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", PIPE]);
-    assert_eq!(bed.inside("named", "main").gpus.len(), 1);
-    assert!(bed.inside("named", "first").is_without_gpu());
-    assert_eq!(bed.exec("named", "first", "env | grep -E '^CUDA_MPS|^GPU_PORTION' || true"), "");
-    end(bed, "named").await;
+    run(&cluster, "named", annotations, &["first", "main"]).await;
+    assert_eq!(env(&cluster, "named"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", PIPE]);
+    assert_eq!(cluster.inside("named", "main").gpus.len(), 1);
+    assert!(cluster.inside("named", "first").is_without_gpu());
+    assert_eq!(cluster.exec("named", "first", "env | grep -E '^CUDA_MPS|^GPU_PORTION' || true"), "");
+    end(cluster, "named").await;
 }

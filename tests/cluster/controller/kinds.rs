@@ -8,17 +8,18 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::{CLASS, NODE, create_hollow, share, wait_placed, wait_told};
-use crate::test_cluster::{TestCluster, from};
 use crate::hollow::{self, wait_node};
 use crate::rig::skipped;
+use crate::test_cluster::{TestCluster, from};
 
 /// GPUs of a node that can be shared, at the least: one of them never fills up here.
 const GPUS: usize = 7;
 
 /// The memory that the controller grants a claim on each of its GPUs, in MiB.
-async fn granted_mib(bed: &TestCluster, claim: &str) -> Value {
-    wait_placed(bed, claim).await;
-    let stored = bed.rig.kubectl(&["-n", &bed.namespace, "get", "resourceclaim", claim, "-o", "json"]);
+async fn granted_mib(cluster: &TestCluster, claim: &str) -> Value {
+    wait_placed(cluster, claim).await;
+    let stored =
+        cluster.rig.kubectl(&["-n", &cluster.namespace, "get", "resourceclaim", claim, "-o", "json"]);
     let stored: Value = serde_json::from_str(&stored).expect("kubectl prints JSON");
     let configs = stored["status"]["allocation"]["devices"]["config"].as_array().expect("a grant").clone();
     let grant = configs.iter().map(|config| &config["opaque"]["parameters"]);
@@ -29,8 +30,8 @@ async fn granted_mib(bed: &TestCluster, claim: &str) -> Value {
 #[ignore = "needs a rig"]
 async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on() {
     let test = "each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_gpu_it_is_on";
-    let bed = super::bed(test).await;
-    hollow::add_changed(&bed, 2, NODE, |node, gpu| {
+    let cluster = super::cluster(test).await;
+    hollow::add_changed(&cluster, 2, NODE, |node, gpu| {
         let attributes = gpu.attributes.as_mut().expect("a GPU has attributes");
         if node == 1 {
             attributes.get_mut("grantableMemoryMiB").expect("it can be shared").int = Some(20_000);
@@ -38,65 +39,65 @@ async fn each_amount_goes_where_a_gpu_is_large_enough_and_a_fraction_is_of_the_g
         }
     })
     .await;
-    create_hollow(&bed, "large", share(json!({"memory": "20001Mi"})), |_| {}).await;
-    create_hollow(&bed, "none", share(json!({"memory": "4000Gi"})), |_| {}).await;
+    create_hollow(&cluster, "large", share(json!({"memory": "20001Mi"})), |_| {}).await;
+    create_hollow(&cluster, "none", share(json!({"memory": "4000Gi"})), |_| {}).await;
     let mut quarter = share(json!({"fraction": "0.25"}));
     let l4 = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4'";
     quarter["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": l4}}]);
-    create_hollow(&bed, "quarter", quarter, |_| {}).await;
-    assert_eq!(wait_node(&bed, "large").await, "hollow-0");
-    assert_eq!(wait_node(&bed, "quarter").await, "hollow-1");
-    let granted = granted_mib(&bed, "quarter").await.to_string();
+    create_hollow(&cluster, "quarter", quarter, |_| {}).await;
+    assert_eq!(wait_node(&cluster, "large").await, "hollow-0");
+    assert_eq!(wait_node(&cluster, "quarter").await, "hollow-1");
+    let granted = granted_mib(&cluster, "quarter").await.to_string();
     assert!(granted.contains("\"5000Mi\""), "{granted}");
-    wait_told(&bed, "none", "too small even idle").await;
-    hollow::end(bed).await;
+    wait_told(&cluster, "none", "too small even idle").await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_gpu_that_a_rule_taints_takes_only_what_tolerates_it() {
     let test = "a_gpu_that_a_rule_taints_takes_only_what_tolerates_it";
-    let bed = super::bed(test).await;
-    let rules: Api<DeviceTaintRule> = Api::all(bed.client.clone());
-    let name = bed.namespace.as_str();
+    let cluster = super::cluster(test).await;
+    let rules: Api<DeviceTaintRule> = Api::all(cluster.client.clone());
+    let name = cluster.namespace.as_str();
     let rule: DeviceTaintRule = from(json!({"metadata": {"name": name}, "spec": {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": "hollow-0"},
         "taint": {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}}}));
     if let Err(error) = rules.create(&PostParams::default(), &rule).await {
         skipped(&format!("no DeviceTaintRules of resource.k8s.io/v1 here: {error}"));
-        return bed.end().await;
+        return cluster.end().await;
     }
-    bed.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
+    cluster.rig.on_end(&["kubectl", "delete", "devicetaintrule", name, "--ignore-not-found"]);
     // Before its GPUs: the controller hears of rules and of claims by two watches.
-    hollow::add(&bed, 1, NODE).await;
-    create_hollow(&bed, "plain", share(json!({"memory": "1Gi"})), |_| {}).await;
-    wait_told(&bed, "plain", "example.com/repair").await;
+    hollow::add(&cluster, 1, NODE).await;
+    create_hollow(&cluster, "plain", share(json!({"memory": "1Gi"})), |_| {}).await;
+    wait_told(&cluster, "plain", "example.com/repair").await;
     let mut tolerant = share(json!({"memory": "1Gi"}));
     tolerant["requests"][0]["exactly"]["tolerations"] =
         json!([{"key": "example.com/repair", "operator": "Equal", "value": "fan", "effect": "NoSchedule"}]);
-    create_hollow(&bed, "tolerant", tolerant, |_| {}).await;
-    assert_eq!(wait_node(&bed, "tolerant").await, "hollow-0");
+    create_hollow(&cluster, "tolerant", tolerant, |_| {}).await;
+    assert_eq!(wait_node(&cluster, "tolerant").await, "hollow-0");
     rules.delete(name, &DeleteParams::default()).await.expect("a rule can be deleted");
-    assert_eq!(wait_node(&bed, "plain").await, "hollow-0");
-    hollow::end(bed).await;
+    assert_eq!(wait_node(&cluster, "plain").await, "hollow-0");
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_class_says_by_which_policy_its_claims_are_placed() {
-    let bed = super::bed_beside("a_class_says_by_which_policy_its_claims_are_placed", 1).await;
-    let classes: Api<DeviceClass> = Api::all(bed.client.clone());
+    let cluster = super::bed_beside("a_class_says_by_which_policy_its_claims_are_placed", 1).await;
+    let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
     let annotate = async |policy: Value| {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {"tranche.dev/policy": policy}}}));
         classes.patch(CLASS, &PatchParams::default(), &patch).await.expect("a class can be annotated");
     };
-    bed.rig.on_end(&["kubectl", "annotate", "deviceclass", CLASS, "tranche.dev/policy-"]);
-    create_hollow(&bed, "first", share(json!({"memory": "4Gi"})), |_| {}).await;
-    let first = wait_placed(&bed, "first").await;
+    cluster.rig.on_end(&["kubectl", "annotate", "deviceclass", CLASS, "tranche.dev/policy-"]);
+    create_hollow(&cluster, "first", share(json!({"memory": "4Gi"})), |_| {}).await;
+    let first = wait_placed(&cluster, "first").await;
     // The controller hears of the class and of claims by two watches: until it has, the rule before holds.
     let next = async |name: String| {
-        create_hollow(&bed, &name, share(json!({"memory": "4Gi"})), |_| {}).await;
-        wait_placed(&bed, &name).await
+        create_hollow(&cluster, &name, share(json!({"memory": "4Gi"})), |_| {}).await;
+        wait_placed(&cluster, &name).await
     };
     annotate(json!("spread")).await;
     let mut used = vec![first.clone()];
@@ -111,5 +112,5 @@ async fn a_class_says_by_which_policy_its_claims_are_placed() {
         more.push(next(format!("packed-{}", more.len())).await);
     }
     assert!(more.last().is_some_and(|device| used.contains(device)), "spread still: {used:?}, {more:?}");
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }

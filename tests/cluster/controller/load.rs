@@ -11,30 +11,30 @@ use serde_json::{Value, json};
 use super::books::Auditor;
 use super::fail_over::{kill, leader};
 use super::share;
-use crate::test_cluster::{TestCluster, PATIENCE};
 use crate::hollow::{self, LONG, on_hollow};
 use crate::manifests::{as_nobody, by_template, template};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster};
 
 const PODS: usize = 200;
 const MANY: usize = 400;
 
-async fn allocated(bed: &TestCluster) -> Option<usize> {
-    let claims = bed.api::<ResourceClaim>().list(&ListParams::default()).await.ok()?.items;
+async fn allocated(cluster: &TestCluster) -> Option<usize> {
+    let claims = cluster.api::<ResourceClaim>().list(&ListParams::default()).await.ok()?.items;
     let allocated =
         |claim: &&ResourceClaim| claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
     Some(claims.iter().filter(allocated).count())
 }
 
-async fn wait_allocated(bed: &TestCluster, count: usize) {
-    let enough = || async { (allocated(bed).await? >= count).then_some(()) };
+async fn wait_allocated(cluster: &TestCluster, count: usize) {
+    let enough = || async { (allocated(cluster).await? >= count).then_some(()) };
     wait_until(&format!("{count} claims to be allocated"), LONG, enough).await;
 }
 
 /// Creates an object, again and again while the API server is away.
-async fn make(bed: &TestCluster, object: Value) {
+async fn make(cluster: &TestCluster, object: Value) {
     let made = || async {
-        let said = bed.try_create(object.clone(), false).await;
+        let said = cluster.try_create(object.clone(), false).await;
         said.or_else(|said| if said.contains("AlreadyExists") { Ok(()) } else { Err(said) }).ok()
     };
     wait_until("an object to be created", LONG, made).await;
@@ -44,44 +44,44 @@ async fn make(bed: &TestCluster, object: Value) {
 #[ignore = "needs a rig"]
 async fn two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts() {
     let test = "two_hundred_pods_are_placed_while_the_leader_dies_and_the_api_server_restarts";
-    let bed = super::bed_beside(test, 4).await;
-    let auditor = Auditor::begin(&bed.client).await;
-    let first = wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    let cluster = super::bed_beside(test, 4).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    let first = wait_until("a leader", PATIENCE, || leader(&cluster)).await;
     for (name, amount) in [("small", json!({"memory": "3Gi"})), ("tenth", json!({"fraction": "0.1"}))] {
-        bed.create(template(name, share(amount))).await;
+        cluster.create(template(name, share(amount))).await;
     }
     let make = stream::iter(0..PODS).for_each_concurrent(8, |nth| {
         let template = if nth % 2 == 0 { "small" } else { "tenth" };
-        make(&bed, on_hollow(as_nobody(by_template(template, &format!("pod-{nth}")))))
+        make(&cluster, on_hollow(as_nobody(by_template(template, &format!("pod-{nth}")))))
     });
     let disturb = async {
-        wait_allocated(&bed, PODS / 5).await;
-        kill(&bed, &first).await;
-        wait_allocated(&bed, PODS / 2).await;
-        bed.rig.run(&["restart", "control", "apiserver"]);
+        wait_allocated(&cluster, PODS / 5).await;
+        kill(&cluster, &first).await;
+        wait_allocated(&cluster, PODS / 2).await;
+        cluster.rig.run(&["restart", "control", "apiserver"]);
     };
     tokio::join!(make, disturb);
-    hollow::wait_bound(&bed, PODS).await;
-    let second = wait_until("a leader", PATIENCE, || leader(&bed)).await;
+    hollow::wait_bound(&cluster, PODS).await;
+    let second = wait_until("a leader", PATIENCE, || leader(&cluster)).await;
     assert_ne!(first, second);
     println!("{} looks", auditor.end().await);
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn each_of_many_is_told_where_its_share_is() {
-    let bed = super::bed_beside("each_of_many_is_told_where_its_share_is", 4).await;
-    bed.create(template("small", share(json!({"memory": "1Gi"})))).await;
+    let cluster = super::bed_beside("each_of_many_is_told_where_its_share_is", 4).await;
+    cluster.create(template("small", share(json!({"memory": "1Gi"})))).await;
     let pod = |nth: usize| on_hollow(as_nobody(by_template("small", &format!("pod-{nth}"))));
-    stream::iter(0..MANY).for_each_concurrent(8, |nth| make(&bed, pod(nth))).await;
-    hollow::wait_bound(&bed, MANY).await;
+    stream::iter(0..MANY).for_each_concurrent(8, |nth| make(&cluster, pod(nth))).await;
+    hollow::wait_bound(&cluster, MANY).await;
     let placed = ListParams::default().fields("reason=GpuSharePlaced,involvedObject.kind=Pod");
     let told = || async {
-        let events = bed.api::<Event>().list(&placed).await.ok()?.items;
+        let events = cluster.api::<Event>().list(&placed).await.ok()?.items;
         let of: BTreeSet<_> = events.into_iter().filter_map(|event| event.involved_object.name).collect();
         (of.len() == MANY).then_some(())
     };
     wait_until(&format!("{MANY} pods to be told where their shares are"), PATIENCE, told).await;
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 
 use super::books::Auditor;
 use super::{NODE, create, share, wait_not_placed};
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, is_ready, container_run, node_of};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, claim, gpu, template, user_of};
 use crate::rig::{skipped, wait_until};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, container_run, is_ready, node_of};
 
 /// The node that a claim's allocation is for; waits for one.
-async fn wait_node_of_claim(bed: &TestCluster, name: &str, but: Option<&str>) -> String {
+async fn wait_node_of_claim(cluster: &TestCluster, name: &str, but: Option<&str>) -> String {
     let node = || async {
-        let claim = bed.api::<ResourceClaim>().get_opt(name).await.ok()??;
+        let claim = cluster.api::<ResourceClaim>().get_opt(name).await.ok()??;
         let results = claim.status?.allocation?.devices?.results?;
         let pool = results.first()?.pool.split('/').next()?.to_owned();
         (but != Some(pool.as_str())).then_some(pool)
@@ -30,36 +30,36 @@ async fn wait_node_of_claim(bed: &TestCluster, name: &str, but: Option<&str>) ->
 #[ignore = "needs a rig"]
 async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     let test = "what_was_placed_on_a_node_that_is_lost_is_placed_on_another";
-    let bed = super::bed_beside(test, 2).await;
-    let auditor = Auditor::begin(&bed.client).await;
-    bed.create(claim("bound", share(json!({"memory": "4Gi"})))).await;
-    bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
-    let lost = wait_node(&bed, "bound").await;
+    let cluster = super::bed_beside(test, 2).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    cluster.create(claim("bound", share(json!({"memory": "4Gi"})))).await;
+    cluster.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
+    let lost = wait_node(&cluster, "bound").await;
     // Beside it, and no scheduler binds it.
-    bed.create(claim("waiting", share(json!({"memory": "4Gi"})))).await;
+    cluster.create(claim("waiting", share(json!({"memory": "4Gi"})))).await;
     let mut waiting = on_hollow(as_nobody(user_of("waiting", "waiting")));
     waiting["spec"]["schedulerName"] = json!("nobody");
-    bed.create(waiting).await;
-    assert_eq!(wait_node_of_claim(&bed, "waiting", None).await, lost, "packed");
+    cluster.create(waiting).await;
+    assert_eq!(wait_node_of_claim(&cluster, "waiting", None).await, lost, "packed");
 
-    bed.rig.run(&["hollow-end", &lost]);
-    let other = wait_node_of_claim(&bed, "waiting", Some(&lost)).await;
+    cluster.rig.run(&["hollow-end", &lost]);
+    let other = wait_node_of_claim(&cluster, "waiting", Some(&lost)).await;
     assert_ne!(other, lost);
-    let told = || async { bed.events("waiting").await.into_iter().find(|event| event.contains(&lost)) };
+    let told = || async { cluster.events("waiting").await.into_iter().find(|event| event.contains(&lost)) };
     println!("told: {}", wait_until("an event that names the lost node", PATIENCE, told).await);
     // As the pod's controller and an administrator would: the pod is ended and made again.
     // Unless the cluster has done so, which it does after 40 s without the node.
-    match bed.api::<Pod>().delete("bound", &DeleteParams::default().grace_period(0)).await {
+    match cluster.api::<Pod>().delete("bound", &DeleteParams::default().grace_period(0)).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => panic!("it can be deleted: {error}"),
     }
-    bed.gone("bound").await;
-    wait_not_placed(&bed, "bound").await;
-    bed.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
-    assert_eq!(wait_node(&bed, "bound").await, other);
+    cluster.gone("bound").await;
+    wait_not_placed(&cluster, "bound").await;
+    cluster.create(on_hollow(as_nobody(user_of("bound", "bound")))).await;
+    assert_eq!(wait_node(&cluster, "bound").await, other);
     println!("{} looks", auditor.end().await);
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 /// Both pods want one port of their node, which is not what the controller looks at: the scheduler takes the
@@ -68,66 +68,66 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
 #[ignore = "needs a rig"]
 async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let test = "where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere";
-    let bed = super::bed_beside(test, 2).await;
+    let cluster = super::bed_beside(test, 2).await;
     let with_port = |name: &str| {
         let mut pod = on_hollow(as_nobody(user_of(name, name)));
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
         pod
     };
-    let auditor = Auditor::begin(&bed.client).await;
+    let auditor = Auditor::begin(&cluster.client).await;
     for name in ["first", "second"] {
-        bed.create(claim(name, share(json!({"memory": "4Gi"})))).await;
+        cluster.create(claim(name, share(json!({"memory": "4Gi"})))).await;
     }
-    bed.create(with_port("first")).await;
-    let first = wait_node(&bed, "first").await;
-    bed.create(with_port("second")).await;
-    let second = wait_node(&bed, "second").await;
+    cluster.create(with_port("first")).await;
+    let first = wait_node(&cluster, "first").await;
+    cluster.create(with_port("second")).await;
+    let second = wait_node(&cluster, "second").await;
     assert_ne!(first, second);
-    assert_eq!(wait_node_of_claim(&bed, "second", None).await, second);
+    assert_eq!(wait_node_of_claim(&cluster, "second", None).await, second);
     let moved = || async {
-        let events = bed.events("second").await;
+        let events = cluster.events("second").await;
         let moved: Vec<_> = events.into_iter().filter(|event| event.starts_with("GpuShareMoved")).collect();
         (!moved.is_empty()).then_some(moved)
     };
     let moved = wait_until("an event about the move", PATIENCE, moved).await;
     assert!(moved.len() == 1 && moved[0].contains(&first), "{moved:?}");
     auditor.end().await;
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_is_drained_from_one_node_comes_up_on_another_under_its_limit() {
     let test = "what_is_drained_from_one_node_comes_up_on_another_under_its_limit";
-    let bed = super::bed(test).await;
-    let Some(other) = bed.nodes.iter().find(|node| *node != NODE).cloned() else {
+    let cluster = super::cluster(test).await;
+    let Some(other) = cluster.nodes.iter().find(|node| *node != NODE).cloned() else {
         skipped("needs two real nodes");
         return;
     };
-    bed.create(template("part", share(json!({"memory": "4Gi"})))).await;
+    cluster.create(template("part", share(json!({"memory": "4Gi"})))).await;
     let mut pod = as_nobody(crate::manifests::by_template("part", "x"));
     pod["metadata"] = json!({"labels": {"app": "drained"}});
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "drained"},
         "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "drained"}},
                  "template": {"metadata": pod["metadata"], "spec": pod["spec"]}}});
-    bed.create(deployment).await;
-    wait_ready_on(&bed, NODE, 2).await;
-    bed.rig.kubectl(&["uncordon", &other]);
-    bed.rig.on_end(&["kubectl", "uncordon", NODE]);
+    cluster.create(deployment).await;
+    wait_ready_on(&cluster, NODE, 2).await;
+    cluster.rig.kubectl(&["uncordon", &other]);
+    cluster.rig.on_end(&["kubectl", "uncordon", NODE]);
     let only =
         ["--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=app=drained", "--timeout=60s"];
-    bed.rig.kubectl(&[&["drain", NODE][..], &only].concat());
-    for pod in wait_ready_on(&bed, &other, 2).await {
-        let env = bed.exec(&pod, "main", "env | grep ^CUDA_MPS_PINNED || true");
+    cluster.rig.kubectl(&[&["drain", NODE][..], &only].concat());
+    for pod in wait_ready_on(&cluster, &other, 2).await {
+        let env = cluster.exec(&pod, "main", "env | grep ^CUDA_MPS_PINNED || true");
         assert_eq!(env.trim(), "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M");
     }
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// The names of so many pods that run on the node; waits for them.
-async fn wait_ready_on(bed: &TestCluster, node: &str, count: usize) -> Vec<String> {
+async fn wait_ready_on(cluster: &TestCluster, node: &str, count: usize) -> Vec<String> {
     let ready = || async {
-        let pods = bed.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
+        let pods = cluster.api::<Pod>().list(&ListParams::default()).await.ok()?.items;
         let here =
             |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod) && node_of(pod) == node;
         let names: Vec<String> = pods.into_iter().filter(here).filter_map(|pod| pod.metadata.name).collect();
@@ -137,9 +137,9 @@ async fn wait_ready_on(bed: &TestCluster, node: &str, count: usize) -> Vec<Strin
 }
 
 /// Creates a claim and a pod of its name in a namespace of any name.
-async fn create_in(bed: &TestCluster, namespace: &str, name: &str, amount: Value) {
-    let claims = Api::<ResourceClaim>::namespaced(bed.client.clone(), namespace);
-    let pods = Api::<Pod>::namespaced(bed.client.clone(), namespace);
+async fn create_in(cluster: &TestCluster, namespace: &str, name: &str, amount: Value) {
+    let claims = Api::<ResourceClaim>::namespaced(cluster.client.clone(), namespace);
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), namespace);
     let params = kube::api::PostParams::default();
     let object = crate::test_cluster::from(claim(name, share(amount)));
     claims.create(&params, &object).await.expect("a claim can be made");
@@ -150,34 +150,35 @@ async fn create_in(bed: &TestCluster, namespace: &str, name: &str, amount: Value
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_namespace_that_is_deleted_gives_its_shares_back() {
-    let bed = super::bed_beside("a_namespace_that_is_deleted_gives_its_shares_back", 1).await;
-    let gpus = bed.published("hollow-0").await.len();
-    let other = format!("{}-other", bed.namespace);
-    bed.rig.on_end(&["kubectl", "delete", "namespace", &other, "--wait=false", "--ignore-not-found"]);
-    bed.rig.kubectl(&["create", "namespace", &other]);
-    let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(bed.client.clone(), &other);
+    let cluster = super::bed_beside("a_namespace_that_is_deleted_gives_its_shares_back", 1).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    let other = format!("{}-other", cluster.namespace);
+    cluster.rig.on_end(&["kubectl", "delete", "namespace", &other, "--wait=false", "--ignore-not-found"]);
+    cluster.rig.kubectl(&["create", "namespace", &other]);
+    let accounts =
+        Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.client.clone(), &other);
     let account = || async { accounts.get_opt("default").await.ok()?.map(|_| ()) };
     wait_until("the namespace's service account", PATIENCE, account).await;
     for nth in 0..gpus {
-        create_in(&bed, &other, &format!("most-{nth}"), json!({"fraction": "0.9"})).await;
+        create_in(&cluster, &other, &format!("most-{nth}"), json!({"fraction": "0.9"})).await;
     }
-    let pods = Api::<Pod>::namespaced(bed.client.clone(), &other);
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), &other);
     let all = || async {
         let pods = pods.list(&ListParams::default()).await.ok()?.items;
         let bound = pods.iter().filter(|pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()));
         (bound.count() == gpus).then_some(())
     };
     wait_until("all of them to be bound", hollow::LONG, all).await;
-    bed.create(claim("next", share(json!({"fraction": "0.9"})))).await;
-    bed.create(on_hollow(as_nobody(user_of("next", "next")))).await;
+    cluster.create(claim("next", share(json!({"fraction": "0.9"})))).await;
+    cluster.create(on_hollow(as_nobody(user_of("next", "next")))).await;
     let waits = || async {
-        let events = bed.events("next").await;
+        let events = cluster.events("next").await;
         events.into_iter().find(|event| event.starts_with("WaitingForGpuShare"))
     };
     println!("told: {}", wait_until("the pod to wait", PATIENCE, waits).await);
-    bed.rig.kubectl(&["delete", "namespace", &other, "--timeout=90s"]);
-    wait_node(&bed, "next").await;
-    hollow::end(bed).await;
+    cluster.rig.kubectl(&["delete", "namespace", &other, "--timeout=90s"]);
+    wait_node(&cluster, "next").await;
+    hollow::end(cluster).await;
 }
 
 /// What happens while no controller runs is taken in by the next one. It is away for as long as this takes; for
@@ -185,53 +186,53 @@ async fn a_namespace_that_is_deleted_gives_its_shares_back() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn after_a_time_without_any_controller_all_is_as_it_should_be() {
-    let bed = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await;
-    let auditor = Auditor::begin(&bed.client).await;
+    let cluster = super::bed_beside("after_a_time_without_any_controller_all_is_as_it_should_be", 2).await;
+    let auditor = Auditor::begin(&cluster.client).await;
     let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
     let before = names("before", 8);
-    make(&bed, &before, "20Gi").await;
-    hollow::wait_bound(&bed, before.len()).await;
-    let lost = wait_node(&bed, "before-0").await;
-    create(&bed, "runs", json!({"memory": "3Gi"})).await;
-    let runs = container_run(&bed.wait_ready("runs").await);
+    make(&cluster, &before, "20Gi").await;
+    hollow::wait_bound(&cluster, before.len()).await;
+    let lost = wait_node(&cluster, "before-0").await;
+    create(&cluster, "runs", json!({"memory": "3Gi"})).await;
+    let runs = container_run(&cluster.wait_ready("runs").await);
     // What is held and idle stays so without a controller: one GPU is given back before, to a pod that goes again.
     let whole = json!({"requests": [gpu("gpu")]});
-    super::create_hollow(&bed, "whole-0", whole, |pod| keep_off(pod, &lost)).await;
-    wait_node(&bed, "whole-0").await;
-    super::end_hollow(&bed, "whole-0").await;
+    super::create_hollow(&cluster, "whole-0", whole, |pod| keep_off(pod, &lost)).await;
+    wait_node(&cluster, "whole-0").await;
+    super::end_hollow(&cluster, "whole-0").await;
 
-    end_controllers(&bed).await;
+    end_controllers(&cluster).await;
     // Some go, some come, and a node is lost with what is on it.
     for name in &before[..4] {
-        super::end_hollow(&bed, name).await;
+        super::end_hollow(&cluster, name).await;
     }
-    bed.rig.run(&["hollow-end", &lost]);
-    let pods = bed.api::<Pod>();
+    cluster.rig.run(&["hollow-end", &lost]);
+    let pods = cluster.api::<Pod>();
     for name in &before[4..] {
         if node_of(&pods.get(name).await.expect("it is there")) == lost {
             pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("it can be deleted");
-            bed.gone(name).await;
+            cluster.gone(name).await;
         }
     }
     let after = names("after", 12);
-    make(&bed, &after, "10Gi").await;
-    create(&bed, "real", json!({"memory": "2000Mi"})).await;
-    let turns = be_without(&bed, &after).await;
-    assert_eq!(container_run(&bed.wait_ready("runs").await), runs);
+    make(&cluster, &after, "10Gi").await;
+    create(&cluster, "real", json!({"memory": "2000Mi"})).await;
+    let turns = be_without(&cluster, &after).await;
+    assert_eq!(container_run(&cluster.wait_ready("runs").await), runs);
 
     let begin = Instant::now();
-    bed.rig.kubectl(&scale("--replicas=2"));
+    cluster.rig.kubectl(&scale("--replicas=2"));
     for name in &after {
-        assert_ne!(wait_node(&bed, name).await, lost);
+        assert_ne!(wait_node(&cluster, name).await, lost);
     }
-    bed.wait_ready("real").await;
+    cluster.wait_ready("real").await;
     println!("{turns} turns without; all placed {:.1} s after its start", begin.elapsed().as_secs_f64());
-    super::wait_metric(&bed, "tranche_controller_overcommitted_gpus", 0.0).await;
-    assert_eq!(container_run(&bed.wait_ready("runs").await), runs);
+    super::wait_metric(&cluster, "tranche_controller_overcommitted_gpus", 0.0).await;
+    assert_eq!(container_run(&cluster.wait_ready("runs").await), runs);
     println!("{} looks", auditor.end().await);
-    bed.delete("real").await;
-    bed.delete("runs").await;
-    hollow::end(bed).await;
+    cluster.delete("real").await;
+    cluster.delete("runs").await;
+    hollow::end(cluster).await;
 }
 
 fn keep_off(pod: &mut Value, node: &str) {
@@ -241,9 +242,9 @@ fn keep_off(pod: &mut Value, node: &str) {
 }
 
 /// Pods for nodes without a machine, each with a claim of this much memory.
-async fn make(bed: &TestCluster, names: &[String], memory: &str) {
+async fn make(cluster: &TestCluster, names: &[String], memory: &str) {
     for name in names {
-        super::create_hollow(bed, name, share(json!({"memory": memory})), |_| {}).await;
+        super::create_hollow(cluster, name, share(json!({"memory": memory})), |_| {}).await;
     }
 }
 
@@ -252,35 +253,35 @@ fn scale(replicas: &str) -> [&str; 5] {
 }
 
 /// Ends all controllers until the test ends.
-async fn end_controllers(bed: &TestCluster) {
+async fn end_controllers(cluster: &TestCluster) {
     let status = ["-n", SYSTEM, "rollout", "status", "deployment/tranche-controller", "--timeout=90s"];
-    bed.rig.on_end(&[&["kubectl"][..], &status].concat());
-    bed.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
-    bed.rig.kubectl(&scale("--replicas=0"));
+    cluster.rig.on_end(&[&["kubectl"][..], &status].concat());
+    cluster.rig.on_end(&[&["kubectl"][..], &scale("--replicas=2")].concat());
+    cluster.rig.kubectl(&scale("--replicas=0"));
     let list = ListParams::default().labels("app.kubernetes.io/component=controller");
-    let system = Api::<Pod>::namespaced(bed.client.clone(), SYSTEM);
+    let system = Api::<Pod>::namespaced(cluster.client.clone(), SYSTEM);
     let none = || async { system.list(&list).await.ok()?.items.is_empty().then_some(()) };
     wait_until("the controllers to be gone", PATIENCE, none).await;
 }
 
 /// The time without a controller: who needs none gets its place, who needs one comes, waits and goes. How
 /// often that was seen.
-async fn be_without(bed: &TestCluster, waiting: &[String]) -> usize {
+async fn be_without(cluster: &TestCluster, waiting: &[String]) -> usize {
     let outage = std::env::var("TRANCHE_OUTAGE").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
     let (begin, outage) = (Instant::now(), Duration::from_secs(outage));
     let mut every = tokio::time::interval(Duration::from_secs(30));
     for turn in 1.. {
         every.tick().await;
         let (whole, part) = (format!("whole-{turn}"), format!("part-{turn}"));
-        super::create_hollow(bed, &part, share(json!({"memory": "5Gi"})), |_| {}).await;
-        super::create_hollow(bed, &whole, json!({"requests": [gpu("gpu")]}), |_| {}).await;
-        wait_node(bed, &whole).await;
-        super::end_hollow(bed, &whole).await;
+        super::create_hollow(cluster, &part, share(json!({"memory": "5Gi"})), |_| {}).await;
+        super::create_hollow(cluster, &whole, json!({"requests": [gpu("gpu")]}), |_| {}).await;
+        wait_node(cluster, &whole).await;
+        super::end_hollow(cluster, &whole).await;
         for name in waiting.iter().chain([&part]) {
-            let pod = bed.api::<Pod>().get(name).await.expect("it is there");
+            let pod = cluster.api::<Pod>().get(name).await.expect("it is there");
             assert_eq!(pod.spec.and_then(|spec| spec.node_name), None, "{name}");
         }
-        super::end_hollow(bed, &part).await;
+        super::end_hollow(cluster, &part).await;
         let passed = begin.elapsed();
         println!("turn {turn}, {:.0} s of {:.0} s", passed.as_secs_f64(), outage.as_secs_f64());
         if passed >= outage {

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::books::{Auditor, wait_settled};
 use super::{NODE, create, share};
-use crate::test_cluster::{TestCluster, SYSTEM};
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, container, gpu, on, pod, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{SYSTEM, TestCluster};
 
 /// Rounds on hollow nodes; more with TRANCHE_ROUNDS. Each is as many races as there are nodes.
 const ROUNDS: usize = 50;
@@ -60,11 +60,11 @@ fn whole(round: usize, node: &str) -> Runner {
     Runner { name: format!("whole-{round}-{node}"), node: node.to_owned(), asks: whole_gpu() }
 }
 
-async fn start(bed: &TestCluster, runner: &Runner) {
+async fn start(cluster: &TestCluster, runner: &Runner) {
     let name = &runner.name;
     let mut pod = match &runner.asks {
         Asks::Claim(devices) => {
-            bed.create(claim(name, devices.clone())).await;
+            cluster.create(claim(name, devices.clone())).await;
             user_of(name, name)
         }
         Asks::Limit => {
@@ -75,16 +75,16 @@ async fn start(bed: &TestCluster, runner: &Runner) {
     };
     pod = on_hollow(as_nobody(pod));
     pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": runner.node});
-    bed.create(pod).await;
+    cluster.create(pod).await;
 }
 
-fn holds(bed: &TestCluster) -> (Api<ResourceClaim>, ListParams) {
-    (Api::namespaced(bed.client.clone(), SYSTEM), ListParams::default().labels("tranche.dev/hold"))
+fn holds(cluster: &TestCluster) -> (Api<ResourceClaim>, ListParams) {
+    (Api::namespaced(cluster.client.clone(), SYSTEM), ListParams::default().labels("tranche.dev/hold"))
 }
 
 /// Until a GPU of the node is held.
-async fn wait_held(bed: &TestCluster, node: &str) {
-    let (api, ours) = holds(bed);
+async fn wait_held(cluster: &TestCluster, node: &str) {
+    let (api, ours) = holds(cluster);
     let on_node = |hold: &ResourceClaim| {
         let annotations = hold.metadata.annotations.as_ref();
         annotations.is_some_and(|all| all.get("tranche.dev/node").is_some_and(|name| name == node))
@@ -94,8 +94,8 @@ async fn wait_held(bed: &TestCluster, node: &str) {
 }
 
 /// All GPUs are nobody's again: the next round takes them anew.
-async fn let_go(bed: &TestCluster) {
-    let (api, ours) = holds(bed);
+async fn let_go(cluster: &TestCluster) {
+    let (api, ours) = holds(cluster);
     api.delete_collection(&DeleteParams::default(), &ours).await.expect("holds can be deleted");
     let gone = || async { api.list(&ours).await.ok()?.items.is_empty().then_some(()) };
     wait_until("the holds to be gone", hollow::LONG, gone).await;
@@ -105,13 +105,13 @@ async fn let_go(bed: &TestCluster) {
 #[ignore = "needs a rig"]
 async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     let test = "on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both";
-    let bed = super::bed(test).await;
+    let cluster = super::cluster(test).await;
     let rounds =
         std::env::var("TRANCHE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
-    let (nodes, release) = (hollow::add(&bed, NODES, NODE).await, bed.release().await);
-    let gpus = bed.published(&nodes[0]).await.len();
+    let (nodes, release) = (hollow::add(&cluster, NODES, NODE).await, cluster.release().await);
+    let gpus = cluster.published(&nodes[0]).await.len();
     assert!(gpus >= 2, "the node has {gpus} GPUs");
-    let auditor = Auditor::begin(&bed.client).await;
+    let auditor = Auditor::begin(&cluster.client).await;
     let begin = std::time::Instant::now();
     // Limits are the scheduler's business from 1.36 on.
     let asks = || if release >= 36 && fastrand::bool() { Asks::Limit } else { whole_gpu() };
@@ -120,23 +120,23 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
         // In every other round those for whole GPUs come while the holds settle.
         let starts = runners.iter().map(|runner| async {
             if round % 2 == 1 && runner.name.starts_with("whole") {
-                wait_held(&bed, &runner.node).await;
+                wait_held(&cluster, &runner.node).await;
             }
-            start(&bed, runner).await;
+            start(&cluster, runner).await;
         });
         join_all(starts).await;
-        hollow::wait_bound(&bed, runners.len()).await;
+        hollow::wait_bound(&cluster, runners.len()).await;
         // Before, a hold that lost stands by until the winner ends.
         if release >= 36 {
-            wait_settled(&bed.client).await;
+            wait_settled(&cluster.client).await;
         }
-        hollow::clear(&bed).await;
-        let_go(&bed).await;
+        hollow::clear(&cluster).await;
+        let_go(&cluster).await;
     }
     let looks = auditor.end().await;
     let took = begin.elapsed().as_secs_f64();
     println!("{} races in {rounds} rounds, {looks} looks, {took:.0} s", rounds * nodes.len());
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// More than the node has room for: whoever comes too late is told so, and gets its place when there is one. In every
@@ -145,9 +145,9 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
 #[ignore = "needs a rig"]
 async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
     let test = "who_loses_a_race_for_the_last_gpu_waits_with_a_reason";
-    let bed = super::bed_beside(test, 1).await;
-    let gpus = bed.published("hollow-0").await.len();
-    let auditor = Auditor::begin(&bed.client).await;
+    let cluster = super::bed_beside(test, 1).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    let auditor = Auditor::begin(&cluster.client).await;
     let mut rounds_lost = BTreeMap::new();
     for round in 0..TIGHT_ROUNDS {
         let mut runners = runners(round, "hollow-0", gpus, whole_gpu);
@@ -155,14 +155,14 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
         let (first, then): (Vec<&Runner>, Vec<_>) =
             runners.iter().partition(|runner| round % 2 == 0 || !runner.name.starts_with("part"));
         for these in [first, then] {
-            join_all(these.into_iter().map(|runner| start(&bed, runner))).await;
+            join_all(these.into_iter().map(|runner| start(&cluster, runner))).await;
         }
         // All whole ones, or the parts and all whole ones but one.
-        hollow::wait_bound(&bed, gpus).await;
+        hollow::wait_bound(&cluster, gpus).await;
         let losers = async || {
             let mut losers = Vec::new();
             for runner in &runners {
-                let pod = bed.api::<Pod>().get(&runner.name).await.ok()?;
+                let pod = cluster.api::<Pod>().get(&runner.name).await.ok()?;
                 if pod.spec.is_none_or(|spec| spec.node_name.is_none()) {
                     losers.push(runner.name.clone());
                 }
@@ -171,7 +171,7 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
         };
         let is_told = async |name: &String| {
             let reasons = if name.starts_with("part") { super::WAITS } else { "FailedScheduling" };
-            bed.events(name).await.into_iter().find(|event| event.starts_with(reasons))
+            cluster.events(name).await.into_iter().find(|event| event.starts_with(reasons))
         };
         // Until they are known for good, and each is told.
         let told = || async {
@@ -190,51 +190,52 @@ async fn who_loses_a_race_for_the_last_gpu_waits_with_a_reason() {
         *rounds_lost.entry(lost.len()).or_insert(0) += 1;
         // One GPU becomes free.
         let winner = runners.iter().find(|one| one.name.starts_with("whole") && !lost.contains(&one.name));
-        super::end_hollow(&bed, &winner.expect("some have won").name).await;
-        hollow::wait_bound(&bed, runners.len() - 1).await;
-        hollow::clear(&bed).await;
+        super::end_hollow(&cluster, &winner.expect("some have won").name).await;
+        hollow::wait_bound(&cluster, runners.len() - 1).await;
+        hollow::clear(&cluster).await;
     }
     println!("{TIGHT_ROUNDS} races (by losers: {rounds_lost:?}), {} looks", auditor.end().await);
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn whole_gpus_and_shares_race_and_no_gpu_serves_both() {
-    let bed = super::bed("whole_gpus_and_shares_race_and_no_gpu_serves_both").await;
-    let gpus = bed.shareable(NODE).await.len();
+    let cluster = super::cluster("whole_gpus_and_shares_race_and_no_gpu_serves_both").await;
+    let gpus = cluster.shareable(NODE).await.len();
     assert!(gpus >= 2, "the node has {gpus} GPUs");
-    let auditor = Auditor::begin(&bed.client).await;
+    let auditor = Auditor::begin(&cluster.client).await;
     for round in 0..REAL_ROUNDS {
         let whole: Vec<String> = (1..gpus).map(|nth| format!("whole-{round}-{nth}")).collect();
         let parts: Vec<String> = (0..2).map(|nth| format!("part-{round}-{nth}")).collect();
         let wholes = async {
             for name in &whole {
-                bed.create(claim(name, json!({"requests": [gpu("gpu")]}))).await;
-                bed.create(on(NODE, as_nobody(user_of(name, name)))).await;
+                cluster.create(claim(name, json!({"requests": [gpu("gpu")]}))).await;
+                cluster.create(on(NODE, as_nobody(user_of(name, name)))).await;
             }
         };
         let shares = async {
             for name in &parts {
-                create(&bed, name, json!({"fraction": "0.4"})).await;
+                create(&cluster, name, json!({"fraction": "0.4"})).await;
             }
         };
         tokio::join!(wholes, shares);
         for name in whole.iter().chain(&parts) {
-            bed.wait_ready(name).await;
+            cluster.wait_ready(name).await;
         }
-        let pods = bed.api::<k8s_openapi::api::core::v1::Pod>();
+        let pods = cluster.api::<k8s_openapi::api::core::v1::Pod>();
         pods.delete_collection(&DeleteParams::default(), &ListParams::default())
             .await
             .expect("pods can be deleted");
         for name in whole.iter().chain(&parts) {
-            bed.gone(name).await;
+            cluster.gone(name).await;
         }
-        bed.api::<ResourceClaim>()
+        cluster
+            .api::<ResourceClaim>()
             .delete_collection(&DeleteParams::default(), &ListParams::default())
             .await
             .expect("claims can be deleted");
     }
     println!("{REAL_ROUNDS} rounds, {} looks", auditor.end().await);
-    bed.end().await;
+    cluster.end().await;
 }

@@ -5,8 +5,8 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_told};
-use crate::test_cluster::TestCluster;
 use crate::hollow::{self, wait_bound, wait_node};
+use crate::test_cluster::TestCluster;
 
 /// So many may pass.
 const PASSES: usize = 32;
@@ -25,7 +25,7 @@ struct Gang<'a> {
     class: Option<&'a str>,
 }
 
-async fn create(bed: &TestCluster, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
+async fn create(cluster: &TestCluster, name: &str, fraction: &str, gang: Option<Gang<'_>>) {
     let of_gang = |pod: &mut Value| {
         if let Some(Gang { size, class }) = gang {
             pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
@@ -33,33 +33,33 @@ async fn create(bed: &TestCluster, name: &str, fraction: &str, gang: Option<Gang
             pod["spec"]["priorityClassName"] = json!(class);
         }
     };
-    create_hollow(bed, name, share(json!({"fraction": fraction})), of_gang).await;
+    create_hollow(cluster, name, share(json!({"fraction": fraction})), of_gang).await;
 }
 
 /// All GPUs of the node but two are in use. How many pods have a node then.
-async fn fill(bed: &TestCluster) -> usize {
-    let others = bed.published("hollow-0").await.len() - FREE;
+async fn fill(cluster: &TestCluster) -> usize {
+    let others = cluster.published("hollow-0").await.len() - FREE;
     for nth in 0..others {
-        create(bed, &format!("other-{nth}"), MOST, None).await;
+        create(cluster, &format!("other-{nth}"), MOST, None).await;
     }
-    wait_bound(bed, others).await;
+    wait_bound(cluster, others).await;
     others
 }
 
-async fn is_placed(bed: &TestCluster, name: &str) -> bool {
-    !results(&bed.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
+async fn is_placed(cluster: &TestCluster, name: &str) -> bool {
+    !results(&cluster.api::<ResourceClaim>().get(name).await.expect("the claim is there")).is_empty()
 }
 
 /// As many small shares as may pass, after a gang that waits. How many pods have a node then.
-async fn passed(bed: &TestCluster, before: usize, gang: Gang<'_>) -> usize {
+async fn passed(cluster: &TestCluster, before: usize, gang: Gang<'_>) -> usize {
     for nth in 0..gang.size {
-        create(bed, &format!("worker-{nth}"), MOST, Some(gang)).await;
+        create(cluster, &format!("worker-{nth}"), MOST, Some(gang)).await;
     }
-    wait_told(bed, "worker-0", WAITS).await;
+    wait_told(cluster, "worker-0", WAITS).await;
     for nth in 0..PASSES {
-        create(bed, &format!("little-{nth}"), LITTLE, None).await;
+        create(cluster, &format!("little-{nth}"), LITTLE, None).await;
     }
-    wait_bound(bed, before + PASSES).await;
+    wait_bound(cluster, before + PASSES).await;
     before + PASSES
 }
 
@@ -67,71 +67,71 @@ async fn passed(bed: &TestCluster, before: usize, gang: Gang<'_>) -> usize {
 #[ignore = "needs a rig"]
 async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     let test = "a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free";
-    let bed = super::bed_beside(test, 1).await;
-    let others = fill(&bed).await;
-    let bound = passed(&bed, others, Gang { size: FREE + 1, class: None }).await;
+    let cluster = super::bed_beside(test, 1).await;
+    let others = fill(&cluster).await;
+    let bound = passed(&cluster, others, Gang { size: FREE + 1, class: None }).await;
     // There is room for the small one, and soon for the large one; it is kept.
-    create(&bed, "late", LITTLE, None).await;
-    create(&bed, "thief", MOST, None).await;
-    wait_told(&bed, "late", KEPT).await;
-    wait_told(&bed, "thief", WAITS).await;
-    end_hollow(&bed, "other-0").await;
-    create(&bed, "later", LITTLE, None).await;
-    wait_told(&bed, "later", WAITS).await;
-    end_hollow(&bed, "other-1").await;
-    create(&bed, "last", LITTLE, None).await;
-    wait_told(&bed, "last", WAITS).await;
+    create(&cluster, "late", LITTLE, None).await;
+    create(&cluster, "thief", MOST, None).await;
+    wait_told(&cluster, "late", KEPT).await;
+    wait_told(&cluster, "thief", WAITS).await;
+    end_hollow(&cluster, "other-0").await;
+    create(&cluster, "later", LITTLE, None).await;
+    wait_told(&cluster, "later", WAITS).await;
+    end_hollow(&cluster, "other-1").await;
+    create(&cluster, "last", LITTLE, None).await;
+    wait_told(&cluster, "last", WAITS).await;
     let little = ["late", "later", "last"];
     for name in ["worker-0", "worker-1", "worker-2", "thief"].iter().chain(&little) {
         assert!(
-            !is_placed(&bed, name).await,
+            !is_placed(&cluster, name).await,
             "{name}: two GPUs are not enough for the gang, and kept for it"
         );
     }
-    end_hollow(&bed, "other-2").await;
+    end_hollow(&cluster, "other-2").await;
     // The gang, and the small ones in what is left; three have ended.
-    wait_bound(&bed, bound - 3 + 3 + little.len()).await;
+    wait_bound(&cluster, bound - 3 + 3 + little.len()).await;
     for name in ["worker-0", "worker-1", "worker-2"].iter().chain(&little) {
-        wait_node(&bed, name).await;
+        wait_node(&cluster, name).await;
     }
-    assert!(!is_placed(&bed, "thief").await, "no GPU is left");
-    hollow::end(bed).await;
+    assert!(!is_placed(&cluster, "thief").await, "no GPU is left");
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn less_urgent_ones_do_not_pass_for_ever_either() {
-    let bed = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await;
-    let class = urgent_class(&bed);
-    let others = fill(&bed).await;
-    let bound = passed(&bed, others, Gang { size: FREE + 1, class: Some(&class) }).await;
-    create(&bed, "late", LITTLE, None).await;
-    wait_told(&bed, "late", KEPT).await;
+    let cluster = super::bed_beside("less_urgent_ones_do_not_pass_for_ever_either", 1).await;
+    let class = urgent_class(&cluster);
+    let others = fill(&cluster).await;
+    let bound = passed(&cluster, others, Gang { size: FREE + 1, class: Some(&class) }).await;
+    create(&cluster, "late", LITTLE, None).await;
+    wait_told(&cluster, "late", KEPT).await;
     for nth in 0..=FREE {
-        end_hollow(&bed, &format!("other-{nth}")).await;
+        end_hollow(&cluster, &format!("other-{nth}")).await;
     }
     // The gang, and the small one in what is left; three have ended.
-    wait_bound(&bed, bound + 1).await;
+    wait_bound(&cluster, bound + 1).await;
     for name in ["worker-0", "worker-1", "worker-2", "late"] {
-        wait_node(&bed, name).await;
+        wait_node(&cluster, name).await;
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn for_a_gang_that_no_node_could_hold_nothing_is_kept() {
     let test = "for_a_gang_that_no_node_could_hold_nothing_is_kept";
-    let bed = super::bed_beside(test, 1).await;
-    let gpus = bed.published("hollow-0").await.len();
-    let bound = passed(&bed, 0, Gang { size: gpus + 1, class: None }).await;
+    let cluster = super::bed_beside(test, 1).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    let bound = passed(&cluster, 0, Gang { size: gpus + 1, class: None }).await;
     for name in ["one-more", "another"] {
-        create(&bed, name, MOST, None).await;
-        assert_eq!(wait_node(&bed, name).await, "hollow-0");
+        create(&cluster, name, MOST, None).await;
+        assert_eq!(wait_node(&cluster, name).await, "hollow-0");
     }
-    wait_bound(&bed, bound + 2).await;
+    wait_bound(&cluster, bound + 2).await;
     for nth in 0..=gpus {
-        assert!(!is_placed(&bed, &format!("worker-{nth}")).await);
+        assert!(!is_placed(&cluster, &format!("worker-{nth}")).await);
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::{Board, bed};
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, failed_operations, sum};
+use super::{Board, cluster};
 use crate::manifests::{as_nobody, by_template, of_gpu, share, template};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, failed_operations, sum};
 
 const PODS: usize = 50;
 /// Percent of a GPU's memory and of its compute: of the pods that come first, in turn, and of those that come
@@ -58,28 +58,28 @@ fn granted(state: &Value, boards: &[Board]) -> BTreeMap<String, Granted> {
 
 /// When nothing is under way: each board that has shares is for MPS alone, its daemon as loose as the loosest
 /// share; each other board is anyone's, its daemon at rest.
-async fn settled(bed: &TestCluster, nodes: &[Vec<Board>]) -> usize {
+async fn settled(cluster: &TestCluster, nodes: &[Vec<Board>]) -> usize {
     let mut claims = 0;
     for boards in nodes {
-        claims += settled_on(bed, &boards[0].node, boards).await;
+        claims += settled_on(cluster, &boards[0].node, boards).await;
     }
     claims
 }
 
-async fn settled_on(bed: &TestCluster, node: &str, boards: &[Board]) -> usize {
+async fn settled_on(cluster: &TestCluster, node: &str, boards: &[Board]) -> usize {
     let mut claims = 0;
-    let granted = granted(&bed.state(node).await, boards);
+    let granted = granted(&cluster.state(node).await, boards);
     for board in boards {
         let sum = &granted[&board.uuid];
         claims += sum.claims;
         if sum.claims == 0 {
-            board.wait_rest_if_any(bed).await;
+            board.wait_rest_if_any(cluster).await;
             continue;
         }
-        assert!(board.is_exclusive(bed), "{} has shares", board.device);
+        assert!(board.is_exclusive(cluster), "{} has shares", board.device);
         let loosest = json!([sum.loosest << 20]);
         let serves = || async {
-            let daemon = board.daemon(bed).await?;
+            let daemon = board.daemon(cluster).await?;
             (daemon["phase"]["Serving"].is_object() && daemon["limits"]["memory"] == loosest).then_some(())
         };
         wait_until(&format!("{} to be served with {loosest} at most", board.device), SOON, serves).await;
@@ -89,10 +89,10 @@ async fn settled_on(bed: &TestCluster, node: &str, boards: &[Board]) -> usize {
 
 impl Board {
     /// As [`Board::wait_rest`], also where there never was a daemon.
-    async fn wait_rest_if_any(&self, bed: &TestCluster) {
-        match self.daemon(bed).await {
-            Some(_) => self.wait_rest(bed).await,
-            None => assert!(!self.is_exclusive(bed), "{} has no daemon", self.device),
+    async fn wait_rest_if_any(&self, cluster: &TestCluster) {
+        match self.daemon(cluster).await {
+            Some(_) => self.wait_rest(cluster).await,
+            None => assert!(!self.is_exclusive(cluster), "{} has no daemon", self.device),
         }
     }
 }
@@ -100,10 +100,10 @@ impl Board {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
-    let Some(bed) = bed("fifty_shares_come_and_go_on_all_gpus_at_once").await else { return };
+    let Some(cluster) = cluster("fifty_shares_come_and_go_on_all_gpus_at_once").await else { return };
     let mut nodes = Vec::new();
-    for node in &bed.nodes {
-        nodes.push(Board::all(&bed, node).await);
+    for node in &cluster.nodes {
+        nodes.push(Board::all(&cluster, node).await);
     }
     nodes.retain(|boards| !boards.is_empty());
     let boards: Vec<&Board> = nodes.iter().flatten().collect();
@@ -111,10 +111,10 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
         for (which, (memory, compute)) in FIRST.into_iter().chain([LATER]).enumerate() {
             let memory = format!("{}Mi", board.grantable_mib * memory / 100);
             let request = of_gpu(&board.uuid, share(&memory, compute));
-            bed.create(template(&format!("gpu-{number}-{which}"), json!({"requests": [request]}))).await;
+            cluster.create(template(&format!("gpu-{number}-{which}"), json!({"requests": [request]}))).await;
         }
     }
-    let before = told(&bed, &nodes).await;
+    let before = told(&cluster, &nodes).await;
     let begin = Instant::now();
     let over = Cell::new(false);
     let in_turn = |number: usize| (number % boards.len(), number / boards.len() % FIRST.len());
@@ -122,32 +122,32 @@ async fn fifty_shares_come_and_go_on_all_gpus_at_once() {
     let waves = async {
         let first = names("first", PODS);
         let (stay, go) = first.split_at(PODS - PODS / 4);
-        start(&bed, &first, 1, in_turn).await;
+        start(&cluster, &first, 1, in_turn).await;
         println!("{PODS} shares are Ready after {:.1} s", begin.elapsed().as_secs_f64());
-        assert_eq!(settled(&bed, &nodes).await, PODS, "every pod has its claim in a ledger");
+        assert_eq!(settled(&cluster, &nodes).await, PODS, "every pod has its claim in a ledger");
         // What goes makes room for others at once.
         let second = names("second", PODS / 4);
-        futures::join!(bed.delete_all(go), start(&bed, &second, 0, later));
-        assert_eq!(settled(&bed, &nodes).await, PODS);
-        as_before(&before, &told(&bed, &nodes).await, 0.0);
+        futures::join!(cluster.delete_all(go), start(&cluster, &second, 0, later));
+        assert_eq!(settled(&cluster, &nodes).await, PODS);
+        as_before(&before, &told(&cluster, &nodes).await, 0.0);
         // Without a grace period pods are gone from the API server before their containers are, and their
         // shares are given away at once: those wait until there is room. Kubelet may release a share, too, while
         // processes of its pod run: then it stays granted until they have ended.
         let third = names("third", PODS / 4);
-        futures::join!(bed.delete_all(&second), start(&bed, &third, 1, later));
-        wait_held(&bed, &nodes, PODS).await;
-        assert_eq!(settled(&bed, &nodes).await, PODS);
-        bed.delete_all(stay).await;
-        bed.delete_all(&third).await;
-        assert_eq!(settled(&bed, &nodes).await, 0, "nothing is held");
+        futures::join!(cluster.delete_all(&second), start(&cluster, &third, 1, later));
+        wait_held(&cluster, &nodes, PODS).await;
+        assert_eq!(settled(&cluster, &nodes).await, PODS);
+        cluster.delete_all(stay).await;
+        cluster.delete_all(&third).await;
+        assert_eq!(settled(&cluster, &nodes).await, 0, "nothing is held");
         over.set(true);
     };
-    futures::join!(waves, watch(&bed, &nodes, &over));
+    futures::join!(waves, watch(&cluster, &nodes, &over));
     println!("{} shares in {:.1} s", PODS + PODS / 4 + PODS / 4, begin.elapsed().as_secs_f64());
-    bed.wait_clean().await;
-    let after = told(&bed, &nodes).await;
+    cluster.wait_clean().await;
+    let after = told(&cluster, &nodes).await;
     as_before(&before, &after, after.refused + after.withheld - before.refused - before.withheld);
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// No operation failed but those that were `refused`, no slice was written, and nobody was told of anything bad. On a
@@ -164,11 +164,11 @@ fn as_before(before: &Told, after: &Told, refused: f64) {
 }
 
 /// Waits until so many claims are in the ledgers: what kubelet ends may be there for a while after its pod is gone.
-async fn wait_held(bed: &TestCluster, nodes: &[Vec<Board>], count: usize) {
+async fn wait_held(cluster: &TestCluster, nodes: &[Vec<Board>], count: usize) {
     let held = || async {
         let mut claims = 0;
         for boards in nodes {
-            let state = bed.state(&boards[0].node).await;
+            let state = cluster.state(&boards[0].node).await;
             claims += granted(&state, boards).values().map(|board| board.claims).sum::<usize>();
         }
         (claims == count).then_some(())
@@ -197,9 +197,9 @@ struct Told {
     bad: Vec<String>,
 }
 
-async fn told(bed: &TestCluster, nodes: &[Vec<Board>]) -> Told {
-    let mut told = Told { slices: bed.versions().await, ..Told::default() };
-    for event in bed.api::<Event>().list(&ListParams::default()).await.expect("events") {
+async fn told(cluster: &TestCluster, nodes: &[Vec<Board>]) -> Told {
+    let mut told = Told { slices: cluster.versions().await, ..Told::default() };
+    for event in cluster.api::<Event>().list(&ListParams::default()).await.expect("events") {
         let message = event.message.unwrap_or_default();
         if SLOW.iter().any(|words| message.contains(words)) {
             told.slow.push(message);
@@ -208,7 +208,7 @@ async fn told(bed: &TestCluster, nodes: &[Vec<Board>]) -> Told {
         }
     }
     for boards in nodes {
-        let metrics = bed.metrics(&boards[0].node).await;
+        let metrics = cluster.metrics(&boards[0].node).await;
         told.failed += failed_operations(&metrics);
         told.refused += sum(&metrics, "tranche_refused_double_allocations_total");
         told.withheld += sum(&metrics, WITHHELD);
@@ -221,25 +221,25 @@ fn names(wave: &str, count: usize) -> Vec<String> {
 }
 
 /// Starts a pod of each name, with the board and the size that its number has, and waits until all run.
-async fn start(bed: &TestCluster, names: &[String], grace: u32, of: impl Fn(usize) -> (usize, usize)) {
+async fn start(cluster: &TestCluster, names: &[String], grace: u32, of: impl Fn(usize) -> (usize, usize)) {
     for (number, name) in names.iter().enumerate() {
         let (board, size) = of(number);
         let template = format!("gpu-{board}-{size}");
         let mut pod = as_nobody(by_template(&template, name));
         pod["spec"]["restartPolicy"] = json!("Never");
         pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
-        bed.create(pod).await;
+        cluster.create(pod).await;
     }
-    bed.wait_all_ready(names).await;
+    cluster.wait_all_ready(names).await;
 }
 
 /// Looks at the ledgers without end, whatever is under way.
-async fn watch(bed: &TestCluster, nodes: &[Vec<Board>], over: &Cell<bool>) {
+async fn watch(cluster: &TestCluster, nodes: &[Vec<Board>], over: &Cell<bool>) {
     let mut ticks = tokio::time::interval(std::time::Duration::from_millis(200));
     while !over.get() {
         ticks.tick().await;
         for boards in nodes {
-            granted(&bed.state(&boards[0].node).await, boards);
+            granted(&cluster.state(&boards[0].node).await, boards);
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::{Board, LIMITS, asking, bed, limits, of_gpu, share};
-use crate::test_cluster::PATIENCE;
+use super::{Board, LIMITS, asking, cluster, limits, of_gpu, share};
 use crate::manifests::{as_nobody, claim, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::PATIENCE;
 
 const ASK: &str =
     "echo get_default_active_thread_percentage | timeout 10 nvidia-cuda-mps-control 2>&1 || true";
@@ -21,29 +21,29 @@ const SESSION: &str = "mkdir -p /tmp; kill $(cat /tmp/session) 2>/dev/null; rm -
 #[ignore = "needs a rig"]
 async fn a_tenant_that_keeps_the_daemons_ear_takes_nothing_from_its_neighbour() {
     let test = "a_tenant_that_keeps_the_daemons_ear_takes_nothing_from_its_neighbour";
-    let Some(bed) = bed(test).await else { return };
-    let board = Board::first(&bed).await;
-    board.tenant(&bed, "neighbour", "2000Mi", 25).await;
-    bed.create(claim("talker", json!({"requests": [of_gpu(&board.uuid, share("500Mi", 10))]}))).await;
-    bed.create(user_of("talker", "talker")).await;
-    let before = board.standing(&bed, &["neighbour", "talker"]).await;
+    let Some(cluster) = cluster(test).await else { return };
+    let board = Board::first(&cluster).await;
+    board.tenant(&cluster, "neighbour", "2000Mi", 25).await;
+    cluster.create(claim("talker", json!({"requests": [of_gpu(&board.uuid, share("500Mi", 10))]}))).await;
+    cluster.create(user_of("talker", "talker")).await;
+    let before = board.standing(&cluster, &["neighbour", "talker"]).await;
     let kept = || async {
-        bed.exec("talker", "main", SESSION);
-        bed.exec("neighbour", "main", ASK).contains("Cannot send command").then_some(())
+        cluster.exec("talker", "main", SESSION);
+        cluster.exec("neighbour", "main", ASK).contains("Cannot send command").then_some(())
     };
     wait_until("the daemon to hear nobody else", PATIENCE, kept).await;
     // A share that needs other limits does not begin before they are in force, and says why.
-    bed.create(claim("more", json!({"requests": [of_gpu(&board.uuid, share("3000Mi", 40))]}))).await;
-    bed.create(as_nobody(user_of("more", "more"))).await;
-    bed.wait_refused("more", &["is nvidia-cuda-mps-control open in a pod of this GPU"]).await;
-    let during = board.daemon(&bed).await.expect("the daemon is known");
+    cluster.create(claim("more", json!({"requests": [of_gpu(&board.uuid, share("3000Mi", 40))]}))).await;
+    cluster.create(as_nobody(user_of("more", "more"))).await;
+    cluster.wait_refused("more", &["is nvidia-cuda-mps-control open in a pod of this GPU"]).await;
+    let during = board.daemon(&cluster).await.expect("the daemon is known");
     assert_eq!(during["phase"]["Serving"]["pid"].as_u64(), before.daemon.map(u64::from), "{during}");
-    assert_eq!(board.door(&bed), before.door, "the neighbour's next processes come in");
-    bed.exec("talker", "main", "kill $(cat /tmp/session)");
-    bed.wait_ready("more").await;
-    let after = board.standing(&bed, &["neighbour", "talker"]).await;
+    assert_eq!(board.door(&cluster), before.door, "the neighbour's next processes come in");
+    cluster.exec("talker", "main", "kill $(cat /tmp/session)");
+    cluster.wait_ready("more").await;
+    let after = board.standing(&cluster, &["neighbour", "talker"]).await;
     assert_eq!((after.daemon, &after.door, &after.lives), (before.daemon, &before.door, &before.lives));
     assert_eq!(after.limits, limits("2G", "40.0"));
-    assert_eq!(bed.exec("neighbour", "main", &asking("nvidia-cuda-mps-control", &[LIMITS[1]])), "40.0\n");
-    bed.end().await;
+    assert_eq!(cluster.exec("neighbour", "main", &asking("nvidia-cuda-mps-control", &[LIMITS[1]])), "40.0\n");
+    cluster.end().await;
 }

@@ -5,8 +5,8 @@
 use serde_json::{Value, json};
 
 use super::{Board, limits, mps_env};
-use crate::test_cluster::{TestCluster, minor_of};
 use crate::manifests::{allocation, as_nobody, gpu, parameters, user_of};
+use crate::test_cluster::{TestCluster, minor_of};
 
 /// The status of a claim that was given so much of the board; `uuid`: of the board that is claimed to be meant.
 fn placed(board: &Board, uuid: &str, memory: &str, compute: u32) -> Value {
@@ -20,8 +20,8 @@ fn placed(board: &Board, uuid: &str, memory: &str, compute: u32) -> Value {
 }
 
 /// A GPU that can be shared: by what it publishes where the API server keeps nothing of shares.
-async fn board(bed: &TestCluster) -> Board {
-    let device = bed.published(super::NODE).await.into_iter().find(|one| one.name == "gpu-0").unwrap();
+async fn board(cluster: &TestCluster) -> Board {
+    let device = cluster.published(super::NODE).await.into_iter().find(|one| one.name == "gpu-0").unwrap();
     let attributes = device.attributes.unwrap();
     let grantable = attributes["grantableMemoryMiB"].int.expect("the controller is told what there is");
     Board {
@@ -35,55 +35,55 @@ async fn board(bed: &TestCluster) -> Board {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_our_controller_places_is_enforced_on_every_release() {
-    let bed = TestCluster::of_env("what_our_controller_places_is_enforced_on_every_release").await;
-    let board = board(&bed).await;
+    let cluster = TestCluster::of_env("what_our_controller_places_is_enforced_on_every_release").await;
+    let board = board(&cluster).await;
     for (name, memory, compute) in [("small", "2000Mi", 25), ("large", "10Gi", 50)] {
-        bed.create_with_status(name, gpu("gpu"), placed(&board, &board.uuid, memory, compute)).await;
-        bed.create(as_nobody(user_of(name, name))).await;
-        bed.wait_ready(name).await;
-        assert_eq!(bed.inside(name, "main").gpus, [minor_of(&board.device)], "{name}");
+        cluster.create_with_status(name, gpu("gpu"), placed(&board, &board.uuid, memory, compute)).await;
+        cluster.create(as_nobody(user_of(name, name))).await;
+        cluster.wait_ready(name).await;
+        assert_eq!(cluster.inside(name, "main").gpus, [minor_of(&board.device)], "{name}");
     }
     let pipe = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps";
     let expected = |percent: u32, mib: u32| {
         let memory = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M");
         [format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}"), memory, pipe.to_owned()]
     };
-    assert_eq!(mps_env(&bed, "small", "main"), expected(25, 2000));
-    assert_eq!(mps_env(&bed, "large", "main"), expected(50, 10_240));
-    assert_eq!(board.limits(&bed), limits("10G", "50.0"));
-    assert!(board.is_exclusive(&bed));
+    assert_eq!(mps_env(&cluster, "small", "main"), expected(25, 2000));
+    assert_eq!(mps_env(&cluster, "large", "main"), expected(50, 10_240));
+    assert_eq!(board.limits(&cluster), limits("10G", "50.0"));
+    assert!(board.is_exclusive(&cluster));
 
     // More than there is, and for another board than the name now means.
     let most = format!("{}Mi", board.grantable_mib);
-    bed.create_with_status("all", gpu("gpu"), placed(&board, &board.uuid, &most, 1)).await;
-    bed.create(as_nobody(user_of("all", "all"))).await;
-    bed.wait_refused("all", &[&format!("{} MiB", board.grantable_mib), "12240"]).await;
-    bed.create_with_status("other", gpu("gpu"), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
-    bed.create(as_nobody(user_of("other", "other"))).await;
-    bed.wait_refused("other", &["GPU-of-yesterday", &board.uuid]).await;
+    cluster.create_with_status("all", gpu("gpu"), placed(&board, &board.uuid, &most, 1)).await;
+    cluster.create(as_nobody(user_of("all", "all"))).await;
+    cluster.wait_refused("all", &[&format!("{} MiB", board.grantable_mib), "12240"]).await;
+    cluster.create_with_status("other", gpu("gpu"), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
+    cluster.create(as_nobody(user_of("other", "other"))).await;
+    cluster.wait_refused("other", &["GPU-of-yesterday", &board.uuid]).await;
 
-    bed.delete("large").await;
-    board.wait_limits(&bed, &limits("1G", "25.0")).await;
-    bed.delete("small").await;
-    bed.delete("all").await;
-    bed.delete("other").await;
-    bed.wait_clean().await;
-    board.wait_rest(&bed).await;
-    bed.end().await;
+    cluster.delete("large").await;
+    board.wait_limits(&cluster, &limits("1G", "25.0")).await;
+    cluster.delete("small").await;
+    cluster.delete("all").await;
+    cluster.delete("other").await;
+    cluster.wait_clean().await;
+    board.wait_rest(&cluster).await;
+    cluster.end().await;
 }
 
 /// Only who may write an allocation's class entries grants: what a claim's author writes is no grant.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn nobody_grants_himself_a_share() {
-    let bed = TestCluster::of_env("nobody_grants_himself_a_share").await;
-    let board = board(&bed).await;
+    let cluster = TestCluster::of_env("nobody_grants_himself_a_share").await;
+    let board = board(&cluster).await;
     let mut status = placed(&board, &board.uuid, "2000Mi", 25);
     status["allocation"]["devices"]["config"][0]["source"] = json!("FromClaim");
-    bed.create_with_status("own", gpu("gpu"), status).await;
-    bed.create(as_nobody(user_of("own", "own"))).await;
-    bed.wait_refused("own", &["ShareGrant"]).await;
-    bed.delete("own").await;
-    bed.wait_clean().await;
-    bed.end().await;
+    cluster.create_with_status("own", gpu("gpu"), status).await;
+    cluster.create(as_nobody(user_of("own", "own"))).await;
+    cluster.wait_refused("own", &["ShareGrant"]).await;
+    cluster.delete("own").await;
+    cluster.wait_clean().await;
+    cluster.end().await;
 }

@@ -2,23 +2,23 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Board, bed, wait_event};
-use crate::test_cluster::{TestCluster, SOON, container_run, minor_of, sum};
+use super::{Board, cluster, wait_event};
 use crate::rig::wait_until;
+use crate::test_cluster::{SOON, TestCluster, container_run, minor_of, sum};
 
 /// A simulated process of a pod on the board, gone when dropped.
 pub struct Process<'a> {
-    bed: &'a TestCluster,
+    cluster: &'a TestCluster,
     board: &'a Board,
     pid: String,
 }
 
 impl<'a> Process<'a> {
-    pub fn of(bed: &'a TestCluster, board: &'a Board, pod: &Pod, mib: u32) -> Self {
-        let process = Self { bed, board, pid: bed.pid_of(&board.node, pod).to_string() };
+    pub fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, mib: u32) -> Self {
+        let process = Self { cluster, board, pid: cluster.pid_of(&board.node, pod).to_string() };
         let (minor, mib) = (minor_of(&board.device).to_string(), mib.to_string());
         let words = ["process", "add", &minor, &process.pid, &mib, "--kind", "mps", "--only-if-alive"];
-        bed.fake(&board.node, &words);
+        cluster.fake(&board.node, &words);
         process
     }
 }
@@ -26,7 +26,8 @@ impl<'a> Process<'a> {
 impl Drop for Process<'_> {
     fn drop(&mut self) {
         let minor = minor_of(&self.board.device).to_string();
-        if let Err(said) = self.bed.try_fake(&self.board.node, &["process", "remove", &minor, &self.pid]) {
+        if let Err(said) = self.cluster.try_fake(&self.board.node, &["process", "remove", &minor, &self.pid])
+        {
             println!("putting the node right: {said}");
         }
     }
@@ -35,55 +36,64 @@ impl Drop for Process<'_> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
-    let Some(bed) = bed("who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not").await else {
+    let Some(cluster) = cluster("who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not").await
+    else {
         return;
     };
-    let board = Board::first(&bed).await;
-    let greedy = board.tenant(&bed, "greedy", "2000Mi", 25).await;
-    let modest = board.tenant(&bed, "modest", "10Gi", 25).await;
-    let modests = Process::of(&bed, &board, &modest, 10_000);
+    let board = Board::first(&cluster).await;
+    let greedy = board.tenant(&cluster, "greedy", "2000Mi", 25).await;
+    let modest = board.tenant(&cluster, "modest", "10Gi", 25).await;
+    let modests = Process::of(&cluster, &board, &modest, 10_000);
     let row = |name: &str, pod: &str| {
-        format!("tranche_claim_{name}{{namespace=\"{}\",pod=\"{pod}\"", bed.namespace)
+        format!("tranche_claim_{name}{{namespace=\"{}\",pod=\"{pod}\"", cluster.namespace)
     };
     let used = |mib: u32, pod: &'static str| {
-        let (bed, row) = (&bed, &row);
+        let (cluster, row) = (&cluster, &row);
         move || async move {
-            let metrics = bed.metrics(super::NODE).await;
+            let metrics = cluster.metrics(super::NODE).await;
             (sum(&metrics, &row("memory_used_bytes", pod)) == f64::from(mib) * 1_048_576.0).then_some(())
         }
     };
     wait_until("the modest one's use to be told", SOON, used(10_000, "modest")).await;
     // Within the grant, and up to 64 MiB beyond, nothing happens.
-    let greedys = Process::of(&bed, &board, &greedy, 1990);
+    let greedys = Process::of(&cluster, &board, &greedy, 1990);
     wait_until("the greedy one's use to be told", SOON, used(1990, "greedy")).await;
-    let looks = sum(&bed.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
+    let looks = sum(&cluster.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
     let more = || async {
-        let now = sum(&bed.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
+        let now = sum(&cluster.metrics(super::NODE).await, "tranche_watchdog_tick_duration_seconds_count");
         (now >= looks + 8.0).then_some(())
     };
     wait_until("eight more looks", SOON, more).await;
-    assert_eq!(container_run(&bed.wait_ready("greedy").await), container_run(&greedy), "ended though it was within its grant");
+    assert_eq!(
+        container_run(&cluster.wait_ready("greedy").await),
+        container_run(&greedy),
+        "ended though it was within its grant"
+    );
     drop(greedys);
 
-    let greedys = Process::of(&bed, &board, &greedy, 4096);
+    let greedys = Process::of(&cluster, &board, &greedy, 4096);
     let begin = std::time::Instant::now();
     let ended = || async {
-        let pod: Pod = bed.api().get("greedy").await.ok()?;
+        let pod: Pod = cluster.api().get("greedy").await.ok()?;
         let status = pod.status?.container_statuses?.into_iter().next()?;
         let code = status.last_state?.terminated?.exit_code;
         (status.restart_count == container_run(&greedy).1 + 1 && code == 137).then_some(())
     };
     wait_until("the greedy one to be ended", SOON, ended).await;
     println!("seen ended after {:.1} s", begin.elapsed().as_secs_f64());
-    let event = wait_event(&bed, "greedy", "ProcessEnded").await;
+    let event = wait_event(&cluster, "greedy", "ProcessEnded").await;
     assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
-    let metrics = bed.metrics(super::NODE).await;
+    let metrics = cluster.metrics(super::NODE).await;
     let counted = |name: &str, pod: &str| sum(&metrics, &row(name, pod));
     assert_eq!((counted("violations_total", "greedy"), counted("terminations_total", "greedy")), (1.0, 1.0));
     assert_eq!((counted("violations_total", "modest"), counted("terminations_total", "modest")), (0.0, 0.0));
     assert_eq!(counted("memory_limit_bytes", "greedy"), 2000.0 * 1_048_576.0);
-    assert_eq!(container_run(&bed.wait_ready("modest").await), container_run(&modest), "the neighbour was disturbed");
+    assert_eq!(
+        container_run(&cluster.wait_ready("modest").await),
+        container_run(&modest),
+        "the neighbour was disturbed"
+    );
     drop((greedys, modests));
-    bed.wait_ready("greedy").await;
-    bed.end().await;
+    cluster.wait_ready("greedy").await;
+    cluster.end().await;
 }

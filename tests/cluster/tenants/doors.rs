@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::tenant;
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask_at, from, is_ready, container_run, sum};
 use crate::manifests;
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask_at, container_run, from, is_ready, sum};
 
 const METRICS: u16 = 8080;
 const HEALTH: u16 = 8081;
@@ -34,8 +34,8 @@ fn address(pod: &Pod, port: u16) -> SocketAddr {
     format!("{ip}:{port}").parse().expect("it is one")
 }
 
-async fn controllers(bed: &TestCluster) -> Vec<Pod> {
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+async fn controllers(cluster: &TestCluster) -> Vec<Pod> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let all = ListParams::default().labels("app.kubernetes.io/component=controller");
     pods.list(&all).await.expect("the controller's pods can be listed").items
 }
@@ -72,16 +72,16 @@ fn dense() -> Vec<u8> {
 }
 
 /// What a tenant's bad claim is told, which is by the webhook.
-async fn refused(tenant: &Client, bed: &TestCluster) -> Option<String> {
+async fn refused(tenant: &Client, cluster: &TestCluster) -> Option<String> {
     let mut claim = manifests::claim(
         "bad",
         json!({
         "requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
         "config": manifests::parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "much"}))}),
     );
-    claim["metadata"]["namespace"] = json!(bed.namespace);
+    claim["metadata"]["namespace"] = json!(cluster.namespace);
     let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
-        Api::namespaced(tenant.clone(), &bed.namespace);
+        Api::namespaced(tenant.clone(), &cluster.namespace);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     let said = claims.create(&dry, &from(claim)).await.err()?.to_string();
     said.contains("parameters.memory").then_some(said)
@@ -90,14 +90,14 @@ async fn refused(tenant: &Client, bed: &TestCluster) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a rig"]
 async fn reviews_of_anybody_do_not_end_the_webhook() {
-    let bed = TestCluster::of_env("reviews_of_anybody_do_not_end_the_webhook").await;
-    let tenant = tenant(&bed).await;
-    wait_until("the webhook to be asked", PATIENCE, || refused(&tenant, &bed)).await;
-    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(bed.client.clone());
+    let cluster = TestCluster::of_env("reviews_of_anybody_do_not_end_the_webhook").await;
+    let tenant = tenant(&cluster).await;
+    wait_until("the webhook to be asked", PATIENCE, || refused(&tenant, &cluster)).await;
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let webhooks = configurations.get("tranche").await.expect("the configuration is there").webhooks;
     let bundle = webhooks.into_iter().flatten().find_map(|webhook| webhook.client_config.ca_bundle);
     let bundle = bundle.expect("the controller's CA").0;
-    let before = controllers(&bed).await;
+    let before = controllers(&cluster).await;
     let body = dense();
     for pod in &before {
         for path in ["/validate", "/mutate"] {
@@ -111,13 +111,13 @@ async fn reviews_of_anybody_do_not_end_the_webhook() {
             }
         }
     }
-    wait_until("the webhook to be asked again", PATIENCE, || refused(&tenant, &bed)).await;
-    for pod in controllers(&bed).await {
+    wait_until("the webhook to be asked again", PATIENCE, || refused(&tenant, &cluster)).await;
+    for pod in controllers(&cluster).await {
         let name = &pod.metadata.name;
         let earlier = before.iter().find(|pod| pod.metadata.name == *name).expect("the same pods");
         assert_eq!(container_run(&pod), container_run(earlier), "{name:?} was not ended");
     }
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// Connects again whatever was ended, until there are so many.
@@ -153,9 +153,9 @@ async fn probed_until(end: Instant, pod: &Pod, port: u16) -> (usize, Vec<Duratio
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a rig"]
 async fn idle_connections_do_not_starve_the_probes() {
-    let bed = TestCluster::of_env("idle_connections_do_not_starve_the_probes").await;
-    let node = bed.nodes[0].clone();
-    let before = bed.plugin(&node).await;
+    let cluster = TestCluster::of_env("idle_connections_do_not_starve_the_probes").await;
+    let node = cluster.nodes[0].clone();
+    let before = cluster.plugin(&node).await;
     for port in [METRICS, HEALTH] {
         let (probes, late) = probed_until(Instant::now() + UNTIL_KILLED, &before, port).await;
         // On a busy machine connections take long to make, and a probe may be late; kubelet waits five seconds for
@@ -166,32 +166,35 @@ async fn idle_connections_do_not_starve_the_probes() {
         );
         println!("port {port}: {IDLE} idle connections, {probes} probes answered");
     }
-    let after = bed.plugin(&node).await;
-    assert_eq!((&after.metadata.name, container_run(&after)), (&before.metadata.name, container_run(&before)));
+    let after = cluster.plugin(&node).await;
+    assert_eq!(
+        (&after.metadata.name, container_run(&after)),
+        (&before.metadata.name, container_run(&before))
+    );
     assert!(is_ready(&after));
-    let metrics = bed.metrics(&node).await;
+    let metrics = cluster.metrics(&node).await;
     for door in ["open", "health"] {
         let dropped = sum(&metrics, &format!("tranche_ops_dropped_connections_total{{door=\"{door}\"}}"));
         assert!(dropped >= IDLE as f64 / 2.0, "{door}: {dropped} dropped");
     }
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_learns_no_state_and_sets_no_log_level() {
-    let bed = TestCluster::of_env("a_pod_learns_no_state_and_sets_no_log_level").await;
-    let tenant = tenant(&bed).await;
-    let pods: Api<Pod> = Api::namespaced(tenant, &bed.namespace);
+    let cluster = TestCluster::of_env("a_pod_learns_no_state_and_sets_no_log_level").await;
+    let tenant = tenant(&cluster).await;
+    let pods: Api<Pod> = Api::namespaced(tenant, &cluster.namespace);
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "curious"}, "spec": {
         "terminationGracePeriodSeconds": 1, "restartPolicy": "Never", "containers": [
             {"name": "main", "image": "docker.io/local/busybox:1", "imagePullPolicy": "Never",
              "command": ["sleep", "3600"]}]}});
     pods.create(&PostParams::default(), &from(pod)).await.expect("a tenant may have a pod");
-    bed.wait_ready("curious").await;
-    let node = bed.nodes[0].clone();
-    let mut doors = vec![bed.plugin(&node).await, bed.pod_of("mps", &node).await];
-    doors.extend(controllers(&bed).await);
+    cluster.wait_ready("curious").await;
+    let node = cluster.nodes[0].clone();
+    let mut doors = vec![cluster.plugin(&node).await, cluster.pod_of("mps", &node).await];
+    doors.extend(controllers(&cluster).await);
     for pod in &doors {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         for port in [METRICS, HEALTH] {
@@ -199,12 +202,14 @@ async fn a_pod_learns_no_state_and_sets_no_log_level() {
                 let at = address(pod, port);
                 let script =
                     format!(r"printf '{asked} HTTP/1.0\r\nhost: x\r\n\r\n' | nc -w 5 {} {port}", at.ip());
-                let said = bed.exec("curious", "main", &script);
+                let said = cluster.exec("curious", "main", &script);
                 assert!(said.contains(" 404 "), "{name}:{port} answers {asked} with {said}");
             }
         }
         let inside = |words: &[&str]| {
-            bed.rig.kubectl(&[&["-n", SYSTEM, "exec", name, "--", "tranche", "inspect"][..], words].concat())
+            cluster
+                .rig
+                .kubectl(&[&["-n", SYSTEM, "exec", name, "--", "tranche", "inspect"][..], words].concat())
         };
         // An administrator does, in the pod.
         let state: Value = serde_json::from_str(&inside(&["-o", "json"])).expect("the state is JSON");
@@ -213,5 +218,5 @@ async fn a_pod_learns_no_state_and_sets_no_log_level() {
         assert!(level.contains("info"), "{name}: {level}");
         assert_eq!(inside(&["log-level", "--set", level.trim()]), level);
     }
-    bed.end().await;
+    cluster.end().await;
 }

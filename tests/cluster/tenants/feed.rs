@@ -8,9 +8,9 @@ use kube::api::PostParams;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, SYSTEM, from, is_ready};
 use crate::manifests::{as_nobody, claim, parameters, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{SYSTEM, TestCluster, from, is_ready};
 
 /// A share of somebody else is placed and runs within this, whatever tenants have written.
 const SECONDS: Duration = Duration::from_secs(20);
@@ -29,10 +29,10 @@ fn entry(parameters: &Value) -> Value {
 }
 
 /// Creates a claim byte by byte: wherever `@` stands in it, these bytes are sent. No client that writes text can.
-async fn create(tenant: &Client, bed: &TestCluster, name: &str, devices: Value, bytes: &[u8]) {
+async fn create(tenant: &Client, cluster: &TestCluster, name: &str, devices: Value, bytes: &[u8]) {
     let text = claim(name, devices).to_string();
     let body = text.split('@').map(str::as_bytes).collect::<Vec<_>>().join(bytes);
-    let path = ResourceClaim::url_path(&(), Some(&bed.namespace));
+    let path = ResourceClaim::url_path(&(), Some(&cluster.namespace));
     let request = http::Request::post(path).header("content-type", "application/json").body(body.into());
     let answer = tenant.send(request.expect("a request")).await.expect("the API server answers");
     assert_eq!(answer.status(), 201, "claim {name} is created");
@@ -40,31 +40,40 @@ async fn create(tenant: &Client, bed: &TestCluster, name: &str, devices: Value, 
 
 /// A namespace beside the tenant's, with shares that are placed there.
 struct Neighbour<'a> {
-    bed: &'a TestCluster,
+    cluster: &'a TestCluster,
     namespace: String,
 }
 
 impl<'a> Neighbour<'a> {
-    async fn of(bed: &'a TestCluster) -> Self {
-        let namespace = format!("{}-beside", bed.namespace);
+    async fn of(cluster: &'a TestCluster) -> Self {
+        let namespace = format!("{}-beside", cluster.namespace);
         let object: Namespace = from(json!({"metadata": {"name": namespace}}));
-        let created = Api::<Namespace>::all(bed.client.clone()).create(&PostParams::default(), &object).await;
+        let created =
+            Api::<Namespace>::all(cluster.client.clone()).create(&PostParams::default(), &object).await;
         created.expect("a namespace can be made");
-        bed.rig.on_end(&["kubectl", "delete", "namespace", &namespace, "--wait=false", "--ignore-not-found"]);
+        cluster.rig.on_end(&[
+            "kubectl",
+            "delete",
+            "namespace",
+            &namespace,
+            "--wait=false",
+            "--ignore-not-found",
+        ]);
         let account = || async {
-            let said = bed.rig.attempt(&["kubectl", "-n", &namespace, "get", "serviceaccount", "default"]);
+            let said =
+                cluster.rig.attempt(&["kubectl", "-n", &namespace, "get", "serviceaccount", "default"]);
             said.ok()
         };
         wait_until("the namespace's service account", crate::test_cluster::PATIENCE, account).await;
-        Self { bed, namespace }
+        Self { cluster, namespace }
     }
 
     /// Wants a share, and waits until it runs.
     async fn runs(&self, name: &str) {
         let post = PostParams::default();
-        let claims = Api::<ResourceClaim>::namespaced(self.bed.client.clone(), &self.namespace);
+        let claims = Api::<ResourceClaim>::namespaced(self.cluster.client.clone(), &self.namespace);
         claims.create(&post, &from(claim(name, share(&[])))).await.expect("a claim can be made");
-        let pods = Api::<Pod>::namespaced(self.bed.client.clone(), &self.namespace);
+        let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
         pods.create(&post, &from(as_nobody(user_of(name, name)))).await.expect("a pod can be made");
         let ready = || async { pods.get(name).await.ok().filter(is_ready) };
         wait_until(&format!("the neighbour's pod {name} to run"), SECONDS, ready).await;
@@ -72,37 +81,37 @@ impl<'a> Neighbour<'a> {
 
     fn end(&self) {
         let all = ["-n", &self.namespace, "delete", "pods,resourceclaims", "--all", "--timeout=60s"];
-        self.bed.rig.kubectl(&all);
+        self.cluster.rig.kubectl(&all);
     }
 }
 
 /// Ends all controllers and waits for those that come after them.
-fn restart_controllers(bed: &TestCluster) {
-    bed.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", DEPLOYMENT]);
-    bed.rig.kubectl(&["-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"]);
+fn restart_controllers(cluster: &TestCluster) {
+    cluster.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", DEPLOYMENT]);
+    cluster.rig.kubectl(&["-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"]);
 }
 
 /// How often containers of controllers were restarted.
-fn restarts(bed: &TestCluster) -> u32 {
+fn restarts(cluster: &TestCluster) -> u32 {
     let path = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
     let label = "app.kubernetes.io/component=controller";
-    let said = bed.rig.kubectl(&["-n", SYSTEM, "get", "pods", "-l", label, "-o", path]);
+    let said = cluster.rig.kubectl(&["-n", SYSTEM, "get", "pods", "-l", label, "-o", path]);
     said.split_whitespace().map(|count| count.parse::<u32>().expect("a number")).sum()
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn claims_that_no_text_can_hold_stop_nobody() {
-    let bed = TestCluster::of_env("claims_that_no_text_can_hold_stop_nobody").await;
-    let tenant = super::tenant(&bed).await;
-    let neighbour = Neighbour::of(&bed).await;
+    let cluster = TestCluster::of_env("claims_that_no_text_can_hold_stop_nobody").await;
+    let tenant = super::tenant(&cluster).await;
+    let neighbour = Neighbour::of(&cluster).await;
     let strange = [entry(&json!({"x": "@"}))];
     let deep = [vec![b'['; 200], vec![b']'; 200]].concat();
-    create(&tenant, &bed, "bytes", share(&strange), b"\xff\xfe").await;
-    create(&tenant, &bed, "half", share(&strange), b"\\ud800").await;
+    create(&tenant, &cluster, "bytes", share(&strange), b"\xff\xfe").await;
+    create(&tenant, &cluster, "half", share(&strange), b"\\ud800").await;
     create(
         &tenant,
-        &bed,
+        &cluster,
         "deep",
         share(&[entry(&json!({"x": ["@"]}))]),
         &[b"\",", &deep[..], b",\""].concat(),
@@ -111,35 +120,35 @@ async fn claims_that_no_text_can_hold_stop_nobody() {
     neighbour.runs("beside").await;
     // What other drivers are told is no concern of ours: the claims can be used, too.
     for name in ["bytes", "half", "deep"] {
-        bed.create(as_nobody(user_of(name, name))).await;
-        bed.wait_ready(name).await;
+        cluster.create(as_nobody(user_of(name, name))).await;
+        cluster.wait_ready(name).await;
     }
-    restart_controllers(&bed);
+    restart_controllers(&cluster);
     neighbour.runs("after").await;
-    create(&tenant, &bed, "later", share(&strange), b"\xff\xfe").await;
+    create(&tenant, &cluster, "later", share(&strange), b"\xff\xfe").await;
     neighbour.runs("later").await;
     neighbour.end();
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn fat_claims_cost_nobody_else() {
-    let bed = TestCluster::of_env("fat_claims_cost_nobody_else").await;
-    let tenant = super::tenant(&bed).await;
-    let neighbour = Neighbour::of(&bed).await;
+    let cluster = TestCluster::of_env("fat_claims_cost_nobody_else").await;
+    let tenant = super::tenant(&cluster).await;
+    let neighbour = Neighbour::of(&cluster).await;
     // Each takes 30 MB once it is parsed.
     let maps: Vec<Value> = (0..1400).map(|_| json!({"": 0})).collect();
     let entries: Vec<Value> = (0..31).map(|_| entry(&json!({"a": maps}))).collect();
     for nth in 0..20 {
-        create(&tenant, &bed, &format!("fat-{nth}"), share(&entries), b"").await;
+        create(&tenant, &cluster, &format!("fat-{nth}"), share(&entries), b"").await;
     }
-    let before = restarts(&bed);
+    let before = restarts(&cluster);
     neighbour.runs("beside").await;
-    assert_eq!(restarts(&bed), before, "a controller has ended");
-    restart_controllers(&bed);
+    assert_eq!(restarts(&cluster), before, "a controller has ended");
+    restart_controllers(&cluster);
     neighbour.runs("after").await;
-    assert_eq!(restarts(&bed), 0, "a controller has ended");
+    assert_eq!(restarts(&cluster), 0, "a controller has ended");
     neighbour.end();
-    bed.end().await;
+    cluster.end().await;
 }

@@ -7,9 +7,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, container_id, container_run, minor_of, sum};
 use crate::manifests::{claim, gpu, of_gpu, on, pod, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_id, container_run, minor_of, sum};
 
 const NODE: &str = "node-a";
 const TAINT: &str = "gpu.nvidia.com/withheld";
@@ -23,20 +23,20 @@ struct Holder {
 }
 
 impl Holder {
-    async fn on(bed: &TestCluster) -> Self {
-        let client = tenant(bed).await;
-        bed.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
-        bed.create(on(NODE, user_of("mine", "holder"))).await;
-        let pod = bed.wait_ready("holder").await;
-        let device = bed.devices_of("mine").await.remove(0);
-        let published = one(bed, &device).await;
+    async fn on(cluster: &TestCluster) -> Self {
+        let client = tenant(cluster).await;
+        cluster.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
+        cluster.create(on(NODE, user_of("mine", "holder"))).await;
+        let pod = cluster.wait_ready("holder").await;
+        let device = cluster.devices_of("mine").await.remove(0);
+        let published = one(cluster, &device).await;
         let uuid = published.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
         Self { client, pod, device, uuid: uuid.expect("a GPU has a UUID") }
     }
 
     /// With nothing but the rights of a tenant: the claim is no more, the pod runs on.
-    async fn take_the_claim_away(&self, bed: &TestCluster) {
-        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &bed.namespace);
+    async fn take_the_claim_away(&self, cluster: &TestCluster) {
+        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &cluster.namespace);
         let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
         claims.patch("mine", &PatchParams::default(), &none).await.expect("a tenant may patch his claim");
         claims.delete("mine", &DeleteParams::default()).await.expect("a tenant may delete his claim");
@@ -45,23 +45,24 @@ impl Holder {
     }
 
     /// The same container runs, and has the GPU.
-    async fn goes_on(&self, bed: &TestCluster) {
-        let now: Pod = bed.api().get("holder").await.expect("the holder is there");
+    async fn goes_on(&self, cluster: &TestCluster) {
+        let now: Pod = cluster.api().get("holder").await.expect("the holder is there");
         assert_eq!(container_run(&now), container_run(&self.pod), "the holder was disturbed");
-        assert_eq!(bed.inside("holder", "main").gpus, [minor_of(&self.device)]);
+        assert_eq!(cluster.inside("holder", "main").gpus, [minor_of(&self.device)]);
     }
 
-    async fn is_withheld(&self, bed: &TestCluster) {
-        let told = || async { withheld(bed).await.into_iter().find(|words| words.contains(&self.pod_uid())) };
+    async fn is_withheld(&self, cluster: &TestCluster) {
+        let told =
+            || async { withheld(cluster).await.into_iter().find(|words| words.contains(&self.pod_uid())) };
         let words = wait_until("the device to be withheld", PATIENCE, told).await;
         println!("withheld: {words}");
         let tainted = || async {
-            let taints = one(bed, &self.device).await.taints.unwrap_or_default();
+            let taints = one(cluster, &self.device).await.taints.unwrap_or_default();
             taints.iter().any(|taint| taint.key == TAINT && taint.effect == "NoSchedule").then_some(())
         };
         wait_until("the device to bear the taint", SOON, tainted).await;
         let counted =
-            || async { (sum(&bed.metrics(NODE).await, "tranche_withheld_claims") == 1.0).then_some(()) };
+            || async { (sum(&cluster.metrics(NODE).await, "tranche_withheld_claims") == 1.0).then_some(()) };
         wait_until("the metric to count it", SOON, counted).await;
     }
 
@@ -78,27 +79,27 @@ impl Holder {
     }
 
     /// The tenant ends the pod, and the one who waits has the GPU.
-    async fn ends_for(&self, bed: &TestCluster, next: &str) {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &bed.namespace);
+    async fn ends_for(&self, cluster: &TestCluster, next: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &cluster.namespace);
         pods.delete("holder", &DeleteParams::default()).await.expect("a tenant may delete his pod");
-        bed.wait_ready(next).await;
-        assert_eq!(bed.inside(next, "main").gpus, [minor_of(&self.device)]);
-        let free = || async { withheld(bed).await.is_empty().then_some(()) };
+        cluster.wait_ready(next).await;
+        assert_eq!(cluster.inside(next, "main").gpus, [minor_of(&self.device)]);
+        let free = || async { withheld(cluster).await.is_empty().then_some(()) };
         wait_until("nothing to be withheld", SOON, free).await;
         let clean =
-            || async { one(bed, &self.device).await.taints.unwrap_or_default().is_empty().then_some(()) };
+            || async { one(cluster, &self.device).await.taints.unwrap_or_default().is_empty().then_some(()) };
         wait_until("the taint to be gone", SOON, clean).await;
     }
 }
 
-async fn one(bed: &TestCluster, device: &str) -> Device {
-    let found = || async { bed.published(NODE).await.into_iter().find(|one| one.name == device) };
+async fn one(cluster: &TestCluster, device: &str) -> Device {
+    let found = || async { cluster.published(NODE).await.into_iter().find(|one| one.name == device) };
     wait_until(&format!("{device} to be published"), SOON, found).await
 }
 
 /// What the plugin says of each claim whose device is held.
-async fn withheld(bed: &TestCluster) -> Vec<String> {
-    let state: Value = bed.state(NODE).await;
+async fn withheld(cluster: &TestCluster) -> Vec<String> {
+    let state: Value = cluster.state(NODE).await;
     let claims = state["claims"].as_array().cloned().unwrap_or_default();
     claims.iter().filter_map(|one| one["withheld"].as_str().map(str::to_owned)).collect()
 }
@@ -106,75 +107,80 @@ async fn withheld(bed: &TestCluster) -> Vec<String> {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended() {
-    let bed =
-        TestCluster::of_env("a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended").await;
-    let holder = Holder::on(&bed).await;
-    holder.take_the_claim_away(&bed).await;
+    let cluster = TestCluster::of_env(
+        "a_claim_taken_away_under_its_pod_gives_its_gpu_to_nobody_until_the_pod_has_ended",
+    )
+    .await;
+    let holder = Holder::on(&cluster).await;
+    holder.take_the_claim_away(&cluster).await;
     // By the API server's word the GPU is free: the scheduler gives it to the next at once.
-    bed.create(claim("theirs", json!({"requests": [holder.same_gpu()]}))).await;
-    bed.create(on(NODE, user_of("theirs", "next"))).await;
-    bed.wait_refused("next", &[&holder.device, "mine"]).await;
-    holder.is_withheld(&bed).await;
+    cluster.create(claim("theirs", json!({"requests": [holder.same_gpu()]}))).await;
+    cluster.create(on(NODE, user_of("theirs", "next"))).await;
+    cluster.wait_refused("next", &[&holder.device, "mine"]).await;
+    holder.is_withheld(&cluster).await;
     let told =
-        || async { bed.events("holder").await.into_iter().find(|one| one.starts_with("DeviceWithheld")) };
+        || async { cluster.events("holder").await.into_iter().find(|one| one.starts_with("DeviceWithheld")) };
     let event = wait_until("an event of the holder", SOON, told).await;
     assert!(event.contains(&holder.uuid) && event.contains(&holder.pod_uid()), "{event}");
-    bed.wait_refused("next", &["not free yet", &holder.pod_uid()]).await;
-    holder.goes_on(&bed).await;
-    holder.ends_for(&bed, "next").await;
-    bed.end().await;
+    cluster.wait_refused("next", &["not free yet", &holder.pod_uid()]).await;
+    holder.goes_on(&cluster).await;
+    holder.ends_for(&cluster, "next").await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin() {
-    let bed =
-        TestCluster::of_env("a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin")
-            .await;
-    let holder = Holder::on(&bed).await;
-    holder.take_the_claim_away(&bed).await;
-    bed.create(claim("mine", json!({"requests": [holder.same_gpu()]}))).await;
-    bed.create(on(NODE, user_of("mine", "next"))).await;
-    let plugin = bed.plugin(NODE).await;
-    bed.kill9(NODE, &plugin);
+    let cluster = TestCluster::of_env(
+        "a_claim_made_anew_under_its_name_waits_for_the_old_ones_pod_also_with_a_new_plugin",
+    )
+    .await;
+    let holder = Holder::on(&cluster).await;
+    holder.take_the_claim_away(&cluster).await;
+    cluster.create(claim("mine", json!({"requests": [holder.same_gpu()]}))).await;
+    cluster.create(on(NODE, user_of("mine", "next"))).await;
+    let plugin = cluster.plugin(NODE).await;
+    cluster.kill9(NODE, &plugin);
     let restarted = || async {
-        let now = bed.plugins(NODE).await.into_iter().next()?;
+        let now = cluster.plugins(NODE).await.into_iter().next()?;
         (container_id(&now) != container_id(&plugin)).then_some(())
     };
     wait_until("the plugin to be restarted", PATIENCE, restarted).await;
-    bed.registered(NODE, PATIENCE).await;
-    holder.is_withheld(&bed).await;
+    cluster.registered(NODE, PATIENCE).await;
+    holder.is_withheld(&cluster).await;
     // Kubelet itself refuses a claim whose name an older one has that it has prepared.
-    bed.wait_refused("next", &["mine"]).await;
-    holder.goes_on(&bed).await;
-    holder.ends_for(&bed, "next").await;
-    bed.end().await;
+    cluster.wait_refused("next", &["mine"]).await;
+    holder.goes_on(&cluster).await;
+    holder.ends_for(&cluster, "next").await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not() {
-    let bed = TestCluster::of_env("a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not").await;
-    let holder = Holder::on(&bed).await;
+    let cluster =
+        TestCluster::of_env("a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_not")
+            .await;
+    let holder = Holder::on(&cluster).await;
     let mut alone = crate::manifests::container("main", json!([]));
     alone["resources"] = json!({});
-    bed.create(on(NODE, pod("stranger", json!([]), json!([alone])))).await;
-    let stranger = bed.wait_ready("stranger").await;
+    cluster.create(on(NODE, pod("stranger", json!([]), json!([alone])))).await;
+    let stranger = cluster.wait_ready("stranger").await;
     let minor = minor_of(&holder.device).to_string();
-    let pids = [&holder.pod, &stranger].map(|pod| bed.pid_of(NODE, pod).to_string());
+    let pids = [&holder.pod, &stranger].map(|pod| cluster.pid_of(NODE, pod).to_string());
     for pid in &pids {
-        bed.fake(NODE, &["process", "add", &minor, pid, "500", "--kind", "compute", "--only-if-alive"]);
+        cluster.fake(NODE, &["process", "add", &minor, pid, "500", "--kind", "compute", "--only-if-alive"]);
     }
     let ended = || async {
-        let now: Pod = bed.api().get("stranger").await.ok()?;
+        let now: Pod = cluster.api().get("stranger").await.ok()?;
         let status = now.status?.container_statuses?.into_iter().next()?;
         let code = status.last_state?.terminated?.exit_code;
         (status.restart_count > container_run(&stranger).1 && code == 137).then_some(())
     };
     wait_until("the stranger to be ended", PATIENCE, ended).await;
-    holder.goes_on(&bed).await;
+    holder.goes_on(&cluster).await;
     for pid in &pids {
-        let _ = bed.try_fake(NODE, &["process", "remove", &minor, pid]);
+        let _ = cluster.try_fake(NODE, &["process", "remove", &minor, pid]);
     }
-    bed.end().await;
+    cluster.end().await;
 }

@@ -8,11 +8,11 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, from, sum};
 use crate::controller::metrics;
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, of_gpu, parameters, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster, from, sum};
 
 /// Everybody else's shares start within this.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -82,21 +82,21 @@ fn gpus(count: usize, product: Option<&str>) -> Value {
 }
 
 /// A second namespace, with the account that its pods run as.
-async fn neighbours(bed: &TestCluster) -> String {
-    let name = format!("{}-others", bed.namespace);
+async fn neighbours(cluster: &TestCluster) -> String {
+    let name = format!("{}-others", cluster.namespace);
     let namespace: Namespace = from(json!({"metadata": {"name": name}}));
-    bed.rig.on_end(&["kubectl", "delete", "namespace", &name, "--wait=false"]);
-    let namespaces = Api::<Namespace>::all(bed.client.clone());
+    cluster.rig.on_end(&["kubectl", "delete", "namespace", &name, "--wait=false"]);
+    let namespaces = Api::<Namespace>::all(cluster.client.clone());
     namespaces.create(&PostParams::default(), &namespace).await.expect("a namespace can be made");
-    let accounts = Api::<ServiceAccount>::namespaced(bed.client.clone(), &name);
+    let accounts = Api::<ServiceAccount>::namespaced(cluster.client.clone(), &name);
     let there = || async { accounts.get_opt("default").await.ok()?.map(drop) };
     wait_until("the namespace's account", PATIENCE, there).await;
     name
 }
 
 /// Something small on each GPU of both nodes, for good.
-async fn on_each_gpu(bed: &TestCluster, others: &Who<'_>) -> usize {
-    let devices = bed.published("hollow-0").await;
+async fn on_each_gpu(cluster: &TestCluster, others: &Who<'_>) -> usize {
+    let devices = cluster.published("hollow-0").await;
     let names = (0..2).flat_map(|node| devices.iter().map(move |device| (node, device.name.as_str())));
     for (node, device) in names.clone() {
         let request = of_gpu(&format!("GPU-hollow-{node}-{device}"), gpus(1, None));
@@ -108,31 +108,31 @@ async fn on_each_gpu(bed: &TestCluster, others: &Who<'_>) -> usize {
     devices.len()
 }
 
-async fn kept_in_vain(bed: &TestCluster) -> f64 {
-    sum(&metrics(bed).await, "tranche_controller_kept_in_vain_total")
+async fn kept_in_vain(cluster: &TestCluster) -> f64 {
+    sum(&metrics(cluster).await, "tranche_controller_kept_in_vain_total")
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
-    let bed = TestCluster::of_env("who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares").await;
+    let cluster = TestCluster::of_env("who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares").await;
     let products = ["NVIDIA H100 80GB HBM3", "NVIDIA L40S"];
-    hollow::add_changed(&bed, 2, "node-a", |nth, gpu| {
+    hollow::add_changed(&cluster, 2, "node-a", |nth, gpu| {
         let product = gpu.attributes.as_mut().and_then(|all| all.get_mut("productName"));
         product.expect("a GPU has a product").string = Some(products[nth].to_owned());
     })
     .await;
-    let namespace = neighbours(&bed).await;
-    let others = Who { client: &bed.client, namespace: &namespace };
-    let all = on_each_gpu(&bed, &others).await;
-    let tenant = super::tenant(&bed).await;
-    let mallory = Who { client: &tenant, namespace: &bed.namespace };
+    let namespace = neighbours(&cluster).await;
+    let others = Who { client: &cluster.client, namespace: &namespace };
+    let all = on_each_gpu(&cluster, &others).await;
+    let tenant = super::tenant(&cluster).await;
+    let mallory = Who { client: &tenant, namespace: &cluster.namespace };
     mallory.ask("all", json!({"fraction": "1"}), gpus(all, Some(products[0]))).await;
     mallory.ask("two", json!({"fraction": "1"}), gpus(2, Some(products[1]))).await;
 
-    let (begin, before) = (Instant::now(), kept_in_vain(&bed).await);
+    let (begin, before) = (Instant::now(), kept_in_vain(&cluster).await);
     let (mut slowest, mut count) = (Duration::ZERO, 0);
-    while kept_in_vain(&bed).await <= before {
+    while kept_in_vain(&cluster).await <= before {
         assert!(begin.elapsed() < LONG, "nothing was kept");
         let (name, asked) = (format!("small-{count}"), Instant::now());
         others.ask(&name, json!({"memory": "1Gi"}), gpus(1, None)).await;
@@ -145,7 +145,7 @@ async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
     }
     println!("{count} shares in {:?}, the slowest after {slowest:?}", begin.elapsed());
     assert!(slowest < AT_ONCE, "{slowest:?}");
-    let told = [bed.events("all").await, bed.events("two").await].concat();
+    let told = [cluster.events("all").await, cluster.events("two").await].concat();
     let told: Vec<String> = told.into_iter().filter(|event| event.contains("kept for it until ")).collect();
     assert!(!told.is_empty(), "whom a place was kept for is told");
     println!("{told:?}");
@@ -155,5 +155,5 @@ async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
     for name in ["all", "two"] {
         mallory.wait_placed(name, PATIENCE).await;
     }
-    hollow::end(bed).await;
+    hollow::end(cluster).await;
 }

@@ -9,9 +9,9 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::test_cluster::{TestCluster, PATIENCE, SOON, from};
 use crate::manifests::{as_nobody, container, pod};
 use crate::rig::{root, wait_until};
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, from};
 
 /// charts/tranche/podrules.yaml.
 #[derive(Deserialize)]
@@ -105,8 +105,9 @@ impl Tenant {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it() {
-    let bed = TestCluster::of_env("a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it").await;
-    let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
+    let cluster =
+        TestCluster::of_env("a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it").await;
+    let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
     let table = table();
     for Row { name, why, .. } in &table.capabilities {
         let words = format!("container 'more' adds {name}, which {why}");
@@ -134,15 +135,16 @@ async fn a_tenants_pod_with_a_device_adds_no_capability_that_reaches_beyond_it()
     tenant.refused("procMount", &unmasked, &[words, "rule podPolicy.procMount"]).await;
     unmasked["spec"]["initContainers"][0]["securityContext"] = json!({"procMount": "Default"});
     tenant.admitted("procMount Default", &unmasked).await;
-    bed.end().await;
+    cluster.end().await;
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits() {
-    let bed = TestCluster::of_env("a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits").await;
-    let client = super::tenant(&bed).await;
-    let tenant = Tenant::new(&client, &bed.namespace);
+    let cluster =
+        TestCluster::of_env("a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits").await;
+    let client = super::tenant(&cluster).await;
+    let tenant = Tenant::new(&client, &cluster.namespace);
     let table = table();
     for Row { name, why, legal } in &table.host_path {
         let path = name.replace('*', "0");
@@ -176,15 +178,15 @@ async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     let said = volumes.create(&dry, &from(volume)).await.expect_err("no volume of a tenant's").to_string();
     assert!(said.contains("forbidden"), "{said}");
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// Devices that are asked for by a container's limits, without a claim in the pod.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
-    let bed = TestCluster::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
-    let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
+    let cluster = TestCluster::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
+    let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
     // The limit in one container, what is refused in another.
     let by_limits = |place, limit: &str, count: &str| {
         let mut pod = with_container(place, &json!({}), &json!({limit: count}));
@@ -235,7 +237,7 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
         Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}))
     };
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-    let pods: Api<Pod> = bed.api();
+    let pods: Api<Pod> = cluster.api();
     let patch = |security: Value| {
         let (pods, dry, debug) = (pods.clone(), dry.clone(), debug(security));
         async move { pods.patch_subresource("ephemeralcontainers", "tenant", &dry, &debug).await }
@@ -249,8 +251,8 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
     }
     patch(json!({})).await.expect("a plain debug container may come in");
     pods.delete("tenant", &DeleteParams::default()).await.expect("it can be deleted");
-    bed.gone("tenant").await;
-    bed.end().await;
+    cluster.gone("tenant").await;
+    cluster.end().await;
 }
 
 /// What docs/isolation.md says of pods that ask for no device: they are Pod Security's to refuse, and are refused by its
@@ -258,8 +260,8 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
-    let bed = TestCluster::of_env("what_asks_for_no_device_is_pod_securitys_to_refuse").await;
-    let tenant = Tenant::new(&super::tenant(&bed).await, &bed.namespace);
+    let cluster = TestCluster::of_env("what_asks_for_no_device_is_pod_securitys_to_refuse").await;
+    let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
     let spec = |what: &str, with_device: bool| {
         let mut pod = plain("tenant");
         if !with_device {
@@ -296,38 +298,38 @@ async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
         tenant.admitted(what, &spec(what, false)).await;
     }
     let label = "pod-security.kubernetes.io/enforce=baseline";
-    bed.rig.kubectl(&["label", "namespace", &bed.namespace, label]);
+    cluster.rig.kubectl(&["label", "namespace", &cluster.namespace, label]);
     for what in ours.into_iter().chain(theirs) {
         tenant.refused(what, &spec(what, false), &["violates PodSecurity \"baseline"]).await;
     }
     tenant.admitted("env", &spec("env", false)).await;
     tenant.refused("env", &spec("env", true), &["of Tranche"]).await;
     tenant.admitted("a share as such", &plain("tenant")).await;
-    bed.end().await;
+    cluster.end().await;
 }
 
 /// A service account that may create pods and nothing else: no claims, no labels.
-async fn who_may_create_pods(bed: &TestCluster) -> Client {
-    let user = format!("--serviceaccount={}:pods-only", bed.namespace);
-    let kubectl = |words: &[&str]| bed.rig.kubectl(&[&["-n", &bed.namespace], words].concat());
+async fn who_may_create_pods(cluster: &TestCluster) -> Client {
+    let user = format!("--serviceaccount={}:pods-only", cluster.namespace);
+    let kubectl = |words: &[&str]| cluster.rig.kubectl(&[&["-n", &cluster.namespace], words].concat());
     kubectl(&["create", "serviceaccount", "pods-only"]);
     kubectl(&["create", "role", "pods-only", "--verb=create,get,list,delete", "--resource=pods"]);
     kubectl(&["create", "rolebinding", "pods-only", "--role=pods-only", &user]);
     let token = kubectl(&["create", "token", "pods-only", "--duration=1h"]);
-    bed.rig.client_with_token(token.trim()).await
+    cluster.rig.client_with_token(token.trim()).await
 }
 
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn an_annotation_gets_no_claim_where_no_administrator_has_said_so() {
-    let bed = TestCluster::of_env("an_annotation_gets_no_claim_where_no_administrator_has_said_so").await;
-    let tenant = who_may_create_pods(&bed).await;
+    let cluster = TestCluster::of_env("an_annotation_gets_no_claim_where_no_administrator_has_said_so").await;
+    let tenant = who_may_create_pods(&cluster).await;
     let claim = |name: &str| {
         json!({"metadata": {"name": name}, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
             "spec": {"devices": {"requests": [
                 {"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}]}}})
     };
-    let own: Api<ResourceClaim> = Api::namespaced(tenant.clone(), &bed.namespace);
+    let own: Api<ResourceClaim> = Api::namespaced(tenant.clone(), &cluster.namespace);
     let said = own.create(&PostParams::default(), &from(claim("own"))).await;
     assert!(said.is_err_and(|error| error.to_string().contains("forbidden")), "no right to claims");
 
@@ -341,30 +343,34 @@ async fn an_annotation_gets_no_claim_where_no_administrator_has_said_so() {
         pod["metadata"]["annotations"] = json!({"tranche.dev/gpu-share": share.to_string()});
         pod
     };
-    let pods: Api<Pod> = Api::namespaced(tenant, &bed.namespace);
+    let pods: Api<Pod> = Api::namespaced(tenant, &cluster.namespace);
     let create = PostParams::default();
     pods.create(&create, &from(by_hand("deputy", json!({"memory": "2000Mi"})))).await.expect("a pod");
     let told = || async {
-        let events = bed.events("deputy").await;
+        let events = cluster.events("deputy").await;
         events.into_iter().find(|event| event.contains("makes no claim here"))
     };
     let said = wait_until("an event that says why there is no claim", SOON, told).await;
-    for words in
-        ["WaitingForGpuShare: ", "tranche.dev/kai-annotations=enabled", &bed.namespace, "create the claim"]
-    {
+    for words in [
+        "WaitingForGpuShare: ",
+        "tranche.dev/kai-annotations=enabled",
+        &cluster.namespace,
+        "create the claim",
+    ] {
         assert!(said.contains(words), "{said}");
     }
     let claims =
-        || async { bed.api::<ResourceClaim>().list(&ListParams::default()).await.expect("claims").items };
+        || async { cluster.api::<ResourceClaim>().list(&ListParams::default()).await.expect("claims").items };
     assert!(claims().await.is_empty(), "a claim was made for somebody who may make none");
 
     // The administrator's yes; what waited is served, and nothing that the webhook could not have asked for.
-    bed.rig.kubectl(&["label", "namespace", &bed.namespace, "tranche.dev/kai-annotations=enabled"]);
-    bed.wait_ready("deputy").await;
+    cluster.rig.kubectl(&["label", "namespace", &cluster.namespace, "tranche.dev/kai-annotations=enabled"]);
+    cluster.wait_ready("deputy").await;
     let greedy = by_hand("greedy", json!({"memory": "2000Mi", "maxProcesses": 40}));
     pods.create(&create, &from(greedy)).await.expect("a pod");
     let told = || async {
-        bed.events("greedy")
+        cluster
+            .events("greedy")
             .await
             .into_iter()
             .find(|event| event.contains("says more than memory or fraction"))
@@ -372,17 +378,18 @@ async fn an_annotation_gets_no_claim_where_no_administrator_has_said_so() {
     wait_until("an event that says that it asks for too much", SOON, told).await;
 
     // The label goes, the pod stays; the next one waits again.
-    bed.rig.kubectl(&["label", "namespace", &bed.namespace, "tranche.dev/kai-annotations-"]);
+    cluster.rig.kubectl(&["label", "namespace", &cluster.namespace, "tranche.dev/kai-annotations-"]);
     pods.create(&create, &from(by_hand("late", json!({"memory": "2000Mi"})))).await.expect("a pod");
-    let told =
-        || async { bed.events("late").await.into_iter().find(|event| event.contains("makes no claim here")) };
+    let told = || async {
+        cluster.events("late").await.into_iter().find(|event| event.contains("makes no claim here"))
+    };
     wait_until("an event of the pod that came too late", SOON, told).await;
     assert_eq!(claims().await.len(), 1);
-    bed.wait_ready("deputy").await;
+    cluster.wait_ready("deputy").await;
     for name in ["deputy", "greedy", "late"] {
-        bed.delete(name).await;
+        cluster.delete(name).await;
     }
     let gone = || async { claims().await.is_empty().then_some(()) };
     wait_until("the claim to go with its pod", PATIENCE, gone).await;
-    bed.end().await;
+    cluster.end().await;
 }

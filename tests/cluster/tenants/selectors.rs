@@ -10,9 +10,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::test_cluster::{TestCluster, PATIENCE, SYSTEM, ask, from};
 use crate::manifests::{as_nobody, claim, parameters, user_of};
 use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, from};
 
 const CLASS: &str = "shared.gpu.nvidia.com";
 /// In which another namespace's share is to be placed, whatever the tenant does.
@@ -67,15 +67,15 @@ async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
 }
 
 /// Who holds the controller's lease.
-async fn holder(bed: &TestCluster) -> Option<String> {
-    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
+async fn holder(cluster: &TestCluster) -> Option<String> {
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let lease = leases.get("tranche-controller").await.ok()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
 /// Name and restarts of each of the controller's containers, and whether it answers.
-async fn controllers(bed: &TestCluster) -> Vec<(String, i32, bool)> {
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), SYSTEM);
+async fn controllers(cluster: &TestCluster) -> Vec<(String, i32, bool)> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let list = pods.list(&Default::default()).await.expect("pods can be listed").items;
     let is_ours =
         |pod: &Pod| pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("tranche-controller"));
@@ -88,8 +88,8 @@ async fn controllers(bed: &TestCluster) -> Vec<(String, i32, bool)> {
     list.into_iter().filter(is_ours).map(told).collect()
 }
 
-async fn wait_told(bed: &TestCluster, pod: &str, words: &str) {
-    let told = || async { bed.events(pod).await.into_iter().find(|event| event.contains(words)) };
+async fn wait_told(cluster: &TestCluster, pod: &str, words: &str) {
+    let told = || async { cluster.events(pod).await.into_iter().find(|event| event.contains(words)) };
     let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
     println!("told: {}", told.chars().take(300).collect::<String>());
 }
@@ -97,23 +97,23 @@ async fn wait_told(bed: &TestCluster, pod: &str, words: &str) {
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
-    let bed = TestCluster::of_env("dear_selectors_wait_and_the_shares_of_another_namespace_do_not").await;
-    let quiet = format!("{}-quiet", bed.namespace);
-    bed.rig.kubectl(&["create", "namespace", &quiet]);
-    bed.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);
-    let leader = wait_until("a controller to lead", PATIENCE, || holder(&bed)).await;
-    let before = controllers(&bed).await;
+    let cluster = TestCluster::of_env("dear_selectors_wait_and_the_shares_of_another_namespace_do_not").await;
+    let quiet = format!("{}-quiet", cluster.namespace);
+    cluster.rig.kubectl(&["create", "namespace", &quiet]);
+    cluster.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);
+    let leader = wait_until("a controller to lead", PATIENCE, || holder(&cluster)).await;
+    let before = controllers(&cluster).await;
     assert!(!before.is_empty() && before.iter().all(|(.., answers)| *answers), "{before:?}");
-    let attacker = tenant(&bed).await;
+    let attacker = tenant(&cluster).await;
     let one = |text: String| devices(&[vec![text]]);
-    create(&attacker, &bed.namespace, "nested", one(nested(12))).await;
-    create(&attacker, &bed.namespace, "swollen", one(swollen())).await;
+    create(&attacker, &cluster.namespace, "nested", one(nested(12))).await;
+    create(&attacker, &cluster.namespace, "swollen", one(swollen())).await;
     // One claim, 8 requests with 32 selectors each.
     let many = |nth: usize| (0..32).map(|at| loops(4, &format!("i0 != {}", 100 * nth + at + 10))).collect();
-    create(&attacker, &bed.namespace, "many", devices(&(0..8).map(many).collect::<Vec<_>>())).await;
+    create(&attacker, &cluster.namespace, "many", devices(&(0..8).map(many).collect::<Vec<_>>())).await;
     for nth in 0..20 {
         let own = loops(3, &format!("i0 != {}", nth + 10));
-        create(&attacker, &bed.namespace, &format!("own-{nth}"), one(format!("false && true || !{own}")))
+        create(&attacker, &cluster.namespace, &format!("own-{nth}"), one(format!("false && true || !{own}")))
             .await;
     }
     for nth in 0..5 {
@@ -121,22 +121,22 @@ async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
         let begun = Instant::now();
         let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
             "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
-        create(&bed.client, &quiet, &name, share).await;
-        let claims: Api<ResourceClaim> = Api::namespaced(bed.client.clone(), &quiet);
+        create(&cluster.client, &quiet, &name, share).await;
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &quiet);
         let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
         wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
         println!("{name} was placed after {:?}", begun.elapsed());
         assert!(begun.elapsed() < FEW_SECONDS, "{name} was placed after {:?}", begun.elapsed());
     }
-    wait_told(&bed, "nested", "costs more than 2000000 on one device").await;
-    wait_told(&bed, "many", "all in all; make them simpler, or fewer").await;
+    wait_told(&cluster, "nested", "costs more than 2000000 on one device").await;
+    wait_told(&cluster, "many", "all in all; make them simpler, or fewer").await;
     // What the API server has of memory, we have.
-    let claims: Api<ResourceClaim> = bed.api();
+    let claims: Api<ResourceClaim> = cluster.api();
     let placed = || async { claims.get("swollen").await.ok()?.status?.allocation.map(|_| ()) };
     wait_until("swollen to be placed", PATIENCE, placed).await;
-    let after = controllers(&bed).await;
+    let after = controllers(&cluster).await;
     assert_eq!(after, before, "nobody was restarted, and all answer");
-    assert_eq!(holder(&bed).await.as_ref(), Some(&leader), "the lease was never lost");
-    bed.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);
-    bed.end().await;
+    assert_eq!(holder(&cluster).await.as_ref(), Some(&leader), "the lease was never lost");
+    cluster.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);
+    cluster.end().await;
 }
