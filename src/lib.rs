@@ -1,11 +1,11 @@
 #![doc = include_str!("README.md")]
 //
-// Rooms in reading order. What each may import is stated in its first lines and kept by tests/tidy.rs.
+// Modules in reading order. What each may import is stated in its first lines; tests/tidy fails on anything else.
 
-// Ring 0, words.
+// Layer 0: types of the domain.
 pub mod model;
 
-// Ring 1, decisions: pure, synchronous, no clock, no randomness.
+// Layer 1, decisions: pure, synchronous, no clock, no randomness.
 pub mod admission;
 pub mod allocate;
 pub mod cdi;
@@ -19,7 +19,7 @@ pub mod select;
 pub mod sharing;
 pub mod slices;
 
-// Ring 2, edges: one peer each, no decisions.
+// Layer 2, edges: one peer each, no decisions.
 pub mod cluster;
 pub mod daemon;
 pub mod host;
@@ -27,12 +27,12 @@ pub mod kubelet;
 pub mod nvml;
 pub mod supervisor;
 
-// Ring 3, loops: own tasks, queues, timers.
+// Layer 3, loops: own tasks, queues, timers.
 pub mod controller;
 pub mod mps;
 pub mod node;
 pub mod ops;
 pub mod webhook;
 
-// Ring 4, for people and for main.
+// Layer 4, for people and for main.
 pub mod cli;

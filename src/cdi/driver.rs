@@ -1,4 +1,4 @@
-//! What a node's driver root and device directory hold: plain data, found by the `host` room.
+//! What a node's driver root and device directory hold: plain data, found by the `host` module.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Words: what the other rooms talk about. No decisions, no effects, nothing from outside.
+//! The types that all other modules use. No decisions, no effects, nothing from outside.
 //!
 //! * [`names`]: identifiers of the field (driver, pool, device, claim, GPU) and their laws
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB

@@ -1,7 +1,7 @@
 //! The rules. Each looks at one file and says what is wrong, where, and what to do.
 
 use crate::lexer::{self, Halves, NamedPath, block_end};
-use crate::table::{self, CLOCKS, FILE_LINES_MAX, FUNCTION_LINES_MAX, OUTSIDE, Room, Where};
+use crate::table::{self, CLOCKS, FILE_LINES_MAX, FUNCTION_LINES_MAX, Module, OUTSIDE, Where};
 
 /// A file below the top of the tree, e.g. `src/model/gpu.rs`.
 pub struct Source {
@@ -22,7 +22,7 @@ pub struct Finding {
 /// What the rules look at.
 struct File<'a> {
     source: &'a Source,
-    room: Option<&'static Room>,
+    module: Option<&'static Module>,
     halves: Halves,
     shipped: Vec<NamedPath>,
 }
@@ -35,17 +35,17 @@ pub fn check(source: &Source) -> Vec<Finding> {
         false => lexer::halves(&code),
     };
     let shipped = lexer::paths(&halves.shipped);
-    let room = source.path.strip_prefix("src/").and_then(room_of);
-    let file = File { source, room, halves, shipped };
+    let module = source.path.strip_prefix("src/").and_then(module_of);
+    let file = File { source, module, halves, shipped };
     let mut found = Vec::new();
-    for rule in [room_is_known, doc, walls, outside, clock, budget, functions, unwrap, spawn, sleep] {
+    for rule in [module_is_known, doc, imports, outside, clock, budget, functions, unwrap, spawn, sleep] {
         rule(&file, &mut found);
     }
     found
 }
 
-fn room_of(below_src: &str) -> Option<&'static Room> {
-    below_src.split_once('/').and_then(|(room, _)| table::find(room))
+fn module_of(below_src: &str) -> Option<&'static Module> {
+    below_src.split_once('/').and_then(|(module, _)| table::find(module))
 }
 
 impl File<'_> {
@@ -53,9 +53,9 @@ impl File<'_> {
         Finding { path: self.source.path.clone(), line, rule, words: words.into() }
     }
 
-    /// Ring 4 for main.rs, lib.rs and the like.
-    fn ring(&self) -> u8 {
-        self.room.map_or(4, |room| room.ring)
+    /// Layer 4 for main.rs, lib.rs and the like.
+    fn layer(&self) -> u8 {
+        self.module.map_or(4, |module| module.layer)
     }
 
     fn is_product(&self) -> bool {
@@ -63,17 +63,17 @@ impl File<'_> {
     }
 }
 
-fn room_is_known(file: &File, found: &mut Vec<Finding>) {
+fn module_is_known(file: &File, found: &mut Vec<Finding>) {
     let below = file.source.path.strip_prefix("src/").and_then(|path| path.split_once('/'));
-    if let (Some((name, _)), None) = (below, file.room) {
-        let words = format!("room {name} has no place; add it to tests/tidy/table.rs and src/README.md");
-        found.push(file.finding(1, "room", words));
+    if let (Some((name, _)), None) = (below, file.module) {
+        let words = format!("module {name} has no place; add it to tests/tidy/table.rs and src/README.md");
+        found.push(file.finding(1, "module", words));
     }
 }
 
 fn doc(file: &File, found: &mut Vec<Finding>) {
-    let Some(room) = file.room else { return };
-    if file.source.path != format!("src/{}/mod.rs", room.name) {
+    let Some(module) = file.module else { return };
+    if file.source.path != format!("src/{}/mod.rs", module.name) {
         return;
     }
     let doc: String = file.source.text.lines().take_while(|line| line.starts_with("//!")).collect();
@@ -81,41 +81,41 @@ fn doc(file: &File, found: &mut Vec<Finding>) {
         found.push(file.finding(
             1,
             "doc",
-            "open the room with //! lines: what it is, what it may import and name",
+            "open the module with //! lines: what it is, what it may import and name",
         ));
     } else if !doc.to_lowercase().contains("may import") {
         found.push(file.finding(
             1,
             "doc",
-            "say in the //! lines what the room may import (`May import: …. May name: ….`)",
+            "say in the //! lines what the module may import (`May import: …. May name: ….`)",
         ));
     }
 }
 
-fn walls(file: &File, found: &mut Vec<Finding>) {
-    let Some(room) = file.room else { return };
-    // src/ROOM/mod.rs is one level deep, src/ROOM/x.rs two.
+fn imports(file: &File, found: &mut Vec<Finding>) {
+    let Some(module) = file.module else { return };
+    // src/MODULE/mod.rs is one level deep, src/MODULE/x.rs two.
     let levels = file.source.path.matches('/').count() - usize::from(file.source.path.ends_with("/mod.rs"));
     for named in &file.shipped {
         let ups = named.path.split("::").take_while(|part| *part == "super").count();
         if ups >= levels {
             found.push(file.finding(
                 named.line,
-                "walls",
-                format!("{}: write crate::… where a path leaves the room", named.path),
+                "imports",
+                format!("{}: write crate::… where a path leaves the module", named.path),
             ));
         }
         let Some(other) = named.path.strip_prefix("crate::").and_then(|path| path.split("::").next()) else {
             continue;
         };
-        if other != room.name && table::find(other).is_some() && !room.imports.contains(&other) {
-            let allowed = room.imports.join(", ");
+        if other != module.name && table::find(other).is_some() && !module.imports.contains(&other) {
+            let allowed = module.imports.join(", ");
             let words = format!(
-                "room {} may not import {other} (only: {allowed}); move the code to a room that may, or hand \
+                "module {} may not import {other} (only: {allowed}); move the code to a module that may, or hand \
                  the value in",
-                room.name
+                module.name
             );
-            found.push(file.finding(named.line, "walls", words));
+            found.push(file.finding(named.line, "imports", words));
         }
     }
 }
@@ -124,19 +124,19 @@ fn outside(file: &File, found: &mut Vec<Finding>) {
     if !file.is_product() {
         return;
     }
-    let name = file.room.map_or("main", |room| room.name);
+    let name = file.module.map_or("main", |module| module.name);
     for named in &file.shipped {
         for (path, place) in OUTSIDE {
             let below = named.path.strip_prefix(path);
             let is_it =
                 below.is_some_and(|rest| rest.starts_with("::") || (rest.is_empty() && path.contains("::")));
             let (may, who) = match place {
-                Where::Rooms(rooms) => (rooms.contains(&name), rooms.join(", ")),
-                Where::FromRing(ring) => (file.ring() >= *ring, format!("rings {ring} and up")),
+                Where::Modules(modules) => (modules.contains(&name), modules.join(", ")),
+                Where::FromLayer(layer) => (file.layer() >= *layer, format!("layers {layer} and up")),
             };
             if is_it && !may {
                 let words = format!(
-                    "{} is named in {name}, but {path} is for {who} only; let that room do it and pass on plain data",
+                    "{} is named in {name}, but {path} is for {who} only; let that module do it and pass on plain data",
                     named.path
                 );
                 found.push(file.finding(named.line, "outside", words));
@@ -146,7 +146,7 @@ fn outside(file: &File, found: &mut Vec<Finding>) {
 }
 
 fn clock(file: &File, found: &mut Vec<Finding>) {
-    if file.ring() > 1 {
+    if file.layer() > 1 {
         return;
     }
     for named in &file.shipped {
@@ -198,7 +198,7 @@ fn unwrap(file: &File, found: &mut Vec<Finding>) {
 }
 
 fn spawn(file: &File, found: &mut Vec<Finding>) {
-    if !file.is_product() || file.room.is_some_and(|room| room.name == "ops") {
+    if !file.is_product() || file.module.is_some_and(|module| module.name == "ops") {
         return;
     }
     for named in &file.shipped {
@@ -304,7 +304,7 @@ pub fn words(path: &str, text: &str) -> Vec<Finding> {
 pub fn test_files(path: &str, text: &str) -> Vec<String> {
     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let below = match path.strip_suffix("/mod.rs") {
-        Some(room) => room.to_owned(),
+        Some(module) => module.to_owned(),
         None => path.trim_end_matches(".rs").to_owned(),
     };
     let mut files = Vec::new();

@@ -11,7 +11,7 @@ fn fired(path: &str, text: &str) -> Vec<&'static str> {
 }
 
 #[test]
-fn walls_stop_imports_into_other_rooms() {
+fn imports_of_other_modules_are_found() {
     for (path, bad) in [
         ("src/model/gpu.rs", "use crate::params::Params;"),
         ("src/slices/diff.rs", "use crate::{model::gpu, cdi::Spec};"),
@@ -21,7 +21,7 @@ fn walls_stop_imports_into_other_rooms() {
         ("src/cdi/render.rs", "use super::super::ledger::Record;"),
         ("src/cdi/mod.rs", "//! May import: model.\nuse super::ledger::Record;"),
     ] {
-        assert_eq!(fired(path, bad), ["walls"], "{path}: {bad}");
+        assert_eq!(fired(path, bad), ["imports"], "{path}: {bad}");
     }
     for (path, good) in [
         ("src/slices/diff.rs", "use crate::{model::{gpu, names::DRIVER}, slices::Wanted};"),
@@ -70,11 +70,11 @@ fn decisions_do_not_ask_for_the_time() {
 }
 
 #[test]
-fn rooms_say_what_they_are() {
+fn modules_say_what_they_are() {
     assert_eq!(fired("src/cdi/mod.rs", "pub mod render;"), ["doc"]);
     assert_eq!(fired("src/cdi/mod.rs", "//! Writes CDI files.\npub mod render;"), ["doc"]);
     assert_eq!(fired("src/cdi/mod.rs", "//! Writes.\n//! May import: model.\npub mod render;"), [""; 0]);
-    assert_eq!(fired("src/attic/mod.rs", "//! Old things. May import: model."), ["room"]);
+    assert_eq!(fired("src/attic/mod.rs", "//! Old things. May import: model."), ["module"]);
 }
 
 #[test]

@@ -1,47 +1,47 @@
-//! The house's plan: which rooms there are, what they may import, which crates they may name.
+//! The architecture: the modules, what each may import, and which crates each may name.
 
-pub struct Room {
+pub struct Module {
     pub name: &'static str,
-    pub ring: u8,
-    /// Rooms below, and reasons where a wall has a door.
+    pub layer: u8,
+    /// The modules below that this one may import.
     pub imports: &'static [&'static str],
 }
 
-const fn room(name: &'static str, ring: u8, imports: &'static [&'static str]) -> Room {
-    Room { name, ring, imports }
+const fn module(name: &'static str, layer: u8, imports: &'static [&'static str]) -> Module {
+    Module { name, layer, imports }
 }
 
-pub const ROOMS: &[Room] = &[
-    room("model", 0, &[]),
-    room("params", 1, &["model"]),
-    room("inventory", 1, &["model"]),
-    room("slices", 1, &["model", "inventory", "sharing"]),
-    room("cdi", 1, &["model"]),
-    room("ledger", 1, &["model"]),
-    room("sharing", 1, &["model"]),
-    room("select", 1, &["model"]),
-    room("allocate", 1, &["model", "params", "select"]),
-    room("feasible", 1, &["model"]),
-    room("conditions", 1, &["model", "ledger"]),
-    room("admission", 1, &["model", "params", "select"]),
-    room("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
+pub const MODULES: &[Module] = &[
+    module("model", 0, &[]),
+    module("params", 1, &["model"]),
+    module("inventory", 1, &["model"]),
+    module("slices", 1, &["model", "inventory", "sharing"]),
+    module("cdi", 1, &["model"]),
+    module("ledger", 1, &["model"]),
+    module("sharing", 1, &["model"]),
+    module("select", 1, &["model"]),
+    module("allocate", 1, &["model", "params", "select"]),
+    module("feasible", 1, &["model"]),
+    module("conditions", 1, &["model", "ledger"]),
+    module("admission", 1, &["model", "params", "select"]),
+    module("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
-    room("nvml", 2, &["model", "inventory"]),
-    room("kubelet", 2, &["model"]),
-    room("cluster", 2, &["model"]),
-    room("supervisor", 2, &["model"]),
-    room("daemon", 2, &["model"]),
+    module("nvml", 2, &["model", "inventory"]),
+    module("kubelet", 2, &["model"]),
+    module("cluster", 2, &["model"]),
+    module("supervisor", 2, &["model"]),
+    module("daemon", 2, &["model"]),
     // The driver's files and device nodes, as data.
-    room("host", 2, &["model", "cdi"]),
-    room("ops", 3, &["model"]),
-    room("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
-    room("webhook", 3, &["model", "admission", "cluster", "ops"]),
-    room(
+    module("host", 2, &["model", "cdi"]),
+    module("ops", 3, &["model"]),
+    module("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
+    module("webhook", 3, &["model", "admission", "cluster", "ops"]),
+    module(
         "controller",
         3,
         &["model", "params", "select", "allocate", "feasible", "slices", "admission", "cluster", "ops"],
     ),
-    room(
+    module(
         "node",
         3,
         &[
@@ -62,7 +62,7 @@ pub const ROOMS: &[Room] = &[
             "ops",
         ],
     ),
-    room(
+    module(
         "cli",
         4,
         &[
@@ -95,35 +95,35 @@ pub const ROOMS: &[Room] = &[
 
 /// Where something from outside may be named.
 pub enum Where {
-    Rooms(&'static [&'static str]),
-    /// This ring and those above.
-    FromRing(u8),
+    Modules(&'static [&'static str]),
+    /// This layer and those above.
+    FromLayer(u8),
 }
 
-/// A path from outside (a crate, or a part of std) and the rooms that may name it.
+/// A path from outside (a crate, or a part of std) and the modules that may name it.
 pub const OUTSIDE: &[(&str, Where)] = &[
-    ("tokio", Where::FromRing(2)),
-    ("tokio_util", Where::FromRing(2)),
-    ("tokio_stream", Where::FromRing(2)),
-    ("futures", Where::FromRing(2)),
-    ("rand", Where::FromRing(2)),
-    ("std::fs", Where::FromRing(2)),
-    ("std::net", Where::FromRing(2)),
-    ("std::process", Where::FromRing(2)),
-    ("std::thread", Where::FromRing(2)),
-    ("std::env", Where::FromRing(4)),
-    ("nix", Where::Rooms(&["host", "nvml", "supervisor", "daemon"])),
-    ("nvml_wrapper", Where::Rooms(&["nvml"])),
-    ("nvml_wrapper_sys", Where::Rooms(&["nvml"])),
-    ("tonic", Where::Rooms(&["kubelet"])),
-    ("tonic_prost", Where::Rooms(&["kubelet"])),
-    ("prost", Where::Rooms(&["cluster", "kubelet"])),
-    ("kube", Where::Rooms(&["cluster"])),
+    ("tokio", Where::FromLayer(2)),
+    ("tokio_util", Where::FromLayer(2)),
+    ("tokio_stream", Where::FromLayer(2)),
+    ("futures", Where::FromLayer(2)),
+    ("rand", Where::FromLayer(2)),
+    ("std::fs", Where::FromLayer(2)),
+    ("std::net", Where::FromLayer(2)),
+    ("std::process", Where::FromLayer(2)),
+    ("std::thread", Where::FromLayer(2)),
+    ("std::env", Where::FromLayer(4)),
+    ("nix", Where::Modules(&["host", "nvml", "supervisor", "daemon"])),
+    ("nvml_wrapper", Where::Modules(&["nvml"])),
+    ("nvml_wrapper_sys", Where::Modules(&["nvml"])),
+    ("tonic", Where::Modules(&["kubelet"])),
+    ("tonic_prost", Where::Modules(&["kubelet"])),
+    ("prost", Where::Modules(&["cluster", "kubelet"])),
+    ("kube", Where::Modules(&["cluster"])),
     // As data: slices and conditions make them, select, feasible, admission and cli read them, node carries
     // them, cluster writes them.
     (
         "k8s_openapi",
-        Where::Rooms(&[
+        Where::Modules(&[
             "cluster",
             "slices",
             "select",
@@ -135,22 +135,22 @@ pub const OUTSIDE: &[(&str, Where)] = &[
             "cli",
         ]),
     ),
-    ("cel", Where::Rooms(&["select"])),
-    ("semver", Where::Rooms(&["select"])),
-    ("json_patch", Where::Rooms(&["admission"])),
-    ("axum", Where::Rooms(&["ops", "webhook"])),
-    ("hyper", Where::Rooms(&["ops", "webhook"])),
-    ("tokio_rustls", Where::Rooms(&["webhook"])),
-    ("rcgen", Where::Rooms(&["webhook"])),
-    ("x509_parser", Where::Rooms(&["webhook"])),
-    ("pem", Where::Rooms(&["webhook"])),
-    ("prometheus_client", Where::Rooms(&["ops"])),
-    ("tracing_subscriber", Where::Rooms(&["ops"])),
-    ("clap", Where::FromRing(4)),
-    ("anyhow", Where::FromRing(4)),
+    ("cel", Where::Modules(&["select"])),
+    ("semver", Where::Modules(&["select"])),
+    ("json_patch", Where::Modules(&["admission"])),
+    ("axum", Where::Modules(&["ops", "webhook"])),
+    ("hyper", Where::Modules(&["ops", "webhook"])),
+    ("tokio_rustls", Where::Modules(&["webhook"])),
+    ("rcgen", Where::Modules(&["webhook"])),
+    ("x509_parser", Where::Modules(&["webhook"])),
+    ("pem", Where::Modules(&["webhook"])),
+    ("prometheus_client", Where::Modules(&["ops"])),
+    ("tracing_subscriber", Where::Modules(&["ops"])),
+    ("clap", Where::FromLayer(4)),
+    ("anyhow", Where::FromLayer(4)),
 ];
 
-/// Asking for the time is an effect: rings 0 and 1 are given it.
+/// Asking for the time is an effect: layers 0 and 1 are given it.
 pub const CLOCKS: &[&str] = &["SystemTime::now", "Instant::now", "Timestamp::now", "Zoned::now"];
 
 pub const FILE_LINES_MAX: usize = 600;
@@ -186,6 +186,6 @@ pub const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
-pub fn find(name: &str) -> Option<&'static Room> {
-    ROOMS.iter().find(|room| room.name == name)
+pub fn find(name: &str) -> Option<&'static Module> {
+    MODULES.iter().find(|module| module.name == name)
 }

@@ -6,7 +6,7 @@ use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::Isolation;
 
-/// What is lost, as the first lines of the room say it: target by target, in wide numbers, with division.
+/// What is lost, as the first lines of the module say it: target by target, in wide numbers, with division.
 fn plainly(index: &Index, node: &Node, (cpu, memory): (u64, u64), free: &[u64]) -> u64 {
     let total: u64 = free.iter().sum();
     let lost = |(shape, weight): &(Shape, u64)| {
