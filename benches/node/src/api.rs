@@ -153,12 +153,12 @@ async fn claim(api: &Api<ResourceClaim>, name: &str, device: &str, access: Acces
 }
 
 /// When each object was first seen as wanted, by name; an object that is gone is forgotten.
-pub struct Seen {
+pub struct FirstSeen {
     when: watch::Receiver<HashMap<String, Instant>>,
     watching: AbortHandle,
 }
 
-impl Seen {
+impl FirstSeen {
     /// Starts a watch and waits until it stands.
     pub async fn start<K>(api: Api<K>, fields: &str, wanted: fn(&K) -> bool) -> Result<Self>
     where
@@ -217,7 +217,7 @@ impl Seen {
     }
 }
 
-impl Drop for Seen {
+impl Drop for FirstSeen {
     fn drop(&mut self) {
         self.watching.abort();
     }
@@ -228,11 +228,11 @@ fn name<K: Resource>(object: &K) -> String {
 }
 
 /// Watches our node's slices; seen are those that list devices.
-pub async fn watch_slices(client: &Client) -> Result<Seen> {
+pub async fn watch_slices(client: &Client) -> Result<FirstSeen> {
     let wanted =
         |slice: &ResourceSlice| slice.spec.devices.as_ref().is_some_and(|devices| !devices.is_empty());
     let fields = format!("spec.nodeName={NODE},spec.driver={DRIVER}");
-    Seen::start(Api::<ResourceSlice>::all(client.clone()), &fields, wanted).await
+    FirstSeen::start(Api::<ResourceSlice>::all(client.clone()), &fields, wanted).await
 }
 
 /// The devices that our node's slices list, in their order, as soon as there are `count`.
@@ -254,7 +254,7 @@ pub async fn devices(client: &Client, count: usize) -> Result<Vec<String>> {
 }
 
 /// Deletes our node's slices and waits until they are seen no more.
-pub async fn delete_slices(client: &Client, seen: &Seen) -> Result<()> {
+pub async fn delete_slices(client: &Client, seen: &FirstSeen) -> Result<()> {
     let api: Api<ResourceSlice> = Api::all(client.clone());
     let ours = ListParams::default().fields(&format!("spec.nodeName={NODE}"));
     api.delete_collection(&DeleteParams::default(), &ours).await?;
@@ -262,9 +262,9 @@ pub async fn delete_slices(client: &Client, seen: &Seen) -> Result<()> {
 }
 
 /// Watches a namespace's pods; seen are those that run.
-pub async fn watch_pods(client: &Client, namespace: &str) -> Result<Seen> {
+pub async fn watch_pods(client: &Client, namespace: &str) -> Result<FirstSeen> {
     let running = |pod: &Pod| pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Running");
-    Seen::start(Api::<Pod>::namespaced(client.clone(), namespace), "", running).await
+    FirstSeen::start(Api::<Pod>::namespaced(client.clone(), namespace), "", running).await
 }
 
 /// Removes our node, of which no kubelet ever tells anything.

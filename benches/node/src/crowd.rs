@@ -21,7 +21,7 @@ use tokio::time::sleep;
 
 use audit::{Answered, Audit};
 use made::{
-    Asked, Binder, CLAIMS, LOOK, MAKERS, SHARE_GIB, by_controller, by_scheduler, made_and, make, name,
+    Binder, CLAIMS, LOOK, MAKERS, Pacing, SHARE_GIB, by_controller, by_scheduler, made_and, make, name,
 };
 use tranche::cluster::KubeCluster;
 use tranche::cluster::allocation::ClaimVersion;
@@ -42,8 +42,8 @@ const LATE_CLASS: &str = "late.bench.tranche.dev";
 /// Of the controller's lease and holds.
 const SYSTEM: &str = "bench-controller";
 
-/// Where things lie that the part needs.
-pub struct Place {
+/// Files and programs that this part needs.
+pub struct Paths {
     pub tranche: PathBuf,
     pub kubeconfig: PathBuf,
     pub work: PathBuf,
@@ -55,22 +55,22 @@ pub struct Place {
 /// beginning (those of whole nodes), and what it is called.
 #[derive(Clone, Copy)]
 struct Coming {
-    asked: Asked,
+    asked: Pacing,
     kept: usize,
     told: (&'static str, &'static str),
 }
 
 const FRESH: Coming = Coming {
-    asked: Asked::AtOnce,
+    asked: Pacing::AtOnce,
     kept: 0,
     told: ("controller: they all come at once, to a cluster that was made a moment ago", "fresh_"),
 };
 const AT_ONCE: Coming =
-    Coming { asked: Asked::AtOnce, kept: 0, told: ("controller: they all come at once", "") };
+    Coming { asked: Pacing::AtOnce, kept: 0, told: ("controller: they all come at once", "") };
 const KEPT: (&str, &str) = ("controller: they all come at once, and GPUs are kept for shares", "kept_");
-const PACED: Coming = Coming { asked: Asked::Paced, kept: 0, told: ("controller: 32 at a time", "paced_") };
+const PACED: Coming = Coming { asked: Pacing::Paced, kept: 0, told: ("controller: 32 at a time", "paced_") };
 const UNBOUND: Coming = Coming {
-    asked: Asked::Paced,
+    asked: Pacing::Paced,
     kept: 0,
     told: ("controller: 32 at a time, and nobody binds the pods", "unbound_"),
 };
@@ -86,7 +86,7 @@ struct Start {
 /// A wave that has ended.
 struct Done {
     begun: Instant,
-    asked: Asked,
+    asked: Pacing,
     /// When each claim was asked for.
     made: Vec<Instant>,
     answered: Answered,
@@ -126,7 +126,7 @@ struct Wave {
 
 /// # Errors
 /// Besides what fails: a claim is not allocated in time, or a GPU is granted beyond what it has.
-pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Result<()> {
+pub async fn measure(place: &Paths, client: &Client, report: &mut Report) -> Result<()> {
     made::fresh(client, SYSTEM).await?;
     let hollow = Hollow::make(client, NODES).await?;
     let crowd = Crowd { place, client, hollow: &hollow };
@@ -172,7 +172,7 @@ pub async fn measure(place: &Place, client: &Client, report: &mut Report) -> Res
 }
 
 struct Crowd<'a> {
-    place: &'a Place,
+    place: &'a Paths,
     client: &'a Client,
     hollow: &'a Hollow,
 }
@@ -210,7 +210,7 @@ impl Crowd<'_> {
             }
         };
         made::open(self.client, namespace).await?;
-        make(self.client, namespace, &by_controller(), binder, Asked::Paced).await?;
+        make(self.client, namespace, &by_controller(), binder, Pacing::Paced).await?;
         if binder == Binder::KubeScheduler {
             made::until_tried(self.client, namespace).await?;
         }
@@ -219,7 +219,7 @@ impl Crowd<'_> {
         let answered = start.audit.until_done(binder).await.with_context(|| controller.last_words())?;
         let used = Used { cpu: controller.cpu()?, mib: controller.memory_mib()?.0 };
         let api_cpu = self.api_cpu().await? - start.api_cpu;
-        let (asked, made) = (Asked::AtOnce, vec![start.begun; CLAIMS]);
+        let (asked, made) = (Pacing::AtOnce, vec![start.begun; CLAIMS]);
         let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: Some(used) };
         let wave = self.wave(told, namespace, done).await?;
         let claims = self.claims(namespace).await?.into_iter();
@@ -246,11 +246,11 @@ impl Crowd<'_> {
         };
         let start = self.begin(namespace).await?;
         let (devices, binder) = (by_controller(), Binder::KubeScheduler);
-        let made = made_and(self.client, namespace, &devices, binder, Asked::Paced, allocate).await?;
+        let made = made_and(self.client, namespace, &devices, binder, Pacing::Paced, allocate).await?;
         let answered = start.audit.until_done(binder).await?;
         let api_cpu = self.api_cpu().await? - start.api_cpu;
         let done =
-            Done { begun: start.begun, asked: Asked::Paced, made, answered, api_cpu, controller: None };
+            Done { begun: start.begun, asked: Pacing::Paced, made, answered, api_cpu, controller: None };
         let told = ("no controller: 32 at a time, each allocated by who asks for it", "ceiling_");
         let wave = self.wave(told, namespace, done).await?;
         self.clear(namespace).await?;
@@ -261,7 +261,7 @@ impl Crowd<'_> {
     async fn bare(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-bare";
         made::open(self.client, namespace).await?;
-        make(self.client, namespace, &by_controller(), Binder::Nobody, Asked::Paced).await?;
+        make(self.client, namespace, &by_controller(), Binder::Nobody, Pacing::Paced).await?;
         let claims = self.claims(namespace).await?;
         let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
         let start = self.begin(namespace).await?;
@@ -275,7 +275,7 @@ impl Crowd<'_> {
         stream::iter(writes).buffer_unordered(MAKERS).try_collect::<Vec<()>>().await?;
         let answered = start.audit.until_done(Binder::Nobody).await?;
         let api_cpu = self.api_cpu().await? - start.api_cpu;
-        let (asked, made) = (Asked::AtOnce, vec![start.begun; CLAIMS]);
+        let (asked, made) = (Pacing::AtOnce, vec![start.begun; CLAIMS]);
         let done = Done { begun: start.begun, asked, made, answered, api_cpu, controller: None };
         let wave = self.wave(("the same writes, decided before", "bare_"), namespace, done).await?;
         self.clear(namespace).await?;
@@ -296,9 +296,9 @@ impl Crowd<'_> {
         made::drop_class(self.client, LATE_CLASS).await?;
         let mut start = self.begin(namespace).await?;
         let (devices, binder) = (by_scheduler(class), Binder::KubeScheduler);
-        let how = if waits { Asked::Paced } else { Asked::AtOnce };
+        let how = if waits { Pacing::Paced } else { Pacing::AtOnce };
         let mut made = make(self.client, namespace, &devices, binder, how).await?;
-        let asked = Asked::AtOnce;
+        let asked = Pacing::AtOnce;
         if waits {
             made::until_tried(self.client, namespace).await?;
             start = self.begin(namespace).await?;
@@ -360,7 +360,7 @@ impl Crowd<'_> {
         let first = done.answered.allocated.values().min().map(|first| *first - done.begun);
         let flowing = allocated - first.unwrap_or_default();
         let last_asked = done.made.iter().max().map(|last| *last - done.begun);
-        let asked = last_asked.filter(|_| done.asked == Asked::Paced);
+        let asked = last_asked.filter(|_| done.asked == Pacing::Paced);
         let (api_cpu, controller) = (done.api_cpu, done.controller);
         let range = None;
         Ok(Wave {

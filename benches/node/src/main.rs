@@ -104,7 +104,7 @@ async fn of_controller(parts: &Parts, work: &Path, report: &mut Report) -> Resul
         decide::pack(&tranche, data.as_deref(), report).await.context("packing")?;
     }
     if parts.want("controller") {
-        let place = crowd::Place {
+        let place = crowd::Paths {
             tranche,
             kubeconfig: path("KUBECONFIG")?,
             work: work.to_owned(),

@@ -9,7 +9,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::api::{self, Seen};
+use crate::api::{self, FirstSeen};
 use crate::figures::{Report, Samples};
 
 const NAMESPACE: &str = "bench-pods";
@@ -61,7 +61,7 @@ async fn set_up(client: &Client) -> Result<()> {
 }
 
 /// Creates the pod and waits until it is seen to run.
-async fn run(pods: &Api<Pod>, seen: &Seen, name: &str, claim: bool) -> Result<Duration> {
+async fn run(pods: &Api<Pod>, seen: &FirstSeen, name: &str, claim: bool) -> Result<Duration> {
     let object = serde_json::from_value(pod(name, claim))?;
     let begun = Instant::now();
     pods.create(&PostParams::default(), &object).await?;

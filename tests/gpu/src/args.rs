@@ -45,9 +45,9 @@ pub enum Command {
 #[derive(Debug)]
 pub struct ModePermission(());
 
-/// Where things are.
+/// Where the driver is, and where the check keeps its files.
 #[derive(Debug, Clone, Args)]
-pub struct Place {
+pub struct Installation {
     /// Where NVIDIA's driver is installed.
     #[arg(long, default_value = "/")]
     pub driver_root: PathBuf,
@@ -68,7 +68,7 @@ const TRANCHE_ARGS: &str = "mps --mps-dir {folder} --driver-root {root} --mps-mo
 #[derive(Debug, Args)]
 pub struct Restore {
     #[command(flatten)]
-    pub place: Place,
+    pub place: Installation,
 }
 
 impl Restore {
@@ -116,7 +116,7 @@ pub struct Run {
     #[arg(long, default_value = TRANCHE_ARGS, requires = "tranche")]
     pub tranche_args: String,
     #[command(flatten)]
-    pub place: Place,
+    pub place: Installation,
 }
 
 impl Run {

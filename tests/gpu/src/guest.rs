@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::cuda::{Called, Chunk, Cuda, Kernels, Pool, WORK_THREADS, ptx};
 use crate::descriptors;
-use crate::words::{Do, Failure, Opened, Said, Spread, Stop, Way};
+use crate::protocol::{Allocator, Failure, Opened, Reply, Request, Spread, Stop};
 
 /// A page of the GPU; every one of them is written to.
 const PAGE: u64 = 64 << 10;
@@ -24,8 +24,8 @@ pub fn serve(library: &Path) -> Result<()> {
     let (input, mut output) = (io::stdin().lock(), io::stdout().lock());
     for line in input.lines() {
         let said = match serde_json::from_str(&line?).context("a line that is not understood")? {
-            Do::Open => guest.open()?,
-            ask => guest.obey(ask).unwrap_or_else(Said::Failed),
+            Request::Open => guest.open()?,
+            ask => guest.obey(ask).unwrap_or_else(Reply::Failed),
         };
         serde_json::to_writer(&mut output, &said)?;
         output.write_all(b"\n")?;
@@ -62,49 +62,49 @@ impl Held {
 }
 
 impl Guest {
-    fn open(&mut self) -> Result<Said> {
+    fn open(&mut self) -> Result<Reply> {
         let cuda = match Cuda::open(&self.library)? {
             Ok(cuda) => cuda,
-            Err(failure) => return Ok(Said::Failed(failure)),
+            Err(failure) => return Ok(Reply::Failed(failure)),
         };
         Ok(match cuda.kernels() {
-            Err(failure) => Said::Failed(failure),
+            Err(failure) => Reply::Failed(failure),
             Ok(kernels) => {
                 let opened: Opened = cuda.opened.clone();
                 self.open = Some(Open { cuda, kernels, pool: None, held: Vec::new() });
-                Said::Opened(opened)
+                Reply::Opened(opened)
             }
         })
     }
 
-    fn obey(&mut self, ask: Do) -> Called<Said> {
+    fn obey(&mut self, ask: Request) -> Called<Reply> {
         let open = self.open.as_mut().ok_or_else(|| Failure::ours("gpu-check", "nothing was opened yet"))?;
         match ask {
-            Do::Open => Err(Failure::ours("gpu-check", "it is open already")),
-            Do::Info => open.cuda.memory().map(|(free, total)| Said::Memory { free, total }),
-            Do::Grow { way, step, most, pause_ms } => {
+            Request::Open => Err(Failure::ours("gpu-check", "it is open already")),
+            Request::Info => open.cuda.memory().map(|(free, total)| Reply::Memory { free, total }),
+            Request::Grow { way, step, most, pause_ms } => {
                 open.grow(way, step, most, Duration::from_millis(pause_ms))
             }
-            Do::Touch => open.touch(),
-            Do::Free => open.free(),
-            Do::Export { socket } => open.export(&socket),
-            Do::Import { socket } => open.import(&socket),
-            Do::Where { blocks, ms } => open.whereabouts(blocks, ms),
-            Do::Work { ms } => open.work(Duration::from_millis(ms)),
-            Do::Spin { ms } => open.cuda.spin(&open.kernels, open.cuda.cycles(ms)).map(|()| Said::Done),
-            Do::Wait => open.cuda.wait().map(|()| Said::Done),
-            Do::Stray => {
+            Request::Touch => open.touch(),
+            Request::Free => open.free(),
+            Request::Export { socket } => open.export(&socket),
+            Request::Import { socket } => open.import(&socket),
+            Request::Where { blocks, ms } => open.whereabouts(blocks, ms),
+            Request::Work { ms } => open.work(Duration::from_millis(ms)),
+            Request::Spin { ms } => open.cuda.spin(&open.kernels, open.cuda.cycles(ms)).map(|()| Reply::Done),
+            Request::Wait => open.cuda.wait().map(|()| Reply::Done),
+            Request::Stray => {
                 let launched = open.cuda.stray(&open.kernels, NOWHERE);
-                launched.and_then(|()| open.cuda.wait()).map(|()| Said::Done)
+                launched.and_then(|()| open.cuda.wait()).map(|()| Reply::Done)
             }
-            Do::Latency { rounds } => open.latency(rounds),
+            Request::Latency { rounds } => open.latency(rounds),
         }
     }
 }
 
 impl Open {
-    fn grow(&mut self, way: Way, step: u64, most: u64, pause: Duration) -> Called<Said> {
-        if way == Way::Pool && self.pool.is_none() {
+    fn grow(&mut self, way: Allocator, step: u64, most: u64, pause: Duration) -> Called<Reply> {
+        if way == Allocator::Pool && self.pool.is_none() {
             self.pool = Some(self.cuda.new_pool()?);
         }
         let (mut bytes, mut steps) = (0, 0);
@@ -122,15 +122,15 @@ impl Open {
             steps += 1;
             wait(pause);
         };
-        Ok(Said::Grown { bytes, steps, stop })
+        Ok(Reply::Grown { bytes, steps, stop })
     }
 
-    fn take(&self, way: Way, bytes: u64) -> Called<Held> {
+    fn take(&self, way: Allocator, bytes: u64) -> Called<Held> {
         match way {
-            Way::Linear => self.cuda.take(bytes).map(|at| Held::Linear { at, bytes }),
-            Way::Chunks => self.cuda.take_chunk(bytes).map(Held::Chunk),
-            Way::Stream | Way::Pool => {
-                let pool = self.pool.filter(|_| way == Way::Pool);
+            Allocator::Linear => self.cuda.take(bytes).map(|at| Held::Linear { at, bytes }),
+            Allocator::Chunks => self.cuda.take_chunk(bytes).map(Held::Chunk),
+            Allocator::Stream | Allocator::Pool => {
+                let pool = self.pool.filter(|_| way == Allocator::Pool);
                 let at = self.cuda.take_from(pool, bytes)?;
                 // What was ordered is there only when the stream has got to it.
                 self.cuda.wait().map(|()| Held::Stream { at, bytes })
@@ -138,15 +138,15 @@ impl Open {
         }
     }
 
-    fn touch(&self) -> Called<Said> {
+    fn touch(&self) -> Called<Reply> {
         for held in &self.held {
             let (at, bytes) = held.range();
             self.cuda.touch(&self.kernels, at, bytes, PAGE)?;
         }
-        self.cuda.wait().map(|()| Said::Done)
+        self.cuda.wait().map(|()| Reply::Done)
     }
 
-    fn free(&mut self) -> Called<Said> {
+    fn free(&mut self) -> Called<Reply> {
         for held in self.held.drain(..) {
             match held {
                 Held::Linear { at, .. } => self.cuda.give(at)?,
@@ -162,10 +162,10 @@ impl Open {
         if let Some(pool) = self.pool {
             self.cuda.trim(pool)?;
         }
-        Ok(Said::Done)
+        Ok(Reply::Done)
     }
 
-    fn export(&self, socket: &Path) -> Called<Said> {
+    fn export(&self, socket: &Path) -> Called<Reply> {
         let chunks = self.held.iter().filter_map(|held| match held {
             Held::Chunk(chunk) => Some(self.cuda.export(*chunk).map(|fd| (fd, chunk.bytes))),
             _ => None,
@@ -173,10 +173,10 @@ impl Open {
         let chunks = chunks.collect::<Called<Vec<_>>>()?;
         descriptors::send(socket, &chunks, LISTEN)
             .map_err(|error| Failure::ours("send", format!("{error:#}")))?;
-        Ok(Said::Done)
+        Ok(Reply::Done)
     }
 
-    fn import(&mut self, socket: &Path) -> Called<Said> {
+    fn import(&mut self, socket: &Path) -> Called<Reply> {
         let received = descriptors::receive(socket, LISTEN);
         let chunks = received.map_err(|error| Failure::ours("receive", format!("{error:#}")))?;
         let (mut got, mut stop) = (0, Stop::Enough);
@@ -195,19 +195,19 @@ impl Open {
             }
         }
         self.cuda.wait()?;
-        Ok(Said::Imported { bytes: got, stop })
+        Ok(Reply::Imported { bytes: got, stop })
     }
 
-    fn whereabouts(&self, blocks: u32, ms: u64) -> Called<Said> {
+    fn whereabouts(&self, blocks: u32, ms: u64) -> Called<Reply> {
         let out = self.cuda.take(u64::from(blocks) * 4)?;
         self.cuda.whereabouts(&self.kernels, out, blocks, self.cuda.cycles(ms))?;
         self.cuda.wait()?;
         let on = self.cuda.read_u32(out, blocks as usize)?;
         self.cuda.give(out)?;
-        Ok(Said::Ran { on })
+        Ok(Reply::Ran { on })
     }
 
-    fn work(&self, time: Duration) -> Called<Said> {
+    fn work(&self, time: Duration) -> Called<Reply> {
         const ROUNDS: u32 = 20_000;
         let out = self.cuda.take(SMALL)?;
         let blocks = self.cuda.opened.multiprocessors.max(1) * 8;
@@ -223,10 +223,10 @@ impl Open {
         let seconds = begin.elapsed().as_secs_f64();
         self.cuda.give(out)?;
         let each = u64::from(blocks) * u64::from(WORK_THREADS) * u64::from(ROUNDS) * ptx::WORK_PER_ROUND;
-        Ok(Said::Worked { per_second: launches as f64 * each as f64 / seconds })
+        Ok(Reply::Worked { per_second: launches as f64 * each as f64 / seconds })
     }
 
-    fn latency(&self, rounds: u32) -> Called<Said> {
+    fn latency(&self, rounds: u32) -> Called<Reply> {
         let micros = |begin: Instant| begin.elapsed().as_secs_f64() * 1e6;
         let (mut launch, mut alloc) = (Vec::new(), Vec::new());
         self.cuda.spin(&self.kernels, 0)?;
@@ -243,7 +243,7 @@ impl Open {
             self.cuda.give(at)?;
             alloc.push(micros(begin));
         }
-        Ok(Said::Took { launch: Spread::of(launch), alloc: Spread::of(alloc) })
+        Ok(Reply::Took { launch: Spread::of(launch), alloc: Spread::of(alloc) })
     }
 }
 

@@ -17,13 +17,13 @@ mod mounts;
 mod mps;
 mod nvml;
 mod program;
+mod protocol;
 mod signals;
 mod stage;
 mod supervised;
 mod table;
 mod tenant;
 mod witness;
-mod words;
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use args::{Cli, Command, ModePermission, Place, Restore, Run};
+use args::{Cli, Command, Installation, ModePermission, Restore, Run};
 use card::{ComputeMode, Found, Other};
 use experiments::Experiment;
 use guard::Guard;
@@ -41,7 +41,7 @@ use limits::{Limits, MIB};
 use machine::Driver;
 use nvml::{Gpu, Mode, ModeSetter, Nvml};
 use stage::{Parts, Stage};
-use supervised::{How, Supervisor};
+use supervised::{Supervisor, SupervisorCommand};
 use table::{Circumstances, Finding, Report};
 
 fn main() -> ExitCode {
@@ -80,7 +80,7 @@ struct Ground {
 }
 
 /// Why there is nothing to run on, if so.
-fn ground(place: &Place, wanted: Option<&str>) -> Result<Ground> {
+fn ground(place: &Installation, wanted: Option<&str>) -> Result<Ground> {
     let driver = machine::driver(&place.driver_root, place.mps_control.as_deref(), place.nvml.as_deref())?;
     let nvml = Nvml::open(&driver.nvml)?;
     let gpu = machine::choose(&nvml, wanted)?;
@@ -187,7 +187,7 @@ fn obstacle(
 fn supervisor(wanted: &Run) -> Result<Option<Supervisor>> {
     let Some(program) = &wanted.tranche else { return Ok(None) };
     let arguments = wanted.tranche_args.split_whitespace().map(str::to_owned).collect();
-    let how = How { program: program.clone(), arguments };
+    let how = SupervisorCommand { program: program.clone(), arguments };
     let folder = wanted.place.state.join("tranche");
     fs::create_dir_all(&folder)?;
     let log = wanted.place.state.join("tranche.log");

@@ -24,22 +24,22 @@ const START: Duration = Duration::from_secs(15);
 
 /// How it is started: the program and its arguments, in which `{folder}` and `{root}` are filled in.
 #[derive(Debug, Clone)]
-pub struct How {
+pub struct SupervisorCommand {
     pub program: PathBuf,
     pub arguments: Vec<String>,
 }
 
 pub struct Supervisor {
-    how: How,
+    how: SupervisorCommand,
     folder: PathBuf,
     log: PathBuf,
     child: Child,
 }
 
 impl Supervisor {
-    pub fn start(how: How, folder: PathBuf, root: &Path, log: PathBuf) -> Result<Self> {
+    pub fn start(how: SupervisorCommand, folder: PathBuf, root: &Path, log: PathBuf) -> Result<Self> {
         let filled = filled(&how.arguments, &folder, root);
-        let how = How { arguments: filled, ..how };
+        let how = SupervisorCommand { arguments: filled, ..how };
         let child = spawn(&how, &log)?;
         let supervisor = Self { how, folder, log, child };
         supervisor.wait_for_socket()?;
@@ -115,7 +115,7 @@ impl Drop for Supervisor {
     }
 }
 
-fn spawn(how: &How, log: &Path) -> Result<Child> {
+fn spawn(how: &SupervisorCommand, log: &Path) -> Result<Child> {
     let output = File::options().create(true).append(true).open(log)?;
     let mut command = Command::new(&how.program);
     command.args(&how.arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);

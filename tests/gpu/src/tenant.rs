@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::mounts::{self, Shm};
+use crate::protocol::{Allocator, Opened, Reply, Request, Stop};
 use crate::signals;
 use crate::witness::Witness;
-use crate::words::{Do, Opened, Said, Stop, Way};
 
 /// Long enough for anything that is not stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,7 +115,7 @@ impl Tenant {
     }
 
     /// Asks and does not wait.
-    pub fn tell(&mut self, what: &Do) -> Result<()> {
+    pub fn tell(&mut self, what: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         // A tenant that is gone is noticed when its answer is waited for.
@@ -124,14 +124,14 @@ impl Tenant {
     }
 
     /// Waits for the next answer. An error means that the run was stopped, or nonsense was said.
-    pub fn hear(&mut self, limit: Duration) -> Result<Result<Said, Silence>> {
+    pub fn hear(&mut self, limit: Duration) -> Result<Result<Reply, Silence>> {
         let deadline = Instant::now() + limit;
         loop {
             signals::go_on()?;
             match self.answers.recv_timeout(PAUSE) {
                 Ok(line) => {
                     let said = serde_json::from_str(&line).with_context(|| self.whose(&line))?;
-                    if let (Said::Opened(_), Some(witness)) = (&said, &self.witness) {
+                    if let (Reply::Opened(_), Some(witness)) = (&said, &self.witness) {
                         witness.look(self.pid());
                     }
                     return Ok(Ok(said));
@@ -145,57 +145,57 @@ impl Tenant {
         }
     }
 
-    pub fn try_ask(&mut self, what: Do) -> Result<Result<Said, Silence>> {
+    pub fn try_ask(&mut self, what: Request) -> Result<Result<Reply, Silence>> {
         self.tell(&what)?;
         self.hear(PATIENCE)
     }
 
     /// An answer, and no failure of the driver's.
-    pub fn ask(&mut self, what: Do) -> Result<Said> {
+    pub fn ask(&mut self, what: Request) -> Result<Reply> {
         match self.try_ask(what)? {
-            Ok(Said::Failed(failure)) => Err(anyhow!(failure.to_string()).context(self.name.clone())),
+            Ok(Reply::Failed(failure)) => Err(anyhow!(failure.to_string()).context(self.name.clone())),
             Ok(said) => Ok(said),
             Err(silence) => bail!("{}: {silence}", self.name),
         }
     }
 
     pub fn open(&mut self) -> Result<Opened> {
-        match self.ask(Do::Open)? {
-            Said::Opened(opened) => Ok(opened),
+        match self.ask(Request::Open)? {
+            Reply::Opened(opened) => Ok(opened),
             other => self.unexpected(&other),
         }
     }
 
     /// Bytes and what ended it.
-    pub fn grow(&mut self, way: Way, most: u64) -> Result<(u64, Stop)> {
-        self.tell(&Do::Grow { way, step: STEP, most, pause_ms: 0 })?;
+    pub fn grow(&mut self, way: Allocator, most: u64) -> Result<(u64, Stop)> {
+        self.tell(&Request::Grow { way, step: STEP, most, pause_ms: 0 })?;
         self.grown()
     }
 
     pub fn grown(&mut self) -> Result<(u64, Stop)> {
         match self.hear(PATIENCE)? {
-            Ok(Said::Grown { bytes, stop, .. }) => Ok((bytes, stop)),
+            Ok(Reply::Grown { bytes, stop, .. }) => Ok((bytes, stop)),
             Ok(other) => self.unexpected(&other),
             Err(silence) => bail!("{}: {silence}", self.name),
         }
     }
 
     pub fn work(&mut self, ms: u64) -> Result<f64> {
-        self.tell(&Do::Work { ms })?;
+        self.tell(&Request::Work { ms })?;
         self.worked()
     }
 
     pub fn worked(&mut self) -> Result<f64> {
         match self.hear(PATIENCE)? {
-            Ok(Said::Worked { per_second }) => Ok(per_second),
+            Ok(Reply::Worked { per_second }) => Ok(per_second),
             Ok(other) => self.unexpected(&other),
             Err(silence) => bail!("{}: {silence}", self.name),
         }
     }
 
-    pub fn unexpected<T>(&self, said: &Said) -> Result<T> {
+    pub fn unexpected<T>(&self, said: &Reply) -> Result<T> {
         match said {
-            Said::Failed(failure) => bail!("{}: {failure}", self.name),
+            Reply::Failed(failure) => bail!("{}: {failure}", self.name),
             other => bail!("{}: answered {other:?}", self.name),
         }
     }

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use tranche::model::names::{DRIVER, SHARED_CLASS};
 
-use crate::api::{self, PATIENCE, Seen};
+use crate::api::{self, FirstSeen, PATIENCE};
 
 pub const CLAIMS: usize = 1_000;
 pub const SHARE_GIB: u64 = 10;
@@ -34,9 +34,9 @@ pub enum Binder {
     Nobody,
 }
 
-/// How claims and their pods are asked for.
+/// How fast claims and their pods are created.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Asked {
+pub enum Pacing {
     /// All at the same moment.
     AtOnce,
     /// [`MAKERS`] at a time: no faster than they are answered.
@@ -68,7 +68,7 @@ where
 pub async fn until_tried(client: &Client, namespace: &str) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let all = |tried: &HashMap<String, Instant>| tried.len() == CLAIMS;
-    let seen = Seen::start(pods, "", tried).await?;
+    let seen = FirstSeen::start(pods, "", tried).await?;
     seen.until_within(WAVE, "pods that cannot be scheduled", all).await?;
     Ok(())
 }
@@ -85,7 +85,7 @@ pub async fn make(
     namespace: &str,
     devices: &Value,
     binder: Binder,
-    asked: Asked,
+    asked: Pacing,
 ) -> Result<Vec<Instant>> {
     made_and(client, namespace, devices, binder, asked, |_, _| async { Ok(()) }).await
 }
@@ -96,7 +96,7 @@ pub async fn made_and<F>(
     namespace: &str,
     devices: &Value,
     binder: Binder,
-    asked: Asked,
+    asked: Pacing,
     then: impl Fn(usize, ResourceClaim) -> F,
 ) -> Result<Vec<Instant>>
 where
@@ -115,7 +115,7 @@ where
             anyhow::Ok(begun)
         }
     });
-    let at_once = if asked == Asked::AtOnce { CLAIMS } else { MAKERS };
+    let at_once = if asked == Pacing::AtOnce { CLAIMS } else { MAKERS };
     stream::iter(all).buffered(at_once).try_collect().await
 }
 

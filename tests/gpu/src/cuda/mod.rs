@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use libloading::Library;
 
-use crate::words::{Failure, Opened};
+use crate::protocol::{Failure, Opened};
 
 pub use chunks::Chunk;
 pub use kernels::{Kernels, WORK_THREADS};
@@ -43,7 +43,7 @@ macro_rules! call {
                 let code = function($($value),*);
                 $cuda.judge(stringify!($name), code)
             }
-            Err(_) => Err($crate::words::Failure::absent(stringify!($name))),
+            Err(_) => Err($crate::protocol::Failure::absent(stringify!($name))),
         }
     }};
 }

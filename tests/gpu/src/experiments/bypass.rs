@@ -6,10 +6,10 @@ use serde_json::json;
 use super::{mib, part};
 use crate::limits::{COMPUTE, Limits, MEMORY, MIB, PIPE, within};
 use crate::nvml::Mode;
+use crate::protocol::{Allocator, DEVICE_UNAVAILABLE, Failure, MPS_CODES, Opened, Reply, Request, Stop};
 use crate::stage::{Stage, no_foreign_daemon};
 use crate::table::{Finding, Verdict};
 use crate::tenant::Start;
-use crate::words::{DEVICE_UNAVAILABLE, Do, Failure, MPS_CODES, Opened, Said, Stop, Way};
 
 type Env = Vec<(String, String)>;
 
@@ -43,13 +43,13 @@ impl Attempt {
 
 fn attempt(stage: &Stage, start: Start) -> Result<Attempt> {
     let mut tenant = stage.start(start)?;
-    let opened = match tenant.try_ask(Do::Open)? {
-        Ok(Said::Opened(opened)) => opened,
-        Ok(Said::Failed(failure)) => return Ok(Attempt::Refused(failure)),
+    let opened = match tenant.try_ask(Request::Open)? {
+        Ok(Reply::Opened(opened)) => opened,
+        Ok(Reply::Failed(failure)) => return Ok(Attempt::Refused(failure)),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => return Ok(Attempt::Lost(silence.to_string())),
     };
-    let (bytes, stop) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    let (bytes, stop) = tenant.grow(Allocator::Linear, stage.beyond(stage.memory()))?;
     Ok(Attempt::Got { opened, bytes, stop })
 }
 
@@ -178,6 +178,6 @@ pub fn multiprocessors(stage: &Stage) -> Result<u32> {
 pub fn without_variables(stage: &Stage) -> Result<(u64, u32)> {
     let mut tenant = stage.tenant("without-variables", Limits::default())?;
     let opened = tenant.open()?;
-    let (bytes, _) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    let (bytes, _) = tenant.grow(Allocator::Linear, stage.beyond(stage.memory()))?;
     Ok((bytes, opened.multiprocessors))
 }

@@ -6,10 +6,10 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::limits::{Limits, expected_multiprocessors};
+use crate::protocol::{Reply, Request};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::{PATIENCE, Tenant};
-use crate::words::{Do, Said};
 
 /// E12
 pub fn rounding(stage: &mut Stage) -> Result<Vec<Finding>> {
@@ -57,7 +57,7 @@ pub fn whereabouts(stage: &mut Stage) -> Result<Vec<Finding>> {
     let granted = first.open()?.multiprocessors;
     second.open()?;
     let whole = expected_whole(granted, stage.limits.compute);
-    first.tell(&Do::Where { blocks: 4 * whole, ms: 5 })?;
+    first.tell(&Request::Where { blocks: 4 * whole, ms: 5 })?;
     let alone = ran_on(&mut first)?;
     let seen = format!("{} distinct of {granted} granted", alone.len());
     let verdict = Verdict::holds_if(alone.len() as u32 <= granted);
@@ -65,7 +65,7 @@ pub fn whereabouts(stage: &mut Stage) -> Result<Vec<Finding>> {
     let one = Finding::new("one tenant", format!("≤ {granted}"), seen, verdict).with(figures);
 
     for tenant in [&mut first, &mut second] {
-        tenant.tell(&Do::Where { blocks: 2 * whole, ms: 100 })?;
+        tenant.tell(&Request::Where { blocks: 2 * whole, ms: 100 })?;
     }
     let (a, b) = (ran_on(&mut first)?, ran_on(&mut second)?);
     let both = a.intersection(&b).count();
@@ -85,7 +85,7 @@ fn expected_whole(granted: u32, compute: Option<u8>) -> u32 {
 
 fn ran_on(tenant: &mut Tenant) -> Result<BTreeSet<u32>> {
     match tenant.hear(PATIENCE)? {
-        Ok(Said::Ran { on }) => Ok(on.into_iter().collect()),
+        Ok(Reply::Ran { on }) => Ok(on.into_iter().collect()),
         Ok(other) => tenant.unexpected(&other),
         Err(silence) => anyhow::bail!("{}: {silence}", tenant.name),
     }
@@ -113,7 +113,7 @@ pub fn four_processes(stage: &mut Stage) -> Result<Vec<Finding>> {
     }
     let one = tenants[0].work(ms)?;
     for tenant in &mut tenants {
-        tenant.tell(&Do::Work { ms })?;
+        tenant.tell(&Request::Work { ms })?;
     }
     let four: f64 = tenants.iter_mut().map(Tenant::worked).sum::<Result<f64>>()?;
     let part = |value: f64| 100.0 * value / uncapped;

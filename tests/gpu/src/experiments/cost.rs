@@ -5,10 +5,10 @@ use serde_json::json;
 
 use super::python;
 use crate::limits::{Limits, MIB};
+use crate::protocol::{Reply, Request, Spread};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::Tenant;
-use crate::words::{Do, Said, Spread};
 
 /// Kept back for the driver and the MPS server: what is left is a share of all there is.
 const RESERVE_MIB: u64 = 2048;
@@ -74,8 +74,8 @@ fn throughput(part: &str, bare: f64, shared: f64) -> Finding {
 
 fn look(stage: &Stage, mut tenant: Tenant, env: &[(String, String)]) -> Result<Seen> {
     tenant.open()?;
-    let (launch, alloc) = match tenant.ask(Do::Latency { rounds: 2000 })? {
-        Said::Took { launch, alloc } => (launch, alloc),
+    let (launch, alloc) = match tenant.ask(Request::Latency { rounds: 2000 })? {
+        Reply::Took { launch, alloc } => (launch, alloc),
         other => return tenant.unexpected(&other),
     };
     let ms = if stage.quick { 1000 } else { 3000 };

@@ -6,10 +6,10 @@ use serde_json::json;
 use super::{mib, part};
 use crate::limits::{Limits, MIB, usable, within};
 use crate::nvml::Mode;
+use crate::protocol::{Allocator, Request};
 use crate::stage::{Stage, no_foreign_daemon};
 use crate::table::{Finding, Verdict};
 use crate::tenant::{Start, Tenant};
-use crate::words::{Do, Way};
 
 /// A process with the GPU for itself.
 struct Whole {
@@ -54,8 +54,8 @@ fn takes_all(stage: &Stage, tenant: &mut Tenant) -> Result<Got> {
     let multiprocessors = tenant.open()?.multiprocessors;
     // Before the memory: a process that has reached its limit has no room for results.
     let per_second = tenant.work(work_ms(stage))?;
-    let (bytes, stop) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
-    tenant.ask(Do::Touch)?;
+    let (bytes, stop) = tenant.grow(Allocator::Linear, stage.beyond(stage.memory()))?;
+    tenant.ask(Request::Touch)?;
     Ok(Got {
         multiprocessors,
         per_second,

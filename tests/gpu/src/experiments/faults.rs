@@ -9,10 +9,10 @@ use super::bypass::without_variables;
 use super::{mib, part};
 use crate::limits::within;
 use crate::mps;
+use crate::protocol::{Reply, Request};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::Tenant;
-use crate::words::{Do, Said};
 
 /// A kernel that is surely still running when its process is ended.
 const LONG_MS: u64 = 8000;
@@ -34,7 +34,7 @@ fn killed_by(stage: &Stage, name: &str, terminate: bool) -> Result<Finding> {
     neighbour.open()?;
     let mut victim = stage.tenant("e19-victim", stage.limits)?;
     victim.open()?;
-    victim.ask(Do::Spin { ms: LONG_MS })?;
+    victim.ask(Request::Spin { ms: LONG_MS })?;
     let said = if terminate {
         let said = stage.daemon.terminate(victim.pid()).unwrap_or_else(|error| format!("{error:#}"));
         format!("terminate_client said {said:?}; ")
@@ -55,20 +55,20 @@ fn killed_by(stage: &Stage, name: &str, terminate: bool) -> Result<Finding> {
 }
 
 fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
-    tenant.tell(&Do::Work { ms: 200 })?;
+    tenant.tell(&Request::Work { ms: 200 })?;
     Ok(match tenant.hear(NEIGHBOUR)? {
-        Ok(Said::Worked { .. }) => ("goes on".to_owned(), true),
-        Ok(Said::Failed(failure)) => (format!("has {failure}"), false),
+        Ok(Reply::Worked { .. }) => ("goes on".to_owned(), true),
+        Ok(Reply::Failed(failure)) => (format!("has {failure}"), false),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => (silence.to_string(), false),
     })
 }
 
 fn opens(tenant: &mut Tenant) -> Result<(String, bool)> {
-    tenant.tell(&Do::Open)?;
+    tenant.tell(&Request::Open)?;
     Ok(match tenant.hear(NEIGHBOUR)? {
-        Ok(Said::Opened(opened)) => (format!("opens in {:.0} ms", opened.open_ms), true),
-        Ok(Said::Failed(failure)) => (format!("is refused: {failure}"), false),
+        Ok(Reply::Opened(opened)) => (format!("opens in {:.0} ms", opened.open_ms), true),
+        Ok(Reply::Failed(failure)) => (format!("is refused: {failure}"), false),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => (silence.to_string(), false),
     })
@@ -94,8 +94,8 @@ pub fn stray(stage: &mut Stage) -> Result<Vec<Finding>> {
     neighbour.open()?;
     let mut culprit = stage.tenant("e20-culprit", stage.limits)?;
     culprit.open()?;
-    let fault = match culprit.try_ask(Do::Stray)? {
-        Ok(Said::Failed(failure)) => failure.to_string(),
+    let fault = match culprit.try_ask(Request::Stray)? {
+        Ok(Reply::Failed(failure)) => failure.to_string(),
         Ok(other) => format!("{other:?}"),
         Err(silence) => silence.to_string(),
     };

@@ -11,10 +11,10 @@ use serde_json::json;
 use super::part;
 use super::shared_memory::{Attempt, attempt, seen_by, serve_with, told};
 use crate::mounts::Shm;
+use crate::protocol::{Reply, Request};
 use crate::stage::Stage;
 use crate::table::Finding;
 use crate::tenant::Tenant;
-use crate::words::{Do, Said};
 
 /// Room enough for a client, and soon filled.
 const SMALL: Shm = Shm::Few { kib: 16 << 10, files: 256 };
@@ -66,9 +66,9 @@ fn figures(before: &Attempt, during: &Attempt, after: &Attempt, goes_on: &str) -
 }
 
 fn work(tenant: &mut Tenant) -> Result<String> {
-    Ok(match tenant.try_ask(Do::Work { ms: 100 })? {
-        Ok(Said::Worked { .. }) => "goes on".to_owned(),
-        Ok(Said::Failed(failure)) => format!("fails: {failure}"),
+    Ok(match tenant.try_ask(Request::Work { ms: 100 })? {
+        Ok(Reply::Worked { .. }) => "goes on".to_owned(),
+        Ok(Reply::Failed(failure)) => format!("fails: {failure}"),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => silence.to_string(),
     })

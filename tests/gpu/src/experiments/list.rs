@@ -1,19 +1,21 @@
 //! All experiments, and what of each can be asked of a card whose settings stay as they were found.
 
-use super::Asked::{Means, No, Same};
+use super::Applicability::{Means, No, Same};
 use super::{
-    Asked, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders, python,
-    shared_memory, slots, utilization, watch,
+    Applicability, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders,
+    python, shared_memory, slots, utilization, watch,
 };
 
 const MPS: &str = "root, MPS, Volta or newer";
 const EACH: &str = "no process holds more than its limit + max(64 MiB, 1 %)";
 
 /// In DEFAULT mode the driver may give the GPU to a process that MPS did not take.
-const ROUND: Asked = Means("in DEFAULT mode a client that MPS does not take may get the GPU without it");
-const SLOWER: Asked = Means("others are on the card: what is measured may be less than without them");
+const ROUND: Applicability =
+    Means("in DEFAULT mode a client that MPS does not take may get the GPU without it");
+const SLOWER: Applicability = Means("others are on the card: what is measured may be less than without them");
 /// Whether `--tranche` was given or not.
-const SETS: Asked = No("needs `tranche mps`, which sets the compute mode; the card stays as it was found");
+const SETS: Applicability =
+    No("needs `tranche mps`, which sets the compute mode; the card stays as it was found");
 
 pub const ALL: [Experiment; 24] = [
     Experiment {

@@ -5,20 +5,20 @@ use serde_json::json;
 
 use super::{mib, part};
 use crate::limits::{Limits, usable, within};
+use crate::protocol::{Allocator, Reply, Request, Stop};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::{PATIENCE, Tenant};
-use crate::words::{Do, Said, Stop, Way};
 
 /// E1
 pub fn ceiling(stage: &mut Stage) -> Result<Vec<Finding>> {
     stage.serve(stage.limits)?;
     let mut tenant = stage.tenant("e1", stage.limits)?;
     let opened = tenant.open()?;
-    let (bytes, stop) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
-    tenant.ask(Do::Touch)?;
+    let (bytes, stop) = tenant.grow(Allocator::Linear, stage.beyond(stage.memory()))?;
+    tenant.ask(Request::Touch)?;
     let counted = stage.counted(&[tenant.pid()])?;
-    let lives = matches!(tenant.try_ask(Do::Info)?, Ok(Said::Memory { .. }));
+    let lives = matches!(tenant.try_ask(Request::Info)?, Ok(Reply::Memory { .. }));
     let seen = format!(
         "{}; {}; {}; before it free {} of {}; NVML counts {}",
         mib(bytes),
@@ -59,7 +59,7 @@ fn four_with(stage: &Stage, name: &str, each: u64) -> Result<Finding> {
     let mut tenants = open_all(stage, 4, limits)?;
     let most = stage.beyond(each);
     for tenant in &mut tenants {
-        tenant.tell(&Do::Grow { way: Way::Linear, step: STEP, most, pause_ms: 0 })?;
+        tenant.tell(&Request::Grow { way: Allocator::Linear, step: STEP, most, pause_ms: 0 })?;
     }
     let grown = tenants.iter_mut().map(Tenant::grown).collect::<Result<Vec<_>>>()?;
     let bytes: Vec<u64> = grown.iter().map(|(bytes, _)| *bytes).collect();
@@ -92,19 +92,19 @@ fn list(bytes: &[u64]) -> String {
 /// E3
 pub fn pools(stage: &mut Stage) -> Result<Vec<Finding>> {
     stage.serve(stage.limits)?;
-    [("default pool", Way::Stream), ("a pool of its own", Way::Pool)]
+    [("default pool", Allocator::Stream), ("a pool of its own", Allocator::Pool)]
         .into_iter()
         .map(|(name, way)| part(name, pool(stage, name, way)))
         .collect()
 }
 
-fn pool(stage: &Stage, name: &str, way: Way) -> Result<Finding> {
+fn pool(stage: &Stage, name: &str, way: Allocator) -> Result<Finding> {
     let mut tenant = stage.tenant("e3", stage.limits)?;
     tenant.open()?;
     let (bytes, stop) = tenant.grow(way, stage.beyond(stage.memory()))?;
-    tenant.ask(Do::Free)?;
+    tenant.ask(Request::Free)?;
     // What was trimmed away can be had again in another way.
-    let (again, _) = tenant.grow(Way::Linear, stage.beyond(stage.memory()))?;
+    let (again, _) = tenant.grow(Allocator::Linear, stage.beyond(stage.memory()))?;
     let seen = format!("{}; {}; after free and trim {} again", mib(bytes), stop.words(), mib(again));
     let verdict = match within(bytes, stage.memory()) && within(again, stage.memory()) {
         false => Verdict::Leaks,
@@ -122,7 +122,7 @@ pub fn chunks(stage: &mut Stage) -> Result<Vec<Finding>> {
     let (share, most) = (stage.memory(), stage.beyond(stage.memory()));
     let mut first = stage.tenant("e4-first", stage.limits)?;
     first.open()?;
-    let (bytes, stop) = first.grow(Way::Chunks, most)?;
+    let (bytes, stop) = first.grow(Allocator::Chunks, most)?;
     let verdict = match within(bytes, share) {
         false => Verdict::Leaks,
         true => Verdict::as_expected_if(stop.is_out_of_memory() && usable(bytes, share)),
@@ -144,19 +144,19 @@ fn handed_over(stage: &Stage, part: &str, first: &mut Tenant) -> Result<Finding>
     let socket = stage.folder().join("chunks.sock");
     // A run that was cut off may have left it.
     let _ = std::fs::remove_file(&socket);
-    first.tell(&Do::Export { socket: socket.clone() })?;
-    second.tell(&Do::Import { socket })?;
-    if let Ok(Said::Failed(failure)) = first.hear(PATIENCE)? {
+    first.tell(&Request::Export { socket: socket.clone() })?;
+    second.tell(&Request::Import { socket })?;
+    if let Ok(Reply::Failed(failure)) = first.hear(PATIENCE)? {
         return Ok(Finding::not_run(part, failure.to_string()));
     }
     let (received, refusal) = match second.hear(PATIENCE)? {
-        Ok(Said::Imported { bytes, stop }) => (bytes, stop),
+        Ok(Reply::Imported { bytes, stop }) => (bytes, stop),
         Ok(other) => return second.unexpected(&other),
         Err(silence) => return Ok(Finding::not_run(part, silence.to_string())),
     };
-    first.ask(Do::Free)?;
-    let (again, _) = first.grow(Way::Chunks, most)?;
-    let (own, _) = second.grow(Way::Chunks, most)?;
+    first.ask(Request::Free)?;
+    let (again, _) = first.grow(Allocator::Chunks, most)?;
+    let (own, _) = second.grow(Allocator::Chunks, most)?;
     let counted = stage.counted(&[first.pid(), second.pid()])?;
     let sum = again + received + own;
     let refused = match refusal {

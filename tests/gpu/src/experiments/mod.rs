@@ -31,17 +31,17 @@ pub struct Experiment {
     pub needs: &'static str,
     pub passes: &'static str,
     /// As found: in DEFAULT mode.
-    pub in_default: Asked,
+    pub in_default: Applicability,
     /// As found: in EXCLUSIVE_PROCESS mode, where nobody has the card.
-    pub in_exclusive: Asked,
+    pub in_exclusive: Applicability,
     /// With processes of others on the card.
-    pub beside_others: Asked,
+    pub beside_others: Applicability,
     pub run: fn(&mut Stage) -> Result<Vec<Finding>>,
 }
 
 /// What becomes of an experiment on a card that stays as it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum Applicability {
     /// The same as in a share's own environment.
     Same,
     /// It runs, and its rows say this: they mean something else, or there are fewer.
@@ -50,7 +50,7 @@ pub enum Asked {
     No(&'static str),
 }
 
-impl Asked {
+impl Applicability {
     /// As in the table of README.md.
     pub fn words(self) -> &'static str {
         match self {
@@ -63,20 +63,24 @@ impl Asked {
 
 impl Experiment {
     /// The notes that its rows need, or why it is not run.
-    fn asked(&self, found: Option<Mode>, beside_others: bool) -> Result<Vec<&'static str>, &'static str> {
+    fn applicability(
+        &self,
+        found: Option<Mode>,
+        beside_others: bool,
+    ) -> Result<Vec<&'static str>, &'static str> {
         let by_mode = match found {
             // The experiment sets the mode that it needs.
-            None | Some(Mode::Prohibited | Mode::Other(_)) => Asked::Same,
+            None | Some(Mode::Prohibited | Mode::Other(_)) => Applicability::Same,
             Some(Mode::Default) => self.in_default,
             Some(Mode::ExclusiveProcess) => self.in_exclusive,
         };
-        let by_others = if beside_others { self.beside_others } else { Asked::Same };
+        let by_others = if beside_others { self.beside_others } else { Applicability::Same };
         let mut notes = Vec::new();
-        for asked in [by_mode, by_others] {
-            match asked {
-                Asked::Same => {}
-                Asked::Means(note) => notes.push(note),
-                Asked::No(why) => return Err(why),
+        for applicability in [by_mode, by_others] {
+            match applicability {
+                Applicability::Same => {}
+                Applicability::Means(note) => notes.push(note),
+                Applicability::No(why) => return Err(why),
             }
         }
         Ok(notes)
@@ -85,7 +89,7 @@ impl Experiment {
 
 /// Runs one. What it fails at is its row.
 pub fn findings(one: &Experiment, stage: &mut Stage) -> Vec<Finding> {
-    let notes = match one.asked(stage.found(), !stage.others.is_empty()) {
+    let notes = match one.applicability(stage.found(), !stage.others.is_empty()) {
         Ok(notes) => notes,
         Err(why) => return vec![Finding::not_run("", why)],
     };
@@ -169,15 +173,15 @@ mod tests {
     fn what_is_not_asked_as_found_has_a_reason_and_what_means_something_else_a_note() {
         let of = |id: &str| ALL.iter().find(|one| one.id == id).unwrap();
         let (default, exclusive) = (Some(Mode::Default), Some(Mode::ExclusiveProcess));
-        assert_eq!(of("E1").asked(default, true), Ok(vec![]));
+        assert_eq!(of("E1").applicability(default, true), Ok(vec![]));
         for mode in [default, exclusive] {
-            assert!(of("E23").asked(mode, false).unwrap_err().contains("`tranche mps`"));
+            assert!(of("E23").applicability(mode, false).unwrap_err().contains("`tranche mps`"));
         }
-        assert_eq!(of("E23").asked(None, false), Ok(vec![]));
-        assert!(of("E37").asked(exclusive, false).is_err());
-        assert_eq!(of("E37").asked(default, false), Ok(vec![]));
-        assert!(of("E9").asked(default, false).unwrap()[0].contains("EXCLUSIVE_PROCESS"));
-        assert!(of("E20").asked(default, true).unwrap_err().contains("others"));
-        assert_eq!(of("E15").asked(exclusive, true).unwrap().len(), 1);
+        assert_eq!(of("E23").applicability(None, false), Ok(vec![]));
+        assert!(of("E37").applicability(exclusive, false).is_err());
+        assert_eq!(of("E37").applicability(default, false), Ok(vec![]));
+        assert!(of("E9").applicability(default, false).unwrap()[0].contains("EXCLUSIVE_PROCESS"));
+        assert!(of("E20").applicability(default, true).unwrap_err().contains("others"));
+        assert_eq!(of("E15").applicability(exclusive, true).unwrap().len(), 1);
     }
 }

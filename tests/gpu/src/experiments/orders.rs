@@ -10,10 +10,10 @@ use super::bypass::without_variables;
 use super::{mib, part};
 use crate::limits::within;
 use crate::mps::wait_until;
+use crate::protocol::{Reply, Request};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::{NOBODY, PATIENCE, Start, Tenant, Who, for_all};
-use crate::words::{Do, Said};
 
 /// Who gives the orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,9 +95,9 @@ fn client_as_nobody(stage: &Stage, part: &str) -> Result<Finding> {
     let client = stage.client("e16-nobody", stage.env(stage.limits));
     let start = Start { who: Who::Nobody, ..client };
     let mut tenant = stage.start(start)?;
-    let (seen, works) = match tenant.try_ask(Do::Open)? {
-        Ok(Said::Opened(opened)) => (format!("opened in {:.0} ms", opened.open_ms), true),
-        Ok(Said::Failed(failure)) => (failure.to_string(), false),
+    let (seen, works) = match tenant.try_ask(Request::Open)? {
+        Ok(Reply::Opened(opened)) => (format!("opened in {:.0} ms", opened.open_ms), true),
+        Ok(Reply::Failed(failure)) => (failure.to_string(), false),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => (silence.to_string(), false),
     };
@@ -146,10 +146,10 @@ fn neighbour(stage: &Stage, part: &str, giver: Giver) -> Result<Finding> {
     let orders =
         [format!("terminate_client {server} {}", neighbour.pid()), format!("shutdown_server {server} -f")];
     let answers = giver.orders(stage, &orders)?;
-    neighbour.tell(&Do::Work { ms: 200 })?;
+    neighbour.tell(&Request::Work { ms: 200 })?;
     let (seen, lives) = match neighbour.hear(PATIENCE)? {
-        Ok(Said::Worked { .. }) => ("the neighbour goes on".to_owned(), true),
-        Ok(Said::Failed(failure)) => (format!("the neighbour has {failure}"), false),
+        Ok(Reply::Worked { .. }) => ("the neighbour goes on".to_owned(), true),
+        Ok(Reply::Failed(failure)) => (format!("the neighbour has {failure}"), false),
         Ok(other) => return neighbour.unexpected(&other),
         Err(silence) => (format!("the neighbour: {silence}"), false),
     };

@@ -15,11 +15,11 @@ use serde_json::json;
 use super::part;
 use crate::mounts::Shm;
 use crate::mps::wait_until;
+use crate::protocol::{Reply, Request};
 use crate::signals;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::{Start, Tenant};
-use crate::words::{Do, Said};
 
 const SHM: &str = "/dev/shm";
 /// As `tranche` gives it to each GPU.
@@ -154,17 +154,17 @@ pub(super) fn attempt(stage: &Stage, name: &str, shm: Option<&Shm>) -> Result<(O
     // Here each process is asked about by itself: no witness.
     let mut tenant =
         stage.start(Start { name: name.to_owned(), env, shm: shm.cloned(), ..Start::default() })?;
-    tenant.tell(&Do::Open)?;
+    tenant.tell(&Request::Open)?;
     let opened = match tenant.hear(PATIENCE)? {
-        Ok(Said::Opened(opened)) => opened,
-        Ok(Said::Failed(failure)) => return Ok((None, Attempt::failed(format!("refused: {failure}")))),
+        Ok(Reply::Opened(opened)) => opened,
+        Ok(Reply::Failed(failure)) => return Ok((None, Attempt::failed(format!("refused: {failure}")))),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => return Ok((None, Attempt::failed(silence.to_string()))),
     };
-    tenant.tell(&Do::Work { ms: 100 })?;
+    tenant.tell(&Request::Work { ms: 100 })?;
     match tenant.hear(PATIENCE)? {
-        Ok(Said::Worked { .. }) => {}
-        Ok(Said::Failed(failure)) => return Ok((None, Attempt::failed(format!("opened, then {failure}")))),
+        Ok(Reply::Worked { .. }) => {}
+        Ok(Reply::Failed(failure)) => return Ok((None, Attempt::failed(format!("opened, then {failure}")))),
         Ok(other) => return tenant.unexpected(&other),
         Err(silence) => return Ok((None, Attempt::failed(format!("opened, then {silence}")))),
     }

@@ -3,9 +3,9 @@
 use anyhow::{Result, bail};
 use serde_json::json;
 
+use crate::protocol::{MPS_MAX_CLIENTS, Reply, Request};
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
-use crate::words::{Do, MPS_MAX_CLIENTS, Said};
 
 /// More than any driver takes.
 const MOST: usize = 72;
@@ -19,9 +19,9 @@ pub fn exhausted(stage: &mut Stage) -> Result<Vec<Finding>> {
     let mut refusal = None;
     while tenants.len() < MOST && refusal.is_none() {
         let mut tenant = stage.tenant(&format!("e21-{}", tenants.len()), stage.limits)?;
-        match tenant.try_ask(Do::Open)? {
-            Ok(Said::Opened(_)) => tenants.push(tenant),
-            Ok(Said::Failed(failure)) => refusal = Some((failure.code, failure.to_string())),
+        match tenant.try_ask(Request::Open)? {
+            Ok(Reply::Opened(_)) => tenants.push(tenant),
+            Ok(Reply::Failed(failure)) => refusal = Some((failure.code, failure.to_string())),
             Ok(other) => return tenant.unexpected(&other),
             Err(silence) => refusal = Some((0, silence.to_string())),
         }

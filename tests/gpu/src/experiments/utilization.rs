@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::part;
 use crate::nvml::{Query, Sample};
+use crate::protocol::Request;
 use crate::signals;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::Tenant;
-use crate::words::Do;
 
 /// NVML has a new sample about every second, by what is published of it at the latest.
 const MEASURED: Duration = Duration::from_secs(8);
@@ -129,7 +129,7 @@ fn look_until_measured(stage: &Stage, tenants: &mut [Tenant]) -> Result<Vec<Answ
     let stamp = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
     let since = u64::try_from(stamp)?;
     for tenant in tenants.iter_mut() {
-        tenant.tell(&Do::Work { ms: WORK_MS })?;
+        tenant.tell(&Request::Work { ms: WORK_MS })?;
     }
     let begin = Instant::now();
     let mut watched = Query::ALL.map(|query| Watched { query, since, answer: Ok(BTreeMap::new()) });

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::{mib, part};
 use crate::limits::{MIB, tolerance};
 use crate::nvml::List;
+use crate::protocol::{Allocator, Request};
 use crate::signals;
 use crate::stage::Stage;
 use crate::table::{Finding, Verdict};
 use crate::tenant::{STEP, Start, Tenant};
-use crate::words::{Do, Way};
 
 const HELD: u64 = 256 << 20;
 /// As the node looks.
@@ -68,7 +68,7 @@ fn a_namespaced_one(stage: &Stage, name: &str) -> Result<Finding> {
 
 fn holds(tenant: &mut Tenant) -> Result<()> {
     tenant.open()?;
-    tenant.grow(Way::Linear, HELD).map(drop)
+    tenant.grow(Allocator::Linear, HELD).map(drop)
 }
 
 /// Where a process that holds [`HELD`] bytes is named.
@@ -136,7 +136,12 @@ fn reaction_to(stage: &Stage, part: &str, pause_ms: u64) -> Result<Finding> {
         tenant.open()?;
     }
     for tenant in &mut tenants {
-        tenant.tell(&Do::Grow { way: Way::Linear, step: STEP, most: stage.beyond(share), pause_ms })?;
+        tenant.tell(&Request::Grow {
+            way: Allocator::Linear,
+            step: STEP,
+            most: stage.beyond(share),
+            pause_ms,
+        })?;
     }
     let pids = tenants.each_ref().map(Tenant::pid);
     let begin = Instant::now();

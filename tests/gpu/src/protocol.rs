@@ -16,13 +16,13 @@ pub const ABSENT: i32 = -1;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Do {
+pub enum Request {
     /// `cuInit`, a context on the first device that is seen, the kernels.
     Open,
     /// What the driver says of memory.
     Info,
     /// Takes memory in steps until it is refused, or until `most` bytes are held in this way.
-    Grow { way: Way, step: u64, most: u64, pause_ms: u64 },
+    Grow { way: Allocator, step: u64, most: u64, pause_ms: u64 },
     /// Writes to every 64 KiB of what is held.
     Touch,
     /// Gives all memory back; the pool is trimmed.
@@ -48,7 +48,7 @@ pub enum Do {
 /// How memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Allocator {
     /// `cuMemAlloc`
     Linear,
     /// `cuMemAllocAsync`: from the device's default pool.
@@ -61,7 +61,7 @@ pub enum Way {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum Reply {
     Opened(Opened),
     /// Bytes.
     Memory {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_said_survives_the_pipe() {
-        let grown = Said::Grown {
+        let grown = Reply::Grown {
             bytes: 1 << 30,
             steps: 64,
             stop: Stop::Refused(Failure {
@@ -192,9 +192,9 @@ mod tests {
         };
         let line = serde_json::to_string(&grown).unwrap();
         assert!(!line.contains('\n'));
-        assert_eq!(serde_json::from_str::<Said>(&line).unwrap(), grown);
-        let ask = Do::Grow { way: Way::Chunks, step: 1, most: 2, pause_ms: 0 };
-        assert_eq!(serde_json::from_str::<Do>(&serde_json::to_string(&ask).unwrap()).unwrap(), ask);
+        assert_eq!(serde_json::from_str::<Reply>(&line).unwrap(), grown);
+        let ask = Request::Grow { way: Allocator::Chunks, step: 1, most: 2, pause_ms: 0 };
+        assert_eq!(serde_json::from_str::<Request>(&serde_json::to_string(&ask).unwrap()).unwrap(), ask);
     }
 
     #[test]
