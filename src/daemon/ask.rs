@@ -1,7 +1,8 @@
-//! One question: the control program as a child, commands on its standard input, answers on its output.
+//! One exchange with a daemon: the control program runs as a child, with commands on its standard input and answers
+//! on its output.
 //!
-//! A daemon has one session at a time, whoever's it is, root's on the node or a tenant's: it turns the next
-//! asker away, or breaks off, and the program says nothing of it, or that it cannot send (seen with 550).
+//! A daemon serves one session at a time, whether root on the node or a tenant opened it. The daemon turns the next
+//! client away or breaks off; the program then prints nothing, or that it cannot send (seen with 550).
 
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -23,8 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Sends the commands in turn and returns all that was answered. What was not heard is said again for 3 s.
 /// A command that was refused is an error; those before it were done.
 pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result<String, DaemonError> {
-    let script: String =
-        commands.iter().map(String::as_str).chain([protocol::END_MARKER]).flat_map(|line| [line, "\n"]).collect();
+    let script: String = commands
+        .iter()
+        .map(String::as_str)
+        .chain([protocol::END_MARKER])
+        .flat_map(|line| [line, "\n"])
+        .collect();
     let deadline = Instant::now() + LIMIT;
     let mut pause = PAUSE_FIRST;
     loop {

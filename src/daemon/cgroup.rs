@@ -1,5 +1,5 @@
-//! Out of the pod's control group. The container runtime ends everything in it when the container ends
-//! (it does so where the host's PID namespace is shared), and a daemon must outlive its supervisor.
+//! Moves a daemon out of the pod's control group. The container runtime ends all processes in that group when the
+//! container ends (where the host's PID namespace is shared), and a daemon must outlive its supervisor.
 
 use std::fs;
 use std::io;

@@ -8,9 +8,9 @@
 //! | `client/` | hard links to the two files of `pipe/` that a client uses | tenants, read-only |
 //!
 //! The links are made only when the limits are in force, so that no client can come before them.
-//! All of it is a tmpfs of bounded size, and `shm/` another one ([`super::shm`]): whatever tenants write there, there
-//! is room for the daemon's files and for the links. Folders made by earlier versions are one tmpfs in whole; they stay
-//! so while somebody uses them, for a container keeps the memory that it started with.
+//! The folder is a tmpfs of bounded size, and `shm/` is another one ([`super::shm`]): however much tenants write there,
+//! there is room for the daemon's files and for the links. Folders made by earlier versions are a single tmpfs; they stay
+//! so while they are in use, because a container keeps the memory that it started with.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};

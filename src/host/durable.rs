@@ -1,4 +1,4 @@
-//! Files that are either there in whole or not at all, whenever the process or the machine stops.
+//! Files that are either complete or absent, whenever the process or the machine stops.
 //!
 //! Temporary files carry [`TEMP_PREFIX`]; a crash can leave one behind, and [`remove_temporaries`] clears it.
 

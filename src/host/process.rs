@@ -1,7 +1,7 @@
-//! Processes of the host: when they started, whose they are, and how one is ended.
+//! Processes of the host: when they started, who owns them, and how one is ended.
 //!
-//! A process is found by its PID and known by PID and start time together, because PIDs come again. Whose it
-//! is, its control group tells ([`cgroup`]).
+//! A process is found by its PID and identified by PID and start time together, because PIDs are used again. Its
+//! owner is named by its control group ([`cgroup`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};

@@ -1,4 +1,4 @@
-//! What the supervisor is told at its start. `cli::settings` makes it from flags and environment.
+//! The settings of the supervisor. `cli::settings` makes them from flags and environment variables.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One group: what is wanted of it, its daemon, its boards. Everything that changes it holds its lock.
+//! One group: its desired state, its daemon, its GPUs. Every change of a group is made with the group's lock held.
 
 mod check;
 mod end;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::record::{Record, DesiredState};
+use super::record::{DesiredState, Record};
 use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, protocol};
 use crate::model::error_chain;
@@ -332,7 +332,8 @@ impl<B: ComputeModes> Group<B> {
         let mut clients = Vec::new();
         for server in self.pids("get_server_list".to_owned()).await? {
             let pids = self.pids(format!("get_client_list {server}")).await?;
-            clients.extend(pids.into_iter().map(|pid| crate::supervisor::protocol::MpsClient { server, pid }));
+            clients
+                .extend(pids.into_iter().map(|pid| crate::supervisor::protocol::MpsClient { server, pid }));
         }
         Ok(clients)
     }
@@ -401,7 +402,9 @@ impl State {
         let reason =
             |usual: &str| self.down.as_ref().map_or_else(|| usual.to_owned(), |down| down.reason.clone());
         match (&self.record.desired, self.record.daemon) {
-            (DesiredState::Serve { .. }, Some(daemon)) if self.in_force => DaemonPhase::Serving { pid: daemon.pid },
+            (DesiredState::Serve { .. }, Some(daemon)) if self.in_force => {
+                DaemonPhase::Serving { pid: daemon.pid }
+            }
             (DesiredState::Serve { .. }, Some(daemon)) if self.down.is_none() => {
                 DaemonPhase::Settling { pid: daemon.pid }
             }

@@ -6,8 +6,8 @@
 //!                                           ↑            ↑                └──→ compute modes of the boards
 //!                                      .records       checks (every 2 s): alive? answers? limits, modes as asked?
 //! ```
-//! A group is what one daemon serves. What is wanted of it is written down before anything is done, so that
-//! a supervisor that starts again finds its daemons, and adopts those that live without touching them.
+//! A group is the set of devices that one daemon serves. Its desired state is written to disk before anything is done, so
+//! that a supervisor that starts again finds its daemons, and adopts the live ones without touching them.
 //!
 //! | when | what becomes of the daemons |
 //! |---|---|
@@ -18,7 +18,7 @@
 //!
 //! Clients find a daemon only while its limits are known to be in force ([`crate::daemon::Folder::open`]).
 //!
-//! May import: model, daemon, supervisor (the socket's words), nvml, host, ops. May name: tokio, futures,
+//! May import: model, daemon, supervisor (the socket's protocol), nvml, host, ops. May name: tokio, futures,
 //! serde, serde_json, thiserror, tracing.
 
 pub mod config;

@@ -1,5 +1,6 @@
-//! What is wanted of a group, as it outlives the supervisor: a file each in [`FOLDER`], which no tenant sees and
-//! which is no tenant's file system. A boot takes it: daemons and the boards' modes do not outlive one either.
+//! The desired state of a group, which outlives the supervisor: one file per group in [`FOLDER`]. Tenants do not see
+//! the folder, and it is on no file system of theirs. A record is valid for one boot, because daemons and the compute
+//! modes of GPUs do not outlive a boot either.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -223,6 +224,10 @@ mod tests {
         assert_eq!(records.names().unwrap(), std::slice::from_ref(&name));
         assert_eq!(records.read(&name).unwrap(), Some(record.clone()));
         assert!(!earlier.exists());
-        assert_eq!(records.read(&name).unwrap().map(|read| read.desired), Some(record.desired), "here by now");
+        assert_eq!(
+            records.read(&name).unwrap().map(|read| read.desired),
+            Some(record.desired),
+            "here by now"
+        );
     }
 }

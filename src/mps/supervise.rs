@@ -1,4 +1,4 @@
-//! All groups: who asks for which, and which may not be together.
+//! All groups: which are requested, and which exclude each other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::model::quantity::Bytes;
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::ComputeModes;
 use crate::supervisor::RequestHandler;
-use crate::supervisor::protocol::{Request, MpsClient, DaemonPhase, DaemonState, Response};
+use crate::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Request, Response};
 
 /// A group that is being given up as it is asked for is made anew; more often than this it is not bad luck.
 const ATTEMPTS: usize = 3;
@@ -214,7 +214,9 @@ impl<B: ComputeModes> RequestHandler for Supervisor<B> {
             Request::Rest { group } => self.rest(group).await.map(|()| Response::Done),
             Request::States => Ok(Response::States(self.states())),
             Request::Clients { group } => self.clients(group).await.map(Response::Clients),
-            Request::Terminate { group, client } => self.terminate(group, *client).await.map(|()| Response::Done),
+            Request::Terminate { group, client } => {
+                self.terminate(group, *client).await.map(|()| Response::Done)
+            }
         };
         done.unwrap_or_else(|error| {
             let words = error_chain(&error);

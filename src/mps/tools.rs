@@ -1,4 +1,4 @@
-//! What every group works with: the driver's program, the boards, metrics, times.
+//! What every group works with: the driver's program, the GPUs, metrics, timing.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::config::{MpsSettings, Timing};
 use super::group::GroupError;
 use super::record::Records;
-use crate::daemon::{self, DaemonError, Folder, DaemonMounts, PROGRAM, Process, Program, launch};
+use crate::daemon::{self, DaemonError, DaemonMounts, Folder, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
 use crate::model::share::MpsGroup;
 use crate::ops::metrics::MpsMetrics;

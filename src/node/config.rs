@@ -1,4 +1,4 @@
-//! What the node plugin is told at its start. `cli::settings` makes it from flags and environment.
+//! The settings of the node plugin. `cli::settings` makes them from flags and environment variables.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

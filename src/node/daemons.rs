@@ -1,4 +1,5 @@
-//! The sweeper's look at MPS daemons: each is as the ledger's claims need it, and none is kept for nobody.
+//! The sweeper's part for MPS daemons: each daemon serves what the ledger's claims need, and no daemon is kept that
+//! no claim needs.
 
 use std::sync::Arc;
 

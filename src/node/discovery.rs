@@ -1,8 +1,8 @@
-//! Keeps what is known of the node's GPUs up to date.
+//! Keeps the inventory of the node's GPUs up to date.
 //!
-//! Looks once at the start, then on a timer, sooner after a failure (with back-off), and at once when
-//! device files, the library or MIG devices change. What it finds is published on a watch channel that
-//! anybody may read without waiting: a missing or hanging driver delays nobody.
+//! Discovery looks at the GPUs at the start and then on a timer, sooner after a failure (with back-off), and at once
+//! when device files, the library or MIG devices change. The inventory is published on a watch channel that can be
+//! read without waiting: a missing or hanging driver delays no reader.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Makes plans real and takes them back. Decides nothing: the plan holds every choice, the ledger every undo.
+//! Executes plans and reverts them. The executor decides nothing: the plan holds every choice, the ledger every undo.
 //!
 //! ```text
 //! prepare: recorded and real? ─yes→ answer
@@ -7,7 +7,7 @@
 //! release: container edits away → held by a process? then it stays → ledger.releasing → undo all, last first, each
 //!          tried → ledger.end
 //! ```
-//! Everything here blocks its thread and is called with the lanes of the boards concerned.
+//! Every function here blocks its thread, and is called with the lanes of the GPUs concerned held.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::warn;
 
-use super::holders::{Holders, Withheld, ReleaseCause};
+use super::holders::{Holders, ReleaseCause, Withheld};
 use super::lanes::Held;
 use super::store::{Store, StoreError};
 use crate::cdi::CdiFile;
 use crate::host::driver_root::{DriverError, DriverRootCache, MissingPath, check};
-use crate::host::{Host, Durability, ProgramError};
+use crate::host::{Durability, Host, ProgramError};
 use crate::ledger::{Intent, Mark, Phase, Record, Step};
 use crate::model::claim::{AllocatedClaim, PodRef, PreparedDevice};
 use crate::model::error_chain;
@@ -201,7 +201,8 @@ impl Executor {
         same: bool,
     ) -> Result<(), ExecuteError> {
         let uid = &record.intent.claim.uid;
-        let cause = if same && record.phase != Phase::Releasing { ReleaseCause::Anew } else { ReleaseCause::Kubelet };
+        let cause =
+            if same && record.phase != Phase::Releasing { ReleaseCause::Anew } else { ReleaseCause::Kubelet };
         match self.release(held, uid, cause) {
             Err(ReleaseError::Held(withheld)) if !same => {
                 warn!(claim = %record.intent.claim, %withheld, "held still, and recorded apart");
@@ -285,7 +286,8 @@ impl Executor {
     pub fn is_still(&self, held: &Held, expected: &Record) -> Result<bool, StoreError> {
         self.store.refresh(held)?;
         let same = |record: Record| {
-            record.intent == expected.intent && (record.phase == Phase::Ready) == (expected.phase == Phase::Ready)
+            record.intent == expected.intent
+                && (record.phase == Phase::Ready) == (expected.phase == Phase::Ready)
         };
         Ok(self.store.get(&expected.intent.claim.uid).is_some_and(same))
     }
@@ -314,9 +316,11 @@ impl Executor {
             }
             return Ok(());
         }
-        self.apply_all(held, intent, cdi).map_err(|problem| match self.release(held, uid, ReleaseCause::Anew) {
-            Ok(()) => problem,
-            Err(left) => stuck(&error_chain(&problem))(left),
+        self.apply_all(held, intent, cdi).map_err(|problem| {
+            match self.release(held, uid, ReleaseCause::Anew) {
+                Ok(()) => problem,
+                Err(left) => stuck(&error_chain(&problem))(left),
+            }
         })
     }
 
@@ -345,7 +349,12 @@ impl Executor {
             StepError::Missing(missing)
         })?;
         // The folder does not outlive the boot, so there is nothing to flush for.
-        Ok(self.host.write(&self.cdi_dir, &cdi.file_name, cdi.content.as_bytes(), Durability::ProcessCrash)?)
+        Ok(self.host.write(
+            &self.cdi_dir,
+            &cdi.file_name,
+            cdi.content.as_bytes(),
+            Durability::ProcessCrash,
+        )?)
     }
 
     /// Gives the group's daemon what `claim` and all other claims on it need together.

@@ -1,4 +1,4 @@
-//! What kubelet shows of the devices' health: every allocatable device, with its health by inventory and faults.
+//! The health of every allocatable device, as kubelet shows it: the device's health by inventory and device faults.
 
 use std::convert::Infallible;
 

@@ -1,12 +1,12 @@
-//! Who still holds a claim's devices: the node's own word, whatever the API server says of the claim.
+//! Which processes still use a claim's devices, as the node sees it, whatever the API server says of the claim.
 //!
-//! Whoever may edit a claim can take its finalizers away and delete it under a running pod. So a claim that is
-//! gone, replaced or not allocated any more is released only when no process of its pods runs: the pods are
-//! those of its ledger record, the processes those of their control groups, the pause process among them. Its
-//! container edits are taken away first, so that nothing new is given the device while it is looked.
+//! A user who may edit a claim can remove its finalizers and delete it under a running pod. So a claim that is gone,
+//! replaced or no longer allocated is released only when no process of its pods runs. The pods are those of the
+//! claim's ledger record; the processes are those in the pods' control groups, the pause process among them. The
+//! container edits are removed before the processes are listed, so that no new container gets the device meanwhile.
 //!
-//! What is not free yet is withheld: the record stays, so that nobody else is given the device; the device bears a
-//! taint, the pods get an event, and every [`AGAIN`] it is looked again.
+//! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
+//! tainted, its pods get an event, and the processes are listed again every [`AGAIN`].
 
 use std::collections::BTreeMap;
 use std::fmt;

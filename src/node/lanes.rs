@@ -1,8 +1,8 @@
-//! Lanes: whoever changes the state of a GPU, or a record that names it, holds the GPU's lane.
+//! Lanes: a task that changes the state of a GPU, or a record that names the GPU, must hold the lane of that GPU.
 //!
-//! A lane has two halves: a lock between the tasks of this process, waited for without holding a thread,
-//! and a file lock between processes, which is contended only while a rolling update overlaps. Several lanes
-//! are taken in the order of their UUIDs, so that two claims can never wait for each other.
+//! A lane has two halves: a lock between the tasks of this process, which is awaited without blocking a thread, and a
+//! file lock between processes, which is contended only while two instances overlap in a rolling update. Several
+//! lanes are taken in the order of their UUIDs, so that two claims can never wait for each other.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,14 +1,14 @@
-//! Whether GPUs are offered in shares: what the node is set to, and what this API server was seen to keep.
+//! Decides whether GPUs are offered in shares: by the node's settings, and by what this API server is known to keep.
 //!
-//! An API server without the feature drops the fields of shares in silence (KEP-5075). It is asked before
-//! the first slice with shares is written, in a dry run, so that such a cluster sees whole GPUs from the
-//! first write on; and what a real write brings back counts the same. An answer holds for this process, and
-//! is asked for again every [`super::publisher::Pace::ask_again`] while something is missing.
+//! An API server without the feature drops the fields of shares without an error (KEP-5075). A dry run asks the API
+//! server before the first slice with shares is written, so that such a cluster sees whole GPUs from the first write
+//! on; the result of a real write counts in the same way. An answer holds for this process, and is asked for again
+//! every [`super::publisher::Pace::ask_again`] while fields are missing.
 
 use tokio::time::Instant;
 
 use crate::sharing::SharingPolicy;
-use crate::slices::{Dropped, Offer, ExistingSlices};
+use crate::slices::{Dropped, ExistingSlices, Offer};
 
 /// What the API server does with shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Kubelet's calls: each claim is read from the API server, its lanes are taken, and the executor does the
-//! rest on a thread of its own. Claims are independent: one that fails or waits holds up no other.
+//! Handles kubelet's calls: reads each claim from the API server and takes its lanes; the executor does the rest on a
+//! thread of its own. Claims are independent: a claim that fails or waits does not delay others.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
-use super::holders::{Withheld, ReleaseCause};
+use super::holders::{ReleaseCause, Withheld};
 use super::lanes::{Held, LaneError, Lanes};
 use super::reporter::Reporter;
 use super::store::StoreError;
@@ -213,8 +213,9 @@ impl Preparer {
         }
         let before = self.executor.holders.withheld_of(&claim.uid);
         let claim = claim.uid.clone();
-        let release =
-            move |executor: &Executor, held: &Held| Ok(executor.release(held, &claim, ReleaseCause::Kubelet)?);
+        let release = move |executor: &Executor, held: &Held| {
+            Ok(executor.release(held, &claim, ReleaseCause::Kubelet)?)
+        };
         let released = self.within(gpus, release).await;
         self.tell_withheld(before.as_ref(), &released);
         released.map(|()| true)

@@ -1,4 +1,4 @@
-//! How the publisher goes about it, and what it says of itself.
+//! The publisher's timing, and the state that it reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

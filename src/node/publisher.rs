@@ -1,11 +1,11 @@
-//! Keeps the API server's ResourceSlices of this node as the inventory wants them.
+//! Keeps this node's ResourceSlices in the API server equal to the inventory.
 //!
-//! Writes only what differs. What is missing (wiped by kubelet at its start or after 30 s without us,
-//! deleted by hand) comes back at once; what was edited comes back, but a fight with another writer is
-//! held to one repair per [`Pace::repair`]; content that flaps is written at most once per
-//! [`Pace::content`], because each write makes the scheduler look at all waiting pods again.
-//! On stop the slices stay: kubelet wipes them if nobody comes back.
-//! What the API server does not keep (shares, taints) is not sent over and over; see [`super::offering`].
+//! Only differences are written. A slice that is missing (wiped by kubelet at its start or after 30 s without the
+//! plugin, or deleted by a user) is created again at once. A slice that another writer edited is repaired, at most
+//! once per [`Pace::repair`]. Content that changes back and forth is written at most once per [`Pace::content`],
+//! because each write makes the scheduler look at all waiting pods again. On stop the slices stay: kubelet wipes them
+//! if the plugin does not come back. Fields that the API server does not keep (shares, taints) are not sent again and
+//! again; see [`super::offering`].
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,8 +29,8 @@ use crate::model::gpu::NodeGpus;
 use crate::model::names::NodeName;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    WritePlan, Dropped, PublishOptions, Obsolete, Offer, Owner, ExistingSlices, SliceContent, Taints, Target, Write, desired, diff,
-    dropped, offered, taints, violations,
+    Dropped, ExistingSlices, Obsolete, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
+    WritePlan, desired, diff, dropped, offered, taints, violations,
 };
 
 /// Held while this instance publishes; dropping it lets the next one.

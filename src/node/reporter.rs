@@ -1,13 +1,13 @@
-//! Tells people about claims: `status.devices`, and events on the claim and its pods.
+//! Reports the state of claims: in `status.devices`, and by events on the claim and its pods.
 //!
-//! Best effort and beside everything else: whoever reports never waits, a full queue drops the report and
-//! counts it, and a claim works on whatever becomes of its report. The loop keeps what each claim of this
-//! node was granted and how it stands; a change makes a visit due: one GET (what is stored, which pods) and,
-//! if that says something else, one PATCH. One visit at a time, failed ones again with growing pauses.
+//! Reporting is best effort. A caller never waits: a full queue drops the report and counts it, and a claim works
+//! whatever happens to its report. The loop remembers the grant and the health of each claim of this node. A change
+//! makes a visit due: one GET (the stored status and the pods) and, if the status differs, one PATCH. There is one
+//! visit at a time; failed visits are repeated with growing pauses.
 //!
-//! A claim without a share is written once there is an event of it, and not before; even if all is well again by
-//! the time of the visit, so that who finds the event finds how the claim stands. Nothing is removed at a
-//! release: the API server does that together with the allocation.
+//! A claim without a share is written once there is an event of it, even if its devices are healthy again by the time
+//! of the visit: a user who finds the event also finds the present state. Nothing is removed when a claim is
+//! released: the API server removes the status together with the allocation.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

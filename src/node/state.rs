@@ -1,4 +1,4 @@
-//! What the process says of itself: the parts of `/state` (and so of `tranche inspect`) and its gauges.
+//! The state that the process reports: the parts of `/state`, which `tranche inspect` shows, and the gauges.
 
 use std::convert::Infallible;
 use std::sync::Arc;

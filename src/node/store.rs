@@ -1,8 +1,8 @@
-//! The ledger on disk: one record file per claim in one folder, and an index of it in memory.
+//! The ledger on disk: one record file per claim in one folder, and an index of the records in memory.
 //!
-//! Whoever changes a record holds the lanes of its GPUs ([`Held`] is the proof). Each lane file carries a
-//! number that grows with every change; a number that is not ours tells that another process was here, and
-//! the index is read again. A damaged record stops the start: it is never overwritten.
+//! A caller that changes a record holds the lanes of the record's GPUs ([`Held`] is the proof). Each lane file
+//! carries a number that grows with every change. A number that differs from the remembered one shows that another
+//! process changed a record, and the index is read again. A damaged record stops the start: it is never overwritten.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use super::lanes::Held;
-use crate::host::{FileLock, Host, Durability, LockError, durable};
+use crate::host::{Durability, FileLock, Host, LockError, durable};
 use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
 use crate::model::claim::PodRef;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
@@ -208,8 +208,10 @@ impl Store {
         let bytes = ledger::encode_intent(intent)?;
         self.bump(held, uid, &intent.gpus())?;
         let path = self.folder.join(&name);
-        let written =
-            self.host.write(&self.folder, &name, &bytes, Durability::PowerLoss).map_err(io_error("write", &path));
+        let written = self
+            .host
+            .write(&self.folder, &name, &bytes, Durability::PowerLoss)
+            .map_err(io_error("write", &path));
         let record = Record { intent: intent.clone(), phase: Phase::Applying(0) };
         let stored = Stored { record, len: bytes.len() };
         // What failed may have happened all the same: then the disk says what the index has to say.
@@ -232,8 +234,10 @@ impl Store {
         bytes.extend(phase.mark().map(ledger::encode_mark).transpose()?.unwrap_or_default());
         self.bump(held, claim, &intent.gpus())?;
         let path = self.folder.join(&name);
-        let written =
-            self.host.write(&self.folder, &name, &bytes, Durability::PowerLoss).map_err(io_error("write", &path));
+        let written = self
+            .host
+            .write(&self.folder, &name, &bytes, Durability::PowerLoss)
+            .map_err(io_error("write", &path));
         // As in `begin`: the disk says what the index has to say.
         let stored = match written {
             Ok(()) => Some(Stored { record: Record { intent, phase }, len: bytes.len() }),

@@ -1,17 +1,17 @@
-//! At start and every minute: records, CDI files and the API agree again.
+//! At start and every minute: makes records, CDI files and the API agree again.
 //!
 //! | found | done |
 //! |---|---|
 //! | a record whose claim is gone, replaced, no longer allocated, or allocated elsewhere | released once no process of its pods runs ([`super::holders`]), withheld until then |
-//! | a record that a crash left between two steps | taken back; kubelet asks again if it is wanted |
-//! | a ready record of an allocated claim whose CDI file is gone | prepared again, same names |
-//! | a CDI file of ours that no record owns | removed |
+//! | a record that a crash left between two steps | reverted; kubelet asks again if the claim is still wanted |
+//! | a ready record of an allocated claim whose CDI file is gone | prepared again, with the same names |
+//! | a CDI file of this driver that no record owns | removed |
 //! | an MPS daemon that is not as the ledger's claims need it, or that none needs | set, or left to rest |
 //!
-//! What the API server does not answer for is left alone: silence is no fact. Nor is its word that a claim is gone
-//! one about the device: whoever may edit a claim can have it said. And what is found is dealt with only if it is
-//! still so with the GPU's lane held: kubelet may have been faster. What is withheld is looked at again every
-//! [`AGAIN`].
+//! A claim about which the API server does not answer is left alone: a missing answer proves nothing. That a claim is
+//! gone says nothing about its device either, because a user who may edit the claim can delete it. Each finding is
+//! checked again with the lane of the GPU held before anything is done, because kubelet may have been faster.
+//! Withheld devices are checked again every [`AGAIN`].
 
 use std::convert::Infallible;
 use std::path::Path;

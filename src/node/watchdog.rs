@@ -1,26 +1,26 @@
-//! The watchdog: sees to it that claims which share a GPU keep to what they were granted, and that nobody uses a
-//! device that claims hold without a claim of his own.
+//! The watchdog: ensures that claims which share a GPU keep to their grants, and that no process uses a device that
+//! claims hold without a claim of its own.
 //!
 //! ```text
 //! ledger ─→ held devices ─→ NVML's process lists ─→ host PIDs ─→ pods ─→ claims
 //!                                                                            │ sharing::watch::fold
-//!          metrics, log, findings (to whoever reports them) ←── verdicts ←───┘
+//!                       metrics, log, findings (to the reporter) ←── verdicts ←───┘
 //!                                  `tranche mps`, SIGKILL ←──┘
 //! ```
-//! Runs only while claims hold devices: a node without any pays nothing, not even for the library; where no
-//! device is shared it looks rarely. Of two instances side by side (a rolling update) the one that holds the lock file watches.
+//! The watchdog runs only while claims hold devices: other nodes do not even load the library. Where no device is shared,
+//! the looks are rare. Of two instances in a rolling update, the one that holds the lock file watches.
 //!
-//! * `shares`: the ledger, as it is needed here · `table`: PIDs → processes · `knowledge`: whose they are
-//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is told
+//! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
+//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
 //! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
 
 mod accounts;
 mod act;
 mod finding;
-mod worker_thread;
 mod knowledge;
 mod shares;
 mod table;
+mod worker_thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -34,11 +34,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::accounts::Roster;
-use self::act::{EndRequest, WorkerThreads, EndOutcome};
-use self::worker_thread::WorkerThread;
+use self::act::{EndOutcome, EndRequest, WorkerThreads};
 use self::knowledge::{Knowledge, Owner, Servers, Users};
 use self::shares::WatchedDevice;
 use self::table::{KnownProcess, Table};
+use self::worker_thread::WorkerThread;
 use super::config;
 use super::executor::Executor;
 use crate::cluster::{ClaimError, Cluster};
@@ -322,7 +322,9 @@ impl Watchdog {
                 Err(error) => {
                     self.parts.metrics.failed_looks.inc();
                     let words = error_chain(&error);
-                    if self.logged_failures.devices.insert(board.clone(), words.clone()).as_ref() != Some(&words) {
+                    if self.logged_failures.devices.insert(board.clone(), words.clone()).as_ref()
+                        != Some(&words)
+                    {
                         warn!(device = %board, error = words, "a GPU cannot be watched");
                     }
                 }
@@ -348,7 +350,8 @@ impl Watchdog {
         let table = read.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);
-        self.logged_failures.unseen_looks = if unseen == 0 { 0 } else { self.logged_failures.unseen_looks + 1 };
+        self.logged_failures.unseen_looks =
+            if unseen == 0 { 0 } else { self.logged_failures.unseen_looks + 1 };
         if self.logged_failures.unseen_looks == UNSEEN_LOOKS {
             warn!(
                 processes = unseen,
@@ -433,7 +436,8 @@ impl Watchdog {
             let ending = EndRequest { account_id, seen, how, numbers };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             self.tasks.spawn(async move {
-                let outcome = act::end(&ending, groups.unwrap_or_default(), daemons, processes, threads).await;
+                let outcome =
+                    act::end(&ending, groups.unwrap_or_default(), daemons, processes, threads).await;
                 TaskResult::Ended(ending, outcome)
             });
             return;
@@ -481,7 +485,9 @@ impl Watchdog {
 async fn start_threads() -> WorkerThreads {
     let mut told = false;
     loop {
-        match WorkerThread::new("watch-processes").and_then(|reader| Ok((reader, WorkerThread::new("watch-daemons")?))) {
+        match WorkerThread::new("watch-processes")
+            .and_then(|reader| Ok((reader, WorkerThread::new("watch-daemons")?)))
+        {
             Ok((reader, requester)) => return WorkerThreads { reader, requester },
             Err(error) if !std::mem::replace(&mut told, true) => {
                 warn!(%error, "the watchdog's threads cannot be started; trying again");

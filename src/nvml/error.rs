@@ -1,4 +1,4 @@
-//! What can go wrong between us and NVML, in words that say what to do.
+//! Errors of calls into NVML, with messages that say what to do.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Where the driver keeps its library.
+//! Finds the driver's NVML library.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};

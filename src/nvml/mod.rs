@@ -1,13 +1,12 @@
 //! The NVML edge: asks NVIDIA's management library, and decides nothing.
 //!
-//! NVML may be missing, slow or hang, and it may be replaced under our feet. So it is loaded at run
-//! time from a driver root, all calls are made by one thread of its own behind a bounded queue, and
-//! every question has a deadline.
+//! NVML may be missing, slow or hang, and it may be replaced while it is loaded. So the library is loaded at run time from
+//! a driver root, one thread makes all calls, from a bounded queue, and every request has a deadline.
 //!
 //! * [`Gpus`]: what discovery asks for; [`ComputeModes`]: what the MPS supervisor does; [`Nvml`] is both
-//! * [`ProcessWatch`]: who uses the boards, asked several times a second, apart from the looks
-//! * [`DeviceFiles`]: tells when device files or the library change
-//! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and what is heard
+//! * [`ProcessWatch`]: the processes that use the GPUs, asked for several times a second, apart from the looks
+//! * [`DeviceFiles`]: reports changes of device files and of the library
+//! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and the events
 //! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
 //! * `library`, `sysfs`: files; `convert`: NVML's values as those of the model
 //!

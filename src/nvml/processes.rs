@@ -1,10 +1,10 @@
-//! Who uses the boards: NVML's process lists, on a thread of their own, because a look at the GPUs may take
-//! half a minute and whoever watches shares must not be blind meanwhile.
+//! The processes that use the GPUs: NVML's process lists, read on a thread of their own, because a look at the GPUs
+//! may take half a minute and the watchdog must not be without figures meanwhile.
 //!
-//! NVML tells host PIDs. A board has three lists: compute (bare processes, MPS servers, MPS clients), MPS
-//! compute (clients once more), graphics. From Volta on an MPS client's memory is told for the client, and
-//! the server is a process beside it. So the lists are merged by PID, the larger figure counts, and nothing
-//! counts twice.
+//! NVML reports host PIDs. A GPU has three lists: compute (bare processes, MPS servers, MPS clients), MPS compute
+//! (the clients once more) and graphics. From Volta on, the memory of an MPS client is reported for the client, and
+//! the server is a process beside it. So the lists are merged by PID, the larger figure counts, and nothing is
+//! counted twice.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -152,7 +152,11 @@ impl LoadedLibrary {
         Ok(merged)
     }
 
-    fn lists(&mut self, board: &raw::DeviceHandle, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+    fn lists(
+        &mut self,
+        board: &raw::DeviceHandle,
+        progress: &Progress,
+    ) -> Result<Vec<GpuProcess>, NvmlError> {
         let mut merged = BTreeMap::new();
         for (name, list) in [
             ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),

@@ -1,4 +1,4 @@
-//! What the kernel tells of a board and NVML does not: PCI root and NUMA node.
+//! Facts about a GPU that the kernel knows and NVML does not: PCI root and NUMA node.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! Tells when the driver's device files or its library change.
+//! Reports changes of the driver's device files and of its library.
 //!
-//! Straight inotify, with a mask of names coming and going: a watcher that also asks for opens and
-//! writes would be woken by every use of /dev/null on the node.
+//! Uses inotify directly, with a mask for names that come and go: a watcher that also asks for opens and writes would
+//! be woken by every use of /dev/null on the node.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
-//! Threads that talk to NVML, one at work at a time, and how they are asked.
+//! The threads that call NVML, of which one works at a time, and the requests to them.
 //!
-//! A call into a hanging driver cannot be ended. So a thread that misses its deadline is left behind:
-//! when its call comes back after all, it finds its queue closed and goes. Meanwhile another thread
-//! takes over, but no more than [`MAX_STUCK`] may be left behind.
+//! A call into a hanging driver cannot be ended. So a thread that misses its deadline is left behind: if its call
+//! returns after all, the thread finds its queue closed and ends. Meanwhile another thread takes over. No more than
+//! [`MAX_STUCK`] threads may be left behind.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What may be granted of a board.
+//! The capacity of a GPU that may be granted.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What an allocation asks of a board, and whether it fits beside the others.
+//! What an allocation requests of a GPU, and whether the request fits beside the others.
 
 use thiserror::Error;
 
@@ -182,8 +182,11 @@ mod tests {
 
     #[test]
     fn a_share_is_read_in_its_units() {
-        let share =
-            ShareRequest::Share { memory: Bytes::from_mib(2000), compute: Percent::try_from(25_u8).ok(), slots: 2 };
+        let share = ShareRequest::Share {
+            memory: Bytes::from_mib(2000),
+            compute: Percent::try_from(25_u8).ok(),
+            slots: 2,
+        };
         assert_eq!(requested(&[("memory", "2000Mi"), ("compute", "25"), ("shares", "2")]), Ok(share));
         let odd = requested(&[("memory", "1048577")]);
         assert_eq!(odd, Ok(ShareRequest::Share { memory: Bytes::from_mib(1), compute: None, slots: 1 }));
@@ -193,7 +196,10 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_meant_are_refused() {
         assert_eq!(requested(&[("compute", "25")]), Err(ShareError::Missing(MEMORY)));
-        assert!(matches!(requested(&[("memory", "1Gi"), ("compute", "500m")]), Err(ShareError::Number { .. })));
+        assert!(matches!(
+            requested(&[("memory", "1Gi"), ("compute", "500m")]),
+            Err(ShareError::Number { .. })
+        ));
         assert!(matches!(requested(&[("memory", "1Gi"), ("compute", "101")]), Err(ShareError::Compute(_))));
         assert_eq!(requested(&[("memory", "1000")]), Err(ShareError::TooLittle));
     }

@@ -1,4 +1,4 @@
-//! Who uses how much, by claim and pod: what dashboards and autoscalers read.
+//! The usage of each claim and pod: what dashboards and autoscalers read.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,12 @@ mod tests {
 
     fn seen(pid: u32, pod: &str, mib: u64) -> ObservedProcess {
         let process = ProcessKey { pid, started: 1 };
-        ObservedProcess { process, used: Some(Bytes::from_mib(mib)), client: false, pod: Some(PodUid::from(pod)) }
+        ObservedProcess {
+            process,
+            used: Some(Bytes::from_mib(mib)),
+            client: false,
+            pod: Some(PodUid::from(pod)),
+        }
     }
 
     fn look(claims: Vec<ClaimGrant>, processes: Vec<ObservedProcess>) -> BoardLook {

@@ -1,5 +1,5 @@
-//! Who takes more than was granted, and what is done about it: one look at the boards after another, folded
-//! into verdicts. Time is an argument.
+//! Finds claims that use more than their grant, and decides what is done about them: each look at the GPUs is folded into
+//! verdicts. The time is an argument.
 //!
 //! | seen | verdict |
 //! |---|---|
@@ -8,16 +8,16 @@
 //! | over grant and grace, twice in a row | [`Verdict::End`] for as many processes as must go until it fits |
 //! | a process of no claim on a shared board, twice in a row | [`Verdict::Foreign`], and [`Verdict::End`] |
 //!
-//! One look may fall between an allocation and the release that goes with it; two in a row tell a state.
-//! Going back counts only after two looks as well, so that a claim at its limit is not told of without end.
+//! A single look may fall between an allocation and the release that belongs to it, so a state counts after two looks in
+//! a row. The return to the grant counts after two looks as well, so that a claim at its limit is not reported endlessly.
 //!
-//! **Whom it hits.** A process that alone holds more than its part of the claim (grant / declared processes)
-//! broke the promise: the largest goes first, so that as few as possible go. If each keeps to its part, there
-//! are too many of them: the newest goes first, for the older ones were there within the grant.
+//! **Which process is ended.** A process that alone uses more than its part of the claim (grant / declared processes) broke
+//! the declaration: the largest such process is ended first, so that as few as possible are ended. If each process keeps to
+//! its part, there are too many of them: the newest is ended first, because the older ones were within the grant.
 //!
-//! **How.** A client of an MPS server is first ended by the daemon (`terminate_client`), which leaves its
-//! neighbours alone; SIGKILL in the middle of a kernel may wedge the server (MPS guide, "Client termination").
-//! What still holds memory two looks later is killed.
+//! **How.** A client of an MPS server is first ended by the daemon (`terminate_client`), which leaves the other clients
+//! alone; SIGKILL during a kernel may wedge the server (MPS guide, "Client termination"). A process that still holds memory
+//! two looks later is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -330,7 +330,12 @@ impl BoardState {
 }
 
 /// Tells a process to end that is still there: at first, then more firmly.
-fn escalate(before: Option<EndAttempt>, cause: EndCause<'_>, seen: &ObservedProcess, fold: &mut Fold<'_>) -> EndAttempt {
+fn escalate(
+    before: Option<EndAttempt>,
+    cause: EndCause<'_>,
+    seen: &ObservedProcess,
+    fold: &mut Fold<'_>,
+) -> EndAttempt {
     let how = match before {
         None if seen.client => EndMethod::Terminate,
         None => EndMethod::Kill,

@@ -1,4 +1,4 @@
-//! The look at a group every few seconds: does it live, does it answer, is all as it was asked for?
+//! The check of a group every few seconds: is the daemon alive, does it answer, is its state the desired one?
 
 use std::time::Duration;
 

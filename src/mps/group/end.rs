@@ -1,4 +1,5 @@
-//! Nobody needs it: servers end, boards go back, and in the end the daemon goes.
+//! The end of a group that no claim needs: servers end, GPUs go back to their default mode, and at last the daemon
+//! ends.
 
 use std::time::Duration;
 

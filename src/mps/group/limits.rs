@@ -1,4 +1,4 @@
-//! Limits: set, read back, in force.
+//! Sets the limits of a daemon, reads them back, and tells whether they are in force.
 
 use tracing::{debug, warn};
 

@@ -1,4 +1,4 @@
-//! What tenants write in the memory that they share: how full it is, and when it goes.
+//! The memory that tenants share as /dev/shm: how full it is, and when it is emptied.
 
 use tracing::{info, warn};
 

@@ -1,4 +1,4 @@
-//! Claims of one device → accounts: claims that a pod has together are counted together.
+//! Groups the claims of one device into accounts: claims that one pod has are counted together.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,10 +1,10 @@
-//! How a process is ended, and who the supervisor's own processes are.
+//! Ends processes, and lists the supervisor's own processes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::worker_thread::WorkerThread;
 use super::knowledge::Servers;
+use super::worker_thread::WorkerThread;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
 use crate::model::error_chain;

@@ -1,11 +1,11 @@
-//! What the watchdog found, with the names that people know: for events, conditions, metrics and the log.
+//! The watchdog's findings, with the names that users know: for events, conditions, metrics and the log.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use tracing::{debug, info, warn};
 
-use super::act::{EndRequest, EndOutcome};
+use super::act::{EndOutcome, EndRequest};
 use super::knowledge::Knowledge;
 use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
@@ -132,7 +132,9 @@ type Labelled = (Option<ShareLabels>, Finding);
 pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Verdict) -> Vec<Labelled> {
     let context = FindingContext { devices, knowledge };
     match verdict {
-        Verdict::Over { account_id, numbers } => context.findings_for(account_id, None, &FindingKind::OverGrant(*numbers)),
+        Verdict::Over { account_id, numbers } => {
+            context.findings_for(account_id, None, &FindingKind::OverGrant(*numbers))
+        }
         Verdict::Crowded { account_id, processes, allowed } => {
             let kind = FindingKind::TooManyProcesses { processes: *processes, allowed: *allowed };
             context.findings_for(account_id, None, &kind)
@@ -178,7 +180,12 @@ struct FindingContext<'a> {
 impl FindingContext<'_> {
     /// One finding for each claim of the holder, or one about nobody. Counted on the row of that pod, or of
     /// the claim's first.
-    fn findings_for(&self, account_id: &AccountId, pod: Option<&PodUid>, kind: &FindingKind) -> Vec<Labelled> {
+    fn findings_for(
+        &self,
+        account_id: &AccountId,
+        pod: Option<&PodUid>,
+        kind: &FindingKind,
+    ) -> Vec<Labelled> {
         let Some(device) = self.devices.get(&account_id.gpu) else { return Vec::new() };
         let finding = |claim: Option<ClaimRef>, pods: &[PodRef]| Finding {
             claim,

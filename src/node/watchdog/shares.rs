@@ -1,4 +1,4 @@
-//! Which devices are held, by whom, and which daemons serve them: the ledger, as the watchdog needs it.
+//! Reads from the ledger which devices are held, by which claims, and which MPS daemons serve them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! Host PIDs → processes and whose they are, remembered as long as they run.
+//! Host PIDs → processes and their owners, remembered for as long as the processes run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
