@@ -205,5 +205,6 @@ mod tests {
         };
         let text = serde_json::to_string(&launch).unwrap();
         assert_eq!(serde_json::from_str::<Launch>(&text).unwrap(), launch);
+        assert!(text.contains(r#""housing":"Mounted""#), "{text}");
     }
 }

@@ -527,6 +527,18 @@ mod tests {
     }
 
     #[test]
+    fn faults_are_stored_under_the_names_of_earlier_versions() {
+        let text = r#"{"place":{"Board":"GPU-0"},"kind":{"Xid":48},"since":100,"words":"Xid 48"}"#;
+        let fault: DeviceFault = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (&fault.location, fault.kind),
+            (&FaultLocation::Board("GPU-0".into()), FaultKind::Xid(48))
+        );
+        assert_eq!(serde_json::to_string(&fault).unwrap(), text);
+        assert_eq!(FaultEffect::ReportOnly.as_str(), "Told");
+    }
+
+    #[test]
     fn a_device_is_withheld_as_long_as_it_is_said_and_nothing_is_wrong_with_it() {
         let board = gpu(0);
         let withheld = BTreeMap::from([(board.uuid.clone(), "process 7 holds it".to_owned())]);

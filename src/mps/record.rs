@@ -202,6 +202,15 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_an_earlier_version_is_understood() {
+        let text =
+            br#"{"format":1,"group":["GPU-1"],"wish":"Rest","boards_taken":false,"daemon":null,"deaths":3}"#;
+        let record = Record::understand(text).unwrap();
+        assert_eq!((&record.desired, record.deaths), (&DesiredState::Rest, 3));
+        assert_eq!(serde_json::to_value(&record).unwrap()["wish"], "Rest");
+    }
+
+    #[test]
     fn one_of_another_boot_is_none() {
         let dir = tempfile::tempdir().unwrap();
         let name = record().group.folder();

@@ -596,6 +596,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_file_of_an_earlier_version_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let fault = r#"{"place":{"Board":"GPU-0"},"kind":{"Xid":48},"since":100,"words":"Xid 48"}"#;
+        let text = format!(r#"{{"version":1,"run":{{"boot":"a","driver":1}},"ailments":[{fault}]}}"#);
+        std::fs::write(folder.path().join(FILE), &text).unwrap();
+        let remembered = read(folder.path()).unwrap();
+        assert_eq!(remembered.device_faults.len(), 1);
+        assert_eq!(serde_json::to_string(&remembered).unwrap(), text);
+    }
+
     fn down(daemons: &Daemons) -> Vec<(String, &str)> {
         daemons.down.iter().map(|daemon| (daemon.group.to_string(), daemon.reason.as_str())).collect()
     }

@@ -220,6 +220,13 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_names_on_the_wire_are_those_of_the_first_version() {
+        let served = serve(tempfile::tempdir().unwrap()).await;
+        let answer = send(&served, b"{\"version\":1,\"ask\":\"States\"}\n").await;
+        assert!(answer.starts_with("{\"version\":1,\"say\":{\"States\":[{\"group\":[\"GPU-1\"]"), "{answer}");
+    }
+
+    #[tokio::test]
     async fn another_version_is_told_ours() {
         let served = serve(tempfile::tempdir().unwrap()).await;
         let answer = send(&served, b"{\"version\":2,\"ask\":{\"Brew\":{}}}\n").await;
