@@ -123,14 +123,14 @@ fn longer_than_any(devices: &Value, at: &str) -> Option<Problem> {
 }
 
 /// A claim for shares has more entries than the controller reads.
-fn more_than_is_read(requests: &[Asked<'_>], at: &str) -> Option<Problem> {
-    let entries = |request: &Asked<'_>| {
+fn more_than_is_read(requests: &[ClaimRequest<'_>], at: &str) -> Option<Problem> {
+    let entries = |request: &ClaimRequest<'_>| {
         1 + list(&request.body["selectors"]).count() + list(&request.body["tolerations"]).count()
     };
     let is_ours = requests.iter().any(|request| request.class == SHARED_CLASS);
     let entries: usize = requests.iter().map(entries).sum();
     (is_ours && entries > CLAIM_ENTRIES_MAX)
-        .then(|| Problem { field: format!("{at}.requests"), words: words::entries(entries) })
+        .then(|| Problem { field: format!("{at}.requests"), words: messages::entries(entries) })
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {

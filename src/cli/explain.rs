@@ -113,7 +113,7 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         Target::Pod { .. } => of_pod(cluster, &core, &named).await?,
     };
     let Subjects { claims, lacks, mut remarks } = asked;
-    let (_, troubles) = core.says.take();
+    let (_, troubles) = core.recorder.take();
     remarks.extend(troubles);
     remarks.extend(elsewhere(&holders, &args.controller_namespace));
     let mut told = Vec::new();
@@ -186,7 +186,7 @@ async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Re
         return Ok(Subjects { remarks: vec![words], ..Subjects::default() });
     }
     let mut asked = Subjects { lacks: find::lacks(&object), ..Subjects::default() };
-    let mut pods = core.world.pods.values();
+    let mut pods = core.view.pods.values();
     let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     for name in pod.iter().flat_map(|pod| &pod.claims) {
         match core.view.claim_named(&named.namespace, name) {

@@ -1,7 +1,7 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
-use crate::controller::wants::{Constraint, Wants};
 use crate::allocate::{AttributeConstraint, GpuGrant, Placement, Rule, Shape, Want};
+use crate::controller::wants::{Constraint, Wants};
 use crate::feasible::Room;
 use crate::select::QualifiedName;
 

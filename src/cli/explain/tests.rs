@@ -105,7 +105,7 @@ fn large(nodes: i64) -> Core {
 }
 
 fn report(core: &mut Core, name: &str) -> Report {
-    let uid = core.world.claim_named("ml", name).unwrap().uid().clone();
+    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
     let told =
         explain(core, &[uid], NOW).into_iter().map(|explained| ExplainedClaim { explained, carried: vec![] });
     Report {
