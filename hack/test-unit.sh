@@ -54,8 +54,8 @@ if ((EUID == 0)); then
   # The real helm, NVIDIA's own control daemon and files.
   HELM="$(hack/rig/rig build-helm)"
   TRANCHE_TEST_DRIVER_ROOT="$(hack/rig/rig build-driver)"
-  TRANCHE_MPS_CONTROL="$TRANCHE_TEST_DRIVER_ROOT/usr/bin/nvidia-cuda-mps-control"
-  export HELM TRANCHE_TEST_DRIVER_ROOT TRANCHE_MPS_CONTROL
+  TRANCHE_TEST_MPS_CONTROL="$TRANCHE_TEST_DRIVER_ROOT/usr/bin/nvidia-cuda-mps-control"
+  export HELM TRANCHE_TEST_DRIVER_ROOT TRANCHE_TEST_MPS_CONTROL
 else
   skip "device nodes, mounts, helm, NVIDIA's driver and whole runs of the GPU check: their tests need root"
   units=() driver=() no_trace=0

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use tranche::cli::{
-    self, Cli, Command, EXIT_USAGE, completion, explain, inspect, plan, settings, simulate, top,
-};
+use tranche::cli::settings::{self, LogSettings};
+use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, explain, inspect, plan, simulate, top};
 use tranche::daemon::launch::{Launch, SUBCOMMAND};
-use tranche::ops::logs;
+use tranche::ops::OpsError;
+use tranche::ops::logs::{self, LogControl};
 
 /// File work and waits inside NVML; more would only add stacks.
 const BLOCKING_THREADS_MAX: usize = 8;
@@ -33,26 +33,26 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode> {
-    let Cli { log, command } = cli;
+    let Cli { log, command, warnings } = cli;
     match command {
         Command::Node(args) => {
             let (log, node) = settings::log_and_node(log, *args)?;
-            let control = logs::init(log.format, &log.filter)?;
+            let control = start_logs(&log, &warnings)?;
             runtime()?.block_on(tranche::node::run(node, control))?;
         }
         Command::Mps(args) => {
             let (log, mps) = settings::log_and_mps(log, *args)?;
-            let control = logs::init(log.format, &log.filter)?;
+            let control = start_logs(&log, &warnings)?;
             runtime()?.block_on(tranche::mps::run(mps, control))?;
         }
         Command::Webhook(args) => {
             let (log, webhook) = settings::log_and_webhook(log, *args)?;
-            let control = logs::init(log.format, &log.filter)?;
+            let control = start_logs(&log, &warnings)?;
             runtime()?.block_on(tranche::webhook::run(webhook, control))?;
         }
         Command::Controller(args) => {
             let (log, controller) = settings::log_and_controller(log, *args)?;
-            let control = logs::init(log.format, &log.filter)?;
+            let control = start_logs(&log, &warnings)?;
             runtime()?.block_on(cli::controller::run(controller, control))?;
         }
         Command::MpsLaunch { launch } => return Err(become_daemon(&launch)),
@@ -65,6 +65,15 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Version => cli::print(format!("tranche {}\n", cli::version()).as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sets up logging, and logs what was wrong with the environment.
+fn start_logs(settings: &LogSettings, warnings: &[String]) -> Result<LogControl, OpsError> {
+    let control = logs::init(settings.format, &settings.filter)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(control)
 }
 
 /// Returns only if it failed.

@@ -1,6 +1,7 @@
 //! Flags and environment are read here, once, and handed on by value; answers are printed here.
 //!
 //! * [`args`]: what was typed
+//! * [`variables`]: the environment variables it may be set in
 //! * [`settings`]: what it means, or everything that is wrong with it
 //! * [`controller`]: the controller's process
 //! * [`inspect`]: how a running process is; [`state`]: what it says of itself, read back
@@ -12,7 +13,7 @@
 //! * [`completion`]: scripts for shells
 //!
 //! May import: everything below. May name: clap, clap_complete, anyhow, comfy_table, k8s-openapi (as data), serde,
-//! serde_json, serde_path_to_error, serde_saphyr, terminal_size, thiserror.
+//! serde_json, serde_path_to_error, serde_saphyr, strsim, terminal_size, thiserror.
 
 pub mod args;
 pub mod completion;
@@ -27,6 +28,7 @@ pub mod simulate;
 pub mod state;
 pub mod table;
 pub mod top;
+mod variables;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
@@ -46,7 +48,7 @@ pub const EXIT_REFUSED: u8 = 3;
 #[error("{0}")]
 pub struct Usage(pub String);
 
-/// Kubernetes DRA driver for NVIDIA GPUs whose shares hold.
+/// Kubernetes DRA driver for NVIDIA GPUs, with enforced GPU shares.
 #[derive(Debug, Parser)]
 #[command(name = "tranche", version = version(), propagate_version = true)]
 pub struct Cli {
@@ -54,6 +56,9 @@ pub struct Cli {
     pub log: LogArgs,
     #[command(subcommand)]
     pub command: Command,
+    /// What to warn of in the environment, in words for the log.
+    #[arg(skip)]
+    pub warnings: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -62,7 +67,7 @@ pub enum Command {
     Node(Box<NodeArgs>),
     /// Supervise this node's MPS control daemons, one per shared GPU.
     Mps(Box<MpsArgs>),
-    /// Place claims of class shared.gpu.nvidia.com over the whole cluster.
+    /// Place claims of class shared.gpu.nvidia.com across the cluster.
     Controller(Box<ControllerArgs>),
     /// Become an MPS control daemon; `mps` runs it.
     #[command(hide = true)]
@@ -72,11 +77,11 @@ pub enum Command {
     Webhook(Box<WebhookRunArgs>),
     /// Show what preparing a claim would do, without doing it.
     Plan(Box<plan::PlanArgs>),
-    /// Show what this node has, publishes and has handed out, by asking the running node plugin.
+    /// Show what this node has, publishes and has allocated, by asking the running node plugin.
     Inspect(inspect::InspectArgs),
-    /// Show who has what of which GPU, all over the cluster: a live map.
+    /// Show which claims have which part of each GPU in the cluster, as a live map.
     Top(top::TopArgs),
-    /// Tell why a claim or a pod waits for its share of a GPU, or where it went.
+    /// Explain why a claim or a pod waits for its share of a GPU, or where it was placed.
     Explain(Box<explain::ExplainArgs>),
     /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
     Simulate(Box<simulate::SimulateArgs>),
@@ -98,8 +103,13 @@ pub const fn version() -> &'static str {
 /// clap's own, which prints itself: usage errors, but also `--help` and `--version`.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let matches = command(args.first()).try_get_matches_from(args)?;
-    Cli::from_arg_matches(&matches)
+    let command = command(args.first());
+    let matches =
+        variables::read_old_names(command.clone(), &variables::is_set).try_get_matches_from(args)?;
+    let subcommand = matches.subcommand_name().and_then(|name| command.find_subcommand(name));
+    let warned = [Some(&command), subcommand].into_iter().flatten();
+    let warnings = warned.flat_map(|command| variables::warnings(command, variables::is_set)).collect();
+    Ok(Cli { warnings, ..Cli::from_arg_matches(&matches)? })
 }
 
 /// The command under the name by which it was called.

@@ -1,6 +1,8 @@
 //! From what was typed to what it means. Everything that is wrong is told at once.
 
 mod controller;
+#[cfg(test)]
+mod defaults;
 mod webhook;
 
 use std::fmt;
@@ -16,13 +18,14 @@ use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
-use crate::sharing::{CLIENT_SLOTS, GpuSelector, SharingPolicy, Unasked};
+use crate::sharing::{CLIENT_SLOTS, DefaultRequest, GpuSelector, SharingPolicy};
 
 pub use webhook::log_and_webhook;
 
 use super::args::{
     ControllerArgs, HostArgs, LogArgs, MpsArgs, NodeArgs, OpsArgs, RootArgs, SharingArgs, WatchdogArgs,
 };
+use super::variables;
 
 pub use controller::{ControllerProcess, controller};
 
@@ -72,8 +75,7 @@ impl fmt::Display for BadSettings {
         let Self(mistakes) = self;
         write!(f, "the settings cannot be used, {} to change:", mistakes.len())?;
         for Mistake { flag, words } in mistakes {
-            let variable = flag.trim_start_matches('-').replace('-', "_").to_uppercase();
-            write!(f, "\n  {flag} (or {variable}): {words}")?;
+            write!(f, "\n  {flag} (or {}): {words}", variables::of_flag(flag))?;
         }
         Ok(())
     }
@@ -258,7 +260,7 @@ impl Reader {
         if health == open && open.port() != 0 {
             self.mistake(
                 "--health-address",
-                format!("{health} is that of --ops-address, too; take another port"),
+                format!("{health} is the address of --ops-address, too; choose another port"),
             );
         }
         let socket = match given(ops_socket).as_deref() {
@@ -274,7 +276,7 @@ impl Reader {
         if name.is_empty() {
             self.mistake(FLAG, "is required; in a pod take it from spec.nodeName");
         } else if !is_dns_subdomain(&name) {
-            self.mistake(FLAG, format!("{name:?} is no node's name; see kubectl get nodes"));
+            self.mistake(FLAG, format!("{name:?} is not a valid node name; see kubectl get nodes"));
         }
         NodeName::new(name)
     }
@@ -304,7 +306,7 @@ impl Reader {
     }
 
     fn sharing(&mut self, args: SharingArgs) -> SharingPolicy {
-        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, unasked } = args;
+        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, default_request } = args;
         let usual = SharingPolicy::default();
         SharingPolicy {
             exclusive: self.parsed("--exclusive-gpus", exclusive_gpus, usual.exclusive, selectors),
@@ -315,7 +317,12 @@ impl Reader {
                 usual.slots_per_share,
                 processes,
             ),
-            unasked: self.parsed("--unasked", unasked, usual.unasked, whole_or_nothing),
+            default_request: self.parsed(
+                "--default-request",
+                default_request,
+                usual.default_request,
+                whole_or_nothing,
+            ),
         }
     }
 
@@ -363,25 +370,29 @@ fn format(text: &str) -> Result<Format, String> {
     match text {
         "json" => Ok(Format::Json),
         "text" => Ok(Format::Text),
-        _ => Err(format!("{text:?} is no log format; write json or text")),
+        _ => Err(format!("{text:?} is not a valid log format; write json or text")),
     }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("{text:?} is no address; write one such as 0.0.0.0:8080 or [::]:8080"))
+    text.parse()
+        .map_err(|_| format!("{text:?} is not a valid address; write one such as 0.0.0.0:8080 or [::]:8080"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let parsed = duration(text).ok_or_else(|| {
-        format!("{text:?} is no duration; write a whole number and a unit (ms, s, m, h), such as 60s")
+        format!(
+            "{text:?} is not a valid duration; write a whole number and a unit (ms, s, m, h), such as 60s"
+        )
     })?;
     match (INTERVAL_MIN..=INTERVAL_MAX).contains(&parsed) {
         true => Ok(parsed),
-        false => Err(format!("{text:?} is out of range; take 100ms to 24h")),
+        false => Err(format!("{text:?} is out of range; write 100ms to 24h")),
     }
 }
 
-/// `60s`, `500ms`, `2m`, `1h30m`. No unit, a fraction or an overflow is none.
+/// `60s`, `500ms`, `2m`, `1h30m`: what the chart's schema admits. No unit, a fraction or an overflow is none. By hand,
+/// since jiff's friendly format refuses units that are out of order or come twice, and takes fractions and signs.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut sum = Duration::ZERO;
@@ -414,19 +425,19 @@ fn selectors(text: &str) -> Result<Vec<GpuSelector>, String> {
 
 fn memory(text: &str) -> Result<Bytes, String> {
     let quantity: Quantity = text.parse().map_err(|error| format!("{error}"))?;
-    quantity.units_ceil().map(Bytes).ok_or_else(|| format!("{text:?} is no amount of memory"))
+    quantity.units_ceil().map(Bytes).ok_or_else(|| format!("{text:?} is not a valid amount of memory"))
 }
 
 fn processes(text: &str) -> Result<u32, String> {
     let most = CLIENT_SLOTS / 2;
     let parsed = text.parse().ok().filter(|count| (1..=most).contains(count));
-    parsed.ok_or_else(|| format!("{text:?} is no number of processes; write 1 to {most}"))
+    parsed.ok_or_else(|| format!("{text:?} is not a valid number of processes; write 1 to {most}"))
 }
 
-fn whole_or_nothing(text: &str) -> Result<Unasked, String> {
+fn whole_or_nothing(text: &str) -> Result<DefaultRequest, String> {
     match text {
-        "whole" => Ok(Unasked::Whole),
-        "nothing" => Ok(Unasked::Nothing),
+        "whole" => Ok(DefaultRequest::Whole),
+        "nothing" => Ok(DefaultRequest::Nothing),
         _ => Err(format!("{text:?} is not known; write whole or nothing")),
     }
 }
@@ -454,7 +465,7 @@ fn shm_size_of(text: &str) -> Result<Option<Bytes>, String> {
 fn shm_files_of(text: &str) -> Result<u64, String> {
     let parsed = text.parse().ok().filter(|count| SHM_FILES.contains(count));
     parsed.ok_or_else(|| {
-        format!("{text:?} is no number of files; write {} to {}", SHM_FILES.start(), SHM_FILES.end())
+        format!("{text:?} is not a valid number of files; write {} to {}", SHM_FILES.start(), SHM_FILES.end())
     })
 }
 
@@ -539,9 +550,9 @@ mod tests {
             "5 to change",
             "--node-name (or NODE_NAME): is required",
             "--pod-namespace (or POD_NAMESPACE): is missing",
-            "--cdi-dir (or CDI_DIR): \"var/run/cdi\" is not absolute; start it with /",
-            "--ops-address (or OPS_ADDRESS): \"localhost\" is no address; write one such as",
-            "--sweep-interval (or SWEEP_INTERVAL): \"60\" is no duration",
+            "--cdi-dir (or TRANCHE_CDI_DIR): \"var/run/cdi\" is not absolute; start it with /",
+            "--ops-address (or TRANCHE_OPS_ADDRESS): \"localhost\" is not a valid address; write one such as",
+            "--sweep-interval (or TRANCHE_SWEEP_INTERVAL): \"60\" is not a valid duration",
         ] {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }
@@ -558,8 +569,14 @@ mod tests {
         assert_eq!(doors("", "[::]:7", "/run/x.sock").unwrap(), "0.0.0.0:8080, [::]:7, /run/x.sock");
         assert_eq!(doors("127.0.0.1:0", "", "off").unwrap(), "127.0.0.1:0, 127.0.0.1:0");
         let words = doors("0.0.0.0:8081", "0.0.0.0:8081", "x.sock").unwrap_err().to_string();
-        assert!(words.contains("--health-address (or HEALTH_ADDRESS): 0.0.0.0:8081 is that of"), "{words}");
-        assert!(words.contains("--ops-socket (or OPS_SOCKET): \"x.sock\" is not absolute"), "{words}");
+        assert!(
+            words.contains("--health-address (or TRANCHE_HEALTH_ADDRESS): 0.0.0.0:8081 is the address of"),
+            "{words}"
+        );
+        assert!(
+            words.contains("--ops-socket (or TRANCHE_OPS_SOCKET): \"x.sock\" is not absolute"),
+            "{words}"
+        );
     }
 
     #[test]
@@ -588,7 +605,9 @@ mod tests {
             ..MpsArgs::default()
         };
         let words = mps(bad).unwrap_err().to_string();
-        for part in ["3 to change", "--keep-warm (or KEEP_WARM)", "--mps-control", "write own or none"] {
+        for part in
+            ["3 to change", "--keep-warm (or TRANCHE_KEEP_WARM)", "--mps-control", "write own or none"]
+        {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }
     }

@@ -10,7 +10,7 @@ use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{Grant, Isolation, MpsGroup};
 use crate::params::{self, Amount, DeviceSettings, GrantedDevice};
-use crate::sharing::{self, ShareRequest, Shareable, Unasked};
+use crate::sharing::{self, DefaultRequest, ShareRequest, Shareable};
 
 /// What a result with a share id gives the claim, by the scheduler's numbers: a part of the board, or all of
 /// it.
@@ -24,7 +24,7 @@ pub(super) fn mode(
     let wrong = |source| Refusal::Share { device: name.clone(), source };
     let (memory, compute, slots, isolation) = match sharing::share_request(consumed, &board).map_err(wrong)? {
         ShareRequest::Whole => return Ok(HoldMode::Whole),
-        ShareRequest::Uncounted if site.sharing.unasked == Unasked::Nothing => {
+        ShareRequest::Uncounted if site.sharing.default_request == DefaultRequest::Nothing => {
             (Bytes(0), None, 1, Isolation::None)
         }
         ShareRequest::Uncounted => return Err(Refusal::Uncounted { device: name }),

@@ -13,7 +13,7 @@ use crate::model::gpu::*;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, MpsGroup, MpsLimits, Percent};
-use crate::sharing::{SharingPolicy, Unasked};
+use crate::sharing::{DefaultRequest, SharingPolicy};
 
 fn gpu(minor: u32, mig: MigMode) -> Gpu {
     Gpu {
@@ -378,7 +378,7 @@ fn what_cannot_be_shared_says_why() {
 
 #[test]
 fn without_limits_there_is_no_daemon_and_no_mixing_with_limits() {
-    let policy = SharingPolicy { unasked: Unasked::Nothing, ..SharingPolicy::default() };
+    let policy = SharingPolicy { default_request: DefaultRequest::Nothing, ..SharingPolicy::default() };
     let gpus = node_gpus();
     let bare = planned_by(&policy, &gpus, &claim("c1", vec![share("a", "gpu-0", 0, 0)]), &[]).unwrap();
     assert_eq!(bare.intent.steps.len(), 1);

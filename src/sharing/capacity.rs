@@ -35,7 +35,7 @@ pub struct SharingPolicy {
     pub server_memory: Bytes,
     /// Client processes in one block; a share has one block unless it asks for more.
     pub slots_per_share: u32,
-    pub unasked: Unasked,
+    pub default_request: DefaultRequest,
 }
 
 impl Default for SharingPolicy {
@@ -44,14 +44,14 @@ impl Default for SharingPolicy {
             exclusive: Vec::new(),
             server_memory: Bytes::from_mib(512),
             slots_per_share: 3,
-            unasked: Unasked::Whole,
+            default_request: DefaultRequest::Whole,
         }
     }
 }
 
 /// What a request gets that names no capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Unasked {
+pub enum DefaultRequest {
     /// The whole board, for itself.
     #[default]
     Whole,
@@ -121,11 +121,11 @@ pub struct Shareable {
 /// Why a board is only given whole.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotShareable {
-    #[error("the node's configuration gives it only whole (--exclusive-gpus {0})")]
+    #[error("the node's configuration does not share it (--exclusive-gpus {0})")]
     Configured(GpuSelector),
     #[error("it is in MIG mode; its MIG devices are its parts")]
     Mig,
-    #[error("NVML does not tell its memory, so nothing could be counted")]
+    #[error("NVML does not report its memory, so nothing could be counted")]
     MemoryUnknown,
     #[error("its memory of {total} MiB is less than what the driver and the MPS server keep for themselves")]
     TooSmall { total: u64 },

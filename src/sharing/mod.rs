@@ -15,8 +15,8 @@ mod usage;
 pub mod watch;
 
 pub use capacity::{
-    CLIENT_SLOTS, COMPUTE, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable, PROCESSES_PER_SLOT,
-    SHARES, SLOTS, Shareable, SharingPolicy, Unasked, rung, shareable,
+    CLIENT_SLOTS, COMPUTE, DefaultRequest, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable,
+    PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
 pub use request::{ShareError, ShareRequest, agree, fits, share_request};

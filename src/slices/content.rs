@@ -63,7 +63,7 @@ pub(super) mod tests {
     };
     use crate::model::names::DeviceUuid;
     use crate::model::quantity::Bytes;
-    use crate::sharing::{SharingPolicy, Unasked};
+    use crate::sharing::{DefaultRequest, SharingPolicy};
     use crate::slices::{Offer, Taints, violations};
 
     /// As a whole, without taints.
@@ -221,9 +221,9 @@ pub(super) mod tests {
                 driver: DriverVersions { driver: versions.clone(), cuda: versions },
                 gpus: found.into_iter().map(|(gpu, _)| gpu).collect(),
             };
-            let unasked = if whole { Unasked::Whole } else { Unasked::Nothing };
+            let default_request = if whole { DefaultRequest::Whole } else { DefaultRequest::Nothing };
             let server_memory = Bytes(server_memory);
-            let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, unasked };
+            let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, default_request };
             let slices = desired(&gpus, &NodeName::new("node-a"), shared(&policy));
             prop_assert_eq!(violations(&slices), []);
             let how = PublishOptions { offer: Offer::WholeOnly(&policy), ..self::whole() };

@@ -12,7 +12,7 @@ use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint,
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
 use crate::model::quantity::Bytes;
 use crate::sharing::{
-    COMPUTE, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, Unasked,
+    COMPUTE, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable,
 };
 
 /// `device` as it is published. Names without a domain belong to the driver.
@@ -87,7 +87,7 @@ impl Entries {
         match (offer.of(gpu), offer) {
             (Ok(shareable), Offer::Shares(policy)) => {
                 self.grantable(&shareable);
-                self.shares(&shareable, policy.unasked);
+                self.shares(&shareable, policy.default_request);
                 return true;
             }
             (Ok(shareable), Offer::WholeOnly(_)) => self.grantable(&shareable),
@@ -111,14 +111,16 @@ impl Entries {
 
     /// The same for the scheduler. Each capacity has a default: of one without, the first share would take
     /// all.
-    fn shares(&mut self, shareable: &Shareable, unasked: Unasked) {
+    fn shares(&mut self, shareable: &Shareable, default_request: DefaultRequest) {
         let memory = shareable.memory.to_quantity_string();
         let mib = Bytes::from_mib(1).to_quantity_string();
-        match unasked {
-            Unasked::Whole => {
+        match default_request {
+            DefaultRequest::Whole => {
                 self.policed(MEMORY, &memory, Range { min: &mib, step: &mib, default: &memory })
             }
-            Unasked::Nothing => self.policed(MEMORY, &memory, Range { min: "0", step: &mib, default: "0" }),
+            DefaultRequest::Nothing => {
+                self.policed(MEMORY, &memory, Range { min: "0", step: &mib, default: "0" })
+            }
         }
         self.policed(COMPUTE, "100", Range { min: "0", step: "1", default: "0" });
         self.policed(SHARES, &shareable.slots.to_string(), Range { min: "1", step: "1", default: "1" });
@@ -148,9 +150,7 @@ impl Entries {
 
     /// Left out if there is nothing to say; cut to what the API server takes.
     fn string(&mut self, name: &str, value: &str) {
-        let most = value.len().min(VALUE_BYTES);
-        let end = (0..=most).rev().find(|end| value.is_char_boundary(*end)).unwrap_or(0);
-        let value = value[..end].to_owned();
+        let value = value[..value.floor_char_boundary(VALUE_BYTES)].to_owned();
         if !value.is_empty() {
             self.attribute(name, DeviceAttribute { string: Some(value), ..DeviceAttribute::default() });
         }
@@ -285,8 +285,8 @@ mod tests {
         );
     }
 
-    fn capacity(unasked: Unasked) -> serde_json::Value {
-        let policy = SharingPolicy { unasked, ..SharingPolicy::default() };
+    fn capacity(default_request: DefaultRequest) -> serde_json::Value {
+        let policy = SharingPolicy { default_request, ..SharingPolicy::default() };
         let gpus = node_gpus(1);
         let device = yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[0]), shared(&policy)));
         assert_eq!(device["allowMultipleAllocations"], true);
@@ -298,14 +298,14 @@ mod tests {
     fn a_shareable_gpu_grants_what_driver_and_server_leave() {
         let range = |min: &str, step: &str, default: &str| serde_json::json!({"default": default, "validRange": {"min": min, "step": step}});
         assert_eq!(
-            capacity(Unasked::Whole),
+            capacity(DefaultRequest::Whole),
             serde_json::json!({
                 "memory": {"value": "80808Mi", "requestPolicy": range("1Mi", "1Mi", "80808Mi")},
                 "compute": {"value": "100", "requestPolicy": range("0", "1", "0")},
                 "shares": {"value": "16", "requestPolicy": range("1", "1", "1")},
             })
         );
-        let zero = capacity(Unasked::Nothing);
+        let zero = capacity(DefaultRequest::Nothing);
         assert_eq!(zero["memory"]["requestPolicy"], range("0", "1Mi", "0"));
     }
 

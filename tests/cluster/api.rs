@@ -24,7 +24,7 @@ use tranche::model::gpu::{
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::{Bytes, Quantity};
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
-use tranche::sharing::{SharingPolicy, Unasked};
+use tranche::sharing::{DefaultRequest, SharingPolicy};
 use tranche::slices::{
     Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write, desired,
     diff, dropped, violations,
@@ -202,8 +202,8 @@ fn profiles() -> Vec<(&'static str, NodeGpus)> {
 async fn every_profile_is_taken_and_kept_as_it_is() {
     let real = Real::connect("profiles").await;
     for (name, gpus) in profiles() {
-        let unasked = |unasked| SharingPolicy { unasked, ..SharingPolicy::default() };
-        let (all, nothing) = (unasked(Unasked::Whole), unasked(Unasked::Nothing));
+        let policy = |default_request| SharingPolicy { default_request, ..SharingPolicy::default() };
+        let (all, nothing) = (policy(DefaultRequest::Whole), policy(DefaultRequest::Nothing));
         for offer in [Offer::WholeOnly(&all), Offer::Shares(&all), Offer::Shares(&nothing)] {
             let how = PublishOptions { offer, taints: &Taints::new() };
             let contents = desired(&gpus, &real.node, how);

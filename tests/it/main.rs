@@ -29,5 +29,6 @@ mod shares;
 mod simulate;
 mod site;
 mod stop_at;
+mod variables;
 mod watchdog;
 mod webhook;

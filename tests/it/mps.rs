@@ -1,5 +1,5 @@
 //! The supervisor with NVIDIA's real control daemon, which runs without a GPU: as far as limits, life and
-//! death go. It is found by TRANCHE_MPS_CONTROL, or in the cache that the rig fills; else these tests are
+//! death go. It is found by TRANCHE_TEST_MPS_CONTROL, or in the cache that the rig fills; else these tests are
 //! skipped, loudly. Boards are ours, and so are servers where a test needs them.
 
 mod shm;
@@ -31,8 +31,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The real program.
 fn control() -> PathBuf {
-    let path = std::env::var_os("TRANCHE_MPS_CONTROL").map(PathBuf::from);
-    path.expect("TRANCHE_MPS_CONTROL names usr/bin/nvidia-cuda-mps-control below what hack/rig/rig build-driver prints")
+    let path = std::env::var_os("TRANCHE_TEST_MPS_CONTROL").map(PathBuf::from);
+    path.expect("TRANCHE_TEST_MPS_CONTROL names usr/bin/nvidia-cuda-mps-control below what hack/rig/rig build-driver prints")
 }
 
 /// Boards that remember their mode.

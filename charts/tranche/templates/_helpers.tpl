@@ -42,18 +42,18 @@ app.kubernetes.io/component: controller
 {{- end }}
 
 {{- define "tranche.webhook.env" -}}
-- name: WEBHOOK_ADDRESS
+- name: TRANCHE_WEBHOOK_ADDRESS
   {{- if .Values.webhook.enabled }}
   value: {{ printf "%s:%v" .Values.node.ops.host .Values.webhook.port | quote }}
   {{- if eq .Values.webhook.certificates "cert-manager" }}
-- name: WEBHOOK_CERTIFICATES
+- name: TRANCHE_WEBHOOK_CERTIFICATES
   value: /certificates
   {{- end }}
   {{- with .Values.webhook.clientCA }}
   {{- if .configMap }}
-- name: WEBHOOK_CLIENT_CA
+- name: TRANCHE_WEBHOOK_CLIENT_CA
   value: /client-ca/{{ .key }}
-- name: WEBHOOK_CLIENT_NAMES
+- name: TRANCHE_WEBHOOK_CLIENT_NAMES
   value: {{ join "," .names | quote }}
   {{- end }}
   {{- end }}

@@ -36,9 +36,9 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         policy,
         holds,
         webhook,
-        passes,
-        patience,
-        keep,
+        max_overtakes,
+        starvation_timeout,
+        reservation_duration,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
@@ -62,9 +62,19 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             always_hold: reader.gpus("--always-hold", &holds.always_hold),
             holds: reader.holds(holds),
             patience: Patience {
-                passes: reader.parsed("--passes", passes, usual.patience.passes, count),
-                time: reader.parsed("--patience", patience, usual.patience.time, interval),
-                keep: reader.parsed("--keep", keep, usual.patience.keep, interval),
+                passes: reader.parsed("--max-overtakes", max_overtakes, usual.patience.passes, count),
+                time: reader.parsed(
+                    "--starvation-timeout",
+                    starvation_timeout,
+                    usual.patience.time,
+                    interval,
+                ),
+                keep: reader.parsed(
+                    "--reservation-duration",
+                    reservation_duration,
+                    usual.patience.keep,
+                    interval,
+                ),
             },
             ..usual
         },
@@ -78,7 +88,7 @@ impl Reader {
         if name.is_empty() {
             self.mistake(flag, format!("is required; in a pod take it from {field}"));
         } else if !is_dns_subdomain(&name) {
-            self.mistake(flag, format!("{name:?} is no name of an object"));
+            self.mistake(flag, format!("{name:?} is not a valid object name"));
         }
         name
     }
@@ -88,10 +98,10 @@ impl Reader {
     }
 
     fn holds(&mut self, args: HoldArgs) -> Pace {
-        let HoldArgs { settle, keep_warm, hold_ahead, never_hold: _, always_hold: _ } = args;
+        let HoldArgs { hold_settle_duration, keep_warm, hold_ahead, never_hold: _, always_hold: _ } = args;
         let usual = Pace::default();
         Pace {
-            settle: self.parsed("--settle", settle, usual.settle, interval),
+            settle: self.parsed("--hold-settle-duration", hold_settle_duration, usual.settle, interval),
             keep_warm: self.parsed("--keep-warm", keep_warm, usual.keep_warm, interval),
             ahead: self.parsed("--hold-ahead", hold_ahead, usual.ahead, |text| {
                 count(text).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
@@ -105,7 +115,7 @@ fn lease_time(text: &str) -> Result<Duration, String> {
     let parsed = interval(text)?;
     match (LEASE_MIN..=LEASE_MAX).contains(&parsed) && parsed.subsec_nanos() == 0 {
         true => Ok(parsed),
-        false => Err(format!("{text:?} is out of range; take whole seconds from 5s to 5m")),
+        false => Err(format!("{text:?} is out of range; write whole seconds from 5s to 5m")),
     }
 }
 
@@ -115,7 +125,7 @@ fn policy_of(text: &str) -> Result<Policy, String> {
 }
 
 fn count(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text:?} is no count; write a whole number"))
+    text.parse().map_err(|_| format!("{text:?} is not a valid count; write a whole number"))
 }
 
 fn list(text: &str) -> Vec<String> {
@@ -149,7 +159,7 @@ mod tests {
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
-        args.keep = Some("90s".to_owned());
+        args.reservation_duration = Some("90s".to_owned());
         let rules = controller(args).unwrap().controller.rules;
         assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
@@ -160,10 +170,10 @@ mod tests {
         let mut bad = ControllerArgs {
             lease_duration: Some("1s".to_owned()),
             policy: Some("best".to_owned()),
-            passes: Some("-1".to_owned()),
+            max_overtakes: Some("-1".to_owned()),
             ..ControllerArgs::default()
         };
-        bad.holds.settle = Some("soon".to_owned());
+        bad.holds.hold_settle_duration = Some("soon".to_owned());
         let words = controller(bad).unwrap_err().to_string();
         for part in [
             "6 to change",
@@ -171,8 +181,8 @@ mod tests {
             "--pod-namespace",
             "5s to 5m",
             "fragmentation",
-            "--passes",
-            "--settle",
+            "--max-overtakes",
+            "--hold-settle-duration",
         ] {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }

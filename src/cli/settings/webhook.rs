@@ -37,7 +37,7 @@ fn alone(args: WebhookRunArgs) -> Result<RunSettings, BadSettings> {
     }
     let webhook = reader.webhook(webhook, &namespace);
     if webhook.is_none() {
-        reader.mistake("--webhook-address", "off leaves nothing to do; give an address");
+        reader.mistake("--webhook-address", "off leaves this process nothing to do; give an address");
     }
     let ops_address = reader.ops(ops);
     let kubeconfig = given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), ""));
@@ -112,7 +112,7 @@ impl Reader {
             None => {
                 self.mistake(
                     NAMES,
-                    "is of no use without --webhook-client-ca, which says who may vouch for them",
+                    "has no effect without --webhook-client-ca, which names the CAs of callers",
                 );
                 None
             }
@@ -123,25 +123,25 @@ impl Reader {
 fn object_name(text: &str) -> Result<String, String> {
     match is_dns_subdomain(text) {
         true => Ok(text.to_owned()),
-        false => Err(format!("{text:?} is no name of an object; write lower-case letters, digits and -")),
+        false => Err(format!("{text:?} is not a valid object name; write lower-case letters, digits and -")),
     }
 }
 
 fn names(text: &str) -> Result<Vec<String>, String> {
     let names = text.split(',').map(str::trim).map(|name| match name.parse::<IpAddr>() {
         Ok(address) => Ok(address.to_string()),
-        Err(_) => object_name(name).map_err(|_| format!("{name:?} is no host's name or address")),
+        Err(_) => object_name(name).map_err(|_| format!("{name:?} is not a valid host name or address")),
     });
     names.collect()
 }
 
 fn lifetimes(text: &str) -> Result<Lifetimes, String> {
     let life = duration(text).ok_or_else(|| {
-        format!("{text:?} is no duration; write a whole number and a unit (s, m, h), such as 2160h")
+        format!("{text:?} is not a valid duration; write a whole number and a unit (s, m, h), such as 2160h")
     })?;
     match (LIFE_MIN..=LIFE_MAX).contains(&life) {
         true => Ok(Lifetimes::of_serving(life)),
-        false => Err(format!("{text:?} is out of range; take 10s to 87840h")),
+        false => Err(format!("{text:?} is out of range; write 10s to 87840h")),
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(alone(args.clone()).unwrap().webhook.certificates, Certificates::Files("/tls".into()));
         args.webhook.webhook_address = Some("off".to_owned());
         assert_eq!(Reader::default().webhook(args.webhook.clone(), "a"), None);
-        assert!(alone(args).unwrap_err().to_string().contains("off leaves nothing to do"));
+        assert!(alone(args).unwrap_err().to_string().contains("off leaves this process nothing to do"));
     }
 
     #[test]
@@ -190,14 +190,14 @@ mod tests {
         let words = alone(args).unwrap_err().to_string();
         for part in [
             "8 to change",
-            "--webhook-client-names (or WEBHOOK_CLIENT_NAMES): is of no use without --webhook-client-ca",
+            "--webhook-client-names (or TRANCHE_WEBHOOK_CLIENT_NAMES): has no effect without --webhook-client-ca",
             "--pod-namespace (or POD_NAMESPACE): is required",
-            "--webhook-secret (or WEBHOOK_SECRET): \"Secret\" is no name",
-            "--webhook-names (or WEBHOOK_NAMES): \"A b\" is no host's name",
-            "--webhook-certificate-life (or WEBHOOK_CERTIFICATE_LIFE): \"1s\" is out of range",
-            "--webhook-certificates (or WEBHOOK_CERTIFICATES): \"tls\" is not absolute",
-            "--webhook-check-interval (or WEBHOOK_CHECK_INTERVAL): \"often\" is no duration",
-            "--webhook-address (or WEBHOOK_ADDRESS): \"9443\" is no address",
+            "--webhook-secret (or TRANCHE_WEBHOOK_SECRET): \"Secret\" is not a valid object name",
+            "--webhook-names (or TRANCHE_WEBHOOK_NAMES): \"A b\" is not a valid host name",
+            "--webhook-certificate-life (or TRANCHE_WEBHOOK_CERTIFICATE_LIFE): \"1s\" is out of range",
+            "--webhook-certificates (or TRANCHE_WEBHOOK_CERTIFICATES): \"tls\" is not absolute",
+            "--webhook-check-interval (or TRANCHE_WEBHOOK_CHECK_INTERVAL): \"often\" is not a valid duration",
+            "--webhook-address (or TRANCHE_WEBHOOK_ADDRESS): \"9443\" is not a valid address",
         ] {
             assert!(words.contains(part), "{part} is missing from\n{words}");
         }

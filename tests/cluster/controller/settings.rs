@@ -63,7 +63,7 @@ async fn gpus_that_are_held_in_advance_are_there_at_once_and_go_to_who_wants_the
     most["exactly"]["count"] = json!(gpus - 2);
     request(&cluster, "most", most).await;
     cluster.wait_ready("most").await;
-    set(&cluster, "HOLD_AHEAD", "2", "0").await;
+    set(&cluster, "TRANCHE_HOLD_AHEAD", "2", "0").await;
     wait_idle(&cluster, 2).await;
     let ahead = holds_beside(&cluster, &cluster.devices_of("most").await).await;
     assert_eq!(ahead.len(), 2, "on the node that takes pods: {ahead:?}");
@@ -94,8 +94,8 @@ async fn only_the_gpus_that_a_request_chooses_are_given_back_to_it() {
     let found = cluster.shareable(super::NODE).await;
     let names = found.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>();
     let [first, second, tainted, one, other, rest @ ..] = &found[..] else { panic!("too few: {names:?}") };
-    set(&cluster, "HOLD_AHEAD", "100", "0").await;
-    set(&cluster, "KEEP_WARM", "5s", "60s").await;
+    set(&cluster, "TRANCHE_HOLD_AHEAD", "100", "0").await;
+    set(&cluster, "TRANCHE_KEEP_WARM", "5s", "60s").await;
     wait_idle(&cluster, found.len() as u32).await;
 
     // By selectors; who chooses none gets none.
@@ -186,7 +186,7 @@ async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
     whole("before", gpus).await;
     cluster.wait_ready("before").await;
     cluster.delete("before").await;
-    set(&cluster, "ALWAYS_HOLD", &uuid(&found[0]), "").await;
+    set(&cluster, "TRANCHE_ALWAYS_HOLD", &uuid(&found[0]), "").await;
     let held = || async { (holds(&cluster).await == [device.as_str()]).then_some(()) };
     wait_until("the GPU alone to be held", PATIENCE, held).await;
     whole("all", gpus).await;
@@ -205,7 +205,7 @@ async fn a_gpu_that_is_held_for_good_is_for_shares_only() {
 #[ignore = "needs a rig"]
 async fn gpus_that_are_never_held_are_left_to_the_scheduler() {
     let cluster = super::cluster("gpus_that_are_never_held_are_left_to_the_scheduler").await;
-    set(&cluster, "NEVER_HOLD", super::NODE, "").await;
+    set(&cluster, "TRANCHE_NEVER_HOLD", super::NODE, "").await;
     create(&cluster, "share", json!({"memory": "2000Mi"})).await;
     println!("told: {}", wait_told(&cluster, "share", super::WAITS).await);
     request(&cluster, "whole", gpu("gpu")).await;
@@ -215,7 +215,7 @@ async fn gpus_that_are_never_held_are_left_to_the_scheduler() {
     // What was held before goes back.
     let none = || async { holds(&cluster).await.is_empty().then_some(()) };
     wait_until("holds of before to be given back", PATIENCE, none).await;
-    cluster.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, "NEVER_HOLD=L40"]);
+    cluster.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, "TRANCHE_NEVER_HOLD=L40"]);
     cluster.wait_ready("share").await;
     let all = Api::<ResourceClaim>::namespaced(cluster.client.clone(), SYSTEM);
     let held = all.list(&ListParams::default().labels("tranche.dev/hold=true")).await.expect("holds").items;

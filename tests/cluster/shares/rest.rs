@@ -16,13 +16,13 @@ const SET: &str = "tranche-mps";
 /// Tells the supervisors how long to keep daemons that nobody needs. They are replaced by hand (OnDelete).
 async fn keep_warm(cluster: &TestCluster, how_long: &str) {
     let patch = |how_long: &str| {
-        let env = json!([{"name": "KEEP_WARM", "value": how_long}]);
+        let env = json!([{"name": "TRANCHE_KEEP_WARM", "value": how_long}]);
         json!({"spec": {"template": {"spec": {"containers": [{"name": "mps", "env": env}]}}}}).to_string()
     };
     let text = cluster.rig.kubectl(&["-n", SYSTEM, "get", "daemonset", SET, "-o", "json"]);
     let stored: Value = serde_json::from_str(&text).expect("a DaemonSet is JSON");
     let env = stored["spec"]["template"]["spec"]["containers"][0]["env"].as_array().cloned();
-    let before = env.iter().flatten().find(|one| one["name"] == "KEEP_WARM").expect("it is set");
+    let before = env.iter().flatten().find(|one| one["name"] == "TRANCHE_KEEP_WARM").expect("it is set");
     let before = before["value"].as_str().expect("a value");
     let label = "app.kubernetes.io/component=mps";
     cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "delete", "pod", "-l", label, "--timeout=60s"]);

@@ -77,7 +77,7 @@ async fn a_gpu_that_is_kept_from_sharing_is_given_whole_and_the_others_in_shares
 async fn who_asks_for_nothing_may_be_counted_as_nothing() {
     let Some(cluster) = cluster("who_asks_for_nothing_may_be_counted_as_nothing").await else { return };
     let board = Board::first(&cluster).await;
-    set(&cluster, &["--unasked=nothing"]).await;
+    set(&cluster, &["--default-request=nothing"]).await;
     let of = |request: Value| json!({"requests": [of_gpu(&board.uuid, request)]});
     let free = || async {
         let published = cluster.published(NODE).await;

@@ -26,7 +26,7 @@ const FILES: &str =
 /// Sets how much all shares of a GPU may put there, as an administrator would, until the next call.
 async fn set_size(cluster: &TestCluster, node: &str, size: &str) {
     let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SYSTEM);
-    let env = json!([{"name": "SHM_SIZE", "value": size}]);
+    let env = json!([{"name": "TRANCHE_SHM_SIZE", "value": size}]);
     let patch = json!({"spec": {"template": {"spec": {"containers": [{"name": "mps", "env": env}]}}}});
     sets.patch(KEEPER, &PatchParams::default(), &Patch::Strategic(patch)).await.expect("the keeper is set");
     // It is updated only when its pod is deleted.

@@ -162,7 +162,7 @@ fn log_filter(input: &[u8]) {
 fn flags(input: &[u8]) {
     let text = String::from_utf8_lossy(input).replace('\0', "");
     let args = std::iter::once("tranche").chain(text.lines()).map(Into::into);
-    let Ok(cli::Cli { log, command }) = cli::parse(args) else { return };
+    let Ok(cli::Cli { log, command, .. }) = cli::parse(args) else { return };
     let _ = cli::settings::log(log.clone());
     match command {
         cli::Command::Node(args) => drop(cli::settings::log_and_node(log, *args)),
