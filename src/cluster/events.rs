@@ -162,9 +162,7 @@ fn involved(subject: &Subject) -> ObjectReference {
 }
 
 fn cut(message: &str) -> &str {
-    let most = message.len().min(MESSAGE_LIMIT_BYTES);
-    let end = (0..=most).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
-    &message[..end]
+    &message[..message.floor_char_boundary(MESSAGE_LIMIT_BYTES)]
 }
 
 #[cfg(test)]

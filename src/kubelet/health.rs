@@ -87,8 +87,7 @@ fn reported(device: &DeviceHealth, seconds: i64) -> Reported {
 
 /// At most [`MAX_MESSAGE`] bytes, cut between characters.
 fn truncated(message: &str) -> &str {
-    let end = (0..=MAX_MESSAGE).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
-    message.get(..end.min(message.len())).unwrap_or(message)
+    &message[..message.floor_char_boundary(MAX_MESSAGE)]
 }
 
 #[tonic::async_trait]

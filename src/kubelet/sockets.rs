@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
 use super::Error;
+use crate::model::names::is_plain_id;
 
 /// Bytes of a Unix socket's path, so that the terminating NUL fits into `sun_path` (unix(7)).
 pub const MAX_PATH: usize = 107;
@@ -37,7 +38,7 @@ impl Sockets {
         if !kubelet_dir.is_absolute() || kubelet_dir.to_str().is_none() {
             return Err(Error::KubeletDir(kubelet_dir.to_owned()));
         }
-        if let Some(uid) = pod_uid.filter(|uid| !fits_a_file_name(uid)) {
+        if let Some(uid) = pod_uid.filter(|uid| !is_plain_id(uid)) {
             return Err(Error::PodUid(uid.to_owned()));
         }
         Ok(Self {
@@ -55,10 +56,6 @@ pub(super) fn plugin_dir(kubelet_dir: &Path, driver: &str) -> PathBuf {
 /// `<kubelet dir>/plugins_registry`: kubelet's, which it watches.
 pub(super) fn registry_dir(kubelet_dir: &Path) -> PathBuf {
     kubelet_dir.join("plugins_registry")
-}
-
-fn fits_a_file_name(uid: &str) -> bool {
-    !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 fn dra_names(driver: &str, pod_uid: Option<&str>) -> Vec<String> {

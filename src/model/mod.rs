@@ -16,6 +16,13 @@ pub mod process;
 pub mod quantity;
 pub mod share;
 
+/// FNV-1a, 64 bits: a hash for names, the same in every release. It does not stop anybody from making two inputs with
+/// the same hash.
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
 /// An error and its sources in one line, outermost first: what people are shown.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -15,6 +15,12 @@ pub const HOLD_LABEL: &str = "tranche.dev/hold";
 pub const OPT_IN_LABEL: &str = "tranche.dev/kai-annotations";
 pub const OPT_IN_VALUE: &str = "enabled";
 
+/// True for one or more letters, digits and dashes, as UUIDs have them: such a text can be a part of a file name, a CDI
+/// name or an environment variable.
+pub fn is_plain_id(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

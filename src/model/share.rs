@@ -193,10 +193,7 @@ impl MpsGroup {
             [one] => one.to_string(),
             several => {
                 let bytes = several.iter().flat_map(|device| device.as_str().bytes().chain([b',']));
-                let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-                });
-                format!("group-{hash:016x}")
+                format!("group-{:016x}", super::fnv1a(bytes))
             }
         }
     }

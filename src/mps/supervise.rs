@@ -10,6 +10,7 @@ use tracing::{error, info, warn};
 use super::group::{Group, GroupError};
 use super::tools::Tools;
 use crate::model::error_chain;
+use crate::model::names::is_plain_id;
 use crate::model::quantity::Bytes;
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::ComputeModes;
@@ -153,10 +154,7 @@ impl<B: ComputeModes> Supervisor<B> {
     fn understand(&self, group: &MpsGroup, limits: &MpsLimits) -> Result<(), GroupError> {
         let invalid = |words: String| Err(GroupError::Invalid(words));
         let devices = group.devices();
-        let is_uuid = |text: &str| {
-            let harmless = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-            !text.is_empty() && text.len() <= UUID_BYTES_MAX && harmless
-        };
+        let is_uuid = |text: &str| text.len() <= UUID_BYTES_MAX && is_plain_id(text);
         if devices.is_empty() || !devices.iter().all(|device| is_uuid(device.as_str())) {
             return invalid(format!("{group:?} is no group of GPU UUIDs"));
         }

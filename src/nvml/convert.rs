@@ -5,7 +5,7 @@ use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::ComputeMode;
-use crate::model::names::DeviceUuid;
+use crate::model::names::{DeviceUuid, is_plain_id};
 
 /// The longest text that a DRA attribute can hold (resource.k8s.io/v1).
 const MAX_TEXT: usize = 64;
@@ -29,9 +29,8 @@ pub(super) fn text(bytes: &[u8]) -> String {
 pub(super) fn uuid(bytes: &[u8], prefix: &str) -> Option<DeviceUuid> {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let text = std::str::from_utf8(bytes.get(..end)?).ok()?;
-    let rest = text.strip_prefix(prefix)?;
-    let harmless = rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    (!rest.is_empty() && harmless && text.len() <= MAX_TEXT).then(|| DeviceUuid::new(text))
+    let fits = is_plain_id(text.strip_prefix(prefix)?) && text.len() <= MAX_TEXT;
+    fits.then(|| DeviceUuid::new(text))
 }
 
 /// The brand as NVIDIA's DRA driver publishes it.

@@ -23,9 +23,7 @@ pub enum Trouble {
 
 impl From<String> for Trouble {
     fn from(mut words: String) -> Self {
-        if let Some(end) = (0..=WORDS_BYTES_MAX).rev().find(|end| words.is_char_boundary(*end)) {
-            words.truncate(end);
-        }
+        words.truncate(words.floor_char_boundary(WORDS_BYTES_MAX));
         Self::Fails(words)
     }
 }

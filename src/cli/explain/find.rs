@@ -10,8 +10,8 @@ use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// So many names are offered in place of one that is not there.
 const OFFERS_MAX: usize = 3;
-/// Slips of the pen that still make a name similar.
-const SLIPS_MAX: usize = 2;
+/// So many letters may be added, left out or exchanged in a name that is still similar.
+const EDITS_MAX: usize = 2;
 /// What KAI's users write on pods; the webhook makes a claim of it where it is asked to.
 const KAI: [&str; 2] = ["gpu-memory", "gpu-fraction"];
 
@@ -124,24 +124,9 @@ fn nothing<'a>(named: &Named, all: impl Iterator<Item = (&'a str, &'a str)> + Cl
 
 /// How far a name is from another, if they are similar: generated names begin with what they were made of.
 fn distance(name: &str, other: &str) -> Option<usize> {
-    let near = slips(name, other);
+    let edits = strsim::levenshtein(name, other);
     let part = !name.is_empty() && (other.starts_with(name) || name.starts_with(other));
-    (near <= SLIPS_MAX || part).then_some(near)
-}
-
-/// Letters to be added, left out or exchanged, to come from one to the other.
-fn slips(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (at, letter) in a.chars().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], at + 1);
-        for (column, other) in b.iter().enumerate() {
-            let exchanged = corner + usize::from(letter != *other);
-            corner = row[column + 1];
-            row[column + 1] = exchanged.min(row[column] + 1).min(corner + 1);
-        }
-    }
-    row[b.len()]
+    (edits <= EDITS_MAX || part).then_some(edits)
 }
 
 /// Words for a pod that has ended.

@@ -50,12 +50,8 @@ pub fn store_fault(target: &str, fault: &Fault, input: &[u8]) -> io::Result<Path
     store(target, fault.word(), input)
 }
 
-/// FNV-1a, 64 bits.
 pub fn name(word: &str, input: &[u8]) -> String {
-    let hash = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{word}-{hash:016x}")
+    format!("{word}-{:016x}", tranche::model::fnv1a(input.iter().copied()))
 }
 
 /// What is put off, and why: by target, or `target/file`.
