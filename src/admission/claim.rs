@@ -113,8 +113,10 @@ fn longer_than_any(devices: &Value, at: &str) -> Option<Problem> {
         let names = alternatives.chain(selectors().flat_map(list));
         let widest = names.map(|name| text(name).len()).max().unwrap_or(0);
         let what = match (longest, widest) {
-            (ENTRIES_TOO_MANY.., _) => format!("a list of {longest} entries; no claim may have so many"),
-            (_, NAME_TOO_LONG..) => format!("a name of {widest} bytes; no name may be so long"),
+            (ENTRIES_TOO_MANY.., _) => {
+                format!("a list of {longest} entries, which is more than a claim may have")
+            }
+            (_, NAME_TOO_LONG..) => format!("a name of {widest} bytes, which is longer than a name may be"),
             _ => continue,
         };
         return Some(Problem { field: format!("{at}.{field}"), words: format!("has {what}") });
@@ -235,8 +237,8 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmou
         (None, ClassAmount::NotSaid) => found.push(Problem {
             field: request.at.clone(),
             words: format!(
-                "class {SHARED_CLASS} needs to be told how much of a GPU; add to config an opaque entry for driver \
-                 {DRIVER} of kind GpuShare, and there {advice}"
+                "class {SHARED_CLASS} needs to know how much of a GPU the claim asks for; add to config an opaque \
+                 entry for driver {DRIVER} of kind GpuShare, and there {advice}"
             ),
         }),
     }
@@ -432,7 +434,7 @@ mod tests {
         const AT: &str = "spec.devices.config[1].opaque.parameters";
         for (devices, path, words) in [
             (share(json!({"memory": "ten"})), ".memory: ", "ten"),
-            (share(json!({"memory": "0"})), ".memory: ", "no amount of memory"),
+            (share(json!({"memory": "0"})), ".memory: ", "not a valid amount of memory"),
             (share(json!({"memory": "1Gi", "fraction": "0.5"})), ".fraction: ", "one of the two"),
             (share(json!({"fraction": "1.5"})), ".fraction: ", "1.5"),
             (share(json!({"fraction": "NaN"})), ".fraction: ", "NaN"),

@@ -79,7 +79,7 @@ fn problem(annotation: &str, words: impl Into<String>) -> Problem {
 
 /// What means nothing without an amount.
 fn alone(devices: Option<&str>, mps: Option<&str>) -> Vec<Problem> {
-    let words = "goes with gpu-fraction or gpu-memory only; add one of them, or remove this";
+    let words = "has an effect only with gpu-fraction or gpu-memory; add one of them, or remove it";
     let devices = devices.map(|_| problem(DEVICES, words));
     let mps = mps.filter(|value| *value == "true").map(|_| problem(MPS, words));
     devices.into_iter().chain(mps).collect()
@@ -91,7 +91,9 @@ fn fraction(text: &str) -> Result<String, Problem> {
     let bad = || {
         problem(
             FRACTION,
-            format!("{text:?} is no part of a GPU; write a number above 0 and below 1, such as 0.25"),
+            format!(
+                "{text:?} is not a valid fraction of a GPU; write a number above 0 and below 1, such as 0.25"
+            ),
         )
     };
     let (number, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
@@ -118,7 +120,9 @@ fn memory(text: &str) -> Result<String, Problem> {
         Some(mib) if mib > MIB_MAX => Err(problem(MEMORY, format!("{text} MiB is more than any GPU has"))),
         _ => Err(problem(
             MEMORY,
-            format!("{text:?} is no amount of memory; write whole MiB above 0 without a unit, such as 2000"),
+            format!(
+                "{text:?} is not a valid amount of memory; write whole MiB above 0 without a unit, such as 2000"
+            ),
         )),
     }
 }
@@ -126,12 +130,13 @@ fn memory(text: &str) -> Result<String, Problem> {
 fn count(text: &str) -> Result<u32, Problem> {
     match number(text).map(u32::try_from) {
         Some(Ok(count @ 1..=COUNT_MAX)) => Ok(count),
-        Some(Ok(0)) | None => {
-            Err(problem(DEVICES, format!("{text:?} is no number of GPUs; write a whole number above 0")))
-        }
+        Some(Ok(0)) | None => Err(problem(
+            DEVICES,
+            format!("{text:?} is not a valid number of GPUs; write a whole number above 0"),
+        )),
         Some(_) => Err(problem(
             DEVICES,
-            format!("{text} are more GPUs than a claim can have; write at most {COUNT_MAX}"),
+            format!("{text} GPUs are more than a claim can have; write at most {COUNT_MAX}"),
         )),
     }
 }
@@ -301,7 +306,7 @@ mod tests {
             ["metadata.annotations[gpu-memory]: does not go with gpu-fraction; write one of the two"]
         );
         for alone in [json!({DEVICES: "1"}), json!({MPS: "true"})] {
-            assert!(refused(&pod(alone))[0].contains("goes with gpu-fraction or gpu-memory only"));
+            assert!(refused(&pod(alone))[0].contains("has an effect only with gpu-fraction or gpu-memory"));
         }
         for (list, index) in [("containers", 1), ("initContainers", 0)] {
             // Even none of them: KAI asks whether the limit is there.

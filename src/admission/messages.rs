@@ -6,7 +6,7 @@ use crate::params::Params;
 use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX};
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
-pub const ADMIN_ACCESS: &str = "is of class gpu.nvidia.com; shares have none";
+pub const ADMIN_ACCESS: &str = "is for class gpu.nvidia.com; shares have no administrative access";
 pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare says how much";
 
 /// Parameters of other kinds than GpuShare that are no mistake beside a share: they name no request, and ask for
@@ -23,7 +23,8 @@ pub fn other_kind(params: &Params, request: &RequestName) -> String {
 /// Of `deviceClassName`, beside requests for shares.
 pub fn other_class(class: &str) -> String {
     format!(
-        "{class:?} is allocated by somebody else than {SHARED_CLASS}; a claim has one allocation, so write two claims"
+        "{class:?} is not allocated by the controller, as {SHARED_CLASS} is; a claim has one allocation, so \
+         write two claims"
     )
 }
 
@@ -38,7 +39,7 @@ pub fn entries(count: usize) -> String {
 /// Of all requests: so many bytes of selectors.
 pub fn selectors(bytes: usize) -> String {
     format!(
-        "the selectors of the claim have {bytes} bytes in all; {CLAIM_BYTES_MAX} are the most; write several claims, or \
-         shorter selectors"
+        "the selectors of the claim have {bytes} bytes in all; the limit is {CLAIM_BYTES_MAX}; write several \
+         claims, or shorter selectors"
     )
 }

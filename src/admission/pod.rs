@@ -40,7 +40,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
     if let Err(error) = Pod::deserialize(pod) {
         return Decision::Refuse(vec![Problem {
             field: "object".to_owned(),
-            words: format!("is no pod: {error}"),
+            words: format!("is not a valid pod: {error}"),
         }]);
     }
     match changed(pod, &wanted, &claim_name(request)) {
@@ -81,8 +81,8 @@ fn changed(pod: &Value, wanted: &WantedShare, claim: &str) -> Result<Value, Prob
             return Err(Problem {
                 field: format!("spec.resourceClaims[{index}].name"),
                 words: format!(
-                    "{ENTRY:?} is the name of the claim that gpu-fraction or gpu-memory adds; name yours otherwise, \
-                     or remove the annotation"
+                    "{ENTRY:?} is the name of the claim that gpu-fraction or gpu-memory adds; give yours \
+                     another name, or remove the annotation"
                 ),
             });
         }
@@ -122,8 +122,8 @@ fn left_to_kai(pod: &Value) -> Decision {
         return Decision::Allow;
     }
     Decision::Warn(format!(
-        "spec.schedulerName {KAI_SCHEDULER}: this pod is left to KAI, on nodes whose GPUs KAI serves, and nothing holds \
-         it to its share; for a share of Tranche's use default-scheduler"
+        "spec.schedulerName {KAI_SCHEDULER}: KAI schedules this pod, on nodes whose GPUs KAI serves, and \
+         nothing enforces its share; for a share from Tranche, use default-scheduler"
     ))
 }
 

@@ -19,14 +19,18 @@ const WORDS_BYTES_MAX: usize = 1024;
 /// Why a body cannot be answered. The text goes back to who sent it.
 #[derive(Debug, Error)]
 pub enum ReviewError {
-    #[error("the body is no AdmissionReview: {0}; send what a webhook of {API_VERSION} is sent")]
+    #[error(
+        "the body is not a valid AdmissionReview: {0}; send what the API server sends to a webhook of \
+         {API_VERSION}"
+    )]
     Unreadable(#[source] serde_json::Error),
     #[error(
         "the body is a {kind:?} of {version:?}; this webhook answers an AdmissionReview of {API_VERSION}"
     )]
     OtherKind { kind: String, version: String },
     #[error(
-        "the AdmissionReview has no request.uid, or none of at most {UID_BYTES_MAX} bytes; nothing can be answered without it"
+        "the AdmissionReview has no request.uid of at most {UID_BYTES_MAX} bytes, without which there can be \
+         no answer"
     )]
     NoUid,
 }
@@ -200,8 +204,8 @@ impl Request {
         self.too_much.map(|which| Problem {
             field: which.to_owned(),
             words: format!(
-                "has more than {VALUES_MAX} values, which is more than can be meant; write fewer, or parts of it in \
-                 other objects"
+                "has more than {VALUES_MAX} values, which is more than any use needs; write fewer, or split \
+                 the object"
             ),
         })
     }
@@ -309,9 +313,9 @@ mod tests {
     #[test]
     fn what_is_no_review_is_refused_with_words() {
         for (body, words) in [
-            ("", "no AdmissionReview"),
-            ("{", "no AdmissionReview"),
-            ("[]", "no AdmissionReview"),
+            ("", "not a valid AdmissionReview"),
+            ("{", "not a valid AdmissionReview"),
+            ("[]", "not a valid AdmissionReview"),
             ("{}", "is a \"\" of \"\""),
             (r#"{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview"}"#, "v1beta1"),
             (r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}"#, "no request.uid"),

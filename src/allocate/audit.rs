@@ -11,15 +11,19 @@ use crate::model::names::{DeviceName, NodeName};
 /// What must never be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AuditFinding {
-    #[error("{node}/{device}: {granted} MiB are granted of {all}; delete one of its claims")]
+    #[error("{node}/{device}: {granted} MiB are granted, and the device has {all}; delete one of its claims")]
     Memory { node: NodeName, device: DeviceName, granted: u64, all: u64 },
-    #[error("{node}/{device}: {granted} % of compute are granted; delete one of its claims")]
+    #[error(
+        "{node}/{device}: {granted} % of compute is granted, which is more than all of it; delete one of its \
+         claims"
+    )]
     Compute { node: NodeName, device: DeviceName, granted: u32 },
     #[error(
-        "{node}/{device}: {granted} blocks of client slots are granted of {all}; delete one of its claims"
+        "{node}/{device}: {granted} blocks of client slots are granted, and the device has {all}; delete one \
+         of its claims"
     )]
     Slots { node: NodeName, device: DeviceName, granted: u32, all: u32 },
-    #[error("{node}/{device}: the index counts other than its placements add up to; this is a defect")]
+    #[error("{node}/{device}: the index does not agree with the sum of its placements; this is a bug")]
     Count { node: NodeName, device: DeviceName },
 }
 

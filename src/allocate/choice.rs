@@ -119,7 +119,8 @@ impl Purse {
         (ticks / TICKS_PER_UNIT > most).then(|| {
             let some = if kinds == 1 { "kind of GPU" } else { "kinds of GPUs" };
             format!(
-                "the selectors cost more than {most} on {kinds} {some}, all in all; make them simpler, or fewer"
+                "the selectors cost more than {most} on {kinds} {some} in all; write simpler selectors, or \
+                 fewer"
             )
         })
     }
@@ -340,8 +341,8 @@ impl Kept {
             }
             let bytes = self.compiled.iter().map(Selector::weight).fold(0, usize::saturating_add);
             if bytes > LIST_BYTES_MAX {
-                let words = "the selectors of a request take too much memory together, patterns above all; make them \
-                             simpler, or fewer";
+                let words = "the selectors of a request take too much memory in all, patterns most of it; \
+                             write simpler selectors, or fewer";
                 self.refuse(words.to_owned(), facts, purse);
                 return false;
             }

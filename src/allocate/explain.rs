@@ -295,7 +295,7 @@ impl fmt::Display for Shortage {
                 s(*candidates as u32)
             ),
             Self::Gpus { needed, most, node } => {
-                write!(f, "needs {needed} GPUs of one node; the most that fit are {most} on node {node}")
+                write!(f, "needs {needed} GPUs of one node; at most {most} fit, on node {node}")
             }
             Self::Together { gpus, wants, alike } => {
                 write!(f, "needs {gpus} GPU{} of one node", s(*gpus))?;
@@ -325,13 +325,11 @@ impl fmt::Display for Skipped {
             (self.processes, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
-            (self.not_selected, "that a selector does not choose"),
+            (self.not_selected, "that a selector leaves out"),
             (self.closed, "not open to shares"),
         ];
-        let nodes = [
-            (self.nodes_not_allowed, "that the pod may not run on"),
-            (self.pods, "that may have no more pods"),
-        ];
+        let nodes =
+            [(self.nodes_not_allowed, "that the pod may not run on"), (self.pods, "at the pod limit")];
         let counted = |count: usize, what: &str, words: &str| {
             (count > 0).then(|| format!("{count} {what}{} {words}", s(count as u32)))
         };

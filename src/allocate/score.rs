@@ -44,7 +44,7 @@ impl FromStr for Policy {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|policy| policy.as_str() == text);
-        found.ok_or_else(|| format!("{text:?} is no policy; use pack, spread or fragmentation"))
+        found.ok_or_else(|| format!("{text:?} is not a valid policy; use pack, spread or fragmentation"))
     }
 }
 

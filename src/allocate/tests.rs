@@ -160,7 +160,7 @@ fn a_refusal_says_what_is_short_and_where() {
             "2 nodes without 63500m CPU (most left is 63000m on node b)",
         ),
         (Shape { memory: Bytes(1 << 40), ..mib(1000) }, "2 nodes without 1048576 MiB of memory"),
-        (changed(&|want| want.gpus = 3), "needs 3 GPUs of one node; the most that fit are 2 on node a"),
+        (changed(&|want| want.gpus = 3), "needs 3 GPUs of one node; at most 2 fit, on node a"),
     ] {
         let refused = refusal(&mut index, &[shape.into()]);
         assert!(refused.contains(words), "{refused}\nshould say: {words}");
@@ -280,7 +280,7 @@ fn pods_of_a_gang_count_among_those_of_their_node() {
         assert_eq!(
             refused,
             "the gang's 4 pods do not fit together: beside 1 of them, the next needs 1 GPU; there is no candidate; \
-             left out: 1 node that may have no more pods, 1 node without 1000m CPU (most left is 500m on \
+             left out: 1 node at the pod limit, 1 node without 1000m CPU (most left is 500m on \
              node b)"
         );
         // It is as if they had never been there.
@@ -299,7 +299,7 @@ fn pods_of_a_gang_count_among_those_of_their_node() {
     // News of the GPUs change nothing about it, and what has gone makes way.
     index.insert_node(&node("a", 2, 20_000));
     let only = PodAsk { nodes: Nodes::Only(["a".into()].into()), ..pod.clone() };
-    assert!(refusal(&mut index, std::slice::from_ref(&only)).contains("1 node that may have no more pods"));
+    assert!(refusal(&mut index, std::slice::from_ref(&only)).contains("1 node at the pod limit"));
     index.remove(&PodUid::new("1"));
     assert!(decide(&mut index, &[only], Policy::Pack).is_ok());
 }
@@ -312,7 +312,7 @@ fn what_others_granted_too_much_is_recorded_and_found() {
     assert_eq!(index.apply(&PodUid::new("1"), &found), Err(Unknown::Placed((&PodUid::new("1")).into())));
     index.apply(&PodUid::new("2"), &found).unwrap();
     let words: Vec<_> = audit(&index).iter().map(AuditFinding::to_string).collect();
-    assert_eq!(words, ["a/gpu-0: 12000 MiB are granted of 10000; delete one of its claims"]);
+    assert_eq!(words, ["a/gpu-0: 12000 MiB are granted, and the device has 10000; delete one of its claims"]);
     index.remove(&PodUid::new("2"));
     assert_eq!(audit(&index), vec![]);
     let nowhere = Placement { node: "z".into(), ..found };
@@ -374,12 +374,12 @@ fn selectors_choose_gpus_and_a_refusal_counts_those_left_out() {
     let none = selecting(&[IS_GPU, "device.attributes['gpu.nvidia.com'].architecture == 'Blackwell'"]);
     assert_eq!(
         refusal(&mut index, &[none.into()]),
-        "needs 1 GPU; there is no candidate; left out: 5 GPUs that a selector does not choose"
+        "needs 1 GPU; there is no candidate; left out: 5 GPUs that a selector leaves out"
     );
     let large = with(selecting(&[IS_HOPPER]), |want| want.part = Part::Whole);
     assert_eq!(
         refusal(&mut index, &[large.into()]),
-        "needs a whole GPU; none of 1 candidate is idle; left out: 3 GPUs that a selector does not choose, 1 GPU \
+        "needs a whole GPU; none of 1 candidate is idle; left out: 3 GPUs that a selector leaves out, 1 GPU \
          on which the selector \"device.attributes['gpu.nvidia.com'].architecture == 'Hopper'\" fails: the device \
          has no attribute architecture in the domain gpu.nvidia.com"
     );

@@ -83,10 +83,11 @@ pub enum CdiError {
     #[error("the claim has no device of this driver: nothing to render")]
     NoDevices,
     #[error(
-        "\"{name}\" is no CDI device name: only ASCII letters, digits and _-.: are allowed, a letter or digit at both ends"
+        "\"{name}\" is not a valid CDI device name: only ASCII letters, digits and _-.: are allowed, a letter \
+         or digit at both ends"
     )]
     Name { name: String },
-    #[error("device {name} stands twice in the claim without share ids that differ")]
+    #[error("device {name} is in the claim twice, and its share ids do not differ")]
     Duplicate { name: String },
     #[error("no device node known for {node}, which device {device} needs: look it up before rendering")]
     Node { node: Node, device: DeviceName },

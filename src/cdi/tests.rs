@@ -213,8 +213,8 @@ fn what_cannot_be_rendered_is_refused_with_the_reason() {
     assert!(refused(&[whole(5)]).contains("nvidia5"), "{}", refused(&[whole(5)]));
 
     let named = |name: &str| CdiDevice { name: DeviceName::from(name), ..whole(0) };
-    assert!(refused(&[named("../../etc/passwd")]).contains("no CDI device name"));
-    assert!(refused(&[named("gpu-0-")]).contains("no CDI device name"));
+    assert!(refused(&[named("../../etc/passwd")]).contains("not a valid CDI device name"));
+    assert!(refused(&[named("gpu-0-")]).contains("not a valid CDI device name"));
 
     let env =
         |name: &str, value: &str| CdiDevice { env: vec![(name.to_owned(), value.to_owned())], ..whole(0) };

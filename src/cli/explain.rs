@@ -33,10 +33,10 @@ use report::{ExplainedClaim, Leader, Report};
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Exit codes: 0 the claim has its share, or there is room for it now; 3 it waits or is refused; \
-                  2 a mistake in what was given; 1 it does not exist, or the API server did not answer."
+                  2 a mistake in what was given; 1 there is no such claim or pod, or the API server did not answer."
 )]
 pub struct ExplainArgs {
-    /// A claim, or pod/NAME for the claims of a pod, those included that the webhook promised it.
+    /// A claim, or pod/NAME for the claims of a pod, including those that the webhook plans for it.
     #[arg(value_name = "CLAIM|NAMESPACE/CLAIM|pod/POD")]
     pub what: String,
     /// Its namespace [default: the kubeconfig's].
@@ -45,7 +45,7 @@ pub struct ExplainArgs {
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "table")]
     pub output: Output,
-    /// The controller's --policy, if it has another.
+    /// The controller's --policy, if that is another one.
     #[arg(long, default_value = "pack", value_parser = ["pack", "spread", "fragmentation"])]
     pub policy: String,
     /// The controller's --never-hold, if it has one.
@@ -157,7 +157,8 @@ fn elsewhere(holders: &BTreeSet<String>, namespace: &str) -> Option<String> {
     let other = holders.iter().find(|one| *one != namespace).filter(|_| !holders.contains(namespace))?;
     Some(format!(
         "claims in namespace {other} are labelled {HOLD_LABEL}, and none in {namespace}: if the controller runs in \
-         {other}, give --controller-namespace {other}; otherwise its GPUs count as somebody else's here"
+         {other}, give --controller-namespace {other}; otherwise the GPUs of these claims count as taken by \
+         others here"
     ))
 }
 
@@ -199,7 +200,7 @@ async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Re
         }
     }
     if asked.claims.is_empty() && asked.lacks.is_empty() {
-        asked.remarks.push("the pod names no claim: nothing is to be placed for it".to_owned());
+        asked.remarks.push("the pod names no claim, so there is nothing to place for it".to_owned());
     }
     Ok(asked)
 }

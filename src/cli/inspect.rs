@@ -78,7 +78,7 @@ pub enum Output {
 pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
     let InspectArgs { what, output, set, place } = args;
     if *what != What::State && output.is_some() {
-        bail!(Usage("-o is for the state; leave it away: everything else is plain text".to_owned()));
+        bail!(Usage("-o is for the state; leave it out: everything else is plain text".to_owned()));
     }
     if *what != What::LogLevel && set.is_some() {
         bail!(Usage("--set is for the log level; write tranche inspect log-level --set FILTER".to_owned()));
@@ -102,7 +102,7 @@ pub fn state(place: &PluginAddress) -> anyhow::Result<NodeState> {
     let text = get(place, "/state")?;
     let mut json = serde_json::Deserializer::from_str(&text);
     serde_path_to_error::deserialize(&mut json)
-        .with_context(|| format!("the state that {place} tells is not understood; is it another release?"))
+        .with_context(|| format!("the state from {place} cannot be read; is the process of another release?"))
 }
 
 fn get(place: &PluginAddress, path: &str) -> anyhow::Result<String> {
@@ -111,18 +111,20 @@ fn get(place: &PluginAddress, path: &str) -> anyhow::Result<String> {
 
 fn ask(place: &PluginAddress, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
     let answer = place.exchange(method, path, body).with_context(|| nobody(place))?;
-    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| {
-        format!("what answers at {place} does not speak HTTP; is it a process of tranche?")
-    })?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .with_context(|| format!("what answers at {place} does not speak HTTP; is it a Tranche process?"))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),
         Some("503") if path == "/readyz" => bail!("not ready: {}", body.trim_end()),
         Some("400") => bail!("{}", body.trim_end()),
         Some("404") if place.address.is_some() => {
-            bail!("{path} is told on the process's socket only; leave --address away, and ask inside the pod")
+            bail!(
+                "{path} is served only on the process's socket; leave out --address, and ask inside the pod"
+            )
         }
         _ => bail!(
-            "{place} answers {path} with {:?}; is it a process of tranche?",
+            "{place} answers {path} with {:?}; is it a Tranche process?",
             head.lines().next().unwrap_or_default()
         ),
     }
@@ -130,9 +132,9 @@ fn ask(place: &PluginAddress, method: &str, path: &str, body: &str) -> anyhow::R
 
 fn nobody(place: &PluginAddress) -> String {
     format!(
-        "nobody answers at {place}. Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node -- \
-         tranche inspect), give the process's --ops-socket as --socket, or see why it is not running \
-         (kubectl -n tranche-system get pods -o wide)"
+        "nothing answers at {place}. Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node \
+         -- tranche inspect), give the process's --ops-socket as --socket, or see why it is not running (kubectl -n \
+         tranche-system get pods -o wide)"
     )
 }
 
@@ -243,7 +245,7 @@ mod tests {
         let by_address = |what| asked_by(args(what, None, at("/".as_ref())), false, true);
         assert_eq!(by_address(What::Ready).await.unwrap(), "ready\n");
         let words = by_address(What::State).await.unwrap_err();
-        assert!(words.contains("on the process's socket only"), "{words}");
+        assert!(words.contains("only on the process's socket"), "{words}");
     }
 
     #[test]

@@ -127,7 +127,11 @@ impl Manifest {
     /// The outer one if the object does not fit the type, which no API server would have kept.
     pub fn allocated(&self) -> Result<Result<AllocatedClaim, ClaimError>, Usage> {
         let object = serde_path_to_error::deserialize(&self.object).map_err(|error| {
-            Usage(format!("the claim is no {KIND} of {API_VERSION}: {}: {}", error.path(), error.inner()))
+            Usage(format!(
+                "the claim is not a valid {KIND} of {API_VERSION}: {}: {}",
+                error.path(),
+                error.inner()
+            ))
         })?;
         Ok(read_claim::read(&self.claim, &object))
     }

@@ -27,7 +27,7 @@ const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Exit codes: 0 the claim would be prepared, 3 it would be refused or is not allocated yet, \
-                        2 a mistake in what was given, 1 somebody who was asked did not answer."
+                        2 a mistake in what was given, 1 the node plugin or the API server did not answer."
 )]
 pub struct PlanArgs {
     /// The ResourceClaim: a YAML or JSON file, - for standard input, or the name of one in the cluster.
@@ -40,7 +40,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub place: inspect::PluginAddress,
     /// A folder of ledger records: the claims that hold devices already
-    /// [default: those that the state tells of].
+    /// [default: those in the state].
     #[arg(long, value_name = "DIR")]
     pub ledger: Option<PathBuf>,
     /// The node's name [default: the state's, else the one that the allocation names].
@@ -129,9 +129,9 @@ fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
     let mut text = String::new();
     match from.take(INPUT_BYTES_MAX + 1).read_to_string(&mut text) {
         Ok(read) if read as u64 <= INPUT_BYTES_MAX => Ok(text),
-        Ok(_) => {
-            Err(Usage(format!("{name} is larger than {INPUT_BYTES_MAX} bytes: it is no claim and no state")))
-        }
+        Ok(_) => Err(Usage(format!(
+            "{name} is larger than {INPUT_BYTES_MAX} bytes: it is neither a claim nor a state"
+        ))),
         Err(error) => Err(Usage(format!("cannot read {name}: {error}"))),
     }
 }

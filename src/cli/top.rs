@@ -62,7 +62,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     let interval = args.interval;
     if !interval.is_finite() || interval < INTERVAL_MIN_S {
         anyhow::bail!(Usage(format!(
-            "--interval {interval}: give a number of seconds from {INTERVAL_MIN_S} on"
+            "--interval {interval}: write a number of seconds, at least {INTERVAL_MIN_S}"
         )));
     }
     let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?, NodeName::new("")).await?;

@@ -16,7 +16,7 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// What stands in the body is not a list, or not a watch's events.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{expected} was expected, and there is byte {found:#04x}")]
+#[error("{expected} was expected, but there is byte {found:#04x}")]
 pub(super) struct Garbled {
     expected: &'static str,
     found: u8,
@@ -135,7 +135,7 @@ impl Cutter {
             (State::Fields, b'}') => self.state = State::Done,
             (State::Fields, _) => return garbled("a field of the list"),
             (State::Colon, b':') => self.state = State::Value,
-            (State::Colon, _) => return garbled("a colon behind a field's name"),
+            (State::Colon, _) => return garbled("a colon after a field's name"),
             (State::Value, b'[') if self.name == b"\"items\"" => self.state = State::Items,
             (State::Value, _) => self.begin(State::Field, byte, FIELD_BYTES_MAX),
             (State::Items, b',') => {}

@@ -12,7 +12,7 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 /// Why a claim could not be read, or is not one that we can prepare.
 #[derive(Debug, Error)]
 pub enum ClaimError {
-    #[error("claim {claim} does not exist any more; nothing to prepare")]
+    #[error("claim {claim} no longer exists; nothing to prepare")]
     Gone { claim: ClaimRef },
 
     #[error(
@@ -30,7 +30,8 @@ pub enum ClaimError {
     NoneOfOurs { claim: ClaimRef },
 
     #[error(
-        "claim {claim}: {field}: {problem}; whoever wrote the allocation must correct it: delete the pod to have it allocated anew"
+        "claim {claim}: {field}: {problem}; the component that wrote the allocation must correct it: delete \
+         the pod so that it is allocated again"
     )]
     Malformed { claim: ClaimRef, field: Box<str>, problem: Box<str> },
 

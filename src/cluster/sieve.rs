@@ -37,9 +37,9 @@ pub(super) enum Keep {
 /// Why nothing of it goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(super) enum Unfit {
-    #[error("it is no JSON from byte {0} on")]
+    #[error("it is not valid JSON from byte {0} on")]
     NoJson(usize),
-    #[error("it nests more than {DEPTH_MAX} deep")]
+    #[error("it is nested more than {DEPTH_MAX} levels deep")]
     Deep,
 }
 
@@ -219,7 +219,7 @@ fn measure(parameters: &[u8]) -> Option<&'static str> {
         }
         from.at += 1;
         if depth > PARAMETERS_DEPTH_MAX {
-            return Some("left out: they nest more than 8 deep");
+            return Some("left out: they are nested more than 8 levels deep");
         }
         if values > PARAMETERS_VALUES_MAX || brackets > PARAMETERS_BRACKETS_MAX {
             return Some("left out: more than 1024 values, or more than 64 lists and objects");
@@ -445,7 +445,7 @@ mod tests {
         for (parameters, words) in [
             (many, "64 lists"),
             (wide, "1024 values"),
-            (deep, "8 deep"),
+            (deep, "8 levels deep"),
             (long, "60 KiB"),
             (b"{\"a\":1e999}".to_vec(), "read"),
         ] {

@@ -48,7 +48,7 @@ pub struct Reported {
 pub enum ReportError {
     #[error("claim {claim} is gone, or another has its name; nothing to report")]
     Gone { claim: ClaimRef },
-    #[error("claim {claim} is not allocated any more; nothing to report")]
+    #[error("claim {claim} is no longer allocated; nothing to report")]
     NotAllocated { claim: ClaimRef },
     #[error(
         "status.devices of claim {claim} may not be read or written; the node plugin's ClusterRole needs get on \
@@ -61,11 +61,11 @@ pub enum ReportError {
         source: Box<CallError>,
     },
     #[error(
-        "the API server does not keep status.devices; turn its feature gate DRAResourceClaimDeviceStatus on to \
-         see there what claims were granted"
+        "the API server does not keep status.devices; turn on its feature gate DRAResourceClaimDeviceStatus \
+         to see there what claims were granted"
     )]
     NotKept,
-    #[error("status.devices of claim {claim} is not told; it will be tried again")]
+    #[error("status.devices of claim {claim} was not written; it will be tried again")]
     Call {
         claim: ClaimRef,
         #[source]

@@ -67,7 +67,7 @@ impl KubeCluster {
         let Some(body) = marked else {
             return Err(CallError::Conflict {
                 what: what(),
-                message: "it is another version by now".to_owned(),
+                message: "it has another version by now".to_owned(),
             });
         };
         let put = Request::put(format!("{path}?fieldManager={FIELD_MANAGER}"))
@@ -82,9 +82,9 @@ impl KubeCluster {
 /// What the API server sent cannot be read.
 #[derive(Debug, Error)]
 pub enum NoMessage {
-    #[error("it does not begin as a message of Kubernetes does")]
+    #[error("it does not begin like a Kubernetes message")]
     Magic,
-    #[error("a field ends behind its message")]
+    #[error("a field extends past the end of its message")]
     Cut,
     #[error(transparent)]
     Field(#[from] DecodeError),

@@ -66,7 +66,7 @@ pub fn grant_event(event: &GrantEvent) -> ClaimEvent {
 /// Nobody should have the claim's devices any more, and somebody holds them: which and who, as `who` says.
 pub fn withheld(claim: &ClaimRef, who: &str) -> String {
     format!(
-        "claim {claim} has ended or was taken away, but its devices are held: {who}. They are given to nobody else \
+        "claim {claim} has ended or was taken away, but its devices are held: {who}. No other claim gets them \
          until these processes have ended; delete the pod"
     )
 }

@@ -130,7 +130,7 @@ impl Folder {
 
     /// Removes what users wrote who have no process any more that sees it; `own` are the daemon's processes.
     pub fn clear_departed(&self, own: &[u32]) -> Result<usize, DaemonError> {
-        shm::clear_departed(&self.shm(), own).map_err(files("look for files of nobody in", &self.shm()))
+        shm::clear_departed(&self.shm(), own).map_err(files("look for abandoned files in", &self.shm()))
     }
 
     /// Lets clients in.

@@ -52,13 +52,13 @@ pub enum DaemonError {
     Files { verb: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot start {}", .path.display())]
     Start { path: PathBuf, source: io::Error },
-    #[error("the MPS daemon did not come up: {words}")]
+    #[error("the MPS daemon did not start: {words}")]
     Launch { words: String },
     #[error("the MPS daemon did not answer within {seconds} s")]
     Mute { seconds: u64 },
     /// It lives, and limits that were in force are: only root on the node changes them.
     #[error(
-        "the MPS daemon hears one asker at a time and heard somebody else for {seconds} s ({words}); is \
+        "the MPS daemon serves one client at a time and served another for {seconds} s ({words}); is \
          nvidia-cuda-mps-control open in a pod of this GPU or on the node?"
     )]
     Busy { seconds: u64, words: String },

@@ -44,7 +44,7 @@ fn unmet(term: &NodeSelectorTerm, node: &Node, labels: &Labels) -> Option<String
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     if expressions.is_empty() && fields.is_empty() {
-        return Some("it asks for nothing, which matches no node".to_owned());
+        return Some("it is empty, which matches no node".to_owned());
     }
     let by_label =
         |one: &&NodeSelectorRequirement| !label_meets(one, labels.get(&one.key).map(String::as_str));

@@ -50,7 +50,7 @@ pub enum Unfit {
     Cpu { needed: u64, left: u64 },
     #[error("has {} of memory left, {} are needed", mib(*.left), mib(*.needed))]
     Memory { needed: Bytes, left: Bytes },
-    #[error("has as many pods as it may")]
+    #[error("is at its pod limit")]
     Pods,
 }
 

@@ -292,7 +292,7 @@ fn what_is_short_is_said_with_numbers() {
     assert_eq!(short(room(100, 100, 1), room(100, 100, 1)), "");
     assert_eq!(short(room(101, 100, 1), room(100, 100, 1)), "has 100m of CPU left, 101m are needed");
     assert_eq!(short(room(1, 200, 1), room(1, 100, 1)), "has 100 MiB of memory left, 200 MiB are needed");
-    assert_eq!(short(room(0, 0, 1), room(9, 9, 0)), "has as many pods as it may");
+    assert_eq!(short(room(0, 0, 1), room(9, 9, 0)), "is at its pod limit");
     assert_eq!(short(room(0, 0, 1), room(0, 0, 1)), "", "who asks for nothing fits on a full node");
 }
 

@@ -13,7 +13,7 @@ pub fn boot_id(path: &Path) -> io::Result<BootId> {
     if id.is_empty() || id.len() > 64 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{} holds no boot id", path.display()),
+            format!("{} contains no boot id", path.display()),
         ));
     }
     Ok(BootId::new(id))

@@ -36,7 +36,7 @@ pub enum NodeError {
         devices.display()
     )]
     Missing { host: String, devices: PathBuf },
-    #[error("{host} is no character device: remove it and let nvidia-modprobe make it")]
+    #[error("{host} is not a character device: remove it and let nvidia-modprobe make it")]
     NotADevice { host: String },
     #[error(
         "no number for {node} below {}: the MIG instance is gone, or the proc root is not the driver's",

@@ -60,7 +60,7 @@ pub enum EndError {
     #[error("process {0} is never ended from here: it is the first process of the system, or this one")]
     Protected(u32),
     #[error(
-        "{root} numbers processes otherwise than this process does, so process {pid} is not ended; give the \
+        "{root} has other process numbers than this process sees, so process {pid} is not ended; give the \
          plugin the host's PID namespace (hostPID: true) and its own /proc"
     )]
     OtherNumbers { root: PathBuf, pid: u32 },

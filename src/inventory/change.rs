@@ -66,7 +66,7 @@ impl fmt::Display for Change {
             }
             Self::GpuHealthy { minor, uuid } => write!(f, "GPU {minor} ({uuid}) is healthy again"),
             Self::GpuChanged { minor, uuid, facts } => {
-                write!(f, "GPU {minor} ({uuid}) has another {}", facts.join(", "))
+                write!(f, "GPU {minor} ({uuid}) has a different {}", facts.join(", "))
             }
             Self::MigChanged { minor, uuid, appeared, gone } => {
                 write!(f, "MIG devices of GPU {minor} ({uuid}): new {}, gone {}", list(appeared), list(gone))

@@ -347,9 +347,9 @@ fn unhealthy_gpus(inventory: &Inventory) -> impl Iterator<Item = (&DeviceUuid, F
 fn remedy(class: Class) -> &'static str {
     match class {
         Class::Harmless => "",
-        Class::Degraded => "; reset the GPU when it suits",
+        Class::Degraded => "; reset the GPU when that is convenient",
         Class::Broken => "; drain and reset the GPU (nvidia-smi --gpu-reset), or restart the node",
-        Class::Lost => "; restart the node, and have the board looked at if that does not help",
+        Class::Lost => "; restart the node, and have the board inspected if that does not help",
     }
 }
 

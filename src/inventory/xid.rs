@@ -5,7 +5,7 @@
 /// What becomes of the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Nothing: a program's own fault, or a remark beside another Xid.
+    /// Nothing: a program's own fault, or a notice that comes with another Xid.
     Harmless,
     /// It works on; a reset puts right what is left, when that is convenient.
     Degraded,
@@ -48,18 +48,18 @@ const TABLE: &[Line] = &[
     ),
     (&[99, 100, 101, 102, 103, 104, 105], Harmless, "a program's fault in a JPEG engine"),
     (&[78], Harmless, "a virtual GPU did not start"),
-    (&[93], Harmless, "the board's own store may not be written any more"),
+    (&[93], Harmless, "the board's own storage can no longer be written"),
     (&[108, 152, 153, 159], Harmless, "a program's fault beyond the board"),
-    (&[162, 163, 164, 165], Harmless, "a remark about power smoothing"),
-    (&[166, 170], Harmless, "a remark about confidential computing"),
+    (&[162, 163, 164, 165], Harmless, "a notice about power smoothing"),
+    (&[166, 170], Harmless, "a notice about confidential computing"),
     // 154 sums up what others ask for, 171 and 172 say more of a 48.
-    (&[154, 171, 172], Harmless, "a remark beside another Xid"),
+    (&[154, 171, 172], Harmless, "a notice that comes with another Xid"),
     // The catalogue asks for a reset. But a program can bring it about, and must not be able to take the
     // board from its neighbours; where a reset is due, others follow (NVIDIA's own plugins ignore it too).
     (&[109], Degraded, "switching between programs timed out"),
     // RESTART_APP or IGNORE, and a reset when it suits.
-    (&[63], Degraded, "a row of memory is to be remapped at the next reset"),
-    (&[92], Degraded, "memory corrects many single-bit errors"),
+    (&[63], Degraded, "a row of memory will be remapped at the next reset"),
+    (&[92], Degraded, "memory has corrected many single-bit errors"),
     (&[94], Degraded, "a memory error was contained to one program"),
     (&[121], Degraded, "errors on the link to the processor are being corrected"),
     // Their fatal forms come with a 48, as the catalogue's second table has it.
@@ -68,21 +68,21 @@ const TABLE: &[Line] = &[
     (&[160, 161], Degraded, "a memory channel is being retired"),
     (&[168], Degraded, "the board has less memory than it should"),
     // RESET_GPU, CHECK_MECHANICALS, RESTART_VM.
-    (&[46], Broken, "the board stopped to work on what it was given"),
+    (&[46], Broken, "the board stopped processing its work"),
     (&[48], Broken, "memory has an uncorrectable error"),
     (&[54], Broken, "the power cable is not connected"),
     (&[57, 58], Broken, "memory is unstable"),
     (&[59, 61, 62, 169], Broken, "a controller on the board halted"),
     (&[64], Broken, "a row of memory could not be remapped"),
     (&[74, 149], Broken, "an NVLink failed"),
-    (&[95], Broken, "a memory error was not contained: any program on the board may be hit"),
+    (&[95], Broken, "a memory error was not contained: any program on the board may be affected"),
     (&[110], Broken, "a security fault"),
     (&[119, 120], Broken, "the board's system processor (GSP) does not answer or failed"),
     (&[136, 155], Broken, "an NVLink is down"),
     (&[140], Broken, "memory has an unrecovered error"),
     (&[143], Broken, "the board could not be initialised"),
     (&[151], Broken, "a key could not be rotated"),
-    (&[156], Broken, "a faulty part is to be retired by a reset"),
+    (&[156], Broken, "a faulty part will be retired by a reset"),
     (&[158, 167], Broken, "the board or its PCIe link timed out for good"),
     // RESTART_BM.
     (&[79], Lost, "the board has fallen off the bus"),

@@ -140,7 +140,7 @@ impl Dra {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
             self.counters.refused_calls.fetch_add(1, Relaxed);
             Status::resource_exhausted(format!(
-                "{MAX_CALLS} calls are under way, as many as there may be; {verb} again later"
+                "{MAX_CALLS} calls are under way, which is the limit; {verb} again later"
             ))
         })?;
         let claims = Arc::clone(&self.claims);
@@ -151,10 +151,9 @@ impl Dra {
         });
         Ok(match timeout(self.limit, task).await {
             Ok(Ok(given)) => (given, "the driver gave no answer; kubelet will ask again".to_owned()),
-            Ok(Err(_)) => (
-                Answers::new(),
-                "the driver broke off (its log says where); kubelet will ask again".to_owned(),
-            ),
+            Ok(Err(_)) => {
+                (Answers::new(), "the driver failed (its log says where); kubelet will ask again".to_owned())
+            }
             Err(_) => {
                 self.counters.late_calls.fetch_add(1, Relaxed);
                 (Answers::new(), late(self.limit))
@@ -188,7 +187,10 @@ fn sorted<T>(asked: Vec<Claim>) -> (Vec<ClaimRef>, HashMap<String, Result<T, Str
             }
             (Ok(again), Some(first)) if again == *first => continue,
             (Ok(again), Some(first)) => {
-                format!("two claims with one UID in one call: {first} and {}/{}", again.namespace, again.name)
+                format!(
+                    "two claims with the same UID in one call: {first} and {}/{}",
+                    again.namespace, again.name
+                )
             }
             (Err(problem), _) => problem,
         };

@@ -133,7 +133,7 @@ fn unlink_socket(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
         Ok(_) => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket has this name"))
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is not a socket has this name"))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),

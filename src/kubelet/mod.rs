@@ -109,11 +109,13 @@ pub struct Counters {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "kubelet's directory {0:?} is of no use: it must be an absolute path in UTF-8, as kubelet's --root-dir"
+        "kubelet's directory {0:?} cannot be used: it must be an absolute path in UTF-8, like kubelet's \
+         --root-dir"
     )]
     KubeletDir(PathBuf),
     #[error(
-        "pod UID {0:?} is of no use in a file name: pass the pod's metadata.uid by the downward API, or nothing"
+        "pod UID {0:?} cannot be part of a file name: pass the pod's metadata.uid by the downward API, or \
+         leave it out"
     )]
     PodUid(String),
     #[error(

@@ -48,7 +48,7 @@ impl fmt::Display for Isolation {
 pub struct Percent(u8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("{0} is no percentage; it is 1 to 100")]
+#[error("{0} is not a valid percentage; write 1 to 100")]
 pub struct NoPercent(pub u64);
 
 impl Percent {

@@ -36,11 +36,11 @@ pub enum GroupError {
     NoProgram { path: PathBuf },
     #[error(transparent)]
     Daemon(#[from] DaemonError),
-    #[error("the MPS daemon was started and does not answer{}", bracketed(.said))]
+    #[error("the MPS daemon was started but does not answer{}", bracketed(.said))]
     NotUp { said: String, source: DaemonError },
-    #[error("the MPS daemon was told {wanted} and says {found}; the limits are not in force")]
+    #[error("the MPS daemon was given {wanted} but reports {found}; the limits are not in force")]
     NotTaken { wanted: String, found: String },
-    #[error("cannot write down what is wanted of the MPS daemon of {group}")]
+    #[error("cannot record what the MPS daemon of {group} is to do")]
     Record { group: MpsGroup, source: io::Error },
     #[error("the compute mode of {gpu} cannot be set")]
     Boards { gpu: DeviceUuid, source: NvmlError },
@@ -50,7 +50,7 @@ pub enum GroupError {
     NotEmpty(MpsGroup),
     #[error("processes {pids:?} of the MPS daemon of {group} do not end; reset the GPU or the node")]
     Lingering { group: MpsGroup, pids: Vec<u32> },
-    #[error("{group} cannot be served: the MPS daemon of {other} has a device of it and is in use")]
+    #[error("{group} cannot be served: the MPS daemon of {other} has one of its devices and is in use")]
     Overlap { group: MpsGroup, other: MpsGroup },
     #[error("{0}")]
     Invalid(String),
@@ -292,10 +292,10 @@ impl<B: ComputeModes> Group<B> {
         if state.record.desired == DesiredState::Rest
             && let Err(error) = self.release_boards(state).await
         {
-            warn!(group = %self.group, error = error_chain(&error), "boards are not back yet; tried again");
+            warn!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet; tried again");
         }
         if let Err(error) = self.note(state) {
-            warn!(group = %self.group, error = error_chain(&error), "what is wanted is not written down");
+            warn!(group = %self.group, error = error_chain(&error), "the wanted state cannot be recorded");
         }
     }
 
@@ -410,7 +410,7 @@ impl State {
             }
             (DesiredState::Serve { .. }, _) => DaemonPhase::Down { reason: reason("it is being started") },
             (DesiredState::Rest, Some(daemon)) => DaemonPhase::Resting { pid: daemon.pid },
-            (DesiredState::Rest, None) => DaemonPhase::Down { reason: reason("nobody needs it") },
+            (DesiredState::Rest, None) => DaemonPhase::Down { reason: reason("no claim needs it") },
         }
     }
 }

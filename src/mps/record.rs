@@ -64,7 +64,7 @@ impl Record {
             FORMAT => Ok(record),
             other => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("format {other} of a later version; this one knows {FORMAT}"),
+                format!("format {other} of a later version; this version reads {FORMAT}"),
             )),
         }
     }

@@ -156,7 +156,7 @@ impl<B: ComputeModes> Supervisor<B> {
         let devices = group.devices();
         let is_uuid = |text: &str| text.len() <= UUID_BYTES_MAX && is_plain_id(text);
         if devices.is_empty() || !devices.iter().all(|device| is_uuid(device.as_str())) {
-            return invalid(format!("{group:?} is no group of GPU UUIDs"));
+            return invalid(format!("{group:?} is not a valid group of GPU UUIDs"));
         }
         if limits.memory.len() != devices.len() {
             return invalid(format!("{} memory limits for {} devices", limits.memory.len(), devices.len()));

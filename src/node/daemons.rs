@@ -85,11 +85,11 @@ async fn mend(
     preparer.metrics.repair("daemon");
     match mended {
         Ok(()) => {
-            info!(%group, "MPS daemon brought to what its claims need");
+            info!(%group, "MPS daemon set to what its claims need");
             sweep.daemons += 1;
         }
         Err(problem) => {
-            warn!(%group, problem, "MPS daemon is not as its claims need it; tried again at the next sweep");
+            warn!(%group, problem, "MPS daemon is not set to what its claims need; tried again at the next sweep");
             sweep.failed += 1;
         }
     }

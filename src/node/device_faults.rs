@@ -256,7 +256,7 @@ impl FaultWatcher {
         if now != self.run {
             let kept = DeviceFaults::restored(self.known.persistent(), &self.run, &now);
             if kept.is_empty() && !self.known.persistent().is_empty() {
-                info!("the driver was loaded anew: Xids seen before are over");
+                info!("the driver was loaded again: Xids seen before no longer count");
             }
             self.run = now;
             self.set(kept);
@@ -314,7 +314,7 @@ impl FaultWatcher {
         match written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
             Ok(()) => (self.saving, self.saves) = (Saving::Saved, self.saves + 1),
             Err(error) => {
-                error!(file = FILE, %error, "what ails the GPUs cannot be remembered; trying again")
+                error!(file = FILE, %error, "faults of the GPUs cannot be recorded; trying again")
             }
         }
     }
@@ -365,14 +365,16 @@ fn read(folder: &Path) -> Option<Remembered> {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
-            warn!(file = FILE, %error, "what ailed the GPUs before cannot be read");
+            warn!(file = FILE, %error, "earlier faults of the GPUs cannot be read");
             return None;
         }
     };
     let read = serde_json::from_slice::<Remembered>(&bytes);
-    read.inspect_err(|error| warn!(file = FILE, %error, "what ailed the GPUs before is not understood"))
-        .ok()
-        .filter(|remembered| remembered.version == VERSION)
+    read.inspect_err(
+        |error| warn!(file = FILE, %error, "the record of earlier faults of the GPUs is not understood"),
+    )
+    .ok()
+    .filter(|remembered| remembered.version == VERSION)
 }
 
 /// Without anything to remember there is no file.

@@ -324,7 +324,7 @@ fn tell(event: &GpuEvent) -> bool {
             tracing::info!(target: "tranche::discovery", %gpu, "MIG devices are being changed");
         }
         GpuEvent::EventWaitFailed { words } => {
-            tracing::warn!(target: "tranche::discovery", "GPU events are not heard: {words}");
+            tracing::warn!(target: "tranche::discovery", "GPU events are not received: {words}");
             return false;
         }
     }

@@ -46,7 +46,7 @@ pub enum ExecuteError {
     Store(#[from] StoreError),
     #[error("{what}")]
     Step { what: String, source: StepError },
-    #[error("{problem}; taking it back failed as well and is tried again every minute ({leftover})")]
+    #[error("{problem}; undoing it failed as well and is tried again every minute ({leftover})")]
     Stuck { problem: String, leftover: String },
 }
 
@@ -70,14 +70,14 @@ pub enum StepError {
 pub enum ReleaseError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("not everything could be taken back: {}", .0.join("; "))]
+    #[error("not everything could be undone: {}", .0.join("; "))]
     Undo(Vec<String>),
     /// No container can use the devices any more, but a GPU's setting could not be put back (the GPU or its
     /// driver is gone, say). The record stays, so that nobody else is given the GPU until it is.
     #[error("a setting of the GPU could not be put back: {}", .0.join("; "))]
     Owing(Vec<String>),
     /// No new container can use the devices, but processes that run do. The record stays until they have ended.
-    #[error("its devices are held still: {0}")]
+    #[error("its devices are still held: {0}")]
     Held(Box<Withheld>),
 }
 
@@ -142,7 +142,7 @@ impl Executor {
         let mut plan = prepare::plan(claim, &targets, site, facts)?;
         let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
         if ready.is_some() && !same {
-            let why = "an earlier preparation does not hold any more";
+            let why = "an earlier preparation is no longer valid";
             self.release(held, uid, ReleaseCause::Anew).map_err(stuck(why))?;
         }
         // Pods that had the devices before may have them still.
@@ -205,13 +205,13 @@ impl Executor {
             if same && record.phase != Phase::Releasing { ReleaseCause::Anew } else { ReleaseCause::Kubelet };
         match self.release(held, uid, cause) {
             Err(ReleaseError::Held(withheld)) if !same => {
-                warn!(claim = %record.intent.claim, %withheld, "held still, and recorded apart");
+                warn!(claim = %record.intent.claim, %withheld, "still held, and recorded separately");
                 self.store.set_aside(held, uid)?;
                 self.holders.settle(uid);
                 Ok(())
             }
             Err(ReleaseError::Owing(words)) if !record.gpus().iter().any(|gpu| gpus.contains(gpu)) => {
-                warn!(claim = %record.intent.claim, words = words.join("; "), "owed still, and recorded apart");
+                warn!(claim = %record.intent.claim, words = words.join("; "), "still to be undone, and recorded separately");
                 Ok(self.store.set_aside(held, uid)?)
             }
             released => Ok(released.map_err(stuck("an earlier attempt was cut off"))?),

@@ -130,7 +130,7 @@ impl Holders {
         match self.of(&record.intent.pods) {
             Ok(by) if by.is_empty() => None,
             Err(problem) if cause == ReleaseCause::Kubelet => {
-                tracing::debug!(%claim, problem, "kubelet is believed that the pods have ended");
+                tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
                 None
             }
             by => Some(Withheld { claim, devices, by }),

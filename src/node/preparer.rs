@@ -245,7 +245,7 @@ impl Preparer {
             withheld.by.as_ref().map(|by| by.iter().map(|one| one.pod.uid.clone()).collect::<Vec<_>>()).ok()
         };
         if before.is_none_or(|before| pods(before) != pods(withheld)) {
-            warn!(claim = %withheld.claim, "ended or taken away, but held: {withheld}; given to nobody else");
+            warn!(claim = %withheld.claim, "ended or taken away, but held: {withheld}; no other claim gets its devices");
             self.reporter.withheld(withheld);
         }
     }
@@ -270,7 +270,7 @@ impl Preparer {
         let listed = self.lists.processes(devices).await;
         self.lists.rest();
         let boards = listed.unwrap_or_else(|error| {
-            debug!(error = error_chain(&error), "the driver does not tell who uses a device");
+            debug!(error = error_chain(&error), "the driver does not report who uses a device");
             Vec::new()
         });
         let lists = boards.into_iter().filter_map(|board| board.processes.ok());

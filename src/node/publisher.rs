@@ -45,7 +45,7 @@ pub type TryLock = Box<dyn Fn() -> Result<Option<Guard>, String> + Send>;
 enum PublishError {
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("the API server would refuse the slices: {0}; this is a bug of the driver: please report it")]
+    #[error("the API server would refuse the slices: {0}; this is a bug in Tranche: please report it")]
     Invalid(String),
 }
 
@@ -340,7 +340,7 @@ impl Publisher {
 
     async fn ask_again(&mut self) {
         if self.ask().await {
-            info!(keeps = ?self.offering.keeps(), "the API server treats shares otherwise than before");
+            info!(keeps = ?self.offering.keeps(), "the API server treats shares differently from before");
             self.times.content = None;
         }
         self.take_inventory();

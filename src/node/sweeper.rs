@@ -157,7 +157,7 @@ async fn release(preparer: &Preparer, mut record: Record, why: &str) -> Result<b
         }
     }
     if preparer.executor.holders.withheld_of(&claim.uid).is_none() {
-        info!(%claim, why, "nobody should use this any more");
+        info!(%claim, why, "nothing should use this any longer");
     }
     preparer.take_back(record, ReleaseCause::Api).await
 }
@@ -236,7 +236,7 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
     match preparer.cluster.claim_state(&record.intent.claim).await {
         ClaimState::Gone => Verdict::Release("the claim is gone"),
         ClaimState::Replaced { .. } => Verdict::Release("the claim was replaced by another of its name"),
-        ClaimState::NotAllocated => Verdict::Release("the claim is not allocated any more"),
+        ClaimState::NotAllocated => Verdict::Release("the claim is no longer allocated"),
         ClaimState::NoneOfOurs => Verdict::Release("the claim is allocated to other drivers' devices"),
         ClaimState::Allocated(claim)
             if claim.results.iter().all(|result| result.pool.published() != *pool) =>

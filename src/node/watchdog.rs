@@ -196,7 +196,7 @@ impl Watchdog {
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
                 "this process does not have the host's PID namespace (hostPID: true): NVML's PIDs may mean other \
-                 processes here, so only those that hold a GPU's device file open are believed"
+                 processes here, so only processes that hold a GPU's device file open count"
             );
         }
         self.table = Some(table);
@@ -209,7 +209,7 @@ impl Watchdog {
                 biased;
                 Some(result) = self.tasks.join_next() => match result {
                     Ok(result) => self.take_result(result),
-                    Err(error) => warn!(%error, "a task of the watchdog broke"),
+                    Err(error) => warn!(%error, "a task of the watchdog failed"),
                 },
                 _ = ticks.tick() => {
                     let began = Instant::now();
@@ -355,7 +355,7 @@ impl Watchdog {
         if self.logged_failures.unseen_looks == UNSEEN_LOOKS {
             warn!(
                 processes = unseen,
-                "NVML tells of processes on GPUs that /proc does not show; what they use is not counted: \
+                "NVML reports processes on GPUs that /proc does not show; what they use is not counted: \
                  give the plugin the host's PID namespace (hostPID: true)"
             );
         }

@@ -18,7 +18,7 @@ pub enum NvmlError {
         .root.display(), list(.searched)
     )]
     LibraryMissing { root: PathBuf, searched: Vec<PathBuf> },
-    #[error("{} cannot be used as NVML: {words}; install the driver anew, or name another driver root", .path.display())]
+    #[error("{} cannot be used as NVML: {words}; reinstall the driver, or name another driver root", .path.display())]
     LibraryUnusable { path: PathBuf, words: String },
     #[error(
         "the NVIDIA kernel module is not loaded; load it (modprobe nvidia), or look into dmesg why it is not"

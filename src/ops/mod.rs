@@ -47,7 +47,7 @@ pub enum OpsError {
     Signals(#[source] io::Error),
     #[error("task {name:?} failed")]
     TaskFailed { name: &'static str, source: Box<dyn Error + Send + Sync> },
-    #[error("task {0:?} ended although nobody had asked it to: this is a bug, please report it with the log")]
+    #[error("task {0:?} ended although it was not asked to: this is a bug, please report it with the log")]
     TaskEnded(&'static str),
     #[error("task {name:?} panicked: this is a bug, please report it with the log")]
     TaskPanicked { name: &'static str, source: tokio::task::JoinError },

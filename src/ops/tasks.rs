@@ -180,7 +180,7 @@ mod tests {
         let mut fixture = fixture();
         fixture.tasks.spawn("sweeper", async { Ok::<_, std::io::Error>(()) });
         let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
-        assert!(words.starts_with("task \"sweeper\" ended although nobody had asked it to"), "{words}");
+        assert!(words.starts_with("task \"sweeper\" ended although it was not asked to"), "{words}");
     }
 
     #[tokio::test]

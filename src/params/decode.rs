@@ -179,7 +179,7 @@ fn mps(raw: RawMps) -> Result<MpsSettings, ParamsError> {
         Some(bytes) if bytes > 0 => Ok(Bytes(bytes)),
         _ => Err(ParamsError {
             path,
-            problem: format!("{quantity} is no memory limit; write one such as 10Gi"),
+            problem: format!("{quantity} is not a valid memory limit; write one such as 10Gi"),
         }),
     };
     Ok(MpsSettings {

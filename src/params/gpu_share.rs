@@ -64,7 +64,8 @@ impl FromStr for Fraction {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "{text:?} is no fraction of a GPU; write a decimal number above 0 and up to 1, such as \"0.25\""
+                "{text:?} is not a valid fraction of a GPU; write a decimal number above 0 and up to 1, such \
+                 as \"0.25\""
             )
         };
         let (whole, part) = text.split_once('.').unwrap_or((text, ""));
@@ -125,7 +126,7 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
         && memory.mib_ceil() < u64::from(processes)
     {
         let mib = memory.mib_ceil();
-        let problem = format!("{mib} MiB divided by {processes} leave less than 1 MiB for each");
+        let problem = format!("{mib} MiB divided by {processes} leaves less than 1 MiB for each");
         return Err(ParamsError::new("maxProcesses", problem));
     }
     let minimum_isolation = raw.minimum_isolation.map(|word| isolation(&word)).transpose()?;
@@ -137,7 +138,7 @@ fn bytes(quantity: Quantity) -> Result<Bytes, ParamsError> {
         Some(bytes) if bytes > 0 => Ok(Bytes(bytes)),
         _ => Err(ParamsError::new(
             "memory",
-            format!("{quantity} is no amount of memory; write one such as 2000Mi"),
+            format!("{quantity} is not a valid amount of memory; write one such as 2000Mi"),
         )),
     }
 }

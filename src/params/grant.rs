@@ -114,7 +114,8 @@ fn granted(at: &str, raw: RawDevice) -> Result<GrantedDevice, ParamsError> {
     }
     let memory = raw.memory.is_whole().then(|| raw.memory.units_ceil()).flatten();
     let Some(memory) = memory.filter(|bytes| *bytes > 0 && bytes % MIB == 0) else {
-        let problem = format!("{} is no whole number of MiB above 0; write one such as 2000Mi", raw.memory);
+        let problem =
+            format!("{} is not a whole number of MiB above 0; write one such as 2000Mi", raw.memory);
         return Err(wrong("memory", problem));
     };
     let compute = raw.compute.map(Percent::try_from).transpose();
@@ -141,7 +142,7 @@ fn each_once(devices: &[GrantedDevice]) -> Result<(), ParamsError> {
     let (mut names, mut boards) = (BTreeSet::new(), BTreeSet::new());
     for (index, granted) in devices.iter().enumerate() {
         let path = |field: &str| format!("devices[{index}].{field}");
-        let again = |what: &str| format!("{what} stands here twice; a grant has each device once");
+        let again = |what: &str| format!("{what} is listed twice; a grant has each device once");
         if !names.insert(&granted.device) {
             return Err(ParamsError { path: path("device"), problem: again(granted.device.as_str()) });
         }
@@ -215,8 +216,8 @@ mod tests {
             (json!({"apiVersion": API_VERSION, "kind": "ShareGrant"}), "parameters", "devices"),
             (one(json!({"device": ""})), "devices[1].device", "empty"),
             (one(json!({"gpu": ""})), "devices[1].gpu", "empty"),
-            (one(json!({"device": "gpu-0"})), "devices[1].device", "gpu-0 stands here twice"),
-            (one(json!({"gpu": "GPU-0"})), "devices[1].gpu", "GPU-0 stands here twice"),
+            (one(json!({"device": "gpu-0"})), "devices[1].device", "gpu-0 is listed twice"),
+            (one(json!({"gpu": "GPU-0"})), "devices[1].gpu", "GPU-0 is listed twice"),
             (one(json!({"memory": "0"})), "devices[1].memory", "MiB"),
             (one(json!({"memory": "-1Mi"})), "devices[1].memory", "MiB"),
             (one(json!({"memory": "1048577"})), "devices[1].memory", "1048577"),

@@ -38,8 +38,8 @@ pub enum ResolveError {
     )]
     WrongKind { index: usize, kind: &'static str, request: RequestName, device: String },
     #[error(
-        "config[{index}] is a ShareGrant that names no request, so nobody can tell whose it is; \
-         delete the claim so that it is allocated again"
+        "config[{index}] is a ShareGrant that names no request, so it belongs to no request; delete the claim \
+         so that it is allocated again"
     )]
     GrantForNobody { index: usize },
     #[error(
@@ -53,7 +53,7 @@ pub enum ResolveError {
     )]
     NotGranted { index: usize, request: RequestName, device: DeviceName },
     #[error(
-        "device {device} stands in the allocation more than once beside a ShareGrant for it, config[{index}]; \
+        "device {device} is in the allocation more than once although config[{index}] is a ShareGrant for it; \
          a share that the controller placed has its device once: delete the claim so that it is allocated again"
     )]
     GrantedTwice { index: usize, device: DeviceName },

@@ -94,7 +94,7 @@ pub enum Refusal {
     OtherPlacer { device: DeviceName, holder: ClaimRef, placer: Placer },
     #[error(
         "minimumIsolation is {demanded}, but {device} offers {offered}; select devices by their attribute \
-         isolation, or demand less"
+         isolation, or ask for less"
     )]
     Isolation { device: DeviceName, demanded: Isolation, offered: Isolation },
     #[error(

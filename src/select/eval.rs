@@ -35,7 +35,9 @@ pub fn truth(expr: &Expr, device: &DeviceFacts) -> (Result<bool, Trouble>, u64) 
     let mut run = Run { device, locals: Vec::new(), meter: Meter::default() };
     let found = match run.value(expr) {
         Ok(Value::Bool(truth)) => Ok(truth),
-        Ok(other) => Err(Trouble::Fails(format!("it gives {} where true or false is due", other.kind()))),
+        Ok(other) => {
+            Err(Trouble::Fails(format!("it gives {} where true or false is expected", other.kind())))
+        }
         Err(trouble) => Err(trouble),
     };
     (found, run.meter.ticks())
@@ -58,7 +60,7 @@ impl<'a> Run<'a> {
             Expr::Device => Value::Device,
             Expr::Local(at) => match self.locals.get(*at) {
                 Some(Value::Failed(words)) => return Err(Trouble::Fails(words.to_string())),
-                found => found.cloned().ok_or_else(|| "a variable is lost".to_owned())?,
+                found => found.cloned().ok_or_else(|| "a variable has no value".to_owned())?,
             },
             Expr::Field(of, name) => self.field(of, &Value::text(name))?,
             Expr::Item(of, key) => {
@@ -108,7 +110,7 @@ impl<'a> Run<'a> {
                     let found = self.with((*value).clone(), &parts[1])?;
                     if *flat { found } else { Value::some(found) }
                 }
-                other => return Err(format!("{} is no optional", other.kind()).into()),
+                other => return Err(format!("{} is not an optional", other.kind()).into()),
             },
             Expr::Fold(fold) => self.fold(fold)?,
         })
@@ -168,7 +170,7 @@ impl<'a> Run<'a> {
     fn side(&mut self, expr: &'a Expr) -> Result<Result<bool, String>, Trouble> {
         match self.value(expr) {
             Ok(Value::Bool(value)) => Ok(Ok(value)),
-            Ok(other) => Ok(Err(format!("{} stands where true or false is due", other.kind()))),
+            Ok(other) => Ok(Err(format!("{} is used where true or false is expected", other.kind()))),
             Err(Trouble::Fails(words)) => {
                 self.meter.pay(FAILURE)?;
                 Ok(Err(words))
@@ -184,7 +186,7 @@ impl<'a> Run<'a> {
                 Value::Optional(Some(value)) if function == Function::OrValue => Ok((*value).clone()),
                 Value::Optional(Some(value)) => Ok(Value::Optional(Some(value))),
                 Value::Optional(None) => self.value(other),
-                found => Err(format!("{} is no optional", found.kind()).into()),
+                found => Err(format!("{} is not an optional", found.kind()).into()),
             },
             _ => {
                 let values = self.values(arguments)?;

@@ -129,7 +129,7 @@ impl Function {
         let found = table.iter().find(|(known, ..)| *known == name);
         match found {
             Some((_, wanted, function)) if *wanted == arguments => Ok(*function),
-            Some(_) => Err(format!("{name} does not take so many arguments")),
+            Some(_) => Err(format!("{name} does not take that many arguments")),
             None => Err(format!("there is no function {name}")),
         }
     }
@@ -198,7 +198,7 @@ impl Function {
             F::ToInt => text
                 .parse()
                 .map(Value::Int)
-                .map_err(|_| format!("{:?} is no whole number", short(text)).into()),
+                .map_err(|_| format!("{:?} is not a whole number", short(text)).into()),
             F::LowerAscii => Ok(Value::made(text.to_ascii_lowercase())),
             F::UpperAscii => Ok(Value::made(text.to_ascii_uppercase())),
             F::Trim => Ok(Value::made(text.trim())),
@@ -216,7 +216,7 @@ impl Function {
             (F::IsInteger, Value::Quantity(value)) => Ok(Value::Bool(integer(*value).is_some())),
             (F::AsInteger, Value::Quantity(value)) => integer(*value)
                 .map(Value::Int)
-                .ok_or_else(|| format!("{value} is no whole number of the size of an int").into()),
+                .ok_or_else(|| format!("{value} is not a whole number that fits an int").into()),
             (F::Major, Value::Version(version)) => count(version.major),
             (F::Minor, Value::Version(version)) => count(version.minor),
             (F::Patch, Value::Version(version)) => count(version.patch),
@@ -310,7 +310,7 @@ impl Function {
 }
 
 fn overflow() -> String {
-    "a number is larger than an int can be".to_owned()
+    "a number does not fit an int".to_owned()
 }
 
 fn count<'a>(count: impl TryInto<i64>) -> Result<Value<'a>, Trouble> {

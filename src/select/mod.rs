@@ -64,13 +64,13 @@ pub struct Selector {
 /// Why an expression cannot be used, or says nothing about a device.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SelectError {
-    #[error("the selector has {0} bytes; {TEXT_BYTES_MAX} are the most")]
+    #[error("the selector has {0} bytes; the limit is {TEXT_BYTES_MAX}")]
     TooLong(usize),
     /// In brackets, or in one row of operators.
     #[error("the selector {} is nested too deeply; split it into several selectors", quoted(text))]
     TooDeep { text: String },
     /// Line and column count from 1.
-    #[error("the selector {} is no CEL, line {line}, column {column}: {words}", quoted(text))]
+    #[error("the selector {} is not valid CEL, line {line}, column {column}: {words}", quoted(text))]
     Syntax { text: String, line: usize, column: usize, words: String },
     #[error("the selector {} cannot be evaluated here: {what}", quoted(text))]
     Unsupported { text: String, what: String },

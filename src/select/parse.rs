@@ -150,7 +150,7 @@ impl Scope {
         }
         match name {
             "device" => Ok(Expr::Device),
-            _ => Err(format!("there is no variable {name}; there is device")),
+            _ => Err(format!("there is no variable {name}; the only one is device")),
         }
     }
 
@@ -181,7 +181,7 @@ impl Scope {
                     device_has(&of, &name)?;
                     Ok(Expr::MaybeField(of, name))
                 }
-                _ => Err("a name is missing behind .?".to_owned()),
+                _ => Err("a name is missing after .?".to_owned()),
             },
             (name, arguments) => {
                 let function = Function::find(name, false, arguments.len())?;
@@ -239,7 +239,7 @@ impl Scope {
         let pattern = Pattern::new(&pattern)?;
         self.patterns_weight = self.patterns_weight.saturating_add(pattern.weight);
         if self.patterns_weight > PATTERNS_WEIGHT_MAX {
-            return Err("its patterns are too large together; split it into several selectors".to_owned());
+            return Err("its patterns are too large in all; split it into several selectors".to_owned());
         }
         Ok(Expr::Matches(of, pattern))
     }

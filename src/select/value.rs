@@ -270,8 +270,8 @@ pub fn short(text: &str) -> String {
 
 pub fn version<'a>(text: &str, meter: &mut Meter) -> Result<Value<'a>, Trouble> {
     meter.text(text.len())?;
-    let version =
-        Version::parse(text).map_err(|error| format!("{:?} is no semantic version: {error}", short(text)))?;
+    let version = Version::parse(text)
+        .map_err(|error| format!("{:?} is not a semantic version: {error}", short(text)))?;
     Ok(Value::Version(Rc::new(version)))
 }
 

@@ -16,7 +16,7 @@ pub enum ShareRequest {
         compute: Option<Percent>,
         slots: u32,
     },
-    /// No memory is counted ([`super::Unasked::Nothing`]): nothing can be enforced.
+    /// No memory is counted ([`super::DefaultRequest::Nothing`]): nothing can be enforced.
     Uncounted,
 }
 
@@ -27,7 +27,7 @@ pub enum ShareError {
         "the allocation does not say how much {0} the share has; delete the claim so that it is allocated again"
     )]
     Missing(&'static str),
-    #[error("the allocation gives the share {quantity} of {name}, which is no whole number of {unit}")]
+    #[error("the allocation gives the share {quantity} of {name}, which is not a whole number of {unit}")]
     Number { name: &'static str, quantity: String, unit: &'static str },
     #[error(
         "the allocation gives the share less than 1 MiB of memory, which no limit can express; ask for more"
@@ -42,18 +42,18 @@ pub enum ShareError {
     Compute(#[from] NoPercent),
     #[error(
         "the share of {wanted} MiB does not fit: {granted} of {grantable} MiB are granted to {others} other \
-         claims, which go on undisturbed. One of them may just be ending, then kubelet's next attempt succeeds; \
+         claims, which go on undisturbed. If one of them is just ending, kubelet's next attempt succeeds; \
          otherwise the board was allocated twice, and one of the claims must be deleted"
     )]
     Memory { wanted: u64, granted: u64, grantable: u64, others: usize },
     #[error(
         "the share of {wanted} blocks of client slots does not fit: {granted} of {all} are granted to {others} \
-         other claims. One of them may just be ending, then kubelet's next attempt succeeds; otherwise delete one"
+         other claims. If one of them is just ending, kubelet's next attempt succeeds; otherwise delete one"
     )]
     Slots { wanted: u32, granted: u32, all: u32, others: usize },
     #[error(
         "the share of {wanted} % of compute does not fit: {granted} % are granted to {others} other claims. \
-         One of them may just be ending, then kubelet's next attempt succeeds; otherwise delete one"
+         If one of them is just ending, kubelet's next attempt succeeds; otherwise delete one"
     )]
     ComputeSum { wanted: u32, granted: u32, others: usize },
     #[error(
@@ -216,7 +216,7 @@ mod tests {
             (["2001Mi", "25", "2"], "bytes of memory"),
             (["2000Mi", "0", "2"], "0 percent of compute"),
             (["2000Mi", "25", "1"], "ShareGrant says 2"),
-            (["2000Mi", "25500m", "2"], "no whole number"),
+            (["2000Mi", "25500m", "2"], "not a whole number"),
         ] {
             let words = agreed(numbers).unwrap_err();
             assert!(words.contains(word), "{words}");

@@ -82,7 +82,7 @@ fn check_values(values: &[ApiQuantity], default: Quantity, total: Quantity) -> R
         return Err(("validValues", "goes beyond the capacity".to_owned()));
     }
     if !values.contains(&default) {
-        return Err(("default", "is none of validValues".to_owned()));
+        return Err(("default", "is not one of validValues".to_owned()));
     }
     Ok(())
 }

@@ -66,17 +66,17 @@ impl Found {
     fn slice(&mut self, path: &str, content: &SliceContent, all: &[SliceContent]) {
         let (node, pool) = (content.node.as_str(), content.pool.as_str());
         self.check(!is_subdomain(node, SUBDOMAIN_BYTES), &format!("{path}.nodeName"), || {
-            format!("{node:?} is no DNS subdomain")
+            format!("{node:?} is not a valid DNS subdomain")
         });
         let pool_is_well = pool.len() <= SUBDOMAIN_BYTES && pool.split('/').all(|p| is_subdomain(p, 253));
-        self.check(!pool_is_well, &format!("{path}.pool"), || format!("{pool:?} is no pool name"));
+        self.check(!pool_is_well, &format!("{path}.pool"), || format!("{pool:?} is not a valid pool name"));
         let apart = all.iter().any(|other| other.pool != content.pool || other.node != content.node);
         self.check(apart, path, || "is of another pool or node than the others".to_owned());
         self.limit(path, "devices", content.devices.len(), DEVICES_PER_SLICE);
     }
 
     fn device(&mut self, path: &str, device: &Device) {
-        self.check(!is_label(&device.name), path, || "has a name that is no DNS label".to_owned());
+        self.check(!is_label(&device.name), path, || "has a name that is not a valid DNS label".to_owned());
         let own = device.node_name.is_some() || device.node_selector.is_some() || device.all_nodes.is_some();
         self.check(own, path, || "has a node selection of its own; the slice has one".to_owned());
         let attributes = device.attributes.iter().flatten();
@@ -91,7 +91,7 @@ impl Found {
             self.capacity(&format!("{path}.capacity[{name}]"), name, capacity, shared);
         }
         let empty_share = shared && device.capacity.as_ref().is_none_or(BTreeMap::is_empty);
-        self.check(empty_share, path, || "can be shared without end: it has no capacity".to_owned());
+        self.check(empty_share, path, || "can be shared without limit: it has no capacity".to_owned());
         self.optional_parts(path, device);
     }
 
@@ -113,7 +113,7 @@ impl Found {
     }
 
     fn attribute(&mut self, path: &str, name: &str, value: &DeviceAttribute) {
-        self.check(!is_qualified(name), path, || "has no C identifier for a name".to_owned());
+        self.check(!is_qualified(name), path, || "has a name that is not a C identifier".to_owned());
         let lists = [
             value.bools.as_ref().map(Vec::len),
             value.ints.as_ref().map(Vec::len),
@@ -130,11 +130,11 @@ impl Found {
             self.limit(path, "bytes", text.len(), VALUE_BYTES);
         }
         let version = value.version.as_deref().unwrap_or("0.0.0");
-        self.check(!is_semver(version), path, || format!("{version:?} is no semantic version"));
+        self.check(!is_semver(version), path, || format!("{version:?} is not a semantic version"));
     }
 
     fn capacity(&mut self, path: &str, name: &str, capacity: &DeviceCapacity, shared: bool) {
-        self.check(!is_qualified(name), path, || "has no C identifier for a name".to_owned());
+        self.check(!is_qualified(name), path, || "has a name that is not a C identifier".to_owned());
         let total = match capacity.value.0.parse::<Quantity>() {
             Ok(total) => total,
             Err(error) => return self.check(true, path, || error.to_string()),
@@ -156,12 +156,12 @@ impl Found {
 
     fn taint(&mut self, path: &str, taint: &DeviceTaint) {
         let known = ["None", "NoSchedule", "NoExecute"].contains(&taint.effect.as_str());
-        self.check(!known, path, || format!("{:?} is no effect", taint.effect));
+        self.check(!known, path, || format!("{:?} is not a valid effect", taint.effect));
         let (domain, key) = taint.key.split_once('/').unwrap_or(("x", &taint.key));
         let well = is_subdomain(domain, SUBDOMAIN_BYTES) && is_label_value(key) && !key.is_empty();
-        self.check(!well, path, || "has a key that is no label key".to_owned());
+        self.check(!well, path, || "has a key that is not a valid label key".to_owned());
         let value = taint.value.as_deref().unwrap_or_default();
-        self.check(!is_label_value(value), path, || format!("{value:?} is no label value"));
+        self.check(!is_label_value(value), path, || format!("{value:?} is not a valid label value"));
     }
 }
 
@@ -261,15 +261,18 @@ mod tests {
     #[test]
     fn what_the_api_server_refuses_is_named() {
         let with = |key: &str, value: Value| json!({"name": "gpu-0", key: value});
-        refused(json!({"name": "GPU-0"}), "no DNS label");
-        refused(json!({"name": "x".repeat(64)}), "no DNS label");
-        refused(with("attributes", json!({"1a": {"int": 1}})), "attributes[1a]: has no C identifier");
+        refused(json!({"name": "GPU-0"}), "not a valid DNS label");
+        refused(json!({"name": "x".repeat(64)}), "not a valid DNS label");
+        refused(
+            with("attributes", json!({"1a": {"int": 1}})),
+            "attributes[1a]: has a name that is not a C identifier",
+        );
         refused(with("attributes", json!({"a": {}})), "has 0 values");
         refused(with("attributes", json!({"a": {"int": 1, "bool": true}})), "has 2 values");
         refused(with("attributes", json!({"a": {"string": "x".repeat(65)}})), "65 bytes");
         refused(with("attributes", json!({"a": {"ints": []}})), "empty list");
         for version in ["1.2", "01.2.3", "1.2.3.4", "1.2.3-", "1.2.3-01", "v1.2.3"] {
-            refused(with("attributes", json!({"a": {"version": version}})), "no semantic version");
+            refused(with("attributes", json!({"a": {"version": version}})), "not a semantic version");
         }
         refused(with("capacity", json!({"memory": {"value": "80GiB"}})), "capacity[memory]: \"80GiB\"");
         refused(
@@ -281,7 +284,7 @@ mod tests {
             json!({"name": "g", "allowMultipleAllocations": true, "capacity": {"memory": {"value": "1"}}}),
             "no request policy",
         );
-        refused(with("taints", json!([{"key": "a/b", "effect": "Explode"}])), "is no effect");
+        refused(with("taints", json!([{"key": "a/b", "effect": "Explode"}])), "is not a valid effect");
         refused(with("nodeName", json!("n")), "node selection of its own");
         let many: serde_json::Map<_, _> = (0..33).map(|i| (format!("a{i}"), json!({"int": i}))).collect();
         refused(with("attributes", many.into()), "has 33 attributes and capacities");
@@ -296,6 +299,6 @@ mod tests {
         assert!(violations(&[])[0].problem.contains("are none"));
         let mut odd = slice(json!([]));
         odd.node = NodeName::new("Node_A");
-        assert!(violations(&[odd])[0].problem.contains("no DNS subdomain"));
+        assert!(violations(&[odd])[0].problem.contains("not a valid DNS subdomain"));
     }
 }

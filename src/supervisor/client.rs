@@ -74,7 +74,7 @@ fn not_understood(problem: impl ToString) -> SupervisorError {
 }
 
 fn unexpected(response: &Response) -> SupervisorError {
-    not_understood(format!("{response:?} is no answer to the question"))
+    not_understood(format!("{response:?} is not an answer to the request"))
 }
 
 impl Daemons for Client {

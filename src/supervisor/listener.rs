@@ -116,8 +116,8 @@ async fn connection(mut stream: UnixStream, handler: Arc<impl RequestHandler>) {
             Ok(request) => handler.handle(request).await,
             Err(words) => Response::Refused(words),
         },
-        Ok(Err(error)) => return debug!(%error, "a connection ended before its question"),
-        Err(_) => return debug!("a connection asked nothing in time"),
+        Ok(Err(error)) => return debug!(%error, "a connection ended before its request"),
+        Err(_) => return debug!("a connection sent no request in time"),
     };
     let Ok(mut line) = serde_json::to_vec(&ResponseMessage { version: VERSION, response }) else { return };
     line.push(b'\n');

@@ -32,9 +32,9 @@ pub enum SupervisorError {
     Unreachable { path: String, source: std::io::Error },
     #[error("`tranche mps` did not answer within {seconds} s")]
     Timeout { seconds: u64 },
-    #[error("`tranche mps` speaks version {theirs} and this is version {ours}; let the older one be updated")]
+    #[error("`tranche mps` speaks version {theirs} and this is version {ours}; update the older one")]
     Version { theirs: u32, ours: u32 },
-    #[error("`tranche mps` answered what is not understood: {problem}")]
+    #[error("the answer of `tranche mps` is not understood: {problem}")]
     Answer { problem: String },
     #[error("{0}")]
     Refused(String),

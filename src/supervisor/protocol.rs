@@ -100,11 +100,11 @@ struct Version {
 /// # Errors
 /// Why the line is no request, as text for the client. The version of the response tells a client of another version.
 pub fn parse_request(line: &[u8]) -> Result<Request, String> {
-    let bad = |error: serde_json::Error| format!("the question is not understood: {error}");
+    let bad = |error: serde_json::Error| format!("the request is not understood: {error}");
     let theirs = serde_json::from_slice::<Version>(line).map_err(bad)?.version;
     if theirs != VERSION {
         return Err(format!(
-            "`tranche mps` speaks version {VERSION} and was asked in version {theirs}; let the older one be updated"
+            "`tranche mps` speaks version {VERSION} and was asked in version {theirs}; update the older one"
         ));
     }
     serde_json::from_slice::<RequestMessage>(line).map(|message| message.request).map_err(bad)

@@ -24,7 +24,7 @@ use crate::model::error_chain;
 pub enum CallersError {
     #[error("the file cannot be read")]
     File(#[source] io::Error),
-    #[error("it is no PEM of certificates")]
+    #[error("it is not a valid PEM file of certificates")]
     Pem(#[source] pem::Error),
     #[error("a certificate in it cannot be used")]
     Certificate(#[source] rustls::Error),
@@ -71,7 +71,7 @@ impl Guard {
                 Err(error) => warn!(
                     file = %settings.authorities.display(),
                     error = error_chain(&error),
-                    "the CAs of callers cannot be read again; those before stay"
+                    "the CAs of callers cannot be read again; the earlier ones stay in use"
                 ),
             }
         }

@@ -35,7 +35,7 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 pub enum CertificateError {
     #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("{part} is no PEM of the kind that belongs there")]
+    #[error("{part} is not a PEM text of the expected kind")]
     Pem { part: &'static str, source: rustls::pki_types::pem::Error },
     #[error("{0} cannot be read")]
     Unreadable(&'static str),
@@ -393,11 +393,11 @@ mod tests {
                 Some(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec()),
                 "tls.crt cannot be read",
             ),
-            (KEY, Some(b"no key".to_vec()), "tls.key is no PEM"),
+            (KEY, Some(b"no key".to_vec()), "tls.key is not a PEM text"),
             (KEY, Some(other[KEY].clone()), "does not belong to the certificate"),
             (AUTHORITIES, Some(Vec::new()), "ca.crt is missing"),
             (AUTHORITY_KEY, None, "ca.key is missing"),
-            (AUTHORITY_KEY, Some(b"no key".to_vec()), "ca.key is no PEM"),
+            (AUTHORITY_KEY, Some(b"no key".to_vec()), "ca.key is not a PEM text"),
         ] {
             let mut data = whole.clone();
             match bytes {

@@ -39,7 +39,8 @@ enum KeepError {
     #[error("{} cannot be read; mount the folder with the webhook's certificate there", .0.display())]
     File(PathBuf, #[source] io::Error),
     #[error(
-        "others change the webhook's Secret all the time; look for a second installation in the namespace"
+        "something else changes the webhook's Secret all the time; look for a second installation in the \
+         namespace"
     )]
     Contended,
 }
@@ -144,7 +145,7 @@ impl CertificateRenewer {
                         warn!(
                             error = error_chain(&error),
                             secret = own.secret,
-                            "the webhook's Secret is made anew"
+                            "the webhook's Secret is made again"
                         );
                     }
                     (stored, self.made(own)?)

@@ -293,7 +293,10 @@ async fn claims_that_can_never_be_placed_are_refused_through_kubectl() {
         ),
         (json!([{"name": "gpu", "firstAvailable": alternatives}]), "write two claims"),
         (with("allocationMode", json!("All")), "allocationMode: has no meaning for shares; write a count"),
-        (with("adminAccess", json!(true)), "adminAccess: is of class gpu.nvidia.com; shares have none"),
+        (
+            with("adminAccess", json!(true)),
+            "adminAccess: is for class gpu.nvidia.com; shares have no administrative access",
+        ),
         (with("capacity", quantity.clone()), "capacity: is for class gpu.nvidia.com; for a share a GpuShare"),
     ];
     // Clusters that do not know capacities drop them.
@@ -371,12 +374,15 @@ async fn pods_with_kais_annotations_get_a_claim_in_labelled_namespaces() {
     }
     assert!(claims.len() == 2 && claims[0] != claims[1], "{claims:?}");
     for (annotations, words) in [
-        (json!({"gpu-fraction": "1.5"}), "metadata.annotations[gpu-fraction]: \"1.5\" is no part of a GPU"),
+        (
+            json!({"gpu-fraction": "1.5"}),
+            "metadata.annotations[gpu-fraction]: \"1.5\" is not a valid fraction of a GPU",
+        ),
         (
             json!({"gpu-fraction": "0.5", "gpu-memory": "1"}),
             "metadata.annotations[gpu-memory]: does not go with gpu-fraction",
         ),
-        (json!({"gpu-fraction-num-devices": "2"}), "goes with gpu-fraction or gpu-memory only"),
+        (json!({"gpu-fraction-num-devices": "2"}), "has an effect only with gpu-fraction or gpu-memory"),
         (
             json!({"gpu-memory": "1", "gpu-fraction-container-name": "none"}),
             "its containers are gpu-workload",

@@ -162,7 +162,7 @@ On it:      status.allocation, 9m ago: was written
     let promised = "\
 Pod:        ml/kai
 
-Claim:      ml/kai-gpu-share-0a (promised to its pod; created once it has its place)
+Claim:      ml/kai-gpu-share-0a (planned for its pod; created once it has a place)
 Pods:       kai
 Answer:     there is room now on node node-a
 Devices:    gpu-0: 20480 MiB, 25 % of compute, isolation mps
@@ -180,7 +180,10 @@ Controller: tranche-controller-7c9 leads, last sign of life 2s ago
     });
     api.remove("leases", "tranche-controller");
     let nobody = answered(&api, "explain pod/kai -n ml").await;
-    assert!(nobody.contains("Controller: none leads, nothing is placed: there is no lease"), "{nobody}");
+    assert!(
+        nobody.contains("Controller: no controller leads, so nothing is placed: there is no lease"),
+        "{nobody}"
+    );
 }
 
 #[tokio::test]
@@ -213,7 +216,7 @@ Devices:    gpu-1: the whole device
     let plain = answered(&api, "explain pod/plain -n ml").await;
     assert_eq!(
         plain,
-        "Pod:        ml/plain\nNote:       the pod names no claim: nothing is to be placed for it\n[exit 0]\n"
+        "Pod:        ml/plain\nNote:       the pod names no claim, so there is nothing to place for it\n[exit 0]\n"
     );
 }
 

@@ -99,7 +99,7 @@ async fn what_a_pod_leaves_running_holds_its_device_and_keeps_no_pod_from_ending
     assert_eq!(site.records()[0].phase, Phase::Releasing);
     assert_eq!(site.files(), [""; 0]);
     plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
-    plugin.refused(&mine, &["devices are held still", "process 4711"]).await;
+    plugin.refused(&mine, &["devices are still held", "process 4711"]).await;
     assert_eq!(plugin.sweep().await.unwrap(), withheld());
     // However often kubelet asks.
     plugin.unprepare(&mine).await.unwrap();

@@ -573,7 +573,7 @@ async fn a_session_that_somebody_keeps_open_takes_nothing_from_those_who_have_th
     assert!(node.clients_find_it(&gpu), "their next processes come in");
     // Nobody gets what is not in force; the others keep what they have.
     let refused = supervisor.keep(&gpu, true, &limits(&[4000], 50)).await.unwrap_err();
-    assert!(refused.to_string().contains("hears one asker at a time"), "{refused}");
+    assert!(refused.to_string().contains("serves one client at a time"), "{refused}");
     assert_eq!(only(&supervisor), before);
     assert!(node.clients_find_it(&gpu));
     drop(session);
@@ -605,7 +605,7 @@ async fn a_daemon_is_heard_among_those_who_talk_to_it_without_end() {
             }
             // On a busy machine the talkers may have the daemon for as long as one question may take; whoever wants
             // a share asks again.
-            Err(refused) => assert!(refused.to_string().contains("hears one asker at a time"), "{refused}"),
+            Err(refused) => assert!(refused.to_string().contains("serves one client at a time"), "{refused}"),
         }
     }
 }

@@ -77,7 +77,7 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
         (with(result("driver", json!("other.example.com"))), vec!["none of its devices"]),
         (with(("/status".into(), Value::Null)), vec!["not allocated", "status.allocation"]),
         (share, vec!["does not say how much memory"]),
-        (gpu0().share("1Gi", "500m"), vec!["compute", "no whole number of percent"]),
+        (gpu0().share("1Gi", "500m"), vec!["compute", "not a whole number of percent"]),
         (gpu0().share("0", "0"), vec!["no memory", "capacity.requests.memory"]),
     ]
 }
@@ -114,7 +114,7 @@ async fn a_claim_that_is_gone_or_replaced_is_not_prepared() {
     let site = Site::new();
     let plugin = site.start_plugin();
     let claim = Claim::new("train", &["gpu-0"]);
-    plugin.refused(&claim, &["team/train (uid-train)", "does not exist"]).await;
+    plugin.refused(&claim, &["team/train (uid-train)", "no longer exists"]).await;
     site.api.put(&claim.clone().uid("uid-of-another"));
     plugin.refused(&claim, &["was replaced", "uid-of-another"]).await;
     site.check_empty("refused");

@@ -49,6 +49,6 @@ fn nobody_to_ask_is_told_with_what_to_do() {
     let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/plan/whole-gpu");
     // Nothing can listen at port 0.
     let seen = run("$ tranche plan --claim claim.yaml --address 127.0.0.1:0", &case);
-    assert!(seen.contains("nobody answers at 127.0.0.1:0"), "{seen}");
+    assert!(seen.contains("nothing answers at 127.0.0.1:0"), "{seen}");
     assert!(seen.ends_with("[exit 1]\n"), "{seen}");
 }

@@ -450,11 +450,11 @@ async fn nonsense_is_refused_and_the_next_caller_served() {
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     for (path, body, status, words) in [
-        ("/validate", &b"{"[..], 400, "no AdmissionReview"),
-        ("/validate", &b""[..], 400, "no AdmissionReview"),
-        ("/mutate", &b"\xff\xfe\x00"[..], 400, "no AdmissionReview"),
+        ("/validate", &b"{"[..], 400, "not a valid AdmissionReview"),
+        ("/validate", &b""[..], 400, "not a valid AdmissionReview"),
+        ("/mutate", &b"\xff\xfe\x00"[..], 400, "not a valid AdmissionReview"),
         ("/mutate", &br#"{"apiVersion":"v1","kind":"Pod"}"#[..], 400, "answers an AdmissionReview"),
-        ("/validate", &b"[[[[[[[[[[[[[[[["[..], 400, "no AdmissionReview"),
+        ("/validate", &b"[[[[[[[[[[[[[[[["[..], 400, "not a valid AdmissionReview"),
         ("/other", &b"{}"[..], 404, "POST /validate, /mutate"),
     ] {
         let (code, said) = replica.post(&bundle, path, body).await;

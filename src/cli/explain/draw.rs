@@ -64,7 +64,7 @@ fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
     let Explained { claim, promised, created, pods, answer } = &told.explained;
     let age = |since: &jiff::Timestamp| span(report.at.duration_since(*since).as_secs_f64().max(0.0));
     let about = match (promised, created) {
-        (true, _) => " (promised to its pod; created once it has its place)".to_owned(),
+        (true, _) => " (planned for its pod; created once it has a place)".to_owned(),
         (false, Some(created)) => format!(" ({} old)", age(created)),
         (false, None) => String::new(),
     };
@@ -94,7 +94,7 @@ fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
             text.push_str(&line("Why", words));
         }
         Answer::Hold { words, .. } => {
-            text.push_str(&line("Answer", "a claim of the controller's own, never to be placed"));
+            text.push_str(&line("Answer", "one of the controller's own claims, which are never placed"));
             text.push_str(&line("Why", words));
         }
         Answer::NotOurs { place, words } => {
@@ -151,7 +151,7 @@ fn part(part: &Part, place: &Place) -> String {
                 share.isolation.as_str()
             )
         }
-        (None, true) => format!("{name}: a share that kube-scheduler gave"),
+        (None, true) => format!("{name}: a share that kube-scheduler allocated"),
         (None, false) => format!("{name}: the whole device"),
     }
 }
@@ -177,7 +177,7 @@ fn table(nodes: &[(NodeName, Verdict)], rows: Rows) -> String {
     });
     let mut text = render(&["NODE", "VERDICT"], groups.iter().map(Group::row));
     if merged {
-        text.push_str("\n-o wide tells of each node.\n");
+        text.push_str("\n-o wide shows each node.\n");
     }
     text
 }
@@ -200,7 +200,7 @@ impl Group<'_> {
         let verdict = match (self.differ, self.verdict.measure()) {
             (false, _) => self.verdict.to_string(),
             (true, Some(_)) => format!("{} (node {}, the nearest)", self.verdict, self.nodes[0]),
-            (true, None) => format!("{} (node {}; others alike)", self.verdict, self.nodes[0]),
+            (true, None) => format!("{} (node {}; the others are similar)", self.verdict, self.nodes[0]),
         };
         [names, verdict]
     }

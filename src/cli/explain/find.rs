@@ -42,7 +42,7 @@ impl Target {
             !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
         };
         if !parts.iter().all(word) {
-            return Err(wrong("is no name of a claim or a pod"));
+            return Err(wrong("is not a valid name of a claim or a pod"));
         }
         let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
         match parts.as_slice() {
@@ -113,7 +113,7 @@ fn nothing<'a>(named: &Named, all: impl Iterator<Item = (&'a str, &'a str)> + Cl
     others.truncate(OFFERS_MAX);
     match others.as_slice() {
         [] if offers.is_empty() => match there.count() {
-            0 => words.push_str(&format!(", nor any other {kind}; is it another namespace? (-n)")),
+            0 => words.push_str(&format!(", and no other {kind} either; is it in another namespace? (-n)")),
             count => words.push_str(&format!(", and none of a similar name among the {count} there")),
         },
         [] => {}
@@ -133,7 +133,7 @@ fn distance(name: &str, other: &str) -> Option<usize> {
 pub fn ended(pod: &core::Pod) -> Option<String> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref())?;
     matches!(phase, "Succeeded" | "Failed")
-        .then(|| format!("the pod has ended ({phase}): what it had was given back"))
+        .then(|| format!("the pod has ended ({phase}): its devices were released"))
 }
 
 /// Claims that the pod is to have and does not name yet.
@@ -144,8 +144,8 @@ pub fn lacks(pod: &core::Pod) -> Vec<String> {
     for entry in entries().filter(|entry| entry.resource_claim_name.is_none()) {
         if made().all(|made| made.name != entry.name) {
             lacks.push(format!(
-                "the claim of its entry {} is still to be made by kube-controller-manager, from the template {}: \
-                 does that exist? (kubectl -n {} get resourceclaimtemplates)",
+                "kube-controller-manager has not created the claim of its entry {} from the template {} yet: \
+                 does the template exist? (kubectl -n {} get resourceclaimtemplates)",
                 entry.name,
                 entry.resource_claim_template_name.as_deref().unwrap_or_default(),
                 pod.metadata.namespace.as_deref().unwrap_or_default()

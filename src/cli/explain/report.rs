@@ -43,8 +43,8 @@ impl Leader {
             Self::Unknown { words } => return Err(format!("not known: {words}")),
             Self::None { at } => {
                 return Err(format!(
-                    "none leads, nothing is placed: there is no lease {}/{}; is the controller installed? (kubectl -n \
-                     {} get pods)",
+                    "no controller leads, so nothing is placed: there is no lease {}/{}; is the controller \
+                     installed? (kubectl -n {} get pods)",
                     at.namespace, at.name, at.namespace
                 ));
             }
@@ -52,7 +52,7 @@ impl Leader {
         };
         let name = format!("{}/{}", at.namespace, at.name);
         let Some(holder) = &lease.holder else {
-            return Err(format!("none leads, nothing is placed: the lease {name} was given up"));
+            return Err(format!("no controller leads, so nothing is placed: the lease {name} was given up"));
         };
         // What stands behind the last _ tells two lives of a pod apart.
         let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
@@ -61,7 +61,8 @@ impl Leader {
         let span = super::super::inspect::span(age);
         match age > 2.0 * lease.duration.as_secs_f64() {
             true => Err(format!(
-                "none leads, nothing is placed: {pod} has given no sign of life for {span} (lease {name}, by its clock)"
+                "no controller leads, so nothing is placed: {pod} has given no sign of life for {span} (lease \
+                 {name}, by its clock)"
             )),
             false => Ok(format!("{pod} leads, last sign of life {span} ago")),
         }

@@ -131,10 +131,10 @@ Why:        needs 1 GPU; there is no candidate; left out: 5600 GPUs too small ev
 
 NODE        VERDICT
 700 nodes   too small even idle: 40049 MiB of 8 GPUs, needs 80896 (node node-0049, the nearest)
-100 nodes   has the taint rack-2:NoSchedule, which the pod does not tolerate (node node-0002; others alike)
+100 nodes   has the taint rack-2:NoSchedule, which the pod does not tolerate (node node-0002; the others are similar)
 200 nodes   is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
 
--o wide tells of each node.
+-o wide shows each node.
 ";
     assert_eq!(text, expected);
     let wide = draw(&report, Rows::Each);
@@ -204,7 +204,7 @@ fn what_is_not_there_is_told_with_what_is() {
     );
     assert_eq!(
         claim("mll", "nothing"),
-        "there is no claim nothing in namespace mll, nor any other claim; is it another namespace? (-n)"
+        "there is no claim nothing in namespace mll, and no other claim either; is it in another namespace? (-n)"
     );
     let words = no_pod(&core.view, &named("pod", "ml", "wen")).to_string();
     assert_eq!(words, "there is no pod wen in namespace ml; similar there: web");
@@ -214,11 +214,15 @@ fn what_is_not_there_is_told_with_what_is() {
 fn a_pod_tells_what_it_lacks() {
     let read = |value: Value| serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(value).unwrap();
     let over = read(json!({"status": {"phase": "Failed"}}));
-    assert_eq!(ended(&over).unwrap(), "the pod has ended (Failed): what it had was given back");
+    assert_eq!(ended(&over).unwrap(), "the pod has ended (Failed): its devices were released");
     let template = read(json!({"metadata": {"namespace": "ml"}, "spec": {"containers": [],
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "share"}]}}));
     assert_eq!(ended(&template), None);
-    assert!(lacks(&template)[0].contains("its entry gpu is still to be made"), "{:?}", lacks(&template));
+    assert!(
+        lacks(&template)[0].contains("has not created the claim of its entry gpu"),
+        "{:?}",
+        lacks(&template)
+    );
     let kai = read(json!({"metadata": {"annotations": {"gpu-memory": "2000"}}, "spec": {"containers": []}}));
     assert!(lacks(&kai)[0].contains("tranche.dev/kai-annotations=enabled"), "{:?}", lacks(&kai));
 }
@@ -262,8 +266,8 @@ fn who_leads_is_told_where_it_matters() {
     assert!(matches!(report.told[0].explained.answer, Answer::Would { .. }));
     report.leader = Some(Leader::None { at });
     let text = draw(&report, Rows::Grouped);
-    let words =
-        "\nController: none leads, nothing is placed: there is no lease tranche-system/tranche-controller;";
+    let words = "\nController: no controller leads, so nothing is placed: there is no lease \
+                 tranche-system/tranche-controller;";
     assert!(text.contains(words), "{text}");
     assert_eq!(report.exit_code(), 0);
     report.lacks.push("a claim".to_owned());

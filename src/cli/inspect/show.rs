@@ -306,7 +306,7 @@ fn notes(state: &NodeState) -> Vec<String> {
         notes.push("Another instance publishes; this one takes over when it ends.".to_owned());
     }
     if let Some(error) = &state.slices.error {
-        notes.push(format!("The ResourceSlices cannot be written; it is tried again: {error}"));
+        notes.push(format!("The ResourceSlices cannot be written, which is tried again: {error}"));
     }
     if let Some(dropped) = &state.slices.dropped {
         notes.push(format!("This API server does not keep {dropped}"));
@@ -331,7 +331,7 @@ fn boards(gpus: &NodeGpus) -> Vec<String> {
         }
         if matches!(&gpu.mig, MigMode::On(devices) if devices.is_empty()) {
             notes.push(format!(
-                "GPU {minor} ({product}) is in MIG mode without MIG devices, so nothing of it can be used: \
+                "GPU {minor} ({product}) is in MIG mode without MIG devices, so no part of it can be used: \
                  create MIG devices or turn MIG off."
             ));
         }
@@ -459,7 +459,7 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
         for part in [
             "Kubelet refused the plugin: another driver has the name\n",
             "The last look failed (2 in a row): NVML is gone\n",
-            "cannot be written; it is tried again: forbidden\n",
+            "cannot be written, which is tried again: forbidden\n",
             "gpu-3 (NoNewPods since 2026-01-01T00:00:00Z): Xid 48: memory has an uncorrectable error.\n",
             "does not keep spec.devices[].allowMultipleAllocations\n",
             "Only given whole: gpu-3, gpu-4: it is in MIG mode.\n",

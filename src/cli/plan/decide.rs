@@ -38,7 +38,7 @@ pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Rep
     };
     if manifest.without_uid {
         report.notes.push(
-            "The claim has no metadata.uid, which the API server gives: zeros stand in for it.".to_owned(),
+            "The claim has no metadata.uid, which the API server sets: zeros are used instead.".to_owned(),
         );
     }
     let foreign = manifest.foreign();
@@ -105,7 +105,8 @@ fn own_record(claim: &AllocatedClaim, site: &Site) -> Option<String> {
                  nothing is done."
             .to_owned(),
         false => format!(
-            "The ledger has a record of an earlier attempt or allocation of this claim ({}): it is taken back first.",
+            "The ledger has a record of an earlier attempt or allocation of this claim ({}): that attempt is \
+             undone first.",
             own.phase
         ),
     })
@@ -139,14 +140,14 @@ fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Pl
 fn because(claim: &AllocatedClaim, target: &Target<'_>) -> String {
     let entry = |aspect| why::meant(claim, target, aspect).last().map(|index| why::entry(claim, *index));
     match (target.mode, target.placer()) {
-        (HoldMode::Admin, _) => "administrative access changes nothing".to_owned(),
+        (HoldMode::Admin, _) => "administrative access changes no settings".to_owned(),
         (HoldMode::Share(_), Placer::Controller) => {
             let granted = entry(why::Aspect::Grant).unwrap_or_default();
             format!("the controller granted it: {granted}")
         }
         (HoldMode::Share(_), Placer::Scheduler) => "the scheduler granted it: consumedCapacity".to_owned(),
         (HoldMode::Whole | HoldMode::Mig, _) => {
-            entry(why::Aspect::Sharing).unwrap_or_else(|| "no config is meant for it".to_owned())
+            entry(why::Aspect::Sharing).unwrap_or_else(|| "no config is for it".to_owned())
         }
     }
 }
@@ -161,7 +162,7 @@ fn step(step: &ledger::Step) -> Step {
             let mode = if *exclusive { ", in EXCLUSIVE_PROCESS mode" } else { "" };
             let what =
                 format!("have an MPS daemon serve {group}{mode}, each client with {}", why::limits(needs));
-            (what, "leave the daemon to the claims that remain; without any, let it rest, in DEFAULT mode")
+            (what, "keep the daemon for the claims that remain; without any, let it rest, in DEFAULT mode")
         }
         ledger::Step::WriteCdi { file } => (format!("write {file}"), "remove it"),
     };

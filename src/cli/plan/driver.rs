@@ -11,8 +11,8 @@ use crate::host::driver_root::{DriverError, DriverRootCache};
 use crate::node::config::Roots;
 
 /// What is missing from a CDI file that was made with [`stand_in`].
-pub const STAND_IN: &str = "The driver's files were not looked for, so the CDI file is without libraries and programs, and \
-                            its device nodes are assumed: give --driver-root to have them found.";
+pub const STAND_IN: &str = "The driver's files were not looked for, so the CDI file lacks libraries and \
+                            programs, and its device nodes are assumed: give --driver-root to find them.";
 
 /// What the node plugin would find; `None` without a driver root.
 pub fn found(

@@ -39,8 +39,7 @@ pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
         state.claims = records(folder)?;
     } else if !knows_claims {
         notes.push(
-            "Claims that hold devices already were not looked at: give --ledger to have them counted."
-                .to_owned(),
+            "Claims that already hold devices are not counted: give --ledger to count them.".to_owned(),
         );
     }
     let named = args.node.clone().unwrap_or(state.node.name);
@@ -48,7 +47,7 @@ pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
         (false, _) => named,
         (true, Some(pool)) => {
             notes.push(format!(
-                "The node is taken to be {pool}, which the allocation names: give --node for another."
+                "The node is assumed to be {pool}, which the allocation names: give --node for another one."
             ));
             pool
         }
@@ -76,8 +75,8 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
         typed(&value, &name)?
     } else {
         return Err(Usage(format!(
-            "{name} does not tell a node's GPUs: it has neither inventory nor gpus; take what tranche inspect -o json \
-             prints"
+            "{name} does not list a node's GPUs: it has neither inventory nor gpus; use what tranche inspect \
+             -o json prints"
         )));
     };
     Ok((NodeState { inventory, ..NodeState::default() }, false))
@@ -86,7 +85,7 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
 fn typed<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         Usage(format!(
-            "{name} does not tell a node's GPUs: {}: {}; take what tranche inspect -o json prints",
+            "{name} does not list a node's GPUs: {}: {}; use what tranche inspect -o json prints",
             error.path(),
             error.inner()
         ))

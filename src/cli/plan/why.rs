@@ -64,11 +64,11 @@ pub fn passed_over(claim: &AllocatedClaim, targets: &[Target<'_>]) -> Vec<String
         let later = meant.iter().find(|entries| entries.contains(&index)).and_then(|entries| entries.last());
         words.push(match later {
             Some(later) => format!(
-                "{} counts for nothing: {} is meant for the same devices and comes later.",
+                "{} has no effect: {} is for the same devices and comes later.",
                 entry(claim, index),
                 entry(claim, *later)
             ),
-            None => format!("{} is meant for none of these devices.", entry(claim, index)),
+            None => format!("{} is for none of these devices.", entry(claim, index)),
         });
     }
     words

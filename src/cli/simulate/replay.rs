@@ -43,7 +43,7 @@ impl FromStr for Scheduler {
         let found = Self::all().into_iter().find(|one| one.as_str() == text);
         found.ok_or_else(|| {
             let names: Vec<_> = Self::all().iter().map(|one| one.as_str()).collect();
-            format!("{text:?} is none; use {}", names.join(", "))
+            format!("{text:?} is not a valid policy; use {}", names.join(", "))
         })
     }
 }

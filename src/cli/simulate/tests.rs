@@ -66,8 +66,8 @@ fn a_bad_file_is_refused_with_line_and_field() {
         ("x,1,1,1,1001,", "p.csv, line 9, field gpu_milli: 1001 is more than the 1000 thousandths"),
         ("x,1,1,1,0,", "line 9, field gpu_milli: 0 thousandths of 1 GPUs"),
         ("x,1,1,0,5,", "line 9, field gpu_milli: 5 thousandths of no GPU"),
-        ("x,many,1,1,5,", "line 9, field cpu_milli: \"many\" is no whole number"),
-        ("x,1,-1,1,5,", "line 9, field memory_mib: \"-1\" is no whole number"),
+        ("x,many,1,1,5,", "line 9, field cpu_milli: \"many\" is not a valid whole number"),
+        ("x,1,-1,1,5,", "line 9, field memory_mib: \"-1\" is not a valid whole number"),
         ("x,1,1,65,1000,", "line 9, field num_gpu: 65 GPUs"),
         (",1,1,1,5,", "line 9, field name: is empty"),
         ("x,1,1,1,5", "line 9: 5 fields where the first line names 6"),
@@ -78,8 +78,7 @@ fn a_bad_file_is_refused_with_line_and_field() {
     assert_eq!(node(""), "n.csv is empty; its first line names the columns");
     assert!(node("sn,gpu\na,1\n").contains("n.csv, line 1: column cpu_milli is missing; there are: sn, gpu"));
     assert!(
-        node(&format!("{NODES}big-1,1,1,1,X\n"))
-            .contains("line 5, field sn: node big-1 stands in an earlier")
+        node(&format!("{NODES}big-1,1,1,1,X\n")).contains("line 5, field sn: node big-1 is in an earlier")
     );
     assert!("best".parse::<Scheduler>().unwrap_err().contains("pack, spread, fragmentation, kube-default"));
 }

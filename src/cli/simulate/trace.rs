@@ -69,7 +69,7 @@ pub fn nodes(file: &str, text: &str) -> Result<Vec<NodeSpec>, BadTrace> {
 fn node(row: &Row<'_, 5>, names: &mut BTreeSet<String>) -> Result<NodeSpec, BadTrace> {
     let name = row.text(0)?;
     if !names.insert(name.to_owned()) {
-        return Err(row.bad(0, format!("node {name} stands in an earlier line, too")));
+        return Err(row.bad(0, format!("node {name} is in an earlier line, too")));
     }
     let gpus: u32 = row.number(3)?;
     if gpus > GPUS_MAX {
@@ -150,7 +150,7 @@ impl<const N: usize> Row<'_, N> {
 
     fn number<T: FromStr>(&self, column: usize) -> Result<T, BadTrace> {
         let text = self.fields[column];
-        text.parse().map_err(|_| self.bad(column, format!("{text:?} is no whole number that can be meant")))
+        text.parse().map_err(|_| self.bad(column, format!("{text:?} is not a valid whole number")))
     }
 }
 

@@ -75,7 +75,7 @@ fn a_policy_that_is_none_is_told_the_claims_author_and_stops_nobody_elses_claims
     assert_eq!(cluster.place("b"), None);
     let words = said(&mut cluster);
     assert!(
-        words.contains("annotation tranche.dev/policy: \"best\" is no policy; use pack, spread"),
+        words.contains("annotation tranche.dev/policy: \"best\" is not a valid policy; use pack, spread"),
         "{words}"
     );
 }

@@ -60,7 +60,7 @@ fn assert_refused(cluster: &mut Cluster, names: &[&str], words: &[&str]) {
 }
 
 const TOGETHER: &str = "the gang's 2 pods do not fit together: beside 1 of them";
-const CROWDED: &str = "1 node that may have no more pods";
+const CROWDED: &str = "1 node at the pod limit";
 
 fn room(cpu: &str, pods: &str) -> Value {
     json!({"cpu": cpu, "memory": "256Gi", "pods": pods})

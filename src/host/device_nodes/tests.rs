@@ -117,5 +117,5 @@ fn what_is_missing_is_named() {
 
     put(dir.path(), "dev/nvidiactl", "");
     let error = look(&dev_root(&dir), &[]).unwrap_err().to_string();
-    assert!(error.contains("no character device"), "{error}");
+    assert!(error.contains("not a character device"), "{error}");
 }

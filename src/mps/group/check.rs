@@ -33,7 +33,7 @@ impl<B: ComputeModes> Group<B> {
         if !state.retired
             && let Err(error) = self.folder.trim_logs()
         {
-            debug!(group = %self.group, error = error_chain(&error), "logs are not cut");
+            debug!(group = %self.group, error = error_chain(&error), "logs cannot be truncated");
         }
         self.publish(&state);
     }
@@ -104,7 +104,7 @@ impl<B: ComputeModes> Group<B> {
         state.record.daemon = None;
         state.record.deaths += 1;
         if let Err(error) = self.note(state) {
-            warn!(group = %self.group, error = error_chain(&error), "a daemon's death is not written down");
+            warn!(group = %self.group, error = error_chain(&error), "the end of a daemon cannot be recorded");
         }
         let reason = format!("the daemon (process {}) ended; it is started again", daemon.pid);
         self.down(state, reason);
@@ -144,7 +144,7 @@ impl<B: ComputeModes> Group<B> {
         }
         self.tools.metrics.termination("daemon");
         if let Err(error) = daemon.kill() {
-            warn!(group = %self.group, pid = daemon.pid, %error, "the mute MPS daemon cannot be ended");
+            warn!(group = %self.group, pid = daemon.pid, %error, "the MPS daemon, which does not answer, cannot be ended");
         }
     }
 

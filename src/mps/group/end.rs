@@ -55,7 +55,7 @@ impl<B: ComputeModes> Group<B> {
                     Ok(true) => return Ok(()),
                     Ok(false) => {}
                     Err(error) => {
-                        warn!(group = %self.group, error = error_chain(&error), "servers cannot be ended in peace");
+                        warn!(group = %self.group, error = error_chain(&error), "servers cannot be shut down in order");
                         break;
                     }
                 }
@@ -127,10 +127,10 @@ impl<B: ComputeModes> Group<B> {
             Err(error) => Err(error),
         };
         match ended {
-            Ok(()) if had_daemon => info!(group = %self.group, "the MPS daemon was ended: nobody needs it"),
+            Ok(()) if had_daemon => info!(group = %self.group, "the MPS daemon was ended: no claim needs it"),
             Ok(()) => {}
             Err(error) => {
-                warn!(group = %self.group, error = error_chain(&error), "an MPS daemon that nobody needs is not gone");
+                warn!(group = %self.group, error = error_chain(&error), "an MPS daemon that no claim needs has not ended");
             }
         }
     }

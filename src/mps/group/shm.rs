@@ -48,7 +48,7 @@ impl<B: ComputeModes> Group<B> {
         match look.cleared {
             Ok(0) => {}
             Ok(removed) => {
-                info!(group = %self.group, removed, "files of users who have no process any more are removed");
+                info!(group = %self.group, removed, "files of users who have no process left are removed");
                 self.tools.metrics.shm_removed.inc_by(u64::try_from(removed).unwrap_or(u64::MAX));
             }
             Err(error) => {

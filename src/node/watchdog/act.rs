@@ -61,7 +61,7 @@ pub(super) async fn end(
             threads.requester.run(work).await
         }
     };
-    outcome.unwrap_or_else(|| EndOutcome::Failed("a thread of the watchdog broke".to_owned()))
+    outcome.unwrap_or_else(|| EndOutcome::Failed("a thread of the watchdog failed".to_owned()))
 }
 
 /// None if the process is no daemon's client.

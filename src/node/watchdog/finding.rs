@@ -165,7 +165,7 @@ pub(super) fn of_end(
         EndOutcome::Ended(how) => FindingKind::Ended { process, used, how, numbers },
         EndOutcome::Failed(problem) => FindingKind::NotEnded { process, problem },
         EndOutcome::Gone => {
-            debug!(%process, "it ended before it was to");
+            debug!(%process, "it had already ended");
             return Vec::new();
         }
     };

@@ -125,7 +125,7 @@ async fn a_selector_may_ask_for_gpus_of_a_size() {
         assert_eq!(wait_node(&cluster, name).await, node, "{rule}");
     }
     create_hollow(&cluster, "none", of_size("isGreaterThan(quantity('4Ti'))"), |_| {}).await;
-    wait_told(&cluster, "none", "GPUs that a selector does not choose").await;
+    wait_told(&cluster, "none", "GPUs that a selector leaves out").await;
     hollow::end(cluster).await;
 }
 

@@ -95,7 +95,7 @@ async fn more_gpus_than_any_node_has_are_told_with_what_there_is() {
         devices
     };
     create_hollow(&cluster, "many", of(gpus + 1), |_| {}).await;
-    let words = format!("needs {} GPUs of one node; the most that fit are {gpus} on node hollow-", gpus + 1);
+    let words = format!("needs {} GPUs of one node; at most {gpus} fit, on node hollow-", gpus + 1);
     wait_told(&cluster, "many", &words).await;
     create_hollow(&cluster, "all", of(gpus), |_| {}).await;
     wait_node(&cluster, "all").await;
@@ -114,7 +114,7 @@ async fn every_policy_is_known_and_what_is_none_is_told() {
         cluster.create(on_hollow(as_nobody(user_of(name, name)))).await;
     }
     wait_node(&cluster, "good").await;
-    wait_told(&cluster, "bad", "annotation tranche.dev/policy: \"best\" is no policy; use pack, spread or")
+    wait_told(&cluster, "bad", "annotation tranche.dev/policy: \"best\" is not a valid policy; use pack, spread or")
         .await;
     cluster.rig.kubectl(&[
         "-n",

@@ -129,7 +129,7 @@ async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
         assert!(begun.elapsed() < FEW_SECONDS, "{name} was placed after {:?}", begun.elapsed());
     }
     wait_told(&cluster, "nested", "costs more than 2000000 on one device").await;
-    wait_told(&cluster, "many", "all in all; make them simpler, or fewer").await;
+    wait_told(&cluster, "many", "in all; write simpler selectors, or fewer").await;
     // What the API server has of memory, we have.
     let claims: Api<ResourceClaim> = cluster.api();
     let placed = || async { claims.get("swollen").await.ok()?.status?.allocation.map(|_| ()) };
