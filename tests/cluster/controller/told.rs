@@ -114,8 +114,12 @@ async fn every_policy_is_known_and_what_is_none_is_told() {
         cluster.create(on_hollow(as_nobody(user_of(name, name)))).await;
     }
     wait_node(&cluster, "good").await;
-    wait_told(&cluster, "bad", "annotation tranche.dev/policy: \"best\" is not a valid policy; use pack, spread or")
-        .await;
+    wait_told(
+        &cluster,
+        "bad",
+        "annotation tranche.dev/policy: \"best\" is not a valid policy; use pack, spread or",
+    )
+    .await;
     cluster.rig.kubectl(&[
         "-n",
         &cluster.namespace,
