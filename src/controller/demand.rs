@@ -1,4 +1,5 @@
-//! Pods that wait for devices of kube-scheduler's: for whole GPUs, maybe.
+//! Pods that kube-scheduler found no place for, and the devices that they ask it for (whole GPUs, maybe). Filled and
+//! read by `steps::holding`.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! Why a claim waits, or where it went: for people who ask. The core is fed as the controller's is, and the very
-//! decisions are made in the very order, up to the claim's turn; nothing is written.
+//! Why a claim waits, or where it went: for people who ask. The core is fed as the controller's is, and the same
+//! decisions are made in the same order, up to the claim's turn; nothing is written.
 //!
 //! What only a running controller remembers is not known here: nodes that have refused a pod a moment ago, writes under
-//! way. What it keeps for who has waited for long is told as it stands on claims, and not decided with.
+//! way. Places kept for long waiters are reported from the claims; they play no part in the decision.
 //!
 //! * [`explain`]: the answer; `nodes`: how each node looks to the pod, with numbers
 

@@ -1,10 +1,11 @@
-//! Whose GPU is it? A GPU is taken in two steps: write the hold, let it settle, look again; only then shares go
-//! there. A hold that has lost its race is withdrawn, one that nobody needs is given back.
+//! Whose GPU is it? A GPU is not used as soon as it is taken: the hold is written, it settles, the API is looked at
+//! again; only then shares go there. A hold that has lost its race is withdrawn, one that nobody needs is given back.
 //!
 //! Looking is a write, too: a hold that has settled is marked, and once the watch of claims brings the mark it has
 //! brought all that came before. A list would tell who is there, but not who has come and gone.
 //!
-//! A hold settles for a moment, and for long if somebody may still get its GPU (rivals): then it is looked at twice.
+//! A hold settles for 200 ms; if somebody may still be given its GPU (`steps::contenders`), for up to 2 s, and it is
+//! looked at twice.
 //!
 //! ```text
 //!           take          written            settled, look         nobody else
@@ -12,7 +13,7 @@
 //!     ▲             │ failed        │  ▲    somebody may come │                    │
 //!     │             │               │  └─────────────────────┤                    │
 //!     │             │ somebody else │          somebody else │                    │ idle too long, or wanted whole
-//!     └─────────────┴──── Leaving ←─┴────────────────────────┴────────────────────┘
+//!     └─────────────┴─── Releasing ←┴────────────────────────┴────────────────────┘
 //! ```
 //!
 //! Where no share ids are kept (Kubernetes 1.34 and 1.35) kube-scheduler's books have a device once, however many

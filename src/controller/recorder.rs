@@ -10,8 +10,8 @@ use crate::controller::Moment;
 use crate::controller::view::{Claim, Pod};
 use crate::model::names::{NodeName, PodUid};
 
-/// Between two explanations to one pod, unless it has become placed.
-const EVERY: Duration = Duration::from_secs(30);
+/// Between two explanations to one pod, unless the pod was placed in between.
+const EXPLAIN_EVERY: Duration = Duration::from_secs(30);
 /// With this begins what a pod is told that a place is kept for.
 pub const KEPT_FOR: &str = "kept for it";
 /// Texts on claims are kept short: they are read in a column.
@@ -30,7 +30,7 @@ struct Said {
     at: Moment,
     reason: Reason,
     /// There was something new to say, too soon.
-    more: bool,
+    has_news: bool,
 }
 
 /// Why a pod waits, as a metric label.
@@ -91,12 +91,12 @@ impl EventRecorder {
         let uid = &pod.at.uid;
         if let Some(said) = self.said.get_mut(uid) {
             said.reason = reason;
-            said.more = said.words != words && now < said.at + EVERY;
-            if said.words == words || said.more {
+            said.has_news = said.words != words && now < said.at + EXPLAIN_EVERY;
+            if said.words == words || said.has_news {
                 return false;
             }
         }
-        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason, more: false });
+        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason, has_news: false });
         self.note(subject(pod), Severity::Warning, "WaitingForGpuShare", words.to_owned());
         true
     }
@@ -107,7 +107,7 @@ impl EventRecorder {
     }
 
     /// The scheduler, or somebody else, took the allocation back.
-    pub fn refused(&mut self, pod: &Pod, node: &NodeName) {
+    pub fn taken_back(&mut self, pod: &Pod, node: &NodeName) {
         let words = format!(
             "the allocation on node {node} was taken back by the scheduler: the pod cannot run there now; another \
              node is looked for"
@@ -152,9 +152,9 @@ impl EventRecorder {
 
     /// Pods that can be told by now what is new; each is named once.
     pub fn due(&mut self, now: Moment) -> Vec<PodUid> {
-        let due = self.said.iter_mut().filter(|(_, said)| said.more && said.at + EVERY <= now);
+        let due = self.said.iter_mut().filter(|(_, said)| said.has_news && said.at + EXPLAIN_EVERY <= now);
         due.map(|(pod, said)| {
-            said.more = false;
+            said.has_news = false;
             pod.clone()
         })
         .collect()
@@ -162,8 +162,8 @@ impl EventRecorder {
 
     /// When somebody can be told something new.
     pub fn next(&self, now: Moment) -> Option<Moment> {
-        let more = self.said.values().filter(|said| said.more);
-        more.map(|said| said.at + EVERY).filter(|due| *due > now).min()
+        let more = self.said.values().filter(|said| said.has_news);
+        more.map(|said| said.at + EXPLAIN_EVERY).filter(|due| *due > now).min()
     }
 
     pub fn forget(&mut self, pod: &PodUid) {

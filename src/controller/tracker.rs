@@ -1,9 +1,10 @@
 //! What the controller has decided and is writing for each claim: one record per claim, which only this module changes.
 //!
 //! ```text
-//!         plan                    the watch shows the allocation
+//!         plan                    the watch shows all allocations of the unit
 //! Open ─────────→ Planned ──────────────────────────────────────→ Open
-//!  ▲                 │ cancelled while its allocation is being written, or after an answer was lost
+//!  ▲ ↖─────────────┘ │ cancelled while its allocation is being written, or after an answer was lost
+//!  │    cancelled    │
 //!  │                 ▼
 //!  └─────────── Unconfirmed: the allocation may stand in the API soon; it counts as granted
 //!     shown, or confirmed not to come
@@ -11,7 +12,7 @@
 //!
 //! Beside the decision a record has the claim's write under way (one at a time), the reason that is to be written on
 //! the claim, the time before which the claim is not decided again, and, for an allocation that no pod has reserved,
-//! since when that is so ([`Unused`]).
+//! since when it has been unreserved ([`Unused`]).
 //!
 //! Changes of the API come in by [`Tracker::allocated`], [`Tracker::cleared`], [`Tracker::renamed`] and
 //! [`Tracker::gone`], answers to writes by [`Tracker::succeeded`] and [`Tracker::failed`]. Each returns what its caller
@@ -39,10 +40,10 @@ use crate::model::names::{ClaimUid, NodeName, PodUid};
 /// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
 /// it (kube-scheduler's allocator follows only the coming and going of allocations).
 const REST_AFTER_CLEARING: Duration = Duration::from_secs(1);
-/// Before a write is repeated that nobody has answered.
-pub const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// Before a write that failed or was not answered is tried again.
+pub const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// An object whose creation was not answered is seen by then, or never.
-const NEVER_COMES: Duration = Duration::from_secs(10);
+const CREATION_SHOWS_WITHIN: Duration = Duration::from_secs(10);
 /// Before a claim is tried again that the API server refused.
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 /// Claims that are being written at once.
@@ -439,11 +440,11 @@ impl Tracker {
             Some(Writing::Reason(text)) => {
                 if !matches!(failure, Failure::Gone | Failure::Refused(_)) {
                     self.record(claim).reason.get_or_insert(text);
-                    self.reasons_after = Some(now + ASK_AGAIN);
+                    self.reasons_after = Some(now + RETRY_AFTER);
                 }
-                self.confirm_at(claim, now + ASK_AGAIN);
+                self.confirm_at(claim, now + RETRY_AFTER);
             }
-            Some(Writing::Confirmation) => self.confirm_at(claim, now + ASK_AGAIN),
+            Some(Writing::Confirmation) => self.confirm_at(claim, now + RETRY_AFTER),
             None => {}
         }
         Verdict::Wait
@@ -464,16 +465,16 @@ impl Tracker {
             // admission answered.
             Failure::Conflict if stored != Stored::No => {
                 if let Next::Newer { again, .. } = &mut progress.next {
-                    *again = Some(now + ASK_AGAIN);
+                    *again = Some(now + RETRY_AFTER);
                 }
             }
             // Nothing was done, so that no next version need come. Of one that is promised there is none: its name is
             // taken, which the watch will tell, or its namespace's quota was being counted.
             Failure::Conflict | Failure::NotLeading | Failure::Busy(_) => {
-                progress.next = Next::From(now + ASK_AGAIN);
+                progress.next = Next::From(now + RETRY_AFTER);
             }
             Failure::Silent(_) => {
-                (progress.next, progress.lost) = (Next::From(now + ASK_AGAIN), true);
+                (progress.next, progress.lost) = (Next::From(now + RETRY_AFTER), true);
             }
             Failure::Gone => return Verdict::Cancel(unit),
             Failure::Refused(_) => {
@@ -576,7 +577,7 @@ impl Tracker {
     }
 }
 
-/// How long an unanswered write may take to show.
+/// How long to wait before making sure of an unanswered write: not at all if the claim exists.
 fn unanswered_for(stored: Stored) -> Duration {
-    if stored == Stored::No { NEVER_COMES } else { Duration::ZERO }
+    if stored == Stored::No { CREATION_SHOWS_WITHIN } else { Duration::ZERO }
 }

@@ -1,5 +1,4 @@
-//! What the controller writes, and what came of it: the words between the one that decides and the one that
-//! writes.
+//! What the controller writes, and what came of it: the messages between `round` and `writer`.
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 

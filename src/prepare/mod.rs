@@ -3,7 +3,7 @@
 //! ```text
 //! claim ─→ targets (does it exist, is it free?) ─→ plan (steps, CDI file, answer)
 //! ```
-//! The executor (node::preparer) decides nothing: it records the plan's intent, applies its steps in order,
+//! The executor (node::executor) decides nothing: it records the plan's intent, applies its steps in order,
 //! and gives its answer. A plan made twice from the same facts is the same plan.
 //!
 //! May import: model, params, sharing, cdi, ledger. May name: thiserror.

@@ -3,7 +3,8 @@
 //! The unit is the API server's (KEP-4381, CEL's cost model: an access or a call is 1, a byte of text that is read
 //! a tenth); a tick is a tenth of it. Two things are dearer here than there, because they cost more than the API server
 //! counts: comparing lists within lists, and patterns with repetitions that are counted. What the API server counts as
-//! nothing (a literal, `&&`) is a fifth of a unit. So the limit is twice the API server's.
+//! nothing (a literal, `&&`) is a fifth of a unit. So the limit is twice the API server's. What one function costs stands
+//! in `function.rs`.
 
 use super::eval::Trouble;
 

@@ -1,5 +1,5 @@
-//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, strings as far as
-//! they only look, `includes`. What is missing here is refused when an expression is compiled.
+//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, `includes`, and of
+//! strings `contains`, `startsWith`, `endsWith`, `lowerAscii`, `upperAscii`, `trim`. What is missing here is refused when an expression is compiled.
 
 use std::cmp::Ordering;
 use std::rc::Rc;

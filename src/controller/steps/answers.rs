@@ -9,7 +9,7 @@ use crate::cluster::feed::{Change, Seen};
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored};
 use crate::controller::holds::Others;
-use crate::controller::tracker::{ASK_AGAIN, Verdict};
+use crate::controller::tracker::{RETRY_AFTER, Verdict};
 use crate::controller::view::claim::reference;
 use crate::controller::view::{GpuRef, Sight};
 use crate::controller::write::{Failure, Outcome};
@@ -32,7 +32,7 @@ impl Core {
             Outcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(self.view.read(&claim).at),
             Outcome::BarrierWritten(_, Err(_)) => self.looked(false, now),
             Outcome::Left(_, _, Ok(()) | Err(Failure::Gone)) => {}
-            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu, now + ASK_AGAIN),
+            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu, now + RETRY_AFTER),
             Outcome::Allocated(uid, Ok(claim))
             | Outcome::Cleared(uid, Ok(claim))
             | Outcome::Marked(uid, Ok(claim)) => {

@@ -124,7 +124,7 @@ impl Core {
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
         for pod in self.view.pods_of(&self.view.claims[uid]).filter(refused) {
             self.queue.exclude(&pod.at.uid, node, now);
-            self.recorder.refused(pod, node);
+            self.recorder.taken_back(pod, node);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::select::untolerated;
 impl Core {
     /// Notes what a pod waits for.
     pub(super) fn note_needs(&mut self, uid: &PodUid) {
-        let refused = self.view.pods.get(uid).filter(|pod| is_refused(pod));
+        let refused = self.view.pods.get(uid).filter(|pod| is_unschedulable(pod));
         self.demand.set(uid, refused.map(|pod| self.view.needs(pod)).unwrap_or_default());
     }
 
@@ -125,7 +125,7 @@ impl Core {
 }
 
 /// The scheduler has found no place for it.
-fn is_refused(pod: &Pod) -> bool {
+fn is_unschedulable(pod: &Pod) -> bool {
     pod.unschedulable && pod.node.is_none() && !pod.ending
 }
 
