@@ -16,6 +16,8 @@ use crate::model::share::{Isolation, Percent};
 pub(super) const API_VERSION: &str = "tranche.dev/v1alpha1";
 /// An MPS server has 48 client slots (60 from CUDA 13 on).
 const PROCESSES_MAX: u32 = 60;
+/// A bare number up to this may have been meant in MiB: 512 GiB.
+const MEANT_AS_MIB_MAX: u64 = 512 << 10;
 const BILLION: u32 = 1_000_000_000;
 
 /// A decoded and validated `GpuShare`.
@@ -95,10 +97,32 @@ struct Raw {
     #[serde(rename = "kind")]
     _kind: String,
     memory: Option<Quantity>,
-    fraction: Option<String>,
-    compute: Option<u64>,
+    /// Also as a number: YAML makes one of `0.25` without quotes.
+    fraction: Option<Scalar>,
+    /// Also as a text, with or without `%`.
+    compute: Option<Scalar>,
     minimum_isolation: Option<String>,
     max_processes: Option<u32>,
+}
+
+/// A number, or a text that says one.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Text(String),
+    Number(serde_json::Number),
+}
+
+impl Scalar {
+    /// A number without an exponent.
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            // As JSON a small one would have an exponent.
+            Self::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
+            Self::Number(number) => number.to_string(),
+        }
+    }
 }
 
 pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
@@ -107,14 +131,13 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
         (None, None) => None,
         (Some(memory), None) => Some(Amount::Memory(bytes(memory)?)),
         (None, Some(fraction)) => Some(Amount::Fraction(
-            fraction.parse().map_err(|problem: String| ParamsError::new("fraction", problem))?,
+            fraction.into_text().parse().map_err(|problem: String| ParamsError::new("fraction", problem))?,
         )),
         (Some(_), Some(_)) => {
             return Err(ParamsError::new("fraction", "does not go with memory; write one of the two"));
         }
     };
-    let compute = raw.compute.map(Percent::try_from).transpose();
-    let compute = compute.map_err(|error| ParamsError::new("compute", error.to_string()))?;
+    let compute = raw.compute.map(percent).transpose()?;
     if let Some(processes) = raw.max_processes
         && !(1..=PROCESSES_MAX).contains(&processes)
     {
@@ -133,14 +156,28 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuShare, ParamsError> {
     Ok(GpuShare { amount, compute, minimum_isolation, max_processes: raw.max_processes })
 }
 
+/// `20`, `"20"` or `"20%"`.
+fn percent(compute: Scalar) -> Result<Percent, ParamsError> {
+    let text = compute.into_text();
+    let wrong = |words: String| ParamsError::new("compute", words);
+    let number = text.strip_suffix('%').unwrap_or(&text).trim_end();
+    let number: u64 = number.parse().map_err(|_| {
+        wrong(format!("{text:?} is not a valid percentage; write a whole number from 1 to 100, such as 25"))
+    })?;
+    Percent::try_from(number).map_err(|error| wrong(error.to_string()))
+}
+
+/// The least is 1 MiB: MPS counts in MiB, and who writes `2000` means no bytes.
 fn bytes(quantity: Quantity) -> Result<Bytes, ParamsError> {
-    match quantity.units_ceil() {
-        Some(bytes) if bytes > 0 => Ok(Bytes(bytes)),
-        _ => Err(ParamsError::new(
-            "memory",
-            format!("{quantity} is not a valid amount of memory; write one such as 2000Mi"),
-        )),
-    }
+    let problem = match quantity.units_ceil() {
+        Some(bytes) if bytes >= Bytes::from_mib(1).0 => return Ok(Bytes(bytes)),
+        Some(bytes @ 1..) => {
+            let meant = if bytes <= MEANT_AS_MIB_MAX { bytes } else { 1 };
+            format!("{bytes} bytes are less than 1 MiB; did you mean {meant}Mi?")
+        }
+        _ => format!("{quantity} is not a valid amount of memory; write one such as 2000Mi"),
+    };
+    Err(ParamsError::new("memory", problem))
 }
 
 fn isolation(word: &str) -> Result<Isolation, ParamsError> {
@@ -176,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn amounts_are_taken_as_people_write_them_and_never_a_thousandth_of_what_they_mean() {
+        let same = |one: Value, other: Value| assert_eq!(share(one).unwrap(), share(other).unwrap());
+        same(json!({"fraction": 0.25}), json!({"fraction": "0.25"}));
+        same(json!({"fraction": 1}), json!({"fraction": "1"}));
+        same(json!({"fraction": 1e-2}), json!({"fraction": "0.01"}));
+        same(json!({"compute": "20%"}), json!({"compute": 20}));
+        same(json!({"compute": "20"}), json!({"compute": 20}));
+        let words = |memory: &str| share(json!({"memory": memory})).unwrap_err().problem;
+        assert_eq!(words("2000"), "2000 bytes are less than 1 MiB; did you mean 2000Mi?");
+        assert_eq!(words("1023Ki"), "1047552 bytes are less than 1 MiB; did you mean 1Mi?");
+        assert_eq!(share(json!({"memory": "1Mi"})).unwrap().amount, Some(Amount::Memory(Bytes::from_mib(1))));
+    }
+
+    #[test]
     fn a_fraction_is_rounded_down_to_whole_mib_and_percent() {
         let of =
             |text: &str, mib: u64| text.parse::<Fraction>().unwrap().of(Bytes::from_mib(mib)).mib_floor();
@@ -195,6 +246,10 @@ mod tests {
         for (fields, path) in [
             (json!({"memory": "1Gi", "fraction": "0.5"}), "fraction"),
             (json!({"memory": "0"}), "memory"),
+            (json!({"memory": "2000"}), "memory"),
+            (json!({"memory": 2000}), "memory"),
+            (json!({"memory": "1023Ki"}), "memory"),
+            (json!({"memory": "2000m"}), "memory"),
             (json!({"memory": "much"}), "memory"),
             (json!({"fraction": "1.5"}), "fraction"),
             (json!({"fraction": "NaN"}), "fraction"),
@@ -203,7 +258,14 @@ mod tests {
             (json!({"fraction": ""}), "fraction"),
             (json!({"fraction": "1e-1"}), "fraction"),
             (json!({"fraction": "0.1234567891"}), "fraction"),
-            (json!({"fraction": 0.5}), "fraction"),
+            (json!({"fraction": 1.5}), "fraction"),
+            (json!({"fraction": 0}), "fraction"),
+            (json!({"fraction": true}), "fraction"),
+            (json!({"compute": "much"}), "compute"),
+            (json!({"compute": "20%%"}), "compute"),
+            (json!({"compute": "101%"}), "compute"),
+            (json!({"compute": 20.5}), "compute"),
+            (json!({"compute": -1}), "compute"),
             (json!({"compute": 0}), "compute"),
             (json!({"compute": 101}), "compute"),
             (json!({"maxProcesses": 0}), "maxProcesses"),
