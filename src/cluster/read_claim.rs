@@ -40,13 +40,16 @@ pub fn read(claim: &ClaimRef, object: &ResourceClaim) -> Result<AllocatedClaim, 
     Ok(AllocatedClaim { claim: claim.clone(), requests, results, configs, pods, reserved_for_others })
 }
 
+/// The claim is reserved for a pod, and not for something else.
+pub fn is_pod(one: &ResourceClaimConsumerReference) -> bool {
+    one.api_group.as_deref().unwrap_or_default().is_empty() && one.resource == "pods"
+}
+
 /// The pods that the claim is reserved for (all of its namespace), and whether it is reserved for something
 /// else as well.
 fn consumers(claim: &ClaimRef, object: &ResourceClaim) -> (Vec<PodRef>, bool) {
     let reserved = object.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
-    let (pods, others): (Vec<_>, Vec<_>) =
-        reserved.partition(|one| is_pod(one.api_group.as_deref(), &one.resource));
+    let (pods, others): (Vec<_>, Vec<_>) = reserved.partition(|one| is_pod(one));
     let pod = |one: &ResourceClaimConsumerReference| PodRef {
         namespace: claim.namespace.clone(),
         name: one.name.clone(),

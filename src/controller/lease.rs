@@ -1,6 +1,6 @@
 //! Who may write. One controller of several holds the Lease; the others watch it. A lease is taken over when it has
 //! shown no sign of life for its duration by our own clock, and even then nothing is written for another duration:
-//! a write that the old leader began may still be under way (facts: optimistic locks are per claim, GPUs have none).
+//! a write that the old leader began may still be under way (optimistic locks are per claim, GPUs have none).
 
 use std::future::Future;
 use std::sync::Arc;

@@ -8,6 +8,9 @@ use crate::controller::holds::ReleaseStep;
 use crate::controller::view::GpuRef;
 use crate::model::names::ClaimUid;
 
+/// The controller-manager clears what has it when its last user has ended.
+pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
 /// What a round comes to.
 #[derive(Debug, Default)]
 pub struct Round {

@@ -16,7 +16,7 @@ use crate::controller::holds::ReleaseStep;
 use crate::controller::lease::Gate;
 use crate::controller::view::GpuRef;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
-use crate::controller::write::{Failure, Outcome, Write};
+use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
 use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
@@ -28,7 +28,6 @@ const AT_ONCE: usize = 128;
 pub const QUEUE_CAPACITY: usize = 16;
 /// Answers that wait to be heard.
 pub const ANSWERS_MAX: usize = 256;
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The only request of a hold.
 const HOLD_REQUEST: &str = "gpu";
 const NAME_BYTES_MAX: usize = 253;

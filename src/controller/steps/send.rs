@@ -10,12 +10,8 @@ use crate::controller::grant::allocation;
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
 use crate::controller::view::{Asks, Claim};
-use crate::controller::write::Round;
-use crate::controller::write::Write;
+use crate::controller::write::{FINALIZER, Round, Write};
 use crate::model::names::ClaimUid;
-
-/// The controller-manager clears what has it when its last user has ended.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 impl Core {
     pub(in crate::controller) fn send(

@@ -192,7 +192,6 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
         (Asks::Shares(_), Some(words)) => Asks::Unreadable(words),
         (asks, _) => asks,
     };
-    let is_pod = |group: Option<&str>, resource: &str| group.unwrap_or("").is_empty() && resource == "pods";
     Claim {
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         ending: meta.deletion_timestamp.is_some(),
@@ -205,11 +204,11 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
             .map(|one| allocation(&claim, object, &asks, one, hold.as_ref())),
         asks,
         users: reserved()
-            .filter(|user| is_pod(user.api_group.as_deref(), &user.resource))
+            .filter(|user| read_claim::is_pod(user))
             .map(|user| PodUid::new(&user.uid))
             .collect(),
         hold,
-        other_users: reserved().any(|user| !is_pod(user.api_group.as_deref(), &user.resource)),
+        other_users: reserved().any(|user| !read_claim::is_pod(user)),
         at: ClaimVersion { claim, resource_version: meta.resource_version.clone().unwrap_or_default() },
     }
 }
