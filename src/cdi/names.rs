@@ -8,7 +8,7 @@ pub const KIND: &str = "k8s.gpu.nvidia.com/claim";
 
 /// The qualified CDI device id that kubelet passes to the runtime:
 /// `k8s.gpu.nvidia.com/claim=<claim UID>-<device>[-<share id>]`. The same arguments give the same id
-/// for ever: kubelet keeps ids of an earlier answer (facts: dra-contract 2.2, point 9). The share id
+/// for ever: kubelet keeps the ids of an earlier answer. The share id
 /// keeps two shares of one device apart (kubernetes/kubernetes#134519).
 pub fn id(claim: &ClaimUid, device: &DeviceName, share_id: Option<&str>) -> String {
     format!("{KIND}={}", local_name(claim, device, share_id))

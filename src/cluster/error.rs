@@ -95,11 +95,6 @@ impl CallError {
         }
     }
 
-    /// True if the API server did not answer: nothing is known about the object then.
-    pub fn is_silence(&self) -> bool {
-        matches!(self, Self::TimedOut { .. } | Self::Unreachable { .. })
-    }
-
     /// The kind, as a metric label.
     pub fn label(&self) -> &'static str {
         match self {

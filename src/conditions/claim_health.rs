@@ -33,8 +33,6 @@ pub enum GrantEventKind {
         /// As the host counts.
         pid: u32,
     },
-    /// A process uses the board past the MPS server, where no limit holds it.
-    Bypass { pid: u32 },
     /// Within the grant again.
     Within,
 }
@@ -58,31 +56,23 @@ pub enum GpuPart {
     Shm,
 }
 
-/// How a claim takes more of a board than it was granted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Violation {
-    Over(GrantUsage),
-    Bypass { pid: u32, usage: GrantUsage },
-}
-
 /// The violations and unhealthy parts that concern one claim.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClaimHealth {
-    violations: BTreeMap<DeviceUuid, Violation>,
+    /// GPUs of which the claim takes more than it was granted.
+    over: BTreeMap<DeviceUuid, GrantUsage>,
     unhealthy: BTreeMap<(DeviceUuid, GpuPart), String>,
 }
 
 impl ClaimHealth {
     /// Applies an event. Returns true if a condition of the claim changes.
     pub fn apply(&mut self, event: &GrantEvent) -> bool {
-        let usage = event.usage;
-        let violation = match event.kind {
-            GrantEventKind::Within => return self.violations.remove(&event.gpu).is_some(),
-            GrantEventKind::Over | GrantEventKind::Ended { .. } => Violation::Over(usage),
-            GrantEventKind::Bypass { pid } => Violation::Bypass { pid, usage },
-        };
-        let before = self.violations.insert(event.gpu.clone(), violation);
-        before.is_none_or(|before| std::mem::discriminant(&before) != std::mem::discriminant(&violation))
+        match event.kind {
+            GrantEventKind::Within => self.over.remove(&event.gpu).is_some(),
+            GrantEventKind::Over | GrantEventKind::Ended { .. } => {
+                self.over.insert(event.gpu.clone(), event.usage).is_none()
+            }
+        }
     }
 
     /// Records the health of a part. Returns true if a condition of the claim changes.
@@ -94,8 +84,9 @@ impl ClaimHealth {
         }
     }
 
-    pub(super) fn violation(&self, gpu: &DeviceUuid) -> Option<Violation> {
-        self.violations.get(gpu).copied()
+    /// What the claim uses of the GPU, if that is more than it was granted.
+    pub(super) fn over(&self, gpu: &DeviceUuid) -> Option<GrantUsage> {
+        self.over.get(gpu).copied()
     }
 
     /// The unhealthy parts of a GPU or a MIG device, each with the reason.

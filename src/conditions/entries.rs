@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
-use super::claim_health::{ClaimHealth, GpuPart, Violation};
+use super::claim_health::{ClaimHealth, GpuPart};
 use super::messages;
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::names::DRIVER;
@@ -123,11 +123,8 @@ fn ready(held: &HeldDevice, now: Timestamp) -> Condition {
 /// Only shares have limits that software keeps.
 fn within_limits(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> Option<Condition> {
     let HoldMode::Share(grant) = held.mode else { return None };
-    let (reason, message) = match claim_health.violation(&held.gpu) {
-        Some(Violation::Over(usage)) => (Err("OverGrant"), messages::over(&held.gpu, usage)),
-        Some(Violation::Bypass { pid, usage }) => {
-            (Err("LimitBypassed"), messages::bypass(&held.gpu, pid, usage))
-        }
+    let (reason, message) = match claim_health.over(&held.gpu) {
+        Some(usage) => (Err("OverGrant"), messages::over(&held.gpu, usage)),
         None if messages::counts_memory(&grant) => {
             (Ok("WithinGrant"), format!("not seen over its {} MiB", grant.memory.mib_floor()))
         }

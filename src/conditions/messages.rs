@@ -50,11 +50,6 @@ pub fn grant_event(event: &GrantEvent) -> ClaimEvent {
                 over(gpu, *usage)
             ),
         ),
-        GrantEventKind::Bypass { pid } => claim_event(
-            "LimitBypassed",
-            EventType::Warning,
-            format!("{}; leave CUDA_MPS_PIPE_DIRECTORY as it is set", bypass(gpu, pid, *usage)),
-        ),
         GrantEventKind::Within => claim_event(
             "GrantKept",
             EventType::Normal,
@@ -144,10 +139,6 @@ pub(super) fn over(gpu: &DeviceUuid, usage: GrantUsage) -> String {
     format!("uses {} of the {} that it was granted on {gpu}", mib(usage.used), mib(usage.granted))
 }
 
-pub(super) fn bypass(gpu: &DeviceUuid, pid: u32, usage: GrantUsage) -> String {
-    format!("process {pid} uses {gpu} past the MPS server, where no limit holds it: {}", over(gpu, usage))
-}
-
 pub(super) fn unhealthy(gpu: &DeviceUuid, part: GpuPart, why: &str) -> String {
     match part {
         GpuPart::Board => format!("{gpu} is not healthy: {why}"),
@@ -225,7 +216,6 @@ pub(super) mod tests {
         for (kind, reason, event_type) in [
             (GrantEventKind::Over, "GrantExceeded", EventType::Warning),
             (GrantEventKind::Ended { pid: 4711 }, "ProcessEnded", EventType::Warning),
-            (GrantEventKind::Bypass { pid: 4711 }, "LimitBypassed", EventType::Warning),
             (GrantEventKind::Within, "GrantKept", EventType::Normal),
         ] {
             let told = grant_event(&grant_event_of(kind, 2300));

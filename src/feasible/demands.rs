@@ -14,8 +14,6 @@ const ENTRY: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Demands {
     said: Said,
-    /// The same, for comparison: the API's types have no order.
-    text: String,
     /// How many bytes they have, if these are more than are kept: then the pod may run nowhere.
     too_large: Option<usize>,
 }
@@ -38,7 +36,7 @@ impl Demands {
                 affinity: None,
                 tolerations: Vec::new(),
             };
-            return Self { said, text: format!("{bytes} bytes"), too_large: Some(bytes) };
+            return Self { said, too_large: Some(bytes) };
         }
         let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
         let said = Said {
@@ -48,8 +46,7 @@ impl Demands {
                 .and_then(|one| one.required_during_scheduling_ignored_during_execution.clone()),
             tolerations: pod.tolerations.clone().unwrap_or_default(),
         };
-        let text = format!("{said:?}");
-        Self { said, text, too_large: None }
+        Self { said, too_large: None }
     }
 
     /// How many bytes they have, if that is more than [`BYTES_MAX`].
@@ -100,7 +97,7 @@ fn bytes(pod: &PodSpec) -> usize {
 
 impl PartialEq for Demands {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.cmp(other).is_eq()
     }
 }
 
@@ -114,6 +111,34 @@ impl PartialOrd for Demands {
 
 impl Ord for Demands {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.text.cmp(&other.text)
+        self.too_large.cmp(&other.too_large).then_with(|| self.said.order(&other.said))
     }
+}
+
+impl Said {
+    /// By all of it, field by field: the API's types have no order.
+    fn order(&self, other: &Self) -> Ordering {
+        let terms = |said: &Self| said.affinity.as_ref().map(|affinity| affinity.node_selector_terms.len());
+        self.node_name
+            .cmp(&other.node_name)
+            .then_with(|| self.node_selector.cmp(&other.node_selector))
+            .then_with(|| borne(&self.tolerations).cmp(borne(&other.tolerations)))
+            .then_with(|| terms(self).cmp(&terms(other)))
+            .then_with(|| required(self.affinity.as_ref()).cmp(required(other.affinity.as_ref())))
+    }
+}
+
+fn borne(all: &[Toleration]) -> impl Iterator<Item: Ord> {
+    all.iter().map(|one| (&one.key, &one.operator, &one.value, &one.effect, one.toleration_seconds))
+}
+
+/// Each requirement, with the number of its term.
+fn required(affinity: Option<&NodeSelector>) -> impl Iterator<Item: Ord> {
+    let terms = affinity.into_iter().flat_map(|affinity| affinity.node_selector_terms.iter().enumerate());
+    let all = terms.flat_map(|(nth, term)| {
+        let of_labels = term.match_expressions.iter().flatten().map(move |one| (nth, false, one));
+        let of_fields = term.match_fields.iter().flatten().map(move |one| (nth, true, one));
+        of_labels.chain(of_fields)
+    });
+    all.map(|(nth, of_field, one)| (nth, of_field, &one.key, &one.operator, &one.values))
 }

@@ -317,3 +317,32 @@ fn demands_that_are_too_large_are_not_kept_and_match_no_node() {
     let many = pod(json!({"tolerations": tolerations(800)}));
     assert_eq!(why_not(&many, &node).map(|unfit| unfit.to_string()), None);
 }
+
+#[test]
+fn demands_are_equal_only_if_all_of_them_are() {
+    let requirement = |key: &str, values: &[&str]| json!({"key": key, "operator": "In", "values": values});
+    let term = |field: &str, one: Value| affinity(json!([{field: [one]}]));
+    let a = || requirement("a", &["x"]);
+    let specs = [
+        json!({}),
+        json!({"nodeName": "a"}),
+        json!({"nodeSelector": {"a": "b"}}),
+        json!({"nodeSelector": {"a": "c"}}),
+        json!({"tolerations": [{"key": "a", "operator": "Exists"}]}),
+        json!({"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute"}]}),
+        json!({"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}]}),
+        json!({"affinity": affinity(json!([]))}),
+        json!({"affinity": affinity(json!([{}]))}),
+        json!({"affinity": term("matchExpressions", a())}),
+        json!({"affinity": term("matchFields", a())}),
+        json!({"affinity": term("matchExpressions", requirement("b", &["x"]))}),
+        json!({"affinity": term("matchExpressions", requirement("a", &["x", "y"]))}),
+        json!({"affinity": affinity(json!([{"matchExpressions": [a()]}, {"matchExpressions": [a()]}]))}),
+        json!({"affinity": affinity(json!([{"matchExpressions": [a(), a()]}, {}]))}),
+    ];
+    for (nth, one) in specs.iter().enumerate() {
+        for (other_nth, other) in specs.iter().enumerate() {
+            assert_eq!(pod(one.clone()) == pod(other.clone()), nth == other_nth, "{one} {other}");
+        }
+    }
+}

@@ -463,8 +463,8 @@ async fn a_restart_writes_what_is_missing_and_nothing_else() {
     api.until("the missed entry", |api| entry(api, "missed").is_some()).await;
     assert_eq!(entry(&api, "told"), before);
     assert_eq!(api.count(Verb::Apply, CLAIMS), 2);
-    running.reporter.grant_changed(grant_event("missed", GrantEventKind::Bypass { pid: 4711 }, 100));
-    api.until("a first event", |api| events(api, "LimitBypassed").len() == 2).await;
+    running.reporter.grant_changed(grant_event("missed", GrantEventKind::Ended { pid: 4711 }, 100));
+    api.until("a first event", |api| events(api, "ProcessEnded").len() == 2).await;
     assert!(events(&api, "SharePrepared").len() <= told_events, "no second event for what was told");
     running.stop().await;
 }
