@@ -26,6 +26,8 @@ const CLEAR_BELOW: &str = "\x1b[J";
 /// Where nobody says how wide the terminal is.
 const WIDTH: usize = 110;
 const INTERVAL_MIN_S: f64 = 0.5;
+/// Of nodes with GPUs, in words about one without.
+const NODES_TOLD: usize = 8;
 
 #[derive(Debug, Clone, Args)]
 pub struct TopArgs {
@@ -84,11 +86,24 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
 /// One look, as it is printed, `width` columns wide.
 ///
 /// # Errors
-/// The API server does not answer, or does not let the caller look.
+/// The API server does not answer, or does not let the caller look; or nothing is published for the node that was named.
 pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow::Result<String> {
     let seen = cluster.survey().await?;
     let mut map = map::map(&seen.slices, &seen.claims);
-    map.nodes.retain(|node| args.node.as_ref().is_none_or(|name| *name == node.name));
+    if let Some(name) = &args.node {
+        if !map.nodes.iter().any(|node| node.name == *name) {
+            let others: Vec<&str> =
+                map.nodes.iter().map(|node| node.name.as_str()).take(NODES_TOLD).collect();
+            anyhow::bail!(
+                "no GPUs are published for node {name}; nodes that have some: {}",
+                match others[..] {
+                    [] => "none; is `tranche node` running? (kubectl get resourceslices)".to_owned(),
+                    _ => others.join(", "),
+                }
+            );
+        }
+        map.nodes.retain(|node| node.name == *name);
+    }
     Ok(match args.output {
         Output::Json => format!("{:#}\n", map::json(&map)),
         Output::Map => draw::draw(&map, width),

@@ -280,6 +280,9 @@ node-b: 2 devices, 0 whole, 0 in shares, 2 free
     assert_eq!(looked("top").await, expected);
     let one = looked("top --node node-b").await;
     assert!(one.starts_with("1 node, 2 devices: 2 free") && !one.contains("node-a"), "{one}");
+    let Command::Top(nope) = parsed("top --node nope") else { panic!() };
+    let error = top::look(&cluster(&api), &nope, 82).await.unwrap_err().to_string();
+    assert_eq!(error, "no GPUs are published for node nope; nodes that have some: node-a, node-b");
     let json: Value = serde_json::from_str(&looked("top -o json").await).unwrap();
     assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["claim"], "running");
 }
