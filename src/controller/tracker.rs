@@ -514,13 +514,13 @@ impl Tracker {
             Decision::Unconfirmed { confirm_at } => confirm_at.is_some_and(|at| at <= now),
             _ => false,
         };
-        self.free(|record| due(record))
+        self.free(due).collect()
     }
 
     /// Claims without a write under way of which this is true.
-    fn free(&self, is: impl Fn(&Record) -> bool) -> Vec<ClaimUid> {
-        let free = self.claims.iter().filter(|(_, record)| record.write.is_none() && is(record));
-        free.map(|(claim, _)| claim.clone()).collect()
+    fn free(&self, is: impl Fn(&Record) -> bool) -> impl Iterator<Item = ClaimUid> {
+        let free = self.claims.iter().filter(move |(_, record)| record.write.is_none() && is(record));
+        free.map(|(claim, _)| claim.clone())
     }
 
     // Reasons.
@@ -536,8 +536,7 @@ impl Tracker {
             return Vec::new();
         }
         let room = REASONS_UNDER_WAY_MAX.saturating_sub(self.under_way);
-        let mut due = self.free(|record| record.reason.is_some());
-        due.truncate(room);
+        let due: Vec<ClaimUid> = self.free(|record| record.reason.is_some()).take(room).collect();
         let take = |claim: ClaimUid| {
             let reason = self.update(&claim, |record| record.reason.take()).flatten()?;
             Some((claim, reason))

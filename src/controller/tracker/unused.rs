@@ -96,6 +96,6 @@ impl Tracker {
 
     /// Claims whose allocation is to be taken back, and that are not being written.
     pub fn to_clear(&self) -> Vec<ClaimUid> {
-        self.free(|record| record.unused.as_ref().is_some_and(|unused| unused.clear))
+        self.free(|record| record.unused.as_ref().is_some_and(|unused| unused.clear)).collect()
     }
 }
