@@ -80,6 +80,10 @@ pub struct MpsArgs {
     /// Root of the driver's files as this process sees it [default: /driver-root].
     #[arg(long, env = "TRANCHE_DRIVER_ROOT", hide_env_values = true)]
     pub driver_root: Option<String>,
+    /// Directories of the driver's libraries below the driver root, separated by commas, where they are not in one of the
+    /// usual ones [default: none].
+    #[arg(long, env = "TRANCHE_DRIVER_LIBRARY_DIRS", hide_env_values = true)]
+    pub driver_library_dirs: Option<String>,
     /// The program nvidia-cuda-mps-control, as this process sees it [default: looked for below the driver
     /// root].
     #[arg(long, env = "TRANCHE_MPS_CONTROL", hide_env_values = true)]
@@ -222,6 +226,14 @@ pub struct RootArgs {
     /// The same directory's path on the host: it is what CDI files name [default: /].
     #[arg(long, env = "TRANCHE_DRIVER_ROOT_ON_HOST", hide_env_values = true)]
     pub driver_root_on_host: Option<String>,
+    /// Directories of the driver's libraries below the driver root, separated by commas, where they are not in one of the
+    /// usual ones [default: none].
+    #[arg(long, env = "TRANCHE_DRIVER_LIBRARY_DIRS", hide_env_values = true)]
+    pub driver_library_dirs: Option<String>,
+    /// The host's root as this process sees it, to look for NVIDIA's container toolkit in, where the driver root is
+    /// another [default: none].
+    #[arg(long, env = "TRANCHE_TOOLKIT_ROOT", hide_env_values = true)]
+    pub toolkit_root: Option<String>,
     /// Directory of the device nodes as this process sees it [default: <driver-root>/dev if
     /// nvidiactl is there, else /dev].
     #[arg(long, env = "TRANCHE_DEV_ROOT", hide_env_values = true)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::daemon::{DaemonMounts, shm};
 use crate::host::PidNamespace;
+use crate::model::driver::DriverPlace;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::mps::config::{MpsSettings, Timing};
@@ -139,6 +140,7 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
     let MpsArgs {
         mps_dir,
         driver_root,
+        driver_library_dirs,
         mps_control,
         sysfs_root,
         cgroup_root,
@@ -153,7 +155,7 @@ pub fn mps(args: MpsArgs) -> Result<MpsSettings, BadSettings> {
     let usual = Timing::DEFAULT;
     let settings = MpsSettings {
         folder: reader.path("--mps-dir", mps_dir, MPS_DIR),
-        driver_root: reader.path("--driver-root", driver_root, DRIVER_ROOT),
+        driver: reader.driver(driver_root, driver_library_dirs),
         control: given(mps_control).map(|path| reader.path("--mps-control", Some(path), "")),
         launcher: THIS_PROGRAM.into(),
         mounts: reader.parsed("--mps-mounts", mps_mounts, DaemonMounts::Own, daemon_mounts),
@@ -297,12 +299,19 @@ impl Reader {
     }
 
     fn roots(&mut self, args: RootArgs) -> Roots {
-        let RootArgs { driver_root, driver_root_on_host, dev_root } = args;
+        let RootArgs { driver_root, driver_root_on_host, driver_library_dirs, toolkit_root, dev_root } = args;
         Roots {
-            driver_root: self.path("--driver-root", driver_root, DRIVER_ROOT),
+            driver: self.driver(driver_root, driver_library_dirs),
+            toolkit_root: given(toolkit_root).map(|path| self.path("--toolkit-root", Some(path), "")),
             driver_root_on_host: self.path("--driver-root-on-host", driver_root_on_host, "/"),
             dev_root: given(dev_root).map(|path| self.path("--dev-root", Some(path), "")),
         }
+    }
+
+    fn driver(&mut self, root: Option<String>, library_dirs: Option<String>) -> DriverPlace {
+        let root = self.path("--driver-root", root, DRIVER_ROOT);
+        let own = self.parsed("--driver-library-dirs", library_dirs, Vec::new(), folders_below);
+        DriverPlace::new(root, own)
     }
 
     fn sharing(&mut self, args: SharingArgs) -> SharingPolicy {
@@ -413,6 +422,16 @@ fn duration(text: &str) -> Option<Duration> {
         rest = after;
     }
     (!text.is_empty()).then_some(sum)
+}
+
+/// Separated by commas, each relative to the driver root; a slash at the beginning means the driver root as well.
+fn folders_below(text: &str) -> Result<Vec<String>, String> {
+    let folder = |part: &str| match Path::new(part).components().any(|part| part.as_os_str() == "..") {
+        true => Err(format!("{part:?} contains ..; write the path below the driver root without it")),
+        false => Ok(part.trim_matches('/').to_owned()),
+    };
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(folder).collect()
 }
 
 /// Separated by commas; none is none.
@@ -645,7 +664,8 @@ mod tests {
     #[test]
     fn the_device_directory_is_found_here_and_on_the_host() {
         let roots = |dev_root: Option<&str>| Roots {
-            driver_root: "/driver-root".into(),
+            driver: Path::new("/driver-root").into(),
+            toolkit_root: None,
             driver_root_on_host: "/run/nvidia/driver".into(),
             dev_root: dev_root.map(PathBuf::from),
         };

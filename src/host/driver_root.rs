@@ -3,13 +3,14 @@
 //! A driver root is the file system that NVIDIA's driver is installed in: the host's own, or that of
 //! a driver container (`/run/nvidia/driver`). This process sees it at one place and the container
 //! runtime at another ([`RootView`]). Links are followed below the root only.
-//! May import `cdi` for its data types; no external crate but thiserror.
+//! May import `model`, and `cdi` for its data types; no external crate but thiserror.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::device_nodes::DevRoot;
 use crate::cdi::{FileKind, Hook, HookTool, HostPath, RootFile, RootFiles};
+use crate::model::driver::DriverPlace;
 
 mod cache;
 mod libraries;
@@ -25,11 +26,11 @@ pub use view::{Looker, RootView};
 #[derive(Debug, Clone)]
 pub struct DriverRoot {
     pub view: RootView,
+    /// As this process sees it: library directories, and the root once more.
+    pub place: DriverPlace,
     /// The host's root, to look for NVIDIA's container toolkit in, where the driver root is another.
     pub toolkit: Option<RootView>,
     pub hook: HookChoice,
-    /// Further library directories, relative to the driver root, looked into first.
-    pub library_directories: Vec<String>,
     pub dev: DevRoot,
 }
 
@@ -47,9 +48,14 @@ pub enum HookChoice {
 impl DriverRoot {
     /// A root that holds everything: libraries, `dev` and, if it has one, the toolkit.
     pub fn new(inside: impl Into<PathBuf>, outside: impl Into<String>) -> Self {
-        let view = RootView::new(inside, outside);
+        Self::of(inside.into().into(), outside)
+    }
+
+    /// The same, with the library directories that an administrator named.
+    pub fn of(place: DriverPlace, outside: impl Into<String>) -> Self {
+        let view = RootView::new(place.root(), outside);
         let dev = DevRoot { view: view.clone(), proc: PathBuf::from("/proc") };
-        Self { view, toolkit: None, hook: HookChoice::Search, library_directories: Vec::new(), dev }
+        Self { view, place, toolkit: None, hook: HookChoice::Search, dev }
     }
 }
 
@@ -57,9 +63,9 @@ impl DriverRoot {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     #[error(
-        "no NVIDIA driver below {root} ({host} on the host): no 64-bit libcuda.so.<version> in any library directory; install the driver or point the driver root at it"
+        "no NVIDIA driver below {root} ({host} on the host): no 64-bit libcuda.so.<version> in {searched} below it; install the driver, point the driver root at it, or name the directory of its libraries with --driver-library-dirs"
     )]
-    NoDriver { root: PathBuf, host: String },
+    NoDriver { root: PathBuf, host: String, searched: String },
     #[error(
         "the driver root {host} holds driver {found}, but NVML speaks of {wanted}: the driver was changed without a reboot or reload, or the root is not this driver's"
     )]
@@ -84,12 +90,9 @@ fn traced_scan(
     version: Option<&str>,
 ) -> Result<(RootFiles, BTreeSet<PathBuf>), ScanError> {
     let look = Looker::new(&root.view);
-    let directories = libraries::directories(&look, &root.library_directories);
-    let version = pick_version(&root.view, &directories, version)?;
-    let arch = libcuda_arch(&look, &directories, &version).ok_or_else(|| ScanError::NoDriver {
-        root: root.view.inside.clone(),
-        host: root.view.outside.clone(),
-    })?;
+    let directories = libraries::directories(&look, &root.place);
+    let version = pick_version(root, &directories, version)?;
+    let arch = libcuda_arch(&look, &directories, &version).ok_or_else(|| no_driver(root))?;
     let (hook, mut looked) = find_hook(root)?;
     let files = RootFiles {
         libraries: libraries::libraries(&look, &directories, &version, arch),
@@ -103,16 +106,21 @@ fn traced_scan(
     Ok((files, looked))
 }
 
+fn no_driver(DriverRoot { view, place, .. }: &DriverRoot) -> ScanError {
+    let searched = place.library_directories().collect::<Vec<_>>().join(", ");
+    ScanError::NoDriver { root: view.inside.clone(), host: view.outside.clone(), searched }
+}
+
 fn pick_version(
-    view: &RootView,
+    root: &DriverRoot,
     directories: &[libraries::Directory],
     wanted: Option<&str>,
 ) -> Result<String, ScanError> {
     let found = libraries::versions(directories);
     let list = || found.iter().cloned().collect::<Vec<_>>().join(", ");
-    let host = view.outside.clone();
+    let host = root.view.outside.clone();
     match (wanted, found.len()) {
-        (_, 0) => Err(ScanError::NoDriver { root: view.inside.clone(), host }),
+        (_, 0) => Err(no_driver(root)),
         (Some(wanted), _) if found.contains(wanted) => Ok(wanted.to_owned()),
         (Some(wanted), _) => Err(ScanError::OtherVersion { host, found: list(), wanted: wanted.to_owned() }),
         (None, 1) => Ok(list()),
@@ -145,11 +153,10 @@ pub fn has_loader(root: &RootView) -> bool {
 }
 
 /// Directories below the root where the driver's libraries and programs may be, as this process sees them.
-pub fn search_paths(root: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    let below = |places: &[&str]| {
-        places.iter().map(|place| root.join(place)).filter(|path| path.is_dir()).collect::<Vec<_>>()
-    };
-    (below(&places::LIBRARIES), below(&places::BINARY_DIRECTORIES))
+pub fn search_paths(driver: &DriverPlace) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let there = |place: &str| Some(driver.root().join(place)).filter(|path| path.is_dir());
+    let programs = places::BINARY_DIRECTORIES.iter().filter_map(|place| there(place));
+    (driver.library_directories().filter_map(there).collect(), programs.collect())
 }
 
 fn binaries(look: &Looker<'_>) -> Vec<RootFile> {

@@ -17,13 +17,14 @@ pub mod process;
 pub mod program;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use durable::Durability;
 pub use lock::{FileLock, LockError};
 pub use process::{End, EndError, LocalProcesses, PidNamespace, Processes};
 pub use program::ProgramError;
 
+use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
 
 /// What the loops do to the node. Every verb blocks its thread.
@@ -42,7 +43,7 @@ pub trait Host: Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub struct LocalHost {
     /// Where the driver's files are, as this process sees them.
-    pub driver_root: PathBuf,
+    pub driver: DriverPlace,
 }
 
 impl Host for LocalHost {
@@ -56,6 +57,6 @@ impl Host for LocalHost {
         durable::remove(path)
     }
     fn set_time_slice(&self, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
-        program::set_time_slice(&self.driver_root, gpu, level)
+        program::set_time_slice(&self.driver, gpu, level)
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::driver_root::{self, RootView};
+use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
 
 /// nvidia-smi answers in tens to hundreds of milliseconds; kubelet waits 45 s for the whole claim.
@@ -31,20 +32,21 @@ pub enum ProgramError {
 /// Sets a GPU's time slice: 0 default, 1 short, 2 medium, 3 long. Blocks the thread, at most 10 s.
 ///
 /// There is no NVML call for it; `nvidia-smi compute-policy` is the driver's own way.
-pub fn set_time_slice(driver_root: &Path, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
-    let path = driver_root::program(&RootView::new(driver_root, ""), "nvidia-smi")
-        .map(|below| driver_root.join(below))
-        .ok_or_else(|| ProgramError::Missing { root: driver_root.to_owned() })?;
+pub fn set_time_slice(driver: &DriverPlace, gpu: &DeviceUuid, level: u8) -> Result<(), ProgramError> {
+    let root = driver.root();
+    let path = driver_root::program(&RootView::new(root, ""), "nvidia-smi")
+        .map(|below| root.join(below))
+        .ok_or_else(|| ProgramError::Missing { root: root.to_owned() })?;
     let mut command = Command::new(&path);
     command
         .args(["compute-policy", "-i", gpu.as_str(), "--set-timeslice", &level.to_string()])
-        .env("LD_LIBRARY_PATH", library_path(driver_root));
+        .env("LD_LIBRARY_PATH", library_path(driver));
     run(&path, &mut command)
 }
 
 /// Where nvidia-smi finds libnvidia-ml.so.1.
-fn library_path(root: &Path) -> String {
-    let (libraries, _) = driver_root::search_paths(root);
+fn library_path(driver: &DriverPlace) -> String {
+    let (libraries, _) = driver_root::search_paths(driver);
     libraries.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":")
 }
 

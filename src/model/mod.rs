@@ -3,6 +3,7 @@
 //! * [`names`]: identifiers of the field (driver, pool, device, claim, GPU) and their laws
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB
 //! * [`gpu`]: GPUs and MIG devices as this node has them
+//! * [`driver`]: where NVIDIA's driver is installed
 //! * [`claim`]: a claim and what was allocated to it
 //! * [`process`]: a process of the host, told apart from later ones with its PID
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
@@ -10,6 +11,7 @@
 //! May import: nothing of ours. May name: serde, thiserror.
 
 pub mod claim;
+pub mod driver;
 pub mod gpu;
 pub mod names;
 pub mod process;

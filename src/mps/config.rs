@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::daemon::{DaemonMounts, shm};
+use crate::model::driver::DriverPlace;
 use crate::ops::addresses::Addresses;
 
 /// How to run the supervisor. All paths are absolute and as this process sees them.
@@ -11,7 +12,7 @@ use crate::ops::addresses::Addresses;
 pub struct MpsSettings {
     /// Folder of the socket and of all daemons; the same path on the host.
     pub folder: PathBuf,
-    pub driver_root: PathBuf,
+    pub driver: DriverPlace,
     /// The control program, where it is not to be looked for below the driver root.
     pub control: Option<PathBuf>,
     /// This program, which is started again for each daemon.

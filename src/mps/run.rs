@@ -66,7 +66,7 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
     let interval = settings.timing.check_interval;
     let ops_address = settings.ops_address.clone();
     let nvml = Nvml::new(Settings {
-        driver_root: settings.driver_root.clone(),
+        driver: settings.driver.clone(),
         sys_root: settings.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
     });

@@ -54,21 +54,21 @@ impl<B> Tools<B> {
 
     /// Looked up each time: a driver container may come, go and be replaced.
     pub fn program(&self) -> Result<Program, GroupError> {
-        let root = &self.settings.driver_root;
+        let root = self.settings.driver.root();
         let view = RootView::new(root, "");
         let path = match &self.settings.control {
             Some(path) if path.is_file() => path.clone(),
             Some(path) => return Err(GroupError::NoProgram { path: path.clone() }),
             None => driver_root::program(&view, PROGRAM)
                 .map(|below| root.join(below))
-                .ok_or_else(|| GroupError::NoDriver { root: root.clone() })?,
+                .ok_or_else(|| GroupError::NoDriver { root: root.to_owned() })?,
         };
         let is_other_root =
             root != Path::new("/") && path.starts_with(root) && driver_root::has_loader(&view);
-        let (libraries, mut programs) = driver_root::search_paths(root);
+        let (libraries, mut programs) = driver_root::search_paths(&self.settings.driver);
         // The server usually lies beside its control program.
         programs.splice(0..0, path.parent().map(PathBuf::from));
-        Ok(Program { path, root: is_other_root.then(|| root.clone()), libraries, programs })
+        Ok(Program { path, root: is_other_root.then(|| root.to_owned()), libraries, programs })
     }
 
     pub async fn ask(&self, folder: &Folder, commands: &[String]) -> Result<String, GroupError> {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::host::PidNamespace;
+use crate::model::driver::DriverPlace;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::ops::addresses::Addresses;
@@ -69,9 +70,12 @@ pub struct HostPaths {
 /// Where NVIDIA's driver is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
-    pub driver_root: PathBuf,
+    pub driver: DriverPlace,
     /// The same directory on the host.
     pub driver_root_on_host: PathBuf,
+    /// Where the host's own programs are, for NVIDIA's container toolkit, if the driver root is another: as this process
+    /// sees it.
+    pub toolkit_root: Option<PathBuf>,
     /// As given; see [`Roots::dev_root`].
     pub dev_root: Option<PathBuf>,
 }
@@ -88,13 +92,13 @@ impl Roots {
     /// may bring its device nodes long after this process has started.
     pub fn dev_root(&self, exists: impl Fn(&Path) -> bool) -> DevRoot {
         let here = self.dev_root.clone().unwrap_or_else(|| {
-            let in_driver_root = self.driver_root.join("dev");
+            let in_driver_root = self.driver.root().join("dev");
             match exists(&in_driver_root.join("nvidiactl")) {
                 true => in_driver_root,
                 false => PathBuf::from("/dev"),
             }
         });
-        let on_host = match here.strip_prefix(&self.driver_root) {
+        let on_host = match here.strip_prefix(self.driver.root()) {
             Ok(below) => self.driver_root_on_host.join(below),
             Err(_) => here.clone(),
         };

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::inventory::{Change, Inventory, InventoryTracker};
+use crate::model::driver::DriverPlace;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
 /// Changes of files that may wait; more say nothing new.
@@ -335,12 +336,12 @@ fn tell(event: &GpuEvent) -> bool {
 /// the timer alone has to do.
 pub fn watch_files(
     dev_root: PathBuf,
-    driver_root: PathBuf,
+    driver: DriverPlace,
     stop: CancellationToken,
 ) -> mpsc::Receiver<FilesChanged> {
     let (sender, receiver) = mpsc::channel(CHANGES);
     tokio::spawn(async move {
-        let watched = stop.run_until_cancelled(pass_on(dev_root, driver_root, sender)).await;
+        let watched = stop.run_until_cancelled(pass_on(dev_root, driver, sender)).await;
         if let Some(Err(error)) = watched {
             tracing::warn!(
                 target: "tranche::discovery", %error,
@@ -353,10 +354,10 @@ pub fn watch_files(
 
 async fn pass_on(
     dev_root: PathBuf,
-    driver_root: PathBuf,
+    driver: DriverPlace,
     sender: mpsc::Sender<FilesChanged>,
 ) -> std::io::Result<()> {
-    let mut files = DeviceFiles::new(&dev_root, &driver_root)?;
+    let mut files = DeviceFiles::new(&dev_root, driver)?;
     loop {
         tokio::select! {
             change = files.changed() => {

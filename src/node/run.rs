@@ -90,7 +90,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         inventory: discovered.inventory.clone(),
         lanes: ledger.lanes,
         executor: ledger.executor,
-        lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
+        lists: ProcessWatch::new(settings.roots.driver.clone(), LISTS_LIMIT),
         metrics: metrics.clone(),
         reporter: reporter.clone(),
     });
@@ -130,7 +130,7 @@ fn watchdog(
         executor: preparer.executor.clone(),
         cluster: preparer.cluster.clone(),
         daemons: preparer.executor.daemons.clone(),
-        lists: ProcessWatch::new(settings.roots.driver_root.clone(), LISTS_LIMIT),
+        lists: ProcessWatch::new(settings.roots.driver.clone(), LISTS_LIMIT),
         processes: processes(settings),
         lock: settings.host.state_dir.join("watchdog.lock"),
         own_pod: settings.pod_uid.as_deref().map(PodUid::new),
@@ -155,7 +155,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
     }
     let boot = boot::boot_id(&paths.boot_id_file)
         .map_err(|source| NodeError::Boot { path: paths.boot_id_file.clone(), source })?;
-    let host = Arc::new(LocalHost { driver_root: settings.roots.driver_root.clone() });
+    let host = Arc::new(LocalHost { driver: settings.roots.driver.clone() });
     let store = Store::open(paths.state_dir.join("ledger"), &lanes_dir, host.clone())?;
     let [applying, ready, releasing] = store.phases();
     info!(applying, ready, releasing, "ledger opened");
@@ -186,10 +186,10 @@ pub fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
     // A node's view has the /dev folder in it.
     let parent = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
     DriverRoot {
-        view: view(&roots.driver_root, &roots.driver_root_on_host),
-        toolkit: None,
+        view: view(roots.driver.root(), &roots.driver_root_on_host),
+        place: roots.driver.clone(),
+        toolkit: roots.toolkit_root.as_deref().map(|inside| view(inside, Path::new("/"))),
         hook: HookChoice::Search,
-        library_directories: Vec::new(),
         dev: DevRoot { view: view(&parent(&dev.here), &parent(&dev.on_host)), proc: proc.to_owned() },
     }
 }
@@ -213,13 +213,13 @@ fn stop(shutdown: &Shutdown, tasks: &mut Tasks) -> CancellationToken {
 
 fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, looked: Token) -> Discovered {
     let nvml = Nvml::new(Settings {
-        driver_root: settings.roots.driver_root.clone(),
+        driver: settings.roots.driver.clone(),
         sys_root: settings.host.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
     });
     let stop = stop(shutdown, tasks);
     let dev = settings.roots.dev_root(|path| path.exists()).here;
-    let files = watch_files(dev, settings.roots.driver_root.clone(), stop.clone());
+    let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
     let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
     let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
     tasks.spawn("discovery", async move {

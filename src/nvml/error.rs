@@ -13,11 +13,12 @@ use crate::model::names::DeviceUuid;
 #[derive(Debug, Error)]
 pub enum NvmlError {
     #[error(
-        "no libnvidia-ml.so.1 under the driver root {}: looked in {}; install the NVIDIA driver on the node, or name \
-         the directory it is installed in as the driver root",
-        .root.display(), list(.searched)
+        "no libnvidia-ml.so.1 under the driver root {}: looked in {} below it; install the NVIDIA driver on the node, \
+         name the directory that it is installed in as the driver root, or name the directory of its libraries with \
+         --driver-library-dirs",
+        .root.display(), .searched.join(", ")
     )]
-    LibraryMissing { root: PathBuf, searched: Vec<PathBuf> },
+    LibraryMissing { root: PathBuf, searched: Vec<String> },
     #[error("{} cannot be used as NVML: {words}; reinstall the driver, or name another driver root", .path.display())]
     LibraryUnusable { path: PathBuf, words: String },
     #[error(
@@ -127,8 +128,4 @@ fn mode_words(mode: ComputeMode) -> &'static str {
 
 fn device(index: &Option<u32>) -> String {
     index.map(|index| format!(" on the GPU with index {index}")).unwrap_or_default()
-}
-
-fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }

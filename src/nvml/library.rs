@@ -5,23 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
 use super::NvmlError;
+use crate::model::driver::DriverPlace;
 
 /// The library's name since the first NVML.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
-
-/// Directories under a driver root, most usual first: RPM distributions and driver containers, Debian
-/// and Ubuntu, GKE. Debian's own packages keep several drivers apart in `nvidia/current`.
-const DIRECTORIES: [&str; 9] = [
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib64/nvidia/current",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-];
 
 /// More symbolic links than this are taken for a loop, as the kernel does.
 const MAX_LINKS: usize = 40;
@@ -31,16 +18,17 @@ const MAX_LINKS: usize = 40;
 /// Symbolic links mean what they mean on the node: an absolute one starts at the root, and none leads
 /// out of it to the container's own files. The path is free of links and so names the driver version,
 /// as a rule: another version is another file for the dynamic loader.
-pub fn find(root: &Path) -> Result<Vec<PathBuf>, NvmlError> {
+pub fn find(driver: &DriverPlace) -> Result<Vec<PathBuf>, NvmlError> {
+    let root = driver.root();
     let mut found: Vec<PathBuf> = Vec::new();
-    for directory in DIRECTORIES {
+    for directory in driver.library_directories() {
         let path = Path::new(directory).join(LIBRARY);
         if let Some(real) = resolve(root, &path).filter(|real| real.is_file() && !found.contains(real)) {
             found.push(real);
         }
     }
     if found.is_empty() {
-        let searched = DIRECTORIES.iter().map(|directory| root.join(directory)).collect();
+        let searched = driver.library_directories().map(str::to_owned).collect();
         return Err(NvmlError::LibraryMissing { root: root.to_owned(), searched });
     }
     Ok(found)
@@ -48,9 +36,10 @@ pub fn find(root: &Path) -> Result<Vec<PathBuf>, NvmlError> {
 
 /// Directories in which a library would be found, as far as they exist: what to watch for a driver
 /// that is installed or replaced.
-pub fn directories(root: &Path) -> Vec<PathBuf> {
+pub fn directories(driver: &DriverPlace) -> Vec<PathBuf> {
+    let root = driver.root();
     let mut found: Vec<PathBuf> = Vec::new();
-    for directory in DIRECTORIES {
+    for directory in driver.library_directories() {
         if let Some(real) =
             resolve(root, Path::new(directory)).filter(|real| real.is_dir() && !found.contains(real))
         {
@@ -140,14 +129,27 @@ mod tests {
             "lib/x86_64-linux-gnu/libnvidia-ml.so.1",
             "../../../../../opt/driver/libnvidia-ml.so.580.1",
         );
-        assert_eq!(find(root.path()).unwrap(), [real]);
+        assert_eq!(find(&root.path().into()).unwrap(), [real]);
     }
 
     #[test]
     fn debian_keeps_it_one_floor_down() {
         let root = root();
         let real = file(root.path(), "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1");
-        assert_eq!(find(root.path()).unwrap(), [real]);
+        assert_eq!(find(&root.path().into()).unwrap(), [real]);
+    }
+
+    #[test]
+    fn an_administrators_directory_comes_first_and_layouts_of_node_images_are_known() {
+        let root = root();
+        let folders = ["opt/nvidia/lib64", "usr/lib/nvidia/tesla", "usr/local/lib", "."];
+        for folder in folders {
+            file(root.path(), &format!("{folder}/libnvidia-ml.so.1"));
+        }
+        let own = DriverPlace::new(root.path(), vec!["srv/lib".to_owned()]);
+        let first = file(root.path(), "srv/lib/libnvidia-ml.so.1");
+        let found = find(&own).unwrap();
+        assert_eq!((&found[0], found.len()), (&first, folders.len() + 1), "{found:?}");
     }
 
     #[test]
@@ -156,9 +158,9 @@ mod tests {
         let target = file(outside.path(), "libnvidia-ml.so.1");
         link(root.path(), "usr/lib64/libnvidia-ml.so.1", target.to_str().unwrap());
         link(root.path(), "lib64/libnvidia-ml.so.1", "libnvidia-ml.so.1");
-        let words = find(root.path()).unwrap_err().to_string();
-        for directory in DIRECTORIES {
-            assert!(words.contains(root.path().join(directory).to_str().unwrap()), "{words}");
+        let words = find(&root.path().into()).unwrap_err().to_string();
+        for directory in ["usr/lib64, ", "usr/lib/nvidia/tesla, ", "--driver-library-dirs"] {
+            assert!(words.contains(directory), "{words}");
         }
         assert!(words.contains("install the NVIDIA driver on the node"), "{words}");
     }
@@ -168,6 +170,6 @@ mod tests {
         let root = root();
         file(root.path(), "usr/lib64/other.so");
         link(root.path(), "lib64", "/usr/lib64");
-        assert_eq!(directories(root.path()), [root.path().join("usr/lib64")]);
+        assert_eq!(directories(&root.path().into()), [root.path().join("usr/lib64"), root.path().to_owned()]);
     }
 }

@@ -7,7 +7,6 @@
 //! counted twice.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use tokio::sync::mpsc;
 use super::NvmlError;
 use super::raw::{self, List};
 use super::worker::{self, Progress, Reply, Workers};
+use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 
@@ -42,7 +42,7 @@ pub struct BoardProcesses {
 /// Asks NVML for process lists. Loads nothing before the first question.
 #[derive(Debug)]
 pub struct ProcessWatch {
-    driver_root: PathBuf,
+    driver: DriverPlace,
     limit: Duration,
     workers: Workers<ProcessQuery>,
 }
@@ -55,8 +55,8 @@ struct ProcessQuery {
 
 impl ProcessWatch {
     /// `limit`: how long the answer about all boards of a question may take.
-    pub fn new(driver_root: PathBuf, limit: Duration) -> Self {
-        Self { driver_root, limit, workers: Workers::new("nvml-processes") }
+    pub fn new(driver: DriverPlace, limit: Duration) -> Self {
+        Self { driver, limit, workers: Workers::new("nvml-processes") }
     }
 
     /// The processes of these boards, in their order. A board that fails by itself does not spoil the others.
@@ -64,8 +64,8 @@ impl ProcessWatch {
     /// # Errors
     /// The library cannot be used, or did not answer in time.
     pub async fn processes(&self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
-        let driver_root = self.driver_root.clone();
-        let serve = move |queue, progress| ProcessThread { driver_root, progress, open: None }.serve(queue);
+        let driver = self.driver.clone();
+        let serve = move |queue, progress| ProcessThread { driver, progress, open: None }.serve(queue);
         self.workers.ask(self.limit, serve, |reply| ProcessQuery { boards, reply }).await
     }
 
@@ -82,7 +82,7 @@ impl ProcessWatch {
 
 /// The state of the thread.
 struct ProcessThread {
-    driver_root: PathBuf,
+    driver: DriverPlace,
     progress: Arc<Progress>,
     open: Option<LoadedLibrary>,
 }
@@ -126,7 +126,7 @@ impl ProcessThread {
     }
 
     fn open(&self) -> Result<LoadedLibrary, NvmlError> {
-        let nvml = worker::open(&self.driver_root, &self.progress)?;
+        let nvml = worker::open(&self.driver, &self.progress)?;
         Ok(LoadedLibrary { boards: HashMap::new(), buffer: raw::Buffer::default(), nvml })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 
 use crate::inventory::Look;
+use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
 
 use super::events::{EventSource, Events};
@@ -23,7 +24,7 @@ const MODE_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Where the node's driver is installed, as this process sees it: `/`, `/driver-root`, ...
-    pub driver_root: PathBuf,
+    pub driver: DriverPlace,
     /// Usually `/sys`.
     pub sys_root: PathBuf,
     /// How long a look may take.
@@ -65,7 +66,7 @@ impl Nvml {
 
     /// Directories where the library is looked for and that exist: worth watching.
     pub fn library_directories(&self) -> Vec<PathBuf> {
-        library::directories(&self.settings.driver_root)
+        library::directories(&self.settings.driver)
     }
 }
 
@@ -180,7 +181,7 @@ impl NvmlThread {
     }
 
     fn open(&self) -> Result<LoadedLibrary, NvmlError> {
-        let nvml = worker::open(&self.settings.driver_root, &self.progress)?;
+        let nvml = worker::open(&self.settings.driver, &self.progress)?;
         Ok(LoadedLibrary { events: None, nvml: Arc::new(nvml) })
     }
 

@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::library;
+use crate::model::driver::DriverPlace;
 
 /// What changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +33,7 @@ pub enum FilesChanged {
 pub struct DeviceFiles {
     inotify: AsyncFd<Fd>,
     dev_root: PathBuf,
-    driver_root: PathBuf,
+    driver: DriverPlace,
     watches: HashMap<WatchDescriptor, FilesChanged>,
 }
 
@@ -50,13 +51,13 @@ impl DeviceFiles {
     ///
     /// # Errors
     /// The node has no inotify instances left (`fs.inotify.max_user_instances`).
-    pub fn new(dev_root: &Path, driver_root: &Path) -> io::Result<Self> {
+    pub fn new(dev_root: &Path, driver: DriverPlace) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         // SAFETY: the descriptor is owned by `Fd`, which the `AsyncFd` owns and never gives away: it
         // stays open and the same for as long as it is registered.
         let inotify = unsafe { AsyncFd::register_with_interest(Fd(inotify), Interest::READABLE) }?;
-        let (dev_root, driver_root) = (dev_root.to_owned(), driver_root.to_owned());
-        let mut files = Self { inotify, dev_root, driver_root, watches: HashMap::new() };
+        let dev_root = dev_root.to_owned();
+        let mut files = Self { inotify, dev_root, driver, watches: HashMap::new() };
         files.refresh();
         Ok(files)
     }
@@ -71,7 +72,7 @@ impl DeviceFiles {
             | AddWatchFlags::IN_ONLYDIR;
         self.add(&self.dev_root.clone(), names, FilesChanged::Boards);
         self.add(&self.dev_root.join("nvidia-caps"), names, FilesChanged::Capabilities);
-        for directory in library::directories(&self.driver_root) {
+        for directory in library::directories(&self.driver) {
             // A file that is copied is of use only when it is complete.
             self.add(&directory, names | AddWatchFlags::IN_CLOSE_WRITE, FilesChanged::Library);
         }
@@ -148,7 +149,7 @@ mod tests {
     async fn tells_boards_from_libraries_and_is_silent_about_the_rest() {
         let (dev, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(dev.path().join("null"), "").unwrap();
-        let mut files = DeviceFiles::new(dev.path(), root.path()).unwrap();
+        let mut files = DeviceFiles::new(dev.path(), root.path().into()).unwrap();
         fs::write(dev.path().join("null"), "written").unwrap();
         fs::write(dev.path().join("sda"), "").unwrap();
         fs::write(dev.path().join("nvidia0"), "").unwrap();
@@ -165,7 +166,7 @@ mod tests {
     #[tokio::test]
     async fn a_capability_directory_that_appears_is_watched_after_a_refresh() {
         let (dev, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut files = DeviceFiles::new(dev.path(), root.path()).unwrap();
+        let mut files = DeviceFiles::new(dev.path(), root.path().into()).unwrap();
         fs::create_dir(dev.path().join("nvidia-caps")).unwrap();
         assert_eq!(next(&mut files).await, FilesChanged::Capabilities);
         files.refresh();

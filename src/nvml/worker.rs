@@ -4,7 +4,6 @@
 //! returns after all, the thread finds its queue closed and ends. Meanwhile another thread takes over. No more than
 //! [`MAX_STUCK`] threads may be left behind.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -16,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::{NvmlError, library};
+use crate::model::driver::DriverPlace;
 
 /// Questions that may wait for a thread.
 const COMMANDS: usize = 8;
@@ -147,10 +147,10 @@ impl<C: Send + 'static> Workers<C> {
 }
 
 /// Loads and initialises the first library under the driver root that can be loaded.
-pub(super) fn open(driver_root: &Path, progress: &Progress) -> Result<Nvml, NvmlError> {
+pub(super) fn open(driver: &DriverPlace, progress: &Progress) -> Result<Nvml, NvmlError> {
     progress.enter("looking for the library", None);
     let mut unusable = None;
-    for path in library::find(driver_root)? {
+    for path in library::find(driver)? {
         progress.enter("nvmlInit_v2", None);
         match Nvml::builder().lib_path(path.as_os_str()).init() {
             Ok(nvml) => return Ok(nvml),

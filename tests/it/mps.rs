@@ -132,7 +132,7 @@ impl TestNode {
         let settings = MpsSettings {
             folder: self.mps(),
             control: self.driver_root.is_none().then(|| self.control.clone()),
-            driver_root: self.driver_root.clone().unwrap_or("/nonexistent".into()),
+            driver: self.driver_root.clone().unwrap_or("/nonexistent".into()).into(),
             launcher: env!("CARGO_BIN_EXE_tranche").into(),
             mounts: self.mounts,
             shm: self.bounds,

@@ -99,7 +99,7 @@ impl Node {
     }
 
     fn nvml_within(&self, look_limit: Duration) -> Nvml {
-        Nvml::new(Settings { driver_root: self.path("root"), sys_root: self.path("sys"), look_limit })
+        Nvml::new(Settings { driver: self.path("root").into(), sys_root: self.path("sys"), look_limit })
     }
 
     /// Calls of this function that the library has noted, where the control file says `log_calls`.
@@ -109,7 +109,7 @@ impl Node {
     }
 
     fn processes(&self, limit: Duration) -> ProcessWatch {
-        ProcessWatch::new(self.path("root"), limit)
+        ProcessWatch::new(self.path("root").into(), limit)
     }
 
     /// Discovery that looks at once, and then only when there is a reason.
@@ -117,7 +117,7 @@ impl Node {
         let stop = CancellationToken::new();
         let policy = Policy { every: Duration::from_secs(3600), ..Policy::default() };
         let files = if watched {
-            watch_files(self.path("dev"), self.path("root"), stop.clone())
+            watch_files(self.path("dev"), self.path("root").into(), stop.clone())
         } else {
             mpsc::channel(1).1
         };
@@ -213,6 +213,18 @@ async fn mig_devices_are_found_with_profile_place_and_engines() {
 }
 
 #[tokio::test]
+async fn each_compute_instance_of_a_gpu_instance_is_a_device_of_its_own() {
+    let instances = json!([{"profile": "2g.20gb", "placement": 0, "compute": [1, 1]},
+        {"profile": "3g.40gb", "placement": 4, "compute": [1, 1, 1]}]);
+    let node = Node::with(json!({"profile": "h100", "gpus": {"0": {"mig": {"instances": instances}}}}));
+    let gpus = look(&node.nvml()).await.gpus;
+    let names: Vec<_> = gpus.devices().into_keys().map(|name| name.to_string()).collect();
+    let (two, three) = ("gpu-0-mig-1c2g20gb-14-0", "gpu-0-mig-1c3g40gb-9-4");
+    let more = [format!("{two}-1"), format!("{three}-1"), format!("{three}-2")];
+    assert_eq!(names, [two, &more[0], three, &more[1], &more[2]]);
+}
+
+#[tokio::test]
 async fn every_profile_has_the_name_of_nvidias_listing() {
     let all = [
         ("a100-80gb", "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
@@ -237,8 +249,9 @@ async fn without_a_library_the_words_say_where_it_was_looked_for() {
     let words = node.nvml().look(Load::Keep).await.unwrap_err().to_string();
     for place in ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current"]
     {
-        assert!(words.contains(node.path("root").join(place).to_str().unwrap()), "{words}");
+        assert!(words.contains(&format!("{place}, ")), "{words}");
     }
+    assert!(words.contains(node.path("root").to_str().unwrap()), "{words}");
     assert!(words.contains("install the NVIDIA driver on the node"), "{words}");
 }
 

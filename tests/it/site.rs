@@ -366,7 +366,7 @@ impl Site {
 
     /// Starts the plugin.
     pub fn try_start_plugin(&self) -> Result<PluginRun, StoreError> {
-        let real = LocalHost { driver_root: self.path("driver") };
+        let real = LocalHost { driver: self.path("driver").into() };
         let host = Arc::new(StopAt::new(real, self.path("ledger")));
         let store = Store::open(self.path("ledger"), &self.path("lanes"), host.clone())?;
         let mut root = DriverRoot::new(self.path("driver"), self.path("driver").to_str().unwrap());
@@ -391,7 +391,7 @@ impl Site {
             lanes: Arc::new(Lanes::new(self.path("lanes"))),
             executor: Arc::new(executor),
             metrics: NodeMetrics::register(&mut registry),
-            lists: ProcessWatch::new(self.lists_root.clone(), Duration::from_secs(2)),
+            lists: ProcessWatch::new(self.lists_root.clone().into(), Duration::from_secs(2)),
             reporter: Reporter::disconnected(),
         };
         Ok(PluginRun { preparer: Arc::new(preparer), host, registry })

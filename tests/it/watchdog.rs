@@ -319,7 +319,7 @@ impl Bench {
             executor: self.plugin.preparer.executor.clone(),
             cluster: self.site.api.clone(),
             daemons: self.daemons.clone(),
-            lists: ProcessWatch::new(self.node.path("root"), LISTS_LIMIT),
+            lists: ProcessWatch::new(self.node.path("root").into(), LISTS_LIMIT),
             processes,
             lock: self.node.path("watchdog.lock"),
             own_pod: None,

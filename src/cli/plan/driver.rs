@@ -22,7 +22,8 @@ pub fn found(
 ) -> Result<Option<DriverFiles>, DriverError> {
     let Some(driver_root) = args.driver_root.clone() else { return Ok(None) };
     let roots = Roots {
-        driver_root,
+        driver: driver_root.into(),
+        toolkit_root: args.toolkit_root.clone(),
         driver_root_on_host: args.driver_root_on_host.clone(),
         dev_root: args.dev_root.clone(),
     };

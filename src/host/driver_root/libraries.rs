@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::places;
 use super::view::Looker;
 use crate::cdi::{Arch, FileKind, Library, RootFile};
+use crate::model::driver::DriverPlace;
 
 /// A library directory (links resolved) with the names in it.
 pub struct Directory {
@@ -15,15 +16,17 @@ pub struct Directory {
     pub names: Vec<String>,
 }
 
-/// Every library directory of the root, each once, in the order of [`places::LIBRARIES`] with the
-/// administrator's own first.
-pub fn directories(look: &Looker<'_>, extra: &[String]) -> Vec<Directory> {
+/// Every library directory of the root, each once, in the order of [`DriverPlace::library_directories`].
+pub fn directories(look: &Looker<'_>, driver: &DriverPlace) -> Vec<Directory> {
     let variants = places::VARIANTS.iter().flat_map(|parent| {
         let names = look.resolve(parent).map(|path| look.names(&path)).unwrap_or_default();
         names.into_iter().map(move |name| format!("{parent}/{name}"))
     });
-    let listed = extra.iter().cloned().chain(places::LIBRARIES.iter().map(|place| (*place).to_owned()));
-    let all = listed.chain(variants).flat_map(|place| [place.clone(), format!("{place}/vdpau")]);
+    let all = driver
+        .library_directories()
+        .map(str::to_owned)
+        .chain(variants)
+        .flat_map(|place| [place.clone(), format!("{place}/vdpau")]);
     let mut seen = BTreeSet::new();
     let found = all.filter_map(|place| look.resolve(place)).filter(|path| seen.insert(path.clone()));
     found.map(|path| Directory { names: look.names(&path), path }).collect()
@@ -55,7 +58,7 @@ pub fn libraries(look: &Looker<'_>, directories: &[Directory], version: &str, ar
             if seen.contains(file) || elf_arch(&look.view.inside.join(&path)) != Some(arch) {
                 continue;
             }
-            let Some(library) = library(look, directories, &path) else { continue };
+            let Some(library) = library(look, directories, &path, arch) else { continue };
             seen.insert(file.to_owned());
             found.push(library);
         }
@@ -65,7 +68,7 @@ pub fn libraries(look: &Looker<'_>, directories: &[Directory], version: &str, ar
 }
 
 /// The library at a resolved path, with every name in a library directory that leads to it.
-fn library(look: &Looker<'_>, directories: &[Directory], path: &Path) -> Option<Library> {
+fn library(look: &Looker<'_>, directories: &[Directory], path: &Path, arch: Arch) -> Option<Library> {
     let file = path.file_name()?.to_str()?;
     let prefix = format!("{}.so", file.split_once(".so")?.0);
     let mut aliases = BTreeSet::new();
@@ -77,7 +80,11 @@ fn library(look: &Looker<'_>, directories: &[Directory], path: &Path) -> Option<
         }
     }
     let host = look.view.host_path(path)?;
-    let container = format!("/{}", path.to_str()?);
+    // A root that is the folder of the libraries itself: they cannot be where a container has its root.
+    let container = match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(_) => format!("/{}", path.to_str()?),
+        None => format!("/usr/lib/{}/{file}", arch.triplet()),
+    };
     let file = RootFile { host, container, kind: FileKind::Plain };
     Some(Library { file, aliases: aliases.into_iter().collect() })
 }

@@ -1,26 +1,8 @@
 //! Where drivers put their files, by packaging. All paths are relative to the driver root.
 
-/// Libraries. Debian and Ubuntu; Debian's alternatives (below `nvidia/`, read by name); RHEL, SUSE;
-/// Arch; driver containers; Container-Optimized OS; Talos; NixOS.
-pub const LIBRARIES: [&str; 14] = [
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "lib64",
-    "lib",
-    "usr/local/nvidia/lib64",
-    "usr/lib64/nvidia",
-    "usr/local/glibc/usr/lib",
-    "run/opengl-driver/lib",
-];
-
-/// Directories with one directory per installed driver variant (Debian's legacy and Tesla packages).
-pub const VARIANTS: [&str; 2] = ["usr/lib/x86_64-linux-gnu/nvidia", "usr/lib/aarch64-linux-gnu/nvidia"];
+/// Directories with one directory per installed driver variant (Debian's legacy and Tesla packages, Bottlerocket's).
+pub const VARIANTS: [&str; 3] =
+    ["usr/lib/x86_64-linux-gnu/nvidia", "usr/lib/aarch64-linux-gnu/nvidia", "usr/lib/nvidia"];
 
 /// Libraries of the driver that carry a version of their own.
 pub const OWN_VERSION: [&str; 7] = [
@@ -41,7 +23,7 @@ pub const BINARIES: [&str; 5] = [
     "nvidia-smi",
 ];
 
-pub const BINARY_DIRECTORIES: [&str; 8] = [
+pub const BINARY_DIRECTORIES: [&str; 12] = [
     "usr/bin",
     "usr/sbin",
     "usr/lib/nvidia/current",
@@ -50,6 +32,10 @@ pub const BINARY_DIRECTORIES: [&str; 8] = [
     "usr/local/nvidia/bin",
     "usr/local/bin",
     "run/opengl-driver/bin",
+    "opt/nvidia/bin",
+    "usr/libexec/nvidia/tesla/bin",
+    "home/kubernetes/bin/nvidia/bin",
+    ".",
 ];
 
 /// Dynamic loaders of the GNU C library.

@@ -227,10 +227,57 @@ fn the_hook_is_found_in_the_root_or_the_toolkits_root() {
 }
 
 #[test]
+fn layouts_of_node_images_are_known() {
+    for (folder, programs) in [
+        ("usr/lib/nvidia", "usr/bin"),
+        ("usr/lib/nvidia/tesla", "usr/libexec/nvidia/tesla/bin"),
+        ("usr/lib/nvidia/grid", "usr/bin"),
+        ("usr/local/lib", "usr/local/bin"),
+        ("opt/nvidia/lib64", "opt/nvidia/bin"),
+        ("home/kubernetes/bin/nvidia/lib64", "home/kubernetes/bin/nvidia/bin"),
+        // The driver root is /home/kubernetes/bin/nvidia.
+        ("lib64", "bin"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        put_libraries(dir.path(), folder);
+        put(dir.path(), &format!("{programs}/nvidia-smi"), "x");
+        let files = scanned(&dir);
+        assert_eq!(names(&files), all_libraries(), "{folder}");
+        assert_eq!(files.libraries[0].file.container, format!("/{folder}/libcuda.so.{VERSION}"));
+        assert_eq!(files.binaries[0].host.inside, dir.path().join(programs).join("nvidia-smi"));
+    }
+}
+
+#[test]
+fn a_root_may_be_the_folder_of_the_libraries() {
+    let dir = tempfile::tempdir().unwrap();
+    put_libraries(dir.path(), ".");
+    put(dir.path(), "nvidia-smi", "x");
+    put(dir.path(), "usr/bin/nvidia-ctk", "x");
+    let files = scan(&root(&dir, "/usr/lib/somewhere"), None).unwrap();
+    assert_eq!(names(&files), all_libraries());
+    // Not where a container has its root.
+    let cuda = named(&files, "libcuda.so.550.163.01");
+    assert_eq!(cuda.file.container, "/usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01");
+    assert_eq!(cuda.file.host.host, "/usr/lib/somewhere/libcuda.so.550.163.01");
+    assert_eq!(files.binaries[0].host.host, "/usr/lib/somewhere/nvidia-smi");
+}
+
+#[test]
+fn library_directories_of_the_administrator_come_first() {
+    let dir = usual();
+    put_libraries(dir.path(), "srv/nvidia/lib");
+    let own = DriverPlace::new(dir.path(), vec!["srv/nvidia/lib".to_owned()]);
+    let files = scan(&DriverRoot::of(own, "/"), None).unwrap();
+    assert_eq!(files.libraries[0].file.container, format!("/srv/nvidia/lib/libcuda.so.{VERSION}"));
+}
+
+#[test]
 fn a_root_that_cannot_be_used_says_why() {
     let empty = tempfile::tempdir().unwrap();
     let error = scan(&root(&empty, "/run/nvidia/driver"), None).unwrap_err().to_string();
     assert!(error.contains("/run/nvidia/driver") && error.contains("libcuda.so"), "{error}");
+    assert!(error.contains("usr/lib64, ") && error.contains("--driver-library-dirs"), "{error}");
 
     let dir = usual();
     let error = scan(&root(&dir, "/"), Some("580.1.2")).unwrap_err().to_string();
