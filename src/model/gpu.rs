@@ -88,6 +88,13 @@ pub struct MigDevice {
     pub capacity: MigCapacity,
 }
 
+impl MigDevice {
+    /// The compute instance is a part of its GPU instance, beside which there may be others (`1c.2g.20gb`).
+    pub fn is_part_of_instance(&self) -> bool {
+        self.profile.split_once('.').is_some_and(|(slices, _)| slices.ends_with('c'))
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub start: u32,
@@ -139,7 +146,8 @@ impl<'a> Device<'a> {
         match self {
             Self::Whole(gpu) => DeviceName::whole(gpu.minor),
             Self::Mig { parent, mig } => {
-                DeviceName::mig(parent.minor, &mig.profile, mig.profile_id, mig.placement.start)
+                let name = DeviceName::mig(parent.minor, &mig.profile, mig.profile_id, mig.placement.start);
+                if mig.is_part_of_instance() { name.of_compute_instance(mig.compute_instance) } else { name }
             }
         }
     }

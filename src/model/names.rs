@@ -103,6 +103,9 @@ impl DeviceName {
     /// `gpu-<minor>-mig-<profile without dots>-<GPU instance profile id>-<placement start>`,
     /// as NVIDIA's driver names a MIG device. `+` (as in `1g.5gb+me`) is no DNS-label character
     /// and becomes `-`.
+    ///
+    /// Several compute instances of one GPU instance (`1c.2g.20gb`) have all of that in common: see
+    /// [`Self::of_compute_instance`].
     pub fn mig(parent_minor: u32, profile: &str, profile_id: u32, start: u32) -> Self {
         let profile: String = profile
             .chars()
@@ -110,6 +113,12 @@ impl DeviceName {
             .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
             .collect();
         Self(format!("gpu-{parent_minor}-mig-{profile}-{profile_id}-{start}"))
+    }
+
+    /// The name of a compute instance that is a part of the GPU instance of that name: with its id at the end. That of
+    /// the first, 0, is the GPU instance's own.
+    pub fn of_compute_instance(self, id: u32) -> Self {
+        if id == 0 { self } else { Self(format!("{}-{id}", self.0)) }
     }
 }
 
@@ -162,5 +171,7 @@ mod tests {
     fn mig_names_are_dns_labels() {
         assert_eq!(DeviceName::mig(3, "1g.10gb", 19, 4).as_str(), "gpu-3-mig-1g10gb-19-4");
         assert_eq!(DeviceName::mig(0, "1g.5gb+me", 20, 0).as_str(), "gpu-0-mig-1g5gb-me-20-0");
+        let part = |id| DeviceName::mig(0, "1c.2g.20gb", 14, 2).of_compute_instance(id).to_string();
+        assert_eq!([part(0), part(1)], ["gpu-0-mig-1c2g20gb-14-2", "gpu-0-mig-1c2g20gb-14-2-1"]);
     }
 }
