@@ -8,11 +8,8 @@ use super::review::Problem;
 use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
-use crate::params::{self, Amount, GpuShare, Params, ShareGrant};
+use crate::params::{self, GpuShare, Params, ShareGrant};
 use crate::select::CLAIM_ENTRIES_MAX;
-
-/// Classes whose shares kube-scheduler places: how much stands in the request itself.
-const PLACED_BY_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
 
 /// The API server takes 32 requests and 32 configurations.
 const ENTRIES_TOO_MANY: usize = 65;
@@ -53,6 +50,17 @@ struct ClaimRequest<'a> {
     body: &'a Value,
     /// Where they stand below `spec.devices`.
     at: String,
+}
+
+impl ClaimRequest<'_> {
+    /// The controller places it, or kube-scheduler by its capacities.
+    fn is_share(&self) -> bool {
+        self.class == SHARED_CLASS || self.has_capacity()
+    }
+
+    fn has_capacity(&self) -> bool {
+        self.body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty())
+    }
 }
 
 /// A configuration for our driver.
@@ -249,7 +257,7 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmou
 fn without_meaning(request: &ClaimRequest<'_>) -> Vec<Problem> {
     let ClaimRequest { body, at, .. } = request;
     let mode = text(&body["allocationMode"]);
-    let capacity = body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty());
+    let capacity = request.has_capacity();
     let told = [
         (!matches!(mode, "" | "ExactCount"), "allocationMode", messages::ALLOCATION_MODE),
         (body["adminAccess"] == true, "adminAccess", messages::ADMIN_ACCESS),
@@ -286,24 +294,23 @@ fn beside_shares(requests: &[ClaimRequest<'_>]) -> Vec<Problem> {
     others.map(told).collect()
 }
 
-/// An amount for requests whose class takes none from there: prepare would refuse it.
+/// A limit for a request of another class than the controller's, in the words of `prepare`, which would refuse it, too.
+/// An entry that names no request means the claim's shares, if it has some.
 fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Problem> {
-    let Some(Params::Share(GpuShare { amount: Some(amount), .. })) = &config.params else { return None };
-    let mut meant = requests.iter().filter(|request| config.applies_to(&request.name)).peekable();
-    let first = meant.peek()?.name.clone();
-    if !meant.all(|request| PLACED_BY_SCHEDULER.contains(&request.class)) {
-        return None;
-    }
-    let field = match amount {
-        Amount::Memory(_) => "memory",
-        Amount::Fraction(_) => "fraction",
-    };
-    Some(Problem {
-        field: format!("{}.{field}", config.at),
-        words: format!(
-            "is for class {SHARED_CLASS}, which request \"{first}\" does not use; change its class, or remove the \
-             field and write capacity.requests in the request"
-        ),
+    let Some(Params::Share(share)) = &config.params else { return None };
+    let has_shares = requests.iter().any(ClaimRequest::is_share);
+    let meant = requests.iter().filter(|request| config.applies_to(&request.name));
+    let meant = meant.filter(|request| request.is_share() || !config.requests.is_empty() || !has_shares);
+    meant.filter(|request| request.class != SHARED_CLASS).find_map(|request| {
+        let what = format!("request \"{}\" of class {}", request.name, request.class);
+        let (field, words) = if request.is_share() {
+            let field = share.requested()?;
+            (field, params::limit_of_scheduled_share(field, &what))
+        } else {
+            let field = share.limit()?;
+            (field, params::limit_of_whole(field, &what))
+        };
+        Some(Problem { field: format!("{}.{field}", config.at), words })
     })
 }
 
@@ -521,11 +528,49 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_for_the_schedulers_classes_is_refused_with_the_way_out() {
-        let whole = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
-        let line = only(json!({"requests": [whole], "config": [share(json!([]), json!({"memory": "1Gi"}))]}));
-        assert!(line.starts_with("spec.devices.config[0].opaque.parameters.memory: "), "{line}");
-        assert!(line.contains("capacity.requests"), "{line}");
+    fn a_limit_for_a_request_that_is_given_whole_is_refused_with_the_way_out() {
+        for class in ["gpu.nvidia.com", "mig.nvidia.com", "gold.example.com"] {
+            let whole = json!({"name": "gpu", "exactly": {"deviceClassName": class}});
+            for (fields, field) in [
+                (json!({"memory": "1Gi"}), "memory"),
+                (json!({"fraction": "0.5", "compute": 50}), "fraction"),
+                (json!({"compute": 50}), "compute"),
+                (json!({"maxProcesses": 2, "minimumIsolation": "mps"}), "maxProcesses"),
+            ] {
+                for named in [json!([]), json!(["gpu"])] {
+                    let line = only(json!({"requests": [whole], "config": [share(named, fields.clone())]}));
+                    let at = format!("spec.devices.config[0].opaque.parameters.{field}: ");
+                    let words = params::limit_of_whole(field, &format!("request \"gpu\" of class {class}"));
+                    assert_eq!(line, format!("{at}{words}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_amount_of_a_share_that_kube_scheduler_places_stands_in_its_request() {
+        let part = json!({"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": "9Gi"}}});
+        let part = json!({"name": "part", "exactly": part});
+        for (fields, field, capacity) in [
+            (json!({"memory": "9Gi"}), "memory", "memory"),
+            (json!({"fraction": "0.5"}), "fraction", "memory"),
+            (json!({"compute": 50}), "compute", "compute"),
+        ] {
+            let line = only(json!({"requests": [part], "config": [share(json!([]), fields)]}));
+            assert!(
+                line.starts_with(&format!("spec.devices.config[0].opaque.parameters.{field}: ")),
+                "{line}"
+            );
+            assert!(line.contains(&format!("write capacity.requests.{capacity} in the request")), "{line}");
+        }
+        // Beside a whole GPU, an entry for all requests means the share.
+        let whole = json!({"name": "whole", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
+        let processes = json!({"maxProcesses": 2});
+        let both =
+            |named: Value| json!({"requests": [whole, part], "config": [share(named, processes.clone())]});
+        assert_eq!(told(both(json!([]))), [""; 0]);
+        assert_eq!(told(both(json!(["part"]))), [""; 0]);
+        assert!(only(both(json!(["whole"]))).contains("given whole"));
     }
 
     #[test]
@@ -606,7 +651,8 @@ mod tests {
         let devices = |class: &str, tolerations: usize| {
             let tolerations = vec![json!({"key": "k", "operator": "Exists"}); tolerations];
             let exactly = json!({"deviceClassName": class, "tolerations": tolerations});
-            let config = [share(json!([]), json!({"memory": "1Gi"}))];
+            let config =
+                if class == SHARED_CLASS { vec![share(json!([]), json!({"memory": "1Gi"}))] } else { vec![] };
             json!({"requests": [{"name": "gpu", "exactly": exactly}], "config": config})
         };
         assert_eq!(told(devices(SHARED_CLASS, CLAIM_ENTRIES_MAX - 1)), [""; 0]);

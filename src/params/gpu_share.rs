@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::ParamsError;
 use super::decode::read;
+use crate::model::names::SHARED_CLASS;
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{Isolation, Percent};
 
@@ -32,11 +33,53 @@ pub struct GpuShare {
     pub max_processes: Option<u32>,
 }
 
+impl GpuShare {
+    /// The first field, by its name, that limits what the claim's processes may use. Not `minimumIsolation`: a device
+    /// that nobody else uses meets every level.
+    pub fn limit(&self) -> Option<&'static str> {
+        let amount = self.amount.map(Amount::field);
+        amount.or(self.compute.map(|_| "compute")).or(self.max_processes.map(|_| "maxProcesses"))
+    }
+
+    /// The first field, by its name, that stands in the request itself where kube-scheduler places the share.
+    pub fn requested(&self) -> Option<&'static str> {
+        self.amount.map(Amount::field).or(self.compute.map(|_| "compute"))
+    }
+}
+
+/// Why `field` cannot limit `what`, a device or a request that is given whole.
+pub fn limit_of_whole(field: &str, what: &str) -> String {
+    format!(
+        "GpuShare.{field} limits a share, but {what} is given whole, and nothing would enforce the limit; ask for a \
+         share with class {SHARED_CLASS}, or with capacity.requests.memory (Kubernetes 1.36 and newer), or remove \
+         the field"
+    )
+}
+
+/// Why `field` cannot say how much `what` is, a device or a request of which kube-scheduler gives a share.
+pub fn limit_of_scheduled_share(field: &str, what: &str) -> String {
+    let capacity = if field == "compute" { "compute" } else { "memory" };
+    format!(
+        "GpuShare.{field} is for class {SHARED_CLASS}, but {what} is a share that kube-scheduler places; remove the \
+         field and write capacity.requests.{capacity} in the request, or change its class"
+    )
+}
+
 /// How much of a GPU: exactly one of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
     Memory(Bytes),
     Fraction(Fraction),
+}
+
+impl Amount {
+    /// Its name in a `GpuShare`.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Fraction(_) => "fraction",
+        }
+    }
 }
 
 /// More than 0, at most 1, exact to a billionth.

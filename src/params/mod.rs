@@ -13,7 +13,7 @@ mod grant;
 mod resolve;
 
 pub use decode::{ParamsError, decode};
-pub use gpu_share::{Amount, Fraction, GpuShare};
+pub use gpu_share::{Amount, Fraction, GpuShare, limit_of_scheduled_share, limit_of_whole};
 pub use grant::{GrantedDevice, ShareGrant};
 pub use resolve::{DeviceSettings, ResolveError, grant_of, resolve};
 

@@ -18,6 +18,8 @@ pub struct DeviceSettings {
     pub sharing: Option<Sharing>,
     /// How firmly a share must hold, and for how many processes. The amount is the allocation's.
     pub share: GpuShare,
+    /// `share` comes from an entry that names the device's request; an entry that names none means all shares.
+    pub share_is_named: bool,
     /// What our controller gave of the device; none: the scheduler decided.
     pub grant: Option<GrantedDevice>,
 }
@@ -38,23 +40,23 @@ pub enum ResolveError {
     )]
     WrongKind { index: usize, kind: &'static str, request: RequestName, device: String },
     #[error(
-        "config[{index}] is a ShareGrant that names no request, so it belongs to no request; delete the claim \
-         so that it is allocated again"
+        "config[{index}] is a ShareGrant that names no request, so it belongs to no request; delete the pods \
+         that use the claim, and new ones get it allocated again"
     )]
     GrantForNobody { index: usize },
     #[error(
         "config[{index}] grants a share of {device}, but its request was not given that device (it has {given}); \
-         delete the claim so that it is allocated again"
+         delete the pods that use the claim, and new ones get it allocated again"
     )]
     GrantElsewhere { index: usize, device: DeviceName, given: String },
     #[error(
         "request \"{request}\" was given {device}, but its ShareGrant, config[{index}], is not for that device; \
-         delete the claim so that it is allocated again"
+         delete the pods that use the claim, and new ones get it allocated again"
     )]
     NotGranted { index: usize, request: RequestName, device: DeviceName },
     #[error(
         "device {device} is in the allocation more than once although config[{index}] is a ShareGrant for it; \
-         a share that the controller placed has its device once: delete the claim so that it is allocated again"
+         a share that the controller placed has its device once: delete the pods that use the claim, and new ones get it allocated again"
     )]
     GrantedTwice { index: usize, device: DeviceName },
 }
@@ -84,7 +86,10 @@ pub fn resolve(
             (Params::Gpu(sharing), Device::Whole(_)) | (Params::Mig(sharing), Device::Mig { .. }) => {
                 settings.sharing = sharing;
             }
-            (Params::Share(share), _) => settings.share = share,
+            (Params::Share(share), _) => {
+                settings.share = share;
+                settings.share_is_named = !config.requests.is_empty();
+            }
             (Params::Grant(_), _) => {}
             // Written for all requests: means those of its kind.
             _ if config.requests.is_empty() => {}

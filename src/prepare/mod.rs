@@ -26,7 +26,7 @@ use crate::ledger::Placer;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceName, DeviceUuid, NodeName, PoolName, RequestName};
 use crate::model::share::{Isolation, MpsGroup};
-use crate::params::ResolveError;
+use crate::params::{ResolveError, limit_of_scheduled_share, limit_of_whole};
 use crate::sharing::{NotShareable, ShareError};
 
 /// Why a claim is not prepared. The text is shown in the pod's events; nothing was changed.
@@ -36,12 +36,12 @@ pub enum Refusal {
     NothingAllocated,
     #[error(
         "request \"{request}\" was given device {device} of pool {pool}, but this is node {node} and prepares only \
-         devices of pool {node}; delete the claim so that it is allocated again"
+         devices of pool {node}; delete the pods that use the claim, and new ones get it allocated again"
     )]
     OtherPool { request: RequestName, device: DeviceName, pool: PoolName, node: NodeName },
     #[error(
         "request \"{request}\" was given device {device}, which this node does not have (it has {present}); \
-         if the GPU was re-partitioned, delete the claim so that it is allocated again"
+         if the GPU was re-partitioned, delete the pods that use the claim, and new ones get it allocated again"
     )]
     NoSuchDevice { request: RequestName, device: DeviceName, present: String },
     #[error("device {device} cannot be used: {reason}")]
@@ -71,19 +71,18 @@ pub enum Refusal {
          remove it: a share has its limits from the allocation"
     )]
     SharingOfAShare { device: DeviceName },
+    #[error("{}", limit_of_scheduled_share(field, &format!("device {device}")))]
+    LimitOfScheduledShare { device: DeviceName, field: &'static str },
+    #[error("{}", limit_of_whole(field, &format!("device {device}")))]
+    LimitOfWhole { device: DeviceName, field: &'static str },
     #[error(
-        "GpuShare.{field} is for class shared.gpu.nvidia.com, but the share of {device} was placed by the \
-         scheduler: write capacity.requests.memory instead"
-    )]
-    AmountTwice { device: DeviceName, field: &'static str },
-    #[error(
-        "the controller granted a share of {granted}, but {device} is {found}: a name moves with the board's \
-         number, a UUID does not; delete the claim so that it is allocated again"
+        "the controller granted a share of {granted}, which is another GPU of this node now than {device} ({found}): a name \
+         moves with the board's number, a UUID does not; delete the pods that use the claim, and new ones get it allocated again"
     )]
     OtherBoard { device: DeviceName, granted: DeviceUuid, found: DeviceUuid },
     #[error(
         "the controller promised isolation {promised}, but {device} offers {offered}; \
-         delete the claim so that it is allocated again"
+         delete the pods that use the claim, and new ones get it allocated again"
     )]
     Promised { device: DeviceName, promised: Isolation, offered: Isolation },
     #[error(

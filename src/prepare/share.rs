@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Refusal, Site};
+use super::{Refusal, Site, Target};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use crate::model::claim::{Access, AllocatedClaim};
 use crate::model::gpu::{Device, Gpu};
 use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{Grant, Isolation, MpsGroup};
-use crate::params::{self, Amount, DeviceSettings, GrantedDevice};
+use crate::params::{self, DeviceSettings, GrantedDevice};
 use crate::sharing::{self, DefaultRequest, ShareRequest, Shareable};
 
 /// What a result with a share id gives the claim, by the scheduler's numbers: a part of the board, or all of
@@ -34,8 +34,9 @@ pub(super) fn mode(
     Ok(HoldMode::Share(Grant { memory, compute, slots, processes: processes(settings), isolation }))
 }
 
-/// What our controller gave of the device: exactly those numbers, on that very board. Where the API server
-/// keeps the scheduler's form as well, both must say the same.
+/// What our controller gave of the device: exactly those numbers, on that very board. If that board is no longer on the
+/// node (it was replaced, or the node moved to another machine), the one that has its name now stands in for it:
+/// allocations are counted by that name. Where the API server keeps the scheduler's form as well, both must say the same.
 pub(super) fn granted(
     device: &Device<'_>,
     access: &Access,
@@ -44,7 +45,8 @@ pub(super) fn granted(
     site: Site<'_>,
 ) -> Result<HoldMode, Refusal> {
     let name = device.name();
-    if *device.uuid() != granted.gpu {
+    let is_elsewhere = || site.gpus.gpus.iter().any(|gpu| gpu.uuid == granted.gpu);
+    if *device.uuid() != granted.gpu && is_elsewhere() {
         let (granted, found) = (granted.gpu.clone(), device.uuid().clone());
         return Err(Refusal::OtherBoard { device: name, granted, found });
     }
@@ -81,15 +83,24 @@ fn check_settings(device: &DeviceName, settings: &DeviceSettings) -> Result<(), 
     if settings.sharing.is_some() {
         return Err(Refusal::SharingOfAShare { device: device.clone() });
     }
-    match settings.share.amount {
-        Some(amount) if settings.grant.is_none() => Err(Refusal::AmountTwice {
-            device: device.clone(),
-            field: match amount {
-                Amount::Memory(_) => "memory",
-                Amount::Fraction(_) => "fraction",
-            },
-        }),
+    match settings.share.requested() {
+        Some(field) if settings.grant.is_none() => {
+            Err(Refusal::LimitOfScheduledShare { device: device.clone(), field })
+        }
         _ => Ok(()),
+    }
+}
+
+/// A `GpuShare` that limits a device which the claim has whole. An entry that names no request means the claim's
+/// shares, if it has some.
+pub(super) fn check_whole(targets: &[Target<'_>]) -> Result<(), Refusal> {
+    let is_share = |target: &Target<'_>| matches!(target.mode, HoldMode::Share(_));
+    let has_shares = targets.iter().any(is_share);
+    let whole = targets.iter().filter(|target| matches!(target.mode, HoldMode::Whole | HoldMode::Mig));
+    let mut meant = whole.filter(|target| target.settings.share_is_named || !has_shares);
+    match meant.find_map(|target| Some((target, target.settings.share.limit()?))) {
+        Some((target, field)) => Err(Refusal::LimitOfWhole { device: target.name.clone(), field }),
+        None => Ok(()),
     }
 }
 

@@ -72,6 +72,7 @@ pub fn targets<'a>(claim: &AllocatedClaim, site: Site<'a>) -> Result<Vec<Target<
             None => targets.push(target),
         }
     }
+    share::check_whole(&targets)?;
     Ok(targets)
 }
 

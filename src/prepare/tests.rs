@@ -328,6 +328,36 @@ fn all_of_a_board_is_the_board_itself() {
 }
 
 #[test]
+fn a_limit_on_a_device_that_is_given_whole_is_refused() {
+    let mut whole = claim("c1", vec![result("gpu", "gpu-0")]);
+    let mut mig = claim("c1", vec![result("gpu", "gpu-2-mig-1g10gb-19-0")]);
+    let mut all = claim("c1", vec![share("gpu", "gpu-0", GRANTABLE_MIB, 0)]);
+    for claim in [&mut whole, &mut mig, &mut all] {
+        let device = claim.results[0].device.to_string();
+        let mut refused = |config: Config, field: &str| {
+            claim.configs = vec![config];
+            let told = words(planned(claim, &[]));
+            assert_eq!(told, crate::params::limit_of_whole(field, &format!("device {device}")));
+        };
+        refused(gpu_share(json!({"memory": "10Gi"})), "memory");
+        refused(gpu_share(json!({"fraction": "0.25"})), "fraction");
+        refused(gpu_share(json!({"compute": 50})), "compute");
+        refused(gpu_share(json!({"maxProcesses": 2})), "maxProcesses");
+        let of_class = Config { source: ConfigSource::FromClass, ..gpu_share(json!({"memory": "10Gi"})) };
+        refused(Config { requests: vec!["gpu".to_owned()], ..of_class }, "memory");
+        // Nobody else is on the device.
+        claim.configs = vec![gpu_share(json!({"minimumIsolation": "mps"}))];
+        assert!(planned(claim, &[]).is_ok());
+    }
+    // An entry for all requests means the claim's shares.
+    let mut both = claim("c1", vec![result("whole", "gpu-0"), share("part", "gpu-1", 3000, 0)]);
+    both.configs = vec![gpu_share(json!({"maxProcesses": 2}))];
+    assert!(planned(&both, &[]).is_ok());
+    both.configs[0].requests = vec!["whole".to_owned()];
+    assert!(words(planned(&both, &[])).contains("maxProcesses limits a share"));
+}
+
+#[test]
 fn shares_add_up_and_never_beyond_the_board() {
     let first = planned(&claim("c1", vec![share("a", "gpu-0", 40 << 10, 50)]), &[]).unwrap().intent;
     let second = planned(&claim("c2", vec![share("b", "gpu-0", 30 << 10, 50)]), std::slice::from_ref(&first));
@@ -372,6 +402,7 @@ fn what_cannot_be_shared_says_why() {
     };
     assert!(with(config(&["gpu"], "Long")).contains("sharing.strategy"));
     assert!(with(gpu_share(json!({"memory": "1Gi"}))).contains("capacity.requests.memory"));
+    assert!(with(gpu_share(json!({"compute": 10}))).contains("capacity.requests.compute"));
     assert!(with(gpu_share(json!({"minimumIsolation": "kernel"}))).contains("offers mps"));
     assert!(words(planned(&claim("c1", vec![share("gpu", "gpu-0", 0, 0)]), &[])).contains("no memory"));
 }
@@ -577,7 +608,10 @@ fn a_grant_that_cannot_be_meant_is_refused() {
         (with(share_grant(&[], &[("gpu-0", "GPU-0", 1, 0)])), "names no request"),
         (with(share_grant(&["other"], &[("gpu-0", "GPU-0", 1, 0)])), "\"other\""),
         (with(share_grant(&["gpu"], &[("gpu-1", "GPU-1", 1, 0)])), "grants a share of gpu-1"),
-        (changed("gpu", json!("GPU-1")), "granted a share of GPU-1, but gpu-0 is GPU-0"),
+        (
+            changed("gpu", json!("GPU-1")),
+            "granted a share of GPU-1, which is another GPU of this node now than gpu-0 (GPU-0)",
+        ),
         (changed("memory", json!("0")), "devices[0].memory"),
         (changed("memory", json!(format!("{}Mi", GRANTABLE_MIB + 1))), "does not fit"),
         (changed("slots", json!(17)), "17 blocks of client slots"),

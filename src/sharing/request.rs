@@ -24,7 +24,7 @@ pub enum ShareRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ShareError {
     #[error(
-        "the allocation does not say how much {0} the share has; delete the claim so that it is allocated again"
+        "the allocation does not say how much {0} the share has; delete the pods that use the claim, and new ones get it allocated again"
     )]
     Missing(&'static str),
     #[error("the allocation gives the share {quantity} of {name}, which is not a whole number of {unit}")]
@@ -35,7 +35,7 @@ pub enum ShareError {
     TooLittle,
     #[error(
         "the allocation counts {counted} {unit} of {name}, but the controller's ShareGrant says {granted}: one \
-         of the two was changed; delete the claim so that it is allocated again"
+         of the two was changed; delete the pods that use the claim, and new ones get it allocated again"
     )]
     Disagree { name: &'static str, unit: &'static str, counted: u64, granted: u64 },
     #[error("the allocation's share of compute cannot be set: {0}")]

@@ -1,6 +1,7 @@
 //! Shares on a node, placed by the scheduler or by the controller: each claim has its own limits, the daemon is as loose as its loosest claim and no
 //! looser, no board is granted twice, and a supervisor that fails fails the claim and nothing else.
 
+use tranche::inventory::Inventory;
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, Percent};
@@ -306,7 +307,7 @@ async fn a_grant_that_is_not_the_controllers_is_refused_and_leaves_nothing() {
     let plugin = site.start_plugin();
     let good = || granted("claim", 2000, 25);
     for (claim, words) in [
-        (good().tampered(GPU, "GPU-1".into()), ["granted a share of GPU-1", "gpu-0 is GPU-0"]),
+        (good().tampered(GPU, "GPU-1".into()), ["granted a share of GPU-1", "than gpu-0 (GPU-0)"]),
         (good().tampered("source", "FromClaim".into()), ["config[0]", "never a part of a claim"]),
         (good().tampered(MEMORY, "100Gi".into()), ["102400 MiB does not fit", "81408 MiB"]),
         (good().tampered(MEMORY, "1000".into()), ["devices[0].memory", "whole number of MiB"]),
@@ -319,6 +320,41 @@ async fn a_grant_that_is_not_the_controllers_is_refused_and_leaves_nothing() {
     }
     put(&site, &[&good()]);
     prepared(&plugin, &[&good()]).await;
+}
+
+/// The node's boards are others, as after a VM has moved: gpu-0 is not the board any more that it was.
+fn replace_boards(site: &Site) {
+    site.gpus.send_modify(|inventory| {
+        let Inventory::Found(gpus) = inventory else { panic!("{inventory:?}") };
+        for gpu in &mut gpus.gpus {
+            gpu.uuid = DeviceUuid::new(format!("GPU-new-{}", gpu.minor));
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_share_whose_board_was_replaced_is_prepared_on_the_one_that_has_its_name() {
+    let site = Site::with_whole_gpus(2);
+    let plugin = site.start_plugin();
+    let (ours, whole) = (granted("ours", 2000, 25), Claim::new("whole", &["gpu-1"]));
+    put(&site, &[&ours, &whole]);
+    prepared(&plugin, &[&ours, &whole]).await;
+    drop(plugin);
+    site.reboot();
+    replace_boards(&site);
+    let plugin = site.start_plugin();
+    prepared(&plugin, &[&ours, &whole]).await;
+    let kept = site.mps.kept();
+    let group = MpsGroup::new([DeviceUuid::from("GPU-new-0")]);
+    assert_eq!(kept.keys().collect::<Vec<_>>(), [&group]);
+    assert_eq!(kept[&group].1.memory[0].map(Bytes::mib_floor), Some(2000));
+    let more = granted("more", 80 << 10, 25);
+    put(&site, &[&more]);
+    plugin.refused(&more, &["81920 MiB does not fit", "2000 of 81408 MiB"]).await;
+    for claim in [&ours, &whole] {
+        plugin.unprepare(claim).await.unwrap();
+    }
+    site.check_empty("at the end");
 }
 
 #[tokio::test]
