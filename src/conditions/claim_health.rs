@@ -54,6 +54,8 @@ pub enum GpuPart {
     Mps,
     /// The /dev/shm that its shares have together.
     Shm,
+    /// The driver's files that its containers mount.
+    DriverFiles,
 }
 
 /// The violations and unhealthy parts that concern one claim.

@@ -145,6 +145,7 @@ fn healthy(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> Con
         GpuPart::Board => "DeviceUnhealthy",
         GpuPart::Mps => "MpsUnhealthy",
         GpuPart::Shm => "SharedMemoryFull",
+        GpuPart::DriverFiles => "DriverFilesMissing",
     };
     let told: Vec<String> =
         unhealthy.iter().map(|(place, part, why)| messages::unhealthy(place, *part, why)).collect();

@@ -66,6 +66,25 @@ pub fn withheld(claim: &ClaimRef, who: &str) -> String {
     )
 }
 
+/// Why a device that a claim holds is not healthy: the node does not have it any more. `as_board`: its board is still
+/// there, divided otherwise (MIG).
+pub fn gone(device: &DeviceUuid, as_board: bool) -> String {
+    let why = match as_board {
+        true => "its GPU is divided otherwise now (MIG)",
+        false => "a GPU was replaced, or the node moved to another machine",
+    };
+    format!(
+        "{device} is not on the node any more: {why}. Delete the pods that use the claim, and new ones get a GPU that is there"
+    )
+}
+
+/// The claim's container edits were written again.
+pub fn edits_renewed() -> ClaimEvent {
+    let message = "the driver's files or device nodes on the node have changed: containers of the claim that start \
+                   from now on get the present ones, those that run keep the old ones";
+    claim_event("ContainerEditsRenewed", EventType::Normal, message.to_owned())
+}
+
 /// A part of a GPU that the claim uses became unhealthy, or is healthy again.
 pub fn health_event(part_health: &PartHealth) -> ClaimEvent {
     let PartHealth { gpu, part, health } = part_health;
@@ -79,6 +98,9 @@ pub fn health_event(part_health: &PartHealth) -> ClaimEvent {
         (Some(why), GpuPart::Shm) => {
             claim_event("SharedMemoryFull", EventType::Warning, unhealthy(gpu, *part, why))
         }
+        (Some(why), GpuPart::DriverFiles) => {
+            claim_event("DriverFilesMissing", EventType::Warning, unhealthy(gpu, *part, why))
+        }
         (None, GpuPart::Board) => {
             claim_event("DeviceRecovered", EventType::Normal, format!("{gpu} works again"))
         }
@@ -91,6 +113,11 @@ pub fn health_event(part_health: &PartHealth) -> ClaimEvent {
             "SharedMemoryFreed",
             EventType::Normal,
             format!("there is room in the /dev/shm of {gpu} again"),
+        ),
+        (None, GpuPart::DriverFiles) => claim_event(
+            "DriverFilesFound",
+            EventType::Normal,
+            format!("the driver's files for {gpu} are there again; containers that start get them"),
         ),
     }
 }
@@ -144,6 +171,9 @@ pub(super) fn unhealthy(gpu: &DeviceUuid, part: GpuPart, why: &str) -> String {
         GpuPart::Board => format!("{gpu} is not healthy: {why}"),
         GpuPart::Mps => format!("MPS on {gpu} does not work: {why}"),
         GpuPart::Shm => format!("{gpu}: {why}"),
+        GpuPart::DriverFiles => format!(
+            "a container of the claim that restarts cannot start: {why}. Containers that run go on with the files that they have"
+        ),
     }
 }
 

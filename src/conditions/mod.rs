@@ -14,4 +14,6 @@ mod messages;
 
 pub use claim_health::{ClaimHealth, GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
 pub use entries::{CONDITIONS, differ, entries};
-pub use messages::{ClaimEvent, EventType, grant_event, health_event, prepared, withheld};
+pub use messages::{
+    ClaimEvent, EventType, edits_renewed, gone, grant_event, health_event, prepared, withheld,
+};

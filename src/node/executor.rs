@@ -1,7 +1,7 @@
 //! Executes plans and reverts them. The executor decides nothing: the plan holds every choice, the ledger every undo.
 //!
 //! ```text
-//! prepare: recorded and real? ─yes→ answer
+//! prepare: recorded and real? ─yes→ write the container edits anew if they name what has changed → answer
 //!          ─no→ clear what is half done → plan → ledger.begin (durable) → step, mark, step, mark … → ready → answer
 //!                                                                      └ a step fails → undo all, last first
 //! release: container edits away → held by a process? then it stays → ledger.releasing → undo all, last first, each
@@ -46,6 +46,8 @@ pub enum ExecuteError {
     Store(#[from] StoreError),
     #[error("{what}")]
     Step { what: String, source: StepError },
+    #[error("writing the container edits of a prepared claim again")]
+    Edits { source: StepError },
     #[error("{problem}; undoing it failed as well and is tried again every minute ({leftover})")]
     Stuck { problem: String, leftover: String },
 }
@@ -87,6 +89,8 @@ pub enum Outcome {
     /// It was, and still is.
     Already(Vec<PreparedDevice>),
     Made(Vec<PreparedDevice>),
+    /// It was, and its container edits were written again: what they named had changed.
+    Renewed(Vec<PreparedDevice>),
 }
 
 /// See the module's text.
@@ -119,9 +123,12 @@ impl Executor {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
                 let same = prepare::as_recorded(claim, &record.intent);
                 if same && self.is_real(&record) && self.serve_again(&record).is_ok() {
+                    let changed = self.changed_edits(&record, claim, gpus)?;
                     self.note_pods(held, &record, &claim.pods)?;
                     self.holders.settle(uid);
-                    return Ok(Outcome::Already(record.answer()));
+                    let Some(edits) = changed else { return Ok(Outcome::Already(record.answer())) };
+                    self.write_cdi(&edits).map_err(|source| ExecuteError::Edits { source })?;
+                    return Ok(Outcome::Renewed(record.answer()));
                 }
                 Some(record)
             }
@@ -155,6 +162,32 @@ impl Executor {
         }
         self.holders.settle(uid);
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
+    }
+
+    /// The container edits of a ready claim, if what is written is not what would be written now. The driver's files,
+    /// its sockets and its device nodes can be replaced while pods run, and the container runtime reads the edits each
+    /// time that it starts one of their containers. Blocks on file calls.
+    ///
+    /// # Errors
+    /// The driver's files or device nodes cannot be found.
+    pub fn changed_edits(
+        &self,
+        record: &Record,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+    ) -> Result<Option<CdiFile>, ExecuteError> {
+        let on = self.store.held_on(&gpus_of(claim, gpus));
+        let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
+        // A device that would not be given out now (it is not healthy, say) keeps its edits.
+        let Ok(targets) = prepare::targets(claim, site) else { return Ok(None) };
+        let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
+        let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
+        let Ok(plan) = prepare::plan(claim, &targets, site, facts) else { return Ok(None) };
+        if !record.intent.holds_as(&plan.intent) {
+            return Ok(None);
+        }
+        let written = std::fs::read(self.cdi_dir.join(&plan.cdi.file_name)).unwrap_or_default();
+        Ok((written != plan.cdi.content.as_bytes()).then_some(plan.cdi))
     }
 
     /// Records pods that were not known to use the claim, before they are given anything.

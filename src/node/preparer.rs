@@ -123,7 +123,7 @@ impl Preparer {
             self.metrics.refused_double_allocations.inc();
         }
         match result {
-            Ok(Outcome::Already(devices)) => Ok(devices),
+            Ok(Outcome::Already(devices) | Outcome::Renewed(devices)) => Ok(devices),
             Ok(Outcome::Made(devices)) => {
                 info!(%claim, devices = names(&devices), took_ms = millis(start), "claim prepared");
                 Ok(devices)
@@ -145,14 +145,14 @@ impl Preparer {
         lanes.extend(recorded);
         let prepare = move |executor: &Executor, held: &Held| Ok(executor.prepare(held, &allocated, &gpus)?);
         let outcome = self.within(lanes, prepare).await?;
-        self.tell(&claim.uid, &outcome);
+        self.tell(claim, &outcome);
         Ok(outcome)
     }
 
     /// Prepares again what a ready claim lacks. False, and nothing done, if its record is no longer as it was
     /// `expected`: what kubelet has released meanwhile, it does not release again.
     pub async fn restore(&self, expected: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
-        let (gpus, claim) = (self.gpus().await?, expected.intent.claim.uid.clone());
+        let (gpus, claim) = (self.gpus().await?, expected.intent.claim.clone());
         let mut lanes = gpus_of(&allocated, &gpus);
         lanes.extend(expected.gpus());
         let restore = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
@@ -164,11 +164,34 @@ impl Preparer {
         Ok(outcome.is_some())
     }
 
-    fn tell(&self, claim: &ClaimUid, outcome: &Outcome) {
-        if matches!(outcome, Outcome::Made(_))
-            && let Some(record) = self.executor.store.get(claim)
-        {
-            self.reporter.prepared(record.intent);
+    /// False, and nothing else, if the container edits of a ready claim are as they would be written now.
+    ///
+    /// # Errors
+    /// They cannot be written now: the driver's files cannot be found, say.
+    pub async fn has_changed_edits(
+        &self,
+        record: Record,
+        claim: AllocatedClaim,
+    ) -> Result<bool, PrepareError> {
+        // Without GPUs to compare with nothing is known to have changed.
+        let gpus = match &*self.inventory.borrow() {
+            Inventory::Found(gpus) => gpus.clone(),
+            _ => return Ok(false),
+        };
+        let executor = self.executor.clone();
+        let compare = move || executor.changed_edits(&record, &claim, &gpus).map(|edits| edits.is_some());
+        Ok(tokio::task::spawn_blocking(compare).await.map_err(|_| PrepareError::Broken)??)
+    }
+
+    fn tell(&self, claim: &ClaimRef, outcome: &Outcome) {
+        let record = || self.executor.store.get(&claim.uid);
+        match outcome {
+            Outcome::Already(_) => {}
+            Outcome::Made(_) => _ = record().map(|record| self.reporter.prepared(record.intent)),
+            Outcome::Renewed(_) => {
+                info!(%claim, "container edits written again: the driver's files or device nodes have changed");
+                _ = record().map(|record| self.reporter.edits_renewed(&record.intent));
+            }
         }
     }
 

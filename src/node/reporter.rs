@@ -9,7 +9,7 @@
 //! of the visit: a user who finds the event also finds the present state. Nothing is removed when a claim is
 //! released: the API server removes the status together with the allocation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,13 +29,14 @@ use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
+use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::ops::drain::Shutdown;
 
 /// Reports that may wait: a batch of claims, and a GPU with 48 shares that becomes unhealthy meanwhile.
 pub const QUEUE_CAPACITY: usize = 256;
 
-/// Pods that get an event of one that is withheld.
+/// Pods that get an event at once, of one claim.
 const EVENTS_MOST: usize = 8;
 
 /// What there is to tell.
@@ -108,22 +109,39 @@ impl Reporter {
         self.tell(Report::HealthChanged(changed));
     }
 
+    /// The container edits of a ready claim were written again.
+    pub fn edits_renewed(&self, intent: &Intent) {
+        let event = conditions::edits_renewed();
+        let named = intent.pods.iter().filter(|pod| !pod.name.is_empty());
+        self.post(&intent.claim, named, Severity::Normal, event.reason, &event.message);
+    }
+
     /// Devices that are free by the API server's word, and held by processes: told to their pods and the claim
     /// that is gone, whether or not anybody can read them still.
     pub fn withheld(&self, withheld: &Withheld) {
-        let Some(events) = &self.events else { return };
         let by = withheld.by.as_ref().map(Vec::as_slice).unwrap_or_default();
         let named = by.iter().map(|holder| &holder.pod).filter(|pod| !pod.name.is_empty());
+        let message = conditions::withheld(&withheld.claim, &withheld.to_string());
+        self.post(&withheld.claim, named, Severity::Warning, "DeviceWithheld", &message);
+    }
+
+    /// Posts an event at once: on some of the pods, and on the claim.
+    fn post<'a>(
+        &self,
+        claim: &ClaimRef,
+        pods: impl Iterator<Item = &'a PodRef>,
+        severity: Severity,
+        reason: &'static str,
+        message: &str,
+    ) {
+        let Some(events) = &self.events else { return };
         let pod = |pod: &PodRef| Subject::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.to_string(),
         };
-        let subjects = named.take(EVENTS_MOST).map(pod).chain([Subject::Claim(withheld.claim.clone())]);
-        let message = conditions::withheld(&withheld.claim, &withheld.to_string());
-        for subject in subjects {
-            let (severity, message) = (Severity::Warning, message.clone());
-            events.tell(Note { subject, severity, reason: "DeviceWithheld", message });
+        for subject in pods.take(EVENTS_MOST).map(pod).chain([Subject::Claim(claim.clone())]) {
+            events.tell(Note { subject, severity, reason, message: message.to_owned() });
         }
     }
 
@@ -294,11 +312,27 @@ impl Reporting {
         }
     }
 
-    /// The boards' own health, as the inventory has it.
+    /// The boards' own health, as the inventory has it; and devices that claims hold and that the node does not have any
+    /// more.
     fn look(&mut self, inventory: &Inventory) {
         let Inventory::Found(gpus) = inventory else { return };
-        for gpu in &gpus.gpus {
-            let (gpu, health) = (gpu.uuid.clone(), gpu.health.clone());
+        let boards = gpus.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.health.clone()));
+        let mut health: BTreeMap<DeviceUuid, Health> = boards.collect();
+        let present: BTreeSet<DeviceUuid> =
+            gpus.devices().into_values().map(|device| device.uuid().clone()).collect();
+        let held = self.known.values().flat_map(|known| &known.devices);
+        let gone = held.filter(|held| held.mode != HoldMode::Admin && !present.contains(&held.uuid));
+        for held in gone {
+            let has_board = gpus.gpus.iter().any(|gpu| gpu.uuid == held.gpu);
+            let problem = conditions::gone(&held.uuid, has_board);
+            health.insert(held.uuid.clone(), Health::Unhealthy(problem));
+        }
+        // What was gone, and is there again or held by nobody.
+        let board = |(gpu, part): &(DeviceUuid, GpuPart)| (*part == GpuPart::Board).then(|| gpu.clone());
+        for gpu in self.unhealthy.keys().filter_map(board) {
+            health.entry(gpu).or_insert(Health::Healthy);
+        }
+        for (gpu, health) in health {
             self.health_changed(PartHealth { gpu, part: GpuPart::Board, health });
         }
     }

@@ -5,6 +5,7 @@
 //! | a record whose claim is gone, replaced, no longer allocated, or allocated elsewhere | released once no process of its pods runs ([`super::holders`]), withheld until then |
 //! | a record that a crash left between two steps | reverted; kubelet asks again if the claim is still wanted |
 //! | a ready record of an allocated claim whose CDI file is gone | prepared again, with the same names |
+//! | a ready record whose CDI file names what has changed: libraries of another version, a socket that is gone, a device node | the file is written again, and the claim's pods are told; where it cannot be, the claim's devices are reported as not healthy |
 //! | a CDI file of this driver that no record owns | removed |
 //! | an MPS daemon that is not as the ledger's claims need it, or that none needs | set, or left to rest |
 //!
@@ -13,6 +14,7 @@
 //! checked again with the lane of the GPU held before anything is done, because kubelet may have been faster.
 //! Withheld devices are checked again every [`AGAIN`].
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,16 +23,18 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use super::daemons;
-use super::executor::ReleaseError;
+use super::executor::{ExecuteError, ReleaseError};
 use super::holders::{AGAIN, ReleaseCause};
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
+use crate::conditions::{GpuPart, PartHealth};
 use crate::host::{durable, memory};
 use crate::ledger::{self, Phase, Record};
 use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
-use crate::model::names::{ClaimUid, PoolName};
+use crate::model::gpu::Health;
+use crate::model::names::{ClaimUid, DeviceUuid, PoolName};
 use crate::ops::drain::Shutdown;
 
 /// No write takes as long; what is older was left by a process that is no more.
@@ -44,6 +48,8 @@ pub struct Sweep {
     pub withheld: usize,
     pub rolled_back: usize,
     pub restored: usize,
+    /// Claims whose container edits were written again because of what they name.
+    pub renewed: usize,
     pub orphans_removed: usize,
     /// MPS daemons that were not as they should be.
     pub daemons: usize,
@@ -88,9 +94,11 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
         preparer.metrics.repair("contradiction");
     }
     executor.holders.keep(|claim| records.iter().any(|record| record.intent.claim.uid == *claim));
+    let mut files = DriverFiles::default();
     for record in records {
-        settle(preparer, record, &mut sweep).await;
+        settle(preparer, record, &mut sweep, &mut files).await;
     }
+    files.report(preparer);
     daemons::sweep(preparer, &mut sweep).await;
     for removed in [remove_orphans(preparer), remove_unfinished(preparer)] {
         match removed {
@@ -103,24 +111,32 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
 
 /// One look at these claims alone.
 async fn look_again(preparer: &Preparer, claims: &[ClaimUid]) -> Sweep {
-    let mut sweep = Sweep::default();
+    let (mut sweep, mut files) = (Sweep::default(), DriverFiles::default());
     for claim in claims {
         match preparer.executor.store.get(claim) {
-            Some(record) => settle(preparer, record, &mut sweep).await,
+            Some(record) => settle(preparer, record, &mut sweep, &mut files).await,
             None => preparer.executor.holders.settle(claim),
         }
     }
+    files.report(preparer);
     sweep
 }
 
 /// Deals with one record.
-async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep) {
+async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) {
     let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
     let (what, result) = match verdict(preparer, &record, &executor.pool).await {
         Verdict::Unknown => return,
-        Verdict::Fine(pods) => {
+        Verdict::Fine(allocated) => {
             executor.holders.settle(&claim.uid);
-            return review(preparer, record, pods).await;
+            let gpus = record.gpus();
+            review(preparer, record.clone(), allocated.pods.clone()).await;
+            let renewed = renew(preparer, record, allocated).await;
+            files.note(gpus, &renewed);
+            if matches!(renewed, Ok(false)) {
+                return;
+            }
+            (Repair::Renewed, renewed)
         }
         Verdict::Release(why) => (Repair::Released, release(preparer, record, why).await),
         // Kubelet has been told that it is released, or never that it is ready.
@@ -139,6 +155,44 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep) {
             warn!(%claim, error = error_chain(&error), "sweep could not repair; tried again at the next sweep");
         }
         Ok(_) => preparer.metrics.repair(what.word()),
+    }
+}
+
+/// Writes the container edits of a ready claim again, if what they name has changed.
+async fn renew(preparer: &Preparer, record: Record, claim: AllocatedClaim) -> Result<bool, PrepareError> {
+    match preparer.has_changed_edits(record.clone(), claim.clone()).await? {
+        true => preparer.restore(record, claim).await,
+        false => Ok(false),
+    }
+}
+
+/// GPUs whose ready claims were looked at, each with what keeps their container edits from being written.
+#[derive(Default)]
+struct DriverFiles(BTreeMap<DeviceUuid, Health>);
+
+impl DriverFiles {
+    fn note(&mut self, gpus: Vec<DeviceUuid>, renewed: &Result<bool, PrepareError>) {
+        let health = match renewed {
+            Ok(_) => Health::Healthy,
+            Err(PrepareError::Execute(error @ (ExecuteError::Driver(_) | ExecuteError::Edits { .. }))) => {
+                Health::Unhealthy(error_chain(error))
+            }
+            // Says nothing of the files.
+            Err(_) => return,
+        };
+        for gpu in gpus {
+            let known = self.0.entry(gpu).or_insert(Health::Healthy);
+            if *known == Health::Healthy {
+                *known = health.clone();
+            }
+        }
+    }
+
+    /// To the claims on these GPUs; what they know already is no news to them.
+    fn report(self, preparer: &Preparer) {
+        for (gpu, health) in self.0 {
+            preparer.reporter.health_changed(PartHealth { gpu, part: GpuPart::DriverFiles, health });
+        }
     }
 }
 
@@ -193,6 +247,7 @@ enum Repair {
     Released,
     RolledBack,
     Restored,
+    Renewed,
 }
 
 impl Repair {
@@ -202,6 +257,7 @@ impl Repair {
             Self::Released => "released",
             Self::RolledBack => "rolled_back",
             Self::Restored => "restored",
+            Self::Renewed => "renewed",
         }
     }
 }
@@ -213,6 +269,7 @@ impl Sweep {
             (Err(_), _) => &mut self.failed,
             (Ok(_), Repair::RolledBack) => &mut self.rolled_back,
             (Ok(_), Repair::Restored) => &mut self.restored,
+            (Ok(_), Repair::Renewed) => &mut self.renewed,
             (Ok(_), Repair::Released) => &mut self.released,
         };
         *counter += 1;
@@ -222,8 +279,7 @@ impl Sweep {
 enum Verdict {
     /// Nobody could be asked.
     Unknown,
-    /// And it is reserved for these pods.
-    Fine(Vec<PodRef>),
+    Fine(AllocatedClaim),
     Release(&'static str),
     RollBack,
     Restore(AllocatedClaim),
@@ -244,7 +300,7 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
             Verdict::Release("the claim is allocated on another node")
         }
         ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => Verdict::Restore(claim),
-        ClaimState::Allocated(claim) => Verdict::Fine(claim.pods),
+        ClaimState::Allocated(claim) => Verdict::Fine(claim),
         ClaimState::Unknown { .. } => Verdict::Unknown,
     }
 }

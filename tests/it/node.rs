@@ -70,7 +70,7 @@ fn bad_claims() -> Vec<(Claim, Vec<&'static str>)> {
         // The good part of a claim is not held because of its bad part.
         (
             Claim::new("bad", &["gpu-0", "gpu-9"]),
-            vec!["gpu-9", "this node does not have", "gpu-0", "delete the claim"],
+            vec!["gpu-9", "this node does not have", "gpu-0", "delete the pods"],
         ),
         (with(result("pool", json!("node-b"))), vec!["pool node-b", "this is node node-a"]),
         (with(result("device", json!(""))), vec!["results[0].device", "is empty"]),
@@ -687,6 +687,94 @@ async fn the_sweeper_puts_back_what_somebody_deleted() {
     assert_eq!(site.time_slice(0), 3);
     assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
     assert_eq!(plugin.metric("tranche_sweeper_repairs_total{kind=\"restored\"}"), 1.0);
+}
+
+/// Writes the driver's libraries as another version's installer would, NVML's word included.
+fn upgrade_driver(site: &Site, version: &str) {
+    let libraries = site.path("driver/usr/lib64");
+    for file in durable::names(&libraries).unwrap() {
+        let (stem, _) = file.split_once(".so.").unwrap();
+        fs::rename(libraries.join(&file), libraries.join(format!("{stem}.so.{version}"))).unwrap();
+    }
+    site.gpus.send_modify(|inventory| {
+        let Inventory::Found(gpus) = inventory else { panic!("{inventory:?}") };
+        gpus.driver.driver = version.to_owned();
+    });
+}
+
+/// Everything on the host that a claim's container edits name.
+fn named_by(edits: &Value) -> Vec<String> {
+    let entries = edits["devices"].as_array().unwrap().iter().map(|device| &device["containerEdits"]);
+    let mounts =
+        entries.chain([&edits["containerEdits"]]).filter_map(|edits| edits["mounts"].as_array()).flatten();
+    mounts.map(|mount| mount["hostPath"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn container_edits_follow_the_drivers_files_within_a_boot() {
+    let site = Site::new();
+    let socket = site.path("driver/run/nvidia-persistenced/socket");
+    fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut plugin = site.start_plugin();
+    let claims = [sliced(), Claim::new("share", &["gpu-1"]).share("2000Mi", "25")];
+    for claim in &claims {
+        site.api.put(claim);
+        plugin.prepared(claim, "before").await;
+        let named = named_by(&site.edits(claim).unwrap());
+        assert!(named.iter().any(|path| path.ends_with("nvidia-persistenced/socket")), "{named:?}");
+        assert!(named.iter().any(|path| path.ends_with("libcuda.so.550.163.01")), "{named:?}");
+    }
+    let renewed = Sweep { renewed: 2, ..Sweep::default() };
+    let all_there = || {
+        for claim in &claims {
+            let named = named_by(&site.edits(claim).unwrap());
+            let missing: Vec<_> = named.iter().filter(|path| !site.path(&path[1..]).exists()).collect();
+            assert!(missing.is_empty(), "{missing:?}");
+        }
+    };
+    // A service that is stopped.
+    drop(listener);
+    fs::remove_file(&socket).unwrap();
+    assert_eq!(plugin.sweep().await.unwrap(), renewed);
+    all_there();
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
+    // Another driver, noticed by the sweeper of this process, and by kubelet's call to the next.
+    upgrade_driver(&site, "550.163.02");
+    assert_eq!(plugin.sweep().await.unwrap(), renewed);
+    all_there();
+    assert_eq!(plugin.metric("tranche_sweeper_repairs_total{kind=\"renewed\"}"), 4.0);
+    upgrade_driver(&site, "560.35.03");
+    drop(plugin);
+    plugin = site.start_plugin();
+    for claim in &claims {
+        plugin.prepared(claim, "after the upgrade").await;
+    }
+    all_there();
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
+    for claim in &claims {
+        plugin.unprepare(claim).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn container_edits_that_cannot_be_written_again_are_told_and_tried_again() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    site.api.put(&sliced());
+    plugin.prepared(&sliced(), "before").await;
+    let edits = site.edits(&sliced());
+    let (place, aside) = (site.path("driver/usr/lib64/libcuda.so.550.163.01"), site.path("aside"));
+    fs::rename(&place, &aside).unwrap();
+    let reported = plugin.preparer.reporter.dropped();
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { failed: 1, ..Sweep::default() });
+    assert_eq!(plugin.preparer.reporter.dropped(), reported + 1, "the health of its GPU");
+    plugin.refused(&sliced(), &["libcuda.so", "install the driver"]).await;
+    assert_eq!(site.edits(&sliced()), edits, "what was written stays");
+    assert!(site.is_ready(&sliced()));
+    fs::rename(&aside, &place).unwrap();
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep::default());
+    plugin.prepared(&sliced(), "back").await;
 }
 
 /// The files of another boot may name devices that are others by now, and its time slices are gone.

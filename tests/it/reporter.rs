@@ -13,7 +13,7 @@ use tranche::inventory::{DaemonDown, DeviceFaults, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
-use tranche::model::gpu::{Gpu, Health, NodeGpus};
+use tranche::model::gpu::{Gpu, Health, MigMode, NodeGpus};
 use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
@@ -214,6 +214,42 @@ async fn a_whole_gpu_costs_nothing_until_it_is_unhealthy() {
     running.health(Health::Healthy);
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
     api.until("its events", |api| events(api, "DeviceRecovered").len() == 2).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_whose_gpu_is_not_on_the_node_any_more_is_told_what_to_do() {
+    let api = MockApi::new();
+    let (held, moved) = (intent("train", HoldMode::Whole), intent("share", share()));
+    for intent in [&held, &moved] {
+        put_claim(&api, intent);
+    }
+    let running = RunningReporter::start(&api, quick(), vec![held, moved]);
+    running.health(Health::Healthy);
+    let others = |mig: MigMode, uuid: &str| {
+        let gpu = Gpu { uuid: uuid.into(), mig, ..crate::cluster::gpu(0) };
+        running.inventory.send_replace(Inventory::Found(NodeGpus { gpus: vec![gpu], ..NodeGpus::default() }));
+    };
+    for (mig, uuid, words) in [
+        (MigMode::Off, "GPU-new", "a GPU was replaced"),
+        (MigMode::On(Vec::new()), "GPU-0", "divided otherwise now (MIG)"),
+    ] {
+        others(mig, uuid);
+        for name in ["train", "share"] {
+            let told = |api: &MockApi| {
+                let healthy = condition(api, name, "DeviceHealthy")?;
+                let message = healthy["message"].as_str()?.to_owned();
+                (healthy["status"] == "False" && message.contains(words)).then_some(message)
+            };
+            api.until("the condition", |api| told(api).is_some()).await;
+            let message = told(&api).unwrap();
+            assert!(message.contains("Delete the pods that use the claim"), "{message}");
+        }
+        running.health(Health::Healthy);
+        for name in ["train", "share"] {
+            api.until("recovery", |api| status(api, name, "DeviceHealthy").as_deref() == Some("True")).await;
+        }
+    }
     running.stop().await;
 }
 
