@@ -1,5 +1,6 @@
 //! The claim that is asked about: a ResourceClaim from a file, standard input or the cluster.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -12,6 +13,7 @@ use crate::model::names::{ClaimUid, DRIVER, PoolName};
 
 const API_VERSION: &str = "resource.k8s.io/v1";
 const KIND: &str = "ResourceClaim";
+const TEMPLATE: &str = "ResourceClaimTemplate";
 /// Stands in for the UID that only the API server gives.
 const NO_UID: &str = "00000000-0000-0000-0000-000000000000";
 
@@ -67,6 +69,26 @@ pub fn parse(text: &str, from: &str) -> Result<Value, Usage> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| broken(error.to_string()))
 }
 
+/// The objects of a file: one of JSON, or YAML documents; those of a List one by one.
+///
+/// # Errors
+/// It is neither; says where.
+pub fn documents(text: &str, from: &str) -> Result<Vec<Value>, Usage> {
+    let objects = if text.trim_start().starts_with('{') {
+        vec![parse(text, from)?]
+    } else {
+        let options = serde_saphyr::options! { strict_booleans: true };
+        serde_saphyr::from_multiple_with_options(text, options)
+            .map_err(|error| Usage(format!("{from} is neither YAML nor JSON: {error}")))?
+    };
+    let is_list = |object: &Value| word(object, "kind").ends_with("List") && object["items"].is_array();
+    let items = |object: Value| match is_list(&object) {
+        true => array(&object, "/items").to_vec(),
+        false => vec![object],
+    };
+    Ok(objects.into_iter().flat_map(items).filter(|object| !object.is_null()).collect())
+}
+
 /// A ResourceClaim that can be asked what preparing it would need.
 #[derive(Debug, Clone)]
 pub struct Manifest {
@@ -74,6 +96,8 @@ pub struct Manifest {
     object: Value,
     /// True if the object has no UID, as one that was never sent to an API server.
     pub without_uid: bool,
+    /// The claim is one that a pod would get by a ResourceClaimTemplate of the claim's name.
+    pub is_of_template: bool,
 }
 
 /// One request of a claim's spec, or one alternative of it.
@@ -91,6 +115,34 @@ pub struct RequestedDevices {
 }
 
 impl Manifest {
+    /// The claims among these objects, and those that would be made from templates among them.
+    ///
+    /// # Errors
+    /// There is none, or one cannot be asked.
+    pub fn all(objects: Vec<Value>) -> Result<Vec<Self>, Usage> {
+        let kind = |object: &Value| word(object, "kind").to_owned();
+        let kinds: BTreeSet<String> = objects.iter().map(kind).collect();
+        let is_ours = |object: &Value| [KIND, TEMPLATE].contains(&word(object, "kind"));
+        let ours: Vec<Value> = objects.into_iter().filter(is_ours).collect();
+        if ours.is_empty() {
+            let found = match kinds.len() {
+                0 => "there is no object".to_owned(),
+                _ => format!("there are only objects of kind {}", Vec::from_iter(kinds).join(", ")),
+            };
+            return Err(Usage(format!("{found}, but a {KIND} or a {TEMPLATE} is needed")));
+        }
+        ours.into_iter().map(Self::of).collect()
+    }
+
+    fn of(object: Value) -> Result<Self, Usage> {
+        if word(&object, "kind") != TEMPLATE {
+            return Self::new(object);
+        }
+        let claim = json!({"apiVersion": object["apiVersion"], "kind": KIND, "spec": object["spec"]["spec"],
+            "metadata": {"name": object["metadata"]["name"], "namespace": object["metadata"]["namespace"]}});
+        Ok(Self { is_of_template: true, ..Self::new(claim)? })
+    }
+
     /// # Errors
     /// It is another kind of object, or lacks a name.
     pub fn new(mut object: Value) -> Result<Self, Usage> {
@@ -118,7 +170,7 @@ impl Manifest {
             name,
             uid: ClaimUid::new(text(&object, "/metadata/uid")),
         };
-        Ok(Self { claim, object, without_uid })
+        Ok(Self { claim, object, without_uid, is_of_template: false })
     }
 
     /// As the node plugin reads it: with the same refusals.
@@ -242,6 +294,25 @@ mod tests {
         let template = json!({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate"});
         let words = words(Manifest::new(template));
         assert!(words.contains("\"ResourceClaimTemplate\"") && words.contains("kubectl get"), "{words}");
+    }
+
+    #[test]
+    fn claims_and_templates_are_found_among_other_objects_and_in_lists() {
+        let claim = |name: &str| json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}});
+        let list = json!({"kind": "List", "items": [claim("b"), {"kind": "Pod"}]});
+        let file = format!(
+            "# first\n---\nkind: Pod\n---\napiVersion: {API_VERSION}\nkind: {TEMPLATE}\n\
+             metadata: {{name: t, namespace: ml}}\nspec: {{spec: {{devices: {{requests: [{{name: gpu, exactly: \
+             {{deviceClassName: gpu.nvidia.com}}}}]}}}}}}\n---\n{list}\n---\n"
+        );
+        let found = Manifest::all(documents(&file, "f").unwrap()).unwrap();
+        let seen: Vec<_> = found.iter().map(|one| (one.claim.to_string(), one.is_of_template)).collect();
+        let of = |place: &str, by_template| (format!("{place} ({NO_UID})"), by_template);
+        assert_eq!(seen, [of("ml/t", true), of("default/b", false)]);
+        assert_eq!(found[0].asked()[0].device_class, "gpu.nvidia.com");
+        let told = words(Manifest::all(documents("kind: Pod\n---\nkind: Job", "f").unwrap()));
+        assert!(told.contains("only objects of kind Job, Pod"), "{told}");
+        assert!(words(Manifest::all(documents("", "f").unwrap())).contains("there is no object"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::manifest::{Manifest, Source, parse};
+use super::manifest::{Manifest, Source, documents};
 use super::reach::endpoint;
 use super::{EXIT_REFUSED, Usage, inspect};
 use crate::cluster::KubeCluster;
@@ -26,11 +26,12 @@ const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Exit codes: 0 the claim would be prepared, 3 it would be refused or is not allocated yet, \
+    after_help = "Exit codes: 0 all claims would be prepared, 3 one would be refused or is not allocated yet, \
                         2 a mistake in what was given, 1 the node plugin or the API server did not answer."
 )]
 pub struct PlanArgs {
-    /// The ResourceClaim: a YAML or JSON file, - for standard input, or the name of one in the cluster.
+    /// The ResourceClaim: a YAML or JSON file, - for standard input, or the name of one in the cluster. Of a file with
+    /// several objects all claims are planned, and the claims that its ResourceClaimTemplates would give to pods.
     #[arg(long, value_name = "FILE|NAMESPACE/NAME")]
     pub claim: String,
     /// The node's GPUs, from a file: what `tranche inspect -o json` prints, or its `inventory` alone
@@ -65,6 +66,9 @@ pub struct DriverArgs {
     /// The same directory's path on the host.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub driver_root_on_host: PathBuf,
+    /// The host's root, to look for NVIDIA's container toolkit in, where the driver root is another [default: none].
+    #[arg(long, value_name = "DIR")]
+    pub toolkit_root: Option<PathBuf>,
     /// Directory of the device nodes [default: <driver-root>/dev if nvidiactl is there, else /dev].
     #[arg(long, value_name = "DIR")]
     pub dev_root: Option<PathBuf>,
@@ -88,34 +92,46 @@ pub enum Output {
 /// # Errors
 /// What was given cannot be read ([`Usage`]), or somebody who was asked does not answer.
 pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
-    let manifest = manifest(&args).await?;
-    let site = site::find(&args, &manifest)?;
-    let report = decide::decide(&manifest, &site, &args.driver)?;
-    match args.output {
-        Output::Text => super::print(report.text().as_bytes())?,
-        Output::Json => super::print(format!("{}\n", serde_json::to_string_pretty(&report)?).as_bytes())?,
-        Output::Cdi => {
-            eprint!("{}", report.remarks());
-            super::print(report.cdi_file().as_bytes())?;
-        }
+    let mut reports = Vec::new();
+    for manifest in manifests(&args).await? {
+        let site = site::find(&args, &manifest)?;
+        reports.push(decide::decide(&manifest, &site, &args.driver)?);
     }
-    Ok(match report.verdict {
-        Verdict::Planned { .. } => 0,
-        Verdict::Refused { .. } | Verdict::NotAllocated { .. } => EXIT_REFUSED,
-    })
+    match (args.output, reports.as_slice()) {
+        (Output::Text, all) => {
+            let texts: Vec<String> = all.iter().map(|report| report.text()).collect();
+            super::print(texts.join("\n").as_bytes())?;
+        }
+        (Output::Json, [one]) => print_json(one)?,
+        (Output::Json, all) => print_json(all)?,
+        (Output::Cdi, [one]) => {
+            eprint!("{}", one.remarks());
+            super::print(one.cdi_file().as_bytes())?;
+        }
+        (Output::Cdi, all) => anyhow::bail!(Usage(format!(
+            "--claim has {} claims, and -o cdi prints the file of one; give a file with one of them",
+            all.len()
+        ))),
+    }
+    let is_planned = |report: &report::Report| matches!(report.verdict, Verdict::Planned { .. });
+    Ok(if reports.iter().all(is_planned) { 0 } else { EXIT_REFUSED })
 }
 
-async fn manifest(args: &PlanArgs) -> anyhow::Result<Manifest> {
-    let object = match Source::parse(&args.claim, Path::exists)? {
-        Source::File(path) => parse(&read(&path)?, &path.display().to_string())?,
-        Source::Stdin => parse(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
+fn print_json(value: &(impl serde::Serialize + ?Sized)) -> anyhow::Result<()> {
+    Ok(super::print(format!("{}\n", serde_json::to_string_pretty(value)?).as_bytes())?)
+}
+
+async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
+    let objects = match Source::parse(&args.claim, Path::exists)? {
+        Source::File(path) => documents(&read(&path)?, &path.display().to_string())?,
+        Source::Stdin => documents(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
         Source::Named { namespace, name } => {
             let endpoint = endpoint(args.kubeconfig.clone())?;
             let cluster = KubeCluster::connect(&endpoint, NodeName::new("")).await?;
-            serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?
+            vec![serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?]
         }
     };
-    Ok(Manifest::new(object)?)
+    Ok(Manifest::all(objects)?)
 }
 
 /// A file's text.

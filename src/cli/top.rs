@@ -74,7 +74,8 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
         return Ok(print(picture.as_bytes())?);
     }
     loop {
-        let lines: String = picture.lines().map(|line| format!("{line}{CLEAR_LINE}")).collect();
+        let shown = draw::cut(&picture, height());
+        let lines: String = shown.lines().map(|line| format!("{line}{CLEAR_LINE}")).collect();
         print(format!("{HOME}{lines}{CLEAR_BELOW}").as_bytes())?;
         tokio::time::sleep(Duration::from_secs_f64(interval)).await;
         picture = look(&cluster, &args, width())
@@ -108,6 +109,11 @@ pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow
         Output::Json => format!("{:#}\n", map::json(&map)),
         Output::Map => draw::draw(&map, width),
     })
+}
+
+/// Lines of the terminal; where nobody says how many, all are printed.
+fn height() -> usize {
+    terminal_size::terminal_size().map_or(usize::MAX, |(_, height)| height.0.into())
 }
 
 fn width() -> usize {

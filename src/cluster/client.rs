@@ -1,7 +1,9 @@
 //! The real API server. The only file that names a kube client, besides the events and the device status.
 
+use std::ffi::OsStr;
 use std::future::Future;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +47,8 @@ const OURSELVES: &str = concat!("tranche/", env!("CARGO_PKG_VERSION"));
 pub enum Endpoint {
     /// With the pod's projected service-account token.
     InCluster,
-    /// With a kubeconfig file and its current context.
+    /// With a kubeconfig file and its current context. Several paths, separated by colons, are files that are merged:
+    /// of each field the first file that has it counts, as with kubectl.
     Kubeconfig(PathBuf),
 }
 
@@ -325,7 +328,12 @@ where
 }
 
 async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigError> {
-    let kubeconfig = Kubeconfig::read_from(path)?;
+    let parts = path.as_os_str().as_bytes().split(|byte| *byte == b':').filter(|part| !part.is_empty());
+    let files: Vec<&Path> = parts.map(|part| Path::new(OsStr::from_bytes(part))).collect();
+    // Of several, those that do not exist are passed over.
+    let mut there = files.iter().filter(|file| files.len() == 1 || file.exists());
+    let first = Kubeconfig::read_from(there.next().copied().unwrap_or(path))?;
+    let kubeconfig = there.try_fold(first, |merged, file| merged.merge(Kubeconfig::read_from(file)?))?;
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
 }
 
@@ -406,6 +414,31 @@ mod tests {
     use super::*;
     use crate::cluster::ClaimState;
     use crate::model::names::ClaimUid;
+
+    #[tokio::test]
+    async fn several_kubeconfig_files_are_merged_and_the_first_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            std::fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let context = write(
+            "context",
+            "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u, namespace: ml}}]\n",
+        );
+        let cluster = |port: u16| {
+            format!(
+                "current-context: other\nclusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
+                 users: [{{name: u, user: {{}}}}]\n"
+            )
+        };
+        let (first, second) = (write("first", &cluster(1)), write("second", &cluster(2)));
+        let missing = folder.path().join("missing").display().to_string();
+        let config = from_file(&format!("{context}:{missing}::{first}:{second}").into()).await.unwrap();
+        assert_eq!((config.cluster_url.port_u16(), config.default_namespace.as_str()), (Some(1), "ml"));
+        assert!(from_file(&missing.into()).await.is_err());
+    }
 
     #[tokio::test]
     async fn a_burst_of_claims_is_read_a_few_at_a_time_and_all_are_answered() {

@@ -266,8 +266,8 @@ async fn top_shows_who_has_what() {
 
 node-a: 2 devices, 1 whole, 1 in shares, 0 free
   gpu-0                  [AAAAAAAAAAAAAAA.....] 61440 of 81920 MiB   held
-    A ml/running (runs)                        61440 MiB, 50 %
-  gpu-1                  [####################] ml/train
+    A ml/runs (claim running)                  61440 MiB, 50 %
+  gpu-1                  [####################] claim ml/train
 
 node-b: 2 devices, 0 whole, 0 in shares, 2 free
   gpu-0                  [....................] 0 of 81920 MiB

@@ -36,7 +36,11 @@ pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Rep
         verdict: Verdict::Refused { message: String::new() },
         notes: site.notes.clone(),
     };
-    if manifest.without_uid {
+    if manifest.is_of_template {
+        report.notes.push(
+            "The claim is one that a pod would get by the ResourceClaimTemplate of this name.".to_owned(),
+        );
+    } else if manifest.without_uid {
         report.notes.push(
             "The claim has no metadata.uid, which the API server sets: zeros are used instead.".to_owned(),
         );

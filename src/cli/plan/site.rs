@@ -7,8 +7,8 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{PlanArgs, parse, read};
-use crate::cli::manifest::Manifest;
+use super::{PlanArgs, read};
+use crate::cli::manifest::{Manifest, parse};
 use crate::cli::state::{Holder, NodeState};
 use crate::cli::{Usage, inspect};
 use crate::inventory::Inventory;

@@ -99,12 +99,26 @@ fn share(letter: char, holder: &Holder) -> String {
     format!("    {letter} {:<40} {memory_mib} MiB{compute}\n", name(holder))
 }
 
-/// The claim, and the pods that have it if their names say more.
+/// The pods that have the claim, and the claim if its name is not made from the pod's; of a claim that no pod has, the
+/// claim.
 fn name(holder: &Holder) -> String {
-    let claim = format!("{}/{}", holder.namespace, holder.claim);
-    match holder.pods.as_slice() {
-        [] => claim,
-        [pod] if holder.claim.starts_with(pod.as_str()) => claim,
-        pods => format!("{claim} ({})", pods.join(", ")),
+    let Holder { namespace, claim, pods, .. } = holder;
+    match pods.as_slice() {
+        [] => format!("claim {namespace}/{claim}"),
+        [pod] if claim.starts_with(pod.as_str()) => format!("{namespace}/{pod}"),
+        pods => format!("{namespace}/{} (claim {claim})", pods.join(", ")),
     }
+}
+
+/// The first lines of a picture, as many as a terminal of `height` lines has room for, and how many are left out.
+pub fn cut(picture: &str, height: usize) -> String {
+    let lines: Vec<&str> = picture.lines().collect();
+    // The last line of the terminal is the cursor's.
+    let room = height.saturating_sub(1).max(2);
+    if lines.len() <= room {
+        return lines.iter().map(|line| format!("{line}\n")).collect();
+    }
+    let (shown, left_out) = lines.split_at(room - 1);
+    let shown: String = shown.iter().map(|line| format!("{line}\n")).collect();
+    format!("{shown}{} more lines: --once prints all, --node NAME one node\n", left_out.len())
 }

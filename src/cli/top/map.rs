@@ -103,6 +103,8 @@ type Holders = BTreeMap<(String, String), Vec<Found>>;
 enum Found {
     Hold,
     Claim(Holder),
+    /// A share of kube-scheduler's: all of the memory without a cap is the whole device.
+    Scheduled(Holder),
 }
 
 /// Nodes by name, devices as published. What is allocated of devices that nobody publishes is left out.
@@ -126,15 +128,23 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
 fn row(device: &Device, found: Vec<Found>) -> Row {
     let text = |name: &str| device.attributes.as_ref()?.get(name)?.string.clone();
     let held = found.iter().any(|one| matches!(one, Found::Hold));
+    let grantable_mib = Grantable::of(device).map(|grantable| grantable.memory.mib_floor());
+    let is_all = |part: Part| match part {
+        Part::Share { memory_mib, compute: None | Some(100) } => {
+            grantable_mib.is_some_and(|all| memory_mib >= all)
+        }
+        Part::Share { .. } | Part::Whole | Part::Admin => false,
+    };
     let claims = found.into_iter().filter_map(|one| match one {
         Found::Hold => None,
-        Found::Claim(holder) => Some(holder),
+        Found::Scheduled(holder) if is_all(holder.part) => Some(Holder { part: Part::Whole, ..holder }),
+        Found::Claim(holder) | Found::Scheduled(holder) => Some(holder),
     });
     Row {
         device: device.name.clone(),
         product: text("productName").unwrap_or_default(),
         kind: text("type").unwrap_or_default(),
-        grantable_mib: Grantable::of(device).map(|grantable| grantable.memory.mib_floor()),
+        grantable_mib,
         held,
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
         claims: claims.collect(),
@@ -165,11 +175,15 @@ fn found(
         return Found::Hold;
     }
     let reserved = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    let part = match result.admin_access {
-        Some(true) => Part::Admin,
-        _ => granted(result, configs).or_else(|| consumed(result)).unwrap_or(Part::Whole),
+    let (kind, part): (fn(Holder) -> Found, Part) = match result.admin_access {
+        Some(true) => (Found::Claim, Part::Admin),
+        _ => match (granted(result, configs), consumed(result)) {
+            (Some(granted), _) => (Found::Claim, granted),
+            (None, Some(consumed)) => (Found::Scheduled, consumed),
+            (None, None) => (Found::Claim, Part::Whole),
+        },
     };
-    Found::Claim(Holder {
+    kind(Holder {
         namespace: claim.metadata.namespace.clone().unwrap_or_default(),
         claim: claim.metadata.name.clone().unwrap_or_default(),
         pods: reserved.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),

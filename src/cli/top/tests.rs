@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::draw::draw;
+use super::draw::{cut, draw};
 use super::map::{Map, map};
 
 fn device(name: &str, grantable: Option<i64>) -> Value {
@@ -64,15 +64,43 @@ fn each_gpu_has_its_bar_and_each_share_its_line() {
 
 node-a: 3 devices, 0 whole, 2 in shares, 1 free
   gpu-0                  [AAAAA...............] 20000 of 80000 MiB
-    A team/small (small-pod)                   20000 MiB, 25 %
+    A team/small-pod (claim small)             20000 MiB, 25 %
   gpu-1                  [A...................] 2000 of 80000 MiB   held
-    A team/placed (placed-pod)                 2000 MiB
+    A team/placed-pod (claim placed)           2000 MiB
   gpu-2                  [....................] free
 
 node-b: 1 device, 1 whole, 0 in shares, 0 free
-  gpu-0                  [####################] team/whole (whole-pod)
+  gpu-0                  [####################] team/whole-pod (claim whole)
 ";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn a_whole_gpu_that_kube_scheduler_counts_as_a_share_is_a_whole_gpu() {
+    let of = |memory: &str, compute: &str| {
+        let result = json!({"pool": "node-a", "device": "gpu-0", "shareID": "s",
+            "consumedCapacity": {"memory": memory, "compute": compute, "shares": "1"}});
+        let slices = json!([slice("node-a", json!([device("gpu-0", Some(80_000))]))]);
+        let claims = json!([claim("c", result, json!([]))]);
+        let map = map(
+            &serde_json::from_value::<Vec<_>>(slices).unwrap(),
+            &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+        );
+        draw(&map, 82)
+    };
+    let whole = of("80000Mi", "0");
+    assert!(whole.contains("node-a: 1 device, 1 whole, 0 in shares, 0 free"), "{whole}");
+    assert!(whole.contains("[####################] team/c-pod"), "{whole}");
+    assert!(of("80000Mi", "50").contains("0 whole, 1 in shares"));
+    assert!(of("79999Mi", "0").contains("0 whole, 1 in shares"));
+}
+
+#[test]
+fn a_picture_that_is_taller_than_the_terminal_begins_at_its_beginning() {
+    let picture = "1\n2\n3\n4\n5\n";
+    assert_eq!(cut(picture, 6), picture);
+    assert_eq!(cut(picture, 5), "1\n2\n3\n2 more lines: --once prints all, --node NAME one node\n");
+    assert_eq!(cut(picture, 0).lines().count(), 2);
 }
 
 #[test]
