@@ -1,12 +1,13 @@
 //! What cannot be prepared is refused in words that a pod's author reads, and harms nobody else.
 
 use std::fs;
+use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use crate::manifests::{claim, gpu, user_of};
+use crate::manifests::{claim, container, gpu, pod, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster, container_run, minor_of, node_of};
 
@@ -46,6 +47,75 @@ async fn an_unknown_field_is_named_with_its_path() {
     // Nothing was begun, though the pod still waits.
     cluster.wait_clean().await;
     cluster.delete("p").await;
+    cluster.end().await;
+}
+
+/// What whoever applies the object is told: kubectl prints the warnings of the API server.
+fn warned(cluster: &TestCluster, folder: &Path, object: &Value) -> String {
+    let file = folder.join("object.json");
+    fs::write(&file, object.to_string()).expect("it can be kept");
+    let file = file.to_str().expect("its name is text");
+    cluster.rig.warnings(&["-n", &cluster.namespace, "create", "--dry-run=server", "-f", file])
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn whoever_applies_a_pod_that_would_get_no_gpu_is_told() {
+    let files = tempfile::tempdir().expect("a folder can be made");
+    let cluster = TestCluster::of_env("whoever_applies_a_pod_that_would_get_no_gpu_is_told").await;
+    let annotated = |annotations: Value| {
+        let mut pod = pod("p", json!([]), json!([container("main", json!([]))]));
+        pod["metadata"]["annotations"] = annotations;
+        pod
+    };
+    let limited = |limits: Value| {
+        let mut pod = annotated(json!({}));
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
+        pod
+    };
+    let mut unused = user_of("c", "p");
+    unused["spec"]["containers"][0]["resources"] = json!({});
+    let label = "tranche.dev/kai-annotations=enabled";
+    for (object, words) in [
+        (annotated(json!({"gpu-memory": "2000"})), label),
+        (annotated(json!({"gpu-fraction": "0.5"})), label),
+        (annotated(json!({"gpu-fracton": "0.5"})), "the annotation gpu-fracton means nothing"),
+        (annotated(json!({"nvidia.com/gpu.memory": "8000Mi"})), "nvidia.com/gpu.memory means nothing"),
+        (limited(json!({"nvidia.com/gpu.memory": "8000"})), "does not serve the limit nvidia.com/gpu.memory"),
+        (unused, "no container names spec.resourceClaims 'c'"),
+    ] {
+        let pod = object.clone();
+        let told = || {
+            let said = warned(&cluster, files.path(), &pod);
+            async move { said.contains(words).then_some(()) }
+        };
+        wait_until(&format!("the warning {words:?}"), PATIENCE, told).await;
+        // What makes such pods is told, too.
+        let template = json!({"metadata": {"labels": {"app": "p"}, "annotations": object["metadata"]["annotations"]},
+            "spec": object["spec"]});
+        let mut job = template.clone();
+        job["spec"]["restartPolicy"] = json!("Never");
+        let selector = json!({"matchLabels": {"app": "p"}});
+        let mut running = template.clone();
+        running["spec"]["restartPolicy"] = json!("Always");
+        for owner in [
+            json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "p"},
+                "spec": {"selector": selector, "template": running}}),
+            json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "p"}, "spec": {"template": job}}),
+            json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "p"},
+                "spec": {"schedule": "0 0 * * *", "jobTemplate": {"spec": {"template": job}}}}),
+        ] {
+            let said = warned(&cluster, files.path(), &owner);
+            assert!(said.contains(words), "{}: {said}", owner["kind"]);
+        }
+    }
+    // Nothing is said where all is well, or where another scheduler reads the annotation.
+    let mut of_kai = annotated(json!({"gpu-fraction": "0.5"}));
+    of_kai["spec"]["schedulerName"] = json!("kai-scheduler");
+    for object in [annotated(json!({"team": "a"})), limited(json!({"cpu": "1"})), of_kai, user_of("c", "p")] {
+        let said = warned(&cluster, files.path(), &object);
+        assert!(!said.contains("tranche-hints"), "{said}");
+    }
     cluster.end().await;
 }
 

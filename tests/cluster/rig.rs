@@ -64,6 +64,17 @@ impl Rig {
 
     /// The same for a verb that may fail: Err has both outputs.
     pub fn attempt(&self, verb: &[&str]) -> Result<String, String> {
+        self.outputs(verb).map(|(said, _)| said)
+    }
+
+    /// What kubectl prints beside its answer: the API server's warnings. A failure ends the test.
+    pub fn warnings(&self, args: &[&str]) -> String {
+        let outputs = self.outputs(&[&["kubectl"], args].concat());
+        outputs.unwrap_or_else(|said| panic!("kubectl {} failed:\n{said}", args.join(" "))).1
+    }
+
+    /// Both outputs of a verb; Err has them with its exit status.
+    fn outputs(&self, verb: &[&str]) -> Result<(String, String), String> {
         let out = Command::new("timeout")
             .args(["--kill-after=5", "180"])
             .arg(root().join("hack/rig/rig"))
@@ -74,10 +85,11 @@ impl Rig {
             .output()
             .expect("timeout and hack/rig/rig can be run");
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
-        if out.status.success() {
-            return Ok(said);
+        let beside = String::from_utf8_lossy(&out.stderr).into_owned();
+        match out.status.success() {
+            true => Ok((said, beside)),
+            false => Err(format!("{}\n{said}{beside}", out.status)),
         }
-        Err(format!("{}\n{said}{}", out.status, String::from_utf8_lossy(&out.stderr)))
     }
 
     pub fn kubectl(&self, args: &[&str]) -> String {

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::{
-    apps::v1 as apps, core::v1 as core, networking::v1 as networking, rbac::v1 as rbac,
-    resource::v1 as resource,
+    apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as disruption,
+    rbac::v1 as rbac, resource::v1 as resource,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -95,6 +95,7 @@ fn only_known_fields(object: &Value, place: &str) {
             through::<admission::ValidatingWebhookConfiguration>(object, place)
         }
         "MutatingWebhookConfiguration" => through::<admission::MutatingWebhookConfiguration>(object, place),
+        "PodDisruptionBudget" => through::<disruption::PodDisruptionBudget>(object, place),
         "NetworkPolicy" => through::<networking::NetworkPolicy>(object, place),
         "ClusterRole" => through::<rbac::ClusterRole>(object, place),
         "ClusterRoleBinding" => through::<rbac::ClusterRoleBinding>(object, place),
@@ -179,11 +180,11 @@ fn every_value_reaches_the_manifests() {
     let yaml = render(
         &helm,
         &[
-            r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key"]}"#,
+            r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key",{"name":"other"}]}"#,
             r#"deviceClasses.extendedResource=false"#,
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
-                "hostPath":"off","root":"off","sharedMemory":"off"}"#,
+                "hostPath":"off","root":"off","sharedMemory":"off","hints":"off"}"#,
             r#"metrics.scrapeAnnotations=true"#,
             r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self",
                 "clientCA":{"configMap":"callers","key":"api.crt","names":["kube-apiserver","front-proxy"]}}"#,
@@ -201,7 +202,7 @@ fn every_value_reaches_the_manifests() {
                 "priorityClassName":"other","terminationGracePeriodSeconds":77,"resources":{"limits":{"memory":"65Mi"}},
                 "podAnnotations":{"team":"mps"},"podLabels":{"zone":"y"},"extraEnv":[{"name":"RUST_LOG","value":"trace"}],
                 "extraHostPaths":[{"name":"fake","hostPath":"/run/fake-nvml"}]}"#,
-            r#"node={"driverRoot":"/run/nvidia/driver","kubeletDir":"/data/kubelet","cdiDir":"/etc/cdi","logFormat":"text",
+            r#"node={"driverRoot":"/run/nvidia/driver","driverLibraryDirs":["opt/one","two"],"toolkitDir":"/usr/local/nvidia/toolkit","kubeletDir":"/data/kubelet","cdiDir":"/etc/cdi","logFormat":"text",
                 "ops":{"host":"[::]","port":9000,"healthPort":9002},"nodeSelector":{"gpu":"yes"},
                 "affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
                     {"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}},
@@ -225,8 +226,12 @@ fn every_value_reaches_the_manifests() {
     for part in [
         r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
         r#""imagePullPolicy":"Always""#,
-        r#""imagePullSecrets":[{"name":"key"}]"#,
+        r#""imagePullSecrets":[{"name":"key"},{"name":"other"}]"#,
         "--driver-root-on-host=/run/nvidia/driver",
+        "--driver-library-dirs=opt/one,two",
+        "--toolkit-root=/toolkit-root",
+        r#""mountPath":"/toolkit-root/usr/local/nvidia/toolkit""#,
+        r#""path":"/usr/local/nvidia/toolkit""#,
         "--kubelet-dir=/data/kubelet",
         "--cdi-dir=/etc/cdi",
         "--ops-address=[::]:9000",
@@ -290,7 +295,7 @@ fn every_value_reaches_the_manifests() {
         r#""team":"ctl""#,
         r#""zone":"z""#,
         r#""value":"warn""#,
-        r#""imagePullSecrets":[{"name":"key"}]"#,
+        r#""imagePullSecrets":[{"name":"key"},{"name":"other"}]"#,
         r#""prometheus.io/port":"9001""#,
     ] {
         assert!(rendered.contains(part), "{part} is not in {rendered}");
@@ -685,6 +690,9 @@ fn wrong_values_are_refused_with_their_path() {
         ("nodes={}", "'nodes' not allowed"),
         (r#"node.driverroot="/""#, "'driverroot' not allowed"),
         (r#"node.driverRoot="run/nvidia""#, "/node/driverRoot"),
+        (r#"node.toolkitDir="usr/local""#, "/node/toolkitDir"),
+        (r#"node.driverLibraryDirs=["a,b"]"#, "/node/driverLibraryDirs/0"),
+        ("podPolicy.hints=\"Deny\"", "/podPolicy/hints"),
         (r#"node.kubeletDir="/var/lib/kubelet/""#, "/node/kubeletDir"),
         (r#"node.logFormat="xml""#, "/node/logFormat"),
         ("node.ops.port=0", "/node/ops/port"),
