@@ -327,7 +327,7 @@ where
     kube::core::Request::new(K::url_path(&(), Some(namespace)))
 }
 
-async fn from_file(path: &PathBuf) -> Result<Config, kube::config::KubeconfigError> {
+async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
     let parts = path.as_os_str().as_bytes().split(|byte| *byte == b':').filter(|part| !part.is_empty());
     let files: Vec<&Path> = parts.map(|part| Path::new(OsStr::from_bytes(part))).collect();
     // Of several, those that do not exist are passed over.
@@ -435,9 +435,9 @@ mod tests {
         };
         let (first, second) = (write("first", &cluster(1)), write("second", &cluster(2)));
         let missing = folder.path().join("missing").display().to_string();
-        let config = from_file(&format!("{context}:{missing}::{first}:{second}").into()).await.unwrap();
+        let config = from_file(Path::new(&format!("{context}:{missing}::{first}:{second}"))).await.unwrap();
         assert_eq!((config.cluster_url.port_u16(), config.default_namespace.as_str()), (Some(1), "ml"));
-        assert!(from_file(&missing.into()).await.is_err());
+        assert!(from_file(Path::new(&missing)).await.is_err());
     }
 
     #[tokio::test]

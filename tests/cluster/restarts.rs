@@ -1,6 +1,7 @@
 //! Everything that can be restarted, with pods alive: they run on, and what is new works.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -97,6 +98,42 @@ async fn the_plugin_is_killed() {
     println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
     living.goes_on(&cluster).await;
     assert_eq!(uids(&cluster).await, before, "the slices were published anew for nothing");
+    cluster.end().await;
+}
+
+/// Before, runc failed on the missing path for good, also after restarts of plugin and kubelet.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_container_restarts_after_the_drivers_files_have_changed_under_it() {
+    const FOLDER: &str = "/run/nvidia-persistenced";
+    let cluster =
+        TestCluster::of_env("a_container_restarts_after_the_drivers_files_have_changed_under_it").await;
+    let folder = cluster.host(NODE, &format!("/driver{FOLDER}"));
+    fs::create_dir_all(&folder).expect("the driver root can be written");
+    let listener = UnixListener::bind(folder.join("socket")).expect("a daemon of the driver can listen");
+    let living = Living::on(&cluster).await;
+    let has_socket = format!("test -S {FOLDER}/socket && echo there || echo gone");
+    assert_eq!(cluster.exec("living", "main", &has_socket).trim(), "there");
+    // The daemon is stopped. The container goes on, and dies only then.
+    drop(listener);
+    fs::remove_dir_all(&folder).expect("its folder goes with it");
+    let before = container_run(&living.pod).0;
+    cluster.kill9(NODE, &living.pod);
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    let pods: Api<Pod> = cluster.api();
+    let again = || async {
+        let pod = pods.get("living").await.ok()?;
+        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != before).then_some(())
+    };
+    wait_until("the container to run again", Duration::from_secs(180), again).await;
+    assert_eq!(cluster.exec("living", "main", &has_socket).trim(), "gone");
+    assert_eq!(cluster.inside("living", "main").gpus, [living.minor]);
+    let told = || async {
+        let events = cluster.events("living").await;
+        events.iter().any(|event| event.starts_with("ContainerEditsRenewed")).then_some(())
+    };
+    wait_until("the event", PATIENCE, told).await;
+    cluster.delete("living").await;
     cluster.end().await;
 }
 

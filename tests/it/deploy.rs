@@ -313,7 +313,7 @@ fn every_value_reaches_the_manifests() {
     let rendered = daemonset(&yaml, "tranche-mps").to_string();
     for part in [
         r#""image":"registry.example.com:5000/gpu/tranche:1.2.3""#,
-        r#""imagePullSecrets":[{"name":"key"}]"#,
+        r#""imagePullSecrets":[{"name":"key"},{"name":"other"}]"#,
         r#""value":"90s""#,
         r#""value":"16Gi""#,
         r#""value":"99999""#,
