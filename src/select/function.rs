@@ -1,5 +1,6 @@
-//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, `includes`, and of
-//! strings `contains`, `startsWith`, `endsWith`, `lowerAscii`, `upperAscii`, `trim`. What is missing here is refused when an expression is compiled.
+//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, `includes`, and all of
+//! strings ([`super::strings`]) but `format`, `quote` and `reverse`. What is missing here is refused when an expression is
+//! compiled.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -9,6 +10,7 @@ use semver::Version;
 use super::cost::Meter;
 use super::eval::Trouble;
 use super::facts::DeviceFacts;
+use super::strings;
 use super::value::{Value, precedence, short, version};
 use crate::model::quantity::Quantity;
 
@@ -40,6 +42,13 @@ pub enum Function {
     LowerAscii,
     UpperAscii,
     Trim,
+    CharAt,
+    IndexOf,
+    LastIndexOf,
+    Replace,
+    Split,
+    Substring,
+    Join,
     Includes,
     ToQuantity,
     IsQuantity,
@@ -105,6 +114,19 @@ const MEMBERS: &[(&str, usize, F)] = &[
     ("lowerAscii", 1, F::LowerAscii),
     ("upperAscii", 1, F::UpperAscii),
     ("trim", 1, F::Trim),
+    ("charAt", 2, F::CharAt),
+    ("indexOf", 2, F::IndexOf),
+    ("indexOf", 3, F::IndexOf),
+    ("lastIndexOf", 2, F::LastIndexOf),
+    ("lastIndexOf", 3, F::LastIndexOf),
+    ("replace", 3, F::Replace),
+    ("replace", 4, F::Replace),
+    ("split", 2, F::Split),
+    ("split", 3, F::Split),
+    ("substring", 2, F::Substring),
+    ("substring", 3, F::Substring),
+    ("join", 1, F::Join),
+    ("join", 2, F::Join),
     ("includes", 2, F::Includes),
     ("isGreaterThan", 2, F::IsGreater),
     ("isLessThan", 2, F::IsLess),
@@ -126,12 +148,14 @@ impl Function {
     /// What is wrong with the name or the number of arguments.
     pub fn find(name: &str, member: bool, arguments: usize) -> Result<Self, String> {
         let table = if member { MEMBERS } else { OPERATORS };
-        let found = table.iter().find(|(known, ..)| *known == name);
-        match found {
-            Some((_, wanted, function)) if *wanted == arguments => Ok(*function),
-            Some(_) => Err(format!("{name} does not take that many arguments")),
-            None => Err(format!("there is no function {name}")),
+        let mut named = table.iter().filter(|(known, ..)| *known == name).peekable();
+        if named.peek().is_none() {
+            return Err(format!("there is no function {name}"));
         }
+        let found = named.find(|(_, wanted, _)| *wanted == arguments);
+        found
+            .map(|(.., function)| *function)
+            .ok_or_else(|| format!("{name} does not take that many arguments"))
     }
 
     /// # Errors
@@ -146,7 +170,7 @@ impl Function {
             [] => Ok(Value::Optional(None)),
             [one] => self.of_one(one, device, meter),
             [one, other] => self.of_two(one, other, device, meter),
-            _ => Err("has too many arguments".to_owned().into()),
+            more => self.of_more(more, meter),
         }
     }
 
@@ -172,6 +196,7 @@ impl Function {
             (F::SomeNonZero, value) => {
                 Ok(if zero(value) { Value::Optional(None) } else { Value::some(value.clone()) })
             }
+            (F::Join, Value::List(list)) => strings::join(list, "", meter),
             (F::HasValue, Value::Optional(value)) => Ok(Value::Bool(value.is_some())),
             (F::Unwrap, Value::Optional(value)) => {
                 value.as_deref().cloned().ok_or_else(|| "the optional has no value".to_owned().into())
@@ -181,6 +206,33 @@ impl Function {
                 _ => self.of_text(text, meter),
             },
             _ => self.of_number(one),
+        }
+    }
+
+    fn of_more<'a>(self, arguments: &[Value<'a>], meter: &mut Meter) -> Result<Value<'a>, Trouble> {
+        match (self, arguments) {
+            (F::IndexOf, [Value::Text(text), Value::Text(part), Value::Int(start)]) => {
+                strings::index_of(text, part, Some(*start), meter)
+            }
+            (F::LastIndexOf, [Value::Text(text), Value::Text(part), Value::Int(last)]) => {
+                strings::last_index_of(text, part, Some(*last), meter)
+            }
+            (F::Replace, [Value::Text(text), Value::Text(old), Value::Text(new)]) => {
+                strings::replace(text, old, new, None, meter)
+            }
+            (F::Replace, [Value::Text(text), Value::Text(old), Value::Text(new), Value::Int(limit)]) => {
+                strings::replace(text, old, new, Some(*limit), meter)
+            }
+            (F::Split, [Value::Text(text), Value::Text(separator), Value::Int(limit)]) => {
+                strings::split(text, separator, Some(*limit), meter)
+            }
+            (F::Substring, [Value::Text(text), Value::Int(start), Value::Int(end)]) => {
+                strings::substring(text, *start, Some(*end), meter)
+            }
+            _ => {
+                let kinds: Vec<_> = arguments.iter().map(Value::kind).collect();
+                Err(format!("{} cannot be applied to {}", self.word(), kinds.join(", ")).into())
+            }
         }
     }
 
@@ -247,6 +299,11 @@ impl Function {
             (F::IsGreater, ..) => compare(one, other, meter).map(|order| Value::Bool(order.is_gt())),
             (F::IsLess, ..) => compare(one, other, meter).map(|order| Value::Bool(order.is_lt())),
             (F::Compare, ..) => compare(one, other, meter).map(|order| Value::Int(order as i64)),
+            (F::CharAt, Value::Text(text), Value::Int(place)) => strings::char_at(text, *place, meter),
+            (F::Substring, Value::Text(text), Value::Int(start)) => {
+                strings::substring(text, *start, None, meter)
+            }
+            (F::Join, Value::List(list), Value::Text(separator)) => strings::join(list, separator, meter),
             (_, Value::Text(one), Value::Text(other)) => self.of_texts(one, other, meter),
             (F::Add, Value::List(one), Value::List(other)) => {
                 meter.list(one.len().saturating_add(other.len()))?;
@@ -276,6 +333,9 @@ impl Function {
                 meter.read(other.len())?;
                 Ok(Value::Bool(one.ends_with(other)))
             }
+            F::IndexOf => strings::index_of(one, other, None, meter),
+            F::LastIndexOf => strings::last_index_of(one, other, None, meter),
+            F::Split => strings::split(one, other, None, meter),
             F::Add => {
                 meter.text(one.len().saturating_add(other.len()))?;
                 Ok(Value::made([one, other].concat()))

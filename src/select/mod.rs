@@ -24,6 +24,7 @@ mod function;
 mod named;
 mod parse;
 mod pattern;
+mod strings;
 mod taint;
 #[cfg(test)]
 mod tests;
