@@ -59,8 +59,13 @@ impl ClaimRequest<'_> {
     }
 
     fn has_capacity(&self) -> bool {
-        self.body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty())
+        has_capacity(self.body)
     }
+}
+
+/// The fields of a request name amounts.
+fn has_capacity(body: &Value) -> bool {
+    body["capacity"]["requests"].as_object().is_some_and(|amounts| !amounts.is_empty())
 }
 
 /// A configuration for our driver.
@@ -107,6 +112,20 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
     found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
     found
+}
+
+/// What the author of a good claim may not expect: shares of several GPUs have one MPS daemon, which serves no others.
+pub(super) fn warning(spec: &Value) -> Option<&'static str> {
+    let shares = |request: &Value| {
+        let count = |body: &Value| body["count"].as_u64().unwrap_or(1);
+        let part = |body: &Value| text(&body["deviceClassName"]) == SHARED_CLASS || has_capacity(body);
+        let exactly =
+            [&request["exactly"], request].into_iter().find(|body| !body["deviceClassName"].is_null());
+        let bodies = exactly.into_iter().chain(list(&request["firstAvailable"]));
+        bodies.filter(|body| part(body)).map(count).max().unwrap_or(0)
+    };
+    let all = list(&spec["devices"]["requests"]).map(shares).fold(0, u64::saturating_add);
+    (all > 1).then_some(messages::SEVERAL_SHARES)
 }
 
 /// What the API server will refuse, too, but has not yet: below, everything is held against everything.
@@ -571,6 +590,27 @@ mod tests {
         assert_eq!(told(both(json!([]))), [""; 0]);
         assert_eq!(told(both(json!(["part"]))), [""; 0]);
         assert!(only(both(json!(["whole"]))).contains("given whole"));
+    }
+
+    #[test]
+    fn a_claim_for_shares_of_several_gpus_is_taken_with_a_warning() {
+        let warned = |requests: Value| {
+            let config = [share(json!([]), json!({"memory": "1Gi"}))];
+            let devices = json!({"requests": requests, "config": config});
+            let answer = asked("ResourceClaim", "CREATE", claim(&devices), Value::Null);
+            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            let warning = answer.review["response"]["warnings"][0].as_str().map(str::to_owned);
+            assert!(warning.iter().all(|words| words.contains("one MPS daemon") && words.ends_with("apart")));
+            warning.is_some()
+        };
+        let two = json!({"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS, "count": 2}});
+        let either = json!({"name": "gpu", "firstAvailable": [
+            {"name": "a", "deviceClassName": SHARED_CLASS}, {"name": "b", "deviceClassName": SHARED_CLASS}]});
+        assert!(warned(json!([two])));
+        assert!(warned(json!([shared("a"), shared("b")])));
+        assert!(warned(json!([{"name": "gpu", "deviceClassName": SHARED_CLASS, "count": 3}])));
+        assert!(!warned(json!([shared("a")])));
+        assert!(!warned(json!([either])));
     }
 
     #[test]

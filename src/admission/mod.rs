@@ -56,7 +56,9 @@ pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> 
         _ if request.is_of_subresource() => Decision::Allow,
         Operation::Update if new == old => Decision::Allow,
         Operation::Create | Operation::Update => match claim::problems(new, &format!("{below}spec"), class) {
-            problems if problems.is_empty() => Decision::Allow,
+            problems if problems.is_empty() => {
+                claim::warning(new).map_or(Decision::Allow, |words| Decision::Warn(words.to_owned()))
+            }
             problems => Decision::Refuse(problems),
         },
         Operation::Delete | Operation::Connect => Decision::Allow,

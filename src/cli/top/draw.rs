@@ -66,6 +66,9 @@ fn line(row: &Row, bar: usize) -> String {
     if row.held {
         marks.push("held".to_owned());
     }
+    if row.closed {
+        marks.push("closed to other claims".to_owned());
+    }
     marks.extend(row.taints.iter().map(|taint| format!("tainted {taint}")));
     let marks = if marks.is_empty() { String::new() } else { format!("   {}", marks.join(", ")) };
     format!("  {:<22} [{}] {amount}{marks}\n", row.device, filled(row, bar))

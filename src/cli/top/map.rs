@@ -1,6 +1,6 @@
 //! Slices and claims → who has what of which GPU. Pure: what the API server says, in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{
     Device, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
@@ -43,6 +43,9 @@ pub struct Row {
     pub grantable_mib: Option<u64>,
     /// Taken by our controller, to be filled with shares.
     pub held: bool,
+    /// Its shares belong to a claim with shares of several GPUs: one MPS daemon serves them together, and no other share
+    /// is placed here.
+    pub closed: bool,
     /// Keys of its taints.
     pub taints: Vec<String>,
     pub claims: Vec<Holder>,
@@ -79,6 +82,7 @@ impl Row {
         let grantable = self.grantable_mib?;
         match self.claims.iter().any(|holder| holder.part == Part::Whole) {
             true => Some(0),
+            false if self.closed => Some(0),
             false => Some(grantable.saturating_sub(self.granted_mib())),
         }
     }
@@ -122,7 +126,25 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
         });
         nodes.entry(node).or_default().extend(rows);
     }
-    Map { nodes: nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect() }
+    let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect();
+    nodes.iter_mut().for_each(close);
+    Map { nodes }
+}
+
+/// Marks the GPUs of claims that have shares of several.
+fn close(node: &mut Node) {
+    fn shares(row: &Row) -> impl Iterator<Item = (String, String)> {
+        let shares = row.claims.iter().filter(|holder| matches!(holder.part, Part::Share { .. }));
+        shares.map(|holder| (holder.namespace.clone(), holder.claim.clone()))
+    }
+    let mut gpus: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for claim in node.devices.iter().flat_map(|row| BTreeSet::from_iter(shares(row))) {
+        *gpus.entry(claim).or_default() += 1;
+    }
+    for row in &mut node.devices {
+        let closed = shares(row).any(|claim| gpus.get(&claim).is_some_and(|gpus| *gpus > 1));
+        row.closed = closed;
+    }
 }
 
 fn row(device: &Device, found: Vec<Found>) -> Row {
@@ -146,6 +168,7 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
         kind: text("type").unwrap_or_default(),
         grantable_mib,
         held,
+        closed: false,
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
         claims: claims.collect(),
     }

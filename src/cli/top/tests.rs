@@ -96,6 +96,31 @@ fn a_whole_gpu_that_kube_scheduler_counts_as_a_share_is_a_whole_gpu() {
 }
 
 #[test]
+fn gpus_of_a_claim_with_shares_of_several_are_closed_to_others() {
+    let part = |device: &str| {
+        json!({"pool": "node-a", "device": device, "shareID": "s", "request": "gpu", "driver": "gpu.nvidia.com",
+            "consumedCapacity": {"memory": "20000Mi", "compute": "0", "shares": "1"}})
+    };
+    let mut both = claim("both", part("gpu-0"), json!([]));
+    both["status"]["allocation"]["devices"]["results"] = json!([part("gpu-0"), part("gpu-1")]);
+    let claims = json!([both, claim("one", part("gpu-2"), json!([]))]);
+    let gpus: Vec<Value> = ["gpu-0", "gpu-1", "gpu-2"].map(|name| device(name, Some(80_000))).to_vec();
+    let slices = json!([slice("node-a", json!(gpus))]);
+    let map = map(
+        &serde_json::from_value::<Vec<_>>(slices).unwrap(),
+        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+    );
+    let closed: Vec<bool> = map.nodes[0].devices.iter().map(|row| row.closed).collect();
+    assert_eq!(closed, [true, true, false]);
+    let text = draw(&map, 82);
+    assert!(
+        text.starts_with("1 node, 3 devices: 0 free, 60000 MiB left in shares, 60000 MiB at most"),
+        "{text}"
+    );
+    assert_eq!(text.matches("20000 of 80000 MiB   closed to other claims\n").count(), 2, "{text}");
+}
+
+#[test]
 fn a_picture_that_is_taller_than_the_terminal_begins_at_its_beginning() {
     let picture = "1\n2\n3\n4\n5\n";
     assert_eq!(cut(picture, 6), picture);
