@@ -3,8 +3,7 @@
 use crate::cluster::webhooks::WebhookApi;
 use crate::controller::{self, ControllerError, ProcessContext};
 use crate::ops::logs::LogControl;
-use crate::ops::metrics::WebhookMetrics;
-use crate::webhook::{self, Parts};
+use crate::webhook::{self, Parts, WebhookMetrics};
 
 use super::settings::ControllerProcess;
 

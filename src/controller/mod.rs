@@ -10,12 +10,12 @@
 //!   things are
 //! * [`mod@write`]: what is to be written, and the answers; `pending`: in which order; `backlog`: when people are told
 //!
-//! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`].
+//! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`], `metrics`.
 //!
 //! A module uses only modules that stand before it in the order of `tests/tidy/controller.rs`.
 //!
 //! May import: model, params, admission, slices, select, allocate, feasible, cluster, ops. May name: k8s-openapi (as data), jiff, tokio,
-//! futures, fastrand, serde_json, tracing, thiserror.
+//! futures, fastrand, prometheus_client, serde_json, tracing, thiserror.
 
 mod ask;
 mod backlog;
@@ -28,6 +28,7 @@ mod gpus;
 mod grant;
 pub mod holds;
 mod lease;
+mod metrics;
 mod multi_gpu;
 mod node_filter;
 mod pending;
@@ -51,6 +52,7 @@ mod writer;
 
 use std::time::Duration;
 
+pub use metrics::{ControllerMetrics, Room};
 pub use run::{ControllerError, ProcessContext, run, start};
 
 /// Since the start of the process.

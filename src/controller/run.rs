@@ -22,6 +22,7 @@ use crate::controller::backlog::EventBacklog;
 use crate::controller::config::ControllerSettings;
 use crate::controller::core::Core;
 use crate::controller::lease::{Gate, Leasing};
+use crate::controller::metrics::ControllerMetrics;
 use crate::controller::pending::Pending;
 use crate::controller::write::{Outcome, Write};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
@@ -29,7 +30,7 @@ use crate::model::names::NodeName;
 use crate::ops::OpsError;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
-use crate::ops::metrics::{self, ControllerMetrics, Registry};
+use crate::ops::metrics::{self, Registry, gauge_value};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
@@ -317,20 +318,20 @@ impl ControllerLoop {
     /// How things are, for metrics and whoever asks.
     fn tell(&mut self) {
         let metrics = &self.metrics;
-        metrics.room(self.core.rooms().into_iter());
+        metrics.gpus.room(self.core.rooms().into_iter());
         for (reason, count) in self.core.waiting() {
             metrics.waiting(reason.as_str(), count);
         }
         let (held, idle) = self.core.held_counts();
-        metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
-        metrics.held_idle.set(i64::try_from(idle).unwrap_or(i64::MAX));
+        metrics.gpus.held.set(gauge_value(held));
+        metrics.gpus.held_idle.set(gauge_value(idle));
         let (units, gpus) = self.core.reserves.counts();
-        metrics.kept_units.set(i64::try_from(units).unwrap_or(i64::MAX));
-        metrics.kept.set(i64::try_from(gpus).unwrap_or(i64::MAX));
-        metrics.kept_in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
-        metrics.unreadable.set(i64::try_from(self.core.view.unreadables()).unwrap_or(i64::MAX));
+        metrics.kept.units.set(gauge_value(units));
+        metrics.kept.gpus.set(gauge_value(gpus));
+        metrics.kept.in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
+        metrics.unreadable.set(gauge_value(self.core.view.unreadables()));
         let over = self.core.overcommitted();
-        metrics.overcommitted.set(i64::try_from(over).unwrap_or(i64::MAX));
+        metrics.gpus.overcommitted.set(gauge_value(over));
         let failed = self.events.failed();
         metrics.dropped_events.inc_by(failed - std::mem::replace(&mut self.failed_events, failed));
         let mut state = self.core.state();

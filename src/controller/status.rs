@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::allocate::{NodeView, audit};
 use crate::controller::core::Core;
 use crate::controller::holds::Phase;
+use crate::controller::metrics::Room;
 use crate::controller::recorder::Reason;
 use crate::controller::view::GpuRef;
-use crate::ops::metrics::Room;
 
 impl Core {
     /// What is left for shares on each node.

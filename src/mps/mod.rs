@@ -19,16 +19,18 @@
 //! Clients find a daemon only while its limits are known to be in force ([`crate::daemon::Folder::open`]).
 //!
 //! May import: model, daemon, supervisor (the socket's protocol), nvml, host, ops. May name: tokio, futures,
-//! serde, serde_json, thiserror, tracing.
+//! serde, serde_json, prometheus_client, thiserror, tracing.
 
 pub mod config;
 mod group;
+mod metrics;
 mod record;
 mod run;
 mod supervise;
 mod tools;
 
 pub use group::GroupError;
+pub use metrics::MpsMetrics;
 pub use run::{MpsError, run};
 pub use supervise::Supervisor;
 pub use tools::Tools;

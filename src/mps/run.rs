@@ -12,6 +12,7 @@ use thiserror::Error;
 use tracing::info;
 
 use super::config::MpsSettings;
+use super::metrics::MpsMetrics;
 use super::supervise::Supervisor;
 use super::tools::Tools;
 use crate::host::{FileLock, LockError};
@@ -19,7 +20,7 @@ use crate::nvml::{Nvml, Settings};
 use crate::ops::OpsError;
 use crate::ops::drain::{Shutdown, Signals};
 use crate::ops::logs::LogControl;
-use crate::ops::metrics::{self, MpsMetrics};
+use crate::ops::metrics;
 use crate::ops::readiness::Readiness;
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;

@@ -9,11 +9,11 @@ use tracing::{info, warn};
 
 use super::config::{MpsSettings, Timing};
 use super::group::GroupError;
+use super::metrics::MpsMetrics;
 use super::record::Records;
 use crate::daemon::{self, DaemonError, DaemonMounts, Folder, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
 use crate::model::share::MpsGroup;
-use crate::ops::metrics::MpsMetrics;
 
 /// From the start of a daemon to its first answer; seen: 5 ms.
 const UP_LIMIT: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
-//! May import: everything below, and ops. May name: tokio, tracing.
+//! May import: everything below, and ops. May name: tokio, prometheus_client, tracing.
 
 pub mod config;
 mod daemons;
@@ -24,6 +24,7 @@ mod findings;
 pub mod health;
 pub mod holders;
 pub mod lanes;
+mod metrics;
 pub mod offering;
 pub mod preparer;
 pub mod publication;
@@ -35,4 +36,5 @@ pub mod store;
 pub mod sweeper;
 pub mod watchdog;
 
+pub use metrics::NodeMetrics;
 pub use run::{NodeError, driver_root, run};

@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
 use super::holders::{ReleaseCause, Withheld};
 use super::lanes::{Held, LaneError, Lanes};
+use super::metrics::{NodeMetrics, Operation, Outcome as Class};
 use super::reporter::Reporter;
 use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
@@ -26,7 +27,6 @@ use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::nvml::ProcessWatch;
-use crate::ops::metrics::{NodeMetrics, Operation, Outcome as Class};
 
 /// How long a claim waits for the first look at the GPUs. Kubelet gives the call 45 s and asks again.
 const FIRST_LOOK_WAIT_S: u64 = 20;

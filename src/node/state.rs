@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::discovery::{Discovered, DiscoveryState};
+use super::metrics::{DeviceHealth, DeviceType, NodeMetrics};
 use super::preparer::Preparer;
 use super::publisher::{Phase, Publication};
 use super::reporter::Reporter;
@@ -16,7 +17,6 @@ use crate::kubelet::Registration;
 use crate::model::gpu::{Device, Health};
 use crate::model::names::NodeName;
 use crate::ops::drain::Shutdown;
-use crate::ops::metrics::{DeviceHealth, DeviceType, NodeMetrics};
 use crate::ops::server::StateDump;
 use crate::supervisor::protocol::DaemonState;
 

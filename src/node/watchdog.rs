@@ -11,13 +11,15 @@
 //! the looks are rare. Of two instances in a rolling update, the one that holds the lock file watches.
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
-//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
+//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported · `metrics`: what is
+//!   counted
 //! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
 
 mod accounts;
 mod act;
 mod finding;
 mod knowledge;
+mod metrics;
 mod shares;
 mod table;
 mod worker_thread;
@@ -49,12 +51,12 @@ use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
 use crate::ops::drain::Shutdown;
-use crate::ops::metrics::{ClaimMetrics, ShareLabels, ShareUse};
 use crate::sharing::Usage;
 use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
 
 pub use finding::{Finding, FindingKind};
+pub use metrics::{ClaimMetrics, ShareLabels, ShareUse};
 
 /// Findings that may wait for whoever reports them; beyond that they are dropped and counted.
 pub const FINDINGS: usize = 256;

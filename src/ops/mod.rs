@@ -2,7 +2,7 @@
 //! that cannot die unseen, and a small HTTP server where people and probes can ask.
 //!
 //! * [`logs`]: one subscriber, its level adjustable while the process runs; error chains for people
-//! * [`metrics`]: the registry and the node's metrics, with typed labels
+//! * [`metrics`]: the registry and its text; each loop registers its own metrics there
 //! * [`readiness`]: named tokens; ready when the last one is released
 //! * [`drain`]: graceful, then immediate
 //! * [`tasks`]: a task that ends too early ends the process

@@ -28,7 +28,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_util::either::Either;
@@ -38,6 +37,7 @@ use super::addresses::Addresses;
 use super::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 use super::drain::{Shutdown, Stage};
 use super::logs::{Chain, LogControl};
+use super::metrics::Registry;
 use super::readiness::Readiness;
 use super::scrape::Scrapes;
 
@@ -306,10 +306,7 @@ async fn readyz(State(ops): State<Arc<Ops>>) -> (StatusCode, String) {
 }
 
 fn metrics(scrapes: &Scrapes, registry: &Registry) -> Response {
-    let made = scrapes.text(|| {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).map(|()| text)
-    });
+    let made = scrapes.text(|| super::metrics::text(registry));
     match made {
         Ok(text) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

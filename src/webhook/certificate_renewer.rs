@@ -13,13 +13,13 @@ use tracing::{info, warn};
 use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Due, Held, KEY, Serving};
 use super::certificate_resolver::CertificateResolver;
 use super::config::{Certificates, Own, Timing};
+use super::metrics::WebhookMetrics;
 use crate::admission::{ClassAmount, class_amount};
 use crate::cluster::CallError;
 use crate::cluster::webhooks::{StoredSecret, WebhookApi};
 use crate::model::error_chain;
 use crate::model::names::SHARED_CLASS;
 use crate::ops::drain::Shutdown;
-use crate::ops::metrics::WebhookMetrics;
 use crate::ops::readiness::Token;
 
 /// After a failed round; doubled after each further one, up to the usual time between rounds.

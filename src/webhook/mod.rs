@@ -21,13 +21,14 @@
 //! What is decided about objects is decided in [`crate::admission`].
 //!
 //! May import: model, admission, cluster, ops. May name: tokio, tokio_rustls, rustls, axum, hyper, hyper_util,
-//! rcgen, x509_parser, pem, futures, thiserror, tracing.
+//! rcgen, x509_parser, pem, prometheus_client, futures, thiserror, tracing.
 
 mod callers;
 mod certificate;
 mod certificate_renewer;
 mod certificate_resolver;
 pub mod config;
+mod metrics;
 mod run;
 mod server;
 
@@ -40,6 +41,7 @@ use thiserror::Error;
 pub use callers::CallersError;
 pub use certificate::{CertificateError, Lifetimes};
 pub use config::{Callers, Certificates, Own, Timing, WebhookSettings};
+pub use metrics::WebhookMetrics;
 pub use run::{Parts, RunSettings, run, serve};
 
 use crate::cluster::ConnectError;

@@ -27,11 +27,11 @@ use super::WebhookError;
 use super::callers::Guard;
 use super::certificate_resolver::CertificateResolver;
 use super::config::{Callers, Timing};
+use super::metrics::WebhookMetrics;
 use crate::admission::{self, Answer, ClassAmount, ReviewError, Verdict};
 use crate::model::error_chain;
 use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 use crate::ops::drain::Shutdown;
-use crate::ops::metrics::WebhookMetrics;
 
 /// The API server takes objects of 3 MiB at most; a claim comes with what it was before.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;

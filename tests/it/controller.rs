@@ -7,10 +7,10 @@ use tokio::task::JoinHandle;
 use tranche::cluster::KubeCluster;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
 use tranche::controller::holds::Pace;
-use tranche::controller::start;
+use tranche::controller::{ControllerMetrics, start};
 use tranche::model::names::NodeName;
 use tranche::ops::drain::{Shutdown, Signals};
-use tranche::ops::metrics::{ControllerMetrics, registry};
+use tranche::ops::metrics::registry;
 use tranche::ops::tasks::Tasks;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};

@@ -17,6 +17,7 @@ mod feed;
 mod holders;
 mod kubelet;
 mod memory;
+mod metrics;
 mod mock_api;
 mod mps;
 mod node;

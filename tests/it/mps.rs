@@ -20,9 +20,9 @@ use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits, Percent};
 use tranche::mps::config::{MpsSettings, Timing};
-use tranche::mps::{GroupError, Supervisor, Tools};
+use tranche::mps::{GroupError, MpsMetrics, Supervisor, Tools};
 use tranche::nvml::{ComputeMode, ComputeModes, NvmlError};
-use tranche::ops::metrics::{MpsMetrics, registry};
+use tranche::ops::metrics::registry;
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient};
 use tranche::supervisor::{CLIENT_FOLDER, Client, Daemons, SHM_FOLDER};
 

@@ -13,7 +13,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -29,6 +28,7 @@ use tranche::model::gpu::*;
 use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits};
+use tranche::node::NodeMetrics;
 use tranche::node::executor::Executor;
 use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
@@ -37,7 +37,7 @@ use tranche::node::reporter::Reporter;
 use tranche::node::store::{Store, StoreError};
 use tranche::node::sweeper::{self, Sweep};
 use tranche::nvml::ProcessWatch;
-use tranche::ops::metrics::{self, NodeMetrics};
+use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::SharingPolicy;
 
 use crate::fake_mps::{Supervisor, SupervisorClient};
@@ -533,8 +533,7 @@ impl PluginRun {
 
     /// A metric's value: name and labels as they are printed.
     pub fn metric(&self, name: &str) -> f64 {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = metrics::text(&self.registry).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
     }

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -25,10 +24,10 @@ use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
 use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
-use tranche::node::watchdog::{Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog};
+use tranche::node::watchdog::{ClaimMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog};
 use tranche::nvml::ProcessWatch;
 use tranche::ops::drain::Shutdown;
-use tranche::ops::metrics::{self, ClaimMetrics};
+use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::watch::EndMethod;
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
@@ -358,8 +357,7 @@ impl Bench {
     }
 
     fn metric(&self, name: &str) -> Option<f64> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let text = metrics::text(&self.registry).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map(|value| value.parse().unwrap())
     }

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
-use prometheus_client::registry::Registry;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -21,9 +20,11 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tranche::cluster::webhooks::WebhookApi;
 use tranche::ops::drain::Shutdown;
-use tranche::ops::metrics::{self, WebhookMetrics};
+use tranche::ops::metrics::{self, Registry};
 use tranche::ops::readiness::Readiness;
-use tranche::webhook::{Callers, Certificates, Lifetimes, Own, Parts, Timing, WebhookSettings, serve};
+use tranche::webhook::{
+    Callers, Certificates, Lifetimes, Own, Parts, Timing, WebhookMetrics, WebhookSettings, serve,
+};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 
@@ -207,9 +208,7 @@ impl Replica {
     }
 
     fn metrics(&self) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
-        text
+        metrics::text(&self.registry).unwrap()
     }
 
     fn metric(&self, line: &str) -> bool {

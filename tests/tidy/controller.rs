@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "ask",
     "holds",
     "config",
+    "metrics",
     "write",
     "capacity",
     "multi_gpu",

@@ -144,7 +144,7 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("rcgen", Where::Modules(&["webhook"])),
     ("x509_parser", Where::Modules(&["webhook"])),
     ("pem", Where::Modules(&["webhook"])),
-    ("prometheus_client", Where::Modules(&["ops"])),
+    ("prometheus_client", Where::Modules(&["ops", "node", "mps", "controller", "webhook"])),
     ("tracing_subscriber", Where::Modules(&["ops"])),
     ("clap", Where::FromLayer(4)),
     ("anyhow", Where::FromLayer(4)),

@@ -7,12 +7,12 @@ use tracing::{debug, info, warn};
 
 use super::act::{EndOutcome, EndRequest};
 use super::knowledge::Knowledge;
+use super::metrics::{ShareLabels, ShareUse};
 use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
-use crate::ops::metrics::{ShareLabels, ShareUse};
 use crate::sharing::Usage;
 use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess, Trouble, Verdict};
 

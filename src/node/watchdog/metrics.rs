@@ -10,9 +10,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use super::gauge_value;
+use crate::ops::metrics::{Registry, gauge_value};
 
 /// Bounds in seconds; the period is 0.25 s unless configured otherwise.
 const TICK_SECONDS: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
@@ -225,12 +224,7 @@ fn gpu_labels(gpu: &str, device: &str) -> GpuLabels {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn text(registry: &Registry) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-        text
-    }
+    use crate::ops::metrics::{registry, text};
 
     fn row(claim: &str, used: u64) -> (ShareLabels, ShareUse) {
         let labels = ShareLabels {
@@ -245,14 +239,14 @@ mod tests {
 
     #[test]
     fn a_claim_is_shown_with_all_labels_and_goes_with_its_counters() {
-        let mut registry = super::super::registry();
+        let mut registry = registry();
         let metrics = ClaimMetrics::register(&mut registry);
         let (a, b) = (row("a", 1024), row("b", 0));
         metrics.show(vec![a.clone(), b.clone()]);
         metrics.violation(&a.0);
         metrics.termination(&a.0);
         metrics.foreign("GPU-1", "gpu-0");
-        let shown = text(&registry);
+        let shown = text(&registry).unwrap();
         let labels = |claim| {
             format!("{{namespace=\"team\",pod=\"train-0\",claim=\"{claim}\",gpu=\"GPU-1\",device=\"gpu-0\"}}")
         };
@@ -270,7 +264,7 @@ mod tests {
         }
         metrics.show(vec![b]);
         metrics.violation(&a.0);
-        let shown = text(&registry);
+        let shown = text(&registry).unwrap();
         assert!(!shown.contains("claim=\"a\"") && shown.contains("claim=\"b\""), "{shown}");
     }
 }

@@ -6,9 +6,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use super::Seconds;
+use crate::ops::metrics::{Registry, Seconds};
 
 /// Bounds in seconds. A decision takes microseconds; the largest objects some milliseconds.
 const DECISION_SECONDS: [f64; 10] =
@@ -133,16 +132,16 @@ impl WebhookMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::metrics::{registry, text};
 
     #[test]
     fn what_is_counted_is_shown() {
-        let mut registry = super::super::registry();
+        let mut registry = registry();
         let metrics = WebhookMetrics::register(&mut registry);
         metrics.request("pod", "changed", Duration::from_micros(30));
         metrics.unread("too_large");
         metrics.certificate_not_after.set(1_800_000_000.0);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = text(&registry).unwrap();
         for line in [
             "tranche_webhook_requests_total{kind=\"pod\",verdict=\"changed\"} 1",
             "tranche_webhook_requests_total{kind=\"claim\",verdict=\"refused\"} 0",

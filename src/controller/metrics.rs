@@ -2,12 +2,11 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use super::gauge_value;
+use crate::ops::metrics::{Registry, gauge_value};
 
 /// Bounds in seconds: a decision takes microseconds, a claim that waits for a GPU to settle seconds.
 const DECISION_SECONDS: [f64; 10] =
@@ -30,15 +29,6 @@ struct NodeLabels {
     node: String,
 }
 
-#[derive(Debug, Clone)]
-struct Bounds(&'static [f64]);
-
-impl MetricConstructor<Histogram> for Bounds {
-    fn new_metric(&self) -> Histogram {
-        Histogram::new(self.0.iter().copied())
-    }
-}
-
 /// Clones count into the same metrics.
 #[derive(Debug, Clone)]
 pub struct ControllerMetrics {
@@ -50,27 +40,40 @@ pub struct ControllerMetrics {
     placed: Histogram,
     waiting: Family<ReasonLabels, Gauge>,
     writes: Family<WriteLabels, Counter>,
+    /// Changes from the API server that were taken in.
+    pub changes: Counter,
+    /// Objects of the API server that are there and cannot be read.
+    pub unreadable: Gauge,
+    pub dropped_events: Counter,
+    pub gpus: GpuMetrics,
+    pub kept: KeptMetrics,
+}
+
+/// The GPUs of the cluster, and what is left of them for shares.
+#[derive(Debug, Clone, Default)]
+pub struct GpuMetrics {
+    /// GPUs that are held, idle ones among them.
+    pub held: Gauge,
+    pub held_idle: Gauge,
+    /// GPUs that two parties name, or that more is granted of than they have. Must read 0.
+    pub overcommitted: Gauge,
     free: Family<NodeLabels, Gauge>,
     largest: Family<NodeLabels, Gauge>,
     stranded: Family<NodeLabels, Gauge>,
     cluster_free: Gauge,
     cluster_largest: Gauge,
     cluster_stranded: Gauge,
-    /// GPUs that are held, idle ones among them.
-    pub held: Gauge,
-    pub held_idle: Gauge,
-    /// Pods and gangs that a place is kept free for, and GPUs of which a part is.
-    pub kept_units: Gauge,
-    pub kept: Gauge,
+}
+
+/// Places that are kept free for pods and gangs which were passed for too long.
+#[derive(Debug, Clone, Default)]
+pub struct KeptMetrics {
+    /// Pods and gangs that a place is kept free for.
+    pub units: Gauge,
+    /// GPUs of which a part is kept.
+    pub gpus: Gauge,
     /// How often one was kept and the time was over.
-    pub kept_in_vain: Counter,
-    /// GPUs that two parties name, or that more is granted of than they have. Must read 0.
-    pub overcommitted: Gauge,
-    /// Changes from the API server that were taken in.
-    pub changes: Counter,
-    /// Objects of the API server that are there and cannot be read.
-    pub unreadable: Gauge,
-    pub dropped_events: Counter,
+    pub in_vain: Counter,
 }
 
 /// MiB of one node's GPUs that shares can be placed on.
@@ -89,34 +92,23 @@ impl ControllerMetrics {
             leading: Gauge::default(),
             decisions: Counter::default(),
             refusals: Counter::default(),
-            decision: Bounds(&DECISION_SECONDS).new_metric(),
-            placed: Bounds(&PLACED_SECONDS).new_metric(),
+            decision: Histogram::new(DECISION_SECONDS),
+            placed: Histogram::new(PLACED_SECONDS),
             waiting: Family::default(),
             writes: Family::default(),
-            free: Family::default(),
-            largest: Family::default(),
-            stranded: Family::default(),
-            cluster_free: Gauge::default(),
-            cluster_largest: Gauge::default(),
-            cluster_stranded: Gauge::default(),
-            held: Gauge::default(),
-            held_idle: Gauge::default(),
-            kept_units: Gauge::default(),
-            kept: Gauge::default(),
-            kept_in_vain: Counter::default(),
-            overcommitted: Gauge::default(),
             changes: Counter::default(),
             unreadable: Gauge::default(),
             dropped_events: Counter::default(),
+            gpus: GpuMetrics::default(),
+            kept: KeptMetrics::default(),
         };
-        metrics.register_work(registry);
-        metrics.register_room(registry);
-        metrics.register_kept(registry);
+        metrics.register_work(registry.sub_registry_with_prefix("controller"));
+        metrics.gpus.register(registry.sub_registry_with_prefix("controller"));
+        metrics.kept.register(registry.sub_registry_with_prefix("controller"));
         metrics
     }
 
     fn register_work(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("controller");
         registry.register("leading", "1 while this process places claims", self.leading.clone());
         registry.register("decisions", "Pods and gangs that were placed", self.decisions.clone());
         registry.register("refusals", "Attempts that found no place", self.refusals.clone());
@@ -145,8 +137,29 @@ impl ControllerMetrics {
         );
     }
 
-    fn register_room(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("controller");
+    /// One round looked at so many pods and gangs.
+    pub fn round(&self, seconds: f64, looked_at: usize) {
+        for _ in 0..looked_at {
+            // As many observations as decisions, each of the mean: a round is timed once.
+            self.decision.observe(seconds / looked_at as f64);
+        }
+    }
+
+    pub fn placed(&self, seconds: f64) {
+        self.placed.observe(seconds);
+    }
+
+    pub fn waiting(&self, reason: &'static str, count: usize) {
+        self.waiting.get_or_create(&ReasonLabels { reason }).set(gauge_value(count));
+    }
+
+    pub fn write(&self, what: &'static str, result: &'static str) {
+        self.writes.get_or_create(&WriteLabels { what, result }).inc();
+    }
+}
+
+impl GpuMetrics {
+    fn register(&self, registry: &mut Registry) {
         registry.register("held_gpus", "GPUs that are held for shares", self.held.clone());
         registry.register("held_idle_gpus", "Held GPUs without a share", self.held_idle.clone());
         registry.register(
@@ -170,41 +183,6 @@ impl ControllerMetrics {
         registry.register("stranded_mib", "Memory that is left but of no use", self.cluster_stranded.clone());
     }
 
-    fn register_kept(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("controller");
-        registry.register(
-            "kept_units",
-            "Pods and gangs that a place is kept free for, having been passed for too long",
-            self.kept_units.clone(),
-        );
-        registry.register("kept_gpus", "GPUs of which something is kept for them", self.kept.clone());
-        registry.register(
-            "kept_in_vain",
-            "Times that a place was kept, and what it was kept for got none",
-            self.kept_in_vain.clone(),
-        );
-    }
-
-    /// One round looked at so many pods and gangs.
-    pub fn round(&self, seconds: f64, looked_at: usize) {
-        for _ in 0..looked_at {
-            // As many observations as decisions, each of the mean: a round is timed once.
-            self.decision.observe(seconds / looked_at as f64);
-        }
-    }
-
-    pub fn placed(&self, seconds: f64) {
-        self.placed.observe(seconds);
-    }
-
-    pub fn waiting(&self, reason: &'static str, count: usize) {
-        self.waiting.get_or_create(&ReasonLabels { reason }).set(gauge_value(count));
-    }
-
-    pub fn write(&self, what: &'static str, result: &'static str) {
-        self.writes.get_or_create(&WriteLabels { what, result }).inc();
-    }
-
     /// All nodes as they are now; those that are not named have gone.
     pub fn room<'a>(&self, nodes: impl Iterator<Item = (&'a str, Room)>) {
         for family in [&self.free, &self.largest, &self.stranded] {
@@ -213,38 +191,50 @@ impl ControllerMetrics {
         let mut all = Room::default();
         for (node, room) in nodes {
             let labels = NodeLabels { node: node.to_owned() };
-            self.free.get_or_create(&labels).set(number(room.free));
-            self.largest.get_or_create(&labels).set(number(room.largest));
-            self.stranded.get_or_create(&labels).set(number(room.stranded));
+            self.free.get_or_create(&labels).set(gauge_value(room.free));
+            self.largest.get_or_create(&labels).set(gauge_value(room.largest));
+            self.stranded.get_or_create(&labels).set(gauge_value(room.stranded));
             all.free += room.free;
             all.stranded += room.stranded;
             all.largest = all.largest.max(room.largest);
         }
-        self.cluster_free.set(number(all.free));
-        self.cluster_largest.set(number(all.largest));
-        self.cluster_stranded.set(number(all.stranded));
+        self.cluster_free.set(gauge_value(all.free));
+        self.cluster_largest.set(gauge_value(all.largest));
+        self.cluster_stranded.set(gauge_value(all.stranded));
     }
 }
 
-fn number(mib: u64) -> i64 {
-    i64::try_from(mib).unwrap_or(i64::MAX)
+impl KeptMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "kept_units",
+            "Pods and gangs that a place is kept free for, having been passed for too long",
+            self.units.clone(),
+        );
+        registry.register("kept_gpus", "GPUs of which something is kept for them", self.gpus.clone());
+        registry.register(
+            "kept_in_vain",
+            "Times that a place was kept, and what it was kept for got none",
+            self.in_vain.clone(),
+        );
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::metrics::{registry, text};
 
     #[test]
     fn rooms_add_up_and_nodes_that_went_are_not_told_of() {
-        let mut registry = super::super::registry();
+        let mut registry = registry();
         let metrics = ControllerMetrics::register(&mut registry);
         let room = |free, largest, stranded| Room { free, largest, stranded };
-        metrics.room([("gone", room(1, 1, 0))].into_iter());
-        metrics.room([("a", room(100, 60, 0)), ("b", room(50, 50, 7))].into_iter());
+        metrics.gpus.room([("gone", room(1, 1, 0))].into_iter());
+        metrics.gpus.room([("a", room(100, 60, 0)), ("b", room(50, 50, 7))].into_iter());
         metrics.waiting("memory", 3);
         metrics.write("hold", "ok");
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = text(&registry).unwrap();
         for line in [
             "tranche_controller_free_mib 150",
             "tranche_controller_largest_mib 60",

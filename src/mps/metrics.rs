@@ -4,9 +4,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-use super::gauge_value;
+use crate::ops::metrics::{Registry, gauge_value};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabels {
@@ -99,16 +98,16 @@ impl MpsMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::metrics::{registry, text};
 
     #[test]
     fn a_fresh_supervisor_shows_zeroes_and_then_what_happened() {
-        let mut registry = super::super::registry();
+        let mut registry = registry();
         let metrics = MpsMetrics::register(&mut registry);
         metrics.daemons(2, 1, 0);
         metrics.deaths.inc();
         metrics.reassertion("limits");
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = text(&registry).unwrap();
         for line in [
             "tranche_mps_daemons{phase=\"serving\"} 2",
             "tranche_mps_daemons{phase=\"down\"} 0",
