@@ -15,7 +15,7 @@ pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), Con
     let ControllerProcess { controller, webhook } = process;
     controller::run(controller, logs, |around| {
         let Some(settings) = webhook else { return Ok(()) };
-        let ProcessContext { api, tasks, registry, readiness, shutdown } = around;
+        let ProcessContext { api, tasks, registry, readiness } = around;
         // Rounds of the controller hold up no request of the API server.
         let thread = tasks.thread("webhook")?;
         let api = {
@@ -26,7 +26,7 @@ pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), Con
             api: WebhookApi::of(&api),
             metrics: WebhookMetrics::register(registry),
             ready: readiness.wait_for("a certificate that the API server trusts"),
-            shutdown: shutdown.clone(),
+            stop: tasks.stop(),
         };
         tasks.spawn_on(&thread, "webhook", webhook::serve(settings, parts));
         Ok(())

@@ -179,7 +179,9 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
 mod tests {
     use super::*;
     use crate::ops::addresses::Addresses;
-    use crate::ops::{drain::Shutdown, logs::LogControl, metrics, readiness::Readiness, server};
+    use tokio_util::sync::CancellationToken;
+
+    use crate::ops::{logs::LogControl, metrics, readiness::Readiness, server};
 
     fn args(what: What, output: Option<Output>, place: PluginAddress) -> InspectArgs {
         InspectArgs { what, output, set: None, place }
@@ -196,8 +198,13 @@ mod tests {
         let _token = awaited.then(|| readiness.wait_for("kubelet registered"));
         let mut state = server::StateDump::default();
         state.add("node", || serde_json::json!({"name": "node-1"}));
-        let ops =
-            server::Ops { registry: metrics::registry(), readiness, shutdown: Shutdown::new(), logs, state };
+        let ops = server::Ops {
+            registry: metrics::registry(),
+            readiness,
+            stop: CancellationToken::new(),
+            logs,
+            state,
+        };
         let dir = tempfile::tempdir().unwrap();
         let mut addresses: Addresses = "127.0.0.1:0".parse().unwrap();
         args.place = at(&dir.path().join("ops.sock"));
@@ -207,7 +214,7 @@ mod tests {
         let client = tokio::task::spawn_blocking(move || answer(&args).map_err(|error| format!("{error:#}")));
         tokio::select! {
             answer = client => answer.unwrap(),
-            _ = bound.serve(std::future::pending()) => unreachable!("it serves for ever"),
+            _ = bound.serve(CancellationToken::new()) => unreachable!("it serves for ever"),
         }
     }
 

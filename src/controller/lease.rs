@@ -10,12 +10,12 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::cluster::lease::{Holder, LeaseName, StoredLease};
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::Moment;
-use crate::ops::drain::Shutdown;
 use crate::ops::readiness::Token;
 
 /// Beyond the longest that a call may take: for the time between the check and the call.
@@ -121,8 +121,12 @@ pub struct Leasing {
 }
 
 impl Leasing {
-    /// Until the shutdown, or until the lease is lost. `idle` ends when nothing is being written any more.
-    pub async fn run(mut self, shutdown: Shutdown, idle: impl Future<Output = ()>) -> Result<(), LeaseError> {
+    /// Until `stop`, or until the lease is lost. `idle` ends when nothing is being written any more.
+    pub async fn run(
+        mut self,
+        stop: CancellationToken,
+        idle: impl Future<Output = ()>,
+    ) -> Result<(), LeaseError> {
         let mut elector =
             Elector { me: self.me.clone(), duration: self.duration, seen: None, leading: false };
         let (mut renewed, mut fence): (Moment, Option<Moment>) = (Moment::ZERO, None);
@@ -131,7 +135,7 @@ impl Leasing {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = shutdown.graceful() => break,
+                () = stop.cancelled() => break,
                 _ = ticks.tick() => {}
             }
             let begun = self.gate.start.elapsed();

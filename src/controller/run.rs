@@ -11,6 +11,7 @@ use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::cluster::events::Events;
@@ -28,7 +29,7 @@ use crate::controller::write::{Outcome, Write};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::model::names::NodeName;
 use crate::ops::OpsError;
-use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
 use crate::ops::metrics::{self, Registry, gauge_value};
 use crate::ops::readiness::{Readiness, Token};
@@ -70,7 +71,6 @@ pub struct ProcessContext<'a> {
     pub tasks: &'a mut Tasks,
     pub registry: &'a mut Registry,
     pub readiness: &'a Readiness,
-    pub shutdown: &'a Shutdown,
 }
 
 /// Runs the controller until it is told to end, or until another leads. `beside` starts what is to run with it,
@@ -85,31 +85,25 @@ pub async fn run(
 ) -> Result<(), ControllerError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
-    let shutdown = Shutdown::new();
-    let mut tasks = Tasks::new(shutdown.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = Tasks::new(stop.clone());
     let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
     let api = KubeCluster::connect(&endpoint, NodeName::new(&settings.identity)).await?;
     let api = api.with_limit(CALL_LIMIT);
     let mut registry = metrics::registry();
     let readiness = Readiness::default();
     let metrics = ControllerMetrics::register(&mut registry);
-    let around = ProcessContext {
-        api: &api,
-        tasks: &mut tasks,
-        registry: &mut registry,
-        readiness: &readiness,
-        shutdown: &shutdown,
-    };
+    let around =
+        ProcessContext { api: &api, tasks: &mut tasks, registry: &mut registry, readiness: &readiness };
     beside(around)?;
     let looked = readiness.wait_for("a look at the lease");
-    let told = start(&settings, api, (metrics, Some(looked)), &mut tasks, &shutdown).await?;
+    let told = start(&settings, api, (metrics, Some(looked)), &mut tasks).await?;
     let mut state = StateDump::default();
     state.add("controller", move || told.borrow().clone());
-    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state };
+    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
-    let until = shutdown.clone();
-    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    tasks.spawn("ops server", ops.serve(stop.clone()));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
@@ -123,7 +117,6 @@ pub async fn start(
     api: KubeCluster,
     (metrics, looked): (ControllerMetrics, Option<Token>),
     tasks: &mut Tasks,
-    shutdown: &Shutdown,
 ) -> Result<watch::Receiver<Value>, ControllerError> {
     let owner = owner(settings, &api).await.map_err(ControllerError::Owner)?;
     let gate = Gate::closed();
@@ -142,7 +135,7 @@ pub async fn start(
         leading,
         looked,
     };
-    let until = shutdown.clone();
+    let until = tasks.stop();
     let is_idle = async move {
         // An error: whoever writes is gone.
         let _ = is_idle.wait_for(|idle| *idle).await;
@@ -151,22 +144,22 @@ pub async fn start(
     let thread = tasks.thread("controller")?;
     let api = on_thread(&thread, &api)?;
     let (events, posting) = api.events();
-    let until = shutdown.clone();
+    let until = tasks.stop();
     tasks.spawn_on(&thread, "events", async move {
         tokio::select! {
-            () = posting => until.graceful().await,
-            () = until.graceful() => {}
+            () = posting => until.cancelled().await,
+            () = until.cancelled() => {}
         }
         Ok::<_, Infallible>(())
     });
     let (writes, queue) = mpsc::channel(QUEUE_CAPACITY);
     let (answers, outcomes) = mpsc::channel(ANSWERS_MAX);
     let writer = Writer { api: api.clone(), gate, namespace: settings.namespace.clone(), owner };
-    let until = shutdown.clone();
+    let until = tasks.stop();
     tasks.spawn_on(&thread, "writer", async move {
         writer.run(queue, answers).await;
         idle.send_replace(true);
-        until.graceful().await;
+        until.cancelled().await;
         Ok::<_, Infallible>(())
     });
     let core = Core::new(settings.rules.clone(), &settings.namespace);
@@ -175,7 +168,7 @@ pub async fn start(
     let failed_events = 0;
     let turning =
         ControllerLoop { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
-    tasks.spawn_on(&thread, "controller", turning.run(led, shutdown.clone()));
+    tasks.spawn_on(&thread, "controller", turning.run(led, tasks.stop()));
     Ok(told)
 }
 
@@ -228,9 +221,13 @@ struct ControllerLoop {
 
 impl ControllerLoop {
     /// Knows nothing before it leads: what it then reads is newer than anything that the last leader wrote.
-    async fn run(mut self, mut led: watch::Receiver<bool>, shutdown: Shutdown) -> Result<(), Infallible> {
+    async fn run(
+        mut self,
+        mut led: watch::Receiver<bool>,
+        stop: CancellationToken,
+    ) -> Result<(), Infallible> {
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             () = leads(&mut led) => {}
         }
         let start = Instant::now();
@@ -248,7 +245,7 @@ impl ControllerLoop {
             let due = if news { rested } else { due.max(rested) };
             let heard = tokio::select! {
                 biased;
-                () = shutdown.graceful() => return Ok(()),
+                () = stop.cancelled() => return Ok(()),
                 permit = writes.reserve(), if !self.pending.is_empty() => {
                     if let (Ok(permit), Some(write)) = (permit, self.pending.take()) {
                         permit.send(write);

@@ -94,12 +94,12 @@ impl Bound {
     }
 }
 
-/// Serves until `shutdown`. When this returns, both sockets listen.
+/// Serves until `stop`. When this returns, both sockets listen.
 pub async fn serve(
     config: Config,
     claims: Arc<dyn Claims>,
     health: Health,
-    shutdown: CancellationToken,
+    stop: CancellationToken,
 ) -> Result<Bound, Error> {
     let sockets = Sockets::place(&config.kubelet_dir, &config.driver, config.pod_uid.as_deref())?;
     make_dir(sockets.dra.parent().unwrap_or(&config.kubelet_dir))?;
@@ -127,7 +127,7 @@ pub async fn serve(
     info!(registration = %sockets.registration.display(), endpoint = %sockets.dra.display(), "waiting for kubelet");
     tokio::spawn(clear_away(sockets.clone(), config.driver.clone(), config.timing.sweep_settle));
     let plugin = Plugin { registrations, calls, dra, streams, drain: config.timing.drain };
-    let running = tokio::spawn(plugin.run(shutdown));
+    let running = tokio::spawn(plugin.run(stop));
     Ok(Bound { sockets, registration, counters, running })
 }
 
@@ -160,9 +160,9 @@ struct Plugin {
 }
 
 impl Plugin {
-    async fn run(mut self, shutdown: CancellationToken) -> Result<Stopped, Error> {
+    async fn run(mut self, stop: CancellationToken) -> Result<Stopped, Error> {
         let ended = tokio::select! {
-            () = shutdown.cancelled() => None,
+            () = stop.cancelled() => None,
             error = self.registrations.ended() => Some(error),
             error = self.calls.ended() => Some(error),
         };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use thiserror::Error;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::config::MpsSettings;
@@ -18,7 +19,7 @@ use super::tools::Tools;
 use crate::host::{FileLock, LockError};
 use crate::nvml::{Nvml, Settings};
 use crate::ops::OpsError;
-use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
 use crate::ops::metrics;
 use crate::ops::readiness::Readiness;
@@ -51,8 +52,8 @@ pub enum MpsError {
 pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
-    let shutdown = Shutdown::new();
-    let mut tasks = Tasks::new(shutdown.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = Tasks::new(stop.clone());
     let readiness = Readiness::default();
     let adopted = readiness.wait_for("daemons of an earlier supervisor");
     let mut registry = metrics::registry();
@@ -77,35 +78,34 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
     let described = supervisor.clone();
     dump.add("daemons", move || json!(described.states()));
     dump.add("mps", || json!({"version": env!("CARGO_PKG_VERSION"), "commit": env!("TRANCHE_COMMIT")}));
-    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state: dump };
+    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
-    let until = shutdown.clone();
-    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    tasks.spawn("ops server", ops.serve(stop.clone()));
 
     // Before the first question, so that nobody is told of less than there is.
     supervisor.adopt().await.map_err(unusable)?;
     drop(adopted);
     info!(socket = %listener.path().display(), "questions are answered");
-    let (answers, until) = (supervisor.clone(), shutdown.clone());
+    let (answers, until) = (supervisor.clone(), stop.clone().cancelled_owned());
     tasks.spawn("listener", async move {
-        listener.serve(answers, async move { until.graceful().await }).await;
+        listener.serve(answers, until).await;
         Ok::<_, Infallible>(())
     });
-    tasks.spawn("checks", checks(supervisor, interval, shutdown));
+    tasks.spawn("checks", checks(supervisor, interval, stop));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
 async fn checks(
     supervisor: Arc<Supervisor<Nvml>>,
     interval: Duration,
-    shutdown: Shutdown,
+    stop: CancellationToken,
 ) -> Result<(), Infallible> {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            () = shutdown.graceful() => break,
+            () = stop.cancelled() => break,
             _ = ticks.tick() => supervisor.check().await,
         }
     }

@@ -18,6 +18,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
@@ -35,7 +36,6 @@ use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
-use crate::ops::drain::Shutdown;
 use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
 /// In the state folder.
@@ -172,7 +172,7 @@ impl FaultWatcher {
     }
 
     /// Watches until the process is to end.
-    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), Infallible> {
         let mut inventory = self.sources.discovered.inventory.clone();
         let mut ledger = self.sources.executor.store.changes();
         let mut withheld = self.sources.executor.holders.withheld();
@@ -182,7 +182,7 @@ impl FaultWatcher {
         inventory.mark_changed();
         loop {
             tokio::select! {
-                () = shutdown.graceful() => return Ok(()),
+                () = stop.cancelled() => return Ok(()),
                 event = next_event(&mut self.events) => self.take_event(event),
                 Ok(()) = inventory.changed() => self.take_facts(&inventory.borrow_and_update()),
                 seen = ended(&mut looking) => {
@@ -394,7 +394,7 @@ pub async fn report_daemons(
     mut device_faults: watch::Receiver<DeviceFaults>,
     mut states: watch::Receiver<Vec<DaemonState>>,
     reporter: Reporter,
-    shutdown: Shutdown,
+    stop: CancellationToken,
 ) -> Result<(), Infallible> {
     let (mut unhealthy, mut full) =
         (BTreeMap::<DeviceUuid, String>::new(), BTreeMap::<DeviceUuid, String>::new());
@@ -410,7 +410,7 @@ pub async fn report_daemons(
             reporter.health_changed(of_mps(gpu, Health::Healthy));
         }
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             Ok(()) = device_faults.changed() => {}
             Ok(()) = states.changed() => {}
         }

@@ -3,22 +3,22 @@
 use std::convert::Infallible;
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::reporter::Reporter;
 use super::watchdog::{Finding, FindingKind};
 use crate::conditions::{GrantEvent, GrantEventKind, GrantUsage};
-use crate::ops::drain::Shutdown;
 use crate::sharing::watch::{Numbers, Trouble};
 
-/// Forwards findings to the reporter until the shutdown.
+/// Forwards findings to the reporter until `stop`.
 pub async fn run(
     mut findings: mpsc::Receiver<Finding>,
     reporter: Reporter,
-    shutdown: Shutdown,
+    stop: CancellationToken,
 ) -> Result<(), Infallible> {
     loop {
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             finding = findings.recv() => match finding {
                 Some(finding) => {
                     if let Some(event) = grant_event(finding) {
@@ -26,7 +26,7 @@ pub async fn run(
                     }
                 }
                 None => {
-                    shutdown.graceful().await;
+                    stop.cancelled().await;
                     return Ok(());
                 }
             }

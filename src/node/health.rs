@@ -3,12 +3,12 @@
 use std::convert::Infallible;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, Inventory};
 use crate::kubelet::DeviceHealth;
 use crate::model::gpu::Device;
 use crate::model::names::PoolName;
-use crate::ops::drain::Shutdown;
 
 /// The complete set of devices with their health. What is only told leaves a device healthy.
 pub fn of(inventory: &Inventory, device_faults: &DeviceFaults, pool: &PoolName) -> Vec<DeviceHealth> {
@@ -44,7 +44,7 @@ pub async fn run(
     mut device_faults: watch::Receiver<DeviceFaults>,
     pool: PoolName,
     health: watch::Sender<Vec<DeviceHealth>>,
-    shutdown: Shutdown,
+    stop: CancellationToken,
 ) -> Result<(), Infallible> {
     loop {
         let now = of(&inventory.borrow_and_update(), &device_faults.borrow_and_update(), &pool);
@@ -54,11 +54,11 @@ pub async fn run(
             changed
         });
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             Ok(()) = device_faults.changed() => {}
             changed = inventory.changed() => if changed.is_err() {
                 // Discovery has ended: so does the process, or is about to.
-                shutdown.graceful().await;
+                stop.cancelled().await;
                 return Ok(());
             }
         }

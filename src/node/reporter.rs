@@ -19,6 +19,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::holders::Withheld;
@@ -31,7 +32,6 @@ use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
-use crate::ops::drain::Shutdown;
 
 /// Reports that may wait: a batch of claims, and a GPU with 48 shares that becomes unhealthy meanwhile.
 pub const QUEUE_CAPACITY: usize = 256;
@@ -241,18 +241,18 @@ impl Reporting {
         self
     }
 
-    /// Runs until the shutdown. What is not told by then is told after the next start.
+    /// Runs until `stop`. What is not told by then is told after the next start.
     pub async fn run(
         mut self,
         mut inventory: watch::Receiver<Inventory>,
-        shutdown: Shutdown,
+        stop: CancellationToken,
     ) -> Result<(), Infallible> {
         inventory.mark_changed();
         let mut visit: Option<BoxFuture<'static, (ClaimUid, Visit)>> = None;
         loop {
             let due = if visit.is_none() { self.next_due() } else { None };
             tokio::select! {
-                () = shutdown.graceful() => return Ok(()),
+                () = stop.cancelled() => return Ok(()),
                 Some(report) = self.queue.recv() => self.take(report),
                 Ok(()) = inventory.changed() => self.look(&inventory.borrow_and_update()),
                 (claim, outcome) = under_way(&mut visit) => {

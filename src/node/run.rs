@@ -36,7 +36,7 @@ use crate::model::error_chain;
 use crate::model::names::{DRIVER, PodUid, PoolName};
 use crate::nvml::{Nvml, ProcessWatch, Settings};
 use crate::ops::OpsError;
-use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
 use crate::ops::metrics;
 use crate::ops::readiness::{Readiness, Token};
@@ -71,8 +71,8 @@ pub enum NodeError {
 pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
-    let shutdown = Shutdown::new();
-    let mut tasks = Tasks::new(shutdown.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = Tasks::new(stop.clone());
     let readiness = Readiness::default();
     let registered = readiness.wait_for("registration with kubelet");
     let looked = readiness.wait_for("first look at the GPUs");
@@ -82,10 +82,10 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let ledger = open_ledger(&settings)?;
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
-    let discovered = discover(&settings, &mut tasks, &shutdown, looked);
-    let told = watch_device_faults(&settings, &ledger.executor, &discovered, &mut tasks, &shutdown);
+    let discovered = discover(&settings, &mut tasks, looked);
+    let told = watch_device_faults(&settings, &ledger.executor, &discovered, &mut tasks);
     let (device_faults, daemons) = (told.device_faults.clone(), told.states.clone());
-    let reporter = report(api, &ledger.executor, told, &mut tasks, &shutdown);
+    let reporter = report(api, &ledger.executor, told, &mut tasks);
     let preparer = Arc::new(Preparer {
         cluster: cluster.clone(),
         inventory: discovered.inventory.clone(),
@@ -97,26 +97,24 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     });
     let (sender, devices) = watch::channel(Vec::new());
     let (inventory, pool) = (discovered.inventory.clone(), preparer.executor.pool.clone());
-    tasks.spawn("health", health::run(inventory, device_faults.clone(), pool, sender, shutdown.clone()));
-    let registration =
-        serve_kubelet(&settings, &preparer, devices, &mut tasks, &shutdown, registered).await?;
-    let published = publish(&settings, cluster, (&discovered, &device_faults), &mut tasks, &shutdown);
-    tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, shutdown.clone()));
+    tasks.spawn("health", health::run(inventory, device_faults.clone(), pool, sender, stop.clone()));
+    let registration = serve_kubelet(&settings, &preparer, devices, &mut tasks, registered).await?;
+    let published = publish(&settings, cluster, (&discovered, &device_faults), &mut tasks);
+    tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, stop.clone()));
     let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
-    tasks.spawn("watchdog", watchdog.run(shutdown.clone()));
-    tasks.spawn("findings", findings::run(found, reporter.clone(), shutdown.clone()));
+    tasks.spawn("watchdog", watchdog.run(stop.clone()));
+    tasks.spawn("findings", findings::run(found, reporter.clone(), stop.clone()));
 
     let node = settings.node_name.clone();
     let parts =
         Parts { node, discovered, device_faults, published, registration, preparer, reporter, daemons };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
-    tasks.spawn("gauges", state::gauges(parts, metrics, shutdown.clone()));
-    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state: dump };
+    tasks.spawn("gauges", state::gauges(parts, metrics, stop.clone()));
+    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
-    let until = shutdown.clone();
-    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    tasks.spawn("ops server", ops.serve(stop.clone()));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
@@ -200,25 +198,13 @@ async fn connect(settings: &NodeSettings) -> Result<KubeCluster, NodeError> {
     Ok(KubeCluster::connect(&endpoint, settings.node_name.clone()).await?)
 }
 
-/// A token that is cancelled when the process is to end.
-fn stop(shutdown: &Shutdown, tasks: &mut Tasks) -> CancellationToken {
-    let (token, shutdown) = (CancellationToken::new(), shutdown.clone());
-    let cancel = token.clone();
-    tasks.spawn("stop", async move {
-        shutdown.graceful().await;
-        cancel.cancel();
-        Ok::<_, Infallible>(())
-    });
-    token
-}
-
-fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, looked: Token) -> Discovered {
+fn discover(settings: &NodeSettings, tasks: &mut Tasks, looked: Token) -> Discovered {
     let nvml = Nvml::new(Settings {
         driver: settings.roots.driver.clone(),
         sys_root: settings.host.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
     });
-    let stop = stop(shutdown, tasks);
+    let stop = tasks.stop();
     let dev = settings.roots.dev_root(|path| path.exists()).here;
     let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
     let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
@@ -228,12 +214,12 @@ fn discover(settings: &NodeSettings, tasks: &mut Tasks, shutdown: &Shutdown, loo
         Ok::<_, Infallible>(())
     });
     let mut inventory = discovered.inventory.clone();
-    let until = shutdown.clone();
+    let until = tasks.stop();
     tasks.spawn("first look", async move {
         if inventory.wait_for(|known| *known != Inventory::Unknown).await.is_ok() {
             drop(looked);
         }
-        until.graceful().await;
+        until.cancelled().await;
         Ok::<_, Infallible>(())
     });
     discovered
@@ -245,14 +231,13 @@ fn report(
     executor: &Executor,
     told: device_faults::FaultReceivers,
     tasks: &mut Tasks,
-    shutdown: &Shutdown,
 ) -> Reporter {
     let (events, posting) = api.events();
-    let until = shutdown.clone();
+    let until = tasks.stop();
     tasks.spawn("events", async move {
         tokio::select! {
-            () = posting => until.graceful().await,
-            () = until.graceful() => {}
+            () = posting => until.cancelled().await,
+            () = until.cancelled() => {}
         }
         Ok::<_, Infallible>(())
     });
@@ -260,9 +245,9 @@ fn report(
     let records = executor.store.all();
     let ready = records.iter().filter(|record| record.phase == Phase::Ready);
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
-    tasks.spawn("reporter", reporting.run(told.inventory_with_faults, shutdown.clone()));
+    tasks.spawn("reporter", reporting.run(told.inventory_with_faults, tasks.stop()));
     let daemons =
-        device_faults::report_daemons(told.device_faults, told.states, reporter.clone(), shutdown.clone());
+        device_faults::report_daemons(told.device_faults, told.states, reporter.clone(), tasks.stop());
     tasks.spawn("daemon reports", daemons);
     reporter
 }
@@ -272,7 +257,6 @@ fn watch_device_faults(
     executor: &Arc<Executor>,
     discovered: &Discovered,
     tasks: &mut Tasks,
-    shutdown: &Shutdown,
 ) -> device_faults::FaultReceivers {
     let (watch, told) = device_faults::FaultWatcher::new(device_faults::Sources {
         discovered: discovered.clone(),
@@ -281,7 +265,7 @@ fn watch_device_faults(
         sys_root: settings.host.sysfs_root.clone(),
         every: device_faults::Sources::EVERY,
     });
-    tasks.spawn("ailments", watch.run(shutdown.clone()));
+    tasks.spawn("ailments", watch.run(tasks.stop()));
     told
 }
 
@@ -290,7 +274,6 @@ async fn serve_kubelet(
     preparer: &Arc<Preparer>,
     devices: watch::Receiver<Vec<kubelet::DeviceHealth>>,
     tasks: &mut Tasks,
-    shutdown: &Shutdown,
     registered: Token,
 ) -> Result<watch::Receiver<Registration>, NodeError> {
     let config = kubelet::Config {
@@ -300,16 +283,16 @@ async fn serve_kubelet(
         timing: kubelet::Timing::default(),
     };
     let health = Health { devices, clock: Arc::new(SystemTime::now) };
-    let bound = kubelet::serve(config, preparer.clone(), health, stop(shutdown, tasks)).await?;
+    let bound = kubelet::serve(config, preparer.clone(), health, tasks.stop()).await?;
     let registration = bound.registration.clone();
     let mut state = registration.clone();
     tasks.spawn("kubelet", async move { bound.stopped().await.map(|_| ()) });
-    let until = shutdown.clone();
+    let until = tasks.stop();
     tasks.spawn("registration", async move {
         if state.wait_for(|state| *state == Registration::Registered).await.is_ok() {
             drop(registered);
         }
-        until.graceful().await;
+        until.cancelled().await;
         Ok::<_, Infallible>(())
     });
     Ok(registration)
@@ -320,7 +303,6 @@ fn publish(
     cluster: Arc<dyn Cluster>,
     (discovered, device_faults): (&Discovered, &watch::Receiver<DeviceFaults>),
     tasks: &mut Tasks,
-    shutdown: &Shutdown,
 ) -> watch::Receiver<Publication> {
     let path = settings.host.state_dir.join("publisher.lock");
     let lock: TryLock = Box::new(move || match FileLock::try_acquire(&path) {
@@ -331,7 +313,7 @@ fn publish(
     let (publisher, published) = Publisher::new(cluster, settings.node_name.clone(), inventory);
     let publisher =
         publisher.with_sharing(settings.sharing.clone()).with_device_faults(device_faults.clone());
-    let stop = stop(shutdown, tasks);
+    let stop = tasks.stop();
     tasks.spawn("publisher", async move {
         publisher.run(lock, stop).await;
         Ok::<_, Infallible>(())

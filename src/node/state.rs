@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::discovery::{Discovered, DiscoveryState};
 use super::metrics::{DeviceHealth, DeviceType, NodeMetrics};
@@ -16,7 +17,6 @@ use crate::inventory::{DeviceFault, DeviceFaults, FaultKind, Inventory};
 use crate::kubelet::Registration;
 use crate::model::gpu::{Device, Health};
 use crate::model::names::NodeName;
-use crate::ops::drain::Shutdown;
 use crate::ops::server::StateDump;
 use crate::supervisor::protocol::DaemonState;
 
@@ -162,13 +162,13 @@ fn claims(preparer: &Preparer) -> Value {
 }
 
 /// Keeps the gauges true.
-pub async fn gauges(parts: Parts, metrics: NodeMetrics, shutdown: Shutdown) -> Result<(), Infallible> {
+pub async fn gauges(parts: Parts, metrics: NodeMetrics, stop: CancellationToken) -> Result<(), Infallible> {
     let mut ticks = tokio::time::interval(GAUGES_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut counted = Counted::default();
     loop {
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             _ = ticks.tick() => {}
         }
         devices(&parts.discovered.inventory.borrow(), &metrics);

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::daemons;
@@ -35,7 +36,6 @@ use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
 use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid, PoolName};
-use crate::ops::drain::Shutdown;
 
 /// No write takes as long; what is older was left by a process that is no more.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
@@ -57,14 +57,18 @@ pub struct Sweep {
 }
 
 /// Sweeps at once and then every `interval`, until the process is to end.
-pub async fn run(preparer: Arc<Preparer>, interval: Duration, shutdown: Shutdown) -> Result<(), Infallible> {
+pub async fn run(
+    preparer: Arc<Preparer>,
+    interval: Duration,
+    stop: CancellationToken,
+) -> Result<(), Infallible> {
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut withheld = preparer.executor.holders.withheld();
     loop {
         let claims: Vec<ClaimUid> = withheld.borrow_and_update().keys().cloned().collect();
         tokio::select! {
-            () = shutdown.graceful() => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
             () = tokio::time::sleep(AGAIN), if !claims.is_empty() => {

@@ -33,6 +33,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::accounts::Roster;
@@ -50,7 +51,6 @@ use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
-use crate::ops::drain::Shutdown;
 use crate::sharing::Usage;
 use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
@@ -153,20 +153,20 @@ impl Watchdog {
     }
 
     /// Runs until the process is to end.
-    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), Infallible> {
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), Infallible> {
         if self.parts.settings.action == config::WatchdogAction::Off {
-            shutdown.graceful().await;
+            stop.cancelled().await;
             return Ok(());
         }
         loop {
             tokio::select! {
                 biased;
-                () = shutdown.graceful() => return Ok(()),
+                () = stop.cancelled() => return Ok(()),
                 () = self.until_held() => {}
             }
             tokio::select! {
                 biased;
-                () = shutdown.graceful() => return Ok(()),
+                () = stop.cancelled() => return Ok(()),
                 () = self.while_held() => {}
             }
         }

@@ -1,77 +1,13 @@
-//! How a process ends: first *graceful* (take no new work, finish what is under way), then, at a
-//! second signal or a deadline, *immediate* (drop everything; the ledger remembers).
+//! How a process ends. A first signal, or a task that ended too early, cancels the process's token: whoever has work
+//! takes no more, and finishes what is under way. A second signal, or a deadline, drops everything that is left; the
+//! ledger remembers it.
 
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::OpsError;
-
-/// How far the end has come. Only ever moves forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    Running,
-    Graceful,
-    Immediate,
-}
-
-/// Told to everyone who has work to end. Clones share one stage.
-#[derive(Debug, Clone)]
-pub struct Shutdown(watch::Sender<Stage>);
-
-impl Default for Shutdown {
-    fn default() -> Self {
-        Self(watch::Sender::new(Stage::Running))
-    }
-}
-
-impl Shutdown {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    pub fn stage(&self) -> Stage {
-        *self.0.borrow()
-    }
-
-    /// Asks for a graceful end. Says why in the log, the first time.
-    pub fn begin(&self, why: &str) {
-        if self.advance(Stage::Graceful) {
-            tracing::info!(why, "draining");
-        }
-    }
-
-    /// Asks for an end now.
-    pub fn force(&self, why: &str) {
-        if self.advance(Stage::Immediate) {
-            tracing::warn!(why, "stopping at once");
-        }
-    }
-
-    /// Waits until the process is to end, in whatever way.
-    pub async fn graceful(&self) {
-        self.reached(Stage::Graceful).await;
-    }
-
-    /// Waits until the process is to end at once.
-    pub async fn immediate(&self) {
-        self.reached(Stage::Immediate).await;
-    }
-
-    fn advance(&self, to: Stage) -> bool {
-        self.0.send_if_modified(|stage| {
-            let forward = *stage < to;
-            *stage = to.max(*stage);
-            forward
-        })
-    }
-
-    async fn reached(&self, stage: Stage) {
-        // Cannot fail: self holds a sender.
-        let _ = self.0.subscribe().wait_for(|now| *now >= stage).await;
-    }
-}
 
 /// SIGTERM and SIGINT, caught from the moment this exists.
 #[derive(Debug)]
@@ -103,17 +39,26 @@ impl Signals {
     }
 }
 
-/// Turns signals and the deadline into stages. Ends when the stage is immediate.
-pub(super) async fn drive(mut signals: Signals, shutdown: &Shutdown, deadline: Duration) {
-    tokio::select! {
-        name = signals.next() => shutdown.begin(name),
-        () = shutdown.graceful() => {}
+/// Cancels the process's token. Says why in the log, the first time.
+pub(super) fn begin(stop: &CancellationToken, why: &str) {
+    if !stop.is_cancelled() {
+        tracing::info!(why, "draining");
+        stop.cancel();
     }
+}
+
+/// Cancels `stop` at the first signal. Ends at the next one, or when `deadline` has passed since `stop` was cancelled,
+/// by whomever.
+pub(super) async fn drive(mut signals: Signals, stop: &CancellationToken, deadline: Duration) {
     tokio::select! {
-        name = signals.next() => shutdown.force(name),
-        () = tokio::time::sleep(deadline) => shutdown.force("the drain deadline has passed"),
-        () = shutdown.immediate() => {}
+        name = signals.next() => begin(stop, name),
+        () = stop.cancelled() => {}
     }
+    let why = tokio::select! {
+        name = signals.next() => name,
+        () = tokio::time::sleep(deadline) => "the drain deadline has passed",
+    };
+    tracing::warn!(why, "stopping at once");
 }
 
 #[cfg(test)]
@@ -132,25 +77,14 @@ mod tests {
     async fn a_first_signal_drains_and_a_second_stops_at_once() {
         // Signals of its own: other tests of this process listen to the real ones.
         let signals = Signals::of(SignalKind::user_defined1(), SignalKind::user_defined2()).unwrap();
-        let shutdown = Shutdown::new();
+        let stop = CancellationToken::new();
         let story = async {
-            assert_eq!(shutdown.stage(), Stage::Running);
+            assert!(!stop.is_cancelled());
             send_to_self("USR1");
-            shutdown.graceful().await;
-            assert_eq!(shutdown.stage(), Stage::Graceful);
+            stop.cancelled().await;
             send_to_self("USR2");
-            shutdown.immediate().await;
         };
-        let both = async { tokio::join!(drive(signals, &shutdown, DEADLINE), story) };
+        let both = async { tokio::join!(drive(signals, &stop, DEADLINE), story) };
         tokio::time::timeout(DEADLINE / 2, both).await.expect("signals arrive");
-    }
-
-    #[tokio::test]
-    async fn the_stage_never_goes_back() {
-        let shutdown = Shutdown::new();
-        shutdown.force("test");
-        shutdown.begin("test");
-        assert_eq!(shutdown.clone().stage(), Stage::Immediate);
-        tokio::time::timeout(DEADLINE, shutdown.graceful()).await.expect("immediate is graceful, too");
     }
 }

@@ -4,14 +4,14 @@
 //! * [`logs`]: one subscriber, its level adjustable while the process runs; error chains for people
 //! * [`metrics`]: the registry and its text; each loop registers its own metrics there
 //! * [`readiness`]: named tokens; ready when the last one is released
-//! * [`drain`]: graceful, then immediate
+//! * [`drain`]: signals, and the process's token (`tokio_util`'s) that they cancel
 //! * [`tasks`]: a task that ends too early ends the process
 //! * [`server`]: /healthz, /readyz, /metrics, /state, /log-level, each at the addresses that it is for
 //! * [`addresses`]: the addresses that a process listens on
 //! * [`connection_slots`]: limits on connections, so that one peer cannot take all of them
 //!
 //! May import: model. May be imported by the other loops, cli and main.
-//! May name: tokio, tracing, tracing-subscriber, prometheus-client, axum, hyper.
+//! May name: tokio, tokio_util, tracing, tracing-subscriber, prometheus-client, axum, hyper.
 
 pub mod addresses;
 pub mod connection_slots;

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -31,11 +30,11 @@ use prometheus_client::metrics::family::Family;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_util::either::Either;
+use tokio_util::sync::CancellationToken;
 
 use super::OpsError;
 use super::addresses::Addresses;
 use super::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
-use super::drain::{Shutdown, Stage};
 use super::logs::{Chain, LogControl};
 use super::metrics::Registry;
 use super::readiness::Readiness;
@@ -66,7 +65,7 @@ type Describe = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
 pub struct Ops {
     pub registry: Registry,
     pub readiness: Readiness,
-    pub shutdown: Shutdown,
+    pub stop: CancellationToken,
     pub logs: LogControl,
     pub state: StateDump,
 }
@@ -177,20 +176,15 @@ impl Bound {
         self.health_address
     }
 
-    /// Answers until told, then lets the answers under way finish.
-    pub async fn serve(self, until: impl Future<Output = ()>) -> Result<(), OpsError> {
+    /// Answers until `stop`, then lets the answers under way finish.
+    pub async fn serve(self, stop: CancellationToken) -> Result<(), OpsError> {
         tracing::info!(address = %self.address, health = %self.health_address, "health and metrics are served");
-        let (tell, told) = tokio::sync::watch::channel(());
         let private = async {
             if let Some(door) = self.socket {
-                door.serve(told.clone()).await;
+                door.serve(&stop).await;
             }
         };
-        let end = async {
-            until.await;
-            drop(tell);
-        };
-        tokio::join!(self.open.serve(told.clone()), self.health.serve(told.clone()), private, end);
+        tokio::join!(self.open.serve(&stop), self.health.serve(&stop), private);
         Ok(())
     }
 }
@@ -211,13 +205,11 @@ impl Endpoint {
         Self { listener, router, slots: ConnectionSlots::new(limits), dropped }
     }
 
-    /// Until the sender of `ended` is gone.
-    async fn serve(self, mut ended: tokio::sync::watch::Receiver<()>) {
+    async fn serve(self, stop: &CancellationToken) {
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                // Only ever fails.
-                _ = ended.changed() => break,
+                () = stop.cancelled() => break,
                 accepted = self.accept() => accepted,
                 Some(_) = connections.join_next() => continue,
             };
@@ -290,7 +282,7 @@ async fn within_deadline(request: Request, next: Next) -> Response {
 }
 
 async fn readyz(State(ops): State<Arc<Ops>>) -> (StatusCode, String) {
-    if ops.shutdown.stage() > Stage::Running {
+    if ops.stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
     let awaited = ops.readiness.awaited();

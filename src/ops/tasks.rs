@@ -11,9 +11,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use super::OpsError;
-use super::drain::{Shutdown, Signals, Stage, drive};
+use super::drain::{Signals, begin, drive};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -22,22 +23,27 @@ const THREAD_STACK_BYTES: usize = 2 << 20;
 /// For looking up names of hosts.
 const BLOCKING_THREADS_MAX: usize = 4;
 
-/// Named tasks under one [`Shutdown`]. Dropping it aborts them.
+/// Named tasks under one token, which asks them to end. Dropping it aborts them.
 #[derive(Debug)]
 pub struct Tasks {
     set: JoinSet<Outcome>,
     names: HashMap<Id, &'static str>,
-    shutdown: Shutdown,
+    stop: CancellationToken,
     /// Dropped, they end the threads.
     threads: Vec<oneshot::Sender<Infallible>>,
 }
 
 impl Tasks {
-    pub fn new(shutdown: Shutdown) -> Self {
-        Self { set: JoinSet::new(), names: HashMap::new(), shutdown, threads: Vec::new() }
+    pub fn new(stop: CancellationToken) -> Self {
+        Self { set: JoinSet::new(), names: HashMap::new(), stop, threads: Vec::new() }
     }
 
-    /// Starts a task. It is to run until the shutdown's graceful stage and to end soon after.
+    /// The token that is cancelled when the process is to end.
+    pub fn stop(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Starts a task. It is to run until the process's token is cancelled, and to end soon after.
     pub fn spawn<E>(&mut self, name: &'static str, task: impl Future<Output = Result<(), E>> + Send + 'static)
     where
         E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -90,8 +96,8 @@ impl Tasks {
     /// # Errors
     /// The first thing that went wrong; later ones are logged.
     pub async fn run(mut self, signals: Signals, drain_deadline: Duration) -> Result<(), OpsError> {
-        let shutdown = self.shutdown.clone();
-        let mut driver = pin!(drive(signals, &shutdown, drain_deadline));
+        let stop = self.stop.clone();
+        let mut driver = pin!(drive(signals, &stop, drain_deadline));
         let mut first = Ok(());
         loop {
             tokio::select! {
@@ -112,8 +118,8 @@ impl Tasks {
     fn verdict(&mut self, joined: Result<(Id, Outcome), JoinError>) -> Result<(), OpsError> {
         let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let name = self.names.remove(&id).unwrap_or("unnamed");
-        let asked = self.shutdown.stage() > Stage::Running;
-        self.shutdown.begin(name);
+        let asked = self.stop.is_cancelled();
+        begin(&self.stop, name);
         match joined {
             Ok((_, Ok(()))) if asked => Ok(()),
             Ok((_, Ok(()))) => Err(OpsError::TaskEnded(name)),
@@ -146,18 +152,18 @@ mod tests {
 
     struct Fixture {
         tasks: Tasks,
-        shutdown: Shutdown,
+        stop: CancellationToken,
     }
 
     fn fixture() -> Fixture {
-        let shutdown = Shutdown::new();
-        let mut tasks = Tasks::new(shutdown.clone());
-        let told = shutdown.clone();
+        let stop = CancellationToken::new();
+        let mut tasks = Tasks::new(stop.clone());
+        let told = stop.clone();
         tasks.spawn("patient", async move {
-            told.graceful().await;
+            told.cancelled().await;
             Ok::<_, std::io::Error>(())
         });
-        Fixture { tasks, shutdown }
+        Fixture { tasks, stop }
     }
 
     async fn ended(tasks: Tasks, drain_deadline: Duration) -> Result<(), String> {
@@ -172,7 +178,7 @@ mod tests {
         fixture.tasks.spawn("publisher", async { Err(std::io::Error::other("no route")) });
         let words = ended(fixture.tasks, DEADLINE).await.unwrap_err();
         assert_eq!(words, "task \"publisher\" failed: no route");
-        assert_eq!(fixture.shutdown.stage(), Stage::Graceful);
+        assert!(fixture.stop.is_cancelled());
     }
 
     #[tokio::test]
@@ -218,7 +224,7 @@ mod tests {
     #[tokio::test]
     async fn tasks_that_end_when_asked_end_the_process_well() {
         let fixture = fixture();
-        fixture.shutdown.begin("test");
+        fixture.stop.cancel();
         assert_eq!(ended(fixture.tasks, DEADLINE).await, Ok(()));
     }
 
@@ -226,7 +232,7 @@ mod tests {
     async fn a_task_that_does_not_end_is_cut_short_and_named() {
         let mut fixture = fixture();
         fixture.tasks.spawn("stubborn", std::future::pending::<Result<(), std::io::Error>>());
-        fixture.shutdown.begin("test");
+        fixture.stop.cancel();
         let words = ended(fixture.tasks, Duration::from_millis(20)).await.unwrap_err();
         assert_eq!(words, "stopped with tasks still at work: stubborn");
     }

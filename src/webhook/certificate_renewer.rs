@@ -8,6 +8,7 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, pending};
 use thiserror::Error;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Due, Held, KEY, Serving};
@@ -19,7 +20,6 @@ use crate::cluster::CallError;
 use crate::cluster::webhooks::{StoredSecret, WebhookApi};
 use crate::model::error_chain;
 use crate::model::names::SHARED_CLASS;
-use crate::ops::drain::Shutdown;
 use crate::ops::readiness::Token;
 
 /// After a failed round; doubled after each further one, up to the usual time between rounds.
@@ -56,7 +56,7 @@ pub(super) struct CertificateRenewer {
 
 impl CertificateRenewer {
     /// Runs until told. Drops `ready` once there is a certificate that the API server trusts.
-    pub async fn run(self, ready: Token, shutdown: Shutdown) {
+    pub async fn run(self, ready: Token, stop: CancellationToken) {
         let mut ready = Some(ready);
         let mut backoff = BACKOFF;
         let mut events = self.events();
@@ -77,7 +77,7 @@ impl CertificateRenewer {
             };
             self.learn_class().await;
             tokio::select! {
-                () = shutdown.graceful() => return,
+                () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
                 // Somebody has changed a configuration, perhaps its caBundle.
                 _ = events.next() => {}

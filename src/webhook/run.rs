@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::WebhookError;
@@ -18,7 +19,7 @@ use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
 use crate::model::names::NodeName;
 use crate::ops::addresses::Addresses;
-use crate::ops::drain::{Shutdown, Signals};
+use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
 use crate::ops::metrics;
 use crate::ops::readiness::{Readiness, Token};
@@ -34,7 +35,7 @@ pub struct Parts {
     pub metrics: WebhookMetrics,
     /// Dropped once there is a certificate that the API server trusts.
     pub ready: Token,
-    pub shutdown: Shutdown,
+    pub stop: CancellationToken,
 }
 
 /// Serves until told to end. To be run by every replica, whoever leads.
@@ -42,7 +43,7 @@ pub struct Parts {
 /// # Errors
 /// The address cannot be had. Nothing that happens later ends it.
 pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
-    let Parts { api, metrics, ready, shutdown } = parts;
+    let Parts { api, metrics, ready, stop } = parts;
     let WebhookSettings { address, certificates, callers, timing } = settings;
     let certificate_resolver = CertificateResolver::default();
     let (class, known) = watch::channel(ClassAmount::Unknown);
@@ -51,7 +52,7 @@ pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), Webhoo
     info!(address = ?bound.address(), "webhooks are served");
     let certificate_renewer =
         CertificateRenewer { api, certificates, timing, certificate_resolver, class, metrics };
-    tokio::join!(certificate_renewer.run(ready, shutdown.clone()), bound.serve(timing, shutdown));
+    tokio::join!(certificate_renewer.run(ready, stop.clone()), bound.serve(timing, stop));
     Ok(())
 }
 
@@ -70,8 +71,8 @@ pub struct RunSettings {
 pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookError> {
     info!(version = env!("CARGO_PKG_VERSION"), commit = env!("TRANCHE_COMMIT"), ?settings, "starting");
     let signals = Signals::catch()?;
-    let shutdown = Shutdown::new();
-    let mut tasks = Tasks::new(shutdown.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = Tasks::new(stop.clone());
     let readiness = Readiness::default();
     let ready = readiness.wait_for("a certificate that the API server trusts");
     let mut registry = metrics::registry();
@@ -83,17 +84,16 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
     let mut dump = StateDump::default();
     let shown = metrics.clone();
     dump.add("webhook", move || json!({"certificate_not_after": shown.certificate_not_after.get()}));
-    let ops = Ops { registry, readiness, shutdown: shutdown.clone(), logs, state: dump };
+    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(settings.ops_address).await?;
-    let until = shutdown.clone();
-    tasks.spawn("ops server", ops.serve(async move { until.graceful().await }));
+    tasks.spawn("ops server", ops.serve(stop.clone()));
     // Health answers while reviews are looked at.
     let thread = tasks.thread("webhook")?;
     let api = {
         let _entered = thread.enter();
         cluster.with_own_connections()?
     };
-    let parts = Parts { api: WebhookApi::of(&api), metrics, ready, shutdown };
+    let parts = Parts { api: WebhookApi::of(&api), metrics, ready, stop };
     tasks.spawn_on(&thread, "webhook", serve(settings.webhook, parts));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }

@@ -21,6 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::WebhookError;
@@ -31,7 +32,6 @@ use super::metrics::WebhookMetrics;
 use crate::admission::{self, Answer, ClassAmount, ReviewError, Verdict};
 use crate::model::error_chain;
 use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
-use crate::ops::drain::Shutdown;
 
 /// The API server takes objects of 3 MiB at most; a claim comes with what it was before.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -102,12 +102,12 @@ impl Bound {
     }
 
     /// Answers until told, a little longer still, and lets what is under way finish.
-    pub async fn serve(self, timing: Timing, shutdown: Shutdown) {
+    pub async fn serve(self, timing: Timing, stop: CancellationToken) {
         let (mut connections, slots) = (JoinSet::new(), ConnectionSlots::new(LIMITS));
         let guard = self.guard.clone();
         let end = async {
             let told = async {
-                shutdown.graceful().await;
+                stop.cancelled().await;
                 tokio::time::sleep(timing.linger).await;
             };
             match guard {

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tranche::cluster::KubeCluster;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
 use tranche::controller::holds::Pace;
 use tranche::controller::{ControllerMetrics, start};
 use tranche::model::names::NodeName;
-use tranche::ops::drain::{Shutdown, Signals};
+use tranche::ops::drain::Signals;
 use tranche::ops::metrics::registry;
 use tranche::ops::tasks::Tasks;
 
@@ -23,13 +24,13 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// A controller at work.
 struct Running {
-    shutdown: Shutdown,
+    stop: CancellationToken,
     tasks: JoinHandle<Result<(), tranche::ops::OpsError>>,
 }
 
 impl Running {
     async fn end(self) {
-        self.shutdown.begin("the test ends");
+        self.stop.cancel();
         self.tasks.await.unwrap().unwrap();
     }
 }
@@ -59,14 +60,14 @@ fn settings(identity: &str) -> ControllerSettings {
 }
 
 async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
-    let shutdown = Shutdown::new();
-    let mut tasks = Tasks::new(shutdown.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = Tasks::new(stop.clone());
     let cluster = KubeCluster::with_client(api.client(), NodeName::new(&settings.identity))
         .with_limit(Duration::from_millis(500));
     let metrics = ControllerMetrics::register(&mut registry());
-    start(&settings, cluster, (metrics, None), &mut tasks, &shutdown).await.unwrap();
+    start(&settings, cluster, (metrics, None), &mut tasks).await.unwrap();
     let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));
-    Running { shutdown, tasks }
+    Running { stop, tasks }
 }
 
 /// A cluster with one node of so many GPUs of 80 GiB, and a given-up lease, so that nobody is waited for.

@@ -20,7 +20,6 @@ use tranche::node::discovery::{Discovered, DiscoveryState};
 use tranche::node::health;
 use tranche::node::publisher::{Pace, Publication, Publisher};
 use tranche::nvml::GpuEvent;
-use tranche::ops::drain::Shutdown;
 
 use crate::fake_mps::Trouble;
 use crate::mock_api::{MockApi, PATIENCE, Verb};
@@ -43,7 +42,6 @@ struct Run<'a> {
     /// As the reporter is given it.
     inventory_with_faults: watch::Receiver<Inventory>,
     published: watch::Receiver<Publication>,
-    shutdown: Shutdown,
     stop: CancellationToken,
     tasks: [JoinHandle<()>; 2],
 }
@@ -76,8 +74,8 @@ impl TestNode {
         let cluster = Arc::new(KubeCluster::with_client(self.api.client(), NodeName::new(NODE)));
         let (publisher, published) = Publisher::new(cluster, NodeName::new(NODE), self.site.gpus.subscribe());
         let publisher = publisher.with_pace(quick()).with_device_faults(device_faults.clone());
-        let (shutdown, stop) = (Shutdown::new(), CancellationToken::new());
-        let (until, publishing) = (shutdown.clone(), stop.clone());
+        let stop = CancellationToken::new();
+        let (until, publishing) = (stop.clone(), stop.clone());
         let tasks = [
             tokio::spawn(async move { _ = watch.run(until).await }),
             tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
@@ -88,7 +86,6 @@ impl TestNode {
             device_faults,
             inventory_with_faults: told.inventory_with_faults,
             published,
-            shutdown,
             stop,
             tasks,
         }
@@ -143,7 +140,6 @@ fn quick() -> Pace {
 
 impl Run<'_> {
     async fn end(self) {
-        self.shutdown.begin("the test");
         self.stop.cancel();
         for task in self.tasks {
             tokio::time::timeout(PATIENCE, task).await.expect("it ends").unwrap();

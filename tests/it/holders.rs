@@ -289,9 +289,9 @@ async fn what_is_withheld_is_looked_at_again_soon() {
     let site = with_pod(&mine).await;
     let plugin = site.start_plugin();
     site.api.remove(&mine);
-    let shutdown = tranche::ops::drain::Shutdown::new();
+    let stop = tokio_util::sync::CancellationToken::new();
     let sweeper =
-        tranche::node::sweeper::run(plugin.preparer.clone(), Duration::from_secs(3600), shutdown.clone());
+        tranche::node::sweeper::run(plugin.preparer.clone(), Duration::from_secs(3600), stop.clone());
     let sweeper = tokio::spawn(sweeper);
     let holders = &plugin.preparer.executor.holders;
     let mut now = holders.withheld();
@@ -300,6 +300,6 @@ async fn what_is_withheld_is_looked_at_again_soon() {
     site.ends(PID);
     tokio::time::timeout(limit, now.wait_for(|all| all.is_empty())).await.unwrap().unwrap();
     site.check_empty("looked at again");
-    shutdown.begin("the test is done");
+    stop.cancel();
     sweeper.await.unwrap().unwrap();
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::conditions::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
@@ -19,7 +20,6 @@ use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
 use tranche::node::device_faults::report_daemons;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
-use tranche::ops::drain::Shutdown;
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -116,7 +116,7 @@ fn events(api: &MockApi, reason: &str) -> Vec<(String, String)> {
 struct RunningReporter {
     reporter: Reporter,
     inventory: watch::Sender<Inventory>,
-    shutdown: Shutdown,
+    stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -131,15 +131,15 @@ impl RunningReporter {
         let (events, posting) = cluster.events();
         let (reporter, reporting) = Reporting::new(Arc::new(cluster), events);
         let (inventory, known) = watch::channel(Inventory::Unknown);
-        let shutdown = Shutdown::new();
-        let run = reporting.with_pace(pace).recall(recalled).run(known, shutdown.clone());
+        let stop = CancellationToken::new();
+        let run = reporting.with_pace(pace).recall(recalled).run(known, stop.clone());
         let tasks = vec![
             tokio::spawn(posting),
             tokio::spawn(async move {
                 let Ok(()) = run.await;
             }),
         ];
-        Self { reporter, inventory, shutdown, tasks }
+        Self { reporter, inventory, stop, tasks }
     }
 
     fn health(&self, health: Health) {
@@ -148,7 +148,7 @@ impl RunningReporter {
     }
 
     async fn stop(mut self) {
-        self.shutdown.begin("test");
+        self.stop.cancel();
         let run = self.tasks.pop().unwrap();
         tokio::time::timeout(PATIENCE, run).await.expect("it stops").unwrap();
     }
@@ -274,7 +274,7 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let mut running = RunningReporter::start(&api, quick(), vec![intent]);
     let (device_faults, told) = watch::channel(DeviceFaults::default());
     let (_states, states) = watch::channel(Vec::new());
-    let run = report_daemons(told, states, running.reporter.clone(), running.shutdown.clone());
+    let run = report_daemons(told, states, running.reporter.clone(), running.stop.clone());
     running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
     device_faults.send_replace(DeviceFaults::default().with_facts(&Inventory::Unknown, &[down], 1));
@@ -308,7 +308,7 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
     let mut running = RunningReporter::start(&api, quick(), claims);
     let (_device_faults, told) = watch::channel(DeviceFaults::default());
     let (states, known) = watch::channel(serving(7, 3));
-    let run = report_daemons(told, known, running.reporter.clone(), running.shutdown.clone());
+    let run = report_daemons(told, known, running.reporter.clone(), running.stop.clone());
     running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
     api.until("the claim's conditions", |api| status(api, "train", "DeviceHealthy").is_some()).await;
     assert!(events(&api, "MpsUnhealthy").is_empty(), "deaths of before are no news");

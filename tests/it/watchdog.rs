@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNamespace, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
@@ -26,7 +27,6 @@ use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
 use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
 use tranche::node::watchdog::{ClaimMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog};
 use tranche::nvml::ProcessWatch;
-use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::watch::EndMethod;
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
@@ -204,7 +204,7 @@ struct Bench {
     proc: Arc<Proc>,
     daemons: Arc<FakeDaemons>,
     registry: Registry,
-    shutdown: Shutdown,
+    stop: CancellationToken,
     findings: Option<mpsc::Receiver<Finding>>,
     found: Vec<Finding>,
 }
@@ -220,7 +220,7 @@ impl Bench {
             proc: Arc::new(Proc::new()),
             daemons: Arc::default(),
             registry: metrics::registry(),
-            shutdown: Shutdown::new(),
+            stop: CancellationToken::new(),
             findings: None,
             found: Vec::new(),
         }
@@ -325,7 +325,7 @@ impl Bench {
             metrics: ClaimMetrics::register(&mut self.registry),
         });
         self.findings = Some(findings);
-        tokio::spawn(watchdog.run(self.shutdown.clone()));
+        tokio::spawn(watchdog.run(self.stop.clone()));
     }
 
     fn looks(&self) -> usize {
@@ -365,7 +365,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        self.shutdown.begin("the test is done");
+        self.stop.cancel();
     }
 }
 
@@ -784,7 +784,7 @@ async fn sixty_clients_on_each_of_sixteen_gpus_cost_three_calls_a_gpu_and_one_re
     assert!(looks <= passed + 1, "{looks} rounds of reads in {passed} looks");
     assert_eq!(counted.other.load(Ordering::SeqCst), others, "a process that stays is not read again");
     assert_eq!(others, (GPUS * CLIENTS) as usize, "each was read once");
-    bench.shutdown.begin("counted");
+    bench.stop.cancel();
     let asked = |list: &str| bench.node.calls(&format!("nvmlDeviceGet{list}RunningProcesses_v3"));
     let rounds = asked("Graphics").div_ceil(GPUS as usize);
     for list in ["Compute", "MPSCompute"] {

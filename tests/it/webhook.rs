@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
 use tranche::cluster::webhooks::WebhookApi;
-use tranche::ops::drain::Shutdown;
 use tranche::ops::metrics::{self, Registry};
 use tranche::ops::readiness::Readiness;
 use tranche::webhook::{
@@ -36,7 +36,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// One process's webhook server.
 struct Replica {
     address: SocketAddr,
-    shutdown: Shutdown,
+    stop: CancellationToken,
     readiness: Readiness,
     registry: Registry,
     served: JoinSet<()>,
@@ -73,17 +73,17 @@ fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>
     let address = free_address();
     let timing = Timing { check: Duration::from_millis(100), linger: Duration::ZERO };
     let settings = WebhookSettings { address, certificates, callers, timing };
-    let (shutdown, readiness) = (Shutdown::new(), Readiness::default());
+    let (stop, readiness) = (CancellationToken::new(), Readiness::default());
     let mut registry = metrics::registry();
     let parts = Parts {
         api: WebhookApi::with_client(api.client()),
         metrics: WebhookMetrics::register(&mut registry),
         ready: readiness.wait_for("a certificate"),
-        shutdown: shutdown.clone(),
+        stop: stop.clone(),
     };
     let mut served = JoinSet::new();
     served.spawn(async move { serve(settings, parts).await.unwrap() });
-    Replica { address, shutdown, readiness, registry, served }
+    Replica { address, stop, readiness, registry, served }
 }
 
 /// A cluster with the configurations as the chart makes them.
@@ -221,7 +221,7 @@ impl Replica {
     }
 
     async fn stop(mut self) {
-        self.shutdown.begin("test");
+        self.stop.cancel();
         let ended = async { while self.served.join_next().await.is_some() {} };
         tokio::time::timeout(PATIENCE, ended).await.expect("it ends");
     }
@@ -535,7 +535,7 @@ async fn at_its_end_it_answers_what_is_under_way() {
     let (first, rest) = body.split_at(10);
     under_way.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
     under_way.flush().await.unwrap();
-    replica.shutdown.begin("test");
+    replica.stop.cancel();
     // Idle connections end at once, and nobody new is let in.
     let mut end = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut end)).await.expect("it ends");
@@ -647,7 +647,7 @@ impl Process {
             .unwrap();
         let at = Replica {
             address,
-            shutdown: Shutdown::new(),
+            stop: CancellationToken::new(),
             readiness: Readiness::default(),
             registry: metrics::registry(),
             served: JoinSet::new(),

@@ -3,6 +3,7 @@
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{EnvFilter, reload};
 
 use super::*;
@@ -15,31 +16,26 @@ struct Running {
     health: SocketAddr,
     dir: tempfile::TempDir,
     readiness: Readiness,
-    shutdown: Shutdown,
+    stop: CancellationToken,
     served: JoinSet<Result<(), OpsError>>,
     _filter: reload::Layer<EnvFilter, tracing_subscriber::Registry>,
 }
 
 async fn start() -> Running {
     let (filter, logs) = LogControl::new("info").unwrap();
-    let (readiness, shutdown) = (Readiness::default(), Shutdown::new());
+    let (readiness, stop) = (Readiness::default(), CancellationToken::new());
     let mut state = StateDump::default();
     state.add("ledger", || json!({ "records": 2 }));
     state.add("inventory", || json!(["gpu-0"]));
-    let ops = Ops {
-        registry: metrics::registry(),
-        readiness: readiness.clone(),
-        shutdown: shutdown.clone(),
-        logs,
-        state,
-    };
+    let ops =
+        Ops { registry: metrics::registry(), readiness: readiness.clone(), stop: stop.clone(), logs, state };
     let dir = tempfile::tempdir().unwrap();
     let socket = Some(dir.path().join("private/ops.sock"));
     let bound = ops.bind(Addresses { socket, ..here() }).await.unwrap();
-    let (address, health, told) = (bound.address(), bound.health_address(), shutdown.clone());
+    let (address, health, told) = (bound.address(), bound.health_address(), stop.clone());
     let mut served = JoinSet::new();
-    served.spawn(async move { bound.serve(told.graceful()).await });
-    Running { address, health, dir, readiness, shutdown, served, _filter: filter }
+    served.spawn(async move { bound.serve(told).await });
+    Running { address, health, dir, readiness, stop, served, _filter: filter }
 }
 
 fn here() -> Addresses {
@@ -188,7 +184,7 @@ async fn idle_connections_hold_up_nobody() {
 #[tokio::test]
 async fn draining_is_not_ready_and_ends_the_server() {
     let mut running = start().await;
-    running.shutdown.begin("test");
+    running.stop.cancel();
     let joined = tokio::time::timeout(DEADLINE, running.served.join_next()).await.expect("it ends");
     joined.unwrap().unwrap().unwrap();
     assert!(TcpStream::connect(running.address).await.is_err());
@@ -201,7 +197,7 @@ async fn a_taken_address_is_told_with_the_flag_to_change() {
     let ops = Ops {
         registry: metrics::registry(),
         readiness: Readiness::default(),
-        shutdown: Shutdown::new(),
+        stop: CancellationToken::new(),
         logs,
         state: StateDump::default(),
     };
