@@ -22,11 +22,11 @@ use crate::allocate::Policy;
 use crate::cluster::feed::{Change, Seen};
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, KubeCluster};
-use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, explain};
 use crate::model::names::{ClaimUid, HOLD_LABEL, NodeName};
+use crate::model::time::Moment;
 use find::{Named, Target};
 use report::{ExplainedClaim, Leader, Report};
 

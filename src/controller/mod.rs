@@ -50,10 +50,7 @@ mod wants;
 pub mod write;
 mod writer;
 
-use std::time::Duration;
-
 pub use metrics::{ControllerMetrics, Room};
 pub use run::{ControllerError, ProcessContext, run, start};
 
-/// Since the start of the process.
-pub type Moment = Duration;
+use crate::model::time::Moment;

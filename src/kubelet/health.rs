@@ -3,7 +3,7 @@
 //! Each message lists every device: kubelet turns one that is left out to Unknown when its time is up.
 
 use std::pin::Pin;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures::{Stream, stream};
 use tokio::time::sleep;
@@ -63,8 +63,7 @@ impl HealthStream {
     }
 
     fn seconds(&self) -> i64 {
-        let since = (self.health.clock)().duration_since(UNIX_EPOCH).unwrap_or_default();
-        i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        (self.health.clock)().as_second()
     }
 }
 
@@ -118,6 +117,7 @@ impl V1alpha1 for HealthStream {
 mod tests {
     use super::*;
     use futures::StreamExt;
+    use jiff::Timestamp;
     use std::sync::Arc;
     use tokio::sync::watch;
     use tokio::time::Instant;
@@ -134,7 +134,7 @@ mod tests {
 
     fn bench(first: Vec<DeviceHealth>) -> Bench {
         let (devices, receiver) = watch::channel(first);
-        let clock = Arc::new(|| UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+        let clock = Arc::new(|| Timestamp::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let stop = CancellationToken::new();
         let health = Health { devices: receiver, clock };
         let messages = HealthStream::new(health, Duration::from_secs(10), stop.clone()).watch().into_inner();

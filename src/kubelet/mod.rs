@@ -5,7 +5,7 @@
 //! * [`serve`]: puts everything up in the right order and takes it down again
 //! * [`Registration`]: what kubelet last said about us
 //!
-//! May import: model. May name: tonic, prost, http, tokio (and -stream, -util), futures, sha2, tracing.
+//! May import: model. May name: tonic, prost, http, tokio (and -stream, -util), futures, jiff, sha2, tracing.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::SystemTime;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::model::claim::{ClaimRef, PreparedDevice};
@@ -81,8 +81,8 @@ pub struct DeviceHealth {
     pub state: Result<(), String>,
 }
 
-/// Tells the time of a health message.
-pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+/// Tells the time of day for a health message, which carries whole seconds since 1970.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Where the health stream gets its messages from. `devices` is always the complete set; when its
 /// sender goes away the stream ends, and kubelet shows Unknown.

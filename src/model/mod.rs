@@ -6,6 +6,7 @@
 //! * [`driver`]: where NVIDIA's driver is installed
 //! * [`claim`]: a claim and what was allocated to it
 //! * [`process`]: a process of the host, told apart from later ones with its PID
+//! * [`time`]: which kind of time is for what
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
 //!
 //! May import: nothing of ours. May name: serde, thiserror.
@@ -17,6 +18,7 @@ pub mod names;
 pub mod process;
 pub mod quantity;
 pub mod share;
+pub mod time;
 
 /// FNV-1a, 64 bits: a hash for names, the same in every release. It does not stop anybody from making two inputs with
 /// the same hash.

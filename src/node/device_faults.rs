@@ -11,8 +11,9 @@ use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
@@ -320,8 +321,9 @@ impl FaultWatcher {
     }
 }
 
+/// Seconds since 1970, as the file of faults has them.
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    u64::try_from(Timestamp::now().as_second()).unwrap_or(0)
 }
 
 /// The next event; never, once there will be none.

@@ -59,6 +59,8 @@ fn usage(numbers: Numbers) -> GrantUsage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::claim::ClaimRef;
     use crate::model::process::ProcessKey;
@@ -85,13 +87,17 @@ mod tests {
         for (kind, expected) in [
             (FindingKind::OverGrant(numbers), GrantEventKind::Over),
             (ended(Some(numbers)), GrantEventKind::Ended { pid: 7 }),
-            (FindingKind::Recovered { from: Trouble::Memory, numbers, lasted_ms: 1 }, GrantEventKind::Within),
+            (
+                FindingKind::Recovered { from: Trouble::Memory, numbers, lasted: Duration::from_millis(1) },
+                GrantEventKind::Within,
+            ),
         ] {
             let event = grant_event(finding(true, kind)).unwrap();
             assert_eq!(event.kind, expected);
             assert_eq!((event.usage.used, event.usage.granted), (mib(3000), mib(1000)));
         }
-        let fewer = FindingKind::Recovered { from: Trouble::Processes, numbers, lasted_ms: 1 };
+        let fewer =
+            FindingKind::Recovered { from: Trouble::Processes, numbers, lasted: Duration::from_millis(1) };
         assert_eq!(grant_event(finding(true, fewer)), None);
         assert_eq!(grant_event(finding(false, ended(None))), None, "of no claim");
     }

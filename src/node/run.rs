@@ -5,8 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use jiff::Timestamp;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -99,7 +100,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let (inventory, pool) = (discovered.inventory.clone(), preparer.executor.pool.clone());
     tasks.spawn("health", health::run(inventory, device_faults.clone(), pool, sender, stop.clone()));
     let registration = serve_kubelet(&settings, &preparer, devices, &mut tasks, registered).await?;
-    let published = publish(&settings, cluster, (&discovered, &device_faults), &mut tasks);
+    let published = publish(&settings, cluster, &discovered, &device_faults, &mut tasks);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, stop.clone()));
     let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
     tasks.spawn("watchdog", watchdog.run(stop.clone()));
@@ -282,7 +283,7 @@ async fn serve_kubelet(
         pod_uid: settings.pod_uid.clone(),
         timing: kubelet::Timing::default(),
     };
-    let health = Health { devices, clock: Arc::new(SystemTime::now) };
+    let health = Health { devices, clock: Arc::new(Timestamp::now) };
     let bound = kubelet::serve(config, preparer.clone(), health, tasks.stop()).await?;
     let registration = bound.registration.clone();
     let mut state = registration.clone();
@@ -301,7 +302,8 @@ async fn serve_kubelet(
 fn publish(
     settings: &NodeSettings,
     cluster: Arc<dyn Cluster>,
-    (discovered, device_faults): (&Discovered, &watch::Receiver<DeviceFaults>),
+    discovered: &Discovered,
+    device_faults: &watch::Receiver<DeviceFaults>,
     tasks: &mut Tasks,
 ) -> watch::Receiver<Publication> {
     let path = settings.host.state_dir.join("publisher.lock");

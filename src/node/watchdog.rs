@@ -50,6 +50,7 @@ use crate::host::{FileLock, Processes};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
+use crate::model::time::Moment;
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
 use crate::sharing::Usage;
 use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
@@ -112,9 +113,9 @@ pub struct Watchdog {
 
 /// The result of a task that runs beside the looks.
 enum TaskResult {
-    Users { claim: ClaimUid, asked_ms: u64, users: Option<Users> },
-    Ledger { asked_ms: u64, read: bool },
-    Servers { asked_ms: u64, servers: Option<Servers> },
+    Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
+    Ledger { asked: Moment, read: bool },
+    Servers { asked: Moment, servers: Option<Servers> },
     Ended(EndRequest, EndOutcome),
 }
 
@@ -241,8 +242,8 @@ impl Watchdog {
         }
     }
 
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    fn now(&self) -> Moment {
+        self.started.elapsed()
     }
 
     /// Takes over what the ledger says now.
@@ -273,14 +274,14 @@ impl Watchdog {
         let answers = self.parts.lists.processes(devices).await;
         let answers = self.note_failures(answers);
         self.read_processes(&answers).await;
-        let now_ms = self.now_ms();
-        let looks = self.looks(answers, now_ms);
-        let (verdicts, rows) = self.watch.fold(&self.policy, now_ms, &looks);
+        let now = self.now();
+        let looks = self.looks(answers, now);
+        let (verdicts, rows) = self.watch.fold(&self.policy, now, &looks);
         self.show(&looks, rows);
         for verdict in verdicts {
             self.carry_out(verdict);
         }
-        self.ask(now_ms);
+        self.ask(now);
     }
 
     /// Brings the metrics up to date. A device that did not answer keeps what was shown of it.
@@ -364,10 +365,10 @@ impl Watchdog {
     }
 
     /// The devices' processes, each on its account.
-    fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now_ms: u64) -> Vec<BoardLook> {
+    fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now: Moment) -> Vec<BoardLook> {
         let Some(table) = &self.table else { return Vec::new() };
         let all = answers.iter().flat_map(|(_, list)| list.iter());
-        if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now_ms) {
+        if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now) {
             self.rosters.clear();
         }
         let mut looks = Vec::new();
@@ -390,13 +391,13 @@ impl Watchdog {
     }
 
     /// Starts the questions whose turn it is.
-    fn ask(&mut self, now_ms: u64) {
-        let questions = self.knowledge.questions(self.devices.values(), now_ms);
+    fn ask(&mut self, now: Moment) {
+        let questions = self.knowledge.questions(self.devices.values(), now);
         for claim in questions.claims {
             let cluster = self.parts.cluster.clone();
             self.tasks.spawn(async move {
                 let users = users(&*cluster, &claim).await;
-                TaskResult::Users { claim: claim.uid, asked_ms: now_ms, users }
+                TaskResult::Users { claim: claim.uid, asked: now, users }
             });
         }
         let Some(threads) = self.threads.clone() else { return };
@@ -407,26 +408,26 @@ impl Watchdog {
                 if let Some(Err(error)) = &read {
                     warn!(error = error_chain(error), "cannot read the ledger again");
                 }
-                TaskResult::Ledger { asked_ms: now_ms, read: matches!(read, Some(Ok(()))) }
+                TaskResult::Ledger { asked: now, read: matches!(read, Some(Ok(()))) }
             });
         }
         if questions.servers {
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             self.tasks.spawn(async move {
                 let servers = threads.requester.run(move || act::servers(&*daemons, &*processes)).await;
-                TaskResult::Servers { asked_ms: now_ms, servers: servers.flatten() }
+                TaskResult::Servers { asked: now, servers: servers.flatten() }
             });
         }
     }
 
     fn take_result(&mut self, result: TaskResult) {
         match result {
-            TaskResult::Users { claim, asked_ms, users } => {
-                self.knowledge.users_answered(&claim, asked_ms, users);
+            TaskResult::Users { claim, asked, users } => {
+                self.knowledge.users_answered(&claim, asked, users);
                 self.rosters.clear();
             }
-            TaskResult::Ledger { asked_ms, read } => self.knowledge.ledger_answered(asked_ms, read),
-            TaskResult::Servers { asked_ms, servers } => self.knowledge.servers_answered(asked_ms, servers),
+            TaskResult::Ledger { asked, read } => self.knowledge.ledger_answered(asked, read),
+            TaskResult::Servers { asked, servers } => self.knowledge.servers_answered(asked, servers),
             TaskResult::Ended(ending, outcome) => self.note_end(ending, outcome),
         }
     }

@@ -20,11 +20,13 @@
 //! two looks later is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::usage::{Usage, usage};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
+use crate::model::time::Moment;
 
 /// Looks in a row after which a state is believed.
 const BELIEVED: u32 = 2;
@@ -119,12 +121,12 @@ pub enum Verdict {
         processes: usize,
         allowed: u32,
     },
-    /// It is over, after this many milliseconds.
+    /// It is over, after this time.
     Recovered {
         account_id: AccountId,
         from: Trouble,
         numbers: Numbers,
-        lasted_ms: u64,
+        lasted: Duration,
     },
     Foreign {
         gpu: DeviceUuid,
@@ -183,42 +185,42 @@ struct Episode {
     /// Looks in a row that speak against what is believed.
     against: u32,
     /// Since when it is so, once it is believed.
-    since_ms: Option<u64>,
-    first_ms: u64,
+    since: Option<Moment>,
+    first: Moment,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum EpisodeChange {
     None,
     Began,
-    Ended { lasted_ms: u64 },
+    Ended { lasted: Duration },
 }
 
 impl Episode {
-    fn look(&mut self, is: bool, now_ms: u64) -> EpisodeChange {
-        if is == self.since_ms.is_some() {
+    fn look(&mut self, is: bool, now: Moment) -> EpisodeChange {
+        if is == self.since.is_some() {
             self.against = 0;
             return EpisodeChange::None;
         }
         if self.against == 0 {
-            self.first_ms = now_ms;
+            self.first = now;
         }
         self.against += 1;
         if self.against < BELIEVED {
             return EpisodeChange::None;
         }
         self.against = 0;
-        match self.since_ms.take() {
-            Some(since) => EpisodeChange::Ended { lasted_ms: self.first_ms.saturating_sub(since) },
+        match self.since.take() {
+            Some(since) => EpisodeChange::Ended { lasted: self.first.saturating_sub(since) },
             None => {
-                self.since_ms = Some(self.first_ms);
+                self.since = Some(self.first);
                 EpisodeChange::Began
             }
         }
     }
 
     fn is_on(&self) -> bool {
-        self.since_ms.is_some()
+        self.since.is_some()
     }
 }
 
@@ -239,13 +241,13 @@ impl Watch {
     pub fn fold(
         &mut self,
         policy: &WatchPolicy,
-        now_ms: u64,
+        now: Moment,
         looks: &[BoardLook],
     ) -> (Vec<Verdict>, Vec<Usage>) {
         let (mut verdicts, mut rows) = (Vec::new(), Vec::new());
         for look in looks {
             let board = self.boards.entry(look.gpu.clone()).or_default();
-            let mut fold = Fold { policy, now_ms, gpu: &look.gpu, verdicts: &mut verdicts };
+            let mut fold = Fold { policy, now, gpu: &look.gpu, verdicts: &mut verdicts };
             board.fold(look, &mut fold);
             rows.extend(usage(look, &mut board.peaks));
         }
@@ -256,7 +258,7 @@ impl Watch {
 /// What every step of a fold needs.
 struct Fold<'a> {
     policy: &'a WatchPolicy,
-    now_ms: u64,
+    now: Moment,
     gpu: &'a DeviceUuid,
     verdicts: &'a mut Vec<Verdict>,
 }
@@ -316,7 +318,7 @@ impl BoardState {
         let mut episodes = BTreeMap::new();
         for seen in foreign {
             let mut episode = self.foreign.remove(&seen.process).unwrap_or_default();
-            if episode.look(true, fold.now_ms) == EpisodeChange::Began {
+            if episode.look(true, fold.now) == EpisodeChange::Began {
                 fold.verdicts.push(Verdict::Foreign { gpu: fold.gpu.clone(), seen: seen.clone() });
             }
             if fold.policy.terminate && episode.is_on() {
@@ -407,12 +409,12 @@ impl AccountState {
         let used = sum(&account.processes);
         let numbers = self.numbers(account, limit, used);
         let account_id = || AccountId { gpu: fold.gpu.clone(), claims: claims.to_vec() };
-        match self.over.look(used > limit, fold.now_ms) {
+        match self.over.look(used > limit, fold.now) {
             EpisodeChange::None => {}
             EpisodeChange::Began => fold.verdicts.push(Verdict::Over { account_id: account_id(), numbers }),
-            EpisodeChange::Ended { lasted_ms } => {
+            EpisodeChange::Ended { lasted } => {
                 let from = Trouble::Memory;
-                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted_ms });
+                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted });
             }
         }
     }
@@ -422,16 +424,16 @@ impl AccountState {
         let processes = account.processes.len();
         let crowded = u32::try_from(processes).unwrap_or(u32::MAX) > allowed;
         let account_id = || AccountId { gpu: fold.gpu.clone(), claims: claims.to_vec() };
-        match self.crowded.look(crowded, fold.now_ms) {
+        match self.crowded.look(crowded, fold.now) {
             EpisodeChange::None => {}
             EpisodeChange::Began => {
                 fold.verdicts.push(Verdict::Crowded { account_id: account_id(), processes, allowed });
             }
-            EpisodeChange::Ended { lasted_ms } => {
+            EpisodeChange::Ended { lasted } => {
                 let (limit, used) = (limit(account).unwrap_or_default(), sum(&account.processes));
                 let numbers = self.numbers(account, limit, used);
                 let from = Trouble::Processes;
-                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted_ms });
+                fold.verdicts.push(Verdict::Recovered { account_id: account_id(), from, numbers, lasted });
             }
         }
     }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
 use tokio::sync::{Semaphore, watch};
@@ -161,7 +161,7 @@ fn config(root: &Path, uid: &str, timing: Timing) -> Config {
 async fn served_as(config: Config, fake_claims: &Arc<FakeClaims>) -> Served {
     let (health, devices) = watch::channel(vec![healthy("gpu-0"), healthy("gpu-1")]);
     let stop = CancellationToken::new();
-    let health_source = Health { devices, clock: Arc::new(SystemTime::now) };
+    let health_source = Health { devices, clock: Arc::new(jiff::Timestamp::now) };
     let fake_claims: Arc<dyn Claims> = Arc::clone(fake_claims) as _;
     let bound = serve(config, fake_claims, health_source, stop.clone()).await.unwrap();
     Served { bound, health, stop }

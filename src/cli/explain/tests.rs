@@ -9,10 +9,10 @@ use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
 use crate::cluster::feed::{Change, Seen};
 use crate::cluster::lease::LeaseName;
-use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, explain};
+use crate::model::time::Moment;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

@@ -100,7 +100,7 @@ mod tests {
         for (name, pods) in claims {
             let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
             let users = Users { pods: pods.iter().map(pod).collect(), others: false };
-            knowledge.users_answered(&(*name).into(), 0, Some(users));
+            knowledge.users_answered(&(*name).into(), crate::model::time::Moment::ZERO, Some(users));
         }
         Roster::new(&device, &knowledge, 3)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
@@ -40,7 +41,7 @@ pub enum FindingKind {
     Recovered {
         from: Trouble,
         numbers: Numbers,
-        lasted_ms: u64,
+        lasted: Duration,
     },
     /// A process of no claim uses a GPU that claims hold.
     Foreign {
@@ -75,8 +76,8 @@ impl fmt::Display for FindingKind {
             Self::TooManyProcesses { processes, allowed } => {
                 write!(f, "has {processes} processes on the GPU and client slots for {allowed}")
             }
-            Self::Recovered { from, numbers, lasted_ms } => {
-                let seconds = lasted_ms / 1000;
+            Self::Recovered { from, numbers, lasted } => {
+                let seconds = lasted.as_secs();
                 match from {
                     Trouble::Memory => write!(
                         f,
@@ -139,8 +140,8 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
             let kind = FindingKind::TooManyProcesses { processes: *processes, allowed: *allowed };
             context.findings_for(account_id, None, &kind)
         }
-        Verdict::Recovered { account_id, from, numbers, lasted_ms } => {
-            let kind = FindingKind::Recovered { from: *from, numbers: *numbers, lasted_ms: *lasted_ms };
+        Verdict::Recovered { account_id, from, numbers, lasted } => {
+            let kind = FindingKind::Recovered { from: *from, numbers: *numbers, lasted: *lasted };
             context.findings_for(account_id, None, &kind)
         }
         Verdict::Foreign { gpu, seen } => {

@@ -6,6 +6,7 @@
 //! ledger names are not foreign either, whatever the API server says of their claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use super::shares::WatchedDevice;
 use super::table::KnownProcess;
@@ -13,9 +14,10 @@ use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
 use crate::model::process::ProcessKey;
+use crate::model::time::Moment;
 
-/// Between two questions of one kind, or about one claim, in milliseconds.
-const ASK_EVERY_MS: u64 = 1000;
+/// Between two questions of one kind, or about one claim.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// The owner of a process, as the watchdog treats it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,31 +36,31 @@ pub(super) enum Owner {
 #[derive(Debug, Default)]
 struct QuestionState {
     /// When the question was put that was answered last.
-    answered_ms: Option<u64>,
-    last_ms: Option<u64>,
+    answered: Option<Moment>,
+    last: Option<Moment>,
     under_way: bool,
     wanted: bool,
 }
 
 impl QuestionState {
     /// True if the answer tells of everything that there was at that time.
-    fn covers(&self, since_ms: u64) -> bool {
-        self.answered_ms.is_some_and(|answered| answered >= since_ms)
+    fn covers(&self, since: Moment) -> bool {
+        self.answered.is_some_and(|answered| answered >= since)
     }
 
     /// Returns true if the question is to be asked now: it is wanted, not being asked, and was not asked just before.
-    fn take_turn(&mut self, now_ms: u64) -> bool {
-        let soon = self.last_ms.is_some_and(|last| now_ms < last + ASK_EVERY_MS);
+    fn take_turn(&mut self, now: Moment) -> bool {
+        let soon = self.last.is_some_and(|last| now < last + ASK_EVERY);
         if !self.wanted || self.under_way || soon {
             return false;
         }
-        *self = Self { answered_ms: self.answered_ms, last_ms: Some(now_ms), under_way: true, wanted: false };
+        *self = Self { answered: self.answered, last: Some(now), under_way: true, wanted: false };
         true
     }
 
-    fn answered(&mut self, as_of_ms: Option<u64>) {
+    fn answered(&mut self, as_of: Option<Moment>) {
         self.under_way = false;
-        self.answered_ms = self.answered_ms.max(as_of_ms);
+        self.answered = self.answered.max(as_of);
     }
 }
 
@@ -95,7 +97,7 @@ pub(super) struct Knowledge {
     servers: Servers,
     own_pod: Option<PodUid>,
     /// When pods, and processes of the host, were first seen.
-    first_ms: HashMap<Subject, u64>,
+    first_seen: HashMap<Subject, Moment>,
     /// Some process was found in a pod: the names of control groups are understood here.
     pods_are_seen: bool,
 }
@@ -140,22 +142,22 @@ impl Knowledge {
     pub fn note_processes<'a>(
         &mut self,
         processes: impl Iterator<Item = &'a KnownProcess>,
-        now_ms: u64,
+        now: Moment,
     ) -> bool {
-        let mut before = std::mem::take(&mut self.first_ms);
+        let mut before = std::mem::take(&mut self.first_seen);
         for known in processes {
             let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
             self.pods_are_seen |= subjects[1].is_some();
             for subject in subjects.into_iter().flatten() {
-                let first = before.remove(&subject).unwrap_or(now_ms);
-                self.first_ms.entry(subject).or_insert(first);
+                let first = before.remove(&subject).unwrap_or(now);
+                self.first_seen.entry(subject).or_insert(first);
             }
         }
         let mut news = false;
         for known in self.claims.values_mut() {
             for pod in &known.recorded {
                 let is_user = known.users.pods.iter().any(|user| user.uid == pod.uid);
-                if !is_user && self.first_ms.contains_key(&Subject::Pod(pod.uid.clone())) {
+                if !is_user && self.first_seen.contains_key(&Subject::Pod(pod.uid.clone())) {
                     known.users.pods.push(pod.clone());
                     news = true;
                 }
@@ -173,9 +175,9 @@ impl Knowledge {
         if device.is_alone() && known.owner == ProcessOwner::Host {
             return Owner::Exempt;
         }
-        let seen = self.first_ms.get(&Subject::Process(known.process)).copied().unwrap_or(u64::MAX);
+        let seen = self.first_seen.get(&Subject::Process(known.process)).copied().unwrap_or(Moment::MAX);
         let subject = pod(known).cloned().map(Subject::Pod);
-        let since = subject.and_then(|subject| self.first_ms.get(&subject).copied()).unwrap_or(seen);
+        let since = subject.and_then(|subject| self.first_seen.get(&subject).copied()).unwrap_or(seen);
         let mut sure = known.believed && self.pods_are_seen;
         sure &= want(&mut self.ledger, since);
         if !device.groups.is_empty() {
@@ -213,45 +215,45 @@ impl Knowledge {
     pub fn questions<'a>(
         &mut self,
         devices: impl Iterator<Item = &'a WatchedDevice>,
-        now_ms: u64,
+        now: Moment,
     ) -> Questions {
         let mut question = BTreeMap::new();
         let claims = devices.flat_map(|device| device.claims().map(|claim| (device.is_alone(), claim)));
         for (alone, claim) in claims {
             let known = self.claims.entry(claim.uid.clone()).or_default();
             // Whoever reads the metrics of shares wants to know the pods before their first process.
-            known.question.wanted |= !alone && known.question.answered_ms.is_none();
-            if known.question.take_turn(now_ms) {
+            known.question.wanted |= !alone && known.question.answered.is_none();
+            if known.question.take_turn(now) {
                 question.insert(claim.uid.clone(), claim.clone());
             }
         }
         let claims = question.into_values().collect();
-        let (ledger, servers) = (self.ledger.take_turn(now_ms), self.servers_question.take_turn(now_ms));
+        let (ledger, servers) = (self.ledger.take_turn(now), self.servers_question.take_turn(now));
         Questions { claims, ledger, servers }
     }
 
     /// The API server's answer about a claim; none: it said nothing that could be relied on.
-    pub fn users_answered(&mut self, claim: &ClaimUid, asked_ms: u64, users: Option<Users>) {
+    pub fn users_answered(&mut self, claim: &ClaimUid, asked: Moment, users: Option<Users>) {
         let Some(known) = self.claims.get_mut(claim) else { return };
-        known.question.answered(users.is_some().then_some(asked_ms));
+        known.question.answered(users.is_some().then_some(asked));
         let Some(mut users) = users else { return };
         let now: HashSet<PodUid> = users.pods.iter().map(|pod| pod.uid.clone()).collect();
         // A pod that was deleted may still be ending: it stays the claim's until its processes are gone.
         let ending = std::mem::take(&mut known.users.pods).into_iter().filter(|pod| {
-            !now.contains(&pod.uid) && self.first_ms.contains_key(&Subject::Pod(pod.uid.clone()))
+            !now.contains(&pod.uid) && self.first_seen.contains_key(&Subject::Pod(pod.uid.clone()))
         });
         users.pods.extend(ending);
         known.users = users;
     }
 
     /// All records were read again, or could not be.
-    pub fn ledger_answered(&mut self, asked_ms: u64, read: bool) {
-        self.ledger.answered(read.then_some(asked_ms));
+    pub fn ledger_answered(&mut self, asked: Moment, read: bool) {
+        self.ledger.answered(read.then_some(asked));
     }
 
     /// The supervisor's answer; none: it said nothing.
-    pub fn servers_answered(&mut self, asked_ms: u64, servers: Option<Servers>) {
-        self.servers_question.answered(servers.is_some().then_some(asked_ms));
+    pub fn servers_answered(&mut self, asked: Moment, servers: Option<Servers>) {
+        self.servers_question.answered(servers.is_some().then_some(asked));
         if let Some(servers) = servers {
             self.pods_are_seen |= !servers.pods.is_empty();
             self.servers = servers;
@@ -259,8 +261,8 @@ impl Knowledge {
     }
 }
 
-fn want(question: &mut QuestionState, since_ms: u64) -> bool {
-    let covers = question.covers(since_ms);
+fn want(question: &mut QuestionState, since: Moment) -> bool {
+    let covers = question.covers(since);
     question.wanted |= !covers;
     covers
 }

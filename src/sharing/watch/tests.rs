@@ -37,8 +37,8 @@ fn words(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Over { numbers, .. } => format!("over {}", mib(numbers)),
         Verdict::Crowded { processes, allowed, .. } => format!("crowded {processes}/{allowed}"),
-        Verdict::Recovered { from, numbers, lasted_ms, .. } => {
-            format!("recovered {from:?} after {lasted_ms}: {}", mib(numbers))
+        Verdict::Recovered { from, numbers, lasted, .. } => {
+            format!("recovered {from:?} after {}: {}", lasted.as_millis(), mib(numbers))
         }
         Verdict::Foreign { seen, .. } => format!("foreign {}", seen.process),
         Verdict::End { seen, how, .. } => format!("{how:?} {}", seen.process),
@@ -58,7 +58,7 @@ impl Trace {
 
     fn look(&mut self, accounts: Vec<Account>, foreign: Vec<ObservedProcess>) -> &mut Self {
         let look = BoardLook { gpu: "GPU-0".into(), accounts, foreign };
-        let (verdicts, _) = self.watch.fold(&self.policy, self.now_ms, &[look]);
+        let (verdicts, _) = self.watch.fold(&self.policy, Moment::from_millis(self.now_ms), &[look]);
         self.told.extend(verdicts.iter().map(|verdict| format!("{} {}", self.now_ms, words(verdict))));
         self.now_ms += PERIOD_MS;
         self
@@ -244,7 +244,7 @@ fn what_is_not_counted_is_never_over() {
 fn a_board_that_does_not_answer_changes_nothing() {
     let mut trace = trace();
     trace.grow(&[3000]);
-    let (verdicts, rows) = trace.watch.fold(&trace.policy, 10_000, &[]);
+    let (verdicts, rows) = trace.watch.fold(&trace.policy, Moment::from_secs(10), &[]);
     assert_eq!((verdicts, rows), (vec![], vec![]));
     trace.now_ms = 20_000;
     trace.grow(&[3000]).tells(&["20000 over 3000/2000 peak 3000", "20000 Terminate 1"]);

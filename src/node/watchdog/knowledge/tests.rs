@@ -6,6 +6,11 @@ use crate::model::share::{Grant, Isolation, MpsGroup};
 
 const POD: &str = "pod-of-a";
 
+/// Milliseconds after the watchdog began.
+fn at(ms: u64) -> Moment {
+    Moment::from_millis(ms)
+}
+
 fn claim(name: &str) -> ClaimRef {
     ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
 }
@@ -40,11 +45,11 @@ fn users(pods: &[&str]) -> Option<Users> {
 fn informed(at_ms: u64) -> Knowledge {
     let mut knowledge = Knowledge::new(Some("our-pod".into()));
     knowledge.keep(device().claims());
-    knowledge.users_answered(&"a".into(), at_ms, users(&[POD]));
-    knowledge.users_answered(&"b".into(), at_ms, users(&[]));
-    knowledge.users_answered(&"admin".into(), at_ms, users(&["pod-of-admin"]));
-    knowledge.ledger_answered(at_ms, true);
-    knowledge.servers_answered(at_ms, Some(servers()));
+    knowledge.users_answered(&"a".into(), at(at_ms), users(&[POD]));
+    knowledge.users_answered(&"b".into(), at(at_ms), users(&[]));
+    knowledge.users_answered(&"admin".into(), at(at_ms), users(&["pod-of-admin"]));
+    knowledge.ledger_answered(at(at_ms), true);
+    knowledge.servers_answered(at(at_ms), Some(servers()));
     knowledge
 }
 
@@ -54,7 +59,7 @@ fn servers() -> Servers {
 }
 
 fn owner(knowledge: &mut Knowledge, known: &KnownProcess, now_ms: u64) -> Owner {
-    knowledge.note_processes([known].into_iter(), now_ms);
+    knowledge.note_processes([known].into_iter(), at(now_ms));
     knowledge.owner(&device(), known)
 }
 
@@ -79,17 +84,17 @@ fn an_answer_from_before_it_was_seen_makes_nobody_foreign() {
     let knowledge = &mut informed(1000);
     let late = in_pod(5, "strange");
     assert_eq!(owner(knowledge, &late, 1001), Owner::Unknown);
-    let question = knowledge.questions([&device()].into_iter(), 1001);
+    let question = knowledge.questions([&device()].into_iter(), at(1001));
     let wanted = vec![claim("a"), claim("admin"), claim("b")];
     assert_eq!(question, Questions { claims: wanted, ledger: true, servers: true });
-    assert_eq!(knowledge.questions([&device()].into_iter(), 1001), Questions::default(), "once");
+    assert_eq!(knowledge.questions([&device()].into_iter(), at(1001)), Questions::default(), "once");
     for name in ["a", "b", "admin"] {
         assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "{name} may have it");
-        knowledge.users_answered(&name.into(), 1001, users(&[]));
+        knowledge.users_answered(&name.into(), at(1001), users(&[]));
     }
-    knowledge.ledger_answered(1001, true);
+    knowledge.ledger_answered(at(1001), true);
     assert_eq!(owner(knowledge, &late, 1100), Owner::Unknown, "it may be a server");
-    knowledge.servers_answered(1001, Some(servers()));
+    knowledge.servers_answered(at(1001), Some(servers()));
     assert_eq!(owner(knowledge, &late, 1100), Owner::Foreign);
 }
 
@@ -101,16 +106,16 @@ fn silence_is_no_fact_and_is_asked_again_once_a_second() {
     let mut asked_at = Vec::new();
     for now_ms in (2000..6000).step_by(250) {
         assert_eq!(owner(knowledge, &late, now_ms), Owner::Unknown);
-        let question = knowledge.questions([&device()].into_iter(), now_ms);
+        let question = knowledge.questions([&device()].into_iter(), at(now_ms));
         if question.claims.contains(&claim("a")) {
             asked_at.push(now_ms);
-            knowledge.users_answered(&"a".into(), now_ms, None);
+            knowledge.users_answered(&"a".into(), at(now_ms), None);
         }
         if question.ledger {
-            knowledge.ledger_answered(now_ms, false);
+            knowledge.ledger_answered(at(now_ms), false);
         }
         if question.servers {
-            knowledge.servers_answered(now_ms, None);
+            knowledge.servers_answered(at(now_ms), None);
         }
     }
     assert_eq!(asked_at, [2000, 3000, 4000, 5000]);
@@ -120,7 +125,7 @@ fn silence_is_no_fact_and_is_asked_again_once_a_second() {
 #[test]
 fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
     let knowledge = &mut informed(1000);
-    knowledge.users_answered(&"b".into(), 1000, Some(Users { others: true, ..Users::default() }));
+    knowledge.users_answered(&"b".into(), at(1000), Some(Users { others: true, ..Users::default() }));
     assert_eq!(owner(knowledge, &in_pod(5, "strange"), 500), Owner::Unknown);
     assert_eq!(
         owner(knowledge, &process(6, ProcessOwner::Host), 500),
@@ -133,11 +138,11 @@ fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
 fn a_host_process_is_judged_only_where_pods_can_be_told() {
     let mut blind = Knowledge::new(None);
     blind.keep(device().claims());
-    blind.ledger_answered(1000, true);
-    blind.servers_answered(1000, Some(Servers::default()));
+    blind.ledger_answered(at(1000), true);
+    blind.servers_answered(at(1000), Some(Servers::default()));
     let lone = process(6, ProcessOwner::Host);
     assert_eq!(owner(&mut blind, &lone, 500), Owner::Unknown, "perhaps all look like this here");
-    blind.note_processes([&lone, &in_pod(9, "any")].into_iter(), 600);
+    blind.note_processes([&lone, &in_pod(9, "any")].into_iter(), at(600));
     assert_eq!(owner(&mut blind, &lone, 700), Owner::Foreign);
     let not_believed = KnownProcess { believed: false, ..process(8, ProcessOwner::Host) };
     assert_eq!(owner(&mut blind, &not_believed, 700), Owner::Unknown, "it holds no device file");
@@ -147,11 +152,11 @@ fn a_host_process_is_judged_only_where_pods_can_be_told() {
 fn a_deleted_pod_stays_the_claims_until_its_processes_are_gone() {
     let knowledge = &mut informed(1000);
     let ending = in_pod(1, POD);
-    knowledge.note_processes([&ending].into_iter(), 500);
-    knowledge.users_answered(&"a".into(), 1500, users(&["next"]));
+    knowledge.note_processes([&ending].into_iter(), at(500));
+    knowledge.users_answered(&"a".into(), at(1500), users(&["next"]));
     assert_eq!(owner(knowledge, &ending, 1600), Owner::Claim);
-    knowledge.note_processes([].into_iter(), 1700);
-    knowledge.users_answered(&"a".into(), 1800, users(&["next"]));
+    knowledge.note_processes([].into_iter(), at(1700));
+    knowledge.users_answered(&"a".into(), at(1800), users(&["next"]));
     let pods: Vec<_> = knowledge.pods(&"a".into()).iter().map(|pod| pod.uid.as_str()).collect();
     assert_eq!(pods, ["next"]);
 }
@@ -160,7 +165,7 @@ fn a_deleted_pod_stays_the_claims_until_its_processes_are_gone() {
 fn every_claim_is_asked_about_once_at_the_start() {
     let mut fresh = Knowledge::new(None);
     let devices = [device(), device()];
-    let question = fresh.questions(devices.iter(), 0);
+    let question = fresh.questions(devices.iter(), at(0));
     assert_eq!(question.claims.len(), 3, "each once, on however many devices");
     assert!(!question.ledger && !question.servers);
     fresh.keep([].into_iter());
@@ -173,7 +178,7 @@ fn whole() -> WatchedDevice {
 }
 
 fn owner_of_whole(knowledge: &mut Knowledge, known: &KnownProcess, now_ms: u64) -> Owner {
-    knowledge.note_processes([known].into_iter(), now_ms);
+    knowledge.note_processes([known].into_iter(), at(now_ms));
     knowledge.owner(&whole(), known)
 }
 
@@ -200,15 +205,15 @@ fn a_pod_that_the_ledger_names_is_no_stranger_though_its_claim_is_gone() {
         knowledge.record(HashMap::from([("a".into(), vec![pod])]));
         // Gone by the API server's word, before the pod is seen and after.
         for at_ms in [100, 200] {
-            knowledge.users_answered(&"a".into(), at_ms, Some(Users::default()));
+            knowledge.users_answered(&"a".into(), at(at_ms), Some(Users::default()));
             let known = in_pod(7, "recorded");
-            knowledge.note_processes([&known].into_iter(), at_ms);
+            knowledge.note_processes([&known].into_iter(), at(at_ms));
             let owner = knowledge.owner(&device, &known);
             assert_eq!(owner, if device.is_alone() { Owner::Exempt } else { Owner::Claim });
             assert_eq!(knowledge.pods(&"a".into()).len(), 1, "its memory is counted");
         }
-        assert!(!knowledge.note_processes([].into_iter(), 300), "and no longer than it runs");
-        knowledge.users_answered(&"a".into(), 300, Some(Users::default()));
+        assert!(!knowledge.note_processes([].into_iter(), at(300)), "and no longer than it runs");
+        knowledge.users_answered(&"a".into(), at(300), Some(Users::default()));
         assert_eq!(knowledge.pods(&"a".into()), []);
     }
 }
@@ -217,10 +222,10 @@ fn a_pod_that_the_ledger_names_is_no_stranger_though_its_claim_is_gone() {
 fn a_whole_gpu_asks_the_api_server_about_strangers_only() {
     let mut knowledge = Knowledge::new(None);
     knowledge.keep(whole().claims());
-    assert_eq!(knowledge.questions([whole()].iter(), 0), Questions::default());
+    assert_eq!(knowledge.questions([whole()].iter(), at(0)), Questions::default());
     let known = in_pod(7, "stranger");
     assert_eq!(owner_of_whole(&mut knowledge, &known, 10), Owner::Unknown);
-    let question = knowledge.questions([whole()].iter(), 10);
+    let question = knowledge.questions([whole()].iter(), at(10));
     assert_eq!(
         (question.claims, question.ledger, question.servers),
         (vec![claim("a"), claim("admin")], true, false)
