@@ -29,10 +29,10 @@ pub enum AuditFinding {
 
 /// Every GPU that is granted beyond what it has; nothing if all is well.
 pub fn audit(index: &Index) -> Vec<AuditFinding> {
-    let mut sums: BTreeMap<(&NodeName, &DeviceName), (u64, u32, u32)> = BTreeMap::new();
+    let mut sums: BTreeMap<(&NodeName, &DeviceName), Granted> = BTreeMap::new();
     for placement in index.placements.values() {
         for grant in &placement.gpus {
-            add(sums.entry((&placement.node, &grant.device)).or_default(), grant);
+            sums.entry((&placement.node, &grant.device)).or_default().add(grant);
         }
     }
     let mut findings = Vec::new();
@@ -45,16 +45,25 @@ pub fn audit(index: &Index) -> Vec<AuditFinding> {
     findings
 }
 
-fn add(sum: &mut (u64, u32, u32), grant: &GpuGrant) {
-    // As the index counts: what somebody forged may be more than a number holds.
-    *sum = (
-        sum.0.saturating_add(grant.memory.mib_ceil()),
-        sum.1.saturating_add(grant.percent()),
-        sum.2.saturating_add(grant.slots),
-    );
+/// What is granted of one GPU, all placements together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Granted {
+    mib: u64,
+    percent: u32,
+    slots: u32,
 }
 
-fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> Vec<AuditFinding> {
+impl Granted {
+    /// As the index counts: what somebody forged may be more than a number holds.
+    fn add(&mut self, grant: &GpuGrant) {
+        self.mib = self.mib.saturating_add(grant.memory.mib_ceil());
+        self.percent = self.percent.saturating_add(grant.percent());
+        self.slots = self.slots.saturating_add(grant.slots);
+    }
+}
+
+fn check(node: &NodeName, gpu: &Gpu, sum: Granted) -> Vec<AuditFinding> {
+    let Granted { mib, percent, slots } = sum;
     let name = || (node.clone(), gpu.device.clone());
     let mut findings = Vec::new();
     if mib > gpu.memory_mib {
@@ -69,7 +78,7 @@ fn check(node: &NodeName, gpu: &Gpu, (mib, percent, slots): (u64, u32, u32)) -> 
         let (node, device) = name();
         findings.push(AuditFinding::Slots { node, device, granted: slots, all: gpu.slots });
     }
-    if (mib, percent, slots) != (gpu.used_mib, gpu.used_compute, gpu.used_slots) {
+    if sum != (Granted { mib: gpu.used_mib, percent: gpu.used_compute, slots: gpu.used_slots }) {
         let (node, device) = name();
         findings.push(AuditFinding::Count { node, device });
     }

@@ -82,6 +82,7 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
     for (at, one) in terms.wants.iter().enumerate() {
         let want = pod.shape.wants.get(at).unwrap_or(&none);
         let fit: Vec<_> = nodes.classes.iter().map(|class| needs(want, class)).collect();
+        let sought = Sought { want, terms: one, fit: &fit, taints: &nodes.taints };
         let (mut skipped, mut most) = (Skipped::default(), Most::default());
         for node in nodes.all.iter().flatten() {
             if !pod.nodes.allow(&node.name) {
@@ -93,7 +94,7 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
             } else if node.free_memory_mib() < terms.memory_mib {
                 more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
             } else {
-                most.look(node, (want, one), (&fit, &nodes.taints), &mut skipped);
+                most.look(node, &sought, &mut skipped);
             }
         }
         if most.candidates == 0 || most.fitting < one.gpus {
@@ -137,20 +138,34 @@ struct Most<'a> {
 struct Top<'a, T> {
     free: T,
     needed: T,
+    at: Place<'a>,
+}
+
+/// Where a GPU is.
+#[derive(Clone, Copy)]
+struct Place<'a> {
     node: &'a Node,
     gpu: &'a Gpu,
 }
 
+/// What is looked for, and what is known of it on each class of GPU.
+struct Sought<'a> {
+    want: &'a Want,
+    terms: &'a WantTerms,
+    fit: &'a [Fit],
+    taints: &'a Taints,
+}
+
 impl<'a, T: PartialOrd> Top<'a, T> {
     /// The first of equals stays.
-    fn raise(top: &mut Option<Self>, free: T, needed: T, (node, gpu): (&'a Node, &'a Gpu)) {
+    fn raise(top: &mut Option<Self>, free: T, needed: T, at: Place<'a>) {
         if top.as_ref().is_none_or(|top| free > top.free) {
-            *top = Some(Self { free, needed, node, gpu });
+            *top = Some(Self { free, needed, at });
         }
     }
 
     fn at(&self) -> String {
-        format!("{}/{}", self.node.name, self.gpu.device)
+        format!("{}/{}", self.at.node.name, self.at.gpu.device)
     }
 }
 
@@ -158,8 +173,7 @@ impl<'a> Most<'a> {
     fn look(
         &mut self,
         node: &'a Node,
-        (want, terms): (&Want, &WantTerms),
-        (fit, taints): (&[Fit], &Taints),
+        Sought { want, terms, fit, taints }: &Sought<'_>,
         skipped: &mut Skipped,
     ) {
         if self.all_too_full(node, terms, fit) {
@@ -187,7 +201,7 @@ impl<'a> Most<'a> {
                 }
             };
             self.candidates += 1;
-            let at = (node, gpu);
+            let at = Place { node, gpu };
             Top::raise(&mut self.memory, gpu.free_mib(), mib, at);
             if gpu.free_mib() < mib {
                 continue;
@@ -212,7 +226,8 @@ impl<'a> Most<'a> {
         self.candidates += node.gpus.len();
         if self.memory.as_ref().is_none_or(|top| node.most_mib > top.free) {
             let gpu = node.gpus.iter().find(|gpu| gpu.free_mib() == node.most_mib);
-            gpu.into_iter().for_each(|gpu| Top::raise(&mut self.memory, node.most_mib, mib, (node, gpu)));
+            gpu.into_iter()
+                .for_each(|gpu| Top::raise(&mut self.memory, node.most_mib, mib, Place { node, gpu }));
         }
         true
     }

@@ -116,7 +116,7 @@ pub(super) fn rate(
     let taken: u64 = scratch.picked.iter().map(|(at, _)| want.mib(&node.gpus[*at])).sum();
     let costs =
         scratch.fitting.iter().take(want.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
-    whole_score(policy, (node, terms, targets), (costs, taken), scratch)
+    whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
 }
 
 fn keep_least(fitting: &mut Vec<(u64, usize)>) {
@@ -138,14 +138,29 @@ fn rate_several(
     scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
     let taken = picks.iter().map(|pick| pick.mib).sum();
-    whole_score(policy, (node, terms, targets), (costs, taken), scratch)
+    whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
 }
 
-/// The score of the GPUs in `scratch.picked`, which cost so much and of which so many MiB are taken.
+/// A node that a pod may go to.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    node: &'a Node,
+    terms: &'a Terms,
+    targets: &'a Targets,
+}
+
+/// What the picked GPUs cost by the policy, all together, and the MiB that are taken of them.
+#[derive(Clone, Copy)]
+struct Price {
+    costs: u64,
+    taken: u64,
+}
+
+/// The score of the GPUs in `scratch.picked`, for their price.
 fn whole_score(
     policy: Policy,
-    (node, terms, targets): (&Node, &Terms, &Targets),
-    (costs, taken): (u64, u64),
+    Candidate { node, terms, targets }: Candidate<'_>,
+    Price { costs, taken }: Price,
     scratch: &mut Scratch,
 ) -> Score {
     let free = node.usable_mib - taken;

@@ -19,12 +19,19 @@ pub struct Given {
     pub tolerations: Vec<DeviceToleration>,
 }
 
+/// The configuration that goes into an allocation: the claim's, and its class's.
+#[derive(Clone, Copy)]
+pub struct Configs<'a> {
+    pub claim: &'a DeviceClaim,
+    pub class: &'a [DeviceClassConfiguration],
+}
+
 /// The allocation of a claim on `node`. Whoever writes it adds the time. Share ids are taken from `ids`; none:
 /// the API server keeps none.
 pub fn allocation(
     node: &NodeName,
     given: &[Given],
-    (claim, class): (&DeviceClaim, &[DeviceClassConfiguration]),
+    Configs { claim, class }: Configs<'_>,
     mut ids: Option<&mut dyn FnMut() -> String>,
 ) -> AllocationResult {
     let mut results = Vec::new();
@@ -152,7 +159,8 @@ mod tests {
         let class: DeviceClassConfiguration =
             serde_json::from_value(json!({"opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}}))
                 .unwrap();
-        let made = allocation(&"a".into(), &[given()], (&claim(), &[class]), Some(&mut ids));
+        let made =
+            allocation(&"a".into(), &[given()], Configs { claim: &claim(), class: &[class] }, Some(&mut ids));
         assert_eq!(
             serde_json::to_value(&made).unwrap(),
             json!({
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn without_share_ids_the_scheduler_is_not_to_count_the_share_as_the_device() {
-        let made = allocation(&"a".into(), &[given()], (&claim(), &[]), None);
+        let made = allocation(&"a".into(), &[given()], Configs { claim: &claim(), class: &[] }, None);
         let results = made.devices.unwrap().results.unwrap();
         assert_eq!((results[0].pool.as_str(), results[0].device.as_str()), ("a/shares", "gpu-3"));
         assert_eq!((&results[0].share_id, &results[0].consumed_capacity), (&None, &None));

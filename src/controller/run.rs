@@ -97,7 +97,7 @@ pub async fn run(
         ProcessContext { api: &api, tasks: &mut tasks, registry: &mut registry, readiness: &readiness };
     beside(around)?;
     let looked = readiness.wait_for("a look at the lease");
-    let told = start(&settings, api, (metrics, Some(looked)), &mut tasks).await?;
+    let told = start(&settings, api, metrics, Some(looked), &mut tasks).await?;
     let mut state = StateDump::default();
     state.add("controller", move || told.borrow().clone());
     let ops = Ops { registry, readiness, stop: stop.clone(), logs, state };
@@ -115,7 +115,8 @@ pub async fn run(
 pub async fn start(
     settings: &ControllerSettings,
     api: KubeCluster,
-    (metrics, looked): (ControllerMetrics, Option<Token>),
+    metrics: ControllerMetrics,
+    looked: Option<Token>,
     tasks: &mut Tasks,
 ) -> Result<watch::Receiver<Value>, ControllerError> {
     let owner = owner(settings, &api).await.map_err(ControllerError::Owner)?;

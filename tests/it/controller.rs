@@ -65,7 +65,7 @@ async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
     let cluster = KubeCluster::with_client(api.client(), NodeName::new(&settings.identity))
         .with_limit(Duration::from_millis(500));
     let metrics = ControllerMetrics::register(&mut registry());
-    start(&settings, cluster, (metrics, None), &mut tasks).await.unwrap();
+    start(&settings, cluster, metrics, None, &mut tasks).await.unwrap();
     let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));
     Running { stop, tasks }
 }

@@ -186,7 +186,7 @@ impl Core {
             None => self.keep_from_its_own(turn, &namespace, &open, keeping, now).map(|aside| (aside, true)),
         };
         match found {
-            Some((aside, own)) => self.begin_with(turn, &namespace, (aside, own), now),
+            Some((aside, own)) => self.begin_with(turn, &namespace, aside, own, now),
             // Another of the namespace may begin.
             None => {
                 keeping.first.remove(&namespace);
@@ -217,7 +217,8 @@ impl Core {
         self.choose(turn, Within { stays: None, but }, emptied, now).map(|(aside, _)| aside)
     }
 
-    fn begin_with(&mut self, turn: &Turn, namespace: &str, (aside, own): (Aside, bool), now: Moment) {
+    /// `own`: what is kept off are shares of its own namespace.
+    fn begin_with(&mut self, turn: &Turn, namespace: &str, aside: Aside, own: bool, now: Moment) {
         let name = match &turn.key {
             UnitKey::Gang { name, .. } => format!("gang {name}"),
             UnitKey::Pod(uid) => {

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use crate::cluster::allocation::Marks;
 use crate::controller::Moment;
 use crate::controller::core::Core;
-use crate::controller::grant::allocation;
+use crate::controller::grant::{Configs, allocation};
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
 use crate::controller::view::{Asks, Claim};
@@ -87,7 +87,7 @@ impl Core {
         let made = allocation(
             &planned.node,
             &planned.given,
-            (spec, &self.view.class.config),
+            Configs { claim: spec, class: &self.view.class.config },
             keeps.then_some(ids as _),
         );
         self.tracker.tries(uid, &claim.at.resource_version);
