@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use tokio::sync::mpsc;
+use tracing::{Instrument, Span, debug, error_span};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::cluster::{CallError, KubeCluster};
@@ -17,6 +18,7 @@ use crate::controller::lease::Gate;
 use crate::controller::view::GpuRef;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
 use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
+use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
 use crate::model::names::HOLD_LABEL;
 
@@ -48,7 +50,10 @@ impl Writer {
         while open || !at_work.is_empty() {
             tokio::select! {
                 write = writes.recv(), if open && at_work.len() < AT_ONCE => match write {
-                    Some(write) => at_work.push(self.write(write)),
+                    Some(write) => {
+                        let span = span(&write);
+                        at_work.push(self.told(write).instrument(span));
+                    }
                     None => open = false,
                 },
                 Some(outcome) = at_work.next() => {
@@ -57,6 +62,13 @@ impl Writer {
                 }
             }
         }
+    }
+
+    async fn told(&self, write: Write) -> Outcome {
+        let outcome = self.write(write).await;
+        let (what, result) = outcome.labels();
+        debug!(what, result, "answered");
+        outcome
     }
 
     async fn write(&self, write: Write) -> Outcome {
@@ -179,6 +191,29 @@ impl Writer {
                 devices: Some(DeviceClaim { requests: Some(vec![request]), ..DeviceClaim::default() }),
             }),
             status: None,
+        }
+    }
+}
+
+/// The span of one write: with the claim that is written, or the GPU that a new claim is to hold.
+fn span(write: &Write) -> Span {
+    let of = |claim: &ClaimRef| {
+        error_span!(
+            "write",
+            claim.uid = %claim.uid,
+            claim.namespace = claim.namespace,
+            claim.name = claim.name,
+        )
+    };
+    match write {
+        Write::Hold(gpu) => error_span!("write", %gpu),
+        Write::Leave(_, parting) => of(&parting.at().claim),
+        Write::WatchBarrier(at) | Write::Clear(at) | Write::Mark(at, _) | Write::Allocate { at, .. } => {
+            of(&at.claim)
+        }
+        // It has no UID yet.
+        Write::Create(_, claim, _) => {
+            error_span!("write", claim.namespace = claim.metadata.namespace, claim.name = claim.metadata.name,)
         }
     }
 }

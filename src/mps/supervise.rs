@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::join_all;
-use tracing::{error, info, warn};
+use tracing::{error, info, instrument, warn};
 
 use super::group::{Group, GroupError};
 use super::tools::Tools;
@@ -108,6 +108,7 @@ impl<B: ComputeModes> Supervisor<B> {
         self.all().iter().map(|group| group.snapshot()).collect()
     }
 
+    #[instrument(level = "error", name = "keep", skip_all, fields(%group))]
     pub async fn keep(
         &self,
         group: &MpsGroup,
@@ -180,6 +181,7 @@ impl<B: ComputeModes> Supervisor<B> {
         self.groups().get(&group.folder()).filter(|found| found.group() == group).cloned()
     }
 
+    #[instrument(level = "error", name = "rest", skip_all, fields(%group))]
     pub async fn rest(&self, group: &MpsGroup) -> Result<(), GroupError> {
         match self.find(group) {
             Some(group) => group.rest().await,
@@ -194,6 +196,7 @@ impl<B: ComputeModes> Supervisor<B> {
         }
     }
 
+    #[instrument(level = "error", name = "terminate", skip_all, fields(%group))]
     pub async fn terminate(&self, group: &MpsGroup, client: MpsClient) -> Result<(), GroupError> {
         match self.find(group) {
             Some(group) => group.terminate(client).await,

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::holders::{Holders, ReleaseCause, Withheld};
 use super::lanes::Held;
@@ -369,6 +369,7 @@ impl Executor {
     }
 
     fn apply(&self, step: &Step, claim: &ClaimUid, cdi: &CdiFile) -> Result<(), StepError> {
+        debug!(step = describe(step), "begun");
         match step {
             Step::TimeSlice { gpu, level } => Ok(self.host.set_time_slice(gpu, *level)?),
             Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, claim, needs),
@@ -435,6 +436,7 @@ impl Executor {
     }
 
     fn undo(&self, step: &Step, claim: &ClaimUid, same_boot: bool) -> Result<(), String> {
+        debug!(step = describe(step), "is undone");
         let undone = match step {
             // Daemons and modes do not outlive a boot; others that need the daemon ask for it themselves.
             Step::Mps { .. } if !same_boot => Ok(()),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{Span, debug, info, instrument, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
 use super::holders::{ReleaseCause, Withheld};
@@ -114,6 +114,7 @@ impl Claims for Preparer {
 }
 
 impl Preparer {
+    #[instrument(level = "error", name = "prepare", skip_all, fields(claim.uid = %claim.uid, claim.namespace = claim.namespace, claim.name = claim.name))]
     async fn prepare_timed(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, PrepareError> {
         let start = Instant::now();
         let result = self.prepare_one(claim).await;
@@ -195,7 +196,7 @@ impl Preparer {
         }
     }
 
-    /// Does something that blocks while the lanes of `gpus` are held.
+    /// Does something that blocks while the lanes of `gpus` are held, within the span of the caller.
     async fn within<T: Send + 'static>(
         &self,
         gpus: Vec<DeviceUuid>,
@@ -203,10 +204,12 @@ impl Preparer {
     ) -> Result<T, PrepareError> {
         let queued = self.lanes.queue(gpus).await?;
         let executor = self.executor.clone();
-        let work = move || act(&executor, &queued.hold()?);
+        let span = Span::current();
+        let work = move || span.in_scope(|| act(&executor, &queued.hold()?));
         tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
     }
 
+    #[instrument(level = "error", name = "unprepare", skip_all, fields(claim.uid = %claim.uid, claim.namespace = claim.namespace, claim.name = claim.name))]
     async fn unprepare_timed(&self, claim: &ClaimRef) -> Result<(), PrepareError> {
         let start = Instant::now();
         let result = self.release_one(claim).await;

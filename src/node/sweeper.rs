@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{error, info, instrument, warn};
 
 use super::daemons;
 use super::executor::{ExecuteError, ReleaseError};
@@ -127,6 +127,16 @@ async fn look_again(preparer: &Preparer, claims: &[ClaimUid]) -> Sweep {
 }
 
 /// Deals with one record.
+#[instrument(
+    level = "error",
+    name = "sweep",
+    skip_all,
+    fields(
+        claim.uid = %record.intent.claim.uid,
+        claim.namespace = record.intent.claim.namespace,
+        claim.name = record.intent.claim.name,
+    )
+)]
 async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) {
     let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
     let (what, result) = match verdict(preparer, &record, &executor.pool).await {

@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, WorkerThreads};
@@ -436,13 +436,15 @@ impl Watchdog {
         if let Verdict::End { account_id, seen, how, numbers } = verdict {
             let Some(threads) = self.threads.clone() else { return };
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
-            let ending = EndRequest { account_id, seen, how, numbers };
+            let span = finding::end_span(&self.devices, &account_id, seen.process);
+            let ending = EndRequest { account_id, seen, how, numbers, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            self.tasks.spawn(async move {
+            let end = async move {
                 let outcome =
                     act::end(&ending, groups.unwrap_or_default(), daemons, processes, threads).await;
                 TaskResult::Ended(ending, outcome)
-            });
+            };
+            self.tasks.spawn(end.instrument(span));
             return;
         }
         for (labels, finding) in finding::of_verdict(&self.devices, &self.knowledge, &verdict) {
@@ -460,6 +462,7 @@ impl Watchdog {
     }
 
     fn note_end(&mut self, ending: EndRequest, outcome: EndOutcome) {
+        let _entered = ending.span.clone().entered();
         if let EndOutcome::Failed(_) = outcome {
             self.parts.metrics.failed_terminations.inc();
         }

@@ -1,4 +1,8 @@
 //! One subscriber for the process. Logs go to standard error: standard output belongs to answers.
+//!
+//! What concerns one claim is logged within a span that has the fields `claim.uid`, `claim.namespace` and `claim.name`
+//! (for a daemon `group`, for a review `request.uid`), so that the UID finds the whole way of a claim through a process.
+//! Such spans have level error: no filter takes them away from lines that it lets through.
 
 use std::error::Error;
 use std::fmt;
@@ -6,6 +10,7 @@ use std::io;
 use std::str::FromStr;
 
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt as layers, reload};
@@ -30,8 +35,19 @@ pub struct LogControl(reload::Handle<EnvFilter, Registry>);
 /// # Errors
 /// The filter is not understood, or logging had been set up before.
 pub fn init(format: Format, filter: &str) -> Result<LogControl, OpsError> {
+    init_to(io::stderr, format, filter)
+}
+
+/// [`init`] with another destination, which each line is given in one piece, by the thread that logs it.
+///
+/// # Errors
+/// As [`init`].
+pub fn init_to<W>(writer: W, format: Format, filter: &str) -> Result<LogControl, OpsError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let (layer, control) = LogControl::new(filter)?;
-    let lines = layers::layer().with_writer(io::stderr);
+    let lines = layers::layer().with_writer(writer);
     let lines = match format {
         Format::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         Format::Text => lines.with_ansi(false).boxed(),

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error_span, info, warn};
 
 use super::WebhookError;
 use super::callers::Guard;
@@ -302,6 +302,8 @@ impl ReviewHandler {
         self.metrics.request(subject, verdict, start.elapsed());
         match answer {
             Ok(Answer { verdict, object, review, .. }) => {
+                let uid = review["response"]["uid"].as_str();
+                let _entered = error_span!("review", request.uid = uid).entered();
                 if verdict != Verdict::Allowed {
                     let said = review["response"]["status"]["message"].as_str();
                     info!(object, verdict = verdict.as_str(), said, "{subject}");

@@ -16,6 +16,7 @@ mod fake_mps;
 mod feed;
 mod holders;
 mod kubelet;
+mod logs;
 mod memory;
 mod metrics;
 mod mock_api;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info, instrument, warn};
 
 use super::limits::Agreed;
 use super::{Down, Group, GroupError, State};
@@ -18,6 +18,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const STEADY: Duration = Duration::from_secs(60);
 
 impl<B: ComputeModes> Group<B> {
+    #[instrument(level = "error", name = "check", skip_all, fields(group = %self.group))]
     pub async fn check(&self) {
         let mut state = self.state.lock().await;
         if state.retired {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tracing::Span;
+
 use super::knowledge::Servers;
 use super::worker_thread::WorkerThread;
 use crate::host::cgroup::ProcessOwner;
@@ -21,6 +23,8 @@ pub(super) struct EndRequest {
     pub how: EndMethod,
     /// Of the account that it is ended for; none: it is on no account.
     pub numbers: Option<Numbers>,
+    /// Within which it is ended, and its end is logged.
+    pub span: Span,
 }
 
 /// What became of it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use tracing::{debug, info, warn};
+use tracing::{Span, debug, error_span, info, warn};
 
 use super::act::{EndOutcome, EndRequest};
 use super::knowledge::Knowledge;
@@ -151,6 +151,22 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
         }
         Verdict::End { .. } => Vec::new(),
     }
+}
+
+/// Within which a process is ended: with the claim that it is ended for; several if they are counted together, none if
+/// it is of no claim.
+pub(super) fn end_span(devices: &Devices, account_id: &AccountId, process: ProcessKey) -> Span {
+    let device = devices.get(&account_id.gpu);
+    let claims = account_id.claims.iter().filter_map(|uid| claim(device?, uid));
+    let claims: Vec<&ClaimRef> = claims.collect();
+    let all = |of: fn(&ClaimRef) -> &str| claims.iter().map(|one| of(one)).collect::<Vec<_>>().join(",");
+    error_span!(
+        "end",
+        claim.uid = all(|claim| claim.uid.as_str()),
+        claim.namespace = all(|claim| &claim.namespace),
+        claim.name = all(|claim| &claim.name),
+        pid = process.pid,
+    )
 }
 
 /// What the end of a process means to people.

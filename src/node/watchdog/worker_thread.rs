@@ -5,6 +5,7 @@ use std::io;
 use std::thread;
 
 use tokio::sync::{mpsc, oneshot};
+use tracing::Span;
 
 /// The most pieces of work in the queue; beyond that, callers wait.
 const QUEUE: usize = 64;
@@ -31,11 +32,12 @@ impl WorkerThread {
         Ok(Self(sender))
     }
 
-    /// Returns the work's result; none if the thread panicked.
+    /// Returns the work's result; none if the thread panicked. The work is done within the span of the caller.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (reply, result) = oneshot::channel();
+        let span = Span::current();
         // A caller that no longer waits does not need the result.
-        let work: Work = Box::new(move || drop(reply.send(work())));
+        let work: Work = Box::new(move || drop(reply.send(span.in_scope(work))));
         self.0.send(work).await.ok()?;
         result.await.ok()
     }
