@@ -32,6 +32,7 @@ pub struct FileLock {
 
 impl FileLock {
     /// Waits for the lock, at most `limit`. Blocks the thread.
+    #[expect(clippy::disallowed_methods, reason = "its callers have a thread for what blocks")]
     pub fn acquire(path: &Path, limit: Duration) -> Result<Self, LockError> {
         let deadline = Instant::now() + limit;
         loop {

@@ -50,6 +50,7 @@ fn library_path(driver: &DriverPlace) -> String {
     libraries.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
+#[expect(clippy::disallowed_methods, reason = "its callers have a thread for what blocks")]
 fn run(path: &Path, command: &mut Command) -> Result<(), ProgramError> {
     let start = |source| ProgramError::Start { path: path.to_owned(), source };
     let mut child =

@@ -36,6 +36,7 @@ pub use sockets::{MAX_PATH, Sockets};
 
 /// Kubelet's protocols, as generated from proto/. The older versions have services of their own
 /// and share the newer ones' messages.
+#[expect(clippy::too_many_lines, reason = "generated")]
 pub mod pb {
     pub mod registration {
         tonic::include_proto!("pluginregistration");

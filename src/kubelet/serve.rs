@@ -95,6 +95,10 @@ impl Bound {
 }
 
 /// Serves until `stop`. When this returns, both sockets listen.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what runs is watched by its handle, which the caller is given"
+)]
 pub async fn serve(
     config: Config,
     claims: Arc<dyn Claims>,
@@ -205,6 +209,7 @@ struct Server {
 }
 
 impl Server {
+    #[expect(clippy::disallowed_methods, reason = "the handles are kept, watched and joined here")]
     fn start<S>(
         socket: Listener,
         service: S,

@@ -1,7 +1,8 @@
-//! The rules. Each looks at one file and says what is wrong, where, and what to do.
+//! The rules. Each looks at one file and says what is wrong, where, and what to do. What clippy can say is said by
+//! `.clippy.toml` and `[lints]` of Cargo.toml instead: unwraps, long functions, tasks that nobody waits for.
 
 use crate::lexer::{self, Halves, NamedPath, block_end};
-use crate::table::{self, CLOCKS, FILE_LINES_MAX, FUNCTION_LINES_MAX, Module, OUTSIDE, Where};
+use crate::table::{self, CLOCKS, FILE_LINES_MAX, Module, OUTSIDE, Where};
 
 /// A file below the top of the tree, e.g. `src/model/gpu.rs`.
 pub struct Source {
@@ -38,7 +39,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     let module = source.path.strip_prefix("src/").and_then(module_of);
     let file = File { source, module, halves, shipped };
     let mut found = Vec::new();
-    for rule in [module_is_known, doc, imports, outside, clock, budget, functions, unwrap, spawn, sleep] {
+    for rule in [module_is_known, doc, imports, outside, clock, budget, sleep] {
         rule(&file, &mut found);
     }
     found
@@ -169,47 +170,6 @@ fn budget(file: &File, found: &mut Vec<Finding>) {
         let words =
             format!("{count} lines without tests, at most {FILE_LINES_MAX}: split it by what it talks about");
         found.push(file.finding(1, "budget", words));
-    }
-}
-
-fn functions(file: &File, found: &mut Vec<Finding>) {
-    for function in all_functions(&file.halves.shipped) {
-        let lines = function.last - function.first + 1;
-        if lines > FUNCTION_LINES_MAX {
-            let words =
-                format!("fn {} has {lines} lines, at most {FUNCTION_LINES_MAX}: split it", function.name);
-            found.push(file.finding(function.first, "budget", words));
-        }
-    }
-}
-
-fn unwrap(file: &File, found: &mut Vec<Finding>) {
-    for (at, line) in file.halves.shipped.lines().enumerate() {
-        for call in [".unwrap()", ".expect(", ".unwrap_err()", ".expect_err("] {
-            if line.contains(call) && file.is_product() {
-                found.push(file.finding(
-                    at + 1,
-                    "unwrap",
-                    format!("{call}: return an error that says what to do"),
-                ));
-            }
-        }
-    }
-}
-
-fn spawn(file: &File, found: &mut Vec<Finding>) {
-    if !file.is_product() || file.module.is_some_and(|module| module.name == "ops") {
-        return;
-    }
-    for named in &file.shipped {
-        let bare = ["tokio::spawn", "task::spawn", "task::spawn_local"];
-        if bare.iter().any(|spawn| named.path.ends_with(spawn)) {
-            let words = format!(
-                "{}: nobody would notice its end; use ops::tasks::Tasks or a JoinSet that is waited for",
-                named.path
-            );
-            found.push(file.finding(named.line, "spawn", words));
-        }
     }
 }
 

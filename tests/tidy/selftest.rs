@@ -78,40 +78,12 @@ fn modules_say_what_they_are() {
 }
 
 #[test]
-fn files_and_functions_have_budgets() {
+fn files_have_budgets() {
     let long = |lines: usize| "const A: u8 = 1;\n".repeat(lines);
     assert_eq!(fired("src/cdi/render.rs", &long(601)), ["budget"]);
     assert_eq!(fired("src/cdi/render.rs", &long(600)), [""; 0]);
     let tested = format!("{}#[cfg(test)]\nmod tests {{\n{}}}\n", long(600), long(300));
     assert_eq!(fired("src/cdi/render.rs", &tested), [""; 0]);
-    let function =
-        |lines: usize| format!("pub async fn f(a: [u8; 2])\nwhere\n{{\n{}}}\n", "    g();\n".repeat(lines));
-    assert_eq!(fired("src/cdi/render.rs", &function(67)), ["budget"]);
-    assert_eq!(fired("src/cdi/render.rs", &function(66)), [""; 0]);
-    assert_eq!(fired("src/cdi/render.rs", &format!("trait T {{\n    fn f();\n}}\n{}", long(100))), [""; 0]);
-}
-
-#[test]
-fn the_product_does_not_unwrap() {
-    for bad in ["a.unwrap()", "a.expect(\"words\")", "a\n        .unwrap()"] {
-        assert_eq!(
-            fired("src/cli/mod.rs", &format!("//! May import: all.\nfn f() {{ {bad}; }}")),
-            ["unwrap"],
-            "{bad}"
-        );
-        assert_eq!(fired("tests/it/main.rs", &format!("fn f() {{ {bad}; }}")), [""; 0], "{bad}");
-        assert_eq!(fired("src/cli/x.rs", &format!("#[cfg(test)]\nfn f() {{ {bad}; }}")), [""; 0], "{bad}");
-    }
-    assert_eq!(fired("src/cli/x.rs", "fn f() { a.unwrap_or(b).unwrap_or_default(); }"), [""; 0]);
-}
-
-#[test]
-fn tasks_are_not_left_alone() {
-    for bad in ["tokio::spawn(f());", "tokio::task::spawn(f());", "use tokio::{task::spawn};"] {
-        assert_eq!(fired("src/node/health.rs", &format!("fn f() {{ {bad} }}")), ["spawn"], "{bad}");
-        assert_eq!(fired("src/ops/tasks.rs", &format!("fn f() {{ {bad} }}")), [""; 0], "{bad}");
-    }
-    assert_eq!(fired("src/node/health.rs", "fn f() { set.spawn(g()); task::spawn_blocking(h); }"), [""; 0]);
 }
 
 #[test]

@@ -154,7 +154,6 @@ pub const OUTSIDE: &[(&str, Where)] = &[
 pub const CLOCKS: &[&str] = &["SystemTime::now", "Instant::now", "Timestamp::now", "Zoned::now"];
 
 pub const FILE_LINES_MAX: usize = 600;
-pub const FUNCTION_LINES_MAX: usize = 70;
 
 /// A rule that does not hold in one file, and why. One that is no longer needed must go.
 pub struct Exception {
@@ -164,16 +163,6 @@ pub struct Exception {
 }
 
 pub const EXCEPTIONS: &[Exception] = &[
-    Exception {
-        path: "src/node/discovery.rs",
-        rule: "spawn",
-        reason: "the watch over files may end: it says so, and the timer does without it",
-    },
-    Exception {
-        path: "src/kubelet/serve.rs",
-        rule: "spawn",
-        reason: "the servers of the two sockets: their handles are kept, watched and joined here",
-    },
     Exception {
         path: "hack/fake-nvml/tests/nvml/events.rs",
         rule: "sleep",

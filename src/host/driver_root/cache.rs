@@ -62,6 +62,7 @@ impl DriverRootCache {
     }
 
     /// The driver's user-space files alone.
+    #[expect(clippy::disallowed_methods, reason = "the time is compared with those of files")]
     pub fn root_files(&self, version: Option<&str>) -> Result<Arc<RootFiles>, ScanError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) =
