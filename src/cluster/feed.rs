@@ -16,6 +16,7 @@ use super::guarded::{Known, Misfit, read};
 use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Watch, WatchItem, version_of};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
+use crate::model::time::back_off;
 
 /// Pods that have ended use nothing: they leave the watch as if they were deleted.
 pub(super) const LIVE_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -282,8 +283,8 @@ impl<K: Known> Follower<K> {
 /// The pause after so many failures in a row. It differs a little each time, so that those who failed together do not
 /// come again together.
 async fn rest(failures: u32) {
-    if let Some(doublings) = failures.checked_sub(1) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(10)).min(LAST_PAUSE);
+    if failures > 0 {
+        let pause = back_off(FIRST_PAUSE, failures, LAST_PAUSE);
         tokio::time::sleep(pause.mul_f64(0.75 + 0.5 * fastrand::f64())).await;
     }
 }

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::protocol::Complaint;
 use super::{DaemonError, Folder, Process, protocol};
+use crate::model::time::back_off;
 
 /// It answers in 2 ms; a machine that swaps takes its time. For so long, too, another session may go on.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -31,7 +32,7 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         .flat_map(|line| [line, "\n"])
         .collect();
     let deadline = Instant::now() + LIMIT;
-    let mut pause = PAUSE_FIRST;
+    let mut tries = 0_u32;
     loop {
         let text = run(program, folder, &script).await?;
         let last = match protocol::complete_answer(&text) {
@@ -48,8 +49,8 @@ pub async fn ask(program: &Path, folder: &Folder, commands: &[String]) -> Result
         if Instant::now() >= deadline {
             return Err(DaemonError::Busy { seconds: LIMIT.as_secs(), words: last });
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        tries = tries.saturating_add(1);
+        sleep(back_off(PAUSE_FIRST, tries, PAUSE_MAX)).await;
     }
 }
 

@@ -6,7 +6,7 @@
 //! * [`driver`]: where NVIDIA's driver is installed
 //! * [`claim`]: a claim and what was allocated to it
 //! * [`process`]: a process of the host, told apart from later ones with its PID
-//! * [`time`]: which kind of time is for what
+//! * [`time`]: which kind of time is for what; how long to wait after failures
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
 //!
 //! May import: nothing of ours. May name: serde, thiserror.

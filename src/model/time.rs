@@ -1,4 +1,4 @@
-//! Which kind of time is for what. A decision has no clock: it is given one of these as an argument.
+//! Which kind of time is for what, and how long to wait after failures. A decision has no clock: it is given one of these as an argument.
 //!
 //! | what is asked | type | who reads the clock |
 //! |---|---|---|
@@ -13,3 +13,24 @@ use std::time::Duration;
 
 /// Since the loop that asks began: monotonic, comparable only within one run of that loop, and never stored or shown.
 pub type Moment = Duration;
+
+/// How long to wait before the next try after so many failures in a row: `first` after one, twice as long after each
+/// further one, and never longer than `longest`. Nothing without a failure.
+pub fn back_off(first: Duration, failures: u32, longest: Duration) -> Duration {
+    let Some(doublings) = failures.checked_sub(1) else { return Duration::ZERO };
+    first.saturating_mul(1 << doublings.min(16)).min(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_however_often_it_fails() {
+        let (first, longest) = (Duration::from_secs(1), Duration::from_secs(60));
+        let pauses =
+            [0, 1, 2, 3, 6, 7, u32::MAX].map(|failures| back_off(first, failures, longest).as_secs());
+        assert_eq!(pauses, [0, 1, 2, 4, 32, 60, 60]);
+        assert_eq!(back_off(Duration::MAX, 2, Duration::MAX), Duration::MAX);
+    }
+}

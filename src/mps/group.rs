@@ -9,7 +9,6 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use thiserror::Error;
 use tokio::time::Instant;
@@ -97,8 +96,8 @@ struct State {
     serving_since: Option<Instant>,
     resting_since: Instant,
     down: Option<Down>,
-    /// When to try again, the next time that something fails.
-    delay: Duration,
+    /// Since it last served for long.
+    failures: u32,
     /// The daemon did not answer the last time; it may be slow only.
     missed_answer: bool,
     /// Another client occupies the daemon; logged once.
@@ -146,7 +145,7 @@ impl<B: ComputeModes> Group<B> {
             serving_since: None,
             resting_since: Instant::now(),
             down: None,
-            delay: tools.timing().backoff,
+            failures: 0,
             missed_answer: false,
             busy_told: false,
             boards_told: None,

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::inventory::{Change, Inventory, InventoryTracker};
 use crate::model::driver::DriverPlace;
+use crate::model::time::back_off;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
 /// Changes of files that may wait; more say nothing new.
@@ -57,7 +58,7 @@ impl Policy {
     fn pause(&self, incomplete: u32, longest: Duration) -> Duration {
         match incomplete {
             0 => self.every,
-            n => self.first_retry.saturating_mul(1 << (n - 1).min(16)).min(longest),
+            failures => back_off(self.first_retry, failures, longest),
         }
     }
 }
@@ -263,22 +264,36 @@ impl<G: Gpus> Discovery<G> {
 #[derive(Debug, Default)]
 struct EventRetry {
     due: Option<Instant>,
-    /// The last look for this reason, and how long the next one must wait.
-    last: Option<(Instant, Duration)>,
+    last: Option<EventRetryLook>,
+}
+
+/// A look for this reason.
+#[derive(Debug, Clone, Copy)]
+struct EventRetryLook {
+    at: Instant,
+    /// How many there were in a row, this one among them.
+    nth: u32,
+}
+
+impl EventRetryLook {
+    /// The next one is not before this.
+    fn next(self) -> Instant {
+        self.at + back_off(EVENT_RETRY_PAUSE, self.nth, LONGEST_EVENT_RETRY_PAUSE)
+    }
 }
 
 impl EventRetry {
     fn wait_failed(&mut self, now: Instant) {
-        let at = self.last.map_or(now, |(at, pause)| now.max(at + pause));
+        let at = self.last.map_or(now, |last| now.max(last.next()));
         self.due.get_or_insert(at);
     }
 
     fn looked(&mut self, now: Instant) {
         self.due = None;
         // One that comes long after the last one is new.
-        let recent = self.last.filter(|(at, pause)| now < *at + *pause + LONGEST_EVENT_RETRY_PAUSE);
-        let pause = recent.map_or(EVENT_RETRY_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_EVENT_RETRY_PAUSE));
-        self.last = Some((now, pause));
+        let recent = self.last.filter(|last| now < last.next() + LONGEST_EVENT_RETRY_PAUSE);
+        let nth = recent.map_or(1, |last| last.nth.saturating_add(1));
+        self.last = Some(EventRetryLook { at: now, nth });
     }
 }
 

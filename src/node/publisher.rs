@@ -27,6 +27,7 @@ use crate::inventory::{DeviceFaults, Inventory};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::NodeName;
+use crate::model::time::back_off;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
     Dropped, ExistingSlices, Obsolete, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
@@ -503,8 +504,7 @@ impl Publisher {
 
     /// Doubles with each failure. Nodes differ, so that they do not all come back at once.
     fn back_off(&self) -> Duration {
-        let doublings = self.failures_in_row.saturating_sub(1).min(16);
-        let full = self.pace.retry.saturating_mul(1 << doublings).min(self.pace.retry_most);
+        let full = back_off(self.pace.retry, self.failures_in_row, self.pace.retry_most);
         let mut hasher = DefaultHasher::new();
         (self.node.as_str(), self.failures_in_row).hash(&mut hasher);
         full.mul_f64(0.5 + (hasher.finish() % 512) as f64 / 1024.0)

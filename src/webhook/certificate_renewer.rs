@@ -20,6 +20,7 @@ use crate::cluster::CallError;
 use crate::cluster::webhooks::{StoredSecret, WebhookApi};
 use crate::model::error_chain;
 use crate::model::names::SHARED_CLASS;
+use crate::model::time::back_off;
 use crate::ops::readiness::Token;
 
 /// After a failed round; doubled after each further one, up to the usual time between rounds.
@@ -58,20 +59,20 @@ impl CertificateRenewer {
     /// Runs until told. Drops `ready` once there is a certificate that the API server trusts.
     pub async fn run(self, ready: Token, stop: CancellationToken) {
         let mut ready = Some(ready);
-        let mut backoff = BACKOFF;
+        let mut failures = 0_u32;
         let mut events = self.events();
         loop {
             let pause = match self.round().await {
                 Ok(()) => {
                     drop(ready.take());
-                    backoff = BACKOFF;
+                    failures = 0;
                     self.timing.check
                 }
                 Err(error) => {
                     self.metrics.certificate_failures.inc();
-                    warn!(error = error_chain(&error), "tried again in {} s", backoff.as_secs_f32());
-                    let pause = backoff.min(self.timing.check);
-                    backoff = (backoff * 2).min(self.timing.check);
+                    failures = failures.saturating_add(1);
+                    let pause = back_off(BACKOFF, failures, self.timing.check);
+                    warn!(error = error_chain(&error), "tried again in {} s", pause.as_secs_f32());
                     pause
                 }
             };

@@ -10,6 +10,7 @@ use super::{Down, Group, GroupError, State};
 use crate::daemon::{DaemonError, Process};
 use crate::model::error_chain;
 use crate::model::share::MpsLimits;
+use crate::model::time::back_off;
 use crate::mps::record::DesiredState;
 use crate::nvml::{ComputeMode, ComputeModes};
 
@@ -97,7 +98,7 @@ impl<B: ComputeModes> Group<B> {
         }
         let steady = state.serving_since.is_some_and(|since| since.elapsed() >= STEADY);
         if steady {
-            state.delay = self.tools.timing().backoff;
+            state.failures = 0;
         }
         state.in_force = false;
         state.serving_since = None;
@@ -112,8 +113,9 @@ impl<B: ComputeModes> Group<B> {
     }
 
     fn down(&self, state: &mut State, reason: String) {
-        state.down = Some(Down { reason, retry_at: Instant::now() + state.delay });
-        state.delay = (state.delay * 2).min(BACKOFF_MAX);
+        state.failures = state.failures.saturating_add(1);
+        let pause = back_off(self.tools.timing().backoff, state.failures, BACKOFF_MAX);
+        state.down = Some(Down { reason, retry_at: Instant::now() + pause });
     }
 
     fn failed(&self, state: &mut State, error: &GroupError) {
