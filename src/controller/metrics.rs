@@ -114,7 +114,7 @@ impl ControllerMetrics {
         registry.register("refusals", "Attempts that found no place", self.refusals.clone());
         registry.register(
             "decision_seconds",
-            "Time of one round per pod or gang looked at",
+            "Time that one round took, divided by the pods and gangs that it looked at",
             self.decision.clone(),
         );
         registry.register(
@@ -171,7 +171,7 @@ impl GpuMetrics {
         registry.register("node_largest_mib", "The largest share that a node can take", self.largest.clone());
         registry.register(
             "node_stranded_mib",
-            "Memory of a node's GPUs that is left but of no use, for lack of client slots or compute",
+            "Memory of a node's GPUs that is left but cannot be used, for lack of client slots or compute",
             self.stranded.clone(),
         );
         registry.register("free_mib", "Memory of all GPUs left for shares", self.cluster_free.clone());
@@ -180,7 +180,11 @@ impl GpuMetrics {
             "The largest share that fits anywhere",
             self.cluster_largest.clone(),
         );
-        registry.register("stranded_mib", "Memory that is left but of no use", self.cluster_stranded.clone());
+        registry.register(
+            "stranded_mib",
+            "Memory of all GPUs that is left but cannot be used, for lack of client slots or compute",
+            self.cluster_stranded.clone(),
+        );
     }
 
     /// All nodes as they are now; those that are not named have gone.
@@ -208,13 +212,17 @@ impl KeptMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "kept_units",
-            "Pods and gangs that a place is kept free for, having been passed for too long",
+            "Pods and gangs that were passed over for too long, and that a place is kept free for",
             self.units.clone(),
         );
-        registry.register("kept_gpus", "GPUs of which something is kept for them", self.gpus.clone());
+        registry.register(
+            "kept_gpus",
+            "GPUs of which a part is kept free for such pods and gangs",
+            self.gpus.clone(),
+        );
         registry.register(
             "kept_in_vain",
-            "Times that a place was kept, and what it was kept for got none",
+            "Times that a place was kept free until its time was over, and its pod or gang was not placed",
             self.in_vain.clone(),
         );
     }

@@ -60,18 +60,18 @@ impl MpsMetrics {
         );
         registry.register(
             "mps_unheard_checks",
-            "Looks at a daemon that heard somebody else all the while: a session of its control program is open",
+            "Checks of a daemon that failed because somebody else had a session of its control program open",
             metrics.unheard.clone(),
         );
         registry.register(
             "mps_shm_files_removed",
-            "Files removed from a full /dev/shm whose users have no process there any more",
+            "Files removed from a full /dev/shm because their users have no process left there",
             metrics.shm_removed.clone(),
         );
-        registry.register("mps_questions", "Questions of the node plugin", metrics.questions.clone());
+        registry.register("mps_questions", "Requests from the node plugin", metrics.questions.clone());
         registry.register(
             "mps_refusals",
-            "Questions of the node plugin that were refused; the reason is in the log",
+            "Requests from the node plugin that were refused; the reason is in the log",
             metrics.refusals.clone(),
         );
         metrics

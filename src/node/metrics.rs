@@ -224,7 +224,7 @@ impl NodeMetrics {
         );
         registry.register(
             "claim_status_failures",
-            "Tries to tell a claim's status.devices that failed; the reason is in the log",
+            "Failed attempts to write a claim's status.devices; the reason is in the log",
             self.status_failures.clone(),
         );
         registry.register(
@@ -238,7 +238,7 @@ impl NodeMetrics {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
         registry.register(
             "ailments",
-            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), or held by nobody's right (withheld), by kind",
+            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), and GPUs that processes hold without a claim (withheld), by kind",
             self.device_faults.clone(),
         );
         registry.register(
@@ -248,7 +248,7 @@ impl NodeMetrics {
         );
         registry.register(
             "slice_failures",
-            "Tries to publish this node's ResourceSlices that failed",
+            "Failed attempts to publish this node's ResourceSlices",
             self.slice_failures.clone(),
         );
         registry.register(

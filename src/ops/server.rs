@@ -136,7 +136,7 @@ impl Ops {
         let dropped = Family::<[(&'static str, &'static str); 1], Counter>::default();
         self.registry.register(
             "ops_dropped_connections",
-            "Connections to health, metrics and state that were ended or not taken for want of room",
+            "Connections to health, metrics and state that were ended, or not accepted, because a listener was full",
             dropped.clone(),
         );
         move |door| dropped.get_or_create(&[("door", door)]).clone()

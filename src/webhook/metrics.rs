@@ -95,12 +95,12 @@ impl WebhookMetrics {
         );
         registry.register(
             "webhook_unread_requests",
-            "Requests to the webhook that were turned away without being read, by reason",
+            "Requests to the webhook that were refused without being read, by reason",
             self.unread.clone(),
         );
         registry.register(
             "webhook_dropped_connections",
-            "Connections to the webhook that were ended or not taken for want of room",
+            "Connections to the webhook that were ended, or not accepted, because it had too many",
             self.dropped_connections.clone(),
         );
     }
@@ -118,7 +118,7 @@ impl WebhookMetrics {
         );
         registry.register(
             "webhook_certificate_failures",
-            "Tries to keep or read the webhook's certificates that failed; the reason is in the log",
+            "Failed attempts to renew or read the webhook's certificates; the reason is in the log",
             self.certificate_failures.clone(),
         );
         registry.register(
