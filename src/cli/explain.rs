@@ -25,7 +25,7 @@ use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, explain};
-use crate::model::names::{ClaimUid, HOLD_LABEL, NodeName};
+use crate::model::names::{ClaimUid, HOLD_LABEL};
 use crate::model::time::Moment;
 use find::{Named, Target};
 use report::{ExplainedClaim, Leader, Report};
@@ -78,7 +78,7 @@ pub enum Output {
 /// What was given means nothing ([`super::Usage`]), there is nothing of that name, or the API server does not answer.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
     Target::parse(&args)?;
-    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?, NodeName::new("")).await?;
+    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?).await?;
     let report = look(&cluster, &args, Timestamp::now()).await?;
     print(text(&report, args.output).as_bytes())?;
     Ok(report.exit_code())

@@ -18,7 +18,6 @@ use super::manifest::{Manifest, Source, documents};
 use super::reach::endpoint;
 use super::{EXIT_REFUSED, Usage, inspect};
 use crate::cluster::KubeCluster;
-use crate::model::names::NodeName;
 use report::Verdict;
 
 /// More than any claim or state has.
@@ -127,7 +126,7 @@ async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
         Source::Stdin => documents(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
         Source::Named { namespace, name } => {
             let endpoint = endpoint(args.kubeconfig.clone())?;
-            let cluster = KubeCluster::connect(&endpoint, NodeName::new("")).await?;
+            let cluster = KubeCluster::connect(&endpoint).await?;
             vec![serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?]
         }
     };

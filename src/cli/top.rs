@@ -17,7 +17,6 @@ use clap::{Args, ValueEnum};
 use super::reach::endpoint;
 use super::{Usage, print};
 use crate::cluster::KubeCluster;
-use crate::model::names::NodeName;
 
 /// Before a picture: to the upper left corner; after each line: nothing of the old one; after it all: the rest.
 const HOME: &str = "\x1b[H";
@@ -67,7 +66,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
             "--interval {interval}: write a number of seconds, at least {INTERVAL_MIN_S}"
         )));
     }
-    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?, NodeName::new("")).await?;
+    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?).await?;
     let live = !args.once && args.output == Output::Map && stdout().is_terminal();
     let mut picture = look(&cluster, &args, width()).await?;
     if !live {

@@ -7,31 +7,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use futures::stream::{BoxStream, StreamExt};
 use http::HeaderValue;
 use http::header::USER_AGENT;
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, GetParams, PartialObjectMeta, PostParams, Preconditions};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{GetParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Config, Resource};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 
+use super::events::{self, ReportingInstance};
 use super::feed::{Which, list};
 use super::guarded::{Known, Misfit, read};
 use super::reader::{self, PAGES_MAX, Page, ReadError};
-use super::{
-    CALL_LIMIT, CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice, events, read_claim,
-};
+use super::{CALL_LIMIT, CallError, ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
-use crate::model::error_chain;
-use crate::model::names::{DRIVER, NodeName};
 
 /// Claims that are read at once. Each takes a connection of its own, whose TLS handshake costs both sides
 /// more than waiting for one that is there.
@@ -71,13 +62,12 @@ pub enum ConnectError {
     },
 }
 
-/// The API server, seen from one node.
+/// The API server.
 #[derive(Clone)]
 pub struct KubeCluster {
     client: Client,
     /// How the client was made; none: it was there already.
     config: Option<Arc<Config>>,
-    node: NodeName,
     limit: Duration,
     /// Who may read a claim now.
     reads: Arc<Semaphore>,
@@ -85,7 +75,7 @@ pub struct KubeCluster {
 
 impl KubeCluster {
     /// A client for `endpoint`. Connects at the first call.
-    pub async fn connect(endpoint: &Endpoint, node: NodeName) -> Result<Self, ConnectError> {
+    pub async fn connect(endpoint: &Endpoint) -> Result<Self, ConnectError> {
         // Chosen here once, so that no other crate's default can be in force. Err: it is chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = match endpoint {
@@ -98,7 +88,7 @@ impl KubeCluster {
         config.write_timeout = Some(CALL_LIMIT);
         config.headers.push((USER_AGENT, HeaderValue::from_static(OURSELVES)));
         let client = client(&config)?;
-        Ok(Self { config: Some(Arc::new(config)), ..Self::with_client(client, node) })
+        Ok(Self { config: Some(Arc::new(config)), ..Self::with_client(client) })
     }
 
     /// The same with connections of its own, which are served by the thread that this is called on: those of another
@@ -112,9 +102,9 @@ impl KubeCluster {
     }
 
     /// Uses a client that is there already.
-    pub fn with_client(client: Client, node: NodeName) -> Self {
+    pub fn with_client(client: Client) -> Self {
         let reads = Arc::new(Semaphore::new(READS_AT_ONCE));
-        Self { client, config: None, node, limit: CALL_LIMIT, reads }
+        Self { client, config: None, limit: CALL_LIMIT, reads }
     }
 
     /// Another deadline per call than [`CALL_LIMIT`].
@@ -122,10 +112,13 @@ impl KubeCluster {
         Self { limit, ..self }
     }
 
-    /// A queue for events, and the task that posts them; it ends when the last sender is gone. A shorter deadline than
+    /// A queue for events of this reporter, and the task that posts them; it ends when the last sender is gone. A shorter deadline than
     /// [`CALL_LIMIT`] is not for them: nobody waits for an event.
-    pub fn events(&self) -> (events::Events, impl Future<Output = ()> + Send + use<>) {
-        events::queue(self.client.clone(), self.node.clone(), self.limit.max(CALL_LIMIT))
+    pub fn events(
+        &self,
+        reporter: ReportingInstance,
+    ) -> (events::Events, impl Future<Output = ()> + Send + use<>) {
+        events::queue(self.client.clone(), reporter, self.limit.max(CALL_LIMIT))
     }
 
     /// The claim that has this name now, whole, for people who ask what would become of it.
@@ -155,10 +148,6 @@ impl KubeCluster {
         self.client.clone()
     }
 
-    pub(super) fn node(&self) -> &NodeName {
-        &self.node
-    }
-
     /// The longest that one call may take.
     pub fn call_limit(&self) -> Duration {
         self.limit
@@ -168,15 +157,8 @@ impl KubeCluster {
         self.limit
     }
 
-    fn all_slices(&self) -> Api<ResourceSlice> {
-        Api::all(self.client.clone())
-    }
-
-    fn selector(&self) -> String {
-        format!("spec.driver={DRIVER},spec.nodeName={}", self.node)
-    }
-
-    async fn read(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
+    /// The claim as it is allocated now, reduced to our driver's part (one GET).
+    pub(super) async fn allocated(&self, claim: &ClaimRef) -> Result<AllocatedClaim, ClaimError> {
         let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
         let get = async {
             // Never closed; the deadline covers the wait.
@@ -193,14 +175,6 @@ impl KubeCluster {
             }),
             Err(source) => Err(ClaimError::Call { claim: claim.clone(), source: Box::new(source) }),
         }
-    }
-
-    async fn list(&self) -> Result<Vec<StoredSlice>, CallError> {
-        let mut all = Vec::new();
-        let what = || format!("LIST resourceslices of node {}", self.node);
-        let (which, add) = (Which::Fields(self.selector()), |slice| all.push(stored(slice)));
-        self.each_object::<ResourceSlice>(&which, self.limit, what, add).await?;
-        Ok(all)
     }
 
     /// Goes through a list, page by page, each within `limit`.
@@ -227,88 +201,6 @@ impl KubeCluster {
             }
         }
         Ok(())
-    }
-
-    async fn create(&self, slice: &ResourceSlice, how: PostParams) -> Result<ResourceSlice, CallError> {
-        let meta = &slice.metadata;
-        let name = || meta.name.as_ref().or(meta.generate_name.as_ref()).map_or("", String::as_str);
-        let verb = if how.dry_run { "CREATE (dry run)" } else { "CREATE" };
-        let what = || format!("{verb} resourceslices {}", name());
-        call(self.limit, what, self.all_slices().create(&how, slice)).await
-    }
-
-    async fn delete(&self, slice: &SliceRef) -> Result<(), CallError> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(slice.uid.clone()),
-                resource_version: Some(slice.resource_version.clone()),
-            }),
-            ..DeleteParams::default()
-        };
-        let api = self.all_slices();
-        let what = || format!("DELETE resourceslices {}", slice.name);
-        match call(self.limit, what, api.delete(&slice.name, &params)).await {
-            Ok(_) | Err(CallError::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl Cluster for KubeCluster {
-    fn claim<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<AllocatedClaim, ClaimError>> {
-        Box::pin(self.read(claim))
-    }
-
-    fn node_uid(&self) -> BoxFuture<'_, Result<String, CallError>> {
-        Box::pin(async move {
-            let api = Api::<PartialObjectMeta<Node>>::all(self.client.clone());
-            let what = || format!("GET nodes {}", self.node);
-            let node = call(self.limit, what, api.get(self.node.as_str())).await?;
-            node.metadata.uid.ok_or_else(|| CallError::Unreadable {
-                what: what(),
-                kind: "Node",
-                source: "metadata.uid is missing".into(),
-            })
-        })
-    }
-
-    fn slices(&self) -> BoxFuture<'_, Result<Vec<StoredSlice>, CallError>> {
-        Box::pin(self.list())
-    }
-
-    fn watch_slices(&self) -> BoxStream<'static, SliceEvent> {
-        // Metadata is enough to know that something happened, and cannot fail to be read for what is in
-        // a spec.
-        let api = Api::<PartialObjectMeta<ResourceSlice>>::all(self.client.clone());
-        let config = watcher::Config::default().fields(&self.selector());
-        watcher(api, config).default_backoff().filter_map(|event| std::future::ready(told(event))).boxed()
-    }
-
-    fn create_slice<'a>(
-        &'a self,
-        slice: &'a ResourceSlice,
-    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
-        Box::pin(self.create(slice, post()))
-    }
-
-    fn try_slice<'a>(&'a self, slice: &'a ResourceSlice) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
-        Box::pin(self.create(slice, PostParams { dry_run: true, ..post() }))
-    }
-
-    fn update_slice<'a>(
-        &'a self,
-        slice: &'a ResourceSlice,
-    ) -> BoxFuture<'a, Result<ResourceSlice, CallError>> {
-        Box::pin(async move {
-            let api = self.all_slices();
-            let name = slice.metadata.name.as_deref().unwrap_or_default();
-            let what = || format!("UPDATE resourceslices {name}");
-            call(self.limit, what, api.replace(name, &post(), slice)).await
-        })
-    }
-
-    fn delete_slice<'a>(&'a self, slice: &'a SliceRef) -> BoxFuture<'a, Result<(), CallError>> {
-        Box::pin(self.delete(slice))
     }
 }
 
@@ -376,44 +268,9 @@ fn translate(what: String, error: kube::Error) -> CallError {
     }
 }
 
-fn slice_ref(metadata: &ObjectMeta) -> SliceRef {
-    SliceRef {
-        name: metadata.name.clone().unwrap_or_default(),
-        uid: metadata.uid.clone().unwrap_or_default(),
-        resource_version: metadata.resource_version.clone().unwrap_or_default(),
-    }
-}
-
-fn stored(item: Result<ResourceSlice, Misfit<ResourceSlice>>) -> StoredSlice {
-    match item {
-        Ok(slice) => StoredSlice::Readable(Box::new(slice)),
-        Err(invalid) => {
-            StoredSlice::Unreadable { slice: slice_ref(&invalid.rest.metadata), problem: invalid.problem }
-        }
-    }
-}
-
-/// `None`: nothing that anyone must act on.
-fn told(event: watcher::Result<Event<PartialObjectMeta<ResourceSlice>>>) -> Option<SliceEvent> {
-    match event {
-        Ok(Event::InitDone) => Some(SliceEvent::Restarted),
-        Ok(Event::Init | Event::InitApply(_)) => None,
-        Ok(Event::Apply(slice)) => Some(SliceEvent::Stored(slice_ref(&slice.metadata))),
-        Ok(Event::Delete(slice)) => Some(SliceEvent::Deleted(slice_ref(&slice.metadata))),
-        Err(error) => Some(SliceEvent::Interrupted { problem: error_chain(&error) }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
-    use futures::future::join_all;
-    use http::{Request, Response};
-    use kube::client::Body;
-
     use super::*;
-    use crate::cluster::ClaimState;
-    use crate::model::names::ClaimUid;
 
     #[tokio::test]
     async fn several_kubeconfig_files_are_merged_and_the_first_counts() {
@@ -438,35 +295,5 @@ mod tests {
         let config = from_file(Path::new(&format!("{context}:{missing}::{first}:{second}"))).await.unwrap();
         assert_eq!((config.cluster_url.port_u16(), config.default_namespace.as_str()), (Some(1), "ml"));
         assert!(from_file(Path::new(&missing)).await.is_err());
-    }
-
-    #[tokio::test]
-    async fn a_burst_of_claims_is_read_a_few_at_a_time_and_all_are_answered() {
-        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let cluster = KubeCluster::with_client(Client::new(service, "default"), NodeName::new("node-a"));
-        let claims: Vec<ClaimRef> = (0..3 * READS_AT_ONCE)
-            .map(|n| ClaimRef { namespace: "ml".into(), name: format!("c{n}"), uid: ClaimUid::new("u") })
-            .collect();
-        let count = claims.len();
-        let states =
-            tokio::spawn(
-                async move { join_all(claims.iter().map(|claim| cluster.claim_state(claim))).await },
-            );
-        let mut open = Vec::new();
-        for answered in 0..count {
-            while open.len() < READS_AT_ONCE.min(count - answered) {
-                open.push(server.next_request().await.unwrap());
-            }
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-            assert!(server.next_request().now_or_never().is_none(), "{} reads at once", open.len() + 1);
-            let (request, answer) = open.remove(0);
-            let name = request.uri().path().rsplit('/').next().unwrap();
-            let status = format!(r#"{{"code":404,"reason":"NotFound","details":{{"name":"{name}"}}}}"#);
-            answer.send_response(Response::builder().status(404).body(status.into_bytes().into()).unwrap());
-        }
-        let states = tokio::time::timeout(CALL_LIMIT, states).await.unwrap().unwrap();
-        assert!(states.iter().all(|state| *state == ClaimState::Gone), "{states:?}");
     }
 }

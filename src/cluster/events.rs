@@ -23,6 +23,22 @@ pub const QUEUE_CAPACITY: usize = 64;
 /// The API server refuses longer messages.
 const MESSAGE_LIMIT_BYTES: usize = 1024;
 
+/// Whose events they are, as `reportingInstance` has it: the node's name of a node plugin, the pod's of a controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReportingInstance(String);
+
+impl ReportingInstance {
+    pub fn of_pod(name: &str) -> Self {
+        Self(name.to_owned())
+    }
+}
+
+impl From<&NodeName> for ReportingInstance {
+    fn from(node: &NodeName) -> Self {
+        Self(node.to_string())
+    }
+}
+
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
@@ -93,7 +109,7 @@ impl Events {
 /// The sender and the task that posts what is queued, one after the other.
 pub(super) fn queue(
     client: Client,
-    node: NodeName,
+    reporter: ReportingInstance,
     limit: Duration,
 ) -> (Events, impl Future<Output = ()> + Send + use<>) {
     let (sender, mut receiver) = mpsc::channel(QUEUE_CAPACITY);
@@ -101,7 +117,7 @@ pub(super) fn queue(
     let events = Events { queue: sender, counts: Arc::clone(&counts) };
     let task = async move {
         while let Some(note) = receiver.recv().await {
-            let event = event(&note, &node, Timestamp::now());
+            let event = event(&note, &reporter, Timestamp::now());
             let namespace = event.involved_object.namespace.clone().unwrap_or_default();
             let api = Api::<Event>::namespaced(client.clone(), &namespace);
             let what = || format!("CREATE events {} in {namespace}", note.reason);
@@ -117,7 +133,7 @@ pub(super) fn queue(
     (events, task)
 }
 
-fn event(note: &Note, node: &NodeName, now: Timestamp) -> Event {
+fn event(note: &Note, reporter: &ReportingInstance, now: Timestamp) -> Event {
     let involved = involved(&note.subject);
     let now = Time(now);
     let kind = match note.severity {
@@ -137,9 +153,9 @@ fn event(note: &Note, node: &NodeName, now: Timestamp) -> Event {
         count: Some(1),
         first_timestamp: Some(now.clone()),
         last_timestamp: Some(now),
-        source: Some(EventSource { component: Some(DRIVER.to_owned()), host: Some(node.to_string()) }),
+        source: Some(EventSource { component: Some(DRIVER.to_owned()), host: Some(reporter.0.clone()) }),
         reporting_component: Some(DRIVER.to_owned()),
-        reporting_instance: Some(node.to_string()),
+        reporting_instance: Some(reporter.0.clone()),
         ..Event::default()
     }
 }

@@ -7,7 +7,8 @@
 //! compared with kubelet's). Only our own slices are ever written with a whole-object PUT, since a field
 //! that these types do not know would be lost by it; and claims that JSON cannot write, byte for byte.
 //!
-//! * [`Cluster`]: the questions and writes; [`KubeCluster`]: the real API server
+//! * [`Cluster`]: a node's questions and writes; [`NodeCluster`]: the real API server for them; [`KubeCluster`]: the
+//!   real API server for whatever belongs to no node
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
 //! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims, `verbatim` those that no
@@ -27,6 +28,7 @@ pub mod events;
 pub mod feed;
 mod guarded;
 pub mod lease;
+mod node;
 pub mod read_claim;
 mod reader;
 mod sieve;
@@ -43,6 +45,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 
 pub use client::{ConnectError, Endpoint, KubeCluster};
 pub use error::{CallError, ClaimError, ClaimState};
+pub use node::NodeCluster;
 pub use survey::Survey;
 
 use crate::model::claim::{AllocatedClaim, ClaimRef};

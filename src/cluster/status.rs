@@ -10,8 +10,9 @@ use serde_json::json;
 use thiserror::Error;
 
 use super::CallError;
-use super::client::{KubeCluster, asked, call};
+use super::client::{asked, call};
 use super::events::Subject;
+use super::node::NodeCluster;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DRIVER, NodeName};
 
@@ -103,11 +104,11 @@ impl ReportError {
     }
 }
 
-impl ClaimReports for KubeCluster {
+impl ClaimReports for NodeCluster {
     fn reported<'a>(&'a self, claim: &'a ClaimRef) -> BoxFuture<'a, Result<Reported, ReportError>> {
         Box::pin(async move {
             let what = || format!("GET resourceclaims {}/{}", claim.namespace, claim.name);
-            let object = call(self.limit(), what, self.get(&claim.namespace, &claim.name)).await;
+            let object = call(self.api().limit(), what, self.api().get(&claim.namespace, &claim.name)).await;
             read(claim, object.map_err(|source| ReportError::of(claim, source))?)
         })
     }
@@ -127,7 +128,7 @@ impl ClaimReports for KubeCluster {
             }));
             let claims = asked::<ResourceClaim>(&claim.namespace);
             let written = claims.patch_subresource("status", &claim.name, &apply, &ours);
-            let stored = call(self.limit(), what, self.ask(written)).await;
+            let stored = call(self.api().limit(), what, self.api().ask(written)).await;
             let stored = stored.map_err(|source| ReportError::of(claim, source))?;
             match entries.len() > of_ours(stored).len() {
                 true => Err(ReportError::NotKept),

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::cluster::events::Events;
+use crate::cluster::events::ReportingInstance;
 use crate::cluster::feed::Change;
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, ConnectError, Endpoint, KubeCluster};
@@ -27,7 +28,6 @@ use crate::controller::metrics::ControllerMetrics;
 use crate::controller::pending::Pending;
 use crate::controller::write::{Outcome, Write};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
-use crate::model::names::NodeName;
 use crate::ops::OpsError;
 use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
@@ -88,7 +88,7 @@ pub async fn run(
     let stop = CancellationToken::new();
     let mut tasks = Tasks::new(stop.clone());
     let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
-    let api = KubeCluster::connect(&endpoint, NodeName::new(&settings.identity)).await?;
+    let api = KubeCluster::connect(&endpoint).await?;
     let api = api.with_limit(CALL_LIMIT);
     let mut registry = metrics::registry();
     let readiness = Readiness::default();
@@ -144,7 +144,7 @@ pub async fn start(
     tasks.spawn_on(&thread, "lease", leasing.run(until, is_idle));
     let thread = tasks.thread("controller")?;
     let api = on_thread(&thread, &api)?;
-    let (events, posting) = api.events();
+    let (events, posting) = api.events(ReportingInstance::of_pod(&settings.identity));
     let until = tasks.stop();
     tasks.spawn_on(&thread, "events", async move {
         tokio::select! {

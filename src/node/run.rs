@@ -26,7 +26,7 @@ use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, ClaimMetrics, LISTS_LIMIT, Watchdog};
 use super::{device_faults, findings, health, sweeper};
-use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster};
+use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster, NodeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
 use crate::host::{FileLock, LocalHost, LocalProcesses, Processes, boot};
@@ -194,9 +194,9 @@ pub fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
     }
 }
 
-async fn connect(settings: &NodeSettings) -> Result<KubeCluster, NodeError> {
+async fn connect(settings: &NodeSettings) -> Result<NodeCluster, NodeError> {
     let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
-    Ok(KubeCluster::connect(&endpoint, settings.node_name.clone()).await?)
+    Ok(NodeCluster::new(KubeCluster::connect(&endpoint).await?, settings.node_name.clone()))
 }
 
 fn discover(settings: &NodeSettings, tasks: &mut Tasks, looked: Token) -> Discovered {
@@ -228,7 +228,7 @@ fn discover(settings: &NodeSettings, tasks: &mut Tasks, looked: Token) -> Discov
 
 /// The loop that tells people about claims, beginning with those that are ready already.
 fn report(
-    api: Arc<KubeCluster>,
+    api: Arc<NodeCluster>,
     executor: &Executor,
     told: device_faults::FaultReceivers,
     tasks: &mut Tasks,

@@ -17,7 +17,6 @@ use super::server::{Bound, ReviewHandler};
 use crate::admission::ClassAmount;
 use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
-use crate::model::names::NodeName;
 use crate::ops::addresses::Addresses;
 use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
@@ -79,7 +78,7 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
     let metrics = WebhookMetrics::register(&mut registry);
     let endpoint = settings.kubeconfig.map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
     // No node is asked about.
-    let cluster = KubeCluster::connect(&endpoint, NodeName::new("none")).await?;
+    let cluster = KubeCluster::connect(&endpoint).await?;
 
     let mut dump = StateDump::default();
     let shown = metrics.clone();

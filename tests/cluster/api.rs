@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::events::{Note, Severity, Subject};
-use tranche::cluster::{ClaimState, Cluster, Endpoint, KubeCluster};
+use tranche::cluster::{ClaimState, Cluster, Endpoint, KubeCluster, NodeCluster};
 use tranche::inventory::Inventory;
 use tranche::model::claim::{Access, ClaimRef};
 use tranche::model::gpu::{
@@ -37,7 +37,7 @@ struct Real {
     /// Keeps other tests off it.
     _rig: Rig,
     client: Client,
-    cluster: KubeCluster,
+    cluster: NodeCluster,
     node: NodeName,
     owner: Owner,
     minor: u32,
@@ -50,7 +50,7 @@ impl Real {
         let node = NodeName::new(format!("tranche-{test}-{}", std::process::id()));
         // The product's own way in; it also chooses the TLS provider for the second client.
         let endpoint = Endpoint::Kubeconfig(path.clone());
-        let cluster = KubeCluster::connect(&endpoint, node.clone()).await.unwrap();
+        let cluster = NodeCluster::new(KubeCluster::connect(&endpoint).await.unwrap(), node.clone());
         let kubeconfig = Kubeconfig::read_from(path).unwrap();
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
         let client = Client::try_from(config).unwrap();

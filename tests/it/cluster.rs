@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::events::{Note, Severity, Subject};
-use tranche::cluster::{ClaimState, Cluster, KubeCluster, SliceEvent, StoredSlice};
+use tranche::cluster::{ClaimState, Cluster, KubeCluster, NodeCluster, SliceEvent, StoredSlice};
 use tranche::inventory::Inventory;
 use tranche::model::claim::{Access, ClaimRef};
 use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, Pci};
@@ -33,8 +33,9 @@ fn api() -> MockApi {
     api
 }
 
-fn cluster(api: &MockApi) -> KubeCluster {
-    KubeCluster::with_client(api.client(), NodeName::new(NODE)).with_limit(Duration::from_millis(500))
+fn cluster(api: &MockApi) -> NodeCluster {
+    let api = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    NodeCluster::new(api, NodeName::new(NODE))
 }
 
 fn claim_ref(uid: &str) -> ClaimRef {

@@ -9,7 +9,6 @@ use tranche::cluster::KubeCluster;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
 use tranche::controller::holds::Pace;
 use tranche::controller::{ControllerMetrics, start};
-use tranche::model::names::NodeName;
 use tranche::ops::drain::Signals;
 use tranche::ops::metrics::registry;
 use tranche::ops::tasks::Tasks;
@@ -62,8 +61,7 @@ fn settings(identity: &str) -> ControllerSettings {
 async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
     let stop = CancellationToken::new();
     let mut tasks = Tasks::new(stop.clone());
-    let cluster = KubeCluster::with_client(api.client(), NodeName::new(&settings.identity))
-        .with_limit(Duration::from_millis(500));
+    let cluster = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
     let metrics = ControllerMetrics::register(&mut registry());
     start(&settings, cluster, metrics, None, &mut tasks).await.unwrap();
     let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));

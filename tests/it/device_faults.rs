@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tranche::cluster::KubeCluster;
+use tranche::cluster::{KubeCluster, NodeCluster};
 use tranche::inventory::{DeviceFaults, Inventory};
 use tranche::model::gpu::Health;
 use tranche::model::names::{NodeName, PoolName};
@@ -71,7 +71,8 @@ impl TestNode {
             every: Duration::from_millis(10),
         });
         let device_faults = told.device_faults.clone();
-        let cluster = Arc::new(KubeCluster::with_client(self.api.client(), NodeName::new(NODE)));
+        let cluster =
+            Arc::new(NodeCluster::new(KubeCluster::with_client(self.api.client()), NodeName::new(NODE)));
         let (publisher, published) = Publisher::new(cluster, NodeName::new(NODE), self.site.gpus.subscribe());
         let publisher = publisher.with_pace(quick()).with_device_faults(device_faults.clone());
         let stop = CancellationToken::new();

@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tranche::cli::{self, Command, explain, top};
 use tranche::cluster::KubeCluster;
-use tranche::model::names::NodeName;
 
 use crate::mock_api::{Failure, MockApi, Verb};
 use crate::objects::{put_node, share};
@@ -17,7 +16,7 @@ const NOW: &str = "2026-01-01T00:10:00Z";
 const DRIVER: &str = "gpu.nvidia.com";
 
 fn cluster(api: &MockApi) -> KubeCluster {
-    KubeCluster::with_client(api.client(), NodeName::new(""))
+    KubeCluster::with_client(api.client())
 }
 
 fn parsed(line: &str) -> Command {

@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, Seen};
-use tranche::model::names::NodeName;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 use crate::objects::share;
@@ -19,7 +18,7 @@ struct Told(BoxStream<'static, Change>);
 
 impl Told {
     fn of(api: &MockApi) -> Self {
-        Self(KubeCluster::with_client(api.client(), NodeName::new("one")).feed())
+        Self(KubeCluster::with_client(api.client()).feed())
     }
 
     async fn next(&mut self) -> String {

@@ -16,7 +16,6 @@ use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, Seen};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
-use tranche::model::names::NodeName;
 
 use crate::objects::share;
 
@@ -79,7 +78,7 @@ async fn measure(what: &str, make: Make) -> Core {
 
 /// A controller that knows all there is, and has decided nothing.
 async fn follow(make: Make) -> Core {
-    let cluster = KubeCluster::with_client(client(make), NodeName::new("one"));
+    let cluster = KubeCluster::with_client(client(make));
     let mut core = Core::new(Rules::default(), "tranche-system");
     let mut feed = cluster.feed();
     while !core.view.is_complete() {

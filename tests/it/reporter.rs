@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
+use tranche::cluster::{KubeCluster, NodeCluster};
 use tranche::conditions::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
 use tranche::inventory::{DaemonDown, DeviceFaults, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
@@ -28,8 +28,9 @@ const NODE: &str = "node-a";
 const CLAIMS: &str = "resourceclaims";
 const SHARE: &str = "7d3a4c9e-6f0d-4a53-9c3f-0c8c6a1d2b11";
 
-fn cluster(api: &MockApi) -> KubeCluster {
-    KubeCluster::with_client(api.client(), NodeName::new(NODE)).with_limit(Duration::from_millis(500))
+fn cluster(api: &MockApi) -> NodeCluster {
+    let api = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    NodeCluster::new(api, NodeName::new(NODE))
 }
 
 fn claim_ref(name: &str) -> ClaimRef {

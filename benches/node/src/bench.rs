@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kube::Client;
 
-use tranche::cluster::{Cluster, Endpoint, KubeCluster};
+use tranche::cluster::{Cluster, Endpoint, KubeCluster, NodeCluster};
 use tranche::kubelet::pb::dra::Claim;
 use tranche::model::claim::ClaimRef;
 use tranche::model::names::{ClaimUid, NodeName};
@@ -23,7 +23,7 @@ use crate::plugin::{Process, Setting};
 pub struct Bench<'a> {
     pub client: &'a Client,
     /// The driver's own client, in this process.
-    cluster: KubeCluster,
+    cluster: NodeCluster,
     pub plugin: Process,
     pub socket: Socket,
     pub folder: PathBuf,
@@ -52,7 +52,7 @@ impl<'a> Bench<'a> {
         let socket = Socket::registered(&kubelet).await?;
         let devices = api::devices(client, start.devices).await.with_context(|| plugin.last_words())?;
         let endpoint = Endpoint::Kubeconfig(setting.kubeconfig.clone());
-        let cluster = KubeCluster::connect(&endpoint, NodeName::new(NODE)).await?;
+        let cluster = NodeCluster::new(KubeCluster::connect(&endpoint).await?, NodeName::new(NODE));
         Ok(Self { client, cluster, plugin, socket, folder, devices, _kubelet: kubelet })
     }
 

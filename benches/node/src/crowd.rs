@@ -26,7 +26,7 @@ use made::{
 use tranche::cluster::KubeCluster;
 use tranche::cluster::allocation::ClaimVersion;
 use tranche::model::claim::ClaimRef;
-use tranche::model::names::{DRIVER, HOLD_LABEL, NodeName};
+use tranche::model::names::{DRIVER, HOLD_LABEL};
 use tranche::model::quantity::Quantity;
 
 use crate::api::PATIENCE;
@@ -235,7 +235,7 @@ impl Crowd<'_> {
     async fn ceiling(&self, allocations: &[AllocationResult]) -> Result<Wave> {
         let namespace = "bench-ceiling";
         made::open(self.client, namespace).await?;
-        let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
+        let cluster = KubeCluster::with_client(self.client.clone());
         let allocate = |nth: usize, claim: ResourceClaim| {
             let (cluster, allocation) = (&cluster, allocations.get(nth));
             async move {
@@ -263,7 +263,7 @@ impl Crowd<'_> {
         made::open(self.client, namespace).await?;
         make(self.client, namespace, &by_controller(), Binder::Nobody, Pacing::Paced).await?;
         let claims = self.claims(namespace).await?;
-        let cluster = KubeCluster::with_client(self.client.clone(), NodeName::new(""));
+        let cluster = KubeCluster::with_client(self.client.clone());
         let start = self.begin(namespace).await?;
         let writes = claims.iter().zip(allocations).map(|(claim, allocation)| {
             let cluster = &cluster;

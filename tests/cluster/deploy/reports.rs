@@ -5,8 +5,8 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tranche::cluster::KubeCluster;
 use tranche::cluster::status::{ClaimReports, ReportError};
+use tranche::cluster::{KubeCluster, NodeCluster};
 use tranche::conditions::{self, ClaimHealth, GrantEvent, GrantEventKind, GrantUsage};
 use tranche::ledger::{HeldDevice, HoldMode, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
@@ -44,7 +44,7 @@ fn reference(claim: &ResourceClaim) -> ClaimRef {
 }
 
 /// A claim on the node, one elsewhere, and the API server as the node's plugin sees it.
-async fn claims(rig: &Rig) -> (Client, KubeCluster, ClaimRef, ClaimRef) {
+async fn claims(rig: &Rig) -> (Client, NodeCluster, ClaimRef, ClaimRef) {
     apply_plain(rig);
     let admin = rig.client().await;
     rig.on_end(&["kubectl", "-n", NAMESPACE, "delete", "resourceclaims", "--all", "--wait=false"]);
@@ -52,7 +52,7 @@ async fn claims(rig: &Rig) -> (Client, KubeCluster, ClaimRef, ClaimRef) {
     let elsewhere = reference(&allocated_claim(&admin, "elsewhere", "node-x").await);
     let by_plugin = plugin(rig, &admin).await;
     policy_in_force(&Api::all(by_plugin.clone())).await;
-    (admin, KubeCluster::with_client(by_plugin, NodeName::new(NODE)), here, elsewhere)
+    (admin, NodeCluster::new(KubeCluster::with_client(by_plugin), NodeName::new(NODE)), here, elsewhere)
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Map, Value, json};
 use tranche::cluster::KubeCluster;
-use tranche::model::names::NodeName;
 
 use super::claims::FIELDS;
 use super::jsons;
@@ -45,7 +44,7 @@ fn list(input: &[u8]) {
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
-    let cluster = KubeCluster::with_client(Client::new(service, "default"), NodeName::new("one"));
+    let cluster = KubeCluster::with_client(Client::new(service, "default"));
     ready();
     let found = runtime.block_on(cluster.survey());
     let Some(count) = readable(input) else { return };
