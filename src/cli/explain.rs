@@ -187,7 +187,7 @@ async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Re
         return Ok(Subjects { remarks: vec![words], ..Subjects::default() });
     }
     let mut asked = Subjects { lacks: find::lacks(&object), ..Subjects::default() };
-    let mut pods = core.view.pods.values();
+    let mut pods = core.view.pods();
     let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     for name in pod.iter().flat_map(|pod| &pod.claims) {
         match core.view.claim_named(&named.namespace, name) {

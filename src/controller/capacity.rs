@@ -1,4 +1,4 @@
-//! The allocator's index, kept in step with the world: what GPUs and nodes have, what of it is granted, and what
+//! The allocator's index, kept in step with the view: what GPUs and nodes have, what of it is granted, and what
 //! is closed to shares.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +80,7 @@ impl Capacity {
         self.epoch
     }
 
-    /// Something else than the stock has changed that may let a pod fit.
+    /// Something else than what is counted here has changed that may let a pod fit.
     pub fn news(&mut self) {
         self.epoch += 1;
     }

@@ -69,8 +69,8 @@ impl Core {
 }
 
 /// A claim, as far as plans depend on it.
-pub(super) fn stored(world: &ClusterView, uid: &ClaimUid) -> Stored {
-    match world.claims.get(uid).filter(|claim| !claim.is_new()) {
+pub(super) fn stored(view: &ClusterView, uid: &ClaimUid) -> Stored {
+    match view.claim(uid).filter(|claim| !claim.is_new()) {
         None => Stored::No,
         Some(Claim { allocation: None, .. }) => Stored::Open,
         Some(claim) => Stored::Allocated { reserved: claim.is_reserved() },

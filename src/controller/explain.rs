@@ -145,17 +145,17 @@ struct Turned {
     before: usize,
 }
 
-/// Answers for claims that the world knows, in their order. The core was fed with everything at moment 0, and is of
+/// Answers for claims that are known, in their order. The core was fed with everything at moment 0, and is of
 /// no use afterwards: what it has decided is never written. `at`: the time of day.
 pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Explained> {
     core.start(TURN);
     core.reevaluate_gpus(TURN);
-    let known = claims.iter().filter_map(|uid| core.view.claims.get(uid));
+    let known = claims.iter().filter_map(|uid| core.view.claim(uid));
     let pods: BTreeSet<PodUid> =
         known.flat_map(|claim| core.view.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
     let turns = take_turns(core, &pods);
     let one = |uid: &ClaimUid| {
-        let claim = core.view.claims.get(uid)?;
+        let claim = core.view.claim(uid)?;
         let user = |pod: &Pod| User {
             name: pod.at.name.clone(),
             node: pod.node.clone(),
@@ -210,7 +210,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
         Asks::Scheduler(_) => return not_ours(core, claim),
     };
-    if let Err(words) = wants(spec, &core.view.class.config) {
+    if let Err(words) = wants(spec, &core.view.class().config) {
         return Answer::Refused { words };
     }
     if claim.ending {
@@ -288,15 +288,15 @@ fn not_ready(core: &Core, claim: &Claim) -> Answer {
         );
         return waits(Because::OtherClaims, words);
     }
-    let world = &core.view;
-    let missing = pod.claims.iter().find(|one| world.claim_named(&pod.at.namespace, one).is_none());
+    let view = &core.view;
+    let missing = pod.claims.iter().find(|one| view.claim_named(&pod.at.namespace, one).is_none());
     if let Some(missing) = missing {
         let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
         return waits(Because::OtherClaims, words);
     }
     if let (UnitKey::Gang { name: gang, .. }, Some(own)) = (unit(pod), &pod.gang) {
         let key = unit(pod);
-        let there = world.pods.values().filter(|other| unit(other) == key);
+        let there = view.pods().filter(|other| unit(other) == key);
         let ready = there.filter(|other| other.is_ready()).count();
         let size = own.pods().map_or("some".to_owned(), |size| size.to_string());
         let words = gathering(&gang, ready, &size);
@@ -354,7 +354,7 @@ fn kept(core: &Core, own: &Claim, at: Timestamp) -> Vec<String> {
         (until > at).then(|| format!("claim {namespace}/{name} {text}"))
     };
     let waits = |claim: &&Claim| claim.waiting.is_some() && claim.allocation.is_none();
-    let others = core.view.claims.values().filter(waits).filter(|claim| claim.uid() != own.uid());
+    let others = core.view.claims().filter(waits).filter(|claim| claim.uid() != own.uid());
     others.filter_map(one).take(KEPT_MAX).collect()
 }
 
@@ -397,7 +397,7 @@ fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<Stri
 }
 
 fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
-    let hold = core.view.holds.get(gpu).and_then(|uid| core.view.claims.get(uid));
+    let hold = core.view.hold(gpu);
     let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
     age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
 }
@@ -437,12 +437,12 @@ fn scheduler(core: &Core, claim: &Claim) -> Option<String> {
                 && untolerated(&gpu.taints, tolerations).is_none()
         })
     };
-    let all =
-        core.view.nodes.iter().flat_map(|(name, node)| {
-            node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu))
-        });
+    let all = core
+        .view
+        .nodes()
+        .flat_map(|(name, node)| node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu)));
     let chosen: Vec<GpuRef> = all.filter(|(_, gpu)| is_chosen(gpu)).map(|(at, _)| at).collect();
-    let untouched = chosen.iter().filter(|at| !core.view.books.contains_key(at)).count();
+    let untouched = chosen.iter().filter(|at| core.view.uses(at).next().is_none()).count();
     let held = chosen.iter().filter(|at| core.holds.is_ours(at) && !core.capacity.is_granted(at)).count();
     (!chosen.is_empty()).then(|| {
         format!(

@@ -16,23 +16,23 @@ const COMPANIES_MAX: usize = 16;
 ///
 /// # Errors
 /// There is no place.
-pub fn decide(stock: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
+pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
     if let [ask] = asks {
         let size = usize::try_from(ask.shape.gpus()).unwrap_or(usize::MAX);
-        for company in stock.groups(size).into_iter().take(COMPANIES_MAX) {
-            if let Some(decision) = beside(stock, ask, &company, policy) {
+        for company in capacity.groups(size).into_iter().take(COMPANIES_MAX) {
+            if let Some(decision) = beside(capacity, ask, &company, policy) {
                 return Ok(decision);
             }
         }
     }
     // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
     // it takes of its node is not there for the next one.
-    let mut taken: BTreeMap<GpuRef, bool> = stock.taken_gpus().map(|gpu| (gpu, false)).collect();
+    let mut taken: BTreeMap<GpuRef, bool> = capacity.taken_gpus().map(|gpu| (gpu, false)).collect();
     let mut rooms: BTreeMap<NodeName, Room> = BTreeMap::new();
     let mut placements = Vec::with_capacity(asks.len());
     for ask in asks {
         let one = std::slice::from_ref(ask);
-        let decision = stock.decide_with(&taken, &rooms, |index| allocate::decide(index, one, policy));
+        let decision = capacity.decide_with(&taken, &rooms, |index| allocate::decide(index, one, policy));
         let gang = (placements.len(), asks.len());
         let decision = decision.map_err(|refused| Explanation { gang, ..refused })?;
         for placement in &decision.placements {
@@ -53,7 +53,7 @@ fn room_of(placement: &Placement) -> Room {
 
 /// On the same GPUs as another claim, if there is room.
 fn beside(
-    stock: &mut Capacity,
+    capacity: &mut Capacity,
     ask: &PodAsk,
     company: &BTreeSet<GpuRef>,
     policy: Policy,
@@ -62,12 +62,12 @@ fn beside(
     if !ask.nodes.allow(node) {
         return None;
     }
-    let gpus = stock.index.nodes().find(|view| view.name() == node)?;
+    let gpus = capacity.index.nodes().find(|view| view.name() == node)?;
     let gpus: BTreeMap<GpuRef, bool> = gpus
         .gpus()
         .map(|gpu| GpuRef::new(node, gpu.device()))
         .map(|gpu| (gpu.clone(), company.contains(&gpu)))
         .collect();
     let ask = PodAsk { nodes: Nodes::Only([node.clone()].into()), shape: ask.shape.clone() };
-    stock.decide_with(&gpus, &BTreeMap::new(), |index| allocate::decide(index, &[ask], policy)).ok()
+    capacity.decide_with(&gpus, &BTreeMap::new(), |index| allocate::decide(index, &[ask], policy)).ok()
 }

@@ -92,7 +92,7 @@ pub struct Turn {
     pub key: UnitKey,
     pub priority: i32,
     pub pods: Vec<PodUid>,
-    /// It was tried in vain with the stock of this epoch.
+    /// It was tried in vain in this epoch.
     pub tried: Option<u64>,
     /// It was tried before, whatever has changed since.
     pub looked_at: bool,

@@ -77,21 +77,21 @@ impl std::fmt::Display for Named {
 }
 
 /// There is no such claim: what there is instead.
-pub fn no_claim(world: &ClusterView, named: &Named) -> anyhow::Error {
-    let pod = world.pods.values().any(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
+pub fn no_claim(view: &ClusterView, named: &Named) -> anyhow::Error {
+    let pod = view.pods().any(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     if pod {
         let Named { namespace, name, .. } = named;
         return anyhow!(
             "there is no claim {name} in namespace {namespace}, but a pod of that name: ask for pod/{name}"
         );
     }
-    let claims = world.claims.values().map(|claim| &claim.at.claim);
+    let claims = view.claims().map(|claim| &claim.at.claim);
     nothing(named, claims.map(|claim| (claim.namespace.as_str(), claim.name.as_str())))
 }
 
 /// There is no such pod.
-pub fn no_pod(world: &ClusterView, named: &Named) -> anyhow::Error {
-    let pods = world.pods.values().map(|pod| &pod.at);
+pub fn no_pod(view: &ClusterView, named: &Named) -> anyhow::Error {
+    let pods = view.pods().map(|pod| &pod.at);
     nothing(named, pods.map(|pod| (pod.namespace.as_str(), pod.name.as_str())))
 }
 

@@ -290,7 +290,7 @@ pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();
-    let pod = core.view.pods.get(pod)?;
+    let pod = core.view.pod(pod)?;
     let several = ask::is_several(&shape);
     let one = |(name, state): (&NodeName, &crate::controller::view::NodeState)| {
         let verdict = match (elsewhere(&nodes, name), found.remove(name)) {
@@ -303,7 +303,7 @@ pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec
         };
         (name.clone(), verdict)
     };
-    Some(core.view.nodes.iter().map(one).collect())
+    Some(core.view.nodes().map(one).collect())
 }
 
 /// The node that the pod is bound to by what it has already.
@@ -413,8 +413,8 @@ fn closed(core: &Core, gpu: &GpuRef) -> String {
 
 /// The claims that name a GPU in such a way.
 pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Use) -> bool) -> String {
-    let uses = core.view.books.get(gpu).into_iter().flatten().filter(|(_, how)| is(how));
-    let claims = uses.filter_map(|(uid, _)| core.view.claims.get(uid));
+    let uses = core.view.uses(gpu).filter(|(_, how)| is(how));
+    let claims = uses.filter_map(|(uid, _)| core.view.claim(uid));
     let names: Vec<String> =
         claims.map(|claim| format!("{}/{}", claim.at.claim.namespace, claim.at.claim.name)).collect();
     match names.as_slice() {

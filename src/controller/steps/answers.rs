@@ -61,7 +61,7 @@ impl Core {
     /// The API server does not have the claim any more. The watch need not bring that: an answer that came late may have
     /// told of a claim after the list that it is missing from.
     fn not_there(&mut self, uid: &ClaimUid, now: Moment) {
-        let Some(claim) = self.view.claims.get(uid).filter(|claim| !claim.is_new()) else { return };
+        let Some(claim) = self.view.claim(uid).filter(|claim| !claim.is_new()) else { return };
         let ClaimRef { namespace, name, uid } = claim.at.claim.clone();
         let meta = ObjectMeta {
             namespace: Some(namespace),
@@ -74,7 +74,7 @@ impl Core {
 
     /// What a write of ours made of a claim. Told late, it may have been deleted since: then it is not there again.
     pub(in crate::controller) fn changed(&mut self, claim: Box<ResourceClaim>, now: Moment) {
-        if self.view.claims.contains_key(&reference(&claim.metadata).uid) {
+        if self.view.claim(&reference(&claim.metadata).uid).is_some() {
             self.apply(Change::Claim(Seen::Stored(claim)), now);
         }
     }
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// `well`: the world is at least as of when the look began.
+    /// `well`: what is known is at least as of when the look began.
     pub(in crate::controller) fn looked(&mut self, well: bool, now: Moment) {
         let contested = if well { self.contestable(self.holds.looking()) } else { BTreeSet::new() };
         let others = |gpu: &GpuRef| match (self.view.is_anothers(gpu), contested.contains(gpu)) {
@@ -142,7 +142,7 @@ impl Core {
 
     /// A claim that was promised exists, with its allocation or without.
     fn settle_created(&mut self, uid: &ClaimUid, now: Moment) {
-        match self.view.claims.get(uid).is_some_and(|claim| !claim.is_new()) {
+        match self.view.claim(uid).is_some_and(|claim| !claim.is_new()) {
             // Under its own name: should the allocation have failed, that is to be made sure of.
             true => self.tracker.confirm_at(uid, now),
             // Its pod has gone meanwhile: what it has counts under its own name.
@@ -152,7 +152,7 @@ impl Core {
 
     /// An allocation that was in doubt does not stand in the API, and will not.
     pub(super) fn confirm_absent(&mut self, uid: &ClaimUid, now: Moment) {
-        let open = self.view.claims.get(uid).is_none_or(|claim| claim.allocation.is_none());
+        let open = self.view.claim(uid).is_none_or(|claim| claim.allocation.is_none());
         if self.tracker.confirmed(uid) && open {
             self.capacity.set_grants(uid, Vec::new());
             self.review_users(uid, now);
@@ -166,7 +166,7 @@ impl Core {
             Verdict::NotWritten => self.confirm_absent(uid, now),
             Verdict::Cancel(key) => self.cancel(&key, now),
             Verdict::Refused(key) => {
-                if let Some(claim) = self.view.claims.get(uid) {
+                if let Some(claim) = self.view.claim(uid) {
                     self.recorder.not_taken(claim, self.view.pods_of(claim), &failure.words(), now);
                 }
                 self.cancel(&key, now);

@@ -45,7 +45,7 @@ impl Core {
 
     pub(in crate::controller) fn class(&mut self) {
         self.capacity.news();
-        let said = self.view.class.policy.as_deref().map(str::parse::<Policy>);
+        let said = self.view.class().policy.as_deref().map(str::parse::<Policy>);
         if let Some(Err(words)) = said {
             self.recorder.trouble(format!(
                 "DeviceClass {SHARED_CLASS}: annotation {POLICY}: {words}; until then it is {}",
@@ -57,7 +57,7 @@ impl Core {
     // Claims.
 
     pub(in crate::controller) fn claim(&mut self, uid: &ClaimUid, before: Option<&Claim>, now: Moment) {
-        let Some(claim) = self.view.claims.get(uid) else { return };
+        let Some(claim) = self.view.claim(uid) else { return };
         let named =
             before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
         let others: Vec<GpuRef> =
@@ -67,7 +67,7 @@ impl Core {
             self.hold_changed(&gpu, now);
         }
         others.iter().for_each(|gpu| self.invalidate_hold(gpu, now));
-        let claim = &self.view.claims[uid];
+        let Some(claim) = self.view.claim(uid) else { return };
         if claim.is_shares() {
             match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
                 (Some(_), _) => self.allocated(uid, now),
@@ -76,7 +76,7 @@ impl Core {
             }
         }
         self.review_users(uid, now);
-        let claim = &self.view.claims[uid];
+        let Some(claim) = self.view.claim(uid) else { return };
         if before.is_some_and(|before| before.policy != claim.policy) {
             self.view.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
         }
@@ -89,7 +89,7 @@ impl Core {
     }
 
     pub(in crate::controller) fn allocated(&mut self, uid: &ClaimUid, now: Moment) {
-        let claim = &self.view.claims[uid];
+        let Some(claim) = self.view.claim(uid) else { return };
         let Some(allocation) = &claim.allocation else { return };
         let shares = allocation.uses.iter().filter_map(|(gpu, how)| match how {
             Use::Share(granted) => Some((gpu.clone(), as_grant(granted))),
@@ -122,7 +122,8 @@ impl Core {
         // Cleared because its users ended, or for the sake of a pod that cannot go there?
         let meant = |pod: &Pod| before.users.is_empty() || before.users.contains(&pod.at.uid);
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
-        for pod in self.view.pods_of(&self.view.claims[uid]).filter(refused) {
+        let pods = self.view.claim(uid).into_iter().flat_map(|claim| self.view.pods_of(claim));
+        for pod in pods.filter(refused) {
             self.queue.exclude(&pod.at.uid, node, now);
             self.recorder.taken_back(pod, node);
         }
@@ -150,7 +151,7 @@ impl Core {
     // Pods.
 
     pub(in crate::controller) fn pod(&mut self, uid: &PodUid, now: Moment) {
-        if let Some(key @ UnitKey::Gang { .. }) = self.view.pods.get(uid).map(unit) {
+        if let Some(key @ UnitKey::Gang { .. }) = self.view.pod(uid).map(unit) {
             self.pods.join(key, uid);
         }
         self.recount(uid);
@@ -174,7 +175,7 @@ impl Core {
     // GPUs.
 
     pub(in crate::controller) fn node(&mut self, name: &NodeName) {
-        let state = self.view.nodes.get(name);
+        let state = self.view.node(name);
         self.capacity.set_node(name, state);
         let object = state.and_then(|state| state.object.as_deref());
         self.node_filter.judge(name, |demands| object.is_none_or(|node| why_not(demands, node).is_some()));
@@ -187,7 +188,7 @@ impl Core {
         if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Releasing { .. })) {
             return;
         }
-        let hold = self.view.holds.get(gpu).and_then(|uid| self.view.claims.get(uid));
+        let hold = self.view.hold(gpu);
         let stands = hold.is_some_and(|hold| hold.allocation.is_some() && !hold.ending);
         match (stands, self.holds.phase(gpu)) {
             (true, None) => self.holds.stray(gpu, now),
@@ -208,28 +209,23 @@ impl Core {
         if std::mem::replace(&mut self.started, true) {
             return;
         }
-        let holds: Vec<(GpuRef, ClaimUid)> =
-            self.view.holds.iter().map(|(gpu, uid)| (gpu.clone(), uid.clone())).collect();
-        for (gpu, uid) in holds {
-            let Some(claim) = self.view.claims.get(&uid) else { continue };
+        for (gpu, claim) in self.view.holds() {
             match claim.allocation.is_some() && !claim.ending {
                 true => {
-                    let names = self.view.books.get(&gpu);
-                    let shared =
-                        names.is_some_and(|names| names.values().any(|how| matches!(how, Use::Share(_))));
+                    let shared = self.view.uses(gpu).any(|(_, how)| matches!(how, Use::Share(_)));
                     // Nobody has seen who came and went since it was written.
-                    match !shared && self.view.counts_once(&gpu) {
-                        true => self.holds.stray(&gpu, now),
-                        false => self.holds.found(&gpu, &claim.at.claim, shared, now),
+                    match !shared && self.view.counts_once(gpu) {
+                        true => self.holds.stray(gpu, now),
+                        false => self.holds.found(gpu, &claim.at.claim, shared, now),
                     }
                 }
-                false => self.holds.stray(&gpu, now),
+                false => self.holds.stray(gpu, now),
             }
         }
-        self.gpus.note(self.view.books.keys().cloned());
+        self.gpus.note(self.view.used_gpus().cloned());
         let of = |(name, state): (&NodeName, &NodeState)| {
             state.gpus.keys().map(|device| GpuRef::new(name, device)).collect::<Vec<_>>()
         };
-        self.gpus.note(self.view.nodes.iter().flat_map(of));
+        self.gpus.note(self.view.nodes().flat_map(of));
     }
 }

@@ -25,11 +25,10 @@ impl Core {
     }
 
     fn reevaluate_gpu(&mut self, gpu: &GpuRef, now: Moment) {
-        let names = self.view.books.get(gpu);
         let others = self.view.is_anothers(gpu);
-        let shares: Vec<ClaimUid> = names
-            .into_iter()
-            .flatten()
+        let shares: Vec<ClaimUid> = self
+            .view
+            .uses(gpu)
             .filter(|(_, how)| matches!(how, Use::Share(_)))
             .map(|(uid, _)| uid.clone())
             .collect();
@@ -67,8 +66,7 @@ impl Core {
         if self.gpus.contest(gpu) {
             self.recorder.trouble(format!("{gpu} has shares of ours, and another claim names it"));
         }
-        let is_unused =
-            |uid: &&ClaimUid| self.view.claims.get(*uid).is_some_and(|claim| !claim.is_reserved());
+        let is_unused = |uid: &&ClaimUid| self.view.claim(*uid).is_some_and(|claim| !claim.is_reserved());
         shares.iter().filter(is_unused).for_each(|uid| self.tracker.clear(uid, now));
     }
 }

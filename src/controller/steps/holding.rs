@@ -17,13 +17,13 @@ use crate::select::untolerated;
 impl Core {
     /// Notes what a pod waits for.
     pub(super) fn note_needs(&mut self, uid: &PodUid) {
-        let refused = self.view.pods.get(uid).filter(|pod| is_unschedulable(pod));
+        let refused = self.view.pod(uid).filter(|pod| is_unschedulable(pod));
         self.demand.set(uid, refused.map(|pod| self.view.needs(pod)).unwrap_or_default());
     }
 
     /// The same of all, since classes have changed.
     pub(super) fn note_all_needs(&mut self) {
-        let pods: Vec<PodUid> = self.view.pods.keys().cloned().collect();
+        let pods: Vec<PodUid> = self.view.pods().map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.note_needs(pod));
     }
 
@@ -60,7 +60,7 @@ impl Core {
                     })
             });
             let Some((at, _)) = found else { continue };
-            if self.view.pods.get(uid).is_some_and(|pod| self.why_not(pod, &gpu.node).is_none()) {
+            if self.view.pod(uid).is_some_and(|pod| self.why_not(pod, &gpu.node).is_none()) {
                 return Some((uid.clone(), at));
             }
         }
@@ -70,13 +70,13 @@ impl Core {
     pub(in crate::controller) fn keep(&mut self, now: Moment, round: &mut Round) {
         self.take_ahead();
         self.look(now);
-        let (world, stock, gpus) = (&self.view, &self.capacity, &self.gpus);
-        let worth = |gpu: &GpuRef| match stock.is_granted(gpu) || gpus.is_pinned(gpu) {
+        let (view, capacity, gpus) = (&self.view, &self.capacity, &self.gpus);
+        let worth = |gpu: &GpuRef| match capacity.is_granted(gpu) || gpus.is_pinned(gpu) {
             true => Worth::InUse,
-            false if world.nodes.get(&gpu.node).is_some_and(takes_pods) => Worth::InAdvance,
+            false if view.node(&gpu.node).is_some_and(takes_pods) => Worth::InAdvance,
             false => Worth::Nothing,
         };
-        let acts = self.holds.step(now, worth, |gpu| standing(world, gpu));
+        let acts = self.holds.step(now, worth, |gpu| standing(view, gpu));
         for act in acts {
             match act {
                 Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
@@ -97,7 +97,7 @@ impl Core {
         if self.holds.pace.ahead == 0 {
             return;
         }
-        let serves = |node| self.view.nodes.get(node).is_some_and(takes_pods);
+        let serves = |node| self.view.node(node).is_some_and(takes_pods);
         let idle = |gpu: &GpuRef| !self.capacity.is_granted(gpu);
         let ready = self.holds.all().map(|(gpu, _)| gpu);
         let ready = ready.filter(|gpu| self.holds.is_ours(gpu) && idle(gpu) && serves(&gpu.node)).count();

@@ -154,7 +154,7 @@ impl Core {
                 Asks::Unreadable(words) if claim.is_new() => return Err(words.clone()),
                 Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.at.claim.name)),
                 Asks::Shares(spec) => {
-                    let ways = wants(spec, &self.view.class.config);
+                    let ways = wants(spec, &self.view.class().config);
                     each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);
                 }
                 Asks::Scheduler(_) => {}
@@ -173,7 +173,7 @@ impl Core {
         now: Moment,
     ) -> Result<Option<Part>, Refused> {
         let barred = self.barred_nodes(uid);
-        let Some(pod) = self.view.pods.get(uid) else { return Ok(None) };
+        let Some(pod) = self.view.pod(uid) else { return Ok(None) };
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
         let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
         let open = |claim: &&&Claim| {
@@ -214,7 +214,7 @@ impl Core {
 
     /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
     fn usual_policy(&self) -> Policy {
-        let said = self.view.class.policy.as_deref().and_then(|name| name.parse().ok());
+        let said = self.view.class().policy.as_deref().and_then(|name| name.parse().ok());
         said.unwrap_or(self.rules.policy)
     }
 
@@ -242,9 +242,9 @@ impl Core {
 
     /// Where the pod cannot run, however empty it is.
     pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
-        let demands = self.view.pods.get(pod).and_then(|pod| pod.demands.as_ref());
+        let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
         let Some(demands) = demands else { return Arc::default() };
-        let object = |name: &NodeName| self.view.nodes.get(name)?.object.as_deref();
+        let object = |name: &NodeName| self.view.node(name)?.object.as_deref();
         let is_barred =
             |name: &NodeName| object(name).is_none_or(|node| feasible::why_not(demands, node).is_some());
         let all = self.capacity.index.nodes().map(|view| view.name());
@@ -259,15 +259,14 @@ impl Core {
 
     /// Why a pod cannot run on a node, however empty it is.
     pub(in crate::controller) fn barred(&self, pod: &Pod, node: &NodeName) -> Option<String> {
-        let object = self.view.nodes.get(node).and_then(|state| state.object.as_deref());
+        let object = self.view.node(node).and_then(|state| state.object.as_deref());
         let Some(object): Option<&Node> = object else { return Some("is not there".to_owned()) };
         feasible::why_not(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
     pub(in crate::controller) fn explained(&self, part: &Part, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
-        if let (Some(pod), true) = (self.view.pods.get(&part.pod), explanation.skipped.nodes_not_allowed > 0)
-        {
+        if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes_not_allowed > 0) {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());

@@ -14,7 +14,7 @@ impl Core {
             return;
         }
         for uid in self.tracker.unused() {
-            let Some(claim) = self.view.claims.get(&uid) else { continue };
+            let Some(claim) = self.view.claim(&uid) else { continue };
             let because = self.why_unused(claim);
             if let Some(because) = self.tracker.judge(&uid, because, &self.rules, now) {
                 self.take_back(&uid, because, now);
@@ -46,7 +46,7 @@ impl Core {
             Because::Young => "the scheduler has not bound the pod to it".to_owned(),
             Because::NoPods | Because::Settled => return,
         };
-        let Some(claim) = self.view.claims.get(uid) else { return };
+        let Some(claim) = self.view.claim(uid) else { return };
         let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
             return;
         };

@@ -42,7 +42,7 @@ impl Core {
     }
 
     pub(in crate::controller) fn namespace(&self, turn: &Turn) -> Option<&str> {
-        turn.pods.first().and_then(|pod| self.view.pods.get(pod)).map(|pod| pod.at.namespace.as_str())
+        turn.pods.first().and_then(|pod| self.view.pod(pod)).map(|pod| pod.at.namespace.as_str())
     }
 
     /// Places a unit beside what is kept for those before it.
@@ -222,7 +222,7 @@ impl Core {
         let name = match &turn.key {
             UnitKey::Gang { name, .. } => format!("gang {name}"),
             UnitKey::Pod(uid) => {
-                format!("pod {}", self.view.pods.get(uid).map_or("", |pod| pod.at.name.as_str()))
+                format!("pod {}", self.view.pod(uid).map_or("", |pod| pod.at.name.as_str()))
             }
         };
         let kept = Kept {

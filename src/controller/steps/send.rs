@@ -20,10 +20,10 @@ impl Core {
         round: &mut Round,
         ids: &mut dyn FnMut() -> String,
     ) {
-        let (world, holds) = (&self.view, &self.holds);
+        let (view, holds) = (&self.view, &self.holds);
         let writable = |claim: &&Claim| !claim.ending && matches!(claim.asks, Asks::Shares(_));
         let version = |uid: &ClaimUid| {
-            let claim = world.claims.get(uid).filter(writable)?;
+            let claim = view.claim(uid).filter(writable)?;
             Some(claim.at.resource_version.as_str())
         };
         for uid in self.tracker.due(|gpu| holds.is_held(gpu), version, now) {
@@ -34,7 +34,7 @@ impl Core {
         }
         self.make_sure(now, round);
         for uid in self.tracker.to_clear() {
-            match self.view.claims.get(&uid).filter(|claim| claim.is_placed() && !claim.is_reserved()) {
+            match self.view.claim(&uid).filter(|claim| claim.is_placed() && !claim.is_reserved()) {
                 Some(claim) if self.tracker.has_room() => {
                     round.writes.push(Write::Clear(claim.at.clone()));
                     self.tracker.begin(&uid, Writing::Clearing);
@@ -49,7 +49,7 @@ impl Core {
     /// Writes on claims why they wait, a few at a time: those that can be placed go first.
     pub(in crate::controller) fn mark(&mut self, now: Moment, round: &mut Round) {
         for (uid, text) in self.tracker.take_reasons(now) {
-            let Some(claim) = self.view.claims.get(&uid) else { continue };
+            let Some(claim) = self.view.claim(&uid) else { continue };
             let waits = claim.allocation.is_none() && !claim.ending && self.tracker.planned(&uid).is_none();
             if waits && claim.waiting.as_ref() != Some(&text) {
                 let annotations = vec![(WAITING.to_owned(), Some(text.clone()))];
@@ -63,7 +63,7 @@ impl Core {
     /// Changes claims whose last write was not answered: after that it cannot be done any more.
     fn make_sure(&mut self, now: Moment, round: &mut Round) {
         for uid in self.tracker.to_confirm(now) {
-            let Some(claim) = self.view.claims.get(&uid).filter(|claim| !claim.is_new()) else {
+            let Some(claim) = self.view.claim(&uid).filter(|claim| !claim.is_new()) else {
                 self.confirm_absent(&uid, now);
                 continue;
             };
@@ -79,7 +79,7 @@ impl Core {
         uid: &ClaimUid,
         ids: &mut dyn FnMut() -> String,
     ) -> Option<Write> {
-        let claim = self.view.claims.get(uid)?;
+        let claim = self.view.claim(uid)?;
         let planned = self.tracker.planned(uid)?;
         let Asks::Shares(spec) = &claim.asks else { return None };
         let keeps =
@@ -87,7 +87,7 @@ impl Core {
         let made = allocation(
             &planned.node,
             &planned.given,
-            Configs { claim: spec, class: &self.view.class.config },
+            Configs { claim: spec, class: &self.view.class().config },
             keeps.then_some(ids as _),
         );
         self.tracker.tries(uid, &claim.at.resource_version);
@@ -111,7 +111,7 @@ impl Core {
         spec: &DeviceClaim,
         allocation: AllocationResult,
     ) -> Option<Write> {
-        let pod = self.view.pods.get(claim.owner.as_ref()?)?;
+        let pod = self.view.pod(claim.owner.as_ref()?)?;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Pod".to_owned(),

@@ -54,9 +54,7 @@ impl Core {
     fn namespace_of(&self, turn: &Turn) -> String {
         match &turn.key {
             UnitKey::Gang { namespace, .. } => namespace.clone(),
-            UnitKey::Pod(uid) => {
-                self.view.pods.get(uid).map(|pod| pod.at.namespace.clone()).unwrap_or_default()
-            }
+            UnitKey::Pod(uid) => self.view.pod(uid).map(|pod| pod.at.namespace.clone()).unwrap_or_default(),
         }
     }
 

@@ -12,7 +12,7 @@ impl Core {
     /// Where its shares are, once they stand in the API.
     pub(super) fn tell_placed(&mut self, plan: &Plan) {
         for (uid, node) in &plan.pods {
-            let Some(pod) = self.view.pods.get(uid) else { continue };
+            let Some(pod) = self.view.pod(uid) else { continue };
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
             let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
@@ -25,7 +25,7 @@ impl Core {
 
     /// Why the webhook's annotation comes to nothing, if the pod has it and it does.
     pub(in crate::controller) fn tell_unpromised(&mut self, uid: &PodUid, now: Moment) {
-        let Some(pod) = self.view.pods.get(uid) else { return };
+        let Some(pod) = self.view.pod(uid) else { return };
         if let Some(words) = self.view.not_promised(pod) {
             self.recorder.waiting(pod, Reason::Claim, &words, now);
         }
@@ -43,11 +43,11 @@ impl Core {
 
     /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.
     pub(in crate::controller) fn tell(&mut self, pods: &[PodUid], refused: &Refused, now: Moment) {
-        let name = self.view.pods.get(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
+        let name = self.view.pod(&refused.pod).map(|pod| pod.at.name.as_str()).unwrap_or_default();
         let together = format!("it is placed together with pod {name}: {}", refused.words);
         for uid in pods {
             let words = if *uid == refused.pod { &refused.words } else { &together };
-            let Some(pod) = self.view.pods.get(uid) else { continue };
+            let Some(pod) = self.view.pod(uid) else { continue };
             if !self.recorder.waiting(pod, refused.reason, words, now) {
                 continue;
             }

@@ -11,7 +11,7 @@ use crate::model::names::{ClaimUid, NodeName, PodUid};
 
 impl Core {
     pub(super) fn review_users(&mut self, uid: &ClaimUid, now: Moment) {
-        let Some(claim) = self.view.claims.get(uid) else { return };
+        let Some(claim) = self.view.claim(uid) else { return };
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         for pod in pods {
             self.recount(&pod);
@@ -21,7 +21,7 @@ impl Core {
 
     /// Where the pod takes room: on its node, or on the one that its claims are for.
     pub(super) fn recount(&mut self, uid: &PodUid) {
-        let place = self.view.pods.get(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
+        let place = self.view.pod(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
         let Change { given, taken } = self.pods.set_place(uid, place);
         if let Some((node, room)) = given {
             self.capacity.give_room(&node, room);
@@ -45,7 +45,7 @@ impl Core {
 
     /// Does the pod wait for us? Or for a whole GPU?
     pub(in crate::controller) fn review(&mut self, uid: &PodUid, now: Moment) {
-        let Some(pod) = self.view.pods.get(uid) else { return };
+        let Some(pod) = self.view.pod(uid) else { return };
         let claims = self.view.claims_of(pod);
         let open = |claim: &&Claim| {
             claim.is_shares()
@@ -68,7 +68,7 @@ impl Core {
             let claims = self.view.claims_of(pod);
             claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
         };
-        let stays = |pod: &&PodUid| self.view.pods.get(*pod).is_some_and(|pod| !pod.ending && shares(pod));
+        let stays = |pod: &&PodUid| self.view.pod(pod).is_some_and(|pod| !pod.ending && shares(pod));
         let placed = |pod: &&PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
         self.pods.members(key).filter(stays).filter(placed).count()
     }

@@ -93,7 +93,8 @@ fn what_a_round_does_not_come_to_is_for_the_next_and_no_namespace_waits_for_anot
     let next = cluster.round();
     assert_eq!(next, Some(cluster.now), "there is more to do");
     let decided = |cluster: &Cluster, namespace: &str| {
-        let of_namespace = |uid: &&ClaimUid| cluster.core.view.claims[*uid].at.claim.namespace == namespace;
+        let of_namespace =
+            |uid: &&ClaimUid| cluster.core.view.claim(uid).unwrap().at.claim.namespace == namespace;
         cluster.core.tracker.planned_claims().filter(of_namespace).count()
     };
     assert_eq!(decided(&cluster, "b"), 1);

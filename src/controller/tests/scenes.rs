@@ -1197,7 +1197,7 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
     assert_eq!(cluster.holds().len(), 2, "for the second of them");
     cluster.core.apply(Change::Claim(Seen::Complete), cluster.now);
     assert!(cluster.core.view.claim_named("ml", "made").is_some());
-    assert_eq!(cluster.core.view.holds.len(), 2);
+    assert_eq!(cluster.core.view.holds().count(), 2);
     share(&mut cluster, "b", "60Gi");
     cluster.settle(LONG);
     assert!(cluster.place("more").is_some());

@@ -1,16 +1,73 @@
-//! DeviceClasses of others, and what pods want of them: devices that kube-scheduler gives.
+//! DeviceClasses: ours; and those of others, with what pods want of them: devices that kube-scheduler gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest};
+use k8s_openapi::api::resource::v1::{
+    DeviceClaim, DeviceClass, DeviceClassConfiguration, DeviceRequest, ExactDeviceRequest,
+};
 
 use crate::controller::requests::{exact, expressions};
+use crate::controller::view::News;
+use crate::controller::view::claim::POLICY;
+use crate::model::names::SHARED_CLASS;
 use crate::select::Toleration;
 
 /// Before the name of a class: the class's devices among a container's limits (KEP-5004). Every class has it.
 const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
+
+/// Class shared.gpu.nvidia.com, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Class {
+    pub config: Vec<DeviceClassConfiguration>,
+    /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
+    pub policy: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Classes {
+    shared: Class,
+    others: BTreeMap<String, OtherClass>,
+}
+
+impl Classes {
+    pub fn shared(&self) -> &Class {
+        &self.shared
+    }
+
+    pub fn others(&self) -> &BTreeMap<String, OtherClass> {
+        &self.others
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.others.keys().cloned().chain([SHARED_CLASS.to_owned()])
+    }
+
+    pub fn set(&mut self, object: DeviceClass) -> Option<News> {
+        if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
+            let (name, class) = (object.metadata.name.clone().unwrap_or_default(), OtherClass::of(&object));
+            let known = self.others.insert(name, class.clone());
+            return (known != Some(class)).then_some(News::OtherClass);
+        }
+        let policy = object.metadata.annotations.and_then(|mut all| all.remove(POLICY));
+        let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
+        self.set_shared(Class { config, policy })
+    }
+
+    pub fn remove(&mut self, name: &str) -> Option<News> {
+        match name {
+            SHARED_CLASS => self.set_shared(Class::default()),
+            other => self.others.remove(other).map(|_| News::OtherClass),
+        }
+    }
+
+    fn set_shared(&mut self, class: Class) -> Option<News> {
+        let is_other = self.shared != class;
+        self.shared = class;
+        is_other.then_some(News::Class)
+    }
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherClass {

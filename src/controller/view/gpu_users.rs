@@ -1,7 +1,8 @@
 //! Who has a GPU, as the API tells it and as the scheduler's books may have it.
 
 use crate::cluster::allocation::ClaimVersion;
-use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, is_older};
+use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, Use, is_older};
+use crate::model::names::ClaimUid;
 
 /// Has the watch brought a version of a claim, and so all that came before it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,9 +14,19 @@ pub enum Sight {
 }
 
 impl ClusterView {
+    /// Who names a GPU, and how.
+    pub fn uses(&self, gpu: &GpuRef) -> impl Iterator<Item = (&ClaimUid, &Use)> {
+        self.claims.uses(gpu)
+    }
+
+    /// GPUs that somebody names.
+    pub fn used_gpus(&self) -> impl Iterator<Item = &GpuRef> {
+        self.claims.used_gpus()
+    }
+
     /// A claim that is not ours names it.
     pub fn is_anothers(&self, gpu: &GpuRef) -> bool {
-        self.books.get(gpu).is_some_and(|names| names.values().any(|how| !how.is_ours()))
+        self.uses(gpu).any(|(_, how)| !how.is_ours())
     }
 
     /// The scheduler's books have the GPU once, however many claims name it. One that is not there just now may come
@@ -26,7 +37,12 @@ impl ClusterView {
 
     /// The hold of a GPU, allocated or not.
     pub fn hold(&self, gpu: &GpuRef) -> Option<&Claim> {
-        self.claims.get(self.holds.get(gpu)?)
+        self.claims.hold(gpu)
+    }
+
+    /// All holds, allocated or not.
+    pub fn holds(&self) -> impl Iterator<Item = (&GpuRef, &Claim)> {
+        self.claims.holds()
     }
 
     /// A list of claims is under way: what it has not named yet may be gone.

@@ -2,40 +2,39 @@
 //! it, and decides nothing.
 
 pub mod claim;
+mod claims;
 pub mod class;
 mod gpu_users;
 pub mod node;
 mod opted_in;
 pub mod pod;
+mod pools;
 mod unreadable;
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceTaintRule, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
-pub use class::{Need, Sought};
+pub use class::{Class, Need, Sought};
 pub use gpu_users::Sight;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
-use class::OtherClass;
+use claims::ClaimTable;
+use class::Classes;
 use opted_in::OptedIn;
+use pod::PodTable;
+use pools::Pools;
 
 use crate::cluster::feed::{Change, Seen};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
-use crate::select::DeviceFacts;
-
-/// Deleted claims that are remembered: more than there are writes on their way.
-const GONE_MAX: usize = 1024;
 
 /// What a change came to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum News {
-    /// As it was before; what it is now stands in the world. None: it is new.
+    /// As it was before; what it is now the view tells. None: it is new.
     Claim {
         uid: ClaimUid,
         before: Option<Box<Claim>>,
@@ -67,42 +66,19 @@ impl PartialEq for Pod {
     }
 }
 
-/// Class shared.gpu.nvidia.com, as far as it matters here.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Class {
-    pub config: Vec<DeviceClassConfiguration>,
-    /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
-    pub policy: Option<String>,
-}
-
 #[derive(Debug, Default)]
 pub struct ClusterView {
     /// Of our holds.
     namespace: String,
-    pub claims: BTreeMap<ClaimUid, Claim>,
-    names: BTreeMap<(String, String), ClaimUid>,
-    pub pods: BTreeMap<PodUid, Pod>,
-    pub nodes: BTreeMap<NodeName, NodeState>,
-    slices: BTreeMap<NodeName, BTreeMap<String, Slice>>,
-    /// Of each slice, by name.
-    slice_nodes: BTreeMap<String, NodeName>,
-    /// The facts of the GPU that was read last: the next has most of them as well.
-    like: Arc<DeviceFacts>,
-    rules: BTreeMap<String, TaintRule>,
-    pub class: Class,
-    other_classes: BTreeMap<String, OtherClass>,
-    /// Who names a GPU, and how.
-    pub books: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
-    /// Our holds, allocated or not, by their GPUs.
-    pub holds: BTreeMap<GpuRef, ClaimUid>,
-    /// Pods by the claims that they name: (namespace, claim).
-    users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    claims: ClaimTable,
+    pods: PodTable,
+    nodes: BTreeMap<NodeName, NodeState>,
+    pools: Pools,
+    classes: Classes,
+    opted_in: OptedIn,
+    lists: Lists,
     /// Objects whose present state does not fit our types.
     unreadable: BTreeSet<(Kind, String)>,
-    opted_in: OptedIn,
-    /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
-    gone: VecDeque<ClaimUid>,
-    lists: Lists,
 }
 
 /// What the list under way has named, by kind; and which kinds have had one.
@@ -205,8 +181,7 @@ impl ClusterView {
 
     fn end(&mut self, kind: Kind, key: &str, drop: fn(&mut Self, &str) -> Vec<News>) -> Vec<News> {
         if kind == Kind::Claims {
-            self.gone.truncate(GONE_MAX - 1);
-            self.gone.push_front(ClaimUid::new(key));
+            self.claims.note_gone(ClaimUid::new(key));
         }
         drop(self, key)
     }
@@ -219,18 +194,18 @@ impl ClusterView {
 
     fn keys(&self, kind: Kind) -> Vec<String> {
         match kind {
-            Kind::Pods => self.pods.keys().map(PodUid::to_string).collect(),
+            Kind::Pods => self.pods.iter().map(|pod| pod.at.uid.to_string()).collect(),
             Kind::Claims => {
-                let known = self.claims.values().filter(|claim| !claim.is_new());
+                let known = self.claims.iter().filter(|claim| !claim.is_new());
                 known.map(|claim| claim.uid().to_string()).collect()
             }
             Kind::Nodes => {
                 let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
                 known.map(|(name, _)| name.to_string()).collect()
             }
-            Kind::Slices => self.slice_nodes.keys().cloned().collect(),
-            Kind::Classes => self.other_classes.keys().cloned().chain([SHARED_CLASS.to_owned()]).collect(),
-            Kind::TaintRules => self.rules.keys().cloned().collect(),
+            Kind::Slices => self.pools.slices().cloned().collect(),
+            Kind::Classes => self.classes.names().collect(),
+            Kind::TaintRules => self.pools.rules().cloned().collect(),
             Kind::Namespaces => self.opted_in.names.iter().cloned().collect(),
         }
     }
@@ -258,65 +233,43 @@ impl ClusterView {
         if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {
             return Vec::new();
         }
-        let name = (fresh.at.claim.namespace.clone(), fresh.at.claim.name.clone());
-        let promised =
-            self.names.get(&name).filter(|uid| self.claims.get(uid).is_some_and(Claim::is_new)).cloned();
-        let before = self.forget_claim(&uid);
-        promised.iter().for_each(|uid| drop(self.forget_claim(uid)));
-        for (gpu, how) in fresh.allocation.iter().flat_map(|one| &one.uses) {
-            self.books.entry(gpu.clone()).or_default().insert(uid.clone(), how.clone());
-        }
-        if let Some(gpu) = &fresh.hold {
-            self.holds.insert(gpu.clone(), uid.clone());
-        }
-        self.names.insert(name, uid.clone());
-        self.claims.insert(uid.clone(), fresh);
+        let promised = self.claims.named(&fresh.at.claim.namespace, &fresh.at.claim.name);
+        let promised = promised.filter(|claim| claim.is_new()).map(|claim| claim.uid().clone());
+        let before = self.claims.remove(&uid);
+        promised.iter().for_each(|uid| drop(self.claims.remove(uid)));
+        self.claims.insert(fresh);
         let made = promised.map(|promised| News::ClaimMade { promised, uid: uid.clone() });
         made.into_iter().chain([News::Claim { uid, before: before.map(Box::new) }]).collect()
     }
 
     fn drop_claim(&mut self, uid: &str) -> Vec<News> {
-        let Some(gone) = self.forget_claim(&ClaimUid::new(uid)) else { return Vec::new() };
+        let Some(gone) = self.claims.remove(&ClaimUid::new(uid)) else { return Vec::new() };
         // The pod that it was promised may still want it.
         let pods: Vec<PodUid> = self.pods_of(&gone).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.promise(pod));
         vec![News::ClaimGone(Box::new(gone))]
     }
 
-    fn forget_claim(&mut self, uid: &ClaimUid) -> Option<Claim> {
-        let claim = self.claims.remove(uid)?;
-        for (gpu, _) in claim.allocation.iter().flat_map(|one| &one.uses) {
-            if let Some(names) = self.books.get_mut(gpu) {
-                names.remove(uid);
-                if names.is_empty() {
-                    self.books.remove(gpu);
-                }
-            }
-        }
-        if let Some(gpu) = claim.hold.as_ref().filter(|gpu| self.holds.get(gpu) == Some(uid)) {
-            self.holds.remove(gpu);
-        }
-        let name = (claim.at.claim.namespace.clone(), claim.at.claim.name.clone());
-        // Another claim may have the name by now.
-        if self.names.get(&name) == Some(uid) {
-            self.names.remove(&name);
-        }
-        Some(claim)
-    }
-
     /// The claim was there, and was deleted.
     pub fn is_gone(&self, uid: &ClaimUid) -> bool {
-        self.gone.contains(uid)
+        self.claims.is_gone(uid)
     }
 
-    /// A claim as the world would see it.
+    /// A claim as it would be known.
     pub fn read(&self, object: &ResourceClaim) -> Claim {
         claim::read(object, &self.namespace)
     }
 
-    pub fn claim_named(&self, namespace: &str, name: &str) -> Option<&Claim> {
-        let uid = self.names.get(&(namespace.to_owned(), name.to_owned()))?;
+    pub fn claim(&self, uid: &ClaimUid) -> Option<&Claim> {
         self.claims.get(uid)
+    }
+
+    pub fn claims(&self) -> impl Iterator<Item = &Claim> + Clone {
+        self.claims.iter()
+    }
+
+    pub fn claim_named(&self, namespace: &str, name: &str) -> Option<&Claim> {
+        self.claims.named(namespace, name)
     }
 
     /// A pod's claims; none if one of them is not there.
@@ -326,24 +279,26 @@ impl ClusterView {
 
     /// The pods that name a claim.
     pub fn pods_of<'a>(&'a self, claim: &Claim) -> impl Iterator<Item = &'a Pod> + use<'a> {
-        let at = &claim.at.claim;
-        let users = self.users.get(&(at.namespace.clone(), at.name.clone()));
-        users.into_iter().flatten().filter_map(|uid| self.pods.get(uid))
+        self.pods.naming(&claim.at.claim.namespace, &claim.at.claim.name)
     }
 
     // Pods.
+
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        self.pods.get(uid)
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> + Clone {
+        self.pods.iter()
+    }
 
     fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
         let fresh = pod::read(&object);
         let uid = fresh.at.uid.clone();
         let before = self.forget_pod(&uid);
-        for name in &fresh.claims {
-            let at = (fresh.at.namespace.clone(), name.clone());
-            self.users.entry(at).or_default().insert(uid.clone());
-        }
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.opted_in.asks(&fresh);
-        self.pods.insert(uid.clone(), fresh);
+        self.pods.insert(fresh);
         self.promise(&uid);
         vec![News::Pod { uid, demands_changed }]
     }
@@ -356,11 +311,8 @@ impl ClusterView {
         if !self.opted_in.names.contains(&pod.at.namespace) {
             return;
         }
-        let at = (pod.at.namespace.clone(), name.clone());
-        if let Entry::Vacant(free) = self.names.entry(at) {
-            let claim = claim::promised(&pod.at, text, name);
-            free.insert(claim.uid().clone());
-            self.claims.insert(claim.uid().clone(), claim);
+        if self.claims.named(&pod.at.namespace, name).is_none() {
+            self.claims.insert(claim::promised(&pod.at, text, name));
         }
     }
 
@@ -370,7 +322,7 @@ impl ClusterView {
         // Another pod may name the claim that was promised to a first one.
         let theirs = |claim: &&Claim| claim.is_new() && claim.owner.as_ref() == Some(&gone.at.uid);
         let promised = promised.filter(theirs).map(|claim| claim.uid().clone());
-        let promised = promised.and_then(|uid| self.forget_claim(&uid));
+        let promised = promised.and_then(|uid| self.claims.remove(&uid));
         let claim = promised.map(|claim| News::ClaimGone(Box::new(claim)));
         [News::PodGone(Box::new(gone))].into_iter().chain(claim).collect()
     }
@@ -378,19 +330,18 @@ impl ClusterView {
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(uid)?;
         self.opted_in.asks_no_more(&pod);
-        for name in &pod.claims {
-            let at = (pod.at.namespace.clone(), name.clone());
-            if let Some(users) = self.users.get_mut(&at) {
-                users.remove(uid);
-                if users.is_empty() {
-                    self.users.remove(&at);
-                }
-            }
-        }
         Some(pod)
     }
 
     // Nodes and their GPUs.
+
+    pub fn node(&self, name: &NodeName) -> Option<&NodeState> {
+        self.nodes.get(name)
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
+        self.nodes.iter()
+    }
 
     fn set_node(&mut self, object: k8s_openapi::api::core::v1::Node) -> Vec<News> {
         let name = NodeName::new(object.metadata.name.clone().unwrap_or_default());
@@ -412,35 +363,17 @@ impl ClusterView {
     }
 
     fn set_slice(&mut self, object: k8s_openapi::api::resource::v1::ResourceSlice) -> Vec<News> {
-        let key = object.metadata.name.clone().unwrap_or_default();
-        let Some(fresh) = node::slice(object, &mut self.like) else { return self.drop_slice(&key) };
-        let node = fresh.node.clone();
-        let moved = match self.slice_nodes.insert(key.clone(), node.clone()) {
-            Some(old) if old != node => self.forget_slice(&old, &key),
-            _ => Vec::new(),
-        };
-        self.slices.entry(node.clone()).or_default().insert(key, fresh);
-        moved.into_iter().chain(self.set_pool(node)).collect()
+        let nodes = self.pools.set_slice(object);
+        nodes.into_iter().flat_map(|node| self.set_gpus(node)).collect()
     }
 
     fn drop_slice(&mut self, name: &str) -> Vec<News> {
-        let node = self.slice_nodes.remove(name);
-        node.map(|node| self.forget_slice(&node, name)).unwrap_or_default()
+        let node = self.pools.drop_slice(name);
+        node.map(|node| self.set_gpus(node)).unwrap_or_default()
     }
 
-    fn forget_slice(&mut self, node: &NodeName, name: &str) -> Vec<News> {
-        if let Some(of_node) = self.slices.get_mut(node) {
-            of_node.remove(name);
-            if of_node.is_empty() {
-                self.slices.remove(node);
-            }
-        }
-        self.set_pool(node.clone())
-    }
-
-    fn set_pool(&mut self, node: NodeName) -> Vec<News> {
-        let slices = self.slices.get(&node).into_iter().flat_map(BTreeMap::values);
-        let gpus = node::pool(&node, slices, &self.rules);
+    fn set_gpus(&mut self, node: NodeName) -> Vec<News> {
+        let gpus = self.pools.gpus(&node);
         let state = self.nodes.entry(node.clone()).or_default();
         if state.gpus == gpus {
             return Vec::new();
@@ -453,19 +386,16 @@ impl ClusterView {
     }
 
     fn set_rule(&mut self, object: DeviceTaintRule) -> Vec<News> {
-        let name = object.metadata.name.clone().unwrap_or_default();
-        let rule = TaintRule::of(object);
-        let same = self.rules.insert(name, rule.clone()).as_ref() == Some(&rule);
-        if same { Vec::new() } else { self.set_pools() }
+        if self.pools.set_rule(object) { self.set_all_gpus() } else { Vec::new() }
     }
 
     fn drop_rule(&mut self, name: &str) -> Vec<News> {
-        if self.rules.remove(name).is_some() { self.set_pools() } else { Vec::new() }
+        if self.pools.drop_rule(name) { self.set_all_gpus() } else { Vec::new() }
     }
 
-    fn set_pools(&mut self) -> Vec<News> {
-        let nodes: Vec<NodeName> = self.slices.keys().cloned().collect();
-        nodes.into_iter().flat_map(|node| self.set_pool(node)).collect()
+    fn set_all_gpus(&mut self) -> Vec<News> {
+        let nodes: Vec<NodeName> = self.pools.nodes().cloned().collect();
+        nodes.into_iter().flat_map(|node| self.set_gpus(node)).collect()
     }
 
     pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
@@ -474,22 +404,17 @@ impl ClusterView {
 
     // Classes.
 
+    /// Ours.
+    pub fn class(&self) -> &Class {
+        self.classes.shared()
+    }
+
     fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
-        if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
-            let (name, class) = (object.metadata.name.clone().unwrap_or_default(), OtherClass::of(&object));
-            let known = self.other_classes.insert(name, class.clone());
-            return if known == Some(class) { Vec::new() } else { vec![News::OtherClass] };
-        }
-        let policy = object.metadata.annotations.and_then(|mut all| all.remove(claim::POLICY));
-        let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
-        self.learn_class(Class { config, policy })
+        self.classes.set(object).into_iter().collect()
     }
 
     fn drop_class(&mut self, name: &str) -> Vec<News> {
-        match name {
-            SHARED_CLASS => self.learn_class(Class::default()),
-            other => self.other_classes.remove(other).map(|_| News::OtherClass).into_iter().collect(),
-        }
+        self.classes.remove(name).into_iter().collect()
     }
 
     /// What a claim wants of the scheduler.
@@ -498,7 +423,7 @@ impl ClusterView {
             Asks::Scheduler(requests) => &requests[..],
             Asks::Shares(_) | Asks::Unreadable(_) => &[],
         };
-        requests.iter().filter_map(|request| class::need(request, &self.other_classes))
+        requests.iter().filter_map(|request| class::need(request, self.classes.others()))
     }
 
     /// What a pod wants of the scheduler that it has not been given. Of classes that are known: there is nothing
@@ -508,8 +433,8 @@ impl ClusterView {
         let open = claims.filter(|claim| claim.allocation.is_none());
         let of_claims = open.flat_map(|claim| self.needs_of(claim));
         let resources = pod.resources.iter();
-        let resources =
-            resources.filter_map(|(name, count)| class::need_of_resource(name, *count, &self.other_classes));
+        let resources = resources
+            .filter_map(|(name, count)| class::need_of_resource(name, *count, self.classes.others()));
         of_claims.chain(resources).collect()
     }
 
@@ -518,11 +443,11 @@ impl ClusterView {
     pub fn sought_by_claims(&self) -> Sought {
         let mut sought = Sought::default();
         let open = |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none();
-        for claim in self.claims.values().filter(open) {
+        for claim in self.claims.iter().filter(open) {
             match &claim.asks {
                 Asks::Scheduler(requests) => {
                     let choices = requests.iter().flatten();
-                    choices.for_each(|one| sought.add(class::selectors(one, &self.other_classes)));
+                    choices.for_each(|one| sought.add(class::selectors(one, self.classes.others())));
                 }
                 // We refuse it; the scheduler would take the alternative.
                 Asks::Shares(devices) if class::goes_without(devices, SHARED_CLASS) => sought.add(None),
@@ -535,20 +460,12 @@ impl ClusterView {
     /// The same of pods alone that ask by their containers' limits: their claims are made as they are bound.
     pub fn sought_by_limits(&self) -> Sought {
         let mut sought = Sought::default();
-        for name in self.pods.values().flat_map(|pod| pod.resources.keys()) {
-            if let Some(class) = class::of_resource(name, &self.other_classes) {
+        for name in self.pods.iter().flat_map(|pod| pod.resources.keys()) {
+            if let Some(class) = class::of_resource(name, self.classes.others()) {
                 sought.add(Some(class.selectors.clone().into()));
             }
         }
         sought
-    }
-
-    fn learn_class(&mut self, class: Class) -> Vec<News> {
-        if self.class == class {
-            return Vec::new();
-        }
-        self.class = class;
-        vec![News::Class]
     }
 }
 

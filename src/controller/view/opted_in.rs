@@ -77,7 +77,7 @@ impl ClusterView {
             .collect();
         let gone: Vec<News> = promised
             .iter()
-            .filter_map(|uid| Some(News::ClaimGone(Box::new(self.forget_claim(uid)?))))
+            .filter_map(|uid| Some(News::ClaimGone(Box::new(self.claims.remove(uid)?))))
             .collect();
         gone.into_iter().chain(pods.into_iter().map(same_pod)).collect()
     }

@@ -1,6 +1,6 @@
 //! A pod, reduced to what placing needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -84,6 +84,53 @@ impl Pod {
     /// It may be placed now.
     pub fn is_ready(&self) -> bool {
         !self.ending && !self.gated && !self.unnamed
+    }
+}
+
+/// The pods that are known, also by the claims that they name.
+#[derive(Debug, Default)]
+pub(super) struct PodTable {
+    all: BTreeMap<PodUid, Pod>,
+    /// By (namespace, claim).
+    users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+}
+
+impl PodTable {
+    pub fn get(&self, uid: &PodUid) -> Option<&Pod> {
+        self.all.get(uid)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Pod> + Clone {
+        self.all.values()
+    }
+
+    /// Those that name this claim.
+    pub fn naming<'a>(&'a self, namespace: &str, claim: &str) -> impl Iterator<Item = &'a Pod> + use<'a> {
+        let users = self.users.get(&(namespace.to_owned(), claim.to_owned()));
+        users.into_iter().flatten().filter_map(|uid| self.all.get(uid))
+    }
+
+    /// Adds a pod that was not there, or that was removed.
+    pub fn insert(&mut self, pod: Pod) {
+        for name in &pod.claims {
+            let at = (pod.at.namespace.clone(), name.clone());
+            self.users.entry(at).or_default().insert(pod.at.uid.clone());
+        }
+        self.all.insert(pod.at.uid.clone(), pod);
+    }
+
+    pub fn remove(&mut self, uid: &PodUid) -> Option<Pod> {
+        let pod = self.all.remove(uid)?;
+        for name in &pod.claims {
+            let at = (pod.at.namespace.clone(), name.clone());
+            if let Some(users) = self.users.get_mut(&at) {
+                users.remove(uid);
+                if users.is_empty() {
+                    self.users.remove(&at);
+                }
+            }
+        }
+        Some(pod)
     }
 }
 

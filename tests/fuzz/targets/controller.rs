@@ -191,7 +191,7 @@ fn run_script(input: &[u8]) {
             api.another_namespace_is_served();
         }
     }
-    let claims: Vec<_> = api.core.view.claims.keys().cloned().collect();
+    let claims: Vec<_> = api.core.view.claims().map(|claim| claim.uid().clone()).collect();
     let _ = explain(&mut api.core, &claims, jiff::Timestamp::UNIX_EPOCH);
 }
 

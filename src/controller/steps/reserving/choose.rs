@@ -48,14 +48,14 @@ impl Core {
         }
         order.sort_unstable();
         let order: Vec<NodeName> = order.into_iter().map(|(_, name)| name).collect();
-        let mut stock = emptied.take().unwrap_or_else(|| self.emptied(|_| true));
+        let mut capacity = emptied.take().unwrap_or_else(|| self.emptied(|_| true));
         let owned = within.stays.map(|namespace| self.owned(namespace));
-        owned.iter().for_each(|owned| give(&mut stock, owned));
-        self.reserves.of_others(&turn.key).for_each(|aside| stock.set_aside(aside.clone()));
-        let found = self.first_nodes(turn, &order, &mut stock, now);
-        stock.lift_all();
-        owned.iter().for_each(|owned| take(&mut stock, owned));
-        *emptied = Some(stock);
+        owned.iter().for_each(|owned| give(&mut capacity, owned));
+        self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
+        let found = self.first_nodes(turn, &order, &mut capacity, now);
+        capacity.lift_all();
+        owned.iter().for_each(|owned| take(&mut capacity, owned));
+        *emptied = Some(capacity);
         found
     }
 
@@ -78,16 +78,16 @@ impl Core {
             };
             part.nodes = Nodes::Only(nodes.iter().filter(open).cloned().collect());
         }
-        let mut stock = self.emptied(|name| nodes.contains(name));
+        let mut capacity = self.emptied(|name| nodes.contains(name));
         if let Some(mut owned) = stays.map(|namespace| self.owned(namespace)) {
             owned.rooms.retain(|(node, _)| nodes.contains(node));
             for (_, grants) in &mut owned.grants {
                 grants.retain(|(gpu, _)| nodes.contains(&gpu.node));
             }
-            give(&mut stock, &owned);
+            give(&mut capacity, &owned);
         }
-        self.reserves.of_others(&turn.key).for_each(|aside| stock.set_aside(aside.clone()));
-        self.freest(turn, &parts, &nodes, &mut stock)
+        self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
+        self.freest(turn, &parts, &nodes, &mut capacity)
     }
 
     /// The parts of all pods of a unit that wait; none: one of them can have no place.
@@ -105,10 +105,10 @@ impl Core {
         &mut self,
         turn: &Turn,
         order: &[NodeName],
-        stock: &mut Capacity,
+        capacity: &mut Capacity,
         now: Moment,
     ) -> Option<Chosen> {
-        std::mem::swap(&mut self.capacity, stock);
+        std::mem::swap(&mut self.capacity, capacity);
         let parts = self.parts(turn, now);
         let found = parts.and_then(|mut parts| {
             let allowed: Vec<Nodes> = parts.iter().map(|part| part.nodes.clone()).collect();
@@ -132,29 +132,29 @@ impl Core {
                 }
             }
         });
-        std::mem::swap(&mut self.capacity, stock);
+        std::mem::swap(&mut self.capacity, capacity);
         let (mut parts, nodes, serve): (Vec<Part>, BTreeSet<NodeName>, usize) = found?;
         for part in &mut parts {
             let of_these = nodes.iter().filter(|name| part.nodes.allow(name)).cloned().collect();
             part.nodes = Nodes::Only(of_these);
         }
-        Some((self.freest(turn, &parts, &nodes, stock)?, serve))
+        Some((self.freest(turn, &parts, &nodes, capacity)?, serve))
     }
 
-    /// From as few GPUs of these nodes as it takes, those first of which the least is in use. `stock`: as it is once
+    /// From as few GPUs of these nodes as it takes, those first of which the least is in use. `capacity`: as it is once
     /// shares have ended.
     fn freest(
         &mut self,
         turn: &Turn,
         parts: &[Part],
         nodes: &BTreeSet<NodeName>,
-        stock: &mut Capacity,
+        capacity: &mut Capacity,
     ) -> Option<Aside> {
         let kept = self.reserves.of(&turn.key);
         let kept: BTreeSet<GpuRef> =
             kept.into_iter().flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu).collect();
         let mut order: Vec<(u64, bool, GpuRef)> = Vec::new();
-        for view in nodes.iter().filter_map(|name| stock.index.node(name)) {
+        for view in nodes.iter().filter_map(|name| capacity.index.node(name)) {
             for gpu in view.gpus().filter(|gpu| !gpu.closed()) {
                 let gpu = GpuRef::new(view.name(), gpu.device());
                 order.push((self.used(&gpu), !kept.contains(&gpu), gpu));
@@ -162,7 +162,7 @@ impl Core {
         }
         order.sort_unstable();
         let gpus: Vec<GpuRef> = order.into_iter().map(|(.., gpu)| gpu).collect();
-        std::mem::swap(&mut self.capacity, stock);
+        std::mem::swap(&mut self.capacity, capacity);
         let mut of_first = |open: usize| {
             gpus.iter().skip(open).for_each(|gpu| self.capacity.set_closed(gpu, true));
             let found = self.first_way(parts).ok().map(|(_, decision)| decision.placements);
@@ -178,7 +178,7 @@ impl Core {
                 None => too_few = middle,
             }
         }
-        std::mem::swap(&mut self.capacity, stock);
+        std::mem::swap(&mut self.capacity, capacity);
         Some(Aside { places: found?, alone: parts.iter().any(Part::is_several) })
     }
 
@@ -226,16 +226,16 @@ impl Core {
     /// What there will be on these nodes when all shares have ended. What others have of GPUs and nodes stays: nobody
     /// knows for how long.
     pub(in crate::controller) fn emptied(&self, is_meant: impl Fn(&NodeName) -> bool) -> Capacity {
-        let mut stock = self.capacity.without_grants(&is_meant);
-        for (name, state) in self.view.nodes.iter().filter(|(name, _)| is_meant(name)) {
-            stock.set_node(name, Some(state));
+        let mut capacity = self.capacity.without_grants(&is_meant);
+        for (name, state) in self.view.nodes().filter(|(name, _)| is_meant(name)) {
+            capacity.set_node(name, Some(state));
         }
         for (pod, (node, room)) in self.pods.places().filter(|(_, (node, _))| is_meant(node)) {
-            if !self.view.pods.get(pod).is_some_and(|pod| self.has_share(pod)) {
-                stock.take_room(node, *room);
+            if !self.view.pod(pod).is_some_and(|pod| self.has_share(pod)) {
+                capacity.take_room(node, *room);
             }
         }
-        stock
+        capacity
     }
 
     fn has_share(&self, pod: &Pod) -> bool {
@@ -245,25 +245,25 @@ impl Core {
     /// What pods with shares of a namespace have.
     fn owned(&self, namespace: &str) -> Owned {
         let is_own = |claim: &ClaimUid| {
-            self.view.claims.get(claim).is_some_and(|claim| claim.at.claim.namespace == namespace)
+            self.view.claim(claim).is_some_and(|claim| claim.at.claim.namespace == namespace)
         };
         let own = |pod: &Pod| pod.at.namespace == namespace && self.has_share(pod);
         let rooms = self
             .pods
             .places()
-            .filter(|(pod, _)| self.view.pods.get(pod).is_some_and(own))
+            .filter(|(pod, _)| self.view.pod(pod).is_some_and(own))
             .map(|(_, at)| at.clone());
         Owned { rooms: rooms.collect(), grants: self.capacity.grants_of(is_own) }
     }
 }
 
-fn give(stock: &mut Capacity, owned: &Owned) {
-    owned.grants.iter().for_each(|(claim, grants)| stock.set_grants(claim, grants.clone()));
-    owned.rooms.iter().for_each(|(node, room)| stock.take_room(node, *room));
+fn give(capacity: &mut Capacity, owned: &Owned) {
+    owned.grants.iter().for_each(|(claim, grants)| capacity.set_grants(claim, grants.clone()));
+    owned.rooms.iter().for_each(|(node, room)| capacity.take_room(node, *room));
 }
 
 /// The other way round.
-fn take(stock: &mut Capacity, owned: &Owned) {
-    owned.grants.iter().for_each(|(claim, _)| stock.set_grants(claim, Vec::new()));
-    owned.rooms.iter().for_each(|(node, room)| stock.give_room(node, *room));
+fn take(capacity: &mut Capacity, owned: &Owned) {
+    owned.grants.iter().for_each(|(claim, _)| capacity.set_grants(claim, Vec::new()));
+    owned.rooms.iter().for_each(|(node, room)| capacity.give_room(node, *room));
 }
