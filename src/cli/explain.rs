@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use super::reach::endpoint;
 use super::{EXIT_REFUSED, print};
 use crate::allocate::Policy;
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
@@ -148,7 +148,7 @@ fn rules(args: &ExplainArgs) -> Rules {
 
 /// The namespace of a claim that looks like a hold.
 fn holder(change: &Change) -> Option<String> {
-    let Change::Claim(Seen::Listed(claim)) = change else { return None };
+    let Change::Claim(WatchEvent::Listed(claim)) = change else { return None };
     let labels = claim.metadata.labels.as_ref()?;
     labels.get(HOLD_LABEL).is_some_and(|value| value == "true").then(|| claim.metadata.namespace.clone())?
 }

@@ -34,18 +34,19 @@ const TOO_SOON: Duration = Duration::from_secs(1);
 /// What happened to an object of one of the kinds.
 #[derive(Debug, Clone)]
 pub enum Change {
-    Pod(Seen<Pod>),
-    Node(Seen<Node>),
-    Claim(Seen<ResourceClaim>),
-    Slice(Seen<ResourceSlice>),
-    Class(Seen<DeviceClass>),
-    TaintRule(Seen<DeviceTaintRule>),
+    Pod(WatchEvent<Pod>),
+    Node(WatchEvent<Node>),
+    Claim(WatchEvent<ResourceClaim>),
+    Slice(WatchEvent<ResourceSlice>),
+    Class(WatchEvent<DeviceClass>),
+    TaintRule(WatchEvent<DeviceTaintRule>),
     /// One that has opted in.
-    Namespace(Seen<Namespace>),
+    Namespace(WatchEvent<Namespace>),
 }
 
+/// What a watch tells of the objects of a kind, or of itself.
 #[derive(Debug, Clone)]
-pub enum Seen<K> {
+pub enum WatchEvent<K> {
     /// A list of everything begins.
     Anew,
     /// One object of that list.
@@ -157,7 +158,7 @@ struct Follower<K> {
     at: Position,
     /// In a row.
     failures: u32,
-    due: VecDeque<Seen<K>>,
+    due: VecDeque<WatchEvent<K>>,
 }
 
 impl<K: Known> Follower<K> {
@@ -166,7 +167,7 @@ impl<K: Known> Follower<K> {
         Self { client, which, may_lack: false, at: Position::Anew, failures: 0, due }
     }
 
-    fn changes(self, wrap: fn(Seen<K>) -> Change) -> BoxStream<'static, Change> {
+    fn changes(self, wrap: fn(WatchEvent<K>) -> Change) -> BoxStream<'static, Change> {
         let next = move |mut follower: Self| async move {
             let seen = follower.next().await;
             Some((wrap(seen), follower))
@@ -174,7 +175,7 @@ impl<K: Known> Follower<K> {
         stream::unfold(self, next).boxed()
     }
 
-    async fn next(&mut self) -> Seen<K> {
+    async fn next(&mut self) -> WatchEvent<K> {
         loop {
             if let Some(seen) = self.due.pop_front() {
                 return seen;
@@ -190,7 +191,7 @@ impl<K: Known> Follower<K> {
         match &mut self.at {
             Position::Anew => {
                 rest(self.failures).await;
-                self.due.push_back(Seen::Anew);
+                self.due.push_back(WatchEvent::Anew);
                 self.at = Position::Pages { read: 0, next: String::new(), version: String::new() };
             }
             Position::Pages { read: PAGES_MAX.., .. } => return Err(ReadError::Endless),
@@ -223,7 +224,7 @@ impl<K: Known> Follower<K> {
                     Some(WatchItem::Deleted(piece)) => {
                         version_of(&piece.bytes).into_iter().for_each(|fresh| *version = fresh);
                         let object = read::<K>(&piece).unwrap_or_else(|misfit| misfit.rest);
-                        self.due.push_back(Seen::Deleted(Box::new(object.metadata().clone())));
+                        self.due.push_back(WatchEvent::Deleted(Box::new(object.metadata().clone())));
                     }
                     Some(WatchItem::Bookmark(fresh)) => *version = fresh,
                     None => self.watch_again(),
@@ -243,7 +244,7 @@ impl<K: Known> Follower<K> {
         let version = if version.is_empty() { about.resource_version } else { version };
         if about.next.is_empty() {
             self.failures = 0;
-            self.due.push_back(Seen::Complete);
+            self.due.push_back(WatchEvent::Complete);
             self.at = Position::Watch { version };
         } else {
             self.at = Position::Pages { read, next: about.next, version };
@@ -272,10 +273,10 @@ impl<K: Known> Follower<K> {
         }
         let lacks = self.may_lack && matches!(code, Some(NOT_SERVED | FORBIDDEN));
         if lacks {
-            self.due.extend([Seen::Anew, Seen::Complete]);
+            self.due.extend([WatchEvent::Anew, WatchEvent::Complete]);
         }
         if !lacks || code == Some(FORBIDDEN) {
-            self.due.push_back(Seen::Interrupted { problem: error_chain(error) });
+            self.due.push_back(WatchEvent::Interrupted { problem: error_chain(error) });
         }
     }
 }
@@ -308,10 +309,10 @@ fn watch<K: Known>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>
 }
 
 /// An object, as it is seen.
-pub(super) fn seen<K>(object: Result<K, Misfit<K>>, listed: bool) -> Seen<K> {
+pub(super) fn seen<K>(object: Result<K, Misfit<K>>, listed: bool) -> WatchEvent<K> {
     match object {
-        Ok(object) if listed => Seen::Listed(Box::new(object)),
-        Ok(object) => Seen::Stored(Box::new(object)),
-        Err(Misfit { rest, problem }) => Seen::Unreadable { rest: Box::new(rest), listed, problem },
+        Ok(object) if listed => WatchEvent::Listed(Box::new(object)),
+        Ok(object) => WatchEvent::Stored(Box::new(object)),
+        Err(Misfit { rest, problem }) => WatchEvent::Unreadable { rest: Box::new(rest), listed, problem },
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 
 use super::client::{KubeCluster, call};
 use super::error::CallError;
-use super::feed::{Change, LIVE_PODS, Seen, Which, opted_in, seen};
+use super::feed::{Change, LIVE_PODS, WatchEvent, Which, opted_in, seen};
 use super::guarded::{Known, Misfit};
 use crate::model::names::DRIVER;
 
@@ -57,7 +57,7 @@ impl KubeCluster {
         match self.through::<DeviceTaintRule>(Which::All, |seen| each(Change::TaintRule(seen))).await {
             // Not served, or not for the caller to see: as if there were none.
             Err(CallError::Refused { code: 404, .. } | CallError::Forbidden { .. }) => {
-                each(Change::TaintRule(Seen::Complete));
+                each(Change::TaintRule(WatchEvent::Complete));
             }
             result => result?,
         }
@@ -65,7 +65,7 @@ impl KubeCluster {
         {
             // The caller is told; all but claims that are only promised can be looked at.
             Err(error @ CallError::Forbidden { .. }) => {
-                each(Change::Namespace(Seen::Interrupted { problem: error.to_string() }));
+                each(Change::Namespace(WatchEvent::Interrupted { problem: error.to_string() }));
             }
             result => result?,
         }
@@ -73,11 +73,15 @@ impl KubeCluster {
         self.through::<Pod>(Which::Fields(LIVE_PODS.to_owned()), |seen| each(Change::Pod(seen))).await
     }
 
-    async fn through<K: Known>(&self, which: Which, mut each: impl FnMut(Seen<K>)) -> Result<(), CallError> {
-        each(Seen::Anew);
+    async fn through<K: Known>(
+        &self,
+        which: Which,
+        mut each: impl FnMut(WatchEvent<K>),
+    ) -> Result<(), CallError> {
+        each(WatchEvent::Anew);
         let what = || format!("LIST {}", K::plural(&()));
         self.each_object(&which, PAGE_LIMIT, what, |object| each(seen(object, true))).await?;
-        each(Seen::Complete);
+        each(WatchEvent::Complete);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::allocate::{AttributeConstraint, GpuGrant, Placement, Rule, Shape, Want};
 use crate::controller::wants::{Constraint, Wants};
-use crate::feasible::Room;
+use crate::feasible::Resources;
 use crate::select::QualifiedName;
 
 /// All that a pod's open claims want, of one node.
@@ -10,7 +10,7 @@ use crate::select::QualifiedName;
 /// # Errors
 /// In words for the claim's author: an attribute has no domain, or compute differs. Selectors are looked at by whoever
 /// decides.
-pub fn shape(claims: &[Wants], room: Room) -> Result<Shape, String> {
+pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
     let mut shape =
         Shape { cpu_milli: room.cpu_milli, memory: room.memory, pods: room.pods, ..Shape::default() };
     for (number, claim) in claims.iter().enumerate() {
@@ -116,7 +116,7 @@ mod tests {
             constraints,
         };
         let claims = [one, two];
-        let shape = shape(&claims, Room::default()).unwrap();
+        let shape = shape(&claims, Resources::default()).unwrap();
         let claims_of = |shape: &Shape| shape.wants.iter().map(|want| want.claim).collect::<Vec<_>>();
         assert_eq!(
             claims_of(&shape),
@@ -127,7 +127,7 @@ mod tests {
             Wants { requests: vec![want("a", &[])], constraints: vec![] },
             Wants { requests: vec![want("b", &[])], constraints: vec![] },
         ];
-        assert_eq!(claims_of(&super::shape(&singles, Room::default()).unwrap()), [0, 1]);
+        assert_eq!(claims_of(&super::shape(&singles, Resources::default()).unwrap()), [0, 1]);
         assert_eq!((shape.alike.len(), &shape.alike[0].wants), (1, &vec![2]));
         let grant = |want: usize, device: &str| GpuGrant {
             want,
@@ -153,6 +153,6 @@ mod tests {
                 requests: vec![],
             }],
         };
-        assert!(shape(&[bad], Room::default()).unwrap_err().starts_with("distinctAttribute"));
+        assert!(shape(&[bad], Resources::default()).unwrap_err().starts_with("distinctAttribute"));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, PlacementKey, Unknown};
 use crate::controller::view::{GpuRef, NodeState};
-use crate::feasible::{self, Room};
+use crate::feasible::{self, Resources};
 use crate::model::names::{ClaimUid, DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 
@@ -57,12 +57,12 @@ impl Aside {
 /// CPU, memory and pods of a node.
 #[derive(Debug, Clone, Copy, Default)]
 struct NodeRoom {
-    all: Room,
-    used: Room,
+    all: Resources,
+    used: Resources,
 }
 
 impl NodeRoom {
-    fn left(&self) -> Room {
+    fn left(&self) -> Resources {
         self.all.minus(self.used)
     }
 }
@@ -126,13 +126,13 @@ impl Capacity {
     }
 
     /// A pod takes so much of a node now, beside or instead of what it took.
-    pub fn take_room(&mut self, node: &NodeName, room: Room) {
+    pub fn take_room(&mut self, node: &NodeName, room: Resources) {
         let entry = self.rooms.entry(node.clone()).or_default();
         entry.used = entry.used.plus(room);
         self.tell_room(node);
     }
 
-    pub fn give_room(&mut self, node: &NodeName, room: Room) {
+    pub fn give_room(&mut self, node: &NodeName, room: Resources) {
         let entry = self.rooms.entry(node.clone()).or_default();
         entry.used = entry.used.minus(room);
         self.epoch += 1;
@@ -146,11 +146,11 @@ impl Capacity {
         let _ = self.set_room(node, left);
     }
 
-    fn set_room(&mut self, node: &NodeName, left: Room) -> Result<(), Unknown> {
+    fn set_room(&mut self, node: &NodeName, left: Resources) -> Result<(), Unknown> {
         self.index.set_room(node, left.cpu_milli, left.memory, left.pods)
     }
 
-    fn note_full(&mut self, node: &NodeName, left: Room) {
+    fn note_full(&mut self, node: &NodeName, left: Resources) {
         match (left.pods == 0, self.full.contains(node)) {
             (true, false) => drop(Arc::make_mut(&mut self.full).insert(node.clone())),
             (false, true) => drop(Arc::make_mut(&mut self.full).remove(node)),
@@ -163,7 +163,7 @@ impl Capacity {
         self.full.clone()
     }
 
-    pub fn left(&self, node: &NodeName) -> Room {
+    pub fn left(&self, node: &NodeName) -> Resources {
         self.rooms.get(node).copied().unwrap_or_default().left()
     }
 
@@ -345,7 +345,7 @@ impl Capacity {
     pub fn decide_with<T>(
         &mut self,
         open: &BTreeMap<GpuRef, bool>,
-        taken: &BTreeMap<NodeName, Room>,
+        taken: &BTreeMap<NodeName, Resources>,
         decide: impl FnOnce(&mut Index) -> T,
     ) -> T {
         for (gpu, open) in open {

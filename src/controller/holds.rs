@@ -53,7 +53,7 @@ pub enum Phase {
 /// newer version of the hold, at once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingStep {
-    parting: ReleaseStep,
+    step: ReleaseStep,
     again: Option<Moment>,
 }
 
@@ -107,7 +107,7 @@ pub enum Act {
     Take(GpuRef),
     /// Mark this hold, once for all that have settled.
     Look(GpuRef),
-    Leave(GpuRef, ReleaseStep),
+    Release(GpuRef, ReleaseStep),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -367,7 +367,7 @@ impl Holds {
         }
         self.settle(now, &mut acts);
         self.idle(now, &worth);
-        self.leave(now, standing, &mut acts);
+        self.release(now, standing, &mut acts);
         acts
     }
 
@@ -409,18 +409,18 @@ impl Holds {
         }
     }
 
-    fn leave(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Standing, acts: &mut Vec<Act>) {
+    fn release(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Standing, acts: &mut Vec<Act>) {
         let leaving = self.in_phase(|phase| matches!(phase, Phase::Releasing { .. }));
         for gpu in leaving {
             let Some(Phase::Releasing { until, asked }) = self.phases.get_mut(&gpu) else { continue };
             match standing(&gpu) {
-                Standing::Due(parting) => {
+                Standing::Due(step) => {
                     let answered = |asked: &PendingStep| {
-                        asked.parting != parting || asked.again.is_some_and(|again| again <= now)
+                        asked.step != step || asked.again.is_some_and(|again| again <= now)
                     };
                     if asked.as_ref().is_none_or(answered) {
-                        *asked = Some(PendingStep { parting: parting.clone(), again: None });
-                        acts.push(Act::Leave(gpu, parting));
+                        *asked = Some(PendingStep { step: step.clone(), again: None });
+                        acts.push(Act::Release(gpu, step));
                     }
                 }
                 Standing::No if *until <= now => {
@@ -432,7 +432,7 @@ impl Holds {
     }
 
     /// A step of a hold that is to go failed: it is tried again then, if no other is due before.
-    pub fn not_left(&mut self, gpu: &GpuRef, again: Moment) {
+    pub fn not_released(&mut self, gpu: &GpuRef, again: Moment) {
         if let Some(Phase::Releasing { asked: Some(asked), .. }) = self.phases.get_mut(gpu) {
             asked.again = Some(again);
         }

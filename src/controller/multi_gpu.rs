@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::allocate::{self, Decision, Explanation, Nodes, Placement, PodAsk, Policy};
 use crate::controller::capacity::Capacity;
 use crate::controller::view::GpuRef;
-use crate::feasible::Room;
+use crate::feasible::Resources;
 use crate::model::names::NodeName;
 
 /// Companies that are tried before GPUs without shares.
@@ -28,7 +28,7 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
     // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
     // it takes of its node is not there for the next one.
     let mut taken: BTreeMap<GpuRef, bool> = capacity.taken_gpus().map(|gpu| (gpu, false)).collect();
-    let mut rooms: BTreeMap<NodeName, Room> = BTreeMap::new();
+    let mut rooms: BTreeMap<NodeName, Resources> = BTreeMap::new();
     let mut placements = Vec::with_capacity(asks.len());
     for ask in asks {
         let one = std::slice::from_ref(ask);
@@ -47,8 +47,8 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
     Ok(Decision { placements })
 }
 
-fn room_of(placement: &Placement) -> Room {
-    Room { cpu_milli: placement.cpu_milli, memory: placement.memory, pods: placement.pods }
+fn room_of(placement: &Placement) -> Resources {
+    Resources { cpu_milli: placement.cpu_milli, memory: placement.memory, pods: placement.pods }
 }
 
 /// On the same GPUs as another claim, if there is room.

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controller::queue::UnitKey;
-use crate::feasible::Room;
+use crate::feasible::Resources;
 use crate::model::names::{NodeName, PodUid};
 
 /// A node, and what a pod takes of it.
-pub type Place = (NodeName, Room);
+pub type Place = (NodeName, Resources);
 
 #[derive(Debug, Default)]
 pub struct Pods {
@@ -57,7 +57,7 @@ impl Pods {
     }
 }
 
-/// Room that a pod gives back, and room that it takes.
+/// Resources that a pod gives back, and room that it takes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Change {
     pub given: Option<Place>,

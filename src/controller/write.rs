@@ -28,7 +28,7 @@ pub enum Write {
     /// Mark a hold: once the watch brings it, it has brought all that came before.
     WatchBarrier(ClaimVersion),
     /// A step of a hold that is to go.
-    Leave(GpuRef, ReleaseStep),
+    Release(GpuRef, ReleaseStep),
     /// Mark the claim, then write its allocation, to which the writer adds the time.
     Allocate { at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
     /// Take back an allocation of ours that nobody uses.
@@ -45,7 +45,7 @@ pub enum Write {
 pub enum Outcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
     BarrierWritten(ClaimUid, Result<Box<ResourceClaim>, Failure>),
-    Left(GpuRef, ClaimUid, Result<(), Failure>),
+    Released(GpuRef, ClaimUid, Result<(), Failure>),
     Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Marked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
@@ -96,7 +96,7 @@ impl Outcome {
     pub fn gone(&self) -> Option<&ClaimUid> {
         let (uid, failure) = match self {
             Self::BarrierWritten(uid, Err(failure))
-            | Self::Left(_, uid, Err(failure))
+            | Self::Released(_, uid, Err(failure))
             | Self::Allocated(uid, Err(failure))
             | Self::Cleared(uid, Err(failure))
             | Self::Marked(uid, Err(failure)) => (uid, failure),
@@ -111,7 +111,7 @@ impl Outcome {
         match self {
             Self::Held(_, result) => ("hold", of(result.as_ref().err())),
             Self::BarrierWritten(_, result) => ("look", of(result.as_ref().err())),
-            Self::Left(_, _, result) => ("leave", of(result.as_ref().err())),
+            Self::Released(_, _, result) => ("leave", of(result.as_ref().err())),
             Self::Allocated(_, result) => ("allocate", of(result.as_ref().err())),
             Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),
             Self::Marked(_, result) => ("mark", of(result.as_ref().err())),

@@ -84,9 +84,9 @@ impl Writer {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
                 Outcome::BarrierWritten(at.claim.uid, result.map(Box::new))
             }
-            Write::Leave(gpu, parting) => {
-                let uid = parting.at().claim.uid.clone();
-                Outcome::Left(gpu.clone(), uid, self.leave(&gpu, parting).await)
+            Write::Release(gpu, step) => {
+                let uid = step.at().claim.uid.clone();
+                Outcome::Released(gpu.clone(), uid, self.release(&gpu, step).await)
             }
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();
@@ -125,8 +125,8 @@ impl Writer {
         self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
     }
 
-    async fn leave(&self, gpu: &GpuRef, parting: ReleaseStep) -> Result<(), Failure> {
-        match parting {
+    async fn release(&self, gpu: &GpuRef, step: ReleaseStep) -> Result<(), Failure> {
+        match step {
             ReleaseStep::Clear(at) => self.gated(|| self.api.set_allocation(&at, None)).await.map(drop),
             ReleaseStep::Restore(at) => {
                 let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());

@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::Node;
 use thiserror::Error;
 
 pub use demands::Demands;
-pub use room::{Room, allocatable, left, requests, short_of, taken};
+pub use room::{Resources, allocatable, left, requests, short_of, taken};
 
 use crate::model::quantity::Bytes;
 

@@ -10,7 +10,7 @@ use crate::model::quantity::{Bytes, Quantity};
 
 /// Requested, there, or left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct Resources {
     /// Thousandths of a CPU.
     pub cpu_milli: u64,
     pub memory: Bytes,
@@ -19,7 +19,7 @@ pub struct Room {
 
 type List = BTreeMap<String, ApiQuantity>;
 
-impl Room {
+impl Resources {
     /// Rounded up, as kube-scheduler does. What cannot be read counts as nothing: the API server has read it.
     fn of(list: Option<&List>) -> Self {
         let quantity = |name: &str| list?.get(name)?.0.parse::<Quantity>().ok();
@@ -57,30 +57,31 @@ impl Room {
 }
 
 /// What a pod asks that waits for a node.
-pub fn requests(pod: &PodSpec) -> Room {
-    total(pod, &|_, container| Room::of(requested(container.resources.as_ref())))
+pub fn requests(pod: &PodSpec) -> Resources {
+    total(pod, &|_, container| Resources::of(requested(container.resources.as_ref())))
 }
 
 /// What a pod takes of its node: as asked, or more where a resize is not yet done; nothing once it has ended.
-pub fn taken(pod: &Pod) -> Room {
+pub fn taken(pod: &Pod) -> Resources {
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
     let Some(spec) = pod.spec.as_ref().filter(|_| !matches!(phase, Some("Succeeded" | "Failed"))) else {
-        return Room::default();
+        return Resources::default();
     };
     let running = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     let init = status.and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default();
     total(spec, &|kind, container| {
         let statuses = if kind == Kind::Main { running } else { init };
         let status = statuses.iter().find(|status| status.name == container.name);
-        let asked = Room::of(requested(container.resources.as_ref()));
+        let asked = Resources::of(requested(container.resources.as_ref()));
         // A plain init container cannot be resized.
         status.filter(|_| kind != Kind::Init).map_or(asked, |status| asked.max(in_force(status)))
     })
 }
 
-fn in_force(status: &ContainerStatus) -> Room {
-    Room::of(status.allocated_resources.as_ref()).max(Room::of(requested(status.resources.as_ref())))
+fn in_force(status: &ContainerStatus) -> Resources {
+    Resources::of(status.allocated_resources.as_ref())
+        .max(Resources::of(requested(status.resources.as_ref())))
 }
 
 fn requested(resources: Option<&ResourceRequirements>) -> Option<&List> {
@@ -97,9 +98,9 @@ enum Kind {
 /// Containers and sidecars run at once. Init containers run one after another, each beside the sidecars that were
 /// started before it: the most of all these moments counts. Requests of the pod itself stand for those of its
 /// containers; overhead comes on top.
-fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Room) -> Room {
-    let mut sum = pod.containers.iter().fold(Room::default(), |sum, one| sum.plus(of(Kind::Main, one)));
-    let (mut sidecars, mut peak) = (Room::default(), Room::default());
+fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Resources) -> Resources {
+    let mut sum = pod.containers.iter().fold(Resources::default(), |sum, one| sum.plus(of(Kind::Main, one)));
+    let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
     for container in pod.init_containers.iter().flatten() {
         if container.restart_policy.as_deref() == Some("Always") {
             let room = of(Kind::Sidecar, container);
@@ -112,27 +113,27 @@ fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Room) -> Room {
     }
     let mut room = sum.max(peak);
     if let Some(list) = requested(pod.resources.as_ref()) {
-        let whole = Room::of(Some(list));
+        let whole = Resources::of(Some(list));
         room.cpu_milli = if list.contains_key("cpu") { whole.cpu_milli } else { room.cpu_milli };
         room.memory = if list.contains_key("memory") { whole.memory } else { room.memory };
     }
-    Room { pods: 1, ..room.plus(Room::of(pod.overhead.as_ref())) }
+    Resources { pods: 1, ..room.plus(Resources::of(pod.overhead.as_ref())) }
 }
 
 /// What pods may take of a node in all.
-pub fn allocatable(node: &Node) -> Room {
-    Room::of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
+pub fn allocatable(node: &Node) -> Resources {
+    Resources::of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
 }
 
 /// What is left of a node beside the pods that are bound to it.
-pub fn left<'a>(node: &Node, pods: impl IntoIterator<Item = &'a Pod>) -> Room {
-    let used = pods.into_iter().fold(Room::default(), |sum, pod| sum.plus(taken(pod)));
+pub fn left<'a>(node: &Node, pods: impl IntoIterator<Item = &'a Pod>) -> Resources {
+    let used = pods.into_iter().fold(Resources::default(), |sum, pod| sum.plus(taken(pod)));
     allocatable(node).minus(used)
 }
 
 /// What is short for a pod that asks so much; none: it fits. Who asks for none of a thing is not refused for the
 /// lack of it.
-pub fn short_of(asked: Room, left: Room) -> Option<Unfit> {
+pub fn short_of(asked: Resources, left: Resources) -> Option<Unfit> {
     if asked.pods > left.pods {
         return Some(Unfit::Pods);
     }

@@ -287,7 +287,7 @@ fn what_is_left_counts_every_pod_that_has_not_ended() {
 
 #[test]
 fn what_is_short_is_said_with_numbers() {
-    let room = |cpu_milli, mib, pods| Room { cpu_milli, memory: Bytes::from_mib(mib), pods };
+    let room = |cpu_milli, mib, pods| Resources { cpu_milli, memory: Bytes::from_mib(mib), pods };
     let short = |asked, left| short_of(asked, left).map(|unfit| unfit.to_string()).unwrap_or_default();
     assert_eq!(short(room(100, 100, 1), room(100, 100, 1)), "");
     assert_eq!(short(room(101, 100, 1), room(100, 100, 1)), "has 100m of CPU left, 101m are needed");

@@ -35,7 +35,8 @@ pub enum Function {
     Size,
     ToInt,
     ToText,
-    Same,
+    /// Its argument, as it is.
+    Identity,
     Contains,
     StartsWith,
     EndsWith,
@@ -95,7 +96,7 @@ const OPERATORS: &[(&str, usize, F)] = &[
     ("size", 1, F::Size),
     ("int", 1, F::ToInt),
     ("string", 1, F::ToText),
-    ("dyn", 1, F::Same),
+    ("dyn", 1, F::Identity),
     ("quantity", 1, F::ToQuantity),
     ("isQuantity", 1, F::IsQuantity),
     ("semver", 1, F::ToVersion),
@@ -181,7 +182,7 @@ impl Function {
         meter: &mut Meter,
     ) -> Result<Value<'a>, Trouble> {
         match (self, one) {
-            (F::Same, value) => Ok(value.clone()),
+            (F::Identity, value) => Ok(value.clone()),
             (F::Not, Value::Bool(value)) => Ok(Value::Bool(!value)),
             (F::Negate, Value::Int(value)) => {
                 value.checked_neg().map(Value::Int).ok_or_else(|| overflow().into())

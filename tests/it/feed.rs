@@ -6,7 +6,7 @@ use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
-use tranche::cluster::feed::{Change, Seen};
+use tranche::cluster::feed::{Change, WatchEvent};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 use crate::objects::share;
@@ -39,16 +39,18 @@ impl Told {
     }
 }
 
-fn words<K: Metadata<Ty = ObjectMeta>>(seen: Seen<K>) -> String {
+fn words<K: Metadata<Ty = ObjectMeta>>(seen: WatchEvent<K>) -> String {
     let name = |meta: &ObjectMeta| meta.name.clone().unwrap_or_default();
     match seen {
-        Seen::Anew => "anew".to_owned(),
-        Seen::Complete => "complete".to_owned(),
-        Seen::Listed(object) => format!("listed {}", name(object.metadata())),
-        Seen::Stored(object) => format!("stored {}", name(object.metadata())),
-        Seen::Deleted(meta) => format!("deleted {}", name(&meta)),
-        Seen::Unreadable { rest, listed, .. } => format!("unreadable {} {listed}", name(rest.metadata())),
-        Seen::Interrupted { problem } => format!("interrupted: {problem}"),
+        WatchEvent::Anew => "anew".to_owned(),
+        WatchEvent::Complete => "complete".to_owned(),
+        WatchEvent::Listed(object) => format!("listed {}", name(object.metadata())),
+        WatchEvent::Stored(object) => format!("stored {}", name(object.metadata())),
+        WatchEvent::Deleted(meta) => format!("deleted {}", name(&meta)),
+        WatchEvent::Unreadable { rest, listed, .. } => {
+            format!("unreadable {} {listed}", name(rest.metadata()))
+        }
+        WatchEvent::Interrupted { problem } => format!("interrupted: {problem}"),
     }
 }
 

@@ -13,7 +13,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
-use tranche::cluster::feed::{Change, Seen};
+use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
 
@@ -182,9 +182,9 @@ async fn of_pods_with_selectors_of_their_own() {
         object
     };
     let claim = one_more(share("claim-1000000", json!({"memory": "1Gi"})), "other");
-    core.apply(Change::Claim(Seen::Stored(serde_json::from_value(claim).unwrap())), Duration::ZERO);
+    core.apply(Change::Claim(WatchEvent::Stored(serde_json::from_value(claim).unwrap())), Duration::ZERO);
     core.apply(
-        Change::Pod(Seen::Stored(serde_json::from_value(pod("other", 1_000_000)).unwrap())),
+        Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", 1_000_000)).unwrap())),
         Duration::ZERO,
     );
     let (mut decided, mut longest, mut rounds) = (0, Duration::ZERO, 0);

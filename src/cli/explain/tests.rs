@@ -7,7 +7,7 @@ use super::draw::{Rows, draw};
 use super::find::{Named, Target, ended, lacks, no_claim, no_pod};
 use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::lease::LeaseName;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
@@ -29,16 +29,20 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
     }
 }
 
-fn listed<K: serde::de::DeserializeOwned>(core: &mut Core, wrap: fn(Seen<K>) -> Change, all: Vec<Value>) {
+fn listed<K: serde::de::DeserializeOwned>(
+    core: &mut Core,
+    wrap: fn(WatchEvent<K>) -> Change,
+    all: Vec<Value>,
+) {
     stored(core, wrap, all.into_iter().map(|one| serde_json::from_value(one).unwrap()));
 }
 
-fn stored<K>(core: &mut Core, wrap: fn(Seen<K>) -> Change, all: impl Iterator<Item = K>) {
-    core.apply(wrap(Seen::Anew), Moment::ZERO);
+fn stored<K>(core: &mut Core, wrap: fn(WatchEvent<K>) -> Change, all: impl Iterator<Item = K>) {
+    core.apply(wrap(WatchEvent::Anew), Moment::ZERO);
     for one in all {
-        core.apply(wrap(Seen::Listed(Box::new(one))), Moment::ZERO);
+        core.apply(wrap(WatchEvent::Listed(Box::new(one))), Moment::ZERO);
     }
-    core.apply(wrap(Seen::Complete), Moment::ZERO);
+    core.apply(wrap(WatchEvent::Complete), Moment::ZERO);
 }
 
 fn node(name: &str, spec: &Value) -> Value {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored};
 use crate::controller::holds::Others;
@@ -31,8 +31,8 @@ impl Core {
             // The watch is to bring what was stored: taken in here, it would seem to have.
             Outcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(self.view.read(&claim).at),
             Outcome::BarrierWritten(_, Err(_)) => self.looked(false, now),
-            Outcome::Left(_, _, Ok(()) | Err(Failure::Gone)) => {}
-            Outcome::Left(gpu, _, Err(_)) => self.holds.not_left(&gpu, now + RETRY_AFTER),
+            Outcome::Released(_, _, Ok(()) | Err(Failure::Gone)) => {}
+            Outcome::Released(gpu, _, Err(_)) => self.holds.not_released(&gpu, now + RETRY_AFTER),
             Outcome::Allocated(uid, Ok(claim))
             | Outcome::Cleared(uid, Ok(claim))
             | Outcome::Marked(uid, Ok(claim)) => {
@@ -69,13 +69,13 @@ impl Core {
             uid: Some(uid.to_string()),
             ..ObjectMeta::default()
         };
-        self.apply(Change::Claim(Seen::Deleted(Box::new(meta))), now);
+        self.apply(Change::Claim(WatchEvent::Deleted(Box::new(meta))), now);
     }
 
     /// What a write of ours made of a claim. Told late, it may have been deleted since: then it is not there again.
     pub(in crate::controller) fn changed(&mut self, claim: Box<ResourceClaim>, now: Moment) {
         if self.view.claim(&reference(&claim.metadata).uid).is_some() {
-            self.apply(Change::Claim(Seen::Stored(claim)), now);
+            self.apply(Change::Claim(WatchEvent::Stored(claim)), now);
         }
     }
 
@@ -89,7 +89,7 @@ impl Core {
     /// What came of a claim that we made. Nobody need know it yet.
     fn made_by_us(&mut self, claim: Box<ResourceClaim>, now: Moment) {
         if !self.view.is_gone(&reference(&claim.metadata).uid) {
-            self.apply(Change::Claim(Seen::Stored(claim)), now);
+            self.apply(Change::Claim(WatchEvent::Stored(claim)), now);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a change in the API means for each owner of state.
 
 use crate::allocate::Policy;
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::core::{Core, unit};
 use crate::controller::holds::Phase;
@@ -14,7 +14,7 @@ use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
 impl Core {
     pub fn apply(&mut self, change: Change, now: Moment) {
-        let listed = matches!(change, Change::Claim(Seen::Complete));
+        let listed = matches!(change, Change::Claim(WatchEvent::Complete));
         for news in self.view.apply(change) {
             self.on_change(news, now);
         }

@@ -87,7 +87,7 @@ impl Core {
                     }
                     None => self.looked(false, now),
                 },
-                Act::Leave(gpu, parting) => round.writes.push(Write::Leave(gpu, parting)),
+                Act::Release(gpu, step) => round.writes.push(Write::Release(gpu, step)),
             }
         }
     }

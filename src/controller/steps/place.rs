@@ -197,7 +197,7 @@ impl Core {
         }
         // Where it is counted already, the pod needs no second place among the pods.
         let pods = if self.pods.has_place(uid) { 0 } else { pod.room.pods };
-        let room = feasible::Room { pods, ..pod.room };
+        let room = feasible::Resources { pods, ..pod.room };
         let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, room)?, wants });
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());

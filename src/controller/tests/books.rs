@@ -46,7 +46,7 @@ fn gone_too_late() -> Cluster {
     cluster.drop_claim(&("ml".to_owned(), "w".to_owned()));
     cluster.deliver(100);
     cluster.round();
-    assert!(matches!(cluster.writes[0], Write::Leave(_, ReleaseStep::Clear(_))));
+    assert!(matches!(cluster.writes[0], Write::Release(_, ReleaseStep::Clear(_))));
     // Between the decision and the clearing.
     give(&mut cluster, "x");
     cluster.write(false);

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
@@ -119,7 +119,7 @@ impl Cluster {
             "status": {"allocatable": {"cpu": "32", "memory": "256Gi", "pods": "110"}}}));
         self.stamp(&mut node.metadata);
         self.nodes.insert(name.to_owned(), node.clone());
-        self.feed.push_back(Change::Node(Seen::Stored(Box::new(node))));
+        self.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(node))));
     }
 
     pub fn put_slice(&mut self, node: &str, devices: Vec<Value>) {
@@ -128,15 +128,15 @@ impl Cluster {
                 "pool": {"name": node, "generation": self.version, "resourceSliceCount": 1}}}));
         self.stamp(&mut slice.metadata);
         self.slices.insert(node.to_owned(), slice.clone());
-        self.feed.push_back(Change::Slice(Seen::Stored(Box::new(slice))));
+        self.feed.push_back(Change::Slice(WatchEvent::Stored(Box::new(slice))));
     }
 
     pub fn drop_node(&mut self, name: &str) {
         if let Some(node) = self.nodes.remove(name) {
-            self.feed.push_back(Change::Node(Seen::Deleted(Box::new(node.metadata))));
+            self.feed.push_back(Change::Node(WatchEvent::Deleted(Box::new(node.metadata))));
         }
         if let Some(slice) = self.slices.remove(name) {
-            self.feed.push_back(Change::Slice(Seen::Deleted(Box::new(slice.metadata))));
+            self.feed.push_back(Change::Slice(WatchEvent::Deleted(Box::new(slice.metadata))));
         }
     }
 
@@ -144,18 +144,18 @@ impl Cluster {
         let class: DeviceClass =
             object(json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
         self.classes.insert(name.to_owned(), class.clone());
-        self.feed.push_back(Change::Class(Seen::Stored(Box::new(class))));
+        self.feed.push_back(Change::Class(WatchEvent::Stored(Box::new(class))));
     }
 
     pub fn put_rule(&mut self, name: &str, spec: Value) {
         let rule: DeviceTaintRule = object(json!({"metadata": {"name": name}, "spec": spec}));
         self.rules.insert(name.to_owned(), rule.clone());
-        self.feed.push_back(Change::TaintRule(Seen::Stored(Box::new(rule))));
+        self.feed.push_back(Change::TaintRule(WatchEvent::Stored(Box::new(rule))));
     }
 
     pub fn drop_rule(&mut self, name: &str) {
         if let Some(rule) = self.rules.remove(name) {
-            self.feed.push_back(Change::TaintRule(Seen::Deleted(Box::new(rule.metadata))));
+            self.feed.push_back(Change::TaintRule(WatchEvent::Deleted(Box::new(rule.metadata))));
         }
     }
 
@@ -164,13 +164,13 @@ impl Cluster {
         let labels = json!({OPT_IN_LABEL: OPT_IN_VALUE});
         let namespace: Namespace = object(json!({"metadata": {"name": name, "labels": labels}}));
         self.namespaces.insert(name.to_owned(), namespace.clone());
-        self.feed.push_back(Change::Namespace(Seen::Stored(Box::new(namespace))));
+        self.feed.push_back(Change::Namespace(WatchEvent::Stored(Box::new(namespace))));
     }
 
     /// The label is taken away: to a watch that selects by it the namespace is gone.
     pub fn opt_out(&mut self, name: &str) {
         if let Some(namespace) = self.namespaces.remove(name) {
-            self.feed.push_back(Change::Namespace(Seen::Deleted(Box::new(namespace.metadata))));
+            self.feed.push_back(Change::Namespace(WatchEvent::Deleted(Box::new(namespace.metadata))));
         }
     }
 
@@ -207,7 +207,7 @@ impl Cluster {
         self.stamp(&mut pod.metadata);
         let meta = &pod.metadata;
         self.pods.insert((meta.namespace.clone().unwrap(), meta.name.clone().unwrap()), pod.clone());
-        self.feed.push_back(Change::Pod(Seen::Stored(Box::new(pod))));
+        self.feed.push_back(Change::Pod(WatchEvent::Stored(Box::new(pod))));
     }
 
     pub fn store(&mut self, mut claim: ResourceClaim) -> ResourceClaim {
@@ -216,7 +216,7 @@ impl Cluster {
         let at = (meta.namespace.clone().unwrap(), meta.name.clone().unwrap());
         let before = self.claims.insert(at, claim.clone());
         self.account(before.as_ref(), Some(&claim));
-        self.feed.push_back(Change::Claim(Seen::Stored(Box::new(claim.clone()))));
+        self.feed.push_back(Change::Claim(WatchEvent::Stored(Box::new(claim.clone()))));
         claim
     }
 
@@ -247,7 +247,7 @@ impl Cluster {
     /// The pod ends: its claims are released, and deleted with it.
     pub fn drop_pod(&mut self, name: &str, with_claims: bool) {
         let Some(pod) = self.pods.remove(&("ml".to_owned(), name.to_owned())) else { return };
-        self.feed.push_back(Change::Pod(Seen::Deleted(Box::new(pod.metadata.clone()))));
+        self.feed.push_back(Change::Pod(WatchEvent::Deleted(Box::new(pod.metadata.clone()))));
         let uid = pod.metadata.uid.clone().unwrap();
         for claim in claims_of(&pod) {
             let at = ("ml".to_owned(), claim.clone());
@@ -277,7 +277,7 @@ impl Cluster {
         if self.claims.get(at).is_some_and(|claim| !reserved(claim)) {
             let claim = self.claims.remove(at).unwrap();
             self.account(Some(&claim), None);
-            self.feed.push_back(Change::Claim(Seen::Deleted(Box::new(claim.metadata))));
+            self.feed.push_back(Change::Claim(WatchEvent::Deleted(Box::new(claim.metadata))));
         }
     }
 
@@ -293,13 +293,13 @@ impl Cluster {
         fn list<K: Clone>(
             feed: &mut VecDeque<Change>,
             all: impl Iterator<Item = K>,
-            wrap: fn(Seen<K>) -> Change,
+            wrap: fn(WatchEvent<K>) -> Change,
         ) {
-            let anew = wrap(Seen::Anew);
+            let anew = wrap(WatchEvent::Anew);
             feed.retain(|change| discriminant(change) != discriminant(&anew));
             feed.push_back(anew);
-            feed.extend(all.map(|one| wrap(Seen::Listed(Box::new(one)))));
-            feed.push_back(wrap(Seen::Complete));
+            feed.extend(all.map(|one| wrap(WatchEvent::Listed(Box::new(one)))));
+            feed.push_back(wrap(WatchEvent::Complete));
         }
         match kind {
             0 => list(&mut self.feed, self.pods.values().cloned(), Change::Pod),
@@ -407,7 +407,7 @@ impl Cluster {
         let outcome = match write {
             Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
             Write::WatchBarrier(at) => Outcome::BarrierWritten(at.claim.uid, Err(failure)),
-            Write::Leave(gpu, parting) => Outcome::Left(gpu, parting.at().claim.uid.clone(), Err(failure)),
+            Write::Release(gpu, step) => Outcome::Released(gpu, step.at().claim.uid.clone(), Err(failure)),
             Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
             Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
             Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(failure)),
@@ -432,9 +432,9 @@ impl Cluster {
                 let marked = self.mark(&at, &marks);
                 Outcome::BarrierWritten(at.claim.uid, hear(marked))
             }
-            Write::Leave(gpu, parting) => {
-                let uid = parting.at().claim.uid.clone();
-                let done = match parting {
+            Write::Release(gpu, step) => {
+                let uid = step.at().claim.uid.clone();
+                let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None),
                     ReleaseStep::Restore(at) => {
                         let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str());
@@ -448,7 +448,7 @@ impl Cluster {
                         found
                     }
                 };
-                Outcome::Left(gpu, uid, hear(done).map(drop))
+                Outcome::Released(gpu, uid, hear(done).map(drop))
             }
             Write::Allocate { at, marks, allocation } => {
                 let uid = at.claim.uid.clone();

@@ -88,8 +88,8 @@ fn is_placed(cluster: &Cluster, (namespace, name): (&str, &str)) -> bool {
 fn end(cluster: &mut Cluster, (namespace, name): (&str, &str)) {
     let at = (namespace.to_owned(), name.to_owned());
     if let Some(pod) = cluster.pods.remove(&at) {
-        use crate::cluster::feed::{Change, Seen};
-        cluster.feed.push_back(Change::Pod(Seen::Deleted(Box::new(pod.metadata))));
+        use crate::cluster::feed::{Change, WatchEvent};
+        cluster.feed.push_back(Change::Pod(WatchEvent::Deleted(Box::new(pod.metadata))));
     }
     cluster.drop_claim(&at);
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::cluster::Cluster;
 use super::scenes::{LONG, MOMENT, cluster, put_kai, rules};
 use crate::cluster::events::Subject;
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 
 const CLAIM: &str = "kai-gpu-share";
 
@@ -107,7 +107,7 @@ fn a_controller_that_may_not_read_namespaces_serves_claims_and_makes_none() {
     cluster.fail_over(rules());
     cluster.feed.retain(|change| !matches!(change, Change::Namespace(_)));
     let problem = "namespaces is forbidden".to_owned();
-    cluster.feed.push_back(Change::Namespace(Seen::Interrupted { problem }));
+    cluster.feed.push_back(Change::Namespace(WatchEvent::Interrupted { problem }));
     put_kai(&mut cluster);
     cluster.put_share("plain", json!({"memory": "2Gi"}), 1);
     cluster.put_pod("plain", &["plain"], json!({}));

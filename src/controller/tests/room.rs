@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
 
 const WAIT: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ fn set_room(cluster: &mut Cluster, node: &str, room: &Value) {
     let known = cluster.nodes.get_mut(node).unwrap();
     known.status = Some(object(json!({"allocatable": room})));
     let known = known.clone();
-    cluster.feed.push_back(Change::Node(Seen::Stored(Box::new(known))));
+    cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(known))));
 }
 
 /// Pods that want so many GPUs and a CPU each.

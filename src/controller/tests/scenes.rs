@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NS, device, object};
 use super::told::until;
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
 use crate::controller::holds::Pace;
 use crate::controller::view::GpuRef;
@@ -317,7 +317,7 @@ fn a_step_of_a_hold_that_is_given_back_is_tried_again_if_it_fails_and_not_at_onc
         share(&mut cluster, "a", "10Gi");
         cluster.settle(LONG);
         cluster.drop_pod("a", true);
-        until(&mut cluster, |write| matches!(write, Write::Leave(..)));
+        until(&mut cluster, |write| matches!(write, Write::Release(..)));
         cluster.fail(failure.clone());
         let next = cluster.round().unwrap();
         assert_eq!((cluster.writes.len(), cluster.holds().len()), (0, 1), "{failure:?}");
@@ -1178,8 +1178,8 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
     share(&mut cluster, "first", "30Gi");
     cluster.settle(LONG);
     // The watch is silent while its list is under way: only answers tell of what is written now.
-    let list = cluster.claims.values().cloned().map(|claim| Seen::Listed(Box::new(claim)));
-    let list: Vec<_> = std::iter::once(Seen::Anew).chain(list).collect();
+    let list = cluster.claims.values().cloned().map(|claim| WatchEvent::Listed(Box::new(claim)));
+    let list: Vec<_> = std::iter::once(WatchEvent::Anew).chain(list).collect();
     list.into_iter().for_each(|seen| cluster.core.apply(Change::Claim(seen), cluster.now));
     for name in ["made", "more"] {
         let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "30Gi"}, "count": 1});
@@ -1195,7 +1195,7 @@ fn a_list_that_is_older_than_our_own_writes_takes_nothing_back() {
     }
     assert!(cluster.place("made").is_some(), "beside the first");
     assert_eq!(cluster.holds().len(), 2, "for the second of them");
-    cluster.core.apply(Change::Claim(Seen::Complete), cluster.now);
+    cluster.core.apply(Change::Claim(WatchEvent::Complete), cluster.now);
     assert!(cluster.core.view.claim_named("ml", "made").is_some());
     assert_eq!(cluster.core.view.holds().count(), 2);
     share(&mut cluster, "b", "60Gi");
@@ -1212,7 +1212,7 @@ fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
     cluster.settle(SECOND);
     let unreadable = |cluster: &mut Cluster, rest: ResourceClaim| {
         let problem = "a field of a later release".to_owned();
-        let seen = Seen::Unreadable { rest: Box::new(rest), listed: false, problem };
+        let seen = WatchEvent::Unreadable { rest: Box::new(rest), listed: false, problem };
         cluster.core.apply(Change::Claim(seen), cluster.now);
     };
     let mut rest = cluster.claim("strange").clone();
@@ -1233,7 +1233,7 @@ fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
     cluster.settle(LONG);
     assert_eq!(cluster.place("b"), None, "the other GPU is named");
     let metadata = serde_json::from_value(other["metadata"].clone()).unwrap();
-    cluster.core.apply(Change::Claim(Seen::Deleted(metadata)), cluster.now);
+    cluster.core.apply(Change::Claim(WatchEvent::Deleted(metadata)), cluster.now);
     cluster.settle(LONG);
     assert!(cluster.place("b").is_some());
     assert_eq!(cluster.core.view.unreadables(), 1);

@@ -28,7 +28,7 @@ use opted_in::OptedIn;
 use pod::PodTable;
 use pools::Pools;
 
-use crate::cluster::feed::{Change, Seen};
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
 /// What a change came to.
@@ -120,7 +120,9 @@ impl ClusterView {
         match change {
             Change::Pod(seen) => self.follow(Kind::Pods, seen, Self::set_pod, Self::drop_pod),
             Change::Node(seen) => self.follow(Kind::Nodes, seen, Self::set_node, Self::drop_node),
-            Change::Claim(Seen::Unreadable { rest, problem, .. }) => self.set_unreadable(&rest, &problem),
+            Change::Claim(WatchEvent::Unreadable { rest, problem, .. }) => {
+                self.set_unreadable(&rest, &problem)
+            }
             Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
             Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
             Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
@@ -132,7 +134,7 @@ impl ClusterView {
     fn follow<K>(
         &mut self,
         kind: Kind,
-        seen: Seen<K>,
+        seen: WatchEvent<K>,
         set: fn(&mut Self, K) -> Vec<News>,
         drop: fn(&mut Self, &str) -> Vec<News>,
     ) -> Vec<News>
@@ -140,27 +142,27 @@ impl ClusterView {
         K: k8s_openapi::Metadata<Ty = ObjectMeta>,
     {
         match seen {
-            Seen::Anew => {
+            WatchEvent::Anew => {
                 self.lists.doubtful.remove(&kind);
                 self.lists.under_way.insert(kind, BTreeSet::new());
                 Vec::new()
             }
-            Seen::Listed(object) => {
+            WatchEvent::Listed(object) => {
                 self.listed(kind, object.metadata());
                 self.readable(kind, object.metadata());
                 set(self, *object)
             }
-            Seen::Stored(object) => {
+            WatchEvent::Stored(object) => {
                 // The answer to a write of ours may be newer than the list that is under way.
                 self.listed(kind, object.metadata());
                 self.readable(kind, object.metadata());
                 set(self, *object)
             }
-            Seen::Deleted(meta) => {
+            WatchEvent::Deleted(meta) => {
                 self.readable(kind, &meta);
                 self.end(kind, &key(kind, &meta), drop)
             }
-            Seen::Complete => {
+            WatchEvent::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
                 self.lists.complete.insert(kind);
                 if self.lists.doubtful.remove(&kind) {
@@ -170,10 +172,10 @@ impl ClusterView {
                 let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
                 gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, drop)).collect()
             }
-            Seen::Unreadable { rest, problem, .. } => {
+            WatchEvent::Unreadable { rest, problem, .. } => {
                 self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
             }
-            Seen::Interrupted { problem } => {
+            WatchEvent::Interrupted { problem } => {
                 vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
             }
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Namespace;
 
 use crate::admission::SHARE_ANNOTATION;
-use crate::cluster::feed::Seen;
+use crate::cluster::feed::WatchEvent;
 use crate::controller::view::{ClusterView, Kind, News, Pod};
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
@@ -39,7 +39,7 @@ impl OptedIn {
 }
 
 impl ClusterView {
-    pub(super) fn follow_namespaces(&mut self, seen: Seen<Namespace>) -> Vec<News> {
+    pub(super) fn follow_namespaces(&mut self, seen: WatchEvent<Namespace>) -> Vec<News> {
         let known = self.lists.complete.contains(&Kind::Namespaces);
         let mut news = self.follow(Kind::Namespaces, seen, Self::set_namespace, Self::drop_namespace);
         // Only now is it known who has not opted in: their pods are to be told.

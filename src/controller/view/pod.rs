@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::admission::SHARE_ANNOTATION;
 use crate::controller::view::class;
-use crate::feasible::{self, Demands, Room};
+use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
@@ -51,7 +51,7 @@ pub struct Pod {
     /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
     pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
-    pub room: Room,
+    pub room: Resources,
     /// Of its node, while it is not bound.
     pub demands: Option<Arc<Demands>>,
 }

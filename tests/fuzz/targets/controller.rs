@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tranche::cluster::allocation::{ClaimVersion, Marks};
-use tranche::cluster::feed::{Change, Seen};
+use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
 use tranche::controller::explain::explain;
@@ -250,8 +250,8 @@ impl Api {
 
     /// The list of one kind begins, or is complete.
     fn list(&mut self, kind: u64, complete: bool) {
-        fn mark<K>(complete: bool) -> Seen<K> {
-            if complete { Seen::Complete } else { Seen::Anew }
+        fn mark<K>(complete: bool) -> WatchEvent<K> {
+            if complete { WatchEvent::Complete } else { WatchEvent::Anew }
         }
         self.feed.push_back(match kind {
             0 => Change::Pod(mark(complete)),
@@ -294,21 +294,21 @@ impl Api {
     fn store<K: DeserializeOwned + Default + Metadata<Ty = ObjectMeta>>(
         &mut self,
         object: Value,
-        wrap: fn(Seen<K>) -> Change,
+        wrap: fn(WatchEvent<K>) -> Change,
     ) {
         let meta = serde_json::from_value::<ObjectMeta>(object["metadata"].clone());
         match (serde_json::from_value::<K>(object), meta) {
-            (Ok(object), _) => self.feed.push_back(wrap(Seen::Stored(Box::new(object)))),
+            (Ok(object), _) => self.feed.push_back(wrap(WatchEvent::Stored(Box::new(object)))),
             (Err(error), Ok(meta)) => {
                 let mut rest = Box::new(K::default());
                 *rest.metadata_mut() = meta;
-                self.feed.push_back(wrap(Seen::Unreadable {
+                self.feed.push_back(wrap(WatchEvent::Unreadable {
                     rest,
                     listed: false,
                     problem: error.to_string(),
                 }));
             }
-            _ => self.feed.push_back(wrap(Seen::Interrupted { problem: "no object".to_owned() })),
+            _ => self.feed.push_back(wrap(WatchEvent::Interrupted { problem: "no object".to_owned() })),
         }
     }
 
@@ -350,7 +350,7 @@ impl Api {
             self.placed.insert(name.clone());
         }
         self.claims.insert(name, claim.clone());
-        self.feed.push_back(Change::Claim(Seen::Stored(Box::new(claim.clone()))));
+        self.feed.push_back(Change::Claim(WatchEvent::Stored(Box::new(claim.clone()))));
         claim
     }
 
@@ -367,7 +367,7 @@ impl Api {
         }
         if self.stamp(&mut pod.metadata, uid) {
             self.pods.insert(named(&pod.metadata), pod.clone());
-            self.feed.push_back(Change::Pod(Seen::Stored(Box::new(pod))));
+            self.feed.push_back(Change::Pod(WatchEvent::Stored(Box::new(pod))));
         }
     }
 
@@ -375,7 +375,7 @@ impl Api {
         let Ok(mut meta) = serde_json::from_value::<ObjectMeta>(meta) else { return };
         if self.stamp(&mut meta, None) {
             let problem = "lone surrogate".to_owned();
-            self.feed.push_back(Change::Claim(Seen::Unreadable {
+            self.feed.push_back(Change::Claim(WatchEvent::Unreadable {
                 rest: Box::new(ResourceClaim { metadata: meta, ..ResourceClaim::default() }),
                 listed: false,
                 problem,
@@ -394,23 +394,24 @@ impl Api {
         match kind {
             "claim" => {
                 let meta = self.claims.remove(&name).map_or(meta, |claim| Box::new(claim.metadata));
-                self.feed.push_back(Change::Claim(Seen::Deleted(meta)));
+                self.feed.push_back(Change::Claim(WatchEvent::Deleted(meta)));
             }
             "pod" => {
                 let meta = self.pods.remove(&name).map_or(meta, |pod| Box::new(pod.metadata));
-                self.feed.push_back(Change::Pod(Seen::Deleted(meta)));
+                self.feed.push_back(Change::Pod(WatchEvent::Deleted(meta)));
             }
             _ if self.tenant => {}
-            "slice" => self.feed.push_back(Change::Slice(Seen::Deleted(meta))),
-            "class" => self.feed.push_back(Change::Class(Seen::Deleted(meta))),
-            _ => self.feed.push_back(Change::Node(Seen::Deleted(meta))),
+            "slice" => self.feed.push_back(Change::Slice(WatchEvent::Deleted(meta))),
+            "class" => self.feed.push_back(Change::Class(WatchEvent::Deleted(meta))),
+            _ => self.feed.push_back(Change::Node(WatchEvent::Deleted(meta))),
         }
     }
 
     /// The watch of claims begins anew.
     fn anew(&mut self) {
         self.list(2, false);
-        let all = self.claims.values().map(|claim| Change::Claim(Seen::Listed(Box::new(claim.clone()))));
+        let all =
+            self.claims.values().map(|claim| Change::Claim(WatchEvent::Listed(Box::new(claim.clone()))));
         self.feed.extend(all);
         self.list(2, true);
     }
@@ -464,9 +465,9 @@ impl Api {
                 let done = self.mark(&at, &Marks { finalizers: None, annotations: looked });
                 Outcome::BarrierWritten(at.claim.uid, boxed(done))
             }
-            Write::Leave(gpu, parting) => {
-                let uid = parting.at().claim.uid.clone();
-                let done = match parting {
+            Write::Release(gpu, step) => {
+                let uid = step.at().claim.uid.clone();
+                let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None).map(drop),
                     ReleaseStep::Restore(at) => {
                         let made = of_hold(gpu.node.as_str(), gpu.device.as_str());
@@ -474,10 +475,10 @@ impl Api {
                     }
                     ReleaseStep::Delete(at) => self.current(&at).map(|found| {
                         self.claims.remove(&named(&found.metadata));
-                        self.feed.push_back(Change::Claim(Seen::Deleted(Box::new(found.metadata))));
+                        self.feed.push_back(Change::Claim(WatchEvent::Deleted(Box::new(found.metadata))));
                     }),
                 };
-                Outcome::Left(gpu, uid, done)
+                Outcome::Released(gpu, uid, done)
             }
             Write::Allocate { at, marks, allocation } => {
                 let done = self.mark(&at, &marks).and_then(|marked| {

@@ -11,7 +11,7 @@ use crate::controller::core::Core;
 use crate::controller::queue::Turn;
 use crate::controller::steps::place::Part;
 use crate::controller::view::{GpuRef, Pod};
-use crate::feasible::Room;
+use crate::feasible::Resources;
 use crate::model::names::{ClaimUid, NodeName};
 
 /// Where a unit is looked for a place.
@@ -29,7 +29,7 @@ pub(in crate::controller) type Chosen = (Aside, usize);
 /// What a namespace has.
 struct Owned {
     grants: Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)>,
-    rooms: Vec<(NodeName, Room)>,
+    rooms: Vec<(NodeName, Resources)>,
 }
 
 impl Core {
