@@ -2,10 +2,6 @@
 //!
 //! Time is an argument. Nothing that is not in the API is needed to begin anew: holds and grants are read from it.
 
-use std::time::Duration;
-
-use jiff::Timestamp;
-
 use crate::controller::capacity::Capacity;
 use crate::controller::config::Rules;
 use crate::controller::demand::Demand;
@@ -32,16 +28,12 @@ pub struct Core {
     pub tracker: Tracker,
     pub recorder: EventRecorder,
     pub reserves: Reserves,
-    /// The time of day at moment 0, for words.
-    pub zero: Timestamp,
     /// The lists are complete and what they showed was taken in.
     pub(super) started: bool,
     pub(super) pods: Pods,
     pub(super) demand: Demand,
     pub(super) gpus: Gpus,
     pub(super) purse: Purse,
-    /// How long pods have waited for the claims that were allocated since this was last taken.
-    pub placed_after: Vec<Duration>,
 }
 
 impl Core {
@@ -56,13 +48,11 @@ impl Core {
             tracker: Tracker::default(),
             recorder: EventRecorder::default(),
             reserves: Reserves::new(rules.patience.keep),
-            zero: Timestamp::UNIX_EPOCH,
             started: false,
             pods: Pods::default(),
             demand: Demand::default(),
             gpus: Gpus::default(),
             purse: Purse::default(),
-            placed_after: Vec::new(),
             rules,
         }
     }

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::allocate::Shortage;
 use crate::cluster::events::{Note, Severity, Subject};
 use crate::controller::Moment;
@@ -22,6 +24,8 @@ pub struct EventRecorder {
     said: BTreeMap<PodUid, Said>,
     notes: Vec<Note>,
     troubles: Vec<String>,
+    /// The time of day at moment 0.
+    zero: Timestamp,
 }
 
 #[derive(Debug)]
@@ -86,6 +90,17 @@ impl Reason {
 }
 
 impl EventRecorder {
+    /// `zero`: the time of day at moment 0.
+    pub fn begins(&mut self, zero: Timestamp) {
+        self.zero = zero;
+    }
+
+    /// The time of day, to the second. None: after all that a calendar has.
+    pub fn time_of(&self, moment: Moment) -> Option<Timestamp> {
+        let seconds = self.zero.as_second().checked_add(i64::try_from(moment.as_secs()).ok()?)?;
+        Timestamp::from_second(seconds).ok()
+    }
+
     /// Why a pod waits. True if it was said: the claims may carry it, too.
     pub fn waiting(&mut self, pod: &Pod, reason: Reason, words: &str, now: Moment) -> bool {
         let uid = &pod.at.uid;

@@ -232,7 +232,7 @@ impl ControllerLoop {
             () = leads(&mut led) => {}
         }
         let start = Instant::now();
-        self.core.zero = Timestamp::now();
+        self.core.recorder.begins(Timestamp::now());
         let mut feed = self.api.feed();
         let (writes, events) = (self.writes.clone(), self.events.clone());
         let mut next: Option<Moment> = None;
@@ -343,7 +343,7 @@ impl ControllerLoop {
         self.metrics.round(begun.elapsed().as_secs_f64(), round.decided + round.refused);
         self.metrics.decisions.inc_by(round.decided as u64);
         self.metrics.refusals.inc_by(round.refused as u64);
-        for waited in std::mem::take(&mut self.core.placed_after) {
+        for waited in self.core.tracker.take_waits() {
             self.metrics.placed(waited.as_secs_f64());
         }
         self.pending.add(round.writes);

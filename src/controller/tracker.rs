@@ -67,6 +67,8 @@ pub struct Tracker {
     reasons_after: Option<Moment>,
     reviewed: Option<Moment>,
     review_at: Option<Moment>,
+    /// How long the pods of plans have waited that were completed since this was last taken.
+    waits: Vec<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -293,9 +295,18 @@ impl Tracker {
         }
         let is_done = |claim| self.progress(claim).is_some_and(|progress| progress.done);
         match self.units.get(&key).is_some_and(|unit| unit.claims.iter().all(is_done)) {
-            true => self.take(&key).map_or(Arrival::Expected, Arrival::Complete),
+            true => {
+                let Some(plan) = self.take(&key) else { return Arrival::Expected };
+                self.waits.push(now.saturating_sub(plan.since));
+                Arrival::Complete(plan)
+            }
             false => Arrival::Expected,
         }
+    }
+
+    /// How long pods have waited for the claims that were allocated since this was last asked for.
+    pub fn take_waits(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.waits)
     }
 
     /// Ends a plan that is complete.

@@ -40,9 +40,9 @@ const ORDER: &[&str] = &[
     "run",
 ];
 /// Fields of a struct.
-const FIELDS_MAX: usize = 13;
+const FIELDS_MAX: usize = 10;
 /// Owners of state, and what goes between them.
-const CORE_FIELDS_MAX: usize = 17;
+const CORE_FIELDS_MAX: usize = 14;
 
 #[test]
 fn inside_the_controller_modules_use_only_what_stands_before_them() {
@@ -83,7 +83,7 @@ fn no_struct_of_the_controller_has_grown_beyond_its_purpose() {
 
 /// What the API has told is as wide as the API.
 fn most(path: &str) -> usize {
-    if path.starts_with("view/") { 20 } else { FIELDS_MAX }
+    if path.starts_with("view/") { 14 } else { FIELDS_MAX }
 }
 
 /// Files of the controller, below its folder, but for its tests.

@@ -100,10 +100,7 @@ impl Core {
             Arrival::Expected => {}
             // Somebody else was first.
             Arrival::Elsewhere(key) => self.cancel(&key, now),
-            Arrival::Complete(plan) => {
-                self.tell_placed(&plan);
-                self.placed_after.push(now.saturating_sub(plan.since));
-            }
+            Arrival::Complete(plan) => self.tell_placed(&plan),
         }
     }
 

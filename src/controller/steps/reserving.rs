@@ -106,9 +106,7 @@ impl Core {
             1 => first,
             count => format!("{count} GPUs, {first} and others"),
         };
-        let until = i64::try_from(kept.until.as_secs()).unwrap_or(i64::MAX);
-        let until = self.zero.as_second().checked_add(until);
-        let until = until.and_then(|until| jiff::Timestamp::from_second(until).ok());
+        let until = self.recorder.time_of(kept.until);
         let until = until.map_or_else(|| "for good".to_owned(), |until| format!("until {until}"));
         format!("{until}: {mib} MiB of {gpus}")
     }
