@@ -15,7 +15,8 @@ use super::fragment::Workload;
 use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use super::score_table::ScoreTables;
 use super::taints::Taints;
-use crate::model::names::{ClaimUid, DeviceName, NodeName, PodUid};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::select::Taint;
 
@@ -37,7 +38,7 @@ pub enum PlacementKey {
     /// A claim's share of one GPU. One for each GPU: one that is not known (any more) keeps no other from being
     /// counted.
     Share {
-        claim: ClaimUid,
+        claim: ClaimKey,
         device: DeviceName,
     },
     /// A place that is kept free, by when it was set aside and its number there.

@@ -25,7 +25,8 @@ use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, explain};
-use crate::model::names::{ClaimUid, HOLD_LABEL};
+use crate::model::claim::ClaimKey;
+use crate::model::names::HOLD_LABEL;
 use crate::model::time::Moment;
 use find::{Named, Target};
 use report::{ExplainedClaim, Leader, Report};
@@ -120,7 +121,7 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
     for explained in explain(&mut core, &claims, at) {
         let carried = match explained.promised {
             true => Vec::new(),
-            false => carried::read(cluster, &explained.claim).await?,
+            false => carried::read(cluster, &explained.namespace, &explained.name).await?,
         };
         told.push(ExplainedClaim { explained, carried });
     }
@@ -162,15 +163,15 @@ fn elsewhere(holders: &BTreeSet<String>, namespace: &str) -> Option<String> {
     ))
 }
 
-fn found(core: &Core, named: &Named) -> anyhow::Result<ClaimUid> {
+fn found(core: &Core, named: &Named) -> anyhow::Result<ClaimKey> {
     let claim = core.view.claim_named(&named.namespace, &named.name);
-    claim.map(|claim| claim.uid().clone()).ok_or_else(|| find::no_claim(&core.view, named))
+    claim.map(|claim| claim.key).ok_or_else(|| find::no_claim(&core.view, named))
 }
 
 /// What is asked about.
 #[derive(Default)]
 struct Subjects {
-    claims: Vec<ClaimUid>,
+    claims: Vec<ClaimKey>,
     /// What a pod needs and does not have.
     lacks: Vec<String>,
     remarks: Vec<String>,
@@ -191,7 +192,7 @@ async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Re
     let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     for name in pod.iter().flat_map(|pod| &pod.claims) {
         match core.view.claim_named(&named.namespace, name) {
-            Some(claim) => asked.claims.push(claim.uid().clone()),
+            Some(claim) => asked.claims.push(claim.key),
             None => {
                 let why = pod.and_then(|pod| core.view.not_promised(pod));
                 let words = || format!("claim {name}, which the pod names, does not exist; create it");

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, PlacementKey, Unknown};
 use crate::controller::view::{GpuRef, NodeState};
 use crate::feasible::{self, Resources};
-use crate::model::names::{ClaimUid, DeviceName, NodeName};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 
 #[derive(Debug, Default)]
 pub struct Capacity {
     pub index: Index,
     /// What claims have, or are to have, of each GPU.
-    grants: BTreeMap<GpuRef, BTreeMap<ClaimUid, GpuGrant>>,
-    of_claims: BTreeMap<ClaimUid, Vec<GpuRef>>,
+    grants: BTreeMap<GpuRef, BTreeMap<ClaimKey, GpuGrant>>,
+    of_claims: BTreeMap<ClaimKey, Vec<GpuRef>>,
     rooms: BTreeMap<NodeName, NodeRoom>,
     /// Nodes that have as many pods as they may.
     full: Arc<BTreeSet<NodeName>>,
@@ -117,8 +118,8 @@ impl Capacity {
         for gpu in &spec.gpus {
             let at = GpuRef::new(&spec.name, &gpu.device);
             for (claim, grant) in self.grants.get(&at).into_iter().flatten() {
-                if self.index.placement(key(claim, &gpu.device)).is_none() {
-                    apply(&mut self.index, claim, &at, grant);
+                if self.index.placement(key(*claim, &gpu.device)).is_none() {
+                    apply(&mut self.index, *claim, &at, grant);
                 }
             }
             self.refresh(&at);
@@ -168,22 +169,22 @@ impl Capacity {
     }
 
     /// What a claim has of GPUs, planned or allocated; in place of what it had.
-    pub fn set_grants(&mut self, claim: &ClaimUid, grants: Vec<(GpuRef, GpuGrant)>) {
-        let same = self.of_claims.get(claim).is_some_and(|known| {
+    pub fn set_grants(&mut self, claim: ClaimKey, grants: Vec<(GpuRef, GpuGrant)>) {
+        let same = self.of_claims.get(&claim).is_some_and(|known| {
             known.len() == grants.len()
                 && grants.iter().all(|(gpu, grant)| self.granted(gpu, claim).is_some_and(|old| old == grant))
         });
-        if same || (grants.is_empty() && !self.of_claims.contains_key(claim)) {
+        if same || (grants.is_empty() && !self.of_claims.contains_key(&claim)) {
             return;
         }
-        let before = self.of_claims.remove(claim).unwrap_or_default();
+        let before = self.of_claims.remove(&claim).unwrap_or_default();
         let touched: BTreeSet<GpuRef> =
             before.iter().chain(grants.iter().map(|(gpu, _)| gpu)).cloned().collect();
         for gpu in before {
             self.epoch += 1;
             self.index.remove(key(claim, &gpu.device));
             if let Some(claims) = self.grants.get_mut(&gpu) {
-                claims.remove(claim);
+                claims.remove(&claim);
                 if claims.is_empty() {
                     self.grants.remove(&gpu);
                 }
@@ -191,28 +192,16 @@ impl Capacity {
         }
         for (gpu, grant) in grants {
             apply(&mut self.index, claim, &gpu, &grant);
-            self.of_claims.entry(claim.clone()).or_default().push(gpu.clone());
-            self.grants.entry(gpu).or_default().insert(claim.clone(), grant);
+            self.of_claims.entry(claim).or_default().push(gpu.clone());
+            self.grants.entry(gpu).or_default().insert(claim, grant);
         }
         if touched.len() > 1 {
             touched.iter().for_each(|gpu| self.refresh(gpu));
         }
     }
 
-    /// What one claim has, another has now.
-    pub fn rename(&mut self, from: &ClaimUid, to: &ClaimUid) {
-        let gpus = self.of_claims.get(from).cloned().unwrap_or_default();
-        let grants = gpus.into_iter().filter_map(|gpu| {
-            let grant = self.granted(&gpu, from)?.clone();
-            Some((gpu, grant))
-        });
-        let grants = grants.collect();
-        self.set_grants(from, Vec::new());
-        self.set_grants(to, grants);
-    }
-
-    fn granted(&self, gpu: &GpuRef, claim: &ClaimUid) -> Option<&GpuGrant> {
-        self.grants.get(gpu)?.get(claim)
+    fn granted(&self, gpu: &GpuRef, claim: ClaimKey) -> Option<&GpuGrant> {
+        self.grants.get(gpu)?.get(&claim)
     }
 
     /// Somebody has a part of the GPU, or is to have one.
@@ -227,11 +216,11 @@ impl Capacity {
     }
 
     /// What these claims have.
-    pub fn grants_of(&self, is: impl Fn(&ClaimUid) -> bool) -> Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)> {
-        let claims = self.of_claims.iter().filter(|(claim, _)| is(claim));
-        let of = |(claim, gpus): (&ClaimUid, &Vec<GpuRef>)| {
+    pub fn grants_of(&self, is: impl Fn(ClaimKey) -> bool) -> Vec<(ClaimKey, Vec<(GpuRef, GpuGrant)>)> {
+        let claims = self.of_claims.iter().filter(|(claim, _)| is(**claim));
+        let of = |(&claim, gpus): (&ClaimKey, &Vec<GpuRef>)| {
             let grants = gpus.iter().filter_map(|gpu| Some((gpu.clone(), self.granted(gpu, claim)?.clone())));
-            (claim.clone(), grants.collect())
+            (claim, grants.collect())
         };
         claims.map(of).collect()
     }
@@ -362,11 +351,11 @@ impl Capacity {
     }
 }
 
-fn key(claim: &ClaimUid, device: &DeviceName) -> PlacementKey {
-    PlacementKey::Share { claim: claim.clone(), device: device.clone() }
+fn key(claim: ClaimKey, device: &DeviceName) -> PlacementKey {
+    PlacementKey::Share { claim, device: device.clone() }
 }
 
-fn apply(index: &mut Index, claim: &ClaimUid, gpu: &GpuRef, grant: &GpuGrant) {
+fn apply(index: &mut Index, claim: ClaimKey, gpu: &GpuRef, grant: &GpuGrant) {
     let placement = Placement {
         node: gpu.node.clone(),
         gpus: vec![grant.clone()],

@@ -15,7 +15,7 @@ use crate::controller::recorder::EventRecorder;
 use crate::controller::reserve::Reserves;
 use crate::controller::tracker::{Stored, Tracker};
 use crate::controller::view::{Claim, ClusterView, Pod};
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 
 #[derive(Debug)]
 pub struct Core {
@@ -59,8 +59,8 @@ impl Core {
 }
 
 /// A claim, as far as plans depend on it.
-pub(super) fn stored(view: &ClusterView, uid: &ClaimUid) -> Stored {
-    match view.claim(uid).filter(|claim| !claim.is_new()) {
+pub(super) fn stored(view: &ClusterView, claim: ClaimKey) -> Stored {
+    match view.claim(claim).filter(|claim| !claim.is_planned()) {
         None => Stored::No,
         Some(Claim { allocation: None, .. }) => Stored::Open,
         Some(claim) => Stored::Allocated { reserved: claim.is_reserved() },

@@ -21,8 +21,8 @@ use crate::controller::recorder::{KEPT_FOR, Reason, gathering};
 use crate::controller::view::claim::POLICY;
 use crate::controller::view::{Asks, Claim, Gpu, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
-use crate::model::claim::ClaimRef;
-use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
 use crate::select::{Selector, untolerated};
 
@@ -41,7 +41,8 @@ const KEPT_MAX: usize = 5;
 /// What is known of a claim, and what becomes of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explained {
-    pub claim: ClaimRef,
+    pub namespace: String,
+    pub name: String,
     /// It is promised to its pod, and is created once it has its place.
     pub promised: bool,
     pub created: Option<Timestamp>,
@@ -147,23 +148,24 @@ struct Turned {
 
 /// Answers for claims that are known, in their order. The core was fed with everything at moment 0, and is of
 /// no use afterwards: what it has decided is never written. `at`: the time of day.
-pub fn explain(core: &mut Core, claims: &[ClaimUid], at: Timestamp) -> Vec<Explained> {
+pub fn explain(core: &mut Core, claims: &[ClaimKey], at: Timestamp) -> Vec<Explained> {
     core.start(TURN);
     core.reevaluate_gpus(TURN);
-    let known = claims.iter().filter_map(|uid| core.view.claim(uid));
+    let known = claims.iter().filter_map(|claim| core.view.claim(*claim));
     let pods: BTreeSet<PodUid> =
         known.flat_map(|claim| core.view.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
     let turns = take_turns(core, &pods);
-    let one = |uid: &ClaimUid| {
-        let claim = core.view.claim(uid)?;
+    let one = |claim: &ClaimKey| {
+        let claim = core.view.claim(*claim)?;
         let user = |pod: &Pod| User {
             name: pod.at.name.clone(),
             node: pod.node.clone(),
-            reserved: claim.users.contains(&pod.at.uid),
+            reserved: claim.users.pods.contains(&pod.at.uid),
         };
         Some(Explained {
-            claim: claim.at.claim.clone(),
-            promised: claim.is_new(),
+            namespace: claim.namespace().to_owned(),
+            name: claim.name().to_owned(),
+            promised: claim.is_planned(),
             created: claim.created,
             pods: core.view.pods_of(claim).map(user).collect(),
             answer: answer(core, claim, &turns, at),
@@ -216,7 +218,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
     if claim.ending {
         return waits(Because::Ending, "is being deleted; it is not placed any more");
     }
-    if let Some(planned) = core.tracker.planned(claim.uid()) {
+    if let Some(planned) = core.tracker.planned(claim.key) {
         let given = planned.given.iter().flat_map(|given| &given.devices);
         let part = |device: &GrantedDevice| Part {
             gpu: GpuRef::new(&planned.node, &device.device),
@@ -251,7 +253,7 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
 
 /// The words are about another claim of the same pod.
 fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
-    let own = &claim.at.claim.name;
+    let own = claim.name();
     let pods = core.view.pods_of(claim);
     let mut others = pods.flat_map(|pod| pod.claims.iter().map(move |name| (&pod.at.namespace, name)));
     let about_policy = words.starts_with(&format!("annotation {POLICY}: "));
@@ -350,11 +352,10 @@ fn kept(core: &Core, own: &Claim, at: Timestamp) -> Vec<String> {
         let text = text.get(text.find("until ")?..)?.split(';').next()?.lines().next()?;
         let (until, _) = text.strip_prefix("until ")?.split_once(": ")?;
         let until: Timestamp = until.parse().ok()?;
-        let ClaimRef { namespace, name, .. } = &claim.at.claim;
-        (until > at).then(|| format!("claim {namespace}/{name} {text}"))
+        (until > at).then(|| format!("claim {}/{} {text}", claim.namespace(), claim.name()))
     };
     let waits = |claim: &&Claim| claim.waiting.is_some() && claim.allocation.is_none();
-    let others = core.view.claims().filter(waits).filter(|claim| claim.uid() != own.uid());
+    let others = core.view.claims().filter(waits).filter(|claim| claim.key != own.key);
     others.filter_map(one).take(KEPT_MAX).collect()
 }
 

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use crate::cluster::allocation::ClaimVersion;
     use crate::controller::view::GpuRef;
-    use crate::model::claim::ClaimRef;
+    use crate::model::claim::{ClaimKeys, ClaimRef};
 
     fn at(name: &str) -> ClaimVersion {
         let claim = ClaimRef { namespace: "ml".into(), name: name.into(), uid: name.into() };
@@ -51,16 +51,12 @@ mod tests {
     fn holds_and_looks_go_first_and_each_kind_as_it_came() {
         let mut pending = Pending::default();
         assert!(pending.is_empty() && pending.take().is_none());
-        pending.add(vec![Write::Clear(at("one")), hold("gpu-0")]);
-        pending.add(vec![Write::Clear(at("two")), Write::WatchBarrier(at("hold")), hold("gpu-1")]);
+        let mut keys = ClaimKeys::default();
+        let [one, two] = ["one", "two"].map(|name| Write::Clear(keys.issue(), at(name)));
+        pending.add(vec![one.clone(), hold("gpu-0")]);
+        pending.add(vec![two.clone(), Write::WatchBarrier(at("hold")), hold("gpu-1")]);
         let taken: Vec<Write> = std::iter::from_fn(|| pending.take()).collect();
-        let right = [
-            hold("gpu-0"),
-            Write::WatchBarrier(at("hold")),
-            hold("gpu-1"),
-            Write::Clear(at("one")),
-            Write::Clear(at("two")),
-        ];
+        let right = [hold("gpu-0"), Write::WatchBarrier(at("hold")), hold("gpu-1"), one, two];
         assert_eq!(taken, right);
         assert!(pending.is_empty());
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 use crate::select::TICKS_PER_UNIT;
 
 /// Of a round, in ticks. One evaluation of a selector, or one decision, may come on top.
@@ -25,7 +25,7 @@ pub struct Purse {
     /// Namespaces that were not done with when the last round ended: they go on where they stopped.
     pub(super) going_on: BTreeSet<String>,
     /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
-    pub(super) dear: BTreeMap<ClaimUid, String>,
+    pub(super) dear: BTreeMap<ClaimKey, String>,
 }
 
 impl Default for Purse {

@@ -10,6 +10,7 @@ use crate::allocate::Shortage;
 use crate::cluster::events::{Note, Severity, Subject};
 use crate::controller::Moment;
 use crate::controller::view::{Claim, Pod};
+use crate::model::claim::ClaimRef;
 use crate::model::names::{NodeName, PodUid};
 
 /// Between two explanations to one pod, unless the pod was placed in between.
@@ -136,7 +137,7 @@ impl EventRecorder {
         self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
     }
 
-    /// The API server will not have the allocation. Nobody can look at a claim that is only promised.
+    /// The API server will not have the allocation. Nobody can look at a claim that is only planned.
     pub fn not_taken<'a>(
         &mut self,
         claim: &Claim,
@@ -144,19 +145,19 @@ impl EventRecorder {
         words: &str,
         now: Moment,
     ) {
-        if claim.is_new() {
+        let Some(at) = claim.version() else {
             let words = format!("its claim cannot be created: {words}");
             for pod in pods {
                 self.waiting(pod, Reason::Claim, &words, now);
             }
             return;
-        }
-        let subject = Subject::Claim(claim.at.claim.clone());
+        };
+        let subject = Subject::Claim(at.claim.clone());
         self.note(subject, Severity::Warning, "AllocationRefused", words.to_owned());
     }
 
-    pub fn about(&mut self, claim: &Claim, words: &str) {
-        let subject = Subject::Claim(claim.at.claim.clone());
+    pub fn about(&mut self, claim: &ClaimRef, words: &str) {
+        let subject = Subject::Claim(claim.clone());
         self.note(subject, Severity::Warning, "WaitingForGpuShare", words.to_owned());
     }
 

@@ -14,7 +14,7 @@
 //! the claim, the time before which the claim is not decided again, and, for an allocation that no pod has reserved,
 //! since when it has been unreserved ([`Unused`]).
 //!
-//! Changes of the API come in by [`Tracker::allocated`], [`Tracker::cleared`], [`Tracker::renamed`] and
+//! Changes of the API come in by [`Tracker::allocated`], [`Tracker::cleared`], [`Tracker::created`] and
 //! [`Tracker::gone`], answers to writes by [`Tracker::succeeded`] and [`Tracker::failed`]. Each returns what its caller
 //! is to do: the tracker knows neither capacity nor queue.
 
@@ -33,9 +33,10 @@ use unused::Unused;
 use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::queue::UnitKey;
-use crate::controller::view::GpuRef;
+use crate::controller::view::{GpuRef, Presence};
 use crate::controller::write::Failure;
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid};
 
 /// Between a clearing and the next allocation of a claim: watchers that would see both as one change would miss
 /// it (kube-scheduler's allocator follows only the coming and going of allocations).
@@ -57,10 +58,8 @@ const REVIEW_EVERY: Duration = Duration::from_millis(500);
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Tracker {
-    claims: BTreeMap<ClaimUid, Record>,
+    claims: BTreeMap<ClaimKey, Record>,
     units: BTreeMap<UnitKey, Unit>,
-    /// Claims that were being created when they appeared: the UID that the answer names, and the claim's.
-    created: BTreeMap<ClaimUid, ClaimUid>,
     /// How many records have a write under way.
     under_way: usize,
     /// After a reason could not be written: none is before then.
@@ -140,9 +139,9 @@ pub enum Arrival {
 #[derive(Debug)]
 pub struct Cancelled {
     pub pods: Vec<PodUid>,
-    pub claims: Vec<ClaimUid>,
+    pub claims: Vec<ClaimKey>,
     /// Claims of these that have nothing of a GPU any more.
-    pub freed: Vec<ClaimUid>,
+    pub freed: Vec<ClaimKey>,
 }
 
 /// What follows from a write that failed.
@@ -159,29 +158,29 @@ pub enum Verdict {
 }
 
 impl Tracker {
-    fn record(&mut self, claim: &ClaimUid) -> &mut Record {
-        self.claims.entry(claim.clone()).or_default()
+    fn record(&mut self, claim: ClaimKey) -> &mut Record {
+        self.claims.entry(claim).or_default()
     }
 
     /// Changes a record that there is; one that says nothing any more goes.
-    fn update<T>(&mut self, claim: &ClaimUid, change: impl FnOnce(&mut Record) -> T) -> Option<T> {
-        let record = self.claims.get_mut(claim)?;
+    fn update<T>(&mut self, claim: ClaimKey, change: impl FnOnce(&mut Record) -> T) -> Option<T> {
+        let record = self.claims.get_mut(&claim)?;
         let result = change(record);
         if record.is_empty() {
-            self.claims.remove(claim);
+            self.claims.remove(&claim);
         }
         Some(result)
     }
 
-    fn progress(&self, claim: &ClaimUid) -> Option<&Progress> {
-        match &self.claims.get(claim)?.decision {
+    fn progress(&self, claim: ClaimKey) -> Option<&Progress> {
+        match &self.claims.get(&claim)?.decision {
             Decision::Planned(progress) => Some(progress),
             _ => None,
         }
     }
 
-    fn progress_mut(&mut self, claim: &ClaimUid) -> Option<&mut Progress> {
-        match &mut self.claims.get_mut(claim)?.decision {
+    fn progress_mut(&mut self, claim: ClaimKey) -> Option<&mut Progress> {
+        match &mut self.claims.get_mut(&claim)?.decision {
             Decision::Planned(progress) => Some(progress),
             _ => None,
         }
@@ -192,23 +191,23 @@ impl Tracker {
     /// Takes over a decision for claims that were open. More pods of a gang join the plan that there is.
     pub fn plan(&mut self, key: UnitKey, plan: Plan, now: Moment) {
         for (claim, planned) in &plan.claims {
-            self.record(claim).decision = Decision::Planned(Progress::new(&key, planned.clone(), now));
+            self.record(*claim).decision = Decision::Planned(Progress::new(&key, planned.clone(), now));
         }
         self.units.entry(key).or_insert_with(|| Unit::new(plan.since)).add(plan);
     }
 
     /// What was decided for a claim whose allocation may still be written.
-    pub fn planned(&self, claim: &ClaimUid) -> Option<&PlannedClaim> {
+    pub fn planned(&self, claim: ClaimKey) -> Option<&PlannedClaim> {
         self.progress(claim).map(|progress| &progress.claim)
     }
 
     /// The claim is planned, or its allocation is unconfirmed.
-    pub fn is_decided(&self, claim: &ClaimUid) -> bool {
-        self.claims.get(claim).is_some_and(|record| !matches!(record.decision, Decision::Open))
+    pub fn is_decided(&self, claim: ClaimKey) -> bool {
+        self.claims.get(&claim).is_some_and(|record| !matches!(record.decision, Decision::Open))
     }
 
     /// The unit that the claim is planned with.
-    pub fn unit_of(&self, claim: &ClaimUid) -> Option<&UnitKey> {
+    pub fn unit_of(&self, claim: ClaimKey) -> Option<&UnitKey> {
         self.progress(claim).map(|progress| &progress.unit)
     }
 
@@ -220,7 +219,7 @@ impl Tracker {
     /// Units that are planned with a part of the GPU.
     pub fn units_on(&self, gpu: &GpuRef) -> Vec<UnitKey> {
         let uses = |progress: &Progress| !progress.done && progress.claim.gpus().any(|one| one == *gpu);
-        let on = |unit: &Unit| unit.claims.iter().filter_map(|claim| self.progress(claim)).any(uses);
+        let on = |unit: &Unit| unit.claims.iter().filter_map(|claim| self.progress(*claim)).any(uses);
         self.units.iter().filter(|(_, unit)| on(unit)).map(|(key, _)| key.clone()).collect()
     }
 
@@ -230,8 +229,8 @@ impl Tracker {
     }
 
     #[cfg(test)]
-    pub fn planned_claims(&self) -> impl Iterator<Item = &ClaimUid> {
-        self.units.values().flat_map(|unit| &unit.claims)
+    pub fn planned_claims(&self) -> impl Iterator<Item = ClaimKey> {
+        self.units.values().flat_map(|unit| unit.claims.iter().copied())
     }
 
     /// Claims are planned, or being written.
@@ -243,13 +242,13 @@ impl Tracker {
     pub fn cancel(
         &mut self,
         key: &UnitKey,
-        stored: impl Fn(&ClaimUid) -> Stored,
+        stored: impl Fn(ClaimKey) -> Stored,
         now: Moment,
     ) -> Option<Cancelled> {
         let unit = self.units.remove(key)?;
-        let claims: Vec<ClaimUid> = unit.claims.into_iter().collect();
+        let claims: Vec<ClaimKey> = unit.claims.into_iter().collect();
         let mut freed = Vec::new();
-        for claim in &claims {
+        for claim in claims.iter().copied() {
             let lost = self.progress(claim).is_some_and(|progress| progress.lost);
             let stored = stored(claim);
             let is_written = self.is_under_way(claim);
@@ -263,7 +262,7 @@ impl Tracker {
             let (open, is_gang) = (matches!(decision, Decision::Open), matches!(key, UnitKey::Gang { .. }));
             self.update(claim, |record| record.decision = decision);
             match stored {
-                Stored::No | Stored::Open if open => freed.push(claim.clone()),
+                Stored::No | Stored::Open if open => freed.push(claim),
                 Stored::Allocated { reserved: false } if is_gang => self.clear(claim, now),
                 _ => {}
             }
@@ -276,7 +275,7 @@ impl Tracker {
     /// The claim has an allocation. `node`: where; none: usable on several nodes.
     pub fn allocated(
         &mut self,
-        claim: &ClaimUid,
+        claim: ClaimKey,
         node: Option<&NodeName>,
         reserved: bool,
         now: Moment,
@@ -293,7 +292,7 @@ impl Tracker {
         if Some(&progress.claim.node) != node {
             return Arrival::Elsewhere(key);
         }
-        let is_done = |claim| self.progress(claim).is_some_and(|progress| progress.done);
+        let is_done = |claim: &ClaimKey| self.progress(*claim).is_some_and(|progress| progress.done);
         match self.units.get(&key).is_some_and(|unit| unit.claims.iter().all(is_done)) {
             true => {
                 let Some(plan) = self.take(&key) else { return Arrival::Expected };
@@ -314,7 +313,7 @@ impl Tracker {
         let unit = self.units.remove(key)?;
         let mut plan = Plan { pods: unit.pods, claims: BTreeMap::new(), since: unit.since };
         for claim in unit.claims {
-            let decision = self.update(&claim, |record| std::mem::take(&mut record.decision));
+            let decision = self.update(claim, |record| std::mem::take(&mut record.decision));
             if let Some(Decision::Planned(progress)) = decision {
                 plan.claims.insert(claim, progress.claim);
             }
@@ -323,38 +322,23 @@ impl Tracker {
     }
 
     /// The claim's allocation was taken away. True if that was our decision.
-    pub fn cleared(&mut self, claim: &ClaimUid, now: Moment) -> bool {
+    pub fn cleared(&mut self, claim: ClaimKey, now: Moment) -> bool {
         let record = self.record(claim);
         record.rests_until = Some(now + REST_AFTER_CLEARING);
         record.unused.take().is_some_and(|unused| unused.clear)
     }
 
-    /// A claim that was promised exists now. What was decided for it is for the claim that there is now.
-    pub fn renamed(&mut self, promised: &ClaimUid, claim: &ClaimUid, now: Moment) {
-        let Some(Record { mut decision, write, .. }) = self.claims.remove(promised) else { return };
-        if write.is_some() {
-            self.created.insert(promised.clone(), claim.clone());
-        }
-        if let Decision::Planned(progress) = &mut decision {
-            if let Some(unit) = self.units.get_mut(&progress.unit) {
-                unit.claims.remove(promised);
-                unit.claims.insert(claim.clone());
-            }
-            if matches!(progress.next, Next::Newer { .. }) {
-                progress.next = Next::From(now);
-            }
-        }
-        let record = self.record(claim);
-        (record.decision, record.write) = (decision, write);
-        self.update(claim, |_| ());
+    /// A claim that was planned exists now: what its creation met says nothing of it any more.
+    pub fn created(&mut self, claim: ClaimKey) {
+        self.update(claim, |record| record.rests_until = None);
     }
 
-    /// The claim is not there any more; its plan was cancelled. `promised`: it never was, and it may be created even
+    /// The claim is not there any more; its plan was cancelled. `planned`: it never was, and it may be created even
     /// now. True if it has nothing of a GPU any more.
-    pub fn gone(&mut self, claim: &ClaimUid, promised: bool) -> bool {
+    pub fn gone(&mut self, claim: ClaimKey, planned: bool) -> bool {
         let gone = self.update(claim, |record| {
             (record.unused, record.rests_until, record.reason) = (None, None, None);
-            let comes = promised && matches!(record.decision, Decision::Unconfirmed { .. });
+            let comes = planned && matches!(record.decision, Decision::Unconfirmed { .. });
             if !comes {
                 record.decision = Decision::Open;
             }
@@ -365,8 +349,8 @@ impl Tracker {
 
     // Writes.
 
-    fn is_under_way(&self, claim: &ClaimUid) -> bool {
-        self.claims.get(claim).is_some_and(|record| record.write.is_some())
+    fn is_under_way(&self, claim: ClaimKey) -> bool {
+        self.claims.get(&claim).is_some_and(|record| record.write.is_some())
     }
 
     /// How many more claims may be written at once.
@@ -380,27 +364,27 @@ impl Tracker {
     }
 
     /// Claims whose allocation can be written now, as many as there is room for. A unit comes together, as soon as all
-    /// of its GPUs are held. `version`: of a claim that may be written; none: it may not.
+    /// of its GPUs are held. `at`: how a claim stands that may be written; none: it may not.
     pub fn due<'a>(
         &self,
         is_held: impl Fn(&GpuRef) -> bool,
-        version: impl Fn(&ClaimUid) -> Option<&'a str>,
+        at: impl Fn(ClaimKey) -> Option<&'a Presence>,
         now: Moment,
-    ) -> Vec<ClaimUid> {
+    ) -> Vec<ClaimKey> {
         let room = self.room();
         let mut due = Vec::new();
         for unit in self.units.values() {
             if due.len() >= room {
                 break;
             }
-            let may = |claim: &&ClaimUid| {
-                let progress = self.progress(claim).filter(|progress| !progress.done);
-                let Some(progress) = progress.filter(|_| !self.is_under_way(claim)) else { return false };
-                version(claim).is_some_and(|version| progress.next.may(version, now))
+            let may = |claim: &ClaimKey| {
+                let progress = self.progress(*claim).filter(|progress| !progress.done);
+                let Some(progress) = progress.filter(|_| !self.is_under_way(*claim)) else { return false };
+                at(*claim).is_some_and(|at| progress.next.may(at, now))
             };
-            let open: Vec<ClaimUid> = unit.claims.iter().filter(may).cloned().collect();
+            let open: Vec<ClaimKey> = unit.claims.iter().copied().filter(may).collect();
             let held = |progress: &Progress| progress.done || progress.claim.gpus().all(|gpu| is_held(&gpu));
-            if !open.is_empty() && unit.claims.iter().filter_map(|claim| self.progress(claim)).all(held) {
+            if !open.is_empty() && unit.claims.iter().filter_map(|claim| self.progress(*claim)).all(held) {
                 due.extend(open);
             }
         }
@@ -408,39 +392,34 @@ impl Tracker {
         due
     }
 
-    /// This version of the claim is tried: it is not again before the watch brings a newer one, or an answer says so.
-    pub fn tries(&mut self, claim: &ClaimUid, version: &str) {
+    /// The claim is tried as it stands: it is not again before the watch brings a newer one, or an answer says so.
+    pub fn tries(&mut self, claim: ClaimKey, at: &Presence) {
         if let Some(progress) = self.progress_mut(claim) {
-            progress.next = Next::Newer { than: version.to_owned(), again: None };
+            progress.next = Next::Newer { than: at.resource_version().map(str::to_owned), again: None };
         }
     }
 
     /// A write of the claim begins.
-    pub fn begin(&mut self, claim: &ClaimUid, write: Writing) {
+    pub fn begin(&mut self, claim: ClaimKey, write: Writing) {
         if self.record(claim).write.replace(write).is_none() {
             self.under_way += 1;
         }
     }
 
     /// Ends the claim's write, and returns what it was.
-    fn end(&mut self, claim: &ClaimUid) -> Option<Writing> {
+    fn end(&mut self, claim: ClaimKey) -> Option<Writing> {
         let ended = self.update(claim, |record| record.write.take()).flatten()?;
         self.under_way = self.under_way.saturating_sub(1);
         Some(ended)
     }
 
-    /// The claim that an answer is about, which may name it as it was promised.
-    pub fn answers(&mut self, claim: ClaimUid) -> ClaimUid {
-        self.created.remove(&claim).unwrap_or(claim)
-    }
-
     /// The claim's write was done.
-    pub fn succeeded(&mut self, claim: &ClaimUid) {
+    pub fn succeeded(&mut self, claim: ClaimKey) {
         self.end(claim);
     }
 
     /// The claim's write was not done, or nobody knows. `stored`: the claim as it is known now.
-    pub fn failed(&mut self, claim: &ClaimUid, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+    pub fn failed(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
         match self.end(claim) {
             Some(Writing::Allocation) => return self.not_allocated(claim, failure, stored, now),
             Some(Writing::Clearing) => {
@@ -461,7 +440,7 @@ impl Tracker {
         Verdict::Wait
     }
 
-    fn not_allocated(&mut self, claim: &ClaimUid, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+    fn not_allocated(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
         let Some(progress) = self.progress_mut(claim) else {
             if !matches!(failure, Failure::Silent(_)) {
                 return Verdict::NotWritten;
@@ -479,7 +458,7 @@ impl Tracker {
                     *again = Some(now + RETRY_AFTER);
                 }
             }
-            // Nothing was done, so that no next version need come. Of one that is promised there is none: its name is
+            // Nothing was done, so that no next version need come. Of one that is only planned there is none: its name is
             // taken, which the watch will tell, or its namespace's quota was being counted.
             Failure::Conflict | Failure::NotLeading | Failure::Busy(_) => {
                 progress.next = Next::From(now + RETRY_AFTER);
@@ -499,7 +478,7 @@ impl Tracker {
     // Unconfirmed allocations.
 
     /// When to make sure of an allocation that is unconfirmed.
-    pub fn confirm_at(&mut self, claim: &ClaimUid, at: Moment) {
+    pub fn confirm_at(&mut self, claim: ClaimKey, at: Moment) {
         self.update(claim, |record| {
             if let Decision::Unconfirmed { confirm_at } = &mut record.decision {
                 *confirm_at = Some(at);
@@ -508,7 +487,7 @@ impl Tracker {
     }
 
     /// Whether the allocation stands in the API is known now. True if it was not.
-    pub fn confirmed(&mut self, claim: &ClaimUid) -> bool {
+    pub fn confirmed(&mut self, claim: ClaimKey) -> bool {
         let confirmed = self.update(claim, |record| {
             let unconfirmed = matches!(record.decision, Decision::Unconfirmed { .. });
             if unconfirmed {
@@ -520,7 +499,7 @@ impl Tracker {
     }
 
     /// Claims whose allocation it is time to make sure of.
-    pub fn to_confirm(&self, now: Moment) -> Vec<ClaimUid> {
+    pub fn to_confirm(&self, now: Moment) -> Vec<ClaimKey> {
         let due = |record: &Record| match record.decision {
             Decision::Unconfirmed { confirm_at } => confirm_at.is_some_and(|at| at <= now),
             _ => false,
@@ -529,27 +508,27 @@ impl Tracker {
     }
 
     /// Claims without a write under way of which this is true.
-    fn free(&self, is: impl Fn(&Record) -> bool) -> impl Iterator<Item = ClaimUid> {
+    fn free(&self, is: impl Fn(&Record) -> bool) -> impl Iterator<Item = ClaimKey> {
         let free = self.claims.iter().filter(move |(_, record)| record.write.is_none() && is(record));
-        free.map(|(claim, _)| claim.clone())
+        free.map(|(claim, _)| *claim)
     }
 
     // Reasons.
 
     /// Why the claim waits is to be written on it.
-    pub fn wait_reason(&mut self, claim: &ClaimUid, text: String) {
+    pub fn wait_reason(&mut self, claim: ClaimKey, text: String) {
         self.record(claim).reason = Some(text);
     }
 
     /// Reasons to be written now, a few at a time: claims that can be placed go first.
-    pub fn take_reasons(&mut self, now: Moment) -> Vec<(ClaimUid, String)> {
+    pub fn take_reasons(&mut self, now: Moment) -> Vec<(ClaimKey, String)> {
         if self.reasons_after.is_some_and(|after| now < after) {
             return Vec::new();
         }
         let room = REASONS_UNDER_WAY_MAX.saturating_sub(self.under_way);
-        let due: Vec<ClaimUid> = self.free(|record| record.reason.is_some()).take(room).collect();
-        let take = |claim: ClaimUid| {
-            let reason = self.update(&claim, |record| record.reason.take()).flatten()?;
+        let due: Vec<ClaimKey> = self.free(|record| record.reason.is_some()).take(room).collect();
+        let take = |claim: ClaimKey| {
+            let reason = self.update(claim, |record| record.reason.take()).flatten()?;
             Some((claim, reason))
         };
         due.into_iter().filter_map(take).collect()
@@ -558,8 +537,8 @@ impl Tracker {
     // Time.
 
     /// The claim was cleared or refused a moment ago, and is not decided now.
-    pub fn rests(&self, claim: &ClaimUid, now: Moment) -> bool {
-        self.claims.get(claim).and_then(|record| record.rests_until).is_some_and(|until| now < until)
+    pub fn rests(&self, claim: ClaimKey, now: Moment) -> bool {
+        self.claims.get(&claim).and_then(|record| record.rests_until).is_some_and(|until| now < until)
     }
 
     /// Forgets rests that are over.

@@ -6,6 +6,7 @@ use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::controller::Moment;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::GpuRef;
+use crate::model::claim::ClaimKey;
 use crate::model::names::ClaimUid;
 
 /// The controller-manager clears what has it when its last user has ended.
@@ -30,14 +31,14 @@ pub enum Write {
     /// A step of a hold that is to go.
     Release(GpuRef, ReleaseStep),
     /// Mark the claim, then write its allocation, to which the writer adds the time.
-    Allocate { at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
+    Allocate { claim: ClaimKey, at: ClaimVersion, marks: Marks, allocation: Box<AllocationResult> },
     /// Take back an allocation of ours that nobody uses.
-    Clear(ClaimVersion),
+    Clear(ClaimKey, ClaimVersion),
     /// Tell of a claim on the claim.
-    Mark(ClaimVersion, Marks),
-    /// Create the claim that was promised, and write its allocation at once: the scheduler tries the pod as soon as
+    Mark(ClaimKey, ClaimVersion, Marks),
+    /// Create a claim that was planned, and write its allocation at once: the scheduler tries the pod as soon as
     /// the claim is there.
-    Create(ClaimUid, Box<ResourceClaim>, Box<AllocationResult>),
+    Create(ClaimKey, Box<ResourceClaim>, Box<AllocationResult>),
 }
 
 /// The answer to each [`Write`], in any order.
@@ -46,10 +47,10 @@ pub enum Outcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
     BarrierWritten(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Released(GpuRef, ClaimUid, Result<(), Failure>),
-    Allocated(ClaimUid, Result<Box<ResourceClaim>, Failure>),
-    Cleared(ClaimUid, Result<Box<ResourceClaim>, Failure>),
-    Marked(ClaimUid, Result<Box<ResourceClaim>, Failure>),
-    Created(ClaimUid, Result<Box<ResourceClaim>, Failure>),
+    Allocated(ClaimKey, Result<Box<ResourceClaim>, Failure>),
+    Cleared(ClaimKey, Result<Box<ResourceClaim>, Failure>),
+    Marked(ClaimKey, Result<Box<ResourceClaim>, Failure>),
+    Created(ClaimKey, Result<Box<ResourceClaim>, Failure>),
 }
 
 /// Why a write was not done, or nobody knows whether it was.
@@ -92,17 +93,17 @@ impl Failure {
 }
 
 impl Outcome {
-    /// The claim that was to be changed, and that the API server does not have.
-    pub fn gone(&self) -> Option<&ClaimUid> {
-        let (uid, failure) = match self {
-            Self::BarrierWritten(uid, Err(failure))
-            | Self::Released(_, uid, Err(failure))
-            | Self::Allocated(uid, Err(failure))
-            | Self::Cleared(uid, Err(failure))
-            | Self::Marked(uid, Err(failure)) => (uid, failure),
-            _ => return None,
-        };
-        (*failure == Failure::Gone).then_some(uid)
+    /// The claim that was to be changed, and that the API server does not have. `key`: by its UID.
+    pub fn gone(&self, key: impl Fn(&ClaimUid) -> Option<ClaimKey>) -> Option<ClaimKey> {
+        match self {
+            Self::BarrierWritten(uid, Err(Failure::Gone)) | Self::Released(_, uid, Err(Failure::Gone)) => {
+                key(uid)
+            }
+            Self::Allocated(key, Err(Failure::Gone))
+            | Self::Cleared(key, Err(Failure::Gone))
+            | Self::Marked(key, Err(Failure::Gone)) => Some(*key),
+            _ => None,
+        }
     }
 
     /// What was tried, as a metric label, and how it went.

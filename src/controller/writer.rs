@@ -16,7 +16,7 @@ use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::lease::Gate;
 use crate::controller::view::GpuRef;
-use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, reference};
+use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
@@ -88,21 +88,20 @@ impl Writer {
                 let uid = step.at().claim.uid.clone();
                 Outcome::Released(gpu.clone(), uid, self.release(&gpu, step).await)
             }
-            Write::Allocate { at, marks, allocation } => {
-                let uid = at.claim.uid.clone();
-                Outcome::Allocated(uid, self.allocate(at, &marks, *allocation).await.map(Box::new))
+            Write::Allocate { claim, at, marks, allocation } => {
+                Outcome::Allocated(claim, self.allocate(at, &marks, *allocation).await.map(Box::new))
             }
-            Write::Clear(at) => {
+            Write::Clear(claim, at) => {
                 let result = self.gated(|| self.api.set_allocation(&at, None)).await;
-                Outcome::Cleared(at.claim.uid, result.map(Box::new))
+                Outcome::Cleared(claim, result.map(Box::new))
             }
-            Write::Mark(at, marks) => {
+            Write::Mark(claim, at, marks) => {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
-                Outcome::Marked(at.claim.uid, result.map(Box::new))
+                Outcome::Marked(claim, result.map(Box::new))
             }
-            Write::Create(uid, claim, allocation) => {
-                let made = self.gated(|| self.api.create_claim(&claim)).await;
-                Outcome::Created(uid, self.after_creation(made, *allocation).await.map(Box::new))
+            Write::Create(claim, object, allocation) => {
+                let made = self.gated(|| self.api.create_claim(&object)).await;
+                Outcome::Created(claim, self.after_creation(made, *allocation).await.map(Box::new))
             }
         }
     }
@@ -122,7 +121,7 @@ impl Writer {
         let claim = self.hold_of(gpu);
         let made = self.gated(|| self.api.create_claim(&claim)).await?;
         let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str());
-        self.allocate(version(&made), &Marks::default(), allocation).await.map(Box::new)
+        self.allocate(version(&made.metadata), &Marks::default(), allocation).await.map(Box::new)
     }
 
     async fn release(&self, gpu: &GpuRef, step: ReleaseStep) -> Result<(), Failure> {
@@ -143,7 +142,7 @@ impl Writer {
         allocation: AllocationResult,
     ) -> Result<ResourceClaim, Failure> {
         let made = made?;
-        let at = version(&made);
+        let at = version(&made.metadata);
         Ok(self.allocate(at, &Marks::default(), allocation).await.unwrap_or(made))
     }
 
@@ -155,7 +154,7 @@ impl Writer {
     ) -> Result<ResourceClaim, Failure> {
         if !marks.is_empty() {
             let marked = self.gated(|| self.api.mark_claim(&at, marks)).await?;
-            at = version(&marked);
+            at = version(&marked.metadata);
         }
         // Without it the scheduler of 1.36 and later tries in vain to add one.
         allocation.allocation_timestamp = Some(Time(Timestamp::now()));
@@ -228,13 +227,6 @@ fn hold_name(gpu: &GpuRef) -> String {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("hold.{}.{hash:016x}", gpu.device)
-}
-
-fn version(claim: &ResourceClaim) -> ClaimVersion {
-    ClaimVersion {
-        claim: reference(&claim.metadata),
-        resource_version: claim.metadata.resource_version.clone().unwrap_or_default(),
-    }
 }
 
 fn failure(error: CallError) -> Failure {

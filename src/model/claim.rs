@@ -21,6 +21,28 @@ impl fmt::Display for ClaimRef {
     }
 }
 
+/// A claim in the controller's tables, from when it is first known, be it only planned, until it is gone: its UID it has
+/// once it exists. Never given out twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimKey(u64);
+
+impl fmt::Display for ClaimKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no. {}", self.0)
+    }
+}
+
+/// Gives out keys.
+#[derive(Debug, Default)]
+pub struct ClaimKeys(u64);
+
+impl ClaimKeys {
+    pub fn issue(&mut self) -> ClaimKey {
+        self.0 += 1;
+        ClaimKey(self.0)
+    }
+}
+
 /// A pod that may use a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodRef {

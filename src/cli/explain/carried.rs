@@ -5,7 +5,6 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::view::claim::WAITING;
-use crate::model::claim::ClaimRef;
 use crate::model::names::DRIVER;
 
 /// One thing that stands in the claim.
@@ -22,8 +21,8 @@ pub struct Carried {
 ///
 /// # Errors
 /// The API server does not answer.
-pub async fn read(cluster: &KubeCluster, claim: &ClaimRef) -> Result<Vec<Carried>, CallError> {
-    match cluster.claim_named(&claim.namespace, &claim.name).await {
+pub async fn read(cluster: &KubeCluster, namespace: &str, name: &str) -> Result<Vec<Carried>, CallError> {
+    match cluster.claim_named(namespace, name).await {
         Ok(object) => Ok(carried(&object)),
         Err(CallError::NotFound { .. }) => Ok(Vec::new()),
         Err(error) => Err(error),

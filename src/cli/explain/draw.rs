@@ -61,14 +61,14 @@ fn lines(text: &mut String, key: &str, all: impl IntoIterator<Item = String>) {
 }
 
 fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
-    let Explained { claim, promised, created, pods, answer } = &told.explained;
+    let Explained { namespace, name, promised, created, pods, answer } = &told.explained;
     let age = |since: &jiff::Timestamp| span(report.at.duration_since(*since).as_secs_f64().max(0.0));
     let about = match (promised, created) {
         (true, _) => " (planned for its pod; created once it has a place)".to_owned(),
         (false, Some(created)) => format!(" ({} old)", age(created)),
         (false, None) => String::new(),
     };
-    text.push_str(&line("Claim", &format!("{}/{}{about}", claim.namespace, claim.name)));
+    text.push_str(&line("Claim", &format!("{namespace}/{name}{about}")));
     if !pods.is_empty() {
         text.push_str(&line("Pods", &users(pods)));
     }

@@ -85,8 +85,8 @@ pub fn no_claim(view: &ClusterView, named: &Named) -> anyhow::Error {
             "there is no claim {name} in namespace {namespace}, but a pod of that name: ask for pod/{name}"
         );
     }
-    let claims = view.claims().map(|claim| &claim.at.claim);
-    nothing(named, claims.map(|claim| (claim.namespace.as_str(), claim.name.as_str())))
+    let claims = view.claims();
+    nothing(named, claims.map(|claim| (claim.namespace(), claim.name())))
 }
 
 /// There is no such pod.

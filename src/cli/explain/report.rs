@@ -86,13 +86,13 @@ impl Report {
 }
 
 fn claim(told: &ExplainedClaim) -> Value {
-    let Explained { claim, promised, created, pods, answer } = &told.explained;
+    let Explained { namespace, name, promised, created, pods, answer } = &told.explained;
     let pods = pods.iter().map(|pod| json!({"name": pod.name, "node": pod.node, "reserved": pod.reserved}));
     let carried = told.carried.iter().map(|one| {
         json!({"field": one.field, "words": one.words, "since": one.since.map(|since| since.to_string())})
     });
     let mut object = json!({
-        "namespace": claim.namespace, "name": claim.name, "promised": promised,
+        "namespace": namespace, "name": name, "promised": promised,
         "created": created.map(|created| created.to_string()),
         "pods": pods.collect::<Vec<_>>(), "carried": carried.collect::<Vec<_>>(),
     });

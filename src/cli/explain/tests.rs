@@ -109,9 +109,10 @@ fn large(nodes: i64) -> Core {
 }
 
 fn report(core: &mut Core, name: &str) -> Report {
-    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
-    let told =
-        explain(core, &[uid], NOW).into_iter().map(|explained| ExplainedClaim { explained, carried: vec![] });
+    let claim = core.view.claim_named("ml", name).unwrap().key;
+    let told = explain(core, &[claim], NOW)
+        .into_iter()
+        .map(|explained| ExplainedClaim { explained, carried: vec![] });
     Report {
         named: Named { kind: "claim", namespace: "ml".to_owned(), name: name.to_owned() },
         told: told.collect(),

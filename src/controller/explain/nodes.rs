@@ -414,9 +414,8 @@ fn closed(core: &Core, gpu: &GpuRef) -> String {
 /// The claims that name a GPU in such a way.
 pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Use) -> bool) -> String {
     let uses = core.view.uses(gpu).filter(|(_, how)| is(how));
-    let claims = uses.filter_map(|(uid, _)| core.view.claim(uid));
-    let names: Vec<String> =
-        claims.map(|claim| format!("{}/{}", claim.at.claim.namespace, claim.at.claim.name)).collect();
+    let claims = uses.filter_map(|(claim, _)| core.view.claim(claim));
+    let names: Vec<String> = claims.map(|claim| format!("{}/{}", claim.namespace(), claim.name())).collect();
     match names.as_slice() {
         [] => String::new(),
         [one] => format!("claim {one}"),

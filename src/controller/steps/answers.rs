@@ -10,18 +10,17 @@ use crate::controller::Moment;
 use crate::controller::core::{Core, stored};
 use crate::controller::holds::Others;
 use crate::controller::tracker::{RETRY_AFTER, Verdict};
-use crate::controller::view::claim::reference;
-use crate::controller::view::{GpuRef, Sight};
+use crate::controller::view::claim::{reference, version};
+use crate::controller::view::{Claim, GpuRef, Sight};
 use crate::controller::write::{Failure, Outcome};
-use crate::model::claim::ClaimRef;
-use crate::model::names::ClaimUid;
+use crate::model::claim::{ClaimKey, ClaimRef};
 
 impl Core {
     pub fn done(&mut self, outcome: Outcome, now: Moment) {
-        let gone = outcome.gone().cloned();
+        let gone = outcome.gone(|uid| self.view.claim_key(uid));
         self.take_in(outcome, now);
-        if let Some(uid) = gone {
-            self.not_there(&uid, now);
+        if let Some(claim) = gone {
+            self.not_there(claim, now);
         }
     }
 
@@ -29,40 +28,34 @@ impl Core {
         match outcome {
             Outcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
             // The watch is to bring what was stored: taken in here, it would seem to have.
-            Outcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(self.view.read(&claim).at),
+            Outcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(version(&claim.metadata)),
             Outcome::BarrierWritten(_, Err(_)) => self.looked(false, now),
             Outcome::Released(_, _, Ok(()) | Err(Failure::Gone)) => {}
             Outcome::Released(gpu, _, Err(_)) => self.holds.not_released(&gpu, now + RETRY_AFTER),
-            Outcome::Allocated(uid, Ok(claim))
-            | Outcome::Cleared(uid, Ok(claim))
-            | Outcome::Marked(uid, Ok(claim)) => {
-                self.tracker.succeeded(&uid);
-                self.written(&uid, claim, now);
+            Outcome::Allocated(key, Ok(claim))
+            | Outcome::Cleared(key, Ok(claim))
+            | Outcome::Marked(key, Ok(claim)) => {
+                self.tracker.succeeded(key);
+                self.written(key, claim, now);
             }
-            Outcome::Allocated(uid, Err(failure))
-            | Outcome::Cleared(uid, Err(failure))
-            | Outcome::Marked(uid, Err(failure)) => self.not_written(&uid, &failure, now),
-            Outcome::Created(uid, result) => {
-                let uid = self.tracker.answers(uid);
-                match result {
-                    Ok(claim) => {
-                        self.made_by_us(claim, now);
-                        // The watch need not have brought it before.
-                        let uid = self.tracker.answers(uid);
-                        self.tracker.succeeded(&uid);
-                        self.settle_created(&uid, now);
-                    }
-                    Err(failure) => self.not_written(&uid, &failure, now),
-                }
+            Outcome::Created(key, Ok(claim)) => {
+                // The watch need not have brought it before.
+                self.made_by_us(claim, now);
+                self.tracker.succeeded(key);
+                self.settle_created(key, now);
             }
+            Outcome::Allocated(key, Err(failure))
+            | Outcome::Cleared(key, Err(failure))
+            | Outcome::Marked(key, Err(failure))
+            | Outcome::Created(key, Err(failure)) => self.not_written(key, &failure, now),
         }
     }
 
     /// The API server does not have the claim any more. The watch need not bring that: an answer that came late may have
     /// told of a claim after the list that it is missing from.
-    fn not_there(&mut self, uid: &ClaimUid, now: Moment) {
-        let Some(claim) = self.view.claim(uid).filter(|claim| !claim.is_new()) else { return };
-        let ClaimRef { namespace, name, uid } = claim.at.claim.clone();
+    fn not_there(&mut self, claim: ClaimKey, now: Moment) {
+        let Some(at) = self.view.claim(claim).and_then(Claim::version) else { return };
+        let ClaimRef { namespace, name, uid } = at.claim.clone();
         let meta = ObjectMeta {
             namespace: Some(namespace),
             name: Some(name),
@@ -74,16 +67,16 @@ impl Core {
 
     /// What a write of ours made of a claim. Told late, it may have been deleted since: then it is not there again.
     pub(in crate::controller) fn changed(&mut self, claim: Box<ResourceClaim>, now: Moment) {
-        if self.view.claim(&reference(&claim.metadata).uid).is_some() {
+        if self.view.claim_key(&reference(&claim.metadata).uid).is_some() {
             self.apply(Change::Claim(WatchEvent::Stored(claim)), now);
         }
     }
 
     /// A write of ours on a claim was done. Its version is another now: what was meant for an older one, and is in
     /// doubt, comes to nothing.
-    pub(in crate::controller) fn written(&mut self, uid: &ClaimUid, claim: Box<ResourceClaim>, now: Moment) {
+    pub(in crate::controller) fn written(&mut self, key: ClaimKey, claim: Box<ResourceClaim>, now: Moment) {
         self.changed(claim, now);
-        self.confirm_absent(uid, now);
+        self.confirm_absent(key, now);
     }
 
     /// What came of a claim that we made. Nobody need know it yet.
@@ -140,36 +133,36 @@ impl Core {
         }
     }
 
-    /// A claim that was promised exists, with its allocation or without.
-    fn settle_created(&mut self, uid: &ClaimUid, now: Moment) {
-        match self.view.claim(uid).is_some_and(|claim| !claim.is_new()) {
-            // Under its own name: should the allocation have failed, that is to be made sure of.
-            true => self.tracker.confirm_at(uid, now),
-            // Its pod has gone meanwhile: what it has counts under its own name.
-            false => self.confirm_absent(uid, now),
+    /// A claim that was planned was created, with its allocation or without.
+    fn settle_created(&mut self, claim: ClaimKey, now: Moment) {
+        match self.view.claim(claim).is_some_and(|claim| !claim.is_planned()) {
+            // Should the allocation have failed, that is to be made sure of.
+            true => self.tracker.confirm_at(claim, now),
+            // Its pod has gone meanwhile: what was created counts as a claim that nobody planned.
+            false => self.confirm_absent(claim, now),
         }
     }
 
     /// An allocation that was in doubt does not stand in the API, and will not.
-    pub(super) fn confirm_absent(&mut self, uid: &ClaimUid, now: Moment) {
-        let open = self.view.claim(uid).is_none_or(|claim| claim.allocation.is_none());
-        if self.tracker.confirmed(uid) && open {
-            self.capacity.set_grants(uid, Vec::new());
-            self.review_users(uid, now);
+    pub(super) fn confirm_absent(&mut self, claim: ClaimKey, now: Moment) {
+        let open = self.view.claim(claim).is_none_or(|claim| claim.allocation.is_none());
+        if self.tracker.confirmed(claim) && open {
+            self.capacity.set_grants(claim, Vec::new());
+            self.review_users(claim, now);
         }
     }
 
-    fn not_written(&mut self, uid: &ClaimUid, failure: &Failure, now: Moment) {
-        let verdict = self.tracker.failed(uid, failure, stored(&self.view, uid), now);
+    fn not_written(&mut self, key: ClaimKey, failure: &Failure, now: Moment) {
+        let verdict = self.tracker.failed(key, failure, stored(&self.view, key), now);
         match verdict {
             Verdict::Wait => {}
-            Verdict::NotWritten => self.confirm_absent(uid, now),
-            Verdict::Cancel(key) => self.cancel(&key, now),
-            Verdict::Refused(key) => {
-                if let Some(claim) = self.view.claim(uid) {
+            Verdict::NotWritten => self.confirm_absent(key, now),
+            Verdict::Cancel(unit) => self.cancel(&unit, now),
+            Verdict::Refused(unit) => {
+                if let Some(claim) = self.view.claim(key) {
                     self.recorder.not_taken(claim, self.view.pods_of(claim), &failure.words(), now);
                 }
-                self.cancel(&key, now);
+                self.cancel(&unit, now);
             }
         }
     }

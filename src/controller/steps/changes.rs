@@ -10,7 +10,8 @@ use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::claim::POLICY;
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
 use crate::feasible::why_not;
-use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
 
 impl Core {
     pub fn apply(&mut self, change: Change, now: Moment) {
@@ -26,8 +27,7 @@ impl Core {
 
     fn on_change(&mut self, news: News, now: Moment) {
         match news {
-            News::Claim { uid, before } => self.claim(&uid, before.as_deref(), now),
-            News::ClaimMade { promised, uid } => self.made(&promised, &uid, now),
+            News::Claim { key, before } => self.claim(key, before.as_deref(), now),
             News::ClaimGone(claim) => self.claim_gone(&claim, now),
             News::Pod { uid, demands_changed } => {
                 self.pod(&uid, now);
@@ -56,8 +56,11 @@ impl Core {
 
     // Claims.
 
-    pub(in crate::controller) fn claim(&mut self, uid: &ClaimUid, before: Option<&Claim>, now: Moment) {
-        let Some(claim) = self.view.claim(uid) else { return };
+    pub(in crate::controller) fn claim(&mut self, key: ClaimKey, before: Option<&Claim>, now: Moment) {
+        if before.is_some_and(Claim::is_planned) {
+            self.tracker.created(key);
+        }
+        let Some(claim) = self.view.claim(key) else { return };
         let named =
             before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
         let others: Vec<GpuRef> =
@@ -67,59 +70,53 @@ impl Core {
             self.hold_changed(&gpu, now);
         }
         others.iter().for_each(|gpu| self.invalidate_hold(gpu, now));
-        let Some(claim) = self.view.claim(uid) else { return };
+        let Some(claim) = self.view.claim(key) else { return };
         if claim.is_shares() {
             match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
-                (Some(_), _) => self.allocated(uid, now),
-                (None, Some(before)) => self.cleared(uid, before, now),
+                (Some(_), _) => self.allocated(key, now),
+                (None, Some(before)) => self.cleared(key, before, now),
                 (None, None) => {}
             }
         }
-        self.review_users(uid, now);
-        let Some(claim) = self.view.claim(uid) else { return };
+        self.review_users(key, now);
+        let Some(claim) = self.view.claim(key) else { return };
         if before.is_some_and(|before| before.policy != claim.policy) {
             self.view.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
         }
     }
 
-    /// What was decided for a claim that was promised is for the claim that there is now.
-    pub(in crate::controller) fn made(&mut self, promised: &ClaimUid, uid: &ClaimUid, now: Moment) {
-        self.capacity.rename(promised, uid);
-        self.tracker.renamed(promised, uid, now);
-    }
-
-    pub(in crate::controller) fn allocated(&mut self, uid: &ClaimUid, now: Moment) {
-        let Some(claim) = self.view.claim(uid) else { return };
+    pub(in crate::controller) fn allocated(&mut self, key: ClaimKey, now: Moment) {
+        let Some(claim) = self.view.claim(key) else { return };
         let Some(allocation) = &claim.allocation else { return };
         let shares = allocation.uses.iter().filter_map(|(gpu, how)| match how {
             Use::Share(granted) => Some((gpu.clone(), as_grant(granted))),
             _ => None,
         });
-        self.capacity.set_grants(uid, shares.collect());
-        match self.tracker.allocated(uid, allocation.node.as_ref(), claim.is_reserved(), now) {
+        self.capacity.set_grants(key, shares.collect());
+        match self.tracker.allocated(key, allocation.node.as_ref(), claim.is_reserved(), now) {
             Arrival::Expected => {}
             // Somebody else was first.
-            Arrival::Elsewhere(key) => self.cancel(&key, now),
+            Arrival::Elsewhere(unit) => self.cancel(&unit, now),
             Arrival::Complete(plan) => self.tell_placed(&plan),
         }
     }
 
     /// An allocation was taken away, by us or by somebody who did not like it.
-    pub(in crate::controller) fn cleared(&mut self, uid: &ClaimUid, before: &Claim, now: Moment) {
-        let ours = self.tracker.cleared(uid, now);
-        match self.tracker.unit_of(uid).cloned() {
-            Some(key) => self.cancel(&key, now),
+    pub(in crate::controller) fn cleared(&mut self, key: ClaimKey, before: &Claim, now: Moment) {
+        let ours = self.tracker.cleared(key, now);
+        match self.tracker.unit_of(key).cloned() {
+            Some(unit) => self.cancel(&unit, now),
             None => {
-                self.tracker.confirmed(uid);
-                self.capacity.set_grants(uid, Vec::new());
+                self.tracker.confirmed(key);
+                self.capacity.set_grants(key, Vec::new());
             }
         }
         let node = before.allocation.as_ref().and_then(|allocation| allocation.node.as_ref());
         let Some(node) = node.filter(|_| !ours) else { return };
         // Cleared because its users ended, or for the sake of a pod that cannot go there?
-        let meant = |pod: &Pod| before.users.is_empty() || before.users.contains(&pod.at.uid);
+        let meant = |pod: &Pod| before.users.pods.is_empty() || before.users.pods.contains(&pod.at.uid);
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
-        let pods = self.view.claim(uid).into_iter().flat_map(|claim| self.view.pods_of(claim));
+        let pods = self.view.claim(key).into_iter().flat_map(|claim| self.view.pods_of(claim));
         for pod in pods.filter(refused) {
             self.queue.exclude(&pod.at.uid, node, now);
             self.recorder.taken_back(pod, node);
@@ -127,20 +124,20 @@ impl Core {
     }
 
     fn claim_gone(&mut self, claim: &Claim, now: Moment) {
-        let uid = claim.uid();
+        let key = claim.key;
         self.gpus.note(claim.allocation.iter().flat_map(|one| &one.uses).map(|(gpu, _)| gpu.clone()));
         if let Some(gpu) = &claim.hold {
             self.hold_changed(gpu, now);
         }
         let others = claim.allocation.iter().flat_map(|one| &one.uses).filter(|(_, how)| !how.is_ours());
         others.for_each(|(gpu, _)| self.invalidate_hold(gpu, now));
-        if let Some(key) = self.tracker.unit_of(uid).cloned() {
-            self.cancel(&key, now);
+        if let Some(unit) = self.tracker.unit_of(key).cloned() {
+            self.cancel(&unit, now);
         }
-        if self.tracker.gone(uid, claim.is_new()) {
-            self.capacity.set_grants(uid, Vec::new());
+        if self.tracker.gone(key, claim.is_planned()) {
+            self.capacity.set_grants(key, Vec::new());
         }
-        self.purse.dear.remove(uid);
+        self.purse.dear.remove(&key);
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.review(pod, now));
     }
@@ -207,16 +204,16 @@ impl Core {
             return;
         }
         for (gpu, claim) in self.view.holds() {
-            match claim.allocation.is_some() && !claim.ending {
-                true => {
+            match claim.version().filter(|_| claim.allocation.is_some() && !claim.ending) {
+                Some(at) => {
                     let shared = self.view.uses(gpu).any(|(_, how)| matches!(how, Use::Share(_)));
                     // Nobody has seen who came and went since it was written.
                     match !shared && self.view.counts_once(gpu) {
                         true => self.holds.stray(gpu, now),
-                        false => self.holds.found(gpu, &claim.at.claim, shared, now),
+                        false => self.holds.found(gpu, &at.claim, shared, now),
                     }
                 }
-                false => self.holds.stray(gpu, now),
+                None => self.holds.stray(gpu, now),
             }
         }
         self.gpus.note(self.view.used_gpus().cloned());

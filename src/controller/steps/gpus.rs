@@ -4,7 +4,7 @@ use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::holds::Loss;
 use crate::controller::view::{Gpu, GpuRef, Use};
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 
 impl Core {
     /// A young hold of the GPU is worth nothing, where the scheduler's books have a GPU once.
@@ -26,11 +26,11 @@ impl Core {
 
     fn reevaluate_gpu(&mut self, gpu: &GpuRef, now: Moment) {
         let others = self.view.is_anothers(gpu);
-        let shares: Vec<ClaimUid> = self
+        let shares: Vec<ClaimKey> = self
             .view
             .uses(gpu)
             .filter(|(_, how)| matches!(how, Use::Share(_)))
-            .map(|(uid, _)| uid.clone())
+            .map(|(claim, _)| claim)
             .collect();
         match others && (self.holds.is_ours(gpu) || !shares.is_empty()) {
             true => self.contested(gpu, &shares, now),
@@ -54,7 +54,7 @@ impl Core {
     }
 
     /// Somebody else names a GPU of ours. Without shares we go; shares that nobody uses yet are taken back.
-    pub(in crate::controller) fn contested(&mut self, gpu: &GpuRef, shares: &[ClaimUid], now: Moment) {
+    pub(in crate::controller) fn contested(&mut self, gpu: &GpuRef, shares: &[ClaimKey], now: Moment) {
         for key in self.tracker.units_on(gpu) {
             self.cancel(&key, now);
         }
@@ -66,8 +66,8 @@ impl Core {
         if self.gpus.contest(gpu) {
             self.recorder.trouble(format!("{gpu} has shares of ours, and another claim names it"));
         }
-        let is_unused = |uid: &&ClaimUid| self.view.claim(*uid).is_some_and(|claim| !claim.is_reserved());
-        shares.iter().filter(is_unused).for_each(|uid| self.tracker.clear(uid, now));
+        let is_unused = |claim: &ClaimKey| self.view.claim(*claim).is_some_and(|claim| !claim.is_reserved());
+        shares.iter().copied().filter(is_unused).for_each(|claim| self.tracker.clear(claim, now));
     }
 }
 

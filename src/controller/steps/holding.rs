@@ -8,7 +8,7 @@ use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::demand::NeedAt;
 use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
-use crate::controller::view::{ClusterView, GpuRef, NodeState, Pod};
+use crate::controller::view::{Claim, ClusterView, GpuRef, NodeState, Pod};
 use crate::controller::write::{Round, Write};
 use crate::feasible::{self, Demands, Unfit};
 use crate::model::names::PodUid;
@@ -80,9 +80,9 @@ impl Core {
         for act in acts {
             match act {
                 Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
-                Act::Look(gpu) => match self.view.hold(&gpu) {
+                Act::Look(gpu) => match self.view.hold(&gpu).and_then(Claim::version) {
                     Some(hold) => {
-                        round.writes.push(Write::WatchBarrier(hold.at.clone()));
+                        round.writes.push(Write::WatchBarrier(hold.clone()));
                         self.holds.look_begins(self.view.sought_by_limits());
                     }
                     None => self.looked(false, now),
@@ -138,10 +138,10 @@ fn takes_pods(node: &NodeState) -> bool {
 /// How the hold of a GPU stands that is to go.
 fn standing(view: &ClusterView, gpu: &GpuRef) -> Standing {
     let Some(hold) = view.hold(gpu) else { return Standing::No };
+    let Some(at) = hold.version().cloned() else { return Standing::No };
     if hold.ending || view.is_listing_claims() {
         return Standing::StandBy;
     }
-    let at = hold.at.clone();
     match (hold.allocation.is_some(), view.is_anothers(gpu)) {
         _ if !view.counts_once(gpu) => Standing::Due(ReleaseStep::Delete(at)),
         (true, true) => Standing::StandBy,

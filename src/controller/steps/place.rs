@@ -17,13 +17,14 @@ use crate::controller::view::{Asks, Claim, GpuRef, Pod};
 use crate::controller::wants::{WAYS_MAX, Wants, combinations, wants};
 use crate::controller::{Moment, ask, multi_gpu};
 use crate::feasible;
-use crate::model::names::{ClaimUid, NodeName, PodUid, RequestName};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(in crate::controller) struct Part {
     pub(in crate::controller) pod: PodUid,
-    claims: Vec<ClaimUid>,
+    claims: Vec<ClaimKey>,
     /// Best first; at least one.
     ways: Vec<Way>,
     pub(in crate::controller) nodes: Nodes,
@@ -48,17 +49,17 @@ impl Part {
     }
 
     /// What each way asks for, with claim and name of the request of each of its wants.
-    pub(super) fn shapes(&self) -> impl Iterator<Item = (&Shape, Vec<(&ClaimUid, &RequestName)>)> {
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (&Shape, Vec<(ClaimKey, &RequestName)>)> {
         self.ways.iter().map(|way| {
             let mut requests = Vec::new();
             for (claim, wants) in self.claims.iter().zip(&way.wants) {
-                requests.extend(wants.requests.iter().map(|want| (claim, &want.request)));
+                requests.extend(wants.requests.iter().map(|want| (*claim, &want.request)));
             }
             (&way.shape, requests)
         })
     }
 
-    pub(in crate::controller) fn claims(&self) -> &[ClaimUid] {
+    pub(in crate::controller) fn claims(&self) -> &[ClaimKey] {
         &self.claims
     }
 
@@ -110,7 +111,7 @@ impl Core {
             for ((claim, wants), given) in part.claims.iter().zip(wants).zip(given) {
                 let given = self.given(node, wants, &given);
                 let planned = PlannedClaim { node: node.clone(), given };
-                plan.claims.insert(claim.clone(), planned);
+                plan.claims.insert(*claim, planned);
             }
         }
         parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
@@ -151,11 +152,11 @@ impl Core {
         let mut each = Vec::new();
         for claim in open {
             match &claim.asks {
-                Asks::Unreadable(words) if claim.is_new() => return Err(words.clone()),
-                Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.at.claim.name)),
+                Asks::Unreadable(words) if claim.is_planned() => return Err(words.clone()),
+                Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.name())),
                 Asks::Shares(spec) => {
                     let ways = wants(spec, &self.view.class().config);
-                    each.push(ways.map_err(|words| format!("claim {}: {words}", claim.at.claim.name))?);
+                    each.push(ways.map_err(|words| format!("claim {}: {words}", claim.name()))?);
                 }
                 Asks::Scheduler(_) => {}
             }
@@ -175,19 +176,19 @@ impl Core {
         let barred = self.barred_nodes(uid);
         let Some(pod) = self.view.pod(uid) else { return Ok(None) };
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
-        let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(claim.uid()));
+        let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(&claim.key));
         let open = |claim: &&&Claim| {
             claim.is_shares()
                 && claim.allocation.is_none()
-                && !self.tracker.is_decided(claim.uid())
+                && !self.tracker.is_decided(claim.key)
                 && !taken(claim)
         };
         let open: Vec<&Claim> = claims.iter().filter(open).copied().collect();
-        if open.is_empty() || open.iter().any(|claim| self.tracker.rests(claim.uid(), now)) {
+        if open.is_empty() || open.iter().any(|claim| self.tracker.rests(claim.key, now)) {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
-        if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(claim.uid())) {
+        if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(&claim.key)) {
             return Err(bad(words.clone()));
         }
         if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
@@ -208,7 +209,7 @@ impl Core {
             None => self.usual_policy(),
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
-        let claims = open.iter().map(|claim| claim.uid().clone()).collect();
+        let claims = open.iter().map(|claim| claim.key).collect();
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }
 
@@ -228,7 +229,7 @@ impl Core {
     ) -> Nodes {
         let placed = |claim: &&Claim| {
             let stored = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone());
-            stored.or_else(|| self.tracker.planned(claim.uid()).map(|planned| planned.node.clone()))
+            stored.or_else(|| self.tracker.planned(claim.key).map(|planned| planned.node.clone()))
         };
         let bound: BTreeSet<NodeName> =
             pod.node.iter().cloned().chain(claims.iter().filter_map(placed)).collect();

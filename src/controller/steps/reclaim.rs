@@ -4,7 +4,8 @@ use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::tracker::Because;
 use crate::controller::view::{Claim, Pod};
-use crate::model::names::{ClaimUid, NodeName};
+use crate::model::claim::ClaimKey;
+use crate::model::names::NodeName;
 use crate::select::untolerated;
 
 impl Core {
@@ -13,11 +14,11 @@ impl Core {
         if !self.tracker.may_review(now) {
             return;
         }
-        for uid in self.tracker.unused() {
-            let Some(claim) = self.view.claim(&uid) else { continue };
+        for key in self.tracker.unused() {
+            let Some(claim) = self.view.claim(key) else { continue };
             let because = self.why_unused(claim);
-            if let Some(because) = self.tracker.judge(&uid, because, &self.rules, now) {
-                self.take_back(&uid, because, now);
+            if let Some(because) = self.tracker.judge(key, because, &self.rules, now) {
+                self.take_back(key, because, now);
             }
         }
     }
@@ -40,13 +41,13 @@ impl Core {
         self.unfit(claim, &pods, node).map_or(Because::Young, Because::Unfit)
     }
 
-    fn take_back(&mut self, uid: &ClaimUid, because: Because, now: Moment) {
+    fn take_back(&mut self, key: ClaimKey, because: Because, now: Moment) {
         let why = match because {
             Because::Unfit(why) => why,
             Because::Young => "the scheduler has not bound the pod to it".to_owned(),
             Because::NoPods | Because::Settled => return,
         };
-        let Some(claim) = self.view.claim(uid) else { return };
+        let Some(claim) = self.view.claim(key) else { return };
         let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
             return;
         };

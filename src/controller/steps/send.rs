@@ -9,9 +9,9 @@ use crate::controller::core::Core;
 use crate::controller::grant::{Configs, allocation};
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
-use crate::controller::view::{Asks, Claim};
+use crate::controller::view::{Asks, Claim, Presence};
 use crate::controller::write::{FINALIZER, Round, Write};
-use crate::model::names::ClaimUid;
+use crate::model::claim::{ClaimKey, PodRef};
 
 impl Core {
     pub(in crate::controller) fn send(
@@ -22,25 +22,23 @@ impl Core {
     ) {
         let (view, holds) = (&self.view, &self.holds);
         let writable = |claim: &&Claim| !claim.ending && matches!(claim.asks, Asks::Shares(_));
-        let version = |uid: &ClaimUid| {
-            let claim = view.claim(uid).filter(writable)?;
-            Some(claim.at.resource_version.as_str())
-        };
-        for uid in self.tracker.due(|gpu| holds.is_held(gpu), version, now) {
-            if let Some(write) = self.allocate(&uid, ids) {
-                self.tracker.begin(&uid, Writing::Allocation);
+        let at = |claim: ClaimKey| view.claim(claim).filter(writable).map(|claim| &claim.at);
+        for claim in self.tracker.due(|gpu| holds.is_held(gpu), at, now) {
+            if let Some(write) = self.allocate(claim, ids) {
+                self.tracker.begin(claim, Writing::Allocation);
                 round.writes.push(write);
             }
         }
         self.make_sure(now, round);
-        for uid in self.tracker.to_clear() {
-            match self.view.claim(&uid).filter(|claim| claim.is_placed() && !claim.is_reserved()) {
-                Some(claim) if self.tracker.has_room() => {
-                    round.writes.push(Write::Clear(claim.at.clone()));
-                    self.tracker.begin(&uid, Writing::Clearing);
+        for key in self.tracker.to_clear() {
+            let claim = self.view.claim(key).filter(|claim| claim.is_placed() && !claim.is_reserved());
+            match claim.and_then(Claim::version) {
+                Some(at) if self.tracker.has_room() => {
+                    round.writes.push(Write::Clear(key, at.clone()));
+                    self.tracker.begin(key, Writing::Clearing);
                 }
                 Some(_) => {}
-                None => self.tracker.keep(&uid),
+                None => self.tracker.keep(key),
             }
         }
         self.mark(now, round);
@@ -48,39 +46,40 @@ impl Core {
 
     /// Writes on claims why they wait, a few at a time: those that can be placed go first.
     pub(in crate::controller) fn mark(&mut self, now: Moment, round: &mut Round) {
-        for (uid, text) in self.tracker.take_reasons(now) {
-            let Some(claim) = self.view.claim(&uid) else { continue };
-            let waits = claim.allocation.is_none() && !claim.ending && self.tracker.planned(&uid).is_none();
+        for (key, text) in self.tracker.take_reasons(now) {
+            let Some(claim) = self.view.claim(key) else { continue };
+            let Some(at) = claim.version() else { continue };
+            let waits = claim.allocation.is_none() && !claim.ending && self.tracker.planned(key).is_none();
             if waits && claim.waiting.as_ref() != Some(&text) {
                 let annotations = vec![(WAITING.to_owned(), Some(text.clone()))];
                 let marks = Marks { finalizers: None, annotations };
-                round.writes.push(Write::Mark(claim.at.clone(), marks));
-                self.tracker.begin(&uid, Writing::Reason(text));
+                round.writes.push(Write::Mark(key, at.clone(), marks));
+                self.tracker.begin(key, Writing::Reason(text));
             }
         }
     }
 
     /// Changes claims whose last write was not answered: after that it cannot be done any more.
     fn make_sure(&mut self, now: Moment, round: &mut Round) {
-        for uid in self.tracker.to_confirm(now) {
-            let Some(claim) = self.view.claim(&uid).filter(|claim| !claim.is_new()) else {
-                self.confirm_absent(&uid, now);
+        for key in self.tracker.to_confirm(now) {
+            let Some(at) = self.view.claim(key).and_then(Claim::version).cloned() else {
+                self.confirm_absent(key, now);
                 continue;
             };
-            let version = Some(claim.at.resource_version.clone());
+            let version = Some(at.resource_version.clone());
             let marks = Marks { finalizers: None, annotations: vec![(GIVEN_UP.to_owned(), version)] };
-            round.writes.push(Write::Mark(claim.at.clone(), marks));
-            self.tracker.begin(&uid, Writing::Confirmation);
+            round.writes.push(Write::Mark(key, at, marks));
+            self.tracker.begin(key, Writing::Confirmation);
         }
     }
 
     pub(in crate::controller) fn allocate(
         &mut self,
-        uid: &ClaimUid,
+        key: ClaimKey,
         ids: &mut dyn FnMut() -> String,
     ) -> Option<Write> {
-        let claim = self.view.claim(uid)?;
-        let planned = self.tracker.planned(uid)?;
+        let claim = self.view.claim(key)?;
+        let planned = self.tracker.planned(key)?;
         let Asks::Shares(spec) = &claim.asks else { return None };
         let keeps =
             planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
@@ -90,10 +89,11 @@ impl Core {
             Configs { claim: spec, class: &self.view.class().config },
             keeps.then_some(ids as _),
         );
-        self.tracker.tries(uid, &claim.at.resource_version);
-        if claim.is_new() {
-            return self.created(claim, spec, made);
-        }
+        self.tracker.tries(key, &claim.at);
+        let at = match &claim.at {
+            Presence::Planned { pod, name } => return self.created(key, (pod, name), spec, made),
+            Presence::Exists(at) => at.clone(),
+        };
         let mut finalizers = claim.finalizers.clone();
         let protected = finalizers.iter().any(|one| one == FINALIZER);
         finalizers.push(FINALIZER.to_owned());
@@ -101,34 +101,35 @@ impl Core {
             finalizers: (!protected).then_some(finalizers),
             annotations: claim.waiting.iter().map(|_| (WAITING.to_owned(), None)).collect(),
         };
-        Some(Write::Allocate { at: claim.at.clone(), marks, allocation: Box::new(made) })
+        Some(Write::Allocate { claim: key, at, marks, allocation: Box::new(made) })
     }
 
-    /// A claim that was promised to a pod, with everything that it needs from the beginning.
+    /// The claim of this name that is planned for a pod, with everything that it needs from the beginning.
     pub(in crate::controller) fn created(
         &self,
-        claim: &Claim,
+        key: ClaimKey,
+        (pod, name): (&PodRef, &str),
         spec: &DeviceClaim,
         allocation: AllocationResult,
     ) -> Option<Write> {
-        let pod = self.view.pod(claim.owner.as_ref()?)?;
+        let pod = &self.view.pod(&pod.uid)?.at;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Pod".to_owned(),
-            name: pod.at.name.clone(),
-            uid: pod.at.uid.to_string(),
+            name: pod.name.clone(),
+            uid: pod.uid.to_string(),
             controller: Some(true),
             ..OwnerReference::default()
         };
         let metadata = ObjectMeta {
-            namespace: Some(claim.at.claim.namespace.clone()),
-            name: Some(claim.at.claim.name.clone()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(name.to_owned()),
             finalizers: Some(vec![FINALIZER.to_owned()]),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         };
         let spec = ResourceClaimSpec { devices: Some(spec.clone()) };
         let made = ResourceClaim { metadata, spec: Some(spec), status: None };
-        Some(Write::Create(claim.uid().clone(), Box::new(made), Box::new(allocation)))
+        Some(Write::Create(key, Box::new(made), Box::new(allocation)))
     }
 }

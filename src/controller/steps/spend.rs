@@ -6,7 +6,7 @@ use crate::controller::purse::BESIDE;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::steps::place::{Part, Refused};
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 
 impl Core {
     /// Before the first unit of a round is tried.
@@ -75,9 +75,9 @@ impl Core {
                     };
                     // Of several claims together each may be good with others.
                     let alone = part.claims().len() == 1;
-                    let meant = |claim: &&ClaimUid| request.map_or(alone, |(of, _)| of == claim);
-                    for claim in part.claims().iter().filter(meant) {
-                        self.purse.dear.insert(claim.clone(), words.clone());
+                    let meant = |claim: &ClaimKey| request.map_or(alone, |(of, _)| of == claim);
+                    for claim in part.claims().iter().copied().filter(meant) {
+                        self.purse.dear.insert(claim, words.clone());
                     }
                     return Err(part.refused(Reason::Claim, words));
                 }

@@ -14,7 +14,7 @@ impl Core {
         for (uid, node) in &plan.pods {
             let Some(pod) = self.view.pod(uid) else { continue };
             let claims = self.view.claims_of(pod).into_iter().flatten();
-            let planned = claims.filter_map(|claim| plan.claims.get(claim.uid()));
+            let planned = claims.filter_map(|claim| plan.claims.get(&claim.key));
             let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
             let words: Vec<String> = devices
                 .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
@@ -52,12 +52,12 @@ impl Core {
                 continue;
             }
             for claim in self.view.claims_of(pod).into_iter().flatten() {
-                let open =
-                    claim.is_shares() && claim.allocation.is_none() && !claim.ending && !claim.is_new();
+                let Some(at) = claim.version() else { continue };
+                let open = claim.is_shares() && claim.allocation.is_none() && !claim.ending;
                 let text = short(words);
                 if open && claim.waiting.as_ref() != Some(&text) {
-                    self.recorder.about(claim, words);
-                    self.tracker.wait_reason(claim.uid(), text);
+                    self.recorder.about(&at.claim, words);
+                    self.tracker.wait_reason(claim.key, text);
                 }
             }
         }

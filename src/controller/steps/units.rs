@@ -7,11 +7,12 @@ use crate::controller::queue::{UnitKey, Waiter};
 use crate::controller::tracker::Plan;
 use crate::controller::view::pod::Gang;
 use crate::controller::view::{Claim, Pod};
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid};
 
 impl Core {
-    pub(super) fn review_users(&mut self, uid: &ClaimUid, now: Moment) {
-        let Some(claim) = self.view.claim(uid) else { return };
+    pub(super) fn review_users(&mut self, claim: ClaimKey, now: Moment) {
+        let Some(claim) = self.view.claim(claim) else { return };
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         for pod in pods {
             self.recount(&pod);
@@ -51,7 +52,7 @@ impl Core {
             claim.is_shares()
                 && claim.allocation.is_none()
                 && !claim.ending
-                && !self.tracker.is_decided(claim.uid())
+                && !self.tracker.is_decided(claim.key)
         };
         let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
         let (key, waiter) = (unit(pod), waiter(pod));
@@ -76,26 +77,28 @@ impl Core {
     // Plans.
 
     pub(super) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
-        let (claims, pods): (Vec<_>, Vec<_>) =
-            (plan.claims.keys().cloned().collect(), plan.pods.keys().cloned().collect());
-        for (uid, claim) in &plan.claims {
-            self.capacity.set_grants(uid, claim.grants());
+        let (claims, pods): (Vec<ClaimKey>, Vec<PodUid>) =
+            (plan.claims.keys().copied().collect(), plan.pods.keys().cloned().collect());
+        for (key, claim) in &plan.claims {
+            self.capacity.set_grants(*key, claim.grants());
             claim.gpus().for_each(|gpu| self.holds.want(&gpu));
         }
         self.tracker.plan(key, plan, now);
         pods.iter().for_each(|pod| self.recount(pod));
-        claims.iter().for_each(|claim| self.review_users(claim, now));
+        claims.into_iter().for_each(|claim| self.review_users(claim, now));
     }
 
     /// Gives up what was decided for a unit and is not in the API yet. What is there of a gang is taken back.
     pub(in crate::controller) fn cancel(&mut self, key: &UnitKey, now: Moment) {
-        let Some(cancelled) = self.tracker.cancel(key, |uid| stored(&self.view, uid), now) else { return };
-        cancelled.freed.iter().for_each(|claim| self.capacity.set_grants(claim, Vec::new()));
+        let Some(cancelled) = self.tracker.cancel(key, |claim| stored(&self.view, claim), now) else {
+            return;
+        };
+        cancelled.freed.into_iter().for_each(|claim| self.capacity.set_grants(claim, Vec::new()));
         for pod in &cancelled.pods {
             self.recount(pod);
             self.review(pod, now);
         }
-        cancelled.claims.iter().for_each(|claim| self.review_users(claim, now));
+        cancelled.claims.into_iter().for_each(|claim| self.review_users(claim, now));
     }
 }
 

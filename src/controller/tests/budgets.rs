@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
 use crate::controller::config::Rules;
-use crate::model::names::{ClaimUid, DRIVER, SHARED_CLASS};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{DRIVER, SHARED_CLASS};
 
 const SOON: Duration = Duration::from_secs(3);
 
@@ -94,7 +95,7 @@ fn what_a_round_does_not_come_to_is_for_the_next_and_no_namespace_waits_for_anot
     assert_eq!(next, Some(cluster.now), "there is more to do");
     let decided = |cluster: &Cluster, namespace: &str| {
         let of_namespace =
-            |uid: &&ClaimUid| cluster.core.view.claim(uid).unwrap().at.claim.namespace == namespace;
+            |claim: &ClaimKey| cluster.core.view.claim(*claim).unwrap().namespace() == namespace;
         cluster.core.tracker.planned_claims().filter(of_namespace).count()
     };
     assert_eq!(decided(&cluster, "b"), 1);

@@ -17,7 +17,7 @@ use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
-use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
+use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{Failure, Outcome, Write};
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::params::{Params, decode};
@@ -408,10 +408,10 @@ impl Cluster {
             Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
             Write::WatchBarrier(at) => Outcome::BarrierWritten(at.claim.uid, Err(failure)),
             Write::Release(gpu, step) => Outcome::Released(gpu, step.at().claim.uid.clone(), Err(failure)),
-            Write::Allocate { at, .. } => Outcome::Allocated(at.claim.uid, Err(failure)),
-            Write::Clear(at) => Outcome::Cleared(at.claim.uid, Err(failure)),
-            Write::Mark(at, _) => Outcome::Marked(at.claim.uid, Err(failure)),
-            Write::Create(uid, ..) => Outcome::Created(uid, Err(failure)),
+            Write::Allocate { claim, .. } => Outcome::Allocated(claim, Err(failure)),
+            Write::Clear(claim, _) => Outcome::Cleared(claim, Err(failure)),
+            Write::Mark(claim, ..) => Outcome::Marked(claim, Err(failure)),
+            Write::Create(claim, ..) => Outcome::Created(claim, Err(failure)),
         };
         self.core.done(outcome, self.now);
     }
@@ -450,31 +450,30 @@ impl Cluster {
                 };
                 Outcome::Released(gpu, uid, hear(done).map(drop))
             }
-            Write::Allocate { at, marks, allocation } => {
-                let uid = at.claim.uid.clone();
-                let stored = self.mark(&at, &marks).and_then(|claim| {
-                    let at =
-                        ClaimVersion { resource_version: claim.metadata.resource_version.unwrap(), ..at };
+            Write::Allocate { claim, at, marks, allocation } => {
+                let stored = self.mark(&at, &marks).and_then(|marked| {
+                    let at = version(&marked.metadata);
                     self.allocate(&at, Some(*allocation))
                 });
-                Outcome::Allocated(uid, hear(stored))
+                Outcome::Allocated(claim, hear(stored))
             }
-            Write::Clear(at) => {
+            Write::Clear(claim, at) => {
                 let stored = self.allocate(&at, None);
-                Outcome::Cleared(at.claim.uid, hear(stored))
+                Outcome::Cleared(claim, hear(stored))
             }
-            Write::Mark(at, marks) => {
+            Write::Mark(claim, at, marks) => {
                 let stored = self.mark(&at, &marks);
-                Outcome::Marked(at.claim.uid, hear(stored))
+                Outcome::Marked(claim, hear(stored))
             }
-            Write::Create(uid, claim, allocation) => {
-                let name = (claim.metadata.namespace.clone().unwrap(), claim.metadata.name.clone().unwrap());
+            Write::Create(claim, object, allocation) => {
+                let name =
+                    (object.metadata.namespace.clone().unwrap(), object.metadata.name.clone().unwrap());
                 if self.claims.contains_key(&name) {
-                    return Outcome::Created(uid, Err(Failure::Conflict));
+                    return Outcome::Created(claim, Err(Failure::Conflict));
                 }
-                let made = self.store(*claim);
-                let at = self.core.view.read(&made).at;
-                Outcome::Created(uid, hear(self.allocate(&at, Some(*allocation))))
+                let made = self.store(*object);
+                let at = version(&made.metadata);
+                Outcome::Created(claim, hear(self.allocate(&at, Some(*allocation))))
             }
         }
     }

@@ -32,8 +32,8 @@ fn asked(cluster: &mut Cluster, name: &str) -> Explained {
     let mut core = Core::new(Rules::default(), NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
     cluster.feed = unheard;
-    let uid = core.view.claim_named("ml", name).unwrap().uid().clone();
-    explain(&mut core, &[uid], Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24)).remove(0)
+    let claim = core.view.claim_named("ml", name).unwrap().key;
+    explain(&mut core, &[claim], Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24)).remove(0)
 }
 
 /// Where it is, or would be: node and devices; and what is said beside.
@@ -329,8 +329,8 @@ fn a_hold_tells_whose_shares_it_keeps_its_gpu_for() {
     cluster.relist();
     let mut core = Core::new(Rules::default(), NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
-    let uid = core.view.claim_named(NS, "hold.gpu-0.node-0").unwrap().uid().clone();
-    let told = explain(&mut core, &[uid], Timestamp::UNIX_EPOCH).remove(0);
+    let claim = core.view.claim_named(NS, "hold.gpu-0.node-0").unwrap().key;
+    let told = explain(&mut core, &[claim], Timestamp::UNIX_EPOCH).remove(0);
     let Answer::Hold { words, .. } = told.answer else { panic!() };
     assert_eq!(words, "keeps node-0/gpu-0 for shares that the controller places; it has claim ml/a");
 }

@@ -321,9 +321,9 @@ fn explained(cluster: &mut Cluster, (namespace, name): (&str, &str)) -> Answer {
     let mut core = Core::new(Rules::default(), super::cluster::NS);
     cluster.feed.drain(..).for_each(|change| core.apply(change, Duration::ZERO));
     cluster.feed = unheard;
-    let uid = core.view.claim_named(namespace, name).unwrap().uid().clone();
+    let claim = core.view.claim_named(namespace, name).unwrap().key;
     let now = Timestamp::UNIX_EPOCH + SignedDuration::try_from(cluster.now).unwrap();
-    explain(&mut core, &[uid], now).remove(0).answer
+    explain(&mut core, &[claim], now).remove(0).answer
 }
 
 #[test]

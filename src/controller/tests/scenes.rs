@@ -558,7 +558,7 @@ fn what_is_planned_and_given_up_while_an_allocation_is_taken_back_is_planned_aga
         share(&mut cluster, "a", "10Gi");
         cluster.settle(LONG);
         cluster.put_node_object("node-0", json!({"unschedulable": true}));
-        until(&mut cluster, |write| matches!(write, Write::Clear(_)));
+        until(&mut cluster, |write| matches!(write, Write::Clear(..)));
         cluster.write_unheard(0, lost);
         cluster.put_node_object("node-0", json!({}));
         cluster.deliver(usize::MAX);
@@ -778,6 +778,27 @@ fn a_promised_claim_that_somebody_deletes_is_created_again() {
     cluster.settle(LONG);
     assert!(cluster.place("kai-gpu-share").is_some());
     assert_ne!(cluster.claim("kai-gpu-share").metadata.uid, first);
+    cluster.check();
+}
+
+/// What is heard late of the first creation says nothing of the second.
+#[test]
+fn a_promised_claim_that_is_deleted_before_its_creation_is_heard_of_is_created_again() {
+    let mut cluster = cluster(1, 1);
+    put_kai(&mut cluster);
+    let creates = |write: &Write| matches!(write, Write::Create(..));
+    until(&mut cluster, creates);
+    let at = cluster.writes.iter().position(creates).unwrap();
+    cluster.write_unheard(at, false);
+    cluster.deliver(usize::MAX);
+    cluster.drop_claim(&("ml".to_owned(), "kai-gpu-share".to_owned()));
+    until(&mut cluster, creates);
+    let at = cluster.writes.iter().position(creates).unwrap();
+    cluster.writes.swap(0, at);
+    cluster.fail(Failure::Silent("no answer".to_owned()));
+    cluster.hear(0);
+    cluster.settle(LONG);
+    assert!(cluster.place("kai-gpu-share").is_some());
     cluster.check();
 }
 

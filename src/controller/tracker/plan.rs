@@ -7,15 +7,16 @@ use crate::allocate::GpuGrant;
 use crate::controller::Moment;
 use crate::controller::grant::Given;
 use crate::controller::queue::UnitKey;
-use crate::controller::view::GpuRef;
-use crate::model::names::{ClaimUid, NodeName, PodUid};
+use crate::controller::view::{GpuRef, Presence};
+use crate::model::claim::ClaimKey;
+use crate::model::names::{NodeName, PodUid};
 use crate::params::GrantedDevice;
 
 /// Where the pods of a unit go, and what their claims get.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub pods: BTreeMap<PodUid, NodeName>,
-    pub claims: BTreeMap<ClaimUid, PlannedClaim>,
+    pub claims: BTreeMap<ClaimKey, PlannedClaim>,
     /// Since when its pods have waited.
     pub since: Moment,
 }
@@ -56,7 +57,7 @@ pub fn as_grant(device: &GrantedDevice) -> GpuGrant {
 #[derive(Debug)]
 pub(super) struct Unit {
     pub pods: BTreeMap<PodUid, NodeName>,
-    pub claims: BTreeSet<ClaimUid>,
+    pub claims: BTreeSet<ClaimKey>,
     pub since: Moment,
 }
 
@@ -92,17 +93,20 @@ impl Progress {
 /// When the allocation of a claim may be written, or written again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Whatever version of the claim is known by then.
+    /// However the claim stands by then.
     From(Moment),
-    /// This version was tried. A newer one may be at once; this one again at `again`, if no newer one comes.
-    Newer { than: String, again: Option<Moment> },
+    /// This version was tried; none: it did not exist. A newer one may be at once; the same again at `again`, if no newer
+    /// one comes.
+    Newer { than: Option<String>, again: Option<Moment> },
 }
 
 impl Next {
-    pub fn may(&self, version: &str, now: Moment) -> bool {
+    pub fn may(&self, at: &Presence, now: Moment) -> bool {
         match self {
             Self::From(from) => *from <= now,
-            Self::Newer { than, again } => than != version || again.is_some_and(|again| again <= now),
+            Self::Newer { than, again } => {
+                than.as_deref() != at.resource_version() || again.is_some_and(|again| again <= now)
+            }
         }
     }
 

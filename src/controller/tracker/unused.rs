@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::tracker::{REVIEW_EVERY, Tracker};
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 
 /// How long a node, a GPU or a pod may look unfit before anything is moved: most of it passes.
 const UNFIT_FOR: Duration = Duration::from_secs(5);
@@ -58,23 +58,23 @@ impl Tracker {
     }
 
     /// Claims with an unused allocation that is not being taken back.
-    pub fn unused(&self) -> Vec<ClaimUid> {
+    pub fn unused(&self) -> Vec<ClaimKey> {
         let unused = self
             .claims
             .iter()
             .filter(|(_, record)| record.unused.as_ref().is_some_and(|unused| !unused.clear));
-        unused.map(|(claim, _)| claim.clone()).collect()
+        unused.map(|(claim, _)| *claim).collect()
     }
 
     /// Why the claim's allocation is unused now. The reason is returned once the allocation is to be taken back.
     pub fn judge(
         &mut self,
-        claim: &ClaimUid,
+        claim: ClaimKey,
         because: Because,
         rules: &Rules,
         now: Moment,
     ) -> Option<Because> {
-        let unused = self.claims.get_mut(claim)?.unused.as_mut()?;
+        let unused = self.claims.get_mut(&claim)?.unused.as_mut()?;
         if std::mem::discriminant(&unused.because) != std::mem::discriminant(&because) {
             *unused = Unused { because, since: now, clear: false };
         }
@@ -83,19 +83,19 @@ impl Tracker {
     }
 
     /// The claim's allocation is to be taken back.
-    pub fn clear(&mut self, claim: &ClaimUid, now: Moment) {
+    pub fn clear(&mut self, claim: ClaimKey, now: Moment) {
         self.record(claim).unused.get_or_insert(Unused::new(now)).clear = true;
     }
 
     /// The claim's allocation is not to be taken back, for now.
-    pub fn keep(&mut self, claim: &ClaimUid) {
+    pub fn keep(&mut self, claim: ClaimKey) {
         self.update(claim, |record| {
             record.unused.iter_mut().for_each(|unused| unused.clear = false);
         });
     }
 
     /// Claims whose allocation is to be taken back, and that are not being written.
-    pub fn to_clear(&self) -> Vec<ClaimUid> {
+    pub fn to_clear(&self) -> Vec<ClaimKey> {
         self.free(|record| record.unused.as_ref().is_some_and(|unused| unused.clear)).collect()
     }
 }

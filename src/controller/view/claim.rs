@@ -12,7 +12,7 @@ use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
 use crate::controller::view::class;
 use crate::controller::wants::check_parameters;
-use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef};
+use crate::model::claim::{AllocatedClaim, ClaimKey, ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::names::{
     ClaimUid, DRIVER, DeviceName, HOLD_LABEL, NodeName, PodUid, PoolName, SHARED_CLASS,
@@ -55,9 +55,31 @@ impl std::fmt::Display for GpuRef {
     }
 }
 
+/// How a claim stands in the API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Presence {
+    /// It does not exist yet: the webhook promised it to this pod, and it is created once it has its place.
+    Planned {
+        pod: PodRef,
+        name: String,
+    },
+    Exists(ClaimVersion),
+}
+
+impl Presence {
+    /// None: it does not exist yet.
+    pub fn resource_version(&self) -> Option<&str> {
+        match self {
+            Self::Planned { .. } => None,
+            Self::Exists(at) => Some(&at.resource_version),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
-    pub at: ClaimVersion,
+    pub key: ClaimKey,
+    pub at: Presence,
     pub created: Option<Timestamp>,
     /// It is being deleted.
     pub ending: bool,
@@ -70,10 +92,15 @@ pub struct Claim {
     pub policy: Option<String>,
     pub asks: Asks,
     pub allocation: Option<Allocation>,
-    /// Pods of `status.reservedFor`.
-    pub users: Vec<PodUid>,
+    pub users: Users,
+}
+
+/// `status.reservedFor`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Users {
+    pub pods: Vec<PodUid>,
     /// Something other than a pod is there as well.
-    pub other_users: bool,
+    pub others: bool,
 }
 
 /// What a claim asks for, as far as it matters here.
@@ -117,8 +144,26 @@ impl Use {
 }
 
 impl Claim {
-    pub fn uid(&self) -> &ClaimUid {
-        &self.at.claim.uid
+    pub fn namespace(&self) -> &str {
+        match &self.at {
+            Presence::Planned { pod, .. } => &pod.namespace,
+            Presence::Exists(at) => &at.claim.namespace,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        match &self.at {
+            Presence::Planned { name, .. } => name,
+            Presence::Exists(at) => &at.claim.name,
+        }
+    }
+
+    /// The version that is known; none: it does not exist yet.
+    pub fn version(&self) -> Option<&ClaimVersion> {
+        match &self.at {
+            Presence::Planned { .. } => None,
+            Presence::Exists(at) => Some(at),
+        }
     }
 
     /// Ours to allocate: of our class.
@@ -127,8 +172,8 @@ impl Claim {
     }
 
     /// It does not exist yet: it is created once it has its place.
-    pub fn is_new(&self) -> bool {
-        self.at.resource_version.is_empty()
+    pub fn is_planned(&self) -> bool {
+        matches!(self.at, Presence::Planned { .. })
     }
 
     /// Allocated by a controller of ours, with nobody but us to answer for it.
@@ -137,19 +182,17 @@ impl Claim {
     }
 
     pub fn is_reserved(&self) -> bool {
-        !self.users.is_empty() || self.other_users
+        !self.users.pods.is_empty() || self.users.others
     }
 }
 
 /// The claim that the webhook promised a pod, before it is created.
-pub fn promised(pod: &PodRef, text: &str, name: &str) -> Claim {
+pub fn planned(key: ClaimKey, pod: &PodRef, text: &str, name: &str) -> Claim {
     let spec = claim_spec(text).map_err(|error| error_chain(&error));
     let asks = spec.map(|spec| Asks::Shares(Arc::new(spec.devices.unwrap_or_default())));
-    // No API server makes such a UID.
-    let uid = ClaimUid::new(format!("for-pod/{}", pod.uid));
-    let claim = ClaimRef { namespace: pod.namespace.clone(), name: name.to_owned(), uid };
     Claim {
-        at: ClaimVersion { claim, resource_version: String::new() },
+        key,
+        at: Presence::Planned { pod: pod.clone(), name: name.to_owned() },
         created: None,
         ending: false,
         finalizers: Vec::new(),
@@ -159,8 +202,7 @@ pub fn promised(pod: &PodRef, text: &str, name: &str) -> Claim {
         policy: None,
         asks: asks.unwrap_or_else(Asks::Unreadable),
         allocation: None,
-        users: Vec::new(),
-        other_users: false,
+        users: Users::default(),
     }
 }
 
@@ -172,10 +214,16 @@ pub fn reference(meta: &ObjectMeta) -> ClaimRef {
     }
 }
 
+pub fn version(meta: &ObjectMeta) -> ClaimVersion {
+    let resource_version = meta.resource_version.clone().unwrap_or_default();
+    ClaimVersion { claim: reference(meta), resource_version }
+}
+
 /// `namespace`: that of our holds; elsewhere the label means nothing.
-pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
+pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
     let meta = &object.metadata;
-    let claim = reference(meta);
+    let at = version(meta);
+    let claim = &at.claim;
     let labelled = meta.labels.as_ref().and_then(|labels| labels.get(HOLD_LABEL));
     let annotation =
         |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).map(|text| words(text));
@@ -193,6 +241,7 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
         (asks, _) => asks,
     };
     Claim {
+        key,
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         ending: meta.deletion_timestamp.is_some(),
         finalizers,
@@ -201,23 +250,31 @@ pub fn read(object: &ResourceClaim, namespace: &str) -> Claim {
         policy: annotation(POLICY),
         allocation: status
             .and_then(|status| status.allocation.as_ref())
-            .map(|one| allocation(&claim, object, &asks, one, hold.as_ref())),
+            .map(|one| allocation(claim, object, &asks, one, hold.as_ref())),
         asks,
-        users: reserved()
-            .filter(|user| read_claim::is_pod(user))
-            .map(|user| PodUid::new(&user.uid))
-            .collect(),
+        users: Users {
+            pods: reserved()
+                .filter(|user| read_claim::is_pod(user))
+                .map(|user| PodUid::new(&user.uid))
+                .collect(),
+            others: reserved().any(|user| !read_claim::is_pod(user)),
+        },
         hold,
-        other_users: reserved().any(|user| !read_claim::is_pod(user)),
-        at: ClaimVersion { claim, resource_version: meta.resource_version.clone().unwrap_or_default() },
+        at: Presence::Exists(at),
     }
 }
 
 /// A claim of which only `rest` can be read: its name, and the devices that its allocation names. What was known of
 /// it before stays, since neither what a claim asks for nor what it was given can change; without that, whatever it
 /// names it uses in a way that nobody knows. It is not placed.
-pub fn unreadable(rest: &ResourceClaim, before: Option<&Claim>, problem: &str, namespace: &str) -> Claim {
-    let fresh = read(rest, namespace);
+pub fn unreadable(
+    key: ClaimKey,
+    rest: &ResourceClaim,
+    before: Option<&Claim>,
+    problem: &str,
+    namespace: &str,
+) -> Claim {
+    let fresh = read(key, rest, namespace);
     let Some(before) = before else { return fresh };
     let gpus = |allocation: &Allocation| -> BTreeSet<GpuRef> {
         allocation.uses.iter().map(|(gpu, _)| gpu.clone()).collect()

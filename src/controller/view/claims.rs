@@ -1,9 +1,10 @@
-//! The claims that are known, and the tables by which they are found: by name, by the GPUs that they name, and our holds
-//! by theirs. Only this module changes them, all together.
+//! The claims that are known, and the tables by which they are found: by UID and by name, by the GPUs that they name, and
+//! our holds by theirs. A claim keeps its key from when it is planned until it is gone. Only this module changes them, all together.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::controller::view::{Claim, GpuRef, Use};
+use crate::model::claim::{ClaimKey, ClaimKeys, ClaimRef};
 use crate::model::names::ClaimUid;
 
 /// Deleted claims that are remembered: more than there are writes on their way.
@@ -11,18 +12,41 @@ const GONE_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
-    all: BTreeMap<ClaimUid, Claim>,
-    names: BTreeMap<(String, String), ClaimUid>,
-    uses: BTreeMap<GpuRef, BTreeMap<ClaimUid, Use>>,
+    keys: ClaimKeys,
+    all: BTreeMap<ClaimKey, Claim>,
+    /// Of those that exist.
+    uids: BTreeMap<ClaimUid, ClaimKey>,
+    names: BTreeMap<(String, String), ClaimKey>,
+    uses: BTreeMap<GpuRef, BTreeMap<ClaimKey, Use>>,
     /// Our holds, allocated or not.
-    holds: BTreeMap<GpuRef, ClaimUid>,
+    holds: BTreeMap<GpuRef, ClaimKey>,
     /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
     gone: VecDeque<ClaimUid>,
 }
 
 impl ClaimTable {
-    pub fn get(&self, uid: &ClaimUid) -> Option<&Claim> {
-        self.all.get(uid)
+    pub fn get(&self, key: ClaimKey) -> Option<&Claim> {
+        self.all.get(&key)
+    }
+
+    pub fn key(&self, uid: &ClaimUid) -> Option<ClaimKey> {
+        self.uids.get(uid).copied()
+    }
+
+    /// UIDs of those that exist.
+    pub fn uids(&self) -> impl Iterator<Item = &ClaimUid> {
+        self.uids.keys()
+    }
+
+    /// The key of a claim that exists: the one that it has, that of the planned claim of its name, or a new one.
+    pub fn key_for(&mut self, claim: &ClaimRef) -> ClaimKey {
+        let planned = || self.named(&claim.namespace, &claim.name).filter(|known| known.is_planned());
+        let known = self.key(&claim.uid).or_else(|| planned().map(|planned| planned.key));
+        known.unwrap_or_else(|| self.new_key())
+    }
+
+    pub fn new_key(&mut self) -> ClaimKey {
+        self.keys.issue()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Claim> + Clone {
@@ -34,8 +58,8 @@ impl ClaimTable {
     }
 
     /// Who names a GPU, and how.
-    pub fn uses(&self, gpu: &GpuRef) -> impl Iterator<Item = (&ClaimUid, &Use)> {
-        self.uses.get(gpu).into_iter().flatten()
+    pub fn uses(&self, gpu: &GpuRef) -> impl Iterator<Item = (ClaimKey, &Use)> {
+        self.uses.get(gpu).into_iter().flatten().map(|(key, how)| (*key, how))
     }
 
     /// GPUs that somebody names.
@@ -48,7 +72,7 @@ impl ClaimTable {
     }
 
     pub fn holds(&self) -> impl Iterator<Item = (&GpuRef, &Claim)> {
-        self.holds.iter().filter_map(|(gpu, uid)| Some((gpu, self.all.get(uid)?)))
+        self.holds.iter().filter_map(|(gpu, key)| Some((gpu, self.all.get(key)?)))
     }
 
     pub fn is_gone(&self, uid: &ClaimUid) -> bool {
@@ -63,33 +87,39 @@ impl ClaimTable {
 
     /// Adds a claim that was not there, or that was removed.
     pub fn insert(&mut self, claim: Claim) {
-        let uid = claim.uid().clone();
+        let key = claim.key;
         for (gpu, how) in claim.allocation.iter().flat_map(|one| &one.uses) {
-            self.uses.entry(gpu.clone()).or_default().insert(uid.clone(), how.clone());
+            self.uses.entry(gpu.clone()).or_default().insert(key, how.clone());
         }
         if let Some(gpu) = &claim.hold {
-            self.holds.insert(gpu.clone(), uid.clone());
+            self.holds.insert(gpu.clone(), key);
         }
-        self.names.insert(name(&claim), uid.clone());
-        self.all.insert(uid, claim);
+        if let Some(at) = claim.version() {
+            self.uids.insert(at.claim.uid.clone(), key);
+        }
+        self.names.insert(name(&claim), key);
+        self.all.insert(key, claim);
     }
 
-    pub fn remove(&mut self, uid: &ClaimUid) -> Option<Claim> {
-        let claim = self.all.remove(uid)?;
+    pub fn remove(&mut self, key: ClaimKey) -> Option<Claim> {
+        let claim = self.all.remove(&key)?;
         for (gpu, _) in claim.allocation.iter().flat_map(|one| &one.uses) {
             if let Some(claims) = self.uses.get_mut(gpu) {
-                claims.remove(uid);
+                claims.remove(&key);
                 if claims.is_empty() {
                     self.uses.remove(gpu);
                 }
             }
         }
-        if let Some(gpu) = claim.hold.as_ref().filter(|gpu| self.holds.get(gpu) == Some(uid)) {
+        if let Some(gpu) = claim.hold.as_ref().filter(|gpu| self.holds.get(gpu) == Some(&key)) {
             self.holds.remove(gpu);
+        }
+        if let Some(at) = claim.version() {
+            self.uids.remove(&at.claim.uid);
         }
         let name = name(&claim);
         // Another claim may have the name by now.
-        if self.names.get(&name) == Some(uid) {
+        if self.names.get(&name) == Some(&key) {
             self.names.remove(&name);
         }
         Some(claim)
@@ -97,5 +127,5 @@ impl ClaimTable {
 }
 
 fn name(claim: &Claim) -> (String, String) {
-    (claim.at.claim.namespace.clone(), claim.at.claim.name.clone())
+    (claim.namespace().to_owned(), claim.name().to_owned())
 }

@@ -2,7 +2,7 @@
 
 use crate::cluster::allocation::ClaimVersion;
 use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, Use, is_older};
-use crate::model::names::ClaimUid;
+use crate::model::claim::ClaimKey;
 
 /// Has the watch brought a version of a claim, and so all that came before it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Sight {
 
 impl ClusterView {
     /// Who names a GPU, and how.
-    pub fn uses(&self, gpu: &GpuRef) -> impl Iterator<Item = (&ClaimUid, &Use)> {
+    pub fn uses(&self, gpu: &GpuRef) -> impl Iterator<Item = (ClaimKey, &Use)> {
         self.claims.uses(gpu)
     }
 
@@ -60,10 +60,11 @@ impl ClusterView {
         if self.is_listing_claims() {
             return Sight::NotYet;
         }
-        match self.claims.get(&of.claim.uid) {
+        let claim = self.claims.key(&of.claim.uid).and_then(|key| self.claims.get(key));
+        match claim.and_then(Claim::version) {
             None => Sight::Gone,
-            Some(claim) if claim.at.resource_version == of.resource_version => Sight::Seen,
-            Some(claim) if is_older(&of.resource_version, &claim.at.resource_version) => Sight::Seen,
+            Some(at) if at.resource_version == of.resource_version => Sight::Seen,
+            Some(at) if is_older(&of.resource_version, &at.resource_version) => Sight::Seen,
             Some(_) => Sight::NotYet,
         }
     }

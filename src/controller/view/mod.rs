@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-pub use claim::{Allocation, Asks, Claim, GpuRef, Use};
+pub use claim::{Allocation, Asks, Claim, GpuRef, Presence, Use};
 pub use class::{Class, Need, Sought};
 pub use gpu_users::Sight;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
@@ -29,6 +29,7 @@ use pod::PodTable;
 use pools::Pools;
 
 use crate::cluster::feed::{Change, WatchEvent};
+use crate::model::claim::ClaimKey;
 use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 
 /// What a change came to.
@@ -36,15 +37,10 @@ use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
 pub enum News {
     /// As it was before; what it is now the view tells. None: it is new.
     Claim {
-        uid: ClaimUid,
+        key: ClaimKey,
         before: Option<Box<Claim>>,
     },
     ClaimGone(Box<Claim>),
-    /// A claim that was promised exists now.
-    ClaimMade {
-        promised: ClaimUid,
-        uid: ClaimUid,
-    },
     Pod {
         uid: PodUid,
         /// It may run elsewhere now.
@@ -197,10 +193,7 @@ impl ClusterView {
     fn keys(&self, kind: Kind) -> Vec<String> {
         match kind {
             Kind::Pods => self.pods.iter().map(|pod| pod.at.uid.to_string()).collect(),
-            Kind::Claims => {
-                let known = self.claims.iter().filter(|claim| !claim.is_new());
-                known.map(|claim| claim.uid().to_string()).collect()
-            }
+            Kind::Claims => self.claims.uids().map(ClaimUid::to_string).collect(),
             Kind::Nodes => {
                 let known = self.nodes.iter().filter(|(_, node)| node.object.is_some());
                 known.map(|(name, _)| name.to_string()).collect()
@@ -215,37 +208,44 @@ impl ClusterView {
     // Claims.
 
     fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
-        self.put_claim(claim::read(&object, &self.namespace))
+        let key = self.claims.key_for(&claim::reference(&object.metadata));
+        self.put_claim(claim::read(key, &object, &self.namespace))
     }
 
     /// A claim of which only a part can be read.
     fn set_unreadable(&mut self, rest: &ResourceClaim, problem: &str) -> Vec<News> {
         let trouble = self.unreadable(Kind::Claims, &rest.metadata, problem);
-        let uid = claim::reference(&rest.metadata).uid;
-        if uid.as_str().is_empty() {
+        let reference = claim::reference(&rest.metadata);
+        if reference.uid.as_str().is_empty() {
             return trouble.into_iter().collect();
         }
-        let fresh = claim::unreadable(rest, self.claims.get(&uid), problem, &self.namespace);
+        let before = self.claims.key(&reference.uid);
+        let key = self.claims.key_for(&reference);
+        let before = before.and_then(|key| self.claims.get(key));
+        let fresh = claim::unreadable(key, rest, before, problem, &self.namespace);
         trouble.into_iter().chain(self.put_claim(fresh)).collect()
     }
 
     fn put_claim(&mut self, fresh: Claim) -> Vec<News> {
-        let uid = fresh.uid().clone();
-        let before = self.claims.get(&uid);
-        if before.is_some_and(|known| is_older(&fresh.at.resource_version, &known.at.resource_version)) {
+        let key = fresh.key;
+        let known = self.claims.get(key).and_then(|known| known.at.resource_version());
+        let version = fresh.at.resource_version();
+        if known.is_some_and(|known| version.is_some_and(|fresh| is_older(fresh, known))) {
             return Vec::new();
         }
-        let promised = self.claims.named(&fresh.at.claim.namespace, &fresh.at.claim.name);
-        let promised = promised.filter(|claim| claim.is_new()).map(|claim| claim.uid().clone());
-        let before = self.claims.remove(&uid);
-        promised.iter().for_each(|uid| drop(self.claims.remove(uid)));
+        // A planned claim whose name another has that was known before.
+        let lost = self.claims.named(fresh.namespace(), fresh.name());
+        let lost = lost.filter(|claim| claim.is_planned() && claim.key != key).map(|claim| claim.key);
+        let lost = lost.and_then(|key| self.claims.remove(key));
+        let before = self.claims.remove(key).map(Box::new);
         self.claims.insert(fresh);
-        let made = promised.map(|promised| News::ClaimMade { promised, uid: uid.clone() });
-        made.into_iter().chain([News::Claim { uid, before: before.map(Box::new) }]).collect()
+        let lost = lost.map(|lost| News::ClaimGone(Box::new(lost)));
+        lost.into_iter().chain([News::Claim { key, before }]).collect()
     }
 
     fn drop_claim(&mut self, uid: &str) -> Vec<News> {
-        let Some(gone) = self.claims.remove(&ClaimUid::new(uid)) else { return Vec::new() };
+        let key = self.claims.key(&ClaimUid::new(uid));
+        let Some(gone) = key.and_then(|key| self.claims.remove(key)) else { return Vec::new() };
         // The pod that it was promised may still want it.
         let pods: Vec<PodUid> = self.pods_of(&gone).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.promise(pod));
@@ -257,13 +257,13 @@ impl ClusterView {
         self.claims.is_gone(uid)
     }
 
-    /// A claim as it would be known.
-    pub fn read(&self, object: &ResourceClaim) -> Claim {
-        claim::read(object, &self.namespace)
+    pub fn claim(&self, key: ClaimKey) -> Option<&Claim> {
+        self.claims.get(key)
     }
 
-    pub fn claim(&self, uid: &ClaimUid) -> Option<&Claim> {
-        self.claims.get(uid)
+    /// Of a claim that is known to exist.
+    pub fn claim_key(&self, uid: &ClaimUid) -> Option<ClaimKey> {
+        self.claims.key(uid)
     }
 
     pub fn claims(&self) -> impl Iterator<Item = &Claim> + Clone {
@@ -281,7 +281,7 @@ impl ClusterView {
 
     /// The pods that name a claim.
     pub fn pods_of<'a>(&'a self, claim: &Claim) -> impl Iterator<Item = &'a Pod> + use<'a> {
-        self.pods.naming(&claim.at.claim.namespace, &claim.at.claim.name)
+        self.pods.naming(claim.namespace(), claim.name())
     }
 
     // Pods.
@@ -314,18 +314,19 @@ impl ClusterView {
             return;
         }
         if self.claims.named(&pod.at.namespace, name).is_none() {
-            self.claims.insert(claim::promised(&pod.at, text, name));
+            let key = self.claims.new_key();
+            self.claims.insert(claim::planned(key, &pod.at, text, name));
         }
     }
 
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
         let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
-        let promised = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
+        let planned = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
         // Another pod may name the claim that was promised to a first one.
-        let theirs = |claim: &&Claim| claim.is_new() && claim.owner.as_ref() == Some(&gone.at.uid);
-        let promised = promised.filter(theirs).map(|claim| claim.uid().clone());
-        let promised = promised.and_then(|uid| self.claims.remove(&uid));
-        let claim = promised.map(|claim| News::ClaimGone(Box::new(claim)));
+        let theirs = |claim: &&Claim| claim.is_planned() && claim.owner.as_ref() == Some(&gone.at.uid);
+        let planned = planned.filter(theirs).map(|claim| claim.key);
+        let planned = planned.and_then(|key| self.claims.remove(key));
+        let claim = planned.map(|claim| News::ClaimGone(Box::new(claim)));
         [News::PodGone(Box::new(gone))].into_iter().chain(claim).collect()
     }
 

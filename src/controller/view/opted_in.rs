@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use crate::admission::SHARE_ANNOTATION;
 use crate::cluster::feed::WatchEvent;
 use crate::controller::view::{ClusterView, Kind, News, Pod};
+use crate::model::claim::ClaimKey;
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
 #[derive(Debug, Default)]
@@ -71,13 +72,13 @@ impl ClusterView {
         }
         let pods = self.opted_in.of(name);
         let shares = pods.iter().filter_map(|uid| self.pods.get(uid)?.share.as_ref().map(|(_, claim)| claim));
-        let promised: Vec<_> = shares
-            .filter_map(|claim| self.claim_named(name, claim).filter(|claim| claim.is_new()))
-            .map(|claim| claim.uid().clone())
+        let planned: Vec<ClaimKey> = shares
+            .filter_map(|claim| self.claim_named(name, claim).filter(|claim| claim.is_planned()))
+            .map(|claim| claim.key)
             .collect();
-        let gone: Vec<News> = promised
-            .iter()
-            .filter_map(|uid| Some(News::ClaimGone(Box::new(self.claims.remove(uid)?))))
+        let gone: Vec<News> = planned
+            .into_iter()
+            .filter_map(|key| Some(News::ClaimGone(Box::new(self.claims.remove(key)?))))
             .collect();
         gone.into_iter().chain(pods.into_iter().map(same_pod)).collect()
     }

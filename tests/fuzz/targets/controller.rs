@@ -191,7 +191,7 @@ fn run_script(input: &[u8]) {
             api.another_namespace_is_served();
         }
     }
-    let claims: Vec<_> = api.core.view.claims().map(|claim| claim.uid().clone()).collect();
+    let claims: Vec<_> = api.core.view.claims().map(|claim| claim.key).collect();
     let _ = explain(&mut api.core, &claims, jiff::Timestamp::UNIX_EPOCH);
 }
 
@@ -480,7 +480,7 @@ impl Api {
                 };
                 Outcome::Released(gpu, uid, done)
             }
-            Write::Allocate { at, marks, allocation } => {
+            Write::Allocate { claim, at, marks, allocation } => {
                 let done = self.mark(&at, &marks).and_then(|marked| {
                     let version = marked.metadata.resource_version.unwrap_or_default();
                     self.allocate(
@@ -488,19 +488,19 @@ impl Api {
                         Some(*allocation),
                     )
                 });
-                Outcome::Allocated(at.claim.uid, boxed(done))
+                Outcome::Allocated(claim, boxed(done))
             }
-            Write::Clear(at) => {
+            Write::Clear(claim, at) => {
                 let done = self.allocate(&at, None);
-                Outcome::Cleared(at.claim.uid, boxed(done))
+                Outcome::Cleared(claim, boxed(done))
             }
-            Write::Mark(at, marks) => {
+            Write::Mark(claim, at, marks) => {
                 let done = self.mark(&at, &marks);
-                Outcome::Marked(at.claim.uid, boxed(done))
+                Outcome::Marked(claim, boxed(done))
             }
-            Write::Create(uid, claim, allocation) => {
-                let done = self.create(*claim, *allocation);
-                Outcome::Created(uid, boxed(done))
+            Write::Create(claim, object, allocation) => {
+                let done = self.create(*object, *allocation);
+                Outcome::Created(claim, boxed(done))
             }
         }
     }
@@ -630,7 +630,8 @@ impl Api {
         let free: Vec<_> =
             all.filter(|(node, gpu)| !used.contains(&((*node).to_owned(), (*gpu).to_owned()))).collect();
         if !free.is_empty() && !self.placed.contains(&name) {
-            let why = explain(&mut self.core, &["ml-c".into()], jiff::Timestamp::UNIX_EPOCH);
+            let claims: Vec<_> = self.core.view.claim_key(&"ml-c".into()).into_iter().collect();
+            let why = explain(&mut self.core, &claims, jiff::Timestamp::UNIX_EPOCH);
             panic!(
                 "a share of another namespace waits beside {free:?}: {:?}",
                 why.first().map(|one| &one.answer)

@@ -12,7 +12,8 @@ use crate::controller::queue::Turn;
 use crate::controller::steps::place::Part;
 use crate::controller::view::{GpuRef, Pod};
 use crate::feasible::Resources;
-use crate::model::names::{ClaimUid, NodeName};
+use crate::model::claim::ClaimKey;
+use crate::model::names::NodeName;
 
 /// Where a unit is looked for a place.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +29,7 @@ pub(in crate::controller) type Chosen = (Aside, usize);
 
 /// What a namespace has.
 struct Owned {
-    grants: Vec<(ClaimUid, Vec<(GpuRef, GpuGrant)>)>,
+    grants: Vec<(ClaimKey, Vec<(GpuRef, GpuGrant)>)>,
     rooms: Vec<(NodeName, Resources)>,
 }
 
@@ -244,9 +245,8 @@ impl Core {
 
     /// What pods with shares of a namespace have.
     fn owned(&self, namespace: &str) -> Owned {
-        let is_own = |claim: &ClaimUid| {
-            self.view.claim(claim).is_some_and(|claim| claim.at.claim.namespace == namespace)
-        };
+        let is_own =
+            |claim: ClaimKey| self.view.claim(claim).is_some_and(|claim| claim.namespace() == namespace);
         let own = |pod: &Pod| pod.at.namespace == namespace && self.has_share(pod);
         let rooms = self
             .pods
@@ -258,12 +258,12 @@ impl Core {
 }
 
 fn give(capacity: &mut Capacity, owned: &Owned) {
-    owned.grants.iter().for_each(|(claim, grants)| capacity.set_grants(claim, grants.clone()));
+    owned.grants.iter().for_each(|(claim, grants)| capacity.set_grants(*claim, grants.clone()));
     owned.rooms.iter().for_each(|(node, room)| capacity.take_room(node, *room));
 }
 
 /// The other way round.
 fn take(capacity: &mut Capacity, owned: &Owned) {
-    owned.grants.iter().for_each(|(claim, _)| capacity.set_grants(claim, Vec::new()));
+    owned.grants.iter().for_each(|(claim, _)| capacity.set_grants(*claim, Vec::new()));
     owned.rooms.iter().for_each(|(node, room)| capacity.give_room(node, *room));
 }
