@@ -208,7 +208,7 @@ impl Manifest {
         let mut results = array(&self.object, "/status/allocation/devices/results").iter();
         let pool =
             results.find(|result| word(result, "driver") == DRIVER).map(|result| word(result, "pool"))?;
-        (!pool.is_empty()).then(|| PoolName::new(pool).published().to_string())
+        (!pool.is_empty()).then(|| PoolName::new(pool).node().to_string())
     }
 
     /// `device of driver`, for results that other drivers serve.

@@ -79,8 +79,10 @@ fn result(
     device: &GrantedDevice,
     id: Option<String>,
 ) -> DeviceRequestAllocationResult {
-    let pool = PoolName::new(node.as_str());
-    let pool = if id.is_some() { pool } else { pool.of_shares() };
+    let pool = match id {
+        Some(_) => PoolName::Published(node.clone()),
+        None => PoolName::Shares(node.clone()),
+    };
     let consumed = [
         ("memory", device.memory.to_quantity_string()),
         ("compute", device.compute.map_or(0, |percent| percent.get()).to_string()),

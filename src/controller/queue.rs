@@ -53,7 +53,7 @@ pub struct Queue {
     pub patience: Patience,
     units: BTreeMap<UnitKey, Unit>,
     of_pods: BTreeMap<PodUid, UnitKey>,
-    excluded: BTreeMap<(PodUid, NodeName), Exclusion>,
+    excluded: BTreeMap<PodUid, BTreeMap<NodeName, Exclusion>>,
 }
 
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl Queue {
     /// The pod is gone for good.
     pub fn forget(&mut self, pod: &PodUid) {
         self.remove(pod);
-        self.excluded.retain(|(of, _), _| of != pod);
+        self.excluded.remove(pod);
     }
 
     pub fn contains(&self, pod: &PodUid) -> bool {
@@ -236,35 +236,43 @@ impl Queue {
 
     /// A node has refused a pod.
     pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
-        let at = (pod.clone(), node.clone());
-        let times = self.excluded.get(&at).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
+        let of_pod = self.excluded.entry(pod.clone()).or_default();
+        let times = of_pod.get(node).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
         let last = EXCLUDE_LAST.as_secs() / EXCLUDE_FIRST.as_secs();
         let longer = 1_u64.checked_shl(times).unwrap_or(last).min(last);
         let until = now + EXCLUDE_FIRST * u32::try_from(longer).unwrap_or(1);
-        self.excluded.insert(at, Exclusion { times: times.saturating_add(1).min(16), until, over: false });
+        let exclusion = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
+        of_pod.insert(node.clone(), exclusion);
     }
 
     /// True if a node is open again to a pod, since this was last asked.
     pub fn expire(&mut self, now: Moment) -> bool {
         let mut any = false;
-        for one in self.excluded.values_mut().filter(|one| !one.over && one.until <= now) {
+        for one in self
+            .excluded
+            .values_mut()
+            .flat_map(BTreeMap::values_mut)
+            .filter(|one| !one.over && one.until <= now)
+        {
             one.over = true;
             any = true;
         }
-        self.excluded.retain(|_, one| now < one.until + FORGET);
+        self.excluded.retain(|_, of_pod| {
+            of_pod.retain(|_, one| now < one.until + FORGET);
+            !of_pod.is_empty()
+        });
         any
     }
 
     pub fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<&NodeName> {
-        let from = (pod.clone(), NodeName::new(""));
-        let of_pod = self.excluded.range(from..).take_while(|((of, _), _)| of == pod);
-        of_pod.filter(|(_, one)| one.until > now).map(|((_, node), _)| node).collect()
+        let of_pod = self.excluded.get(pod).into_iter().flatten();
+        of_pod.filter(|(_, one)| one.until > now).map(|(node, _)| node).collect()
     }
 
     /// When time alone will let something be tried again.
     pub fn next(&self, now: Moment) -> Option<Moment> {
-        let exclusions = self.excluded.iter().filter(|((pod, _), _)| self.of_pods.contains_key(pod));
-        let exclusions = exclusions.map(|(_, one)| one.until);
+        let exclusions = self.excluded.iter().filter(|(pod, _)| self.of_pods.contains_key(pod));
+        let exclusions = exclusions.flat_map(|(_, of_pod)| of_pod.values()).map(|one| one.until);
         let gangs = self.units.iter().filter(|(key, _)| matches!(key, UnitKey::Gang { .. }));
         let gangs = gangs.map(|(_, unit)| unit.grown + GANG_QUIET);
         exclusions.chain(gangs).filter(|due| *due > now).min()

@@ -29,9 +29,6 @@ pub const MAX_CLAIMS: usize = 256;
 /// Calls under way at once, those that kubelet gave up on included.
 pub const MAX_CALLS: usize = 512;
 
-/// Bytes of a claim UID. Kubernetes' have 36.
-const MAX_UID: usize = 128;
-
 /// What [`Claims`] answered, by claim.
 type Answers<T> = BTreeMap<ClaimUid, Result<T, String>>;
 
@@ -201,15 +198,12 @@ fn sorted<T>(asked: Vec<Claim>) -> (Vec<ClaimRef>, HashMap<String, Result<T, Str
 }
 
 fn as_ref(claim: Claim) -> Result<ClaimRef, String> {
-    let fits = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-    let uid = &claim.uid;
-    if uid.is_empty() || uid.len() > MAX_UID || uid.starts_with('.') || !uid.bytes().all(fits) {
-        return Err(format!("claim {}/{} has {uid:?} for a UID, which is none", claim.namespace, claim.name));
-    }
+    let uid = ClaimUid::parse(&claim.uid)
+        .map_err(|error| format!("claim {}/{}: {error}", claim.namespace, claim.name))?;
     if claim.namespace.is_empty() || claim.name.is_empty() {
         return Err(format!("claim with UID {uid} has no namespace or no name"));
     }
-    Ok(ClaimRef { namespace: claim.namespace, name: claim.name, uid: ClaimUid::new(claim.uid) })
+    Ok(ClaimRef { namespace: claim.namespace, name: claim.name, uid })
 }
 
 fn prepared(answer: Prepared) -> NodePrepareResourceResponse {

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
 use super::Error;
-use crate::model::names::is_plain_id;
+use crate::model::names::PodUid;
 
 /// Bytes of a Unix socket's path, so that the terminating NUL fits into `sun_path` (unix(7)).
 pub const MAX_PATH: usize = 107;
@@ -38,7 +38,7 @@ impl Sockets {
         if !kubelet_dir.is_absolute() || kubelet_dir.to_str().is_none() {
             return Err(Error::KubeletDir(kubelet_dir.to_owned()));
         }
-        if let Some(uid) = pod_uid.filter(|uid| !is_plain_id(uid)) {
+        if let Some(uid) = pod_uid.filter(|uid| PodUid::parse(uid).is_err()) {
             return Err(Error::PodUid(uid.to_owned()));
         }
         Ok(Self {

@@ -1,9 +1,14 @@
 //! Identifiers. Each is a newtype, so that a claim UID can never be passed where a GPU UUID is due.
-//! A name is for reading, never for parsing: what a name seems to say stands in a typed field too.
+//! A name is for reading, never for parsing: what a name seems to say stands in a typed field too. The one exception is
+//! the pool of an allocation result, which the API has as a text alone ([`PoolName`]).
+//!
+//! What comes from outside becomes an identifier by `parse`, where it enters; `new` takes what we made ourselves, or what
+//! the API server or a record of ours has vouched for.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// The DRA driver name. Users' manifests, DeviceClasses and dcgm-exporter key on it.
 pub const DRIVER: &str = "gpu.nvidia.com";
@@ -15,10 +20,40 @@ pub const HOLD_LABEL: &str = "tranche.dev/hold";
 pub const OPT_IN_LABEL: &str = "tranche.dev/kai-annotations";
 pub const OPT_IN_VALUE: &str = "enabled";
 
-/// True for one or more letters, digits and dashes, as UUIDs have them: such a text can be a part of a file name, a CDI
-/// name or an environment variable.
-pub fn is_plain_id(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+/// Bytes of an identifier: as many as a text of a DRA attribute may have. A UUID has 36, NVML's with its prefix 40.
+const ID_BYTES_MAX: usize = 64;
+/// Bytes of a DNS subdomain, and of each of its labels (RFC 1123).
+const SUBDOMAIN_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+
+/// Why a text is no identifier of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidName {
+    #[error("{text:?} is not a valid {kind}: it may have letters, digits and dashes, {ID_BYTES_MAX} at most")]
+    Id { kind: &'static str, text: String },
+    #[error("{0:?} is not a valid node name; see kubectl get nodes")]
+    Node(String),
+}
+
+/// True for letters, digits and dashes, as UUIDs have them: such a text can be a part of a file name, a CDI name or an
+/// environment variable.
+fn is_id(text: &str) -> bool {
+    (1..=ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// Labels of lower-case letters, digits and dashes with dots between them, at most 253 bytes (RFC 1123), as the API server
+/// takes names of objects: a label may be longer than one of DNS.
+pub fn is_dns_subdomain(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_label)
+}
+
+/// One label of DNS: at most 63 bytes (RFC 1123).
+pub fn is_dns_label(text: &str) -> bool {
+    text.len() <= LABEL_BYTES_MAX && !text.contains('.') && is_dns_subdomain(text)
 }
 
 macro_rules! name {
@@ -49,13 +84,30 @@ macro_rules! name {
     };
 }
 
+macro_rules! id {
+    ($name:ident, $kind:literal) => {
+        impl $name {
+            /// # Errors
+            /// It has other characters than letters, digits and dashes, or more than 64.
+            pub fn parse(text: &str) -> Result<Self, InvalidName> {
+                match is_id(text) {
+                    true => Ok(Self(text.to_owned())),
+                    false => Err(InvalidName::Id { kind: $kind, text: text.to_owned() }),
+                }
+            }
+
+            /// As if it had been parsed: it can be a part of a file's name. One that was read as a part of something
+            /// else need not be.
+            pub fn is_well_formed(&self) -> bool {
+                is_id(&self.0)
+            }
+        }
+    };
+}
+
 name!(
     /// A Node object's name.
     NodeName
-);
-name!(
-    /// A ResourceSlice pool. Ours is the node's name, as NVIDIA's driver has it.
-    PoolName
 );
 name!(
     /// A device's name within its pool: a DNS label such as `gpu-0`.
@@ -77,20 +129,76 @@ name!(
     /// The kernel's boot id: another one means that everything but the disk is gone.
     BootId
 );
+id!(DeviceUuid, "device UUID");
+id!(ClaimUid, "claim UID");
+id!(PodUid, "pod UID");
+
+impl NodeName {
+    /// # Errors
+    /// No object can have this name.
+    pub fn parse(text: &str) -> Result<Self, InvalidName> {
+        match is_dns_subdomain(text) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(InvalidName::Node(text.to_owned())),
+        }
+    }
+}
 
 /// Appended to a pool's name in results of shares where the API server keeps no share ids.
 const SHARES: &str = "/shares";
 
-impl PoolName {
+/// A pool of our driver: which node's, and what it stands for. Slices and allocation results have it as one text.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum PoolName {
+    /// That of the node's ResourceSlices. It has the node's name, as NVIDIA's driver has it.
+    Published(NodeName),
     /// The pool that shares name where the API server keeps no share ids (KEP-5075). The scheduler's books have a
     /// device once: named by several claims it would be free with the end of the first, and given away whole.
-    pub fn of_shares(&self) -> Self {
-        Self(format!("{}{SHARES}", self.0))
+    Shares(NodeName),
+}
+
+impl PoolName {
+    /// As a slice or a result names it.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        match text.strip_suffix(SHARES) {
+            Some(node) => Self::Shares(NodeName::new(node)),
+            None => Self::Published(NodeName(text)),
+        }
     }
 
-    /// The pool that is published: itself, or the one whose shares it stands for.
-    pub fn published(&self) -> Self {
-        Self(self.0.strip_suffix(SHARES).unwrap_or(&self.0).to_owned())
+    pub fn node(&self) -> &NodeName {
+        match self {
+            Self::Published(node) | Self::Shares(node) => node,
+        }
+    }
+}
+
+impl fmt::Display for PoolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Published(node) => node.fmt(f),
+            Self::Shares(node) => write!(f, "{node}{SHARES}"),
+        }
+    }
+}
+
+impl From<String> for PoolName {
+    fn from(text: String) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<&str> for PoolName {
+    fn from(text: &str) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<PoolName> for String {
+    fn from(pool: PoolName) -> Self {
+        pool.to_string()
     }
 }
 
@@ -165,6 +273,41 @@ mod tests {
         assert!(!request.is_meant_by("gpu/small"));
         assert!(!request.is_meant_by("gp"));
         assert_eq!(request.base(), "gpu");
+    }
+
+    #[test]
+    fn ids_from_outside_cannot_be_paths_and_say_what_is_wrong() {
+        assert_eq!(ClaimUid::parse("0a-1B").unwrap().as_str(), "0a-1B");
+        for bad in ["", "../x", "a/b", "a b", "a\n", "\u{e9}", &"a".repeat(65)] {
+            let error = ClaimUid::parse(bad).unwrap_err().to_string();
+            assert!(error.contains("is not a valid claim UID"), "{error}");
+            assert!(!PodUid::new(bad).is_well_formed() && DeviceUuid::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn node_names_are_dns_subdomains() {
+        for good in ["a", "node-1", "ip-10-0-0-1.ec2.internal"] {
+            assert_eq!(NodeName::parse(good), Ok(NodeName::new(good)));
+        }
+        for bad in ["", "Node", "-a", "a-", "a..b", "a_b", &"a".repeat(254)] {
+            assert!(NodeName::parse(bad).is_err(), "{bad}");
+        }
+        assert!(is_dns_label(&"a".repeat(63)) && !is_dns_label(&"a".repeat(64)) && !is_dns_label("a.b"));
+    }
+
+    #[test]
+    fn a_pool_is_a_nodes_and_keeps_its_text() {
+        let node = NodeName::new("node-a");
+        assert_eq!(PoolName::new("node-a"), PoolName::Published(node.clone()));
+        assert_eq!(PoolName::new("node-a/shares"), PoolName::Shares(node));
+        for text in ["", "node-a", "node-a/shares", "/shares", "a/shares/shares", "a/b"] {
+            let pool: PoolName = serde_json::from_value(text.into()).unwrap();
+            assert_eq!(
+                (pool.to_string().as_str(), serde_json::to_value(&pool).unwrap()),
+                (text, text.into())
+            );
+        }
     }
 
     #[test]

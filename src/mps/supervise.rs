@@ -10,7 +10,7 @@ use tracing::{error, info, instrument, warn};
 use super::group::{Group, GroupError};
 use super::tools::Tools;
 use crate::model::error_chain;
-use crate::model::names::is_plain_id;
+use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::ComputeModes;
@@ -22,8 +22,6 @@ const ATTEMPTS: usize = 3;
 /// `sun_path` has 108 bytes (unix(7)); the longest name below a daemon's folder.
 const SOCKET_BYTES_MAX: usize = 107;
 const LONGEST_SOCKET: &str = "pipe/control_privileged";
-/// An NVML UUID, with room.
-const UUID_BYTES_MAX: usize = 64;
 
 /// All groups of this node.
 pub struct Supervisor<B> {
@@ -155,8 +153,7 @@ impl<B: ComputeModes> Supervisor<B> {
     fn understand(&self, group: &MpsGroup, limits: &MpsLimits) -> Result<(), GroupError> {
         let invalid = |words: String| Err(GroupError::Invalid(words));
         let devices = group.devices();
-        let is_uuid = |text: &str| text.len() <= UUID_BYTES_MAX && is_plain_id(text);
-        if devices.is_empty() || !devices.iter().all(|device| is_uuid(device.as_str())) {
+        if devices.is_empty() || !devices.iter().all(DeviceUuid::is_well_formed) {
             return invalid(format!("{group:?} is not a valid group of GPU UUIDs"));
         }
         if limits.memory.len() != devices.len() {

@@ -13,7 +13,7 @@ use thiserror::Error;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::host::{FileLock, LockError};
-use crate::model::names::{DeviceUuid, is_plain_id};
+use crate::model::names::DeviceUuid;
 
 /// Kubelet gives a call 45 s; what waits longer than this is better told so and retried.
 pub const LANE_WAIT_S: u64 = 20;
@@ -65,7 +65,7 @@ impl Lanes {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(LANE_WAIT_S);
         let mut lanes = Vec::with_capacity(gpus.len());
         for gpu in gpus {
-            if !is_plain_id(gpu.as_str()) {
+            if !gpu.is_well_formed() {
                 return Err(LaneError::Name(gpu));
             }
             let lane = self.lane(&gpu);

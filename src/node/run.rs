@@ -161,7 +161,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
     info!(applying, ready, releasing, "ledger opened");
     let executor = Executor {
         node: settings.node_name.clone(),
-        pool: PoolName::new(settings.node_name.as_str()),
+        pool: PoolName::Published(settings.node_name.clone()),
         boot,
         cdi_dir: paths.cdi_dir.clone(),
         store,

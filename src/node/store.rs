@@ -18,7 +18,7 @@ use super::lanes::Held;
 use crate::host::{Durability, FileLock, Host, LockError, durable};
 use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
 use crate::model::claim::PodRef;
-use crate::model::names::{BootId, ClaimUid, DeviceUuid, is_plain_id};
+use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 
 const SUFFIX: &str = ".rec";
@@ -341,9 +341,8 @@ impl Store {
 }
 
 fn file_name(claim: &ClaimUid) -> Result<String, StoreError> {
-    let uid = claim.as_str();
-    match is_plain_id(uid) && uid.len() <= 64 {
-        true => Ok(format!("{uid}{SUFFIX}")),
+    match claim.is_well_formed() {
+        true => Ok(format!("{claim}{SUFFIX}")),
         false => Err(StoreError::Name(claim.clone())),
     }
 }

@@ -309,7 +309,7 @@ async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdi
         ClaimState::NotAllocated => Verdict::Release("the claim is no longer allocated"),
         ClaimState::NoneOfOurs => Verdict::Release("the claim is allocated to other drivers' devices"),
         ClaimState::Allocated(claim)
-            if claim.results.iter().all(|result| result.pool.published() != *pool) =>
+            if claim.results.iter().all(|result| result.pool.node() != pool.node()) =>
         {
             Verdict::Release("the claim is allocated on another node")
         }

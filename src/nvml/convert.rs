@@ -5,7 +5,7 @@ use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::ComputeMode;
-use crate::model::names::{DeviceUuid, is_plain_id};
+use crate::model::names::DeviceUuid;
 
 /// The longest text that a DRA attribute can hold (resource.k8s.io/v1).
 const MAX_TEXT: usize = 64;
@@ -24,13 +24,13 @@ pub(super) fn text(bytes: &[u8]) -> String {
     clean
 }
 
-/// A UUID: `GPU-…` or `MIG-…` with nothing but letters, digits and dashes, at most 64 of them. UUIDs
-/// become parts of file names, CDI names and environment variables, so anything else is `None`.
+/// A UUID: `GPU-…` or `MIG-…`. UUIDs become parts of file names, CDI names and environment variables, so anything else is
+/// `None`.
 pub(super) fn uuid(bytes: &[u8], prefix: &str) -> Option<DeviceUuid> {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let text = std::str::from_utf8(bytes.get(..end)?).ok()?;
-    let fits = is_plain_id(text.strip_prefix(prefix)?) && text.len() <= MAX_TEXT;
-    fits.then(|| DeviceUuid::new(text))
+    text.strip_prefix(prefix).filter(|rest| !rest.is_empty())?;
+    DeviceUuid::parse(text).ok()
 }
 
 /// The brand as NVIDIA's DRA driver publishes it.

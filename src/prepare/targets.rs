@@ -140,7 +140,7 @@ fn check_isolation(device: &DeviceName, mode: HoldMode, settings: &DeviceSetting
 
 fn find<'a>(result: &Allocated, site: Site<'a>) -> Result<Device<'a>, Refusal> {
     let (request, device) = (result.request.clone(), result.device.clone());
-    if result.pool.published() != *site.pool {
+    if result.pool.node() != site.pool.node() {
         let node = site.node.clone();
         return Err(Refusal::OtherPool { request, device, pool: result.pool.clone(), node });
     }

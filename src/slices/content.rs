@@ -25,7 +25,7 @@ pub struct SliceContent {
 pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec<SliceContent> {
     let slice = |devices: Vec<ApiDevice>| SliceContent {
         node: node.clone(),
-        pool: PoolName::new(node.as_str()),
+        pool: PoolName::Published(node.clone()),
         devices,
     };
     let devices: Vec<ApiDevice> =
@@ -135,7 +135,7 @@ pub(super) mod tests {
         let slices = desired(&gpus, &NodeName::new("node-a"), whole());
         let expected: Vec<_> = (0..12).map(|minor| format!("gpu-{minor}")).collect();
         assert_eq!(names(&slices), [expected]);
-        assert_eq!(slices[0].pool.as_str(), "node-a");
+        assert_eq!(slices[0].pool.to_string(), "node-a");
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl WritePlan {
 
 /// The writes that lead from `seen` to `target`.
 pub fn diff(target: &Target<'_>, seen: &ExistingSlices) -> WritePlan {
-    let pool = target.contents.first().map_or("", |content| content.pool.as_str());
+    let pool = target.contents.first().map(|content| content.pool.to_string()).unwrap_or_default();
     let mut ours: Vec<&ResourceSlice> =
         seen.readable.iter().filter(|slice| slice.spec.pool.name == pool).collect();
     let top = ours.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);

@@ -7,6 +7,7 @@ use std::fmt;
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
 
 use super::{DEVICES_PER_SLICE, ENTRIES_PER_DEVICE, SliceContent, TAINTS_PER_DEVICE, VALUE_BYTES, policy};
+use crate::model::names::{is_dns_label, is_dns_subdomain};
 use crate::model::quantity::Quantity;
 
 const LABEL_BYTES: usize = 63;
@@ -64,11 +65,11 @@ impl Found {
     }
 
     fn slice(&mut self, path: &str, content: &SliceContent, all: &[SliceContent]) {
-        let (node, pool) = (content.node.as_str(), content.pool.as_str());
-        self.check(!is_subdomain(node, SUBDOMAIN_BYTES), &format!("{path}.nodeName"), || {
+        let (node, pool) = (content.node.as_str(), content.pool.to_string());
+        self.check(!is_dns_subdomain(node), &format!("{path}.nodeName"), || {
             format!("{node:?} is not a valid DNS subdomain")
         });
-        let pool_is_well = pool.len() <= SUBDOMAIN_BYTES && pool.split('/').all(|p| is_subdomain(p, 253));
+        let pool_is_well = pool.len() <= SUBDOMAIN_BYTES && pool.split('/').all(is_dns_subdomain);
         self.check(!pool_is_well, &format!("{path}.pool"), || format!("{pool:?} is not a valid pool name"));
         let apart = all.iter().any(|other| other.pool != content.pool || other.node != content.node);
         self.check(apart, path, || "is of another pool or node than the others".to_owned());
@@ -76,7 +77,9 @@ impl Found {
     }
 
     fn device(&mut self, path: &str, device: &Device) {
-        self.check(!is_label(&device.name), path, || "has a name that is not a valid DNS label".to_owned());
+        self.check(!is_dns_label(&device.name), path, || {
+            "has a name that is not a valid DNS label".to_owned()
+        });
         let own = device.node_name.is_some() || device.node_selector.is_some() || device.all_nodes.is_some();
         self.check(own, path, || "has a node selection of its own; the slice has one".to_owned());
         let attributes = device.attributes.iter().flatten();
@@ -158,38 +161,19 @@ impl Found {
         let known = ["None", "NoSchedule", "NoExecute"].contains(&taint.effect.as_str());
         self.check(!known, path, || format!("{:?} is not a valid effect", taint.effect));
         let (domain, key) = taint.key.split_once('/').unwrap_or(("x", &taint.key));
-        let well = is_subdomain(domain, SUBDOMAIN_BYTES) && is_label_value(key) && !key.is_empty();
+        let well = is_dns_subdomain(domain) && is_label_value(key) && !key.is_empty();
         self.check(!well, path, || "has a key that is not a valid label key".to_owned());
         let value = taint.value.as_deref().unwrap_or_default();
         self.check(!is_label_value(value), path, || format!("{value:?} is not a valid label value"));
     }
 }
 
-fn is_label(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !text.is_empty()
-        && text.len() <= LABEL_BYTES
-        && text.chars().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
-}
-
-fn is_subdomain(text: &str, most: usize) -> bool {
-    // A part of a subdomain may be longer than a label.
-    let part = |part: &str| {
-        !part.is_empty()
-            && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-            && !part.starts_with('-')
-            && !part.ends_with('-')
-    };
-    text.len() <= most && text.split('.').all(part)
-}
-
 /// `identifier` or `domain/identifier`.
 fn is_qualified(name: &str) -> bool {
     let (domain, identifier) = name.split_once('/').unwrap_or(("x", name));
     let first = |c: char| c.is_ascii_alphabetic() || c == '_';
-    is_subdomain(domain, DOMAIN_BYTES)
+    domain.len() <= DOMAIN_BYTES
+        && is_dns_subdomain(domain)
         && identifier.len() <= IDENTIFIER_BYTES
         && identifier.starts_with(first)
         && identifier.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

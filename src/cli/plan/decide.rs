@@ -81,7 +81,7 @@ fn planned(
 ) -> Result<Verdict, PrepareError> {
     let refused = |refusal| PrepareError::from(ExecuteError::Refused(refusal));
     notes.extend(own_record(claim, site));
-    let pool = PoolName::new(site.node.as_str());
+    let pool = PoolName::Published(site.node.clone());
     let held: Vec<Intent> = site.held.iter().map(|holder| holder.intent.clone()).collect();
     let sharing = SharingPolicy::default();
     let here = prepare::Site { node: &site.node, pool: &pool, gpus, sharing: &sharing, held: &held };

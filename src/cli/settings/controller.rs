@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::{BadSettings, Reader, given, interval, is_dns_subdomain};
+use super::{BadSettings, Reader, given, interval};
 use crate::allocate::Policy;
 use crate::cli::args::{ControllerArgs, HoldArgs};
 use crate::controller::config::{ControllerSettings, Leasing, Rules};
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
+use crate::model::names::is_dns_subdomain;
 use crate::webhook::WebhookSettings;
 
 /// The controller, and the webhook unless it is switched off.

@@ -3,10 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use super::{
-    BadSettings, LogSettings, Reader, address, both, duration, given, interval, is_dns_subdomain, log,
-};
+use super::{BadSettings, LogSettings, Reader, address, both, duration, given, interval, log};
 use crate::cli::args::{LogArgs, WebhookArgs, WebhookRunArgs};
+use crate::model::names::is_dns_subdomain;
 use crate::webhook::{Callers, Certificates, Lifetimes, Own, RunSettings, Timing, WebhookSettings};
 
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9443);

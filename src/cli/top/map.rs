@@ -181,8 +181,8 @@ fn holders(claims: &[ResourceClaim]) -> Holders {
         let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { continue };
         let configs = devices.config.as_deref().unwrap_or_default();
         for result in devices.results.iter().flatten().filter(|result| result.driver == DRIVER) {
-            let pool = PoolName::new(&result.pool).published();
-            let place = (pool.to_string(), result.device.clone());
+            let pool = PoolName::new(&result.pool);
+            let place = (pool.node().to_string(), result.device.clone());
             holders.entry(place).or_default().push(found(claim, result, configs));
         }
     }

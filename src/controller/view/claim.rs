@@ -391,10 +391,9 @@ fn allocation(
     let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
     let mut found = Allocation { node: node(allocation), ..Allocation::default() };
     for result in results.filter(|result| result.driver == DRIVER && result.admin_access != Some(true)) {
-        let node = PoolName::new(&result.pool).published();
         let device = DeviceName::new(&result.device);
         let granted = readable.as_ref().and_then(|claim| granted(claim, &result.request, &device));
-        let gpu = GpuRef { node: NodeName::new(node.as_str()), device };
+        let gpu = GpuRef::new(PoolName::new(&result.pool).node(), &device);
         let how = match granted {
             _ if hold == Some(&gpu) => Use::Hold,
             Some(granted) => Use::Share(granted),
