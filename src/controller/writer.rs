@@ -206,8 +206,8 @@ fn span(write: &Write) -> Span {
     };
     match write {
         Write::Hold(gpu) => error_span!("write", %gpu),
-        Write::Leave(_, parting) => of(&parting.at().claim),
-        Write::WatchBarrier(at) | Write::Clear(at) | Write::Mark(at, _) | Write::Allocate { at, .. } => {
+        Write::Release(_, step) => of(&step.at().claim),
+        Write::WatchBarrier(at) | Write::Clear(_, at) | Write::Mark(_, at, _) | Write::Allocate { at, .. } => {
             of(&at.claim)
         }
         // It has no UID yet.
