@@ -5,16 +5,22 @@
 //! | `pipe/` | the daemon's own sockets, its pid file | the daemon, us |
 //! | `log/` | control.log, server.log | the daemon, us |
 //! | `shm/` | memory that servers and clients exchange | the daemon, tenants (as /dev/shm) |
-//! | `client/` | hard links to the two files of `pipe/` that a client uses | tenants, read-only |
+//! | `client/` | a hard link to the one socket of `pipe/` that a client uses, and a `log` that leads nowhere | tenants, read-only |
 //!
-//! The links are made only when the limits are in force, so that no client can come before them.
+//! They are made only when the limits are in force, so that no client can come before them.
+//!
+//! `pipe/log` is a FIFO that everybody may write (mode 0777; what is mounted read-only can be written all the same, as
+//! far as FIFOs go). The daemon's reader of it ends at the first bytes that are no message of its own, and from then on
+//! the daemon and its clients, which write there without O_NONBLOCK, stand still as soon as 64 KiB are in it (seen with
+//! 550.163.01). So tenants do not see it: libcuda opens `log` for writing alone, and writes what it has to say into the
+//! container's /dev/null.
 //! The folder is a tmpfs of bounded size, and `shm/` is another one ([`super::shm`]): however much tenants write there,
 //! there is room for the daemon's files and for the links. Folders made by earlier versions are a single tmpfs; they stay
 //! so while they are in use, because a container keeps the memory that it started with.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -28,8 +34,11 @@ use crate::model::share::SharedMemory;
 /// For logs, sockets and links.
 const TMPFS_OPTIONS: &str = "size=64m,nr_inodes=1024,mode=0755";
 const SHM_MODE: u32 = 0o1777;
-/// What a client uses of a pipe directory (the names are in libcuda).
-const CLIENT_FILES: [&str; 2] = ["control", "log"];
+/// What a client uses of a pipe directory (the names are in libcuda): the socket, and where it tells what it does.
+const CLIENT_SOCKET: &str = "control";
+const CLIENT_LOG: &str = "log";
+/// In the container.
+const NOWHERE: &str = "/dev/null";
 /// A log beyond this is cut; the newest part stays beside it under another name.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_BYTES_KEPT: u64 = 1 << 20;
@@ -135,29 +144,38 @@ impl Folder {
 
     /// Lets clients in.
     pub fn open(&self) -> Result<(), DaemonError> {
+        self.hide_log()?;
         if self.is_open() {
             return Ok(());
         }
-        self.close()?;
-        for name in CLIENT_FILES {
-            let (from, to) = (self.pipe().join(name), self.client().join(name));
-            fs::hard_link(&from, &to).map_err(files("link", &from))?;
+        let (from, to) = (self.pipe().join(CLIENT_SOCKET), self.client().join(CLIENT_SOCKET));
+        absent_is_fine(fs::remove_file(&to)).map_err(files("remove", &to))?;
+        fs::hard_link(&from, &to).map_err(files("link", &from))
+    }
+
+    /// Folders of earlier versions have a link to the daemon's own: that goes without anybody being kept out.
+    fn hide_log(&self) -> Result<(), DaemonError> {
+        let path = self.client().join(CLIENT_LOG);
+        if fs::read_link(&path).is_ok_and(|to| to == Path::new(NOWHERE)) {
+            return Ok(());
         }
-        Ok(())
+        let new = self.client().join(format!(".{CLIENT_LOG}"));
+        absent_is_fine(fs::remove_file(&new))
+            .and_then(|()| symlink(NOWHERE, &new))
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(files("make", &path))
     }
 
     /// True if clients find this daemon, and not one that is dead.
     pub fn is_open(&self) -> bool {
         let id = |path: PathBuf| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
-        CLIENT_FILES.iter().all(|name| {
-            let daemons = id(self.pipe().join(name));
-            daemons.is_some() && daemons == id(self.client().join(name))
-        })
+        let daemons = id(self.pipe().join(CLIENT_SOCKET));
+        daemons.is_some() && daemons == id(self.client().join(CLIENT_SOCKET))
     }
 
     /// Lets no further client in. Those that are connected stay.
     pub fn close(&self) -> Result<(), DaemonError> {
-        for name in CLIENT_FILES {
+        for name in [CLIENT_SOCKET, CLIENT_LOG] {
             let path = self.client().join(name);
             absent_is_fine(fs::remove_file(&path)).map_err(files("remove", &path))?;
         }
@@ -251,6 +269,22 @@ mod tests {
         folder.close().unwrap();
         folder.close().unwrap();
         assert_eq!(fs::read_dir(folder.client()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn clients_do_not_see_the_daemons_log_not_even_in_a_folder_of_an_earlier_version() {
+        let (_dir, folder) = made();
+        daemon_comes_up(&folder);
+        for name in ["control", "log"] {
+            fs::hard_link(folder.pipe().join(name), folder.client().join(name)).unwrap();
+        }
+        let socket = || fs::symlink_metadata(folder.client().join("control")).unwrap().ino();
+        let before = socket();
+        folder.open().unwrap();
+        assert!(folder.is_open());
+        assert_eq!(socket(), before);
+        assert_eq!(fs::read_link(folder.client().join("log")).unwrap(), Path::new("/dev/null"));
+        assert_eq!(fs::read_dir(folder.client()).unwrap().count(), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! death go. It is found by TRANCHE_TEST_MPS_CONTROL, or in the cache that the rig fills; else these tests are
 //! skipped, loudly. Boards are ours, and so are servers where a test needs them.
 
+mod pipe;
 mod shm;
 
 use std::collections::BTreeMap;
@@ -121,6 +122,13 @@ impl TestNode {
             bounds: Bounds::DEFAULT,
             keep_warm: Duration::from_secs(600),
         }
+    }
+
+    /// Where other users reach the folders, as they do in a container.
+    fn in_the_open() -> Self {
+        let node = Self::new();
+        fs::set_permissions(node.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        node
     }
 
     fn mps(&self) -> PathBuf {

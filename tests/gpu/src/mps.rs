@@ -1,10 +1,10 @@
 //! An MPS control daemon as the node makes one for a share (`src/daemon` of the driver): a folder with `pipe`,
-//! `log`, `shm` and `client`, limits as the defaults of future servers, and only then the two hard links that
-//! let clients in.
+//! `log`, `shm` and `client`, limits as the defaults of future servers, and only then the hard link of the socket
+//! that lets clients in, beside a log that leads nowhere.
 
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,8 +20,9 @@ use crate::tenant::without_cuda;
 
 pub const CONTROL: &str = "nvidia-cuda-mps-control";
 const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
-/// What a client uses of a pipe directory.
-pub const CLIENT_FILES: [&str; 2] = ["control", "log"];
+/// What a client uses of a pipe directory: the socket; and where it writes what it does, which leads nowhere.
+const CLIENT_SOCKET: &str = "control";
+const CLIENT_LOG: &str = "log";
 /// As /proc names the daemon and its servers: the first letters of `nvidia-cuda-mps-…`.
 const COMM: &str = "nvidia-cuda-mps";
 const ANSWER: Duration = Duration::from_secs(10);
@@ -127,11 +128,10 @@ impl Daemon {
     }
 
     fn open(&self) -> Result<()> {
-        for name in CLIENT_FILES {
-            let (from, to) = (self.pipe().join(name), self.client().join(name));
-            fs::hard_link(&from, &to).with_context(|| format!("link {}", from.display()))?;
-        }
-        Ok(())
+        let log = self.client().join(CLIENT_LOG);
+        symlink("/dev/null", &log).with_context(|| format!("make {}", log.display()))?;
+        let (from, to) = (self.pipe().join(CLIENT_SOCKET), self.client().join(CLIENT_SOCKET));
+        fs::hard_link(&from, &to).with_context(|| format!("link {}", from.display()))
     }
 
     /// One command through the daemon's own folder; what it printed. The exit status never tells.
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_folder_has_two_links_and_nothing_else() {
+    fn the_client_folder_has_the_socket_and_a_log_that_leads_nowhere() {
         let folder = tempfile::tempdir().unwrap();
         let daemon =
             Daemon::at(Program { path: "/nowhere".into(), libraries: vec![] }, folder.path().to_owned());
@@ -355,5 +355,6 @@ mod tests {
             fs::read_dir(daemon.client()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["control", "log"]);
+        assert_eq!(fs::read_link(daemon.client().join("log")).unwrap(), Path::new("/dev/null"));
     }
 }
