@@ -24,14 +24,14 @@ use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
 use super::executor::Executor;
-use super::holders::Withheld;
+use super::holders::{self, Withheld};
 use super::reporter::Reporter;
 use crate::conditions;
 use crate::host::{Durability, boot};
 use crate::inventory::{
     DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
 };
-use crate::ledger::{HeldDevice, HoldMode, Phase};
+use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
@@ -80,7 +80,7 @@ pub struct FaultWatcher {
     run: DriverSession,
     known: DeviceFaults,
     daemons: Daemons,
-    /// Devices that processes use without an allocation, and why, as text.
+    /// Devices of which processes hold all or a share without an allocation, and why, as text.
     withheld: BTreeMap<DeviceUuid, String>,
     saving: Saving,
     /// Times that the file was brought up to date.
@@ -233,15 +233,10 @@ impl FaultWatcher {
         self.set(facts.with_withheld(&self.withheld, now()));
     }
 
-    /// A part of a board that is withheld leaves the rest of the board to others: the ledger counts it.
+    /// A share that is withheld keeps new pods off its whole board: what it holds the API server counts as free, so that
+    /// neither scheduler nor controller can tell what is left beside it. Who is there already goes on.
     fn take_withheld(&mut self, withheld: &BTreeMap<ClaimUid, Withheld>) {
-        let alone = |held: &&HeldDevice| matches!(held.mode, HoldMode::Whole | HoldMode::Mig);
-        let devices = withheld.values().flat_map(|one| {
-            let words =
-                format!("claim {} has ended or was taken away, but it is held: {}", one.claim, one.holders());
-            one.devices.iter().filter(alone).map(move |held| (held.uuid.clone(), words.clone()))
-        });
-        self.withheld = devices.collect();
+        self.withheld = holders::by_device(withheld);
         self.set(self.known.with_withheld(&self.withheld, now()));
     }
 

@@ -216,10 +216,25 @@ impl Executor {
 
     /// A refusal in the words that are known here only: who holds the device, if its claim does not.
     fn explained(&self, refusal: Refusal) -> Refusal {
-        let Refusal::InUse { device, holder } = refusal else { return refusal };
-        match self.holders.withheld_of(&holder.uid) {
-            Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
-            None => Refusal::InUse { device, holder },
+        match refusal {
+            Refusal::InUse { device, holder } => match self.holders.withheld_of(&holder.uid) {
+                Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
+                None => Refusal::InUse { device, holder },
+            },
+            Refusal::OtherPlacer { device, holder, placer } => match self.holders.withheld_of(&holder.uid) {
+                Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
+                None => Refusal::OtherPlacer { device, holder, placer },
+            },
+            Refusal::Share { device, source } if source.is_for_want_of_room() => {
+                match self.holders.withheld_on(&device) {
+                    Some(withheld) => {
+                        let by = withheld.holders();
+                        Refusal::WithheldShare { device, holder: withheld.claim, by }
+                    }
+                    None => Refusal::Share { device, source },
+                }
+            }
+            refusal => refusal,
         }
     }
 

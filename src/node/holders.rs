@@ -6,7 +6,8 @@
 //! container edits are removed before the processes are listed, so that no new container gets the device meanwhile.
 //!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
-//! tainted, its pods get an event, and the processes are listed again every [`AGAIN`].
+//! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share that is withheld taints
+//! its board.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +20,7 @@ use crate::host::Processes;
 use crate::host::cgroup::ProcessOwner;
 use crate::ledger::{HeldDevice, HoldMode, Record};
 use crate::model::claim::{ClaimRef, PodRef};
-use crate::model::names::{ClaimUid, PodUid};
+use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
 
 /// Between two looks at what is withheld.
 pub const AGAIN: Duration = Duration::from_secs(2);
@@ -147,6 +148,12 @@ impl Holders {
         self.withheld.borrow().get(claim).cloned()
     }
 
+    /// A claim of which the device, or a share of it, is withheld.
+    pub fn withheld_on(&self, device: &DeviceName) -> Option<Withheld> {
+        let all = self.withheld.borrow();
+        all.values().find(|one| one.devices.iter().any(|held| held.answer.device == *device)).cloned()
+    }
+
     pub fn withhold(&self, what: &Withheld) {
         self.withheld
             .send_if_modified(|all| all.insert(what.claim.uid.clone(), what.clone()).as_ref() != Some(what));
@@ -203,6 +210,32 @@ impl Withheld {
         }
         words.join("; ")
     }
+}
+
+/// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told.
+pub fn by_device(withheld: &BTreeMap<ClaimUid, Withheld>) -> BTreeMap<DeviceUuid, String> {
+    let mut found = BTreeMap::<DeviceUuid, Vec<String>>::new();
+    for one in withheld.values() {
+        for held in one.devices.iter().filter(|held| held.mode != HoldMode::Admin) {
+            let what = match held.mode {
+                HoldMode::Share(_) => "its share of it",
+                HoldMode::Whole | HoldMode::Mig | HoldMode::Admin => "it",
+            };
+            let holders = one.holders();
+            let words =
+                format!("claim {} has ended or was taken away, but {what} is held: {holders}", one.claim);
+            let told = found.entry(held.uuid.clone()).or_default();
+            // A claim may have several shares of one board.
+            if told.last() != Some(&words) {
+                told.push(words);
+            }
+        }
+    }
+    let told = |words: Vec<String>| match words.len().checked_sub(NAMED) {
+        None | Some(0) => words.join("; "),
+        Some(more) => format!("{}; and {more} more claims", words[..NAMED].join("; ")),
+    };
+    found.into_iter().map(|(device, words)| (device, told(words))).collect()
 }
 
 #[cfg(test)]

@@ -57,6 +57,11 @@ pub enum Refusal {
          Once these processes have ended kubelet's next attempt succeeds"
     )]
     Withheld { device: DeviceName, holder: ClaimRef, by: String },
+    #[error(
+        "the share of device {device} finds no room beside a share that is not free yet: claim {holder} has ended \
+         or was taken away, but its share is held: {by}. Once these processes have ended kubelet tries again"
+    )]
+    WithheldShare { device: DeviceName, holder: ClaimRef, by: String },
     #[error("device {device} was given as a share, but it is not shareable: {reason}")]
     NotShareable { device: DeviceName, reason: NotShareable },
     #[error("the share of device {device}")]
@@ -120,15 +125,12 @@ pub enum Refusal {
 impl Refusal {
     /// True for two claims on one device: the control plane's mistake, counted apart.
     pub fn is_double_allocation(&self) -> bool {
-        let over = |source: &ShareError| {
-            matches!(
-                source,
-                ShareError::Memory { .. } | ShareError::Slots { .. } | ShareError::ComputeSum { .. }
-            )
-        };
         match self {
-            Self::InUse { .. } | Self::Withheld { .. } | Self::OtherPlacer { .. } => true,
-            Self::Share { source, .. } => over(source),
+            Self::InUse { .. }
+            | Self::Withheld { .. }
+            | Self::WithheldShare { .. }
+            | Self::OtherPlacer { .. } => true,
+            Self::Share { source, .. } => source.is_for_want_of_room(),
             _ => false,
         }
     }

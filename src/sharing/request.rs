@@ -65,6 +65,13 @@ pub enum ShareError {
     TooManyProcesses { memory: u64, processes: u32 },
 }
 
+impl ShareError {
+    /// True if what others have is in the way.
+    pub fn is_for_want_of_room(&self) -> bool {
+        matches!(self, Self::Memory { .. } | Self::Slots { .. } | Self::ComputeSum { .. })
+    }
+}
+
 /// Reads `consumedCapacity`. Capacities of other names are none of ours.
 ///
 /// Memory that is not in whole MiB is rounded down: a grant is never more than was counted.

@@ -168,6 +168,7 @@ impl Run<'_> {
     }
 }
 
+const POD: &str = "11111111-0000-4000-8000-000000000001";
 const XID_48: &str = "gpu.nvidia.com/xid=48:NoSchedule";
 
 #[tokio::test]
@@ -318,6 +319,36 @@ async fn a_full_shm_taints_its_gpu_until_it_has_room_or_nobody_has_it() {
     node.site.mps.shm(usage(64));
     node.until_taints(0, &["gpu.nvidia.com/shm-full=:NoSchedule"]).await;
     run.plugin.unprepare(&claim).await.unwrap();
+    node.until_taints(0, &[]).await;
+    run.end().await;
+}
+
+/// What it holds counts as free by the API server's word: whoever were placed there would find no room.
+#[tokio::test]
+async fn a_share_that_is_withheld_keeps_new_pods_off_its_gpu_until_its_pod_has_ended() {
+    let node = TestNode::new();
+    let run = node.start();
+    let mine = Claim::new("mine", &["gpu-0"]).share("60Gi", "25").reserved_for(&[POD]);
+    let neighbour = Claim::new("neighbour", &["gpu-0"]).share("10Gi", "25");
+    for claim in [&mine, &neighbour] {
+        node.site.api.put(claim);
+        run.plugin.prepared(claim, "before").await;
+    }
+    node.site.runs(4711, POD);
+    node.until_taints(0, &[]).await;
+    node.site.api.remove(&mine);
+    run.plugin.sweep().await.unwrap();
+    node.until_taints(0, &["gpu.nvidia.com/withheld=:NoSchedule"]).await;
+    assert_eq!(node.taints(1), Some(vec![]), "the other GPU is free");
+    let words = run.device_faults.borrow().iter().next().unwrap().words.clone();
+    assert!(
+        words.contains("team/mine") && words.contains("its share of it") && words.contains("4711"),
+        "{words}"
+    );
+    assert_eq!(run.unhealthy(0), None, "the neighbour goes on");
+    run.plugin.prepared(&neighbour, "again").await;
+    node.site.ends(4711);
+    run.plugin.sweep().await.unwrap();
     node.until_taints(0, &[]).await;
     run.end().await;
 }

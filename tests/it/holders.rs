@@ -252,7 +252,18 @@ async fn a_share_that_is_taken_away_under_its_pod_keeps_what_it_was_granted() {
     site.api.put(&large);
     assert_eq!(plugin.sweep().await.unwrap(), withheld());
     assert_eq!(site.mps.kept(), kept);
-    plugin.refused(&large, &["gpu-0"]).await;
+    let small = Claim::new("small", &["gpu-0"]).share("10Gi", "25");
+    site.api.put(&small);
+    plugin.prepared(&small, "there is room for it").await;
+    let words =
+        ["gpu-0 finds no room", "claim team/mine (uid-mine) has ended", "process 4711 of pod team/pod-1111"];
+    plugin.refused(&large, &words).await;
+    // One that the other placer gave.
+    let granted = Claim::new("granted", &["gpu-0"]).granted(1024, 10);
+    site.api.put(&granted);
+    plugin.refused(&granted, &["gpu-0"]).await;
+    plugin.unprepare(&small).await.unwrap();
+    plugin.refused(&granted, &["gpu-0 is not free yet", "process 4711 of pod team/pod-1111"]).await;
     site.ends(PID);
     assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     site.check_empty("swept");

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::tenant;
-use crate::manifests::{claim, gpu, of_gpu, on, pod, user_of};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, on, parameters, pod, share, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_id, container_run, minor_of, sum};
 
@@ -183,4 +183,93 @@ async fn a_pod_without_a_claim_that_uses_a_whole_gpu_is_ended_and_its_holder_is_
         let _ = cluster.try_fake(NODE, &["process", "remove", &minor, pid]);
     }
     cluster.end().await;
+}
+
+/// Shares of both placers: what it holds the API server counts as free.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_share_taken_away_under_its_pod_keeps_new_pods_off_its_gpu_and_its_neighbour_goes_on() {
+    let cluster = TestCluster::of_env(
+        "a_share_taken_away_under_its_pod_keeps_new_pods_off_its_gpu_and_its_neighbour_goes_on",
+    )
+    .await;
+    let tenant = tenant(&cluster).await;
+    let by_scheduler = |memory: &str| json!({"requests": [share(memory, 0)]});
+    let by_controller = |memory: &str| {
+        let mut request = gpu("gpu");
+        request["exactly"]["deviceClassName"] = json!("shared.gpu.nvidia.com");
+        let config = parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": memory}));
+        json!({"requests": [request], "config": config})
+    };
+    withheld_share(&cluster, &tenant, "s", &by_scheduler).await;
+    withheld_share(&cluster, &tenant, "c", &by_controller).await;
+    cluster.end().await;
+}
+
+async fn withheld_share(
+    cluster: &TestCluster,
+    tenant: &Client,
+    prefix: &str,
+    asking: &dyn Fn(&str) -> Value,
+) {
+    let name = |what: &str| format!("{prefix}-{what}");
+    let [mine, near, theirs, elsewhere] = ["mine", "near", "theirs", "elsewhere"].map(name);
+    cluster.create(claim(&mine, asking("60Gi"))).await;
+    cluster.create(on(NODE, as_nobody(user_of(&mine, &mine)))).await;
+    let pod = cluster.wait_ready(&mine).await;
+    let device = cluster.devices_of(&mine).await.remove(0);
+    let attributes = one(cluster, &device).await.attributes.unwrap_or_default();
+    let uuid = attributes.get("uuid").and_then(|uuid| uuid.string.clone()).expect("a GPU has a UUID");
+    let there = |memory: &str| {
+        let mut devices = asking(memory);
+        devices["requests"][0] = of_gpu(&uuid, devices["requests"][0].clone());
+        devices
+    };
+    cluster.create(claim(&near, there("10Gi"))).await;
+    cluster.create(on(NODE, as_nobody(user_of(&near, &near)))).await;
+    let neighbour = cluster.wait_ready(&near).await;
+
+    let claims: Api<ResourceClaim> = Api::namespaced(tenant.clone(), &cluster.namespace);
+    let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    claims.patch(&mine, &PatchParams::default(), &none).await.expect("a tenant may patch his claim");
+    claims.delete(&mine, &DeleteParams::default()).await.expect("a tenant may delete his claim");
+    let uid = pod.metadata.uid.clone().expect("a pod has a UID");
+    let told = || async { withheld(cluster).await.into_iter().find(|words| words.contains(&uid)) };
+    wait_until("the share to be withheld", PATIENCE, told).await;
+    let tainted = || async {
+        let taints = one(cluster, &device).await.taints.unwrap_or_default();
+        taints.iter().any(|taint| taint.key == TAINT && taint.effect == "NoSchedule").then_some(())
+    };
+    wait_until("the GPU to bear the taint", SOON, tainted).await;
+    let event = || async {
+        cluster
+            .events(&mine)
+            .await
+            .into_iter()
+            .find(|one| one.starts_with("DeviceWithheld") && one.contains(&uuid))
+    };
+    wait_until("an event of the holder", SOON, event).await;
+
+    // By the API server's word there is room for it there. One that asks later and does not mind where is served.
+    cluster.create(claim(&theirs, there("60Gi"))).await;
+    cluster.create(on(NODE, as_nobody(user_of(&theirs, &theirs)))).await;
+    cluster.create(claim(&elsewhere, asking("60Gi"))).await;
+    cluster.create(on(NODE, as_nobody(user_of(&elsewhere, &elsewhere)))).await;
+    cluster.wait_ready(&elsewhere).await;
+    assert_ne!(cluster.devices_of(&elsewhere).await.remove(0), device);
+    assert!(cluster.devices_of(&theirs).await.is_empty(), "it was given room that is taken");
+    for (pod, before) in [(&mine, &pod), (&near, &neighbour)] {
+        let now: Pod = cluster.api().get(pod).await.expect("the pod is there");
+        assert_eq!(container_run(&now), container_run(before), "{pod} was disturbed");
+        assert_eq!(cluster.inside(pod, "main").gpus, [minor_of(&device)]);
+    }
+
+    let pods: Api<Pod> = Api::namespaced(tenant.clone(), &cluster.namespace);
+    pods.delete(&mine, &DeleteParams::default()).await.expect("a tenant may delete his pod");
+    cluster.wait_ready(&theirs).await;
+    assert_eq!(cluster.devices_of(&theirs).await.remove(0), device);
+    let clean = || async { one(cluster, &device).await.taints.unwrap_or_default().is_empty().then_some(()) };
+    wait_until("the taint to be gone", SOON, clean).await;
+    cluster.delete_all(&[near, theirs, elsewhere]).await;
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaims", "--all", "--timeout=60s"]);
 }
