@@ -1,5 +1,8 @@
 //! The webhook and the real API server: deploy/webhook.yaml as it is, served by a process on this machine with
-//! the rights of the controller's account. On a rig without the driver.
+//! the rights of the controller's account. On a rig without the driver. `callers`: with an API server that shows a
+//! certificate.
+
+mod callers;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -117,6 +120,16 @@ impl Stage {
 
     /// Starts the process and waits until the API server trusts it.
     async fn serve(&self) -> Webhook {
+        let webhook = self.start(&[]).await;
+        // The API server learns of a new bundle a little later.
+        let bad = self.file("probe", &claim("probe", json!({"memory": "much"})));
+        let refused = || async { self.create(OTHER, &bad, true).err() };
+        wait_until("the API server to call the webhook", LIMIT, refused).await;
+        webhook
+    }
+
+    /// Starts the process, with these arguments beside the usual ones.
+    async fn start(&self, more: &[String]) -> Webhook {
         let ops = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let log = fs::File::create(self.files.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_tranche"))
@@ -129,6 +142,7 @@ impl Stage {
             .arg(format!("--webhook-address=0.0.0.0:{}", self.port))
             .arg(format!("--ops-address={ops}"))
             .args(["--health-address=127.0.0.1:0", "--ops-socket=off"])
+            .args(more)
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
             .current_dir(root())
@@ -139,10 +153,6 @@ impl Stage {
             .expect("the program can be started");
         let webhook = Webhook { child, ops };
         wait_until("the webhook to be ready", LIMIT, || async { webhook.ask("/readyz") }).await;
-        // The API server learns of a new bundle a little later.
-        let bad = self.file("probe", &claim("probe", json!({"memory": "much"})));
-        let refused = || async { self.create(OTHER, &bad, true).err() };
-        wait_until("the API server to call the webhook", LIMIT, refused).await;
         webhook
     }
 

@@ -88,7 +88,7 @@ kubelet_args() { # kubelet_args NODE: one a line
 
 # start_component PLACE COMPONENT: starts it if it is not running; does not wait.
 start_component() {
-  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=() audit=() args=()
+  local place=$1 component=$2 name ip etc="$RIG_DIR/etc" bin="$CACHE/kubernetes/$RIG_K8S" gates=() emulate=() audit=() admission=() args=()
   name="$(component_name "$place" "$component")"
   if is_machine "$place"; then
     in_node "$place" systemctl --no-block start "$component" </dev/null
@@ -100,6 +100,7 @@ start_component() {
   [[ -z $RIG_EMULATE ]] || emulate=("--emulated-version=$RIG_EMULATE")
   [[ -z $RIG_AUDIT ]] ||
     audit=("--audit-policy-file=$RIG_AUDIT" "--audit-log-path=$RIG_DIR/logs/audit.log" --audit-log-maxsize=1000)
+  [[ ! -f $etc/admission.yaml ]] || admission=("--admission-control-config-file=$etc/admission.yaml")
   case $component in
     etcd)
       spawn_first etcd "$CACHE/etcd/$ETCD_VERSION/etcd" --name rig --data-dir "$RIG_DIR/etcd-data" \
@@ -124,7 +125,7 @@ start_component() {
         "--proxy-client-cert-file=$etc/front-proxy.crt" "--proxy-client-key-file=$etc/front-proxy.key" \
         --enable-aggregator-routing=true --runtime-config=resource.k8s.io/v1=true \
         --max-requests-inflight=3000 --max-mutating-requests-inflight=1500 \
-        "${audit[@]}" "${emulate[@]}" "${gates[@]}"
+        "${admission[@]}" "${audit[@]}" "${emulate[@]}" "${gates[@]}"
       ;;
     controller-manager)
       spawn_first controller-manager "$bin/kube-controller-manager" \
