@@ -74,7 +74,8 @@ group "contracts" cargo test --locked --test it -- --test-threads=$(($(nproc) * 
 # shellcheck disable=SC2317 # group calls it
 memory() {
   local test
-  for test in of_nodes_with_gpus of_ordinary_claims_and_the_fattest of_pods_with_selectors_of_their_own; do
+  for test in of_nodes_with_gpus of_ordinary_claims_and_the_fattest of_pods_with_selectors_of_their_own \
+    of_a_namespace_whose_pods_find_no_place; do
     cargo test --locked --test it -- --ignored --exact "memory::$test" || return
   done
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::Body as AnswerBody;
 use futures::StreamExt;
 use http::{Request, Response};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -16,6 +17,7 @@ use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
+use tranche::controller::write::{Outcome, Write};
 
 use crate::objects::share;
 
@@ -209,6 +211,98 @@ async fn of_pods_with_selectors_of_their_own() {
     println!("300 pods with selectors of their own, 5,000 nodes with 8 GPUs each, or a quarter of both");
     println!("{decided} decided in {rounds} rounds, the longest of {longest:?}; {:?} MiB", resident());
     assert_eq!(decided, 300 / part() + 1);
+}
+
+/// What `count` claims and pods of one namespace that no GPU has room for do to the one pod of another that comes
+/// before the first round, and to the one that comes once all of them have been tried. Time is the clock's, and the API
+/// server does every write at once.
+struct Crowd {
+    core: Core,
+    begin: std::time::Instant,
+    longest: Duration,
+    version: usize,
+}
+
+impl Crowd {
+    fn one_round(&mut self) -> Option<Duration> {
+        let (begin, now) = (std::time::Instant::now(), self.begin.elapsed());
+        let round = self.core.round(now, &mut String::new);
+        self.longest = self.longest.max(begin.elapsed());
+        let again = (round.decided > 0 || !round.writes.is_empty()).then_some(now);
+        for write in round.writes {
+            if let Write::Mark(at, marks) = write {
+                self.version += 1;
+                let mut claim = crowd_claim(at.claim.name.trim_start_matches("claim-").parse().unwrap());
+                claim["metadata"]["resourceVersion"] = self.version.to_string().into();
+                let annotations =
+                    marks.annotations.into_iter().filter_map(|(name, text)| Some((name, text?.into())));
+                claim["metadata"]["annotations"] = Value::Object(annotations.collect());
+                let claim: ResourceClaim = serde_json::from_value(claim).unwrap();
+                self.core.done(Outcome::Marked(at.claim.uid, Ok(Box::new(claim.clone()))), now);
+                self.core.apply(Change::Claim(WatchEvent::Stored(Box::new(claim))), now);
+            }
+        }
+        again.or(round.next)
+    }
+
+    /// How long another namespace's pod waits for its place.
+    fn another(&mut self, nth: usize) -> Duration {
+        let now = self.begin.elapsed();
+        let mut claim = share(&format!("claim-{nth}"), json!({"memory": "1Gi"}));
+        claim["metadata"]["namespace"] = "other".into();
+        self.core.apply(Change::Claim(WatchEvent::Stored(serde_json::from_value(claim).unwrap())), now);
+        self.core.apply(Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", nth)).unwrap())), now);
+        let (begin, uid) = (std::time::Instant::now(), format!("pod-{nth}"));
+        while self.core.queue.pods().any(|pod| pod.as_str() == uid) {
+            self.one_round();
+            assert!(begin.elapsed() < Duration::from_secs(120), "it is never placed");
+        }
+        begin.elapsed()
+    }
+}
+
+/// More than any GPU has; of every second one a selector of its own, which is another question for each GPU.
+fn crowd_claim(nth: usize) -> Value {
+    let mut claim = share(&format!("claim-{nth}"), json!({"memory": "900Gi"}));
+    if nth % 2 == 0 {
+        let text = format!("device.attributes['gpu.nvidia.com'].uuid != 'GPU-{nth}'");
+        claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
+            json!([{"cel": {"expression": text}}]);
+    }
+    claim["metadata"]["resourceVersion"] = "1".into();
+    claim
+}
+
+/// docs/threats.md has the figures.
+#[tokio::test]
+#[ignore = "measures the memory of its process, which it wants for itself"]
+async fn of_a_namespace_whose_pods_find_no_place() {
+    let core = follow(|resource, nth| match (resource, nth * part()) {
+        ("nodes", 0..1_000) => Some(node(nth).to_string()),
+        ("resourceslices", 0..1_000) => Some(slice(nth).to_string()),
+        ("resourceclaims", 0..20_000) => Some(crowd_claim(nth).to_string()),
+        ("pods", 0..20_000) => Some(pod("ml", nth).to_string()),
+        _ => None,
+    })
+    .await;
+    let mut crowd = Crowd { core, begin: std::time::Instant::now(), longest: Duration::ZERO, version: 1 };
+    let (followed, _) = resident();
+    let first = crowd.another(1_000_000);
+    let (mut rounds, trying) = (0, std::time::Instant::now());
+    // A round is due at once as long as somebody is left over.
+    while crowd.one_round().is_some_and(|next| next <= crowd.begin.elapsed()) {
+        rounds += 1;
+        assert!(trying.elapsed() < Duration::from_secs(500), "{rounds} rounds");
+    }
+    let tried = trying.elapsed();
+    let later = crowd.another(1_000_001);
+    let (now, most) = resident();
+    println!("20,000 claims and pods that find no place, 1,000 nodes with 8 GPUs each, or a quarter of all");
+    println!("{followed} MiB once they are known, {now} MiB now, {most} MiB at most");
+    println!("another namespace's pod is placed after {first:?}, and {later:?} once all have been tried");
+    println!("all are tried in {rounds} rounds and {tried:?}; the longest round {:?}", crowd.longest);
+    assert!(most < 512, "{most} MiB");
+    assert!(first.max(later) < Duration::from_secs(5), "{first:?} {later:?}");
 }
 
 fn pod(namespace: &str, nth: usize) -> Value {

@@ -4,7 +4,7 @@
 //! on), `{"gone": {"kind", "namespace", "name"}}`, `{"unreadable": ...}`, `{"anew": KIND}`, `{"wait": MILLIS}` or
 //! `{"fail": WORD}` for the writes after it. With `"tenant": true` the API server's rules for people with the role
 //! `edit` in one namespace apply: then, too, another namespace's pod must get its share if any GPU is free, and no GPU
-//! is given twice.
+//! is given twice. After each step the allocator's own audit must find nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tranche::allocate::{AuditFinding, audit};
 use tranche::cluster::allocation::{ClaimVersion, Marks};
 use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
@@ -182,8 +183,10 @@ fn run_script(input: &[u8]) {
         let Some((what, object)) = step.as_object().and_then(|step| step.iter().next()) else { continue };
         api.step(what, object);
         api.round();
+        api.audit();
     }
     api.settle(Duration::from_secs(60));
+    api.audit();
     if api.tenant {
         api.check();
         // While somebody waits for long, what is kept for him may be all that is free.
@@ -209,6 +212,8 @@ struct Api {
     fail: Option<Failure>,
     /// Claims that had an allocation once.
     placed: BTreeSet<Name>,
+    /// A step brought an allocation or a slice.
+    forged: bool,
 }
 
 impl Api {
@@ -225,6 +230,7 @@ impl Api {
             feed: VecDeque::new(),
             fail: None,
             placed: BTreeSet::new(),
+            forged: false,
         };
         (0..6).for_each(|kind| api.list(kind, false));
         for name in ["node-0", "node-1"] {
@@ -265,6 +271,7 @@ impl Api {
 
     fn step(&mut self, what: &str, object: &Value) {
         let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
+        self.forged |= !self.tenant && (what == "slice" || object.pointer("/status/allocation").is_some());
         match what {
             "claim" => self.store_claim(object.clone()),
             "pod" => self.store_pod(object.clone()),
@@ -581,6 +588,15 @@ impl Api {
 
     // What must hold.
 
+    /// Nothing is planned or granted beyond what there is, and the sums are right. Where a script has brought an
+    /// allocation or a slice, only the sums are looked at: what it brought may be more than there is.
+    fn audit(&self) {
+        let forged = |finding: &AuditFinding| self.forged && !matches!(finding, AuditFinding::Count { .. });
+        let found: Vec<_> =
+            audit(&self.core.capacity.index).into_iter().filter(|finding| !forged(finding)).collect();
+        assert!(found.is_empty(), "{found:?}");
+    }
+
     /// No GPU is given twice, or beyond what it has.
     fn check(&self) {
         let mut used = BTreeMap::<Name, (u128, u128, BTreeSet<&Name>)>::new();
@@ -624,6 +640,7 @@ impl Api {
             "status": {"phase": "Pending"}}));
         self.tenant = tenant;
         self.settle(Duration::from_secs(120));
+        self.audit();
         let used: BTreeSet<Name> =
             self.claims.iter().filter(|(name, _)| name.0 != NS).flat_map(|(_, claim)| gpus(claim)).collect();
         let all = ["node-0", "node-1"].into_iter().flat_map(|node| ["gpu-0", "gpu-1"].map(|gpu| (node, gpu)));
