@@ -207,9 +207,10 @@ fn span(write: &Write) -> Span {
     match write {
         Write::Hold(gpu) => error_span!("write", %gpu),
         Write::Release(_, step) => of(&step.at().claim),
-        Write::WatchBarrier(at) | Write::Clear(_, at) | Write::Mark(_, at, _) | Write::Allocate { at, .. } => {
-            of(&at.claim)
-        }
+        Write::WatchBarrier(at)
+        | Write::Clear(_, at)
+        | Write::Mark(_, at, _)
+        | Write::Allocate { at, .. } => of(&at.claim),
         // It has no UID yet.
         Write::Create(_, claim, _) => {
             error_span!("write", claim.namespace = claim.metadata.namespace, claim.name = claim.metadata.name,)

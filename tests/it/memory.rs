@@ -251,7 +251,8 @@ impl Crowd {
         let mut claim = share(&format!("claim-{nth}"), json!({"memory": "1Gi"}));
         claim["metadata"]["namespace"] = "other".into();
         self.core.apply(Change::Claim(WatchEvent::Stored(serde_json::from_value(claim).unwrap())), now);
-        self.core.apply(Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", nth)).unwrap())), now);
+        self.core
+            .apply(Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", nth)).unwrap())), now);
         let (begin, uid) = (std::time::Instant::now(), format!("pod-{nth}"));
         while self.core.queue.pods().any(|pod| pod.as_str() == uid) {
             self.one_round();

@@ -202,7 +202,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn add<K>(&mut self, seen: &Seen<K>) {
+    fn add<K>(&mut self, seen: &WatchEvent<K>) {
         match seen {
             WatchEvent::Stored(_) => self.stored += 1,
             WatchEvent::Deleted(_) => self.deleted += 1,
