@@ -230,7 +230,7 @@ impl Crowd {
         self.longest = self.longest.max(begin.elapsed());
         let again = (round.decided > 0 || !round.writes.is_empty()).then_some(now);
         for write in round.writes {
-            if let Write::Mark(at, marks) = write {
+            if let Write::Mark(key, at, marks) = write {
                 self.version += 1;
                 let mut claim = crowd_claim(at.claim.name.trim_start_matches("claim-").parse().unwrap());
                 claim["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -238,7 +238,7 @@ impl Crowd {
                     marks.annotations.into_iter().filter_map(|(name, text)| Some((name, text?.into())));
                 claim["metadata"]["annotations"] = Value::Object(annotations.collect());
                 let claim: ResourceClaim = serde_json::from_value(claim).unwrap();
-                self.core.done(Outcome::Marked(at.claim.uid, Ok(Box::new(claim.clone()))), now);
+                self.core.done(Outcome::Marked(key, Ok(Box::new(claim.clone()))), now);
                 self.core.apply(Change::Claim(WatchEvent::Stored(Box::new(claim))), now);
             }
         }
