@@ -81,9 +81,13 @@ fn no_struct_of_the_controller_has_grown_beyond_its_purpose() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What the API has told is as wide as the API.
+/// What the API has told is as wide as the API, and a set of metrics as what is measured.
 fn most(path: &str) -> usize {
-    if path.starts_with("view/") { 14 } else { FIELDS_MAX }
+    match path {
+        "metrics.rs" => 12,
+        path if path.starts_with("view/") => 14,
+        _ => FIELDS_MAX,
+    }
 }
 
 /// Files of the controller, below its folder, but for its tests.
