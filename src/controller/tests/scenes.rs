@@ -802,6 +802,33 @@ fn a_promised_claim_that_is_deleted_before_its_creation_is_heard_of_is_created_a
     cluster.check();
 }
 
+/// There are two of one name as long as nobody has told that the first is gone.
+#[test]
+fn a_planned_claim_makes_way_for_one_of_its_name_that_was_known_before() {
+    let mut cluster = cluster(1, 1);
+    put_kai(&mut cluster);
+    cluster.deliver(usize::MAX);
+    let claim = |uid: &str| -> Box<ResourceClaim> {
+        let meta = json!({"name": "kai-gpu-share", "namespace": "ml", "uid": uid, "resourceVersion": "5"});
+        Box::new(object(json!({"metadata": meta, "spec": {}})))
+    };
+    let tell = |cluster: &mut Cluster, event| cluster.core.apply(Change::Claim(event), cluster.now);
+    let known = |cluster: &Cluster| -> Vec<bool> {
+        let named = cluster.core.view.claims().filter(|claim| claim.name() == "kai-gpu-share");
+        named.map(|claim| claim.is_planned()).collect()
+    };
+    tell(&mut cluster, WatchEvent::Stored(claim("first")));
+    tell(&mut cluster, WatchEvent::Stored(claim("second")));
+    tell(&mut cluster, WatchEvent::Deleted(Box::new(claim("second").metadata)));
+    assert_eq!(known(&cluster), [false, true]);
+    tell(&mut cluster, WatchEvent::Stored(claim("first")));
+    assert_eq!(known(&cluster), [false]);
+    assert!(!cluster.core.view.claim_named("ml", "kai-gpu-share").unwrap().is_planned());
+    tell(&mut cluster, WatchEvent::Deleted(Box::new(claim("first").metadata)));
+    cluster.settle(LONG);
+    assert!(cluster.place("kai-gpu-share").is_some());
+}
+
 #[test]
 fn a_promised_claim_is_placed_though_its_plan_was_given_up_and_its_allocation_failed_while_it_was_created() {
     let mut cluster = cluster(2, 1);
