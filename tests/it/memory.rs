@@ -214,8 +214,8 @@ async fn of_pods_with_selectors_of_their_own() {
 }
 
 /// What `count` claims and pods of one namespace that no GPU has room for do to the one pod of another that comes
-/// before the first round, and to the one that comes once all of them have been tried. Time is the clock's, and the API
-/// server does every write at once.
+/// before the first round, and to the one that comes in the midst of them. Times are of the processor, so
+/// that it does not matter what else is at work; the API server does every write at once.
 struct Crowd {
     core: Core,
     begin: std::time::Instant,
@@ -223,11 +223,17 @@ struct Crowd {
     version: usize,
 }
 
+/// What this thread has had of a processor.
+fn on_processor() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
 impl Crowd {
     fn one_round(&mut self) -> Option<Duration> {
-        let (begin, now) = (std::time::Instant::now(), self.begin.elapsed());
+        let (begin, now) = (on_processor(), self.begin.elapsed());
         let round = self.core.round(now, &mut String::new);
-        self.longest = self.longest.max(begin.elapsed());
+        self.longest = self.longest.max(on_processor() - begin);
         let again = (round.decided > 0 || !round.writes.is_empty()).then_some(now);
         for write in round.writes {
             if let Write::Mark(key, at, marks) = write {
@@ -253,19 +259,22 @@ impl Crowd {
         self.core.apply(Change::Claim(WatchEvent::Stored(serde_json::from_value(claim).unwrap())), now);
         self.core
             .apply(Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", nth)).unwrap())), now);
-        let (begin, uid) = (std::time::Instant::now(), format!("pod-{nth}"));
-        while self.core.queue.pods().any(|pod| pod.as_str() == uid) {
+        let (begin, uid) = (on_processor(), format!("pod-{nth}"));
+        loop {
             self.one_round();
-            assert!(begin.elapsed() < Duration::from_secs(120), "it is never placed");
+            if !self.core.queue.pods().any(|pod| pod.as_str() == uid) {
+                break;
+            }
+            assert!(on_processor() - begin < Duration::from_secs(60), "it is never placed");
         }
-        begin.elapsed()
+        on_processor() - begin
     }
 }
 
-/// More than any GPU has; of every second one a selector of its own, which is another question for each GPU.
+/// More than any GPU has; every tenth has a selector of its own, which is another question for each GPU.
 fn crowd_claim(nth: usize) -> Value {
     let mut claim = share(&format!("claim-{nth}"), json!({"memory": "900Gi"}));
-    if nth % 2 == 0 {
+    if nth.is_multiple_of(10) {
         let text = format!("device.attributes['gpu.nvidia.com'].uuid != 'GPU-{nth}'");
         claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
             json!([{"cel": {"expression": text}}]);
@@ -287,21 +296,23 @@ async fn of_a_namespace_whose_pods_find_no_place() {
     })
     .await;
     let mut crowd = Crowd { core, begin: std::time::Instant::now(), longest: Duration::ZERO, version: 1 };
-    let (followed, _) = resident();
+    println!("20,000 claims and pods that find no place, 1,000 nodes with 8 GPUs each, or a quarter of all");
+    println!("{} MiB once they are known", resident().0);
     let first = crowd.another(1_000_000);
-    let (mut rounds, trying) = (0, std::time::Instant::now());
+    println!("another namespace's pod is placed after {first:?}; the longest round {:?}", crowd.longest);
+    crowd.longest = Duration::ZERO;
     // A round is due at once as long as somebody is left over.
-    while crowd.one_round().is_some_and(|next| next <= crowd.begin.elapsed()) {
-        rounds += 1;
-        assert!(trying.elapsed() < Duration::from_secs(500), "{rounds} rounds");
+    for _ in 0..50 {
+        if crowd.one_round().is_none_or(|next| next > crowd.begin.elapsed()) {
+            break;
+        }
     }
-    let tried = trying.elapsed();
     let later = crowd.another(1_000_001);
     let (now, most) = resident();
-    println!("20,000 claims and pods that find no place, 1,000 nodes with 8 GPUs each, or a quarter of all");
-    println!("{followed} MiB once they are known, {now} MiB now, {most} MiB at most");
-    println!("another namespace's pod is placed after {first:?}, and {later:?} once all have been tried");
-    println!("all are tried in {rounds} rounds and {tried:?}; the longest round {:?}", crowd.longest);
+    println!(
+        "50 rounds later after {later:?}, the longest of them {:?}; {now} MiB, {most} MiB at most",
+        crowd.longest
+    );
     assert!(most < 512, "{most} MiB");
     assert!(first.max(later) < Duration::from_secs(5), "{first:?} {later:?}");
 }

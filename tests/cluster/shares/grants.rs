@@ -125,6 +125,9 @@ async fn each_claim_has_its_own_share_and_the_daemon_is_as_loose_as_the_loosest(
         let inside = cluster.inside(tenant, "main");
         assert_eq!((&inside.gpus[..], inside.cuda), (&[minor_of(&board.device)][..], true), "{tenant}");
         assert_eq!(cluster.exec(tenant, "main", "ls -A /run/nvidia-mps"), "control\nlog\n", "{tenant}");
+        // The daemon's own is a pipe that anybody could fill.
+        let log = "readlink /run/nvidia-mps/log && echo x >/run/nvidia-mps/log && echo wrote";
+        assert_eq!(cluster.exec(tenant, "main", log), "/dev/null\nwrote\n", "{tenant}");
     }
 
     let told = told_of(&cluster, "small").await;
