@@ -283,7 +283,7 @@ fn crowd_claim(nth: usize) -> Value {
     claim
 }
 
-/// docs/threats.md has the figures.
+/// docs/threats.md has the figures, those of all as far as they were measured.
 #[tokio::test]
 #[ignore = "measures the memory of its process, which it wants for itself"]
 async fn of_a_namespace_whose_pods_find_no_place() {
