@@ -335,6 +335,11 @@ impl Index {
         self.score_tables.choices.allow(ticks);
     }
 
+    /// Work that is not the allocator's is paid from what is allowed, too.
+    pub fn pay(&mut self, ticks: u64) {
+        self.score_tables.choices.pay(ticks);
+    }
+
     /// What was spent since, in ticks, and whether something about selectors was left undone for lack of more.
     pub fn spent(&self) -> (u64, bool) {
         self.score_tables.choices.spent()

@@ -1,5 +1,7 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
+use std::collections::BTreeMap;
+
 use crate::allocate::{AttributeConstraint, GpuGrant, Placement, Rule, Shape, Want};
 use crate::controller::wants::{Constraint, Wants};
 use crate::feasible::Resources;
@@ -35,19 +37,19 @@ pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
 
 /// A claim among them wants several GPUs.
 pub fn is_several(shape: &Shape) -> bool {
+    let mut gpus: BTreeMap<u32, u32> = BTreeMap::new();
     shape.wants.iter().any(|want| {
-        let of_claim = shape.wants.iter().filter(|other| other.claim == want.claim);
-        of_claim.fold(0, |sum: u32, want| sum.saturating_add(want.gpus)) > 1
+        let of_claim = gpus.entry(want.claim).or_default();
+        *of_claim = of_claim.saturating_add(want.gpus);
+        *of_claim > 1
     })
 }
 
 /// MPS has one compute limit for all GPUs of a process.
 fn same_compute(shape: &Shape) -> Result<(), String> {
-    let differs = |want: &Want| {
-        let same = |other: &&Want| other.claim == want.claim && other.compute != want.compute;
-        shape.wants.iter().find(same).is_some()
-    };
-    match shape.wants.iter().any(differs) {
+    let mut first = BTreeMap::new();
+    let mut differs = |want: &Want| *first.entry(want.claim).or_insert(want.compute) != want.compute;
+    match shape.wants.iter().any(&mut differs) {
         true => {
             Err("its requests have different compute, and MPS has one limit for all GPUs of a process; give \
                      each the same compute, or write a claim for each"

@@ -13,6 +13,8 @@ pub type Place = (NodeName, Resources);
 pub struct Pods {
     places: BTreeMap<PodUid, Place>,
     gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
+    /// The gangs that pods are members of. No entry: the pod is a unit by itself.
+    gang_of: BTreeMap<PodUid, UnitKey>,
 }
 
 impl Pods {
@@ -38,17 +40,35 @@ impl Pods {
         self.places.iter()
     }
 
-    pub fn join(&mut self, gang: UnitKey, pod: &PodUid) {
-        self.gangs.entry(gang).or_default().insert(pod.clone());
+    /// The pod is of this unit now. Returns the unit that it was of before, if that is another.
+    pub fn set_unit(&mut self, pod: &PodUid, unit: UnitKey) -> Option<UnitKey> {
+        if self.gang_of.get(pod).is_some_and(|gang| *gang == unit) {
+            return None;
+        }
+        let old = self.forget_unit(pod);
+        if let UnitKey::Gang { .. } = &unit {
+            self.gangs.entry(unit.clone()).or_default().insert(pod.clone());
+            self.gang_of.insert(pod.clone(), unit.clone());
+        }
+        (old != unit).then_some(old)
     }
 
-    pub fn leave(&mut self, gang: &UnitKey, pod: &PodUid) {
-        if let Some(members) = self.gangs.get_mut(gang) {
+    /// The pod is a unit by itself, or gone. Returns the unit that it was of.
+    pub fn forget_unit(&mut self, pod: &PodUid) -> UnitKey {
+        let Some(gang) = self.gang_of.remove(pod) else { return UnitKey::Pod(pod.clone()) };
+        if let Some(members) = self.gangs.get_mut(&gang) {
             members.remove(pod);
             if members.is_empty() {
-                self.gangs.remove(gang);
+                self.gangs.remove(&gang);
             }
         }
+        gang
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub fn gangs(&self) -> usize {
+        self.gangs.len()
     }
 
     /// Those of a gang, whether they wait or not.

@@ -59,6 +59,10 @@ impl Constraint {
 const RESULTS_MAX: u32 = 32;
 /// So many combinations of alternatives are tried for a pod at most.
 pub const WAYS_MAX: usize = 64;
+/// The claims of a pod have at most so many requests together: more than the shares that any node has for one pod.
+pub const POD_REQUESTS_MAX: usize = 256;
+/// So many requests of a pod in all of its combinations of alternatives.
+pub const POD_TRIES_MAX: usize = 4096;
 
 /// The ways to serve the claim, the first that can be is to be taken (KEP-4816): requests in their order, of each its
 /// alternatives in theirs, the last request's changing first. Without `firstAvailable` there is one.
@@ -105,6 +109,11 @@ pub fn combinations<T: Clone>(lists: &[Vec<T>]) -> Option<Vec<Vec<T>>> {
     for list in lists {
         if ways.len().saturating_mul(list.len()) > WAYS_MAX {
             return None;
+        }
+        // Most requests have no alternatives.
+        if let [one] = list.as_slice() {
+            ways.iter_mut().for_each(|way| way.push(one.clone()));
+            continue;
         }
         let with = |way: &Vec<T>| {
             list.iter().map(|one| [way.as_slice(), std::slice::from_ref(one)].concat()).collect::<Vec<_>>()

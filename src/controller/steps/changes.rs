@@ -5,7 +5,6 @@ use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::core::{Core, unit};
 use crate::controller::holds::Phase;
-use crate::controller::queue::UnitKey;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::claim::POLICY;
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
@@ -71,6 +70,7 @@ impl Core {
         }
         others.iter().for_each(|gpu| self.invalidate_hold(gpu, now));
         let Some(claim) = self.view.claim(key) else { return };
+        let is_same = before.is_some_and(|before| before.is_same_for_pods(claim));
         if claim.is_shares() {
             match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
                 (Some(_), _) => self.allocated(key, now),
@@ -78,7 +78,10 @@ impl Core {
                 (None, None) => {}
             }
         }
-        self.review_users(key, now);
+        // Of a change that means nothing to pods there may be thousands a second.
+        if !is_same {
+            self.review_users(key, now);
+        }
         let Some(claim) = self.view.claim(key) else { return };
         if before.is_some_and(|before| before.policy != claim.policy) {
             self.view.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
@@ -145,8 +148,11 @@ impl Core {
     // Pods.
 
     pub(in crate::controller) fn pod(&mut self, uid: &PodUid, now: Moment) {
-        if let Some(key @ UnitKey::Gang { .. }) = self.view.pod(uid).map(unit) {
-            self.pods.join(key, uid);
+        if let Some(key) = self.view.pod(uid).map(unit)
+            && let Some(old) = self.pods.set_unit(uid, key)
+            && self.tracker.node_of(&old, uid).is_some()
+        {
+            self.cancel(&old, now);
         }
         self.recount(uid);
         self.review(uid, now);
@@ -155,8 +161,7 @@ impl Core {
 
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {
         let uid = &pod.at.uid;
-        let key = unit(pod);
-        self.pods.leave(&key, uid);
+        let key = self.pods.forget_unit(uid);
         self.queue.forget(uid);
         self.recorder.forget(uid);
         self.demand.forget(uid);

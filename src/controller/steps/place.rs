@@ -14,12 +14,15 @@ use crate::controller::tracker::{Plan, PlannedClaim};
 use crate::controller::view::claim::POLICY;
 use crate::controller::view::pod::{GANG_SIZE, GangSize};
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
-use crate::controller::wants::{WAYS_MAX, Wants, combinations, wants};
+use crate::controller::wants::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX, Wants, combinations, wants};
 use crate::controller::{Moment, ask, multi_gpu};
 use crate::feasible;
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
+
+/// What it costs to read one request in one combination of alternatives, in ticks.
+const WANT_TICKS: u64 = 50;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(in crate::controller) struct Part {
@@ -149,6 +152,16 @@ impl Core {
 
     /// The ways to serve claims of a pod together, best first, the last claim's changing first.
     pub(in crate::controller) fn ways(&self, open: &[&Claim]) -> Result<Vec<Vec<Wants>>, String> {
+        let requests = |claim: &&Claim| match &claim.asks {
+            Asks::Shares(spec) => spec.requests.as_deref().unwrap_or_default().len(),
+            Asks::Unreadable(_) | Asks::Scheduler(_) => 0,
+        };
+        let requests: usize = open.iter().map(requests).sum();
+        if requests > POD_REQUESTS_MAX {
+            return Err(format!(
+                "its claims have {requests} requests together; a pod is placed with at most {POD_REQUESTS_MAX}"
+            ));
+        }
         let mut each = Vec::new();
         for claim in open {
             match &claim.asks {
@@ -160,6 +173,13 @@ impl Core {
                 }
                 Asks::Scheduler(_) => {}
             }
+        }
+        let ways = each.iter().map(Vec::len).fold(1, usize::saturating_mul);
+        if ways <= WAYS_MAX && ways.saturating_mul(requests) > POD_TRIES_MAX {
+            return Err(format!(
+                "its claims have {requests} requests in {ways} combinations of alternatives (firstAvailable); \
+                 {POD_TRIES_MAX} are the most of both multiplied: name fewer"
+            ));
         }
         combinations(&each).ok_or_else(|| {
             format!("its claims have more than {WAYS_MAX} combinations of alternatives (firstAvailable); name fewer")
@@ -203,6 +223,7 @@ impl Core {
         let ways: Result<Vec<Way>, String> =
             self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
         let ways = ways.map_err(bad)?;
+        let wants: usize = ways.iter().map(|way| way.shape.wants.len()).sum();
         let nodes = self.nodes(pod, &claims, barred, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
@@ -210,6 +231,7 @@ impl Core {
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
         let claims = open.iter().map(|claim| claim.key).collect();
+        self.capacity.index.pay(WANT_TICKS.saturating_mul(wants as u64));
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }
 

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, DeviceRequest, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceClaim, DeviceClassConfiguration, DeviceRequest, ResourceClaim,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::admission::claim_spec;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
 use crate::controller::view::class;
-use crate::controller::wants::check_parameters;
+use crate::controller::wants::{check_parameters, wants};
 use crate::model::claim::{AllocatedClaim, ClaimKey, ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::names::{
@@ -219,6 +221,25 @@ pub fn version(meta: &ObjectMeta) -> ClaimVersion {
     ClaimVersion { claim: reference(meta), resource_version }
 }
 
+impl Claim {
+    /// As the other version of the claim for the pods that name it: where they go and what they wait for does not change.
+    pub fn is_same_for_pods(&self, other: &Self) -> bool {
+        (self.is_planned(), self.ending) == (other.is_planned(), other.ending)
+            && self.hold == other.hold
+            && self.asks == other.asks
+            && self.allocation == other.allocation
+            && self.users == other.users
+    }
+
+    /// What a planned claim is for is what this one asks for. `class`: the configuration of our class.
+    pub fn keeps_promise_of(&self, planned: &Self, class: &[DeviceClassConfiguration]) -> bool {
+        match (&planned.asks, &self.asks) {
+            (Asks::Shares(planned), Asks::Shares(made)) => wants(planned, class) == wants(made, class),
+            _ => false,
+        }
+    }
+}
+
 /// `namespace`: that of our holds; elsewhere the label means nothing.
 pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
     let meta = &object.metadata;
@@ -421,4 +442,37 @@ fn node(allocation: &AllocationResult) -> Option<NodeName> {
     let [field] = term.match_fields.as_deref()? else { return None };
     let [name] = field.values.as_deref()? else { return None };
     (field.key == "metadata.name" && field.operator == "In").then(|| NodeName::new(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::model::claim::ClaimKeys;
+
+    #[test]
+    fn what_means_nothing_to_pods_is_told_from_what_does() {
+        let key = ClaimKeys::default().issue();
+        let read = |metadata: Value, status: Value| {
+            let mut object = json!({"metadata": {"namespace": "ml", "name": "c", "uid": "u"}, "status": status,
+                "spec": {"devices": {"requests": [
+                    {"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}]}}});
+            object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+            super::read(key, &serde_json::from_value(object).unwrap(), "system")
+        };
+        let before = read(json!({"resourceVersion": "1"}), json!({}));
+        for metadata in [
+            json!({"resourceVersion": "2", "labels": {"a": "b"}}),
+            json!({"annotations": {"tranche.dev/waiting": "for room", "tranche.dev/policy": "spread"}}),
+            json!({"finalizers": ["example.com/f"]}),
+        ] {
+            assert!(read(metadata.clone(), json!({})).is_same_for_pods(&before), "{metadata}");
+        }
+        let ends = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert!(!read(ends, json!({})).is_same_for_pods(&before));
+        let reserved = json!({"reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]});
+        assert!(!read(json!({}), reserved).is_same_for_pods(&before));
+        let allocated = json!({"allocation": {"devices": {"results": []}}});
+        assert!(!read(json!({}), allocated).is_same_for_pods(&before));
+    }
 }

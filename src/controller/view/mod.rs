@@ -209,7 +209,13 @@ impl ClusterView {
 
     fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
         let key = self.claims.key_for(&claim::reference(&object.metadata));
-        self.put_claim(claim::read(key, &object, &self.namespace))
+        let mut fresh = claim::read(key, &object, &self.namespace);
+        let planned = self.claims.get(key).filter(|known| known.is_planned());
+        // Anybody may create a claim of the name that was promised: what was planned is not given to it.
+        if planned.is_some_and(|planned| !fresh.keeps_promise_of(planned, &self.class().config)) {
+            fresh.key = self.claims.new_key();
+        }
+        self.put_claim(fresh)
     }
 
     /// A claim of which only a part can be read.
@@ -220,7 +226,7 @@ impl ClusterView {
             return trouble.into_iter().collect();
         }
         let before = self.claims.key(&reference.uid);
-        let key = self.claims.key_for(&reference);
+        let key = before.unwrap_or_else(|| self.claims.new_key());
         let before = before.and_then(|key| self.claims.get(key));
         let fresh = claim::unreadable(key, rest, before, problem, &self.namespace);
         trouble.into_iter().chain(self.put_claim(fresh)).collect()
