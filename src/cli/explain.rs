@@ -11,12 +11,11 @@ mod report;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
-use super::reach::endpoint;
+use super::reach::ReachArgs;
 use super::{EXIT_REFUSED, print};
 use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
@@ -58,9 +57,8 @@ pub struct ExplainArgs {
     /// The controller's lease.
     #[arg(long, value_name = "NAME", default_value = "tranche-controller")]
     pub lease_name: String,
-    /// Kubeconfig [default: the pod's service account, else ~/.kube/config].
-    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
-    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub reach: ReachArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -79,7 +77,7 @@ pub enum Output {
 /// What was given means nothing ([`super::Usage`]), there is nothing of that name, or the API server does not answer.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
     Target::parse(&args)?;
-    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?).await?;
+    let cluster = KubeCluster::connect(&args.reach.endpoint()?).await?;
     let report = look(&cluster, &args, Timestamp::now()).await?;
     print(text(&report, args.output).as_bytes())?;
     Ok(report.exit_code())

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::manifest::{Manifest, Source, documents};
-use super::reach::endpoint;
+use super::reach::ReachArgs;
 use super::{EXIT_REFUSED, Usage, inspect};
 use crate::cluster::KubeCluster;
 use report::Verdict;
@@ -51,9 +51,8 @@ pub struct PlanArgs {
     pub output: Output,
     #[command(flatten)]
     pub driver: DriverArgs,
-    /// Kubeconfig for reading a claim by name [default: the pod's service account, else ~/.kube/config].
-    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
-    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub reach: ReachArgs,
 }
 
 /// Where to look for the driver's files, for a CDI file that is complete.
@@ -125,7 +124,7 @@ async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
         Source::File(path) => documents(&read(&path)?, &path.display().to_string())?,
         Source::Stdin => documents(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
         Source::Named { namespace, name } => {
-            let endpoint = endpoint(args.kubeconfig.clone())?;
+            let endpoint = args.reach.endpoint()?;
             let cluster = KubeCluster::connect(&endpoint).await?;
             vec![serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?]
         }

@@ -9,12 +9,11 @@ mod map;
 mod tests;
 
 use std::io::{IsTerminal, stdout};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::reach::endpoint;
+use super::reach::ReachArgs;
 use super::{Usage, print};
 use crate::cluster::KubeCluster;
 
@@ -42,9 +41,8 @@ pub struct TopArgs {
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "map")]
     pub output: Output,
-    /// Kubeconfig [default: the pod's service account, else ~/.kube/config].
-    #[arg(long, env = "KUBECONFIG", hide_env_values = true)]
-    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub reach: ReachArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,7 +64,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
             "--interval {interval}: write a number of seconds, at least {INTERVAL_MIN_S}"
         )));
     }
-    let cluster = KubeCluster::connect(&endpoint(args.kubeconfig.clone())?).await?;
+    let cluster = KubeCluster::connect(&args.reach.endpoint()?).await?;
     let live = !args.once && args.output == Output::Map && stdout().is_terminal();
     let mut picture = look(&cluster, &args, width()).await?;
     if !live {

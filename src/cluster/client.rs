@@ -38,9 +38,15 @@ const OURSELVES: &str = concat!("tranche/", env!("CARGO_PKG_VERSION"));
 pub enum Endpoint {
     /// With the pod's projected service-account token.
     InCluster,
-    /// With a kubeconfig file and its current context. Several paths, separated by colons, are files that are merged:
-    /// of each field the first file that has it counts, as with kubectl.
-    Kubeconfig(PathBuf),
+    /// With a kubeconfig file. Several paths, separated by colons, are files that are merged: of each field the first
+    /// file that has it counts, as with kubectl. `context`: another one than the current.
+    Kubeconfig { path: PathBuf, context: Option<String> },
+}
+
+impl From<PathBuf> for Endpoint {
+    fn from(path: PathBuf) -> Self {
+        Self::Kubeconfig { path, context: None }
+    }
 }
 
 /// Why there is no client. Nothing has been asked of the API server yet.
@@ -48,7 +54,7 @@ pub enum Endpoint {
 pub enum ConnectError {
     #[error("not running in a pod with a service account; give --kubeconfig to run outside of the cluster")]
     InCluster(#[source] kube::config::InClusterError),
-    #[error("kubeconfig {path} cannot be used; check the file and its current context", path = .path.display())]
+    #[error("kubeconfig {path} cannot be used; check the file and its context", path = .path.display())]
     Kubeconfig {
         path: PathBuf,
         #[source]
@@ -80,7 +86,7 @@ impl KubeCluster {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = match endpoint {
             Endpoint::InCluster => Config::incluster().map_err(ConnectError::InCluster)?,
-            Endpoint::Kubeconfig(path) => from_file(path)
+            Endpoint::Kubeconfig { path, context } => from_file(path, context.as_deref())
                 .await
                 .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source })?,
         };
@@ -219,14 +225,15 @@ where
     kube::core::Request::new(K::url_path(&(), Some(namespace)))
 }
 
-async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
+async fn from_file(path: &Path, context: Option<&str>) -> Result<Config, kube::config::KubeconfigError> {
     let parts = path.as_os_str().as_bytes().split(|byte| *byte == b':').filter(|part| !part.is_empty());
     let files: Vec<&Path> = parts.map(|part| Path::new(OsStr::from_bytes(part))).collect();
     // Of several, those that do not exist are passed over.
     let mut there = files.iter().filter(|file| files.len() == 1 || file.exists());
     let first = Kubeconfig::read_from(there.next().copied().unwrap_or(path))?;
     let kubeconfig = there.try_fold(first, |merged, file| merged.merge(Kubeconfig::read_from(file)?))?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    Config::from_custom_kubeconfig(kubeconfig, &options).await
 }
 
 pub(super) fn post() -> PostParams {
@@ -282,7 +289,8 @@ mod tests {
         };
         let context = write(
             "context",
-            "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u, namespace: ml}}]\n",
+            "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u, namespace: ml}}, \
+             {name: b, context: {cluster: c, user: u, namespace: team-b}}]\n",
         );
         let cluster = |port: u16| {
             format!(
@@ -292,8 +300,13 @@ mod tests {
         };
         let (first, second) = (write("first", &cluster(1)), write("second", &cluster(2)));
         let missing = folder.path().join("missing").display().to_string();
-        let config = from_file(Path::new(&format!("{context}:{missing}::{first}:{second}"))).await.unwrap();
+        let all = format!("{context}:{missing}::{first}:{second}");
+        let config = from_file(Path::new(&all), None).await.unwrap();
         assert_eq!((config.cluster_url.port_u16(), config.default_namespace.as_str()), (Some(1), "ml"));
-        assert!(from_file(Path::new(&missing)).await.is_err());
+        let other = from_file(Path::new(&all), Some("b")).await.unwrap();
+        assert_eq!(other.default_namespace, "team-b");
+        let unknown = from_file(Path::new(&all), Some("nowhere")).await.unwrap_err().to_string();
+        assert!(unknown.contains("nowhere"), "{unknown}");
+        assert!(from_file(Path::new(&missing), None).await.is_err());
     }
 }

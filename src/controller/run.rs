@@ -87,7 +87,7 @@ pub async fn run(
     let signals = Signals::catch()?;
     let stop = CancellationToken::new();
     let mut tasks = Tasks::new(stop.clone());
-    let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
+    let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::from);
     let api = KubeCluster::connect(&endpoint).await?;
     let api = api.with_limit(CALL_LIMIT);
     let mut registry = metrics::registry();

@@ -195,7 +195,7 @@ pub fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
 }
 
 async fn connect(settings: &NodeSettings) -> Result<NodeCluster, NodeError> {
-    let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
+    let endpoint = settings.kubeconfig.clone().map_or(Endpoint::InCluster, Endpoint::from);
     Ok(NodeCluster::new(KubeCluster::connect(&endpoint).await?, settings.node_name.clone()))
 }
 

@@ -76,7 +76,7 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
     let ready = readiness.wait_for("a certificate that the API server trusts");
     let mut registry = metrics::registry();
     let metrics = WebhookMetrics::register(&mut registry);
-    let endpoint = settings.kubeconfig.map_or(Endpoint::InCluster, Endpoint::Kubeconfig);
+    let endpoint = settings.kubeconfig.map_or(Endpoint::InCluster, Endpoint::from);
     // No node is asked about.
     let cluster = KubeCluster::connect(&endpoint).await?;
 

@@ -49,7 +49,7 @@ impl Real {
         let path = PathBuf::from(rig.run(&["kubeconfig"]).trim());
         let node = NodeName::new(format!("tranche-{test}-{}", std::process::id()));
         // The product's own way in; it also chooses the TLS provider for the second client.
-        let endpoint = Endpoint::Kubeconfig(path.clone());
+        let endpoint = Endpoint::from(path.clone());
         let cluster = NodeCluster::new(KubeCluster::connect(&endpoint).await.unwrap(), node.clone());
         let kubeconfig = Kubeconfig::read_from(path).unwrap();
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();

@@ -1,5 +1,6 @@
 //! What a tenant may try who has nothing but the role `edit` in a namespace, and what everybody else must not notice.
 
+mod crowds;
 mod doors;
 mod feed;
 mod release;

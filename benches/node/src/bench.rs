@@ -51,7 +51,7 @@ impl<'a> Bench<'a> {
         let plugin = setting.start(&folder, start.gpus, &start.more)?;
         let socket = Socket::registered(&kubelet).await?;
         let devices = api::devices(client, start.devices).await.with_context(|| plugin.last_words())?;
-        let endpoint = Endpoint::Kubeconfig(setting.kubeconfig.clone());
+        let endpoint = Endpoint::from(setting.kubeconfig.clone());
         let cluster = NodeCluster::new(KubeCluster::connect(&endpoint).await?, NodeName::new(NODE));
         Ok(Self { client, cluster, plugin, socket, folder, devices, _kubelet: kubelet })
     }

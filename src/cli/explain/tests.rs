@@ -7,6 +7,7 @@ use super::draw::{Rows, draw};
 use super::find::{Named, Target, ended, lacks, no_claim, no_pod};
 use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
+use crate::cli::reach::ReachArgs;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::lease::LeaseName;
 use crate::controller::config::Rules;
@@ -25,7 +26,7 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
         never_hold: None,
         controller_namespace: "tranche-system".to_owned(),
         lease_name: "tranche-controller".to_owned(),
-        kubeconfig: None,
+        reach: ReachArgs::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape};
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape, Shortage};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
 use crate::controller::queue::{Turn, UnitKey};
@@ -293,6 +293,13 @@ impl Core {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());
+        }
+        let unshared = self.view.unshared_devices();
+        if let (Shortage::Candidates { .. }, 1..) = (&explanation.shortage, unshared) {
+            words.push_str(&format!(
+                "; {unshared} devices of the cluster are not shared: MIG devices, GPUs that are given whole only, GPUs \
+                 that report no memory"
+            ));
         }
         let reason = Reason::of(&explanation.shortage);
         Refused { pod: part.pod.clone(), reason, words }

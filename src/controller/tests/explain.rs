@@ -11,6 +11,7 @@ use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, Explained, explain};
 use crate::controller::view::claim::{POLICY, WAITING};
+use crate::model::names::{DRIVER, SHARED_CLASS};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -213,6 +214,42 @@ fn what_goes_first_is_counted_before_it() {
     share(&mut cluster, "little", json!({"memory": "1Gi"}));
     let (_, _, holdups) = place(&asked(&mut cluster, "little").answer);
     assert_eq!(holdups[0], goes_first);
+}
+
+#[test]
+fn devices_that_are_not_shared_are_counted_where_no_gpu_matches() {
+    let mut cluster = cluster(1, 1);
+    let whole_only = |minor: u32| {
+        let mut whole = device("node-1", minor, true);
+        whole["attributes"]["productName"]["string"] = json!("NVIDIA GB10");
+        whole["attributes"].as_object_mut().unwrap().remove("grantableMemoryMiB");
+        whole
+    };
+    cluster.put_node("node-1", 0);
+    cluster.put_slice("node-1", vec![whole_only(0), whole_only(1)]);
+    let selector = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA GB10'";
+    share_with(&mut cluster, "small", selector);
+    let counted = "; 2 devices of the cluster are not shared: MIG devices, GPUs that are given whole only";
+    let (because, words, _) = wait(&asked(&mut cluster, "small").answer);
+    assert_eq!(because.as_str(), "candidates");
+    assert!(words.contains(counted), "{words}");
+    // They are gone, or shared now.
+    cluster.put_slice("node-1", vec![whole_only(0), device("node-1", 1, true)]);
+    let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
+    assert!(words.contains("; 1 devices of the cluster"), "{words}");
+    cluster.put_slice("node-1", vec![device("node-1", 0, true)]);
+    let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
+    assert!(!words.contains("of the cluster"), "{words}");
+}
+
+/// A claim for 1 GiB of a GPU that the selector chooses, and its pod.
+fn share_with(cluster: &mut Cluster, name: &str, selector: &str) {
+    let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Gi"});
+    let exactly = json!({"deviceClassName": SHARED_CLASS, "selectors": [{"cel": {"expression": selector}}]});
+    cluster.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "exactly": exactly}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}));
+    cluster.put_pod(name, &[name], json!({}));
 }
 
 #[test]

@@ -344,6 +344,11 @@ impl ClusterView {
 
     // Nodes and their GPUs.
 
+    /// How many devices are published that no shares can be placed on.
+    pub fn unshared_devices(&self) -> usize {
+        self.pools.unshared()
+    }
+
     pub fn node(&self, name: &NodeName) -> Option<&NodeState> {
         self.nodes.get(name)
     }

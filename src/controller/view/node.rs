@@ -28,6 +28,9 @@ pub struct Slice {
     pub node: NodeName,
     pub generation: i64,
     pub gpus: Vec<Arc<Gpu>>,
+    /// Devices beside these that no shares can be placed on: MIG devices, GPUs that are given whole only, GPUs that tell no
+    /// memory.
+    pub unshared: usize,
 }
 
 /// None: of no node's pool. `like`: facts of some device that was read before; what others have in common with it,
@@ -35,9 +38,10 @@ pub struct Slice {
 pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice> {
     let spec = object.spec;
     let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
-    let devices = spec.devices.into_iter().flatten();
-    let gpus = devices.filter_map(|device| gpu(&device, like)).collect();
-    Some(Slice { node, generation: spec.pool.generation, gpus })
+    let devices = spec.devices.unwrap_or_default();
+    let gpus: Vec<_> = devices.iter().filter_map(|device| gpu(device, like)).collect();
+    let unshared = devices.len() - gpus.len();
+    Some(Slice { node, generation: spec.pool.generation, gpus, unshared })
 }
 
 /// None: no shares can be placed on it.

@@ -18,6 +18,8 @@ pub(super) struct Pools {
     rules: BTreeMap<String, TaintRule>,
     /// The facts of the GPU that was read last: the next has most of them as well.
     like: Arc<DeviceFacts>,
+    /// Devices of all slices that no shares can be placed on.
+    unshared: usize,
 }
 
 impl Pools {
@@ -42,6 +44,11 @@ impl Pools {
         node::pool(node, slices, &self.rules)
     }
 
+    /// How many devices are published that no shares can be placed on.
+    pub fn unshared(&self) -> usize {
+        self.unshared
+    }
+
     /// Returns the nodes whose pools may be others now.
     pub fn set_slice(&mut self, object: ResourceSlice) -> Vec<NodeName> {
         let name = object.metadata.name.clone().unwrap_or_default();
@@ -51,7 +58,9 @@ impl Pools {
         let node = fresh.node.clone();
         let moved = self.slice_nodes.insert(name.clone(), node.clone()).filter(|old| *old != node);
         moved.iter().for_each(|old| self.forget_slice(old, &name));
-        self.slices.entry(node.clone()).or_default().insert(name, fresh);
+        self.unshared += fresh.unshared;
+        let old = self.slices.entry(node.clone()).or_default().insert(name, fresh);
+        self.unshared -= old.map_or(0, |old| old.unshared);
         moved.into_iter().chain([node]).collect()
     }
 
@@ -64,7 +73,7 @@ impl Pools {
 
     fn forget_slice(&mut self, node: &NodeName, name: &str) {
         if let Some(of_node) = self.slices.get_mut(node) {
-            of_node.remove(name);
+            self.unshared -= of_node.remove(name).map_or(0, |old| old.unshared);
             if of_node.is_empty() {
                 self.slices.remove(node);
             }

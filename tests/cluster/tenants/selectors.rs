@@ -14,9 +14,9 @@ use crate::manifests::{as_nobody, claim, parameters, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, from};
 
-const CLASS: &str = "shared.gpu.nvidia.com";
+pub(super) const CLASS: &str = "shared.gpu.nvidia.com";
 /// In which another namespace's share is to be placed, whatever the tenant does.
-const FEW_SECONDS: Duration = Duration::from_secs(10);
+pub(super) const FEW_SECONDS: Duration = Duration::from_secs(10);
 /// True on every GPU, and not known before there is one.
 const GUARD: &str = "has(device.attributes['gpu.nvidia.com'].uuid)";
 
@@ -58,7 +58,7 @@ fn devices(requests: &[Vec<String>]) -> Value {
 }
 
 /// Creates a claim and a pod that uses it.
-async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
+pub(super) async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     claims.create(&PostParams::default(), &from(claim(name, devices))).await.expect("the claim is admitted");
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
@@ -67,14 +67,14 @@ async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
 }
 
 /// Who holds the controller's lease.
-async fn holder(cluster: &TestCluster) -> Option<String> {
+pub(super) async fn holder(cluster: &TestCluster) -> Option<String> {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let lease = leases.get("tranche-controller").await.ok()?;
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
 /// Name and restarts of each of the controller's containers, and whether it answers.
-async fn controllers(cluster: &TestCluster) -> Vec<(String, i32, bool)> {
+pub(super) async fn controllers(cluster: &TestCluster) -> Vec<(String, i32, bool)> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let list = pods.list(&Default::default()).await.expect("pods can be listed").items;
     let is_ours =
@@ -88,7 +88,7 @@ async fn controllers(cluster: &TestCluster) -> Vec<(String, i32, bool)> {
     list.into_iter().filter(is_ours).map(told).collect()
 }
 
-async fn wait_told(cluster: &TestCluster, pod: &str, words: &str) {
+pub(super) async fn wait_told(cluster: &TestCluster, pod: &str, words: &str) {
     let told = || async { cluster.events(pod).await.into_iter().find(|event| event.contains(words)) };
     let told = wait_until(&format!("pod {pod} to be told: {words}"), PATIENCE, told).await;
     println!("told: {}", told.chars().take(300).collect::<String>());

@@ -1,0 +1,77 @@
+//! Claims and pods that are dear together: they wait, and nobody else does.
+
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+
+use super::selectors::{CLASS, FEW_SECONDS, controllers, create, holder, wait_told};
+use super::tenant;
+use crate::manifests::{as_nobody, claim, container, parameters, pod};
+use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster, from};
+
+/// For all requests.
+fn config() -> Value {
+    let mut config = parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Mi"}));
+    config[0].as_object_mut().expect("it is an entry").remove("requests");
+    config
+}
+
+/// With 100 such claims a round took longer than victims waited, and began anew under the next leader.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_that_name_many_claims_with_many_requests_stop_nobody() {
+    let cluster = TestCluster::of_env("pods_that_name_many_claims_with_many_requests_stop_nobody").await;
+    let quiet = format!("{}-quiet", cluster.namespace);
+    cluster.rig.kubectl(&["create", "namespace", &quiet]);
+    cluster.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);
+    let leader = wait_until("a controller to lead", PATIENCE, || holder(&cluster)).await;
+    let before = controllers(&cluster).await;
+    let attacker = tenant(&cluster).await;
+    let claims: Api<ResourceClaim> = Api::namespaced(attacker.clone(), &cluster.namespace);
+    let alternatives: Vec<Value> =
+        (0..8).map(|nth| json!({"name": format!("s{nth}"), "deviceClassName": CLASS})).collect();
+    let either = ["a", "b"].map(|name| json!({"name": name, "firstAvailable": alternatives}));
+    let plain: Vec<Value> = (0..32)
+        .map(|nth| json!({"name": format!("r{nth}"), "exactly": {"deviceClassName": CLASS}}))
+        .collect();
+    let mut names = Vec::new();
+    for nth in 0..=100 {
+        let requests = if nth == 0 { json!(either) } else { json!(plain) };
+        let name = format!("c{nth}");
+        let object = claim(&name, json!({"requests": requests, "config": config()}));
+        claims.create(&PostParams::default(), &from(object)).await.expect("the claim is admitted");
+        names.push(name);
+    }
+    let pods: Api<Pod> = Api::namespaced(attacker.clone(), &cluster.namespace);
+    for nth in 0..11 {
+        let named = names.iter().map(|name| json!({"name": name, "resourceClaimName": name}));
+        let object = as_nobody(pod(
+            &format!("p{nth}"),
+            named.collect(),
+            json!([container("main", json!([{"name": "c0"}]))]),
+        ));
+        pods.create(&PostParams::default(), &from(object)).await.expect("the pod is admitted");
+    }
+    wait_told(&cluster, "p0", "have 3202 requests together; a pod is placed with at most 256").await;
+    for nth in 0..3 {
+        let name = format!("small-{nth}");
+        let begun = Instant::now();
+        let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
+            "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
+        create(&cluster.client, &quiet, &name, share).await;
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &quiet);
+        let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
+        wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
+        println!("{name} was placed after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < FEW_SECONDS, "{name} was placed after {:?}", begun.elapsed());
+    }
+    assert_eq!(controllers(&cluster).await, before, "nobody was restarted, and all answer");
+    assert_eq!(holder(&cluster).await.as_ref(), Some(&leader), "the lease was never lost");
+    cluster.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);
+    cluster.end().await;
+}
