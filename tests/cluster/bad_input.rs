@@ -8,7 +8,7 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use crate::manifests::{claim, container, gpu, pod, user_of};
-use crate::rig::wait_until;
+use crate::rig::{root, wait_until};
 use crate::test_cluster::{PATIENCE, TestCluster, container_run, minor_of, node_of};
 
 /// An object of the cluster, to be created again as it is.
@@ -115,6 +115,34 @@ async fn whoever_applies_a_pod_that_would_get_no_gpu_is_told() {
     for object in [annotated(json!({"team": "a"})), limited(json!({"cpu": "1"})), of_kai, user_of("c", "p")] {
         let said = warned(&cluster, files.path(), &object);
         assert!(!said.contains("tranche-hints"), "{said}");
+    }
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn examples_are_admitted_where_pod_security_is_restricted_without_a_warning() {
+    let labels =
+        json!({"pod-security.kubernetes.io/enforce": "restricted", "tranche.dev/kai-annotations": "enabled"});
+    let test = "examples_are_admitted_where_pod_security_is_restricted_without_a_warning";
+    let cluster = TestCluster::with_labels(test, labels).await;
+    let folder = root().join("deploy/examples");
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .expect("there are examples")
+        .map(|entry| entry.expect("they can be listed").path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= 10, "{files:?}");
+    for file in files {
+        let file = file.to_str().expect("its name is text");
+        let applied = ["-n", &cluster.namespace, "create", "--dry-run=server", "-f", file];
+        let admitted = || {
+            let said = cluster.rig.attempt_beside(&[&["kubectl"], &applied[..]].concat());
+            async move { said.ok() }
+        };
+        // The webhook may still be starting.
+        let said = wait_until(&format!("{file} to be admitted"), PATIENCE, admitted).await;
+        assert_eq!(said, "", "{file}");
     }
     cluster.end().await;
 }

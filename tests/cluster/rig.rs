@@ -69,8 +69,13 @@ impl Rig {
 
     /// What kubectl prints beside its answer: the API server's warnings. A failure ends the test.
     pub fn warnings(&self, args: &[&str]) -> String {
-        let outputs = self.outputs(&[&["kubectl"], args].concat());
-        outputs.unwrap_or_else(|said| panic!("kubectl {} failed:\n{said}", args.join(" "))).1
+        let outputs = self.attempt_beside(&[&["kubectl"], args].concat());
+        outputs.unwrap_or_else(|said| panic!("kubectl {} failed:\n{said}", args.join(" ")))
+    }
+
+    /// What a verb prints on its standard error; Err has both outputs of one that failed.
+    pub fn attempt_beside(&self, verb: &[&str]) -> Result<String, String> {
+        self.outputs(verb).map(|(_, beside)| beside)
     }
 
     /// Both outputs of a verb; Err has them with its exit status.
