@@ -665,12 +665,13 @@ impl Process {
         }
     }
 
-    /// Asks again where others' bodies take all the room for too long: this machine may be slow.
+    /// Asks again where others' bodies take all the room for too long, or a request has its deadline behind it: this
+    /// machine may be slow.
     async fn post_when_there_is_room(&self, path: &str, body: &[u8]) -> (u16, String) {
         let end = Instant::now() + PATIENCE * 3;
         loop {
             let answer = self.at.post(&self.authority, path, body).await;
-            if answer.0 != 503 || Instant::now() > end {
+            if ![408, 503].contains(&answer.0) || Instant::now() > end {
                 return answer;
             }
         }
