@@ -39,6 +39,7 @@ pub struct Holder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
     pub claim: ClaimRef,
+    pub cause: ReleaseCause,
     pub devices: Vec<HeldDevice>,
     /// Or why that cannot be told.
     pub by: Result<Vec<Holder>, String>,
@@ -134,7 +135,7 @@ impl Holders {
                 tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
                 None
             }
-            by => Some(Withheld { claim, devices, by }),
+            by => Some(Withheld { claim, cause, devices, by }),
         }
     }
 
@@ -212,11 +213,18 @@ impl Withheld {
     }
 }
 
-/// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told.
+/// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told. The share of a pod that
+/// kubelet has ended keeps nobody off the device: its processes end within moments, at each pod that is deleted without a
+/// grace period.
 pub fn by_device(withheld: &BTreeMap<ClaimUid, Withheld>) -> BTreeMap<DeviceUuid, String> {
     let mut found = BTreeMap::<DeviceUuid, Vec<String>>::new();
     for one in withheld.values() {
-        for held in one.devices.iter().filter(|held| held.mode != HoldMode::Admin) {
+        let keeps_off = |held: &&HeldDevice| match held.mode {
+            HoldMode::Share(_) => one.cause == ReleaseCause::Api,
+            HoldMode::Whole | HoldMode::Mig => true,
+            HoldMode::Admin => false,
+        };
+        for held in one.devices.iter().filter(keeps_off) {
             let what = match held.mode {
                 HoldMode::Share(_) => "its share of it",
                 HoldMode::Whole | HoldMode::Mig | HoldMode::Admin => "it",
@@ -328,7 +336,7 @@ mod tests {
         assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
         let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
         let by = Ok(vec![holder("train-0", &[7]); 20]);
-        let words = Withheld { claim, devices: Vec::new(), by }.to_string();
+        let words = Withheld { claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
         assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
     }
 }

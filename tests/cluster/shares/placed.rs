@@ -53,14 +53,24 @@ async fn what_our_controller_places_is_enforced_on_every_release() {
     assert_eq!(board.limits(&cluster), limits("10G", "50.0"));
     assert!(board.is_exclusive(&cluster));
 
-    // More than there is, and for another board than the name now means.
+    // More than there is, and for a board that has another name now. One that is not on the node any more is stood in
+    // for by the one that has its name.
     let most = format!("{}Mi", board.grantable_mib);
     cluster.create_with_status("all", gpu("gpu"), placed(&board, &board.uuid, &most, 1)).await;
     cluster.create(as_nobody(user_of("all", "all"))).await;
     cluster.wait_refused("all", &[&format!("{} MiB", board.grantable_mib), "12240"]).await;
-    cluster.create_with_status("other", gpu("gpu"), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
+    let published = cluster.published(&board.node).await;
+    let uuids = published.iter().filter_map(|one| one.attributes.as_ref()?.get("uuid")?.string.clone());
+    let another = uuids.into_iter().find(|uuid| uuid.starts_with("GPU-") && *uuid != board.uuid);
+    let another = another.expect("the node has another board");
+    cluster.create_with_status("other", gpu("gpu"), placed(&board, &another, "1Gi", 1)).await;
     cluster.create(as_nobody(user_of("other", "other"))).await;
-    cluster.wait_refused("other", &["GPU-of-yesterday", &board.uuid]).await;
+    cluster.wait_refused("other", &[&another, &board.uuid]).await;
+    cluster.create_with_status("moved", gpu("gpu"), placed(&board, "GPU-of-yesterday", "1Gi", 1)).await;
+    cluster.create(as_nobody(user_of("moved", "moved"))).await;
+    cluster.wait_ready("moved").await;
+    assert_eq!(mps_env(&cluster, "moved", "main"), expected(1, 1024));
+    cluster.delete("moved").await;
 
     cluster.delete("large").await;
     board.wait_limits(&cluster, &limits("1G", "25.0")).await;
