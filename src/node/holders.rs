@@ -6,8 +6,8 @@
 //! container edits are removed before the processes are listed, so that no new container gets the device meanwhile.
 //!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
-//! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share that is withheld taints
-//! its board.
+//! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share taints its board only if
+//! its claim was taken away, not if kubelet has ended its pod.
 
 use std::collections::BTreeMap;
 use std::fmt;
