@@ -233,8 +233,8 @@ impl FaultWatcher {
         self.set(facts.with_withheld(&self.withheld, now()));
     }
 
-    /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free, so that
-    /// neither scheduler nor controller can tell what is left beside it. Who is there already goes on.
+    /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free,
+    /// so that neither scheduler nor controller can tell what is left beside it. Who is there already goes on.
     fn take_withheld(&mut self, withheld: &BTreeMap<ClaimUid, Withheld>) {
         self.withheld = holders::by_device(withheld);
         self.set(self.known.with_withheld(&self.withheld, now()));
