@@ -20,6 +20,7 @@ use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
+use crate::model::fnv1a;
 use crate::model::names::HOLD_LABEL;
 
 /// Writes under way at once: as many connections to the API server. Where a thousand claims came at once and the
@@ -224,9 +225,7 @@ fn hold_name(gpu: &GpuRef) -> String {
     if name.len() <= NAME_BYTES_MAX {
         return name;
     }
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = fnv1a(name.bytes());
     format!("hold.{}.{hash:016x}", gpu.device)
 }
 
