@@ -1,14 +1,12 @@
 //! Claims and pods that are dear together: they wait, and nobody else does.
 
-use std::time::Instant;
-
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use super::selectors::{CLASS, controllers, create, few_seconds, holder, wait_told};
+use super::selectors::{CLASS, controllers, holder, small_shares_are_placed, wait_told};
 use super::tenant;
 use crate::manifests::{as_nobody, claim, container, parameters, pod};
 use crate::rig::wait_until;
@@ -58,18 +56,7 @@ async fn pods_that_name_many_claims_with_many_requests_stop_nobody() {
         pods.create(&PostParams::default(), &from(object)).await.expect("the pod is admitted");
     }
     wait_told(&cluster, "p0", "have 3202 requests together; a pod is placed with at most 256").await;
-    for nth in 0..3 {
-        let name = format!("small-{nth}");
-        let begun = Instant::now();
-        let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
-            "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
-        create(&cluster.client, &quiet, &name, share).await;
-        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &quiet);
-        let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
-        wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
-        println!("{name} was placed after {:?}", begun.elapsed());
-        assert!(begun.elapsed() < few_seconds(nth), "{name} was placed after {:?}", begun.elapsed());
-    }
+    small_shares_are_placed(&cluster, &quiet, 3).await;
     assert_eq!(controllers(&cluster).await, before, "nobody was restarted, and all answer");
     assert_eq!(holder(&cluster).await.as_ref(), Some(&leader), "the lease was never lost");
     cluster.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);

@@ -15,10 +15,22 @@ use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, from};
 
 pub(super) const CLASS: &str = "shared.gpu.nvidia.com";
-/// In which another namespace's share is to be placed, whatever the tenant does: the first takes the GPU before, which is
-/// several rounds, each of which may cost all that a round may.
-pub(super) fn few_seconds(nth: usize) -> Duration {
-    Duration::from_secs(if nth == 0 { 20 } else { 10 })
+/// Another namespace's shares are placed within seconds, one after the other, whatever the tenant does. The first takes
+/// the GPU before, which is several rounds, each of which may cost all that a round may.
+pub(super) async fn small_shares_are_placed(cluster: &TestCluster, namespace: &str, count: usize) {
+    for nth in 0..count {
+        let limit = Duration::from_secs(if nth == 0 { 20 } else { 10 });
+        let name = format!("small-{nth}");
+        let begun = Instant::now();
+        let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
+            "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
+        create(&cluster.client, namespace, &name, share).await;
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), namespace);
+        let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
+        wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
+        println!("{name} was placed after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < limit, "{name} was placed after {:?}", begun.elapsed());
+    }
 }
 /// True on every GPU, and not known before there is one.
 const GUARD: &str = "has(device.attributes['gpu.nvidia.com'].uuid)";
@@ -61,7 +73,7 @@ fn devices(requests: &[Vec<String>]) -> Value {
 }
 
 /// Creates a claim and a pod that uses it.
-pub(super) async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
+async fn create(client: &Client, namespace: &str, name: &str, devices: Value) {
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     claims.create(&PostParams::default(), &from(claim(name, devices))).await.expect("the claim is admitted");
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
@@ -119,18 +131,7 @@ async fn dear_selectors_wait_and_the_shares_of_another_namespace_do_not() {
         create(&attacker, &cluster.namespace, &format!("own-{nth}"), one(format!("false && true || !{own}")))
             .await;
     }
-    for nth in 0..5 {
-        let name = format!("small-{nth}");
-        let begun = Instant::now();
-        let share = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}],
-            "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "1Gi"}))});
-        create(&cluster.client, &quiet, &name, share).await;
-        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &quiet);
-        let placed = || async { claims.get(&name).await.ok()?.status?.allocation.map(|_| ()) };
-        wait_until(&format!("{name} to be placed"), PATIENCE, placed).await;
-        println!("{name} was placed after {:?}", begun.elapsed());
-        assert!(begun.elapsed() < few_seconds(nth), "{name} was placed after {:?}", begun.elapsed());
-    }
+    small_shares_are_placed(&cluster, &quiet, 5).await;
     wait_told(&cluster, "nested", "costs more than 2000000 on one device").await;
     wait_told(&cluster, "many", "in all; write simpler selectors, or fewer").await;
     // What the API server has of memory, we have.
