@@ -128,6 +128,7 @@ impl Open {
     fn take(&self, way: Allocator, bytes: u64) -> Called<Held> {
         match way {
             Allocator::Linear => self.cuda.take(bytes).map(|at| Held::Linear { at, bytes }),
+            Allocator::Managed => self.cuda.take_managed(bytes).map(|at| Held::Linear { at, bytes }),
             Allocator::Chunks => self.cuda.take_chunk(bytes).map(Held::Chunk),
             Allocator::Stream | Allocator::Pool => {
                 let pool = self.pool.filter(|_| way == Allocator::Pool);

@@ -60,20 +60,26 @@ impl Daemon {
 
     /// Starts it for one GPU, sets the limits, reads them back, lets clients in.
     pub fn start(&self, uuid: &str, limits: Limits) -> Result<()> {
-        self.launch(uuid, limits, Command::new(&self.program.path))
+        self.launch(uuid, limits, Command::new(&self.program.path), &[])
+    }
+
+    /// The same with more variables in the daemon's own environment.
+    pub fn start_in(&self, uuid: &str, limits: Limits, env: &[(&str, String)]) -> Result<()> {
+        self.launch(uuid, limits, Command::new(&self.program.path), env)
     }
 
     /// The same with a /dev/shm of its own, which its servers have, too.
     pub fn start_with(&self, uuid: &str, limits: Limits, shm: &Shm) -> Result<()> {
         let mut command = mounts::within(shm)?;
         command.arg(&self.program.path);
-        self.launch(uuid, limits, command)
+        self.launch(uuid, limits, command, &[])
     }
 
-    fn launch(&self, uuid: &str, limits: Limits, mut command: Command) -> Result<()> {
+    fn launch(&self, uuid: &str, limits: Limits, mut command: Command, env: &[(&str, String)]) -> Result<()> {
         self.make_folder()?;
         command.env_clear();
         command
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .env("CUDA_VISIBLE_DEVICES", uuid)
             .env("CUDA_MPS_PIPE_DIRECTORY", self.pipe())
             .env("CUDA_MPS_LOG_DIRECTORY", self.folder.join("log"))

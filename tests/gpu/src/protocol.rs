@@ -51,6 +51,8 @@ pub enum Request {
 pub enum Allocator {
     /// `cuMemAlloc`
     Linear,
+    /// `cuMemAllocManaged`: on the GPU once a kernel writes to it.
+    Managed,
     /// `cuMemAllocAsync`: from the device's default pool.
     Stream,
     /// `cuMemAllocFromPoolAsync`: from a pool of its own.

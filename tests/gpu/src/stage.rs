@@ -105,6 +105,17 @@ impl Stage {
         self.daemon.start_with(&self.gpu.uuid, limits, shm)
     }
 
+    /// The same, with more variables in the daemon's own environment.
+    pub fn serve_in_env(&self, limits: Limits, env: &[(&str, String)]) -> Result<()> {
+        signals::go_on()?;
+        if self.supervisor.is_some() {
+            bail!("needs a daemon of gpu-check's own: run it without --tranche");
+        }
+        self.end_daemon()?;
+        self.mode.for_share()?;
+        self.daemon.start_in(&self.gpu.uuid, limits, env)
+    }
+
     /// No daemon: a process has the GPU without MPS.
     pub fn bare(&self) -> Result<()> {
         signals::go_on()?;

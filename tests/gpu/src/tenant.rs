@@ -11,6 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::mounts::{self, Shm};
 use crate::protocol::{Allocator, Opened, Reply, Request, Stop};
@@ -203,6 +205,13 @@ impl Tenant {
     /// SIGKILL, and its end is waited for.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context("kill a tenant")?;
+        self.wait_for_end(Duration::from_secs(10)).map(|_| ())
+    }
+
+    /// A signal, and its end is waited for.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        let number = i32::try_from(self.pid()).context("a process id")?;
+        kill(Pid::from_raw(number), signal).with_context(|| format!("send {signal} to a tenant"))?;
         self.wait_for_end(Duration::from_secs(10)).map(|_| ())
     }
 

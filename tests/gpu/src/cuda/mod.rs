@@ -162,6 +162,18 @@ impl Cuda {
         Ok(at)
     }
 
+    /// Managed memory, for every stream. It is on the GPU once a kernel has written to it.
+    pub fn take_managed(&self, bytes: u64) -> Called<u64> {
+        const ATTACH_GLOBAL: c_uint = 1;
+        let mut at = 0_u64;
+        // SAFETY: `at` is a live number to write to.
+        unsafe {
+            call!(self, cuMemAllocManaged,
+                &raw mut at => *mut u64, bytes as usize => usize, ATTACH_GLOBAL => c_uint)
+        }?;
+        Ok(at)
+    }
+
     pub fn give(&self, at: u64) -> Called<()> {
         // SAFETY: a number; the driver refuses what it has not given.
         unsafe { call!(self, cuMemFree_v2, at => u64) }

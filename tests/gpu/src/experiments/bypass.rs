@@ -168,6 +168,61 @@ fn changed(stage: &Stage, part: &str, changes: &[(&str, Option<String>)]) -> Res
     Ok(Finding::new(part, expected, seen.words(), verdict).with(figures))
 }
 
+/// E39
+pub fn elsewhere(stage: &mut Stage) -> Result<Vec<Finding>> {
+    let share = stage.memory();
+    let (number, uuid) = ("0".to_owned(), stage.gpu.uuid.clone());
+    let ways = [
+        ("the server's own limit, by number", Elsewhere::Server(number.clone())),
+        ("the server's own limit, by UUID", Elsewhere::Server(uuid.clone())),
+        ("the daemon's default, by UUID, too", Elsewhere::Default(uuid.clone())),
+        ("the daemon's environment, by number", Elsewhere::Environment(format!("{number}={share}M"))),
+        ("the daemon's environment, by UUID", Elsewhere::Environment(format!("{uuid}={share}M"))),
+    ];
+    ways.iter().map(|(name, way)| part(name, set_elsewhere(stage, name, way))).collect()
+}
+
+/// Where a memory limit is set besides the daemon's default by number. The text names the device.
+enum Elsewhere {
+    Server(String),
+    Default(String),
+    Environment(String),
+}
+
+/// A client with a broken limit variable, under a limit that is set in one more place.
+fn set_elsewhere(stage: &Stage, name: &str, way: &Elsewhere) -> Result<Finding> {
+    match way {
+        Elsewhere::Environment(text) => {
+            stage.serve_in_env(stage.limits, &[(MEMORY, text.clone())])?;
+        }
+        Elsewhere::Server(_) | Elsewhere::Default(_) => stage.serve(stage.limits)?,
+    }
+    if let Elsewhere::Default(device) = way {
+        stage.daemon.ask(&format!("set_default_device_pinned_mem_limit {device} {}M", stage.memory()))?;
+    }
+    // Keeps the server.
+    let mut neighbour = stage.tenant("e39-neighbour", stage.limits)?;
+    neighbour.open()?;
+    let mut said = String::new();
+    if let Elsewhere::Server(device) = way {
+        for server in stage.daemon.servers()? {
+            let order = format!("set_device_pinned_mem_limit {server} {device} {}M", stage.memory());
+            said = format!("the daemon said {:?}; ", stage.daemon.ask(&order)?);
+        }
+    }
+    let mut env = stage.env(stage.limits);
+    env.retain(|(other, _)| other != MEMORY);
+    env.push((MEMORY.to_owned(), "everything".to_owned()));
+    let seen = attempt(stage, stage.client("e39", env))?;
+    let bytes = match &seen {
+        Attempt::Got { bytes, .. } => *bytes,
+        Attempt::Refused(_) | Attempt::Lost(_) => 0,
+    };
+    let verdict = Verdict::holds_if(within(bytes, stage.memory()));
+    let expected = format!("≤ {} MiB, or refused", stage.memory());
+    Ok(Finding::new(name, expected, format!("{said}{}", seen.words()), verdict).with(json!({"bytes": bytes})))
+}
+
 /// Of a client that does as it is told.
 pub fn multiprocessors(stage: &Stage) -> Result<u32> {
     let mut tenant = stage.tenant("obedient", stage.limits)?;

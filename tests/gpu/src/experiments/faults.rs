@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::bypass::without_variables;
@@ -20,38 +21,103 @@ const LONG_MS: u64 = 8000;
 const NEIGHBOUR: Duration = Duration::from_secs(25);
 const RECOVERY: Duration = Duration::from_secs(30);
 
-/// E19
-pub fn killed(stage: &mut Stage) -> Result<Vec<Finding>> {
-    [("SIGKILL", false), ("terminate_client, then SIGKILL", true)]
-        .into_iter()
-        .map(|(name, terminate)| part(name, killed_by(stage, name, terminate)))
-        .collect()
+/// How a tenant ends while its neighbour has a context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// SIGKILL while a kernel of so many milliseconds runs.
+    Kill(u64),
+    /// SIGTERM then, which the tenant does not handle.
+    Term,
+    /// An ordinary exit then.
+    Exit,
+    /// SIGKILL after everything launched is done.
+    KillIdle,
+    /// SIGKILL while one short kernel follows the other.
+    KillBusy,
+    /// `terminate_client`, then SIGKILL, while a kernel of 8 s runs.
+    Terminate,
+    /// The same while one short kernel follows the other.
+    TerminateBusy,
 }
 
-fn killed_by(stage: &Stage, name: &str, terminate: bool) -> Result<Finding> {
+/// How often the neighbour may be lucky.
+const TRIALS: u32 = 5;
+
+/// E19
+pub fn killed(stage: &mut Stage) -> Result<Vec<Finding>> {
+    [
+        ("SIGKILL in a kernel of 10 ms", End::Kill(10), TRIALS),
+        ("SIGKILL in a kernel of 100 ms", End::Kill(100), TRIALS),
+        ("SIGKILL in a kernel of 500 ms", End::Kill(500), TRIALS),
+        ("SIGKILL in a kernel of 1 s", End::Kill(1000), TRIALS),
+        ("SIGKILL in a kernel of 2 s", End::Kill(2000), TRIALS),
+        ("SIGKILL in a kernel of 8 s", End::Kill(LONG_MS), 1),
+        ("SIGTERM", End::Term, 1),
+        ("an ordinary exit", End::Exit, 1),
+        ("SIGKILL with nothing running", End::KillIdle, TRIALS),
+        ("SIGKILL among short kernels", End::KillBusy, TRIALS),
+        ("terminate_client, then SIGKILL", End::Terminate, TRIALS),
+        ("terminate_client, then SIGKILL, among short kernels", End::TerminateBusy, TRIALS),
+    ]
+    .into_iter()
+    .map(|(name, end, trials)| part(name, killed_by(stage, name, end, trials)))
+    .collect()
+}
+
+fn killed_by(stage: &Stage, name: &str, end: End, trials: u32) -> Result<Finding> {
+    let (mut spared, mut seen, mut figures) = (0, String::new(), Vec::new());
+    for _ in 0..trials {
+        let (goes_on, words, figure) = one_end(stage, end)?;
+        spared += u32::from(goes_on);
+        figures.push(figure);
+        // What is told is a case in which the neighbour was hurt, if there is one.
+        if seen.is_empty() || !goes_on {
+            seen = words;
+        }
+    }
+    let seen = format!("neighbour spared {spared} of {trials} times; {seen}");
+    let verdict = Verdict::holds_if(spared == trials);
+    let expected = "the neighbour goes on, a new client starts";
+    Ok(Finding::new(name, expected, seen, verdict).with(json!(figures)))
+}
+
+/// Whether neighbour and newcomer were spared; in words; in figures.
+fn one_end(stage: &Stage, end: End) -> Result<(bool, String, serde_json::Value)> {
     stage.serve(stage.limits)?;
     let mut neighbour = stage.tenant("e19-neighbour", stage.limits)?;
     neighbour.open()?;
     let mut victim = stage.tenant("e19-victim", stage.limits)?;
     victim.open()?;
-    victim.ask(Request::Spin { ms: LONG_MS })?;
-    let said = if terminate {
+    match end {
+        End::KillBusy | End::TerminateBusy => {
+            victim.tell(&Request::Work { ms: LONG_MS })?;
+            // In the midst of it, not at its beginning.
+            let _ = victim.hear(Duration::from_millis(300))?;
+        }
+        End::KillIdle => drop(victim.work(200)?),
+        End::Kill(ms) => drop(victim.ask(Request::Spin { ms })?),
+        End::Term | End::Exit | End::Terminate => drop(victim.ask(Request::Spin { ms: LONG_MS })?),
+    }
+    let said = if matches!(end, End::Terminate | End::TerminateBusy) {
         let said = stage.daemon.terminate(victim.pid()).unwrap_or_else(|error| format!("{error:#}"));
         format!("terminate_client said {said:?}; ")
     } else {
         String::new()
     };
-    victim.kill()?;
+    match end {
+        End::Term => victim.signal(Signal::SIGTERM)?,
+        End::Exit => victim.let_go(),
+        _ => victim.kill()?,
+    }
     let begin = Instant::now();
     let (neighbours, goes_on) = works(&mut neighbour)?;
     let answered = begin.elapsed().as_secs_f64();
     let mut new = stage.tenant("e19-new", stage.limits)?;
     let (news, starts) = opens(&mut new)?;
     let states = states(stage);
-    let seen = format!("{said}neighbour {neighbours} after {answered:.1} s; new client {news}; {states}");
-    let verdict = Verdict::holds_if(goes_on && starts);
+    let words = format!("{said}neighbour {neighbours} after {answered:.1} s; new client {news}; {states}");
     let figures = json!({"neighbour_s": answered, "neighbour": goes_on, "new_client": starts});
-    Ok(Finding::new(name, "the neighbour goes on, a new client starts", seen, verdict).with(figures))
+    Ok((goes_on && starts, words, figures))
 }
 
 fn works(tenant: &mut Tenant) -> Result<(String, bool)> {

@@ -17,7 +17,7 @@ const SLOWER: Applicability = Means("others are on the card: what is measured ma
 const SETS: Applicability =
     No("needs `tranche mps`, which sets the compute mode; the card stays as it was found");
 
-pub const ALL: [Experiment; 24] = [
+pub const ALL: [Experiment; 26] = [
     Experiment {
         id: "E1",
         title: "ceiling of linear memory",
@@ -61,6 +61,17 @@ pub const ALL: [Experiment; 24] = [
         in_exclusive: Same,
         beside_others: Same,
         run: memory::chunks,
+    },
+    Experiment {
+        id: "E5",
+        title: "managed memory",
+        does: "do E1 with managed memory, written to by kernels; compare with what NVML counts for the process and on the board",
+        needs: MPS,
+        passes: "the limit holds; if it does not, NVML counts the memory for the process, so that a watchdog sees it",
+        in_default: Same,
+        in_exclusive: Same,
+        beside_others: SLOWER,
+        run: memory::managed,
     },
     Experiment {
         id: "E7",
@@ -159,7 +170,7 @@ pub const ALL: [Experiment; 24] = [
     Experiment {
         id: "E19",
         title: "end of a tenant in mid-kernel",
-        does: "SIGKILL a tenant while its kernel runs; then the same after terminate_client",
+        does: "end a tenant while its kernel runs, or short ones follow each other: SIGKILL, SIGTERM, exit, SIGKILL after terminate_client",
         needs: MPS,
         passes: "the neighbour goes on and a new client starts",
         in_default: ROUND,
@@ -229,9 +240,9 @@ pub const ALL: [Experiment; 24] = [
     Experiment {
         id: "E26",
         title: "reaction of a watchdog",
-        does: "let two processes pass their claim's sum, slowly and fast; NVML looked at every 200 ms, terminate_client after two looks; cost of a look with 1, 10 and 40 clients",
+        does: "let two processes pass their claim's sum, slowly and fast; NVML looked at every 250 ms, once more 50 ms after a look over it, then terminate_client and SIGKILL; cost of a look with 1, 10 and 40 clients",
         needs: MPS,
-        passes: "below the sum again within 1 s of the first look over it",
+        passes: "below the sum again within 0.5 s of the first look over it, the other process goes on",
         in_default: Same,
         in_exclusive: Same,
         beside_others: Same,
@@ -291,5 +302,16 @@ pub const ALL: [Experiment; 24] = [
         in_exclusive: Same,
         beside_others: Same,
         run: full_memory::told_of,
+    },
+    Experiment {
+        id: "E39",
+        title: "a memory limit set elsewhere",
+        does: "start clients with a broken limit variable, as in E11, while the limit is also set on the server, by UUID, or in the daemon's environment",
+        needs: MPS,
+        passes: "the limit holds in at least one of these ways",
+        in_default: Same,
+        in_exclusive: Same,
+        beside_others: Same,
+        run: bypass::elsewhere,
     },
 ];

@@ -1,4 +1,4 @@
-//! E1 to E4: does the memory limit hold, whichever way memory is taken?
+//! E1 to E5: does the memory limit hold, whichever way memory is taken?
 
 use anyhow::Result;
 use serde_json::json;
@@ -41,6 +41,34 @@ pub fn ceiling(stage: &mut Stage) -> Result<Vec<Finding>> {
 
 fn limit_words(mib: u64) -> String {
     format!("≤ {mib} MiB, out of memory, lives on")
+}
+
+/// E5
+pub fn managed(stage: &mut Stage) -> Result<Vec<Finding>> {
+    stage.serve(stage.limits)?;
+    let mut tenant = stage.tenant("e5", stage.limits)?;
+    tenant.open()?;
+    let (_, before) = stage.nvml.memory(&stage.gpu.uuid)?;
+    let (bytes, stop) = tenant.grow(Allocator::Managed, stage.beyond(stage.memory()))?;
+    tenant.ask(Request::Touch)?;
+    let counted = stage.counted(&[tenant.pid()])?;
+    let (_, after) = stage.nvml.memory(&stage.gpu.uuid)?;
+    let on_board = after.saturating_sub(before);
+    let seen = format!(
+        "{}; {}; written to by kernels: NVML counts {} for the process, and {} more on the board",
+        mib(bytes),
+        stop.words(),
+        mib(counted),
+        mib(on_board),
+    );
+    // What the limit does not stop, the watchdog must be able to see.
+    let verdict = match (within(on_board, stage.memory()), counted >= on_board) {
+        (true, _) => Verdict::Holds,
+        (false, true) => Verdict::Differs,
+        (false, false) => Verdict::Leaks,
+    };
+    let figures = json!({"bytes": bytes, "nvml_bytes": counted, "board_bytes": on_board});
+    Ok(vec![Finding::new("", limit_words(stage.memory()), seen, verdict).with(figures)])
 }
 
 /// E2
