@@ -69,6 +69,9 @@ const LOCK_RETRY: Duration = Duration::from_millis(250);
 const THREADS_RETRY: Duration = Duration::from_secs(1);
 /// Where nobody shares a device there is nothing to measure, only strangers to find: a look in so many ticks.
 const ALONE_TICKS: u32 = 20;
+/// Until the look that confirms what is urgent: a process that alone has more than MPS lets it have. Long enough for
+/// NVML's lists of another moment.
+const UNTIL_CONFIRMED: Duration = Duration::from_millis(50);
 /// Looks in a row with processes that /proc does not show, after which it is said so.
 const UNSEEN_LOOKS: u32 = 8;
 
@@ -219,6 +222,9 @@ impl Watchdog {
                     self.tick().await;
                     let took = began.elapsed();
                     self.parts.metrics.tick(took);
+                    if self.watch.is_urgent() && UNTIL_CONFIRMED < period {
+                        ticks.reset_after(UNTIL_CONFIRMED);
+                    }
                     let missed = took.as_micros() / period.as_micros().max(1);
                     self.parts.metrics.missed_ticks.inc_by(u64::try_from(missed).unwrap_or(u64::MAX));
                 }

@@ -15,9 +15,12 @@
 //! the declaration: the largest such process is ended first, so that as few as possible are ended. If each process keeps to
 //! its part, there are too many of them: the newest is ended first, because the older ones were within the grant.
 //!
-//! **How.** A client of an MPS server is first ended by the daemon (`terminate_client`), which leaves the other clients
-//! alone; SIGKILL during a kernel may wedge the server (MPS guide, "Client termination"). A process that still holds memory
-//! two looks later is killed.
+//! **How.** A client of an MPS server is first terminated by the daemon (`terminate_client`), because SIGKILL during a
+//! kernel ends the other clients, too; then it is killed, because a terminated client keeps its memory until its process
+//! ends. If the daemon does not answer, a process that still holds memory two looks later is killed all the same.
+//!
+//! **How soon.** A process that alone holds more than its part passed MPS's own limit, which no allocation within the
+//! rules does ([`Watch::is_urgent`]): the look that confirms it need not wait for its turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,7 +33,7 @@ use crate::model::time::Moment;
 
 /// Looks in a row after which a state is believed.
 const BELIEVED: u32 = 2;
-/// Looks after which a client that was terminated, and still holds memory, is killed.
+/// Looks after which a client that was to be terminated, and still holds memory, is killed without its daemon.
 const UNTIL_KILL: u32 = 2;
 /// Looks after which a killed process that is still there is killed again: one that hangs in the kernel
 /// cannot go at once.
@@ -151,7 +154,7 @@ pub enum Trouble {
 /// How a process is to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndMethod {
-    /// By the MPS daemon.
+    /// Terminated by the MPS daemon, then killed.
     Terminate,
     Kill,
 }
@@ -176,6 +179,8 @@ struct AccountState {
     crowded: Episode,
     /// Looks in a row in which what is not being ended was over grant and grace.
     beyond: u32,
+    /// This was the first of them, and one process alone was beyond its part and the grace.
+    is_urgent: bool,
     peak: Bytes,
 }
 
@@ -235,6 +240,12 @@ impl Watch {
     /// Forgets boards that are not shared any more.
     pub fn keep(&mut self, shared: &BTreeSet<DeviceUuid>) {
         self.boards.retain(|gpu, _| shared.contains(gpu));
+    }
+
+    /// True if the last look found a process that is to be ended if the next one confirms it, and that alone holds more
+    /// than its part of the claim and the grace.
+    pub fn is_urgent(&self) -> bool {
+        self.boards.values().any(|board| board.accounts.values().any(|account| account.is_urgent))
     }
 
     /// Takes one look in.
@@ -367,6 +378,7 @@ impl AccountState {
         ending: &mut BTreeMap<ProcessKey, EndAttempt>,
     ) {
         let used = sum(&account.processes);
+        self.is_urgent = false;
         self.peak = self.peak.max(used);
         self.count(account, claims, fold);
         // Not counted, so never over.
@@ -391,11 +403,14 @@ impl AccountState {
         let mut left = parts.fold(0_u64, u64::saturating_add);
         let far = left > limit.0.saturating_add(fold.policy.grace.0);
         self.beyond = if far { self.beyond + 1 } else { 0 };
+        let part = part(account);
         if self.beyond < BELIEVED {
+            let most = part.0.saturating_add(fold.policy.grace.0);
+            self.is_urgent = far && staying.iter().any(|seen| seen.used.unwrap_or_default().0 > most);
             return;
         }
         self.beyond = 0;
-        order(&mut staying, part(account));
+        order(&mut staying, part);
         for seen in staying {
             if left <= limit.0 {
                 break;

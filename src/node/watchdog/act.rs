@@ -1,4 +1,8 @@
 //! Ends processes, and lists the supervisor's own processes.
+//!
+//! SIGKILL while a kernel runs ends every client of the MPS server; after `terminate_client` it ends the process alone.
+//! `terminate_client` frees none of the client's memory, its process's end does. So both, one right after the other
+//! (E19 and E26 of tests/gpu, seen with driver 580.159.04).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +49,7 @@ pub(super) struct WorkerThreads {
     pub requester: WorkerThread,
 }
 
-/// Ends a process: through its daemon if that is how, else, or if no daemon knows it, by a signal.
+/// Ends a process by SIGKILL; if it is a daemon's client, after the daemon has terminated the client.
 pub(super) async fn end(
     ending: &EndRequest,
     groups: BTreeSet<MpsGroup>,
@@ -83,7 +87,10 @@ fn terminate(
             return Ok(Some(EndOutcome::Gone));
         }
         daemons.terminate(group, client)?;
-        return Ok(Some(EndOutcome::Ended(EndMethod::Terminate)));
+        return Ok(Some(match kill(process, processes) {
+            EndOutcome::Ended(_) | EndOutcome::Gone => EndOutcome::Ended(EndMethod::Terminate),
+            failed @ EndOutcome::Failed(_) => failed,
+        }));
     }
     Ok(None)
 }

@@ -98,7 +98,7 @@ impl fmt::Display for FindingKind {
                 }
             }
             Self::Ended { process, used, how: EndMethod::Terminate, .. } => {
-                write!(f, "process {process} with {} was terminated by the MPS daemon", mib(*used))
+                write!(f, "process {process} with {} was terminated by the MPS daemon and killed", mib(*used))
             }
             Self::Ended { process, used, how: EndMethod::Kill, .. } => {
                 write!(f, "process {process} with {} was killed", mib(*used))

@@ -110,7 +110,7 @@ fn within_the_grace_nobody_is_ended_however_long() {
 }
 
 #[test]
-fn beyond_the_grace_the_client_is_terminated_and_two_looks_later_killed() {
+fn beyond_the_grace_the_client_is_terminated_and_killed_two_looks_later_if_the_daemon_did_nothing() {
     let mut trace = trace();
     trace.grow(&[1900, 3000, 3000]).tells(&["500 over 3000/2000 peak 3000", "500 Terminate 1"]);
     trace.grow(&[3000]).tells(&[]);
@@ -120,7 +120,7 @@ fn beyond_the_grace_the_client_is_terminated_and_two_looks_later_killed() {
 }
 
 #[test]
-fn a_terminated_client_that_lets_go_is_not_killed() {
+fn a_client_that_has_gone_is_not_killed_again() {
     let mut trace = trace();
     trace.grow(&[3000, 3000]).tells(&["250 over 3000/2000 peak 3000", "250 Terminate 1"]);
     trace.grow(&[0, 0, 0]).tells(&["750 recovered Memory after 500: 0/2000 peak 3000"]);
@@ -128,6 +128,20 @@ fn a_terminated_client_that_lets_go_is_not_killed() {
     trace.grow(&[3000, 3000, 1500, 1500, 1500]);
     let told = std::mem::take(&mut trace.told);
     assert!(!told.iter().any(|line| line.contains("Kill")), "{told:?}");
+}
+
+#[test]
+fn one_process_beyond_its_part_is_urgent_until_it_is_confirmed_and_many_within_theirs_are_not() {
+    let mut trace = trace();
+    assert!(!trace.grow(&[2064]).watch.is_urgent(), "within the grace");
+    assert!(trace.grow(&[2065]).watch.is_urgent());
+    assert!(!trace.grow(&[2065]).watch.is_urgent(), "it is being ended");
+    trace.tells(&["250 over 2065/2000 peak 2065", "500 Terminate 1"]);
+    assert!(!trace.grow(&[0]).watch.is_urgent());
+    let many = [client(2, 2000), client(3, 2000)];
+    assert!(!trace.see(&many).watch.is_urgent(), "each within what MPS lets it have");
+    trace.policy.terminate = false;
+    assert!(!trace.grow(&[9000]).watch.is_urgent(), "nobody is to be ended");
 }
 
 #[test]
