@@ -197,6 +197,10 @@ pub struct SharingArgs {
     /// enforced, as with NVIDIA's driver) [default: whole].
     #[arg(long, alias = "unasked", env = "TRANCHE_DEFAULT_REQUEST", hide_env_values = true)]
     pub default_request: Option<String>,
+    /// Whose memory the programs of a share find at /dev/shm: container (their own), gpu (one for all shares of a GPU),
+    /// or by-driver (container from driver 580 on, which does not use it for MPS; else gpu) [default: by-driver].
+    #[arg(long, env = "TRANCHE_SHM", hide_env_values = true)]
+    pub shm: Option<String>,
 }
 
 /// How the memory of claims is watched.

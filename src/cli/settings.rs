@@ -19,7 +19,7 @@ use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
-use crate::sharing::{CLIENT_SLOTS, DefaultRequest, GpuSelector, SharingPolicy};
+use crate::sharing::{CLIENT_SLOTS, DefaultRequest, GpuSelector, SharingPolicy, ShmScope};
 
 pub use webhook::log_and_webhook;
 
@@ -313,7 +313,8 @@ impl Reader {
     }
 
     fn sharing(&mut self, args: SharingArgs) -> SharingPolicy {
-        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, default_request } = args;
+        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, default_request, shm } =
+            args;
         let usual = SharingPolicy::default();
         SharingPolicy {
             exclusive: self.parsed("--exclusive-gpus", exclusive_gpus, usual.exclusive, selectors),
@@ -330,6 +331,7 @@ impl Reader {
                 usual.default_request,
                 whole_or_nothing,
             ),
+            shm: self.parsed("--shm", shm, usual.shm, shm_scope),
         }
     }
 
@@ -456,6 +458,15 @@ fn whole_or_nothing(text: &str) -> Result<DefaultRequest, String> {
         "whole" => Ok(DefaultRequest::Whole),
         "nothing" => Ok(DefaultRequest::Nothing),
         _ => Err(format!("{text:?} is not known; write whole or nothing")),
+    }
+}
+
+fn shm_scope(text: &str) -> Result<ShmScope, String> {
+    match text {
+        "by-driver" => Ok(ShmScope::ByDriver),
+        "container" => Ok(ShmScope::Container),
+        "gpu" => Ok(ShmScope::Gpu),
+        _ => Err(format!("{text:?} is not known; write by-driver, container or gpu")),
     }
 }
 

@@ -4,7 +4,7 @@ use super::claim_health::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartH
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
-use crate::model::share::{Grant, Isolation};
+use crate::model::share::Grant;
 
 /// One event, for the claim and its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,13 +28,7 @@ pub fn prepared(devices: &[HeldDevice]) -> Option<ClaimEvent> {
         .filter(|held| matches!(held.mode, HoldMode::Share(_)))
         .map(|held| format!("{}: {}", held.answer.device, self::held(held)))
         .collect();
-    let by_mps =
-        |held: &HeldDevice| matches!(held.mode, HoldMode::Share(grant) if grant.isolation == Isolation::Mps);
-    let shm = devices.iter().any(by_mps).then(|| SHM.to_owned());
-    (!shares.is_empty()).then(|| {
-        let all: Vec<_> = shares.into_iter().chain(shm).collect();
-        claim_event("SharePrepared", EventType::Normal, all.join("; "))
-    })
+    (!shares.is_empty()).then(|| claim_event("SharePrepared", EventType::Normal, shares.join("; ")))
 }
 
 /// The claim exceeded its grant, lost a process for that, or is within the grant again.
@@ -153,10 +147,6 @@ fn share(grant: &Grant) -> String {
     format!("{memory}, {compute}, isolation {}", grant.isolation)
 }
 
-/// A pod that mounts something of its own there finds the GPU's instead.
-const SHM: &str = "/dev/shm in its containers is the GPU's, shared with the GPU's other shares, in place of any volume \
-                   that the pod mounts there";
-
 /// A share without memory is one that nothing is counted for.
 pub(super) fn counts_memory(grant: &Grant) -> bool {
     grant.memory.mib_floor() > 0
@@ -189,7 +179,7 @@ pub(super) mod tests {
     use crate::model::gpu::Health;
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;
-    use crate::model::share::Percent;
+    use crate::model::share::{Isolation, Percent};
 
     pub fn grant(mib: u64, processes: u32, compute: Option<u8>) -> Grant {
         Grant {
@@ -234,9 +224,7 @@ pub(super) mod tests {
         assert_eq!((told.reason, told.event_type), ("SharePrepared", EventType::Normal));
         assert_eq!(
             told.message,
-            format!(
-                "gpu-0: 2000 MiB for at most 4 processes (500 MiB each), 25 % of compute, isolation mps on GPU-0; {SHM}"
-            )
+            "gpu-0: 2000 MiB for at most 4 processes (500 MiB each), 25 % of compute, isolation mps on GPU-0"
         );
         assert_eq!(prepared(&[held(HoldMode::Whole), held(HoldMode::Mig)]), None);
     }

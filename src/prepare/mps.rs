@@ -48,8 +48,9 @@ impl Daemon {
         client_env(&self.group, &limits)
     }
 
-    /// The daemon's socket, and the memory that client and server share: nothing else of its folder.
-    pub fn mounts(&self, mps_dir: &str) -> Vec<Mount> {
+    /// The daemon's socket, and, where `with_shm`, the memory that client and server may share: nothing else of its
+    /// folder.
+    pub fn mounts(&self, mps_dir: &str, with_shm: bool) -> Vec<Mount> {
         let folder = format!("{}/{}", mps_dir.trim_end_matches('/'), self.group.folder());
         let mount = |below: &str, container: &str, access| {
             let host = format!("{folder}/{below}");
@@ -59,10 +60,11 @@ impl Daemon {
                 access,
             }
         };
-        vec![
-            mount(CLIENT_FOLDER, CLIENT_DIRECTORY, Access::ReadOnly),
-            mount(SHM_FOLDER, SHM_DIRECTORY, Access::NoExecute),
-        ]
+        let mut mounts = vec![mount(CLIENT_FOLDER, CLIENT_DIRECTORY, Access::ReadOnly)];
+        if with_shm {
+            mounts.push(mount(SHM_FOLDER, SHM_DIRECTORY, Access::NoExecute));
+        }
+        mounts
     }
 }
 

@@ -39,7 +39,9 @@ pub fn plan(
     facts: Facts<'_>,
 ) -> Result<Plan, Refusal> {
     let daemons = mps::daemons(claim, targets, site)?;
-    let devices: Vec<CdiDevice> = targets.iter().map(|target| cdi_device(target, &daemons, facts)).collect();
+    let with_shm = site.sharing.shm.is_the_gpus(&site.gpus.driver.driver);
+    let device = |target| cdi_device(target, &daemons, facts, with_shm);
+    let devices: Vec<CdiDevice> = targets.iter().map(device).collect();
     let cdi = cdi::render(&claim.claim.uid, &devices, facts.driver)?;
     let mut steps: Vec<Step> = targets.iter().filter_map(time_slice).collect();
     steps.extend(daemons.iter().map(mps::Daemon::step));
@@ -72,14 +74,14 @@ fn cdi_nodes(device: Device<'_>) -> CdiNodes {
     }
 }
 
-fn cdi_device(target: &Target<'_>, daemons: &[mps::Daemon], facts: Facts<'_>) -> CdiDevice {
+fn cdi_device(target: &Target<'_>, daemons: &[mps::Daemon], facts: Facts<'_>, with_shm: bool) -> CdiDevice {
     let daemon = daemons.iter().find(|daemon| daemon.serves(target));
     CdiDevice {
         name: target.name.clone(),
         share_id: target.share_id.clone(),
         nodes: cdi_nodes(target.device),
         env: daemon.map(|daemon| daemon.env(target)).unwrap_or_default(),
-        mounts: daemon.map(|daemon| daemon.mounts(facts.mps_dir)).unwrap_or_default(),
+        mounts: daemon.map(|daemon| daemon.mounts(facts.mps_dir, with_shm)).unwrap_or_default(),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::model::gpu::*;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, MpsGroup, MpsLimits, Percent};
-use crate::sharing::{DefaultRequest, SharingPolicy};
+use crate::sharing::{DefaultRequest, SharingPolicy, ShmScope};
 
 fn gpu(minor: u32, mig: MigMode) -> Gpu {
     Gpu {
@@ -305,6 +305,28 @@ fn a_share_is_a_daemon_with_limits_and_a_container_with_its_own() {
     let paths: Vec<_> = mounts.iter().map(|mount| mount["hostPath"].as_str().unwrap()).collect();
     assert_eq!(paths, ["/run/tranche/mps/GPU-0/client", "/run/tranche/mps/GPU-0/shm"]);
     assert!(mounts[0]["options"].as_array().unwrap().contains(&json!("ro")));
+}
+
+#[test]
+fn a_container_keeps_its_own_dev_shm_where_mps_does_not_use_it_or_an_administrator_says_so() {
+    let places = |driver: &str, shm| {
+        let mut gpus = node_gpus();
+        driver.clone_into(&mut gpus.driver.driver);
+        let policy = SharingPolicy { shm, ..SharingPolicy::default() };
+        let plan = planned_by(&policy, &gpus, &claim("c1", vec![share("gpu", "gpu-0", 2000, 25)]), &[]);
+        let file: serde_json::Value = serde_json::from_str(&plan.unwrap().cdi.content).unwrap();
+        let mounts = file["devices"][0]["containerEdits"]["mounts"].as_array().unwrap().clone();
+        mounts.iter().map(|mount| mount["containerPath"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (own, the_gpus) = (vec!["/run/nvidia-mps"], vec!["/run/nvidia-mps", "/dev/shm"]);
+    for driver in ["580.159.04", "590.1", "1000"] {
+        assert_eq!(places(driver, ShmScope::ByDriver), own, "{driver}");
+        assert_eq!(places(driver, ShmScope::Gpu), the_gpus, "{driver}");
+    }
+    for driver in ["550.163.01", "575.64", "579", "", "unknown"] {
+        assert_eq!(places(driver, ShmScope::ByDriver), the_gpus, "{driver}");
+        assert_eq!(places(driver, ShmScope::Container), own, "{driver}");
+    }
 }
 
 #[test]

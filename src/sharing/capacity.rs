@@ -36,6 +36,7 @@ pub struct SharingPolicy {
     /// Client processes in one block; a share has one block unless it asks for more.
     pub slots_per_share: u32,
     pub default_request: DefaultRequest,
+    pub shm: ShmScope,
 }
 
 impl Default for SharingPolicy {
@@ -45,6 +46,7 @@ impl Default for SharingPolicy {
             server_memory: Bytes::from_mib(512),
             slots_per_share: 3,
             default_request: DefaultRequest::Whole,
+            shm: ShmScope::ByDriver,
         }
     }
 }
@@ -57,6 +59,36 @@ pub enum DefaultRequest {
     Whole,
     /// As NVIDIA's driver has it: no memory is counted, and nothing is enforced.
     Nothing,
+}
+
+/// Whose memory the programs of a share find at /dev/shm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShmScope {
+    /// Their container's own with drivers from 580 on, else their GPU's.
+    #[default]
+    ByDriver,
+    /// Their container's own, as without a share.
+    Container,
+    /// One for all shares of their GPU, and for its MPS server.
+    Gpu,
+}
+
+impl ShmScope {
+    /// The first major version of the driver of which it was seen that neither clients of MPS nor its server use
+    /// /dev/shm (580.159.04 on an H100: E35 of tests/gpu). Of older ones it is not known.
+    const UNUSED_SINCE: u32 = 580;
+
+    /// `driver`: the driver's version, such as 580.159.04.
+    pub fn is_the_gpus(self, driver: &str) -> bool {
+        match self {
+            Self::Container => false,
+            Self::Gpu => true,
+            Self::ByDriver => {
+                let major = driver.split('.').next().and_then(|major| major.parse::<u32>().ok());
+                major.is_none_or(|major| major < Self::UNUSED_SINCE)
+            }
+        }
+    }
 }
 
 /// Boards by what an administrator knows of them.

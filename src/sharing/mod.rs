@@ -16,7 +16,7 @@ pub mod watch;
 
 pub use capacity::{
     CLIENT_SLOTS, COMPUTE, DefaultRequest, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable,
-    PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, rung, shareable,
+    PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, ShmScope, rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
 pub use request::{ShareError, ShareRequest, agree, fits, share_request};

@@ -223,7 +223,8 @@ pub(super) mod tests {
             };
             let default_request = if whole { DefaultRequest::Whole } else { DefaultRequest::Nothing };
             let server_memory = Bytes(server_memory);
-            let policy = SharingPolicy { exclusive: vec![], server_memory, slots_per_share, default_request };
+            let policy =
+                SharingPolicy { server_memory, slots_per_share, default_request, ..SharingPolicy::default() };
             let slices = desired(&gpus, &NodeName::new("node-a"), shared(&policy));
             prop_assert_eq!(violations(&slices), []);
             let how = PublishOptions { offer: Offer::WholeOnly(&policy), ..self::whole() };

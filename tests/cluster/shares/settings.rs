@@ -131,3 +131,30 @@ async fn a_watchdog_that_may_only_observe_tells_and_ends_nobody() {
     drop(process);
     cluster.end().await;
 }
+
+/// As recipes for PyTorch and vLLM have it.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_shares_containers_may_keep_their_own_dev_shm() {
+    let Some(cluster) = cluster("a_shares_containers_may_keep_their_own_dev_shm").await else { return };
+    let board = Board::first(&cluster).await;
+    set(&cluster, &["--shm=container"]).await;
+    for name in ["volume", "plain"] {
+        cluster.create(claim(name, json!({"requests": [of_gpu(&board.uuid, share("2000Mi", 10))]}))).await;
+    }
+    let mut pod = as_nobody(user_of("volume", "volume"));
+    pod["spec"]["volumes"] = json!([{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "shm", "mountPath": "/dev/shm"}]);
+    cluster.create(pod).await;
+    cluster.create(as_nobody(user_of("plain", "plain"))).await;
+    for name in ["volume", "plain"] {
+        cluster.wait_ready(name).await;
+        assert!(!mps_env(&cluster, name, "main").is_empty(), "{name} is a client of the GPU's daemon");
+    }
+    // More than the 64 MiB that a container has without a volume.
+    cluster.exec("volume", "main", "head -c 100000000 /dev/zero >/dev/shm/weights");
+    assert_eq!(cluster.exec("volume", "main", "ls /dev/shm"), "weights\n");
+    assert_eq!(cluster.exec("plain", "main", "ls /dev/shm"), "", "nobody else's files");
+    assert_eq!(cluster.exec("plain", "main", "df -m /dev/shm | awk 'END {print $2}'"), "64\n");
+    cluster.end().await;
+}
