@@ -150,7 +150,7 @@ struct Raw {
 
 /// A number, or a text that says one.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a number, or a text that says one")]
 enum Scalar {
     Text(String),
     Number(serde_json::Number),
@@ -263,6 +263,10 @@ mod tests {
         same(json!({"fraction": 1e-2}), json!({"fraction": "0.01"}));
         same(json!({"compute": "20%"}), json!({"compute": 20}));
         same(json!({"compute": "20"}), json!({"compute": 20}));
+        for field in ["fraction", "compute"] {
+            let said = share(json!({field: true})).unwrap_err().to_string();
+            assert_eq!(said, format!("{field}: must be a number, or a text that says one"));
+        }
         let words = |memory: &str| share(json!({"memory": memory})).unwrap_err().problem;
         assert_eq!(words("2000"), "2000 bytes are less than 1 MiB; did you mean 2000Mi?");
         assert_eq!(words("1023Ki"), "1047552 bytes are less than 1 MiB; did you mean 1Mi?");
