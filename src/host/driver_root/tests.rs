@@ -233,6 +233,7 @@ fn layouts_of_node_images_are_known() {
         ("usr/lib/nvidia/tesla", "usr/libexec/nvidia/tesla/bin"),
         ("usr/lib/nvidia/grid", "usr/bin"),
         ("usr/local/lib", "usr/local/bin"),
+        ("usr/local/glibc/usr/lib", "usr/local/bin"),
         ("opt/nvidia/lib64", "opt/nvidia/bin"),
         ("home/kubernetes/bin/nvidia/lib64", "home/kubernetes/bin/nvidia/bin"),
         // The driver root is /home/kubernetes/bin/nvidia.
