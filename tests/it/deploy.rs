@@ -7,8 +7,8 @@ use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::{
-    apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as disruption,
-    rbac::v1 as rbac, resource::v1 as resource,
+    apps::v1 as apps, batch::v1 as batch, core::v1 as core, networking::v1 as networking,
+    policy::v1 as disruption, rbac::v1 as rbac, resource::v1 as resource,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,6 +29,15 @@ fn helm() -> PathBuf {
 
 /// `helm template` with values; Err is what helm says.
 fn render(helm: &Path, set: &[&str]) -> Result<String, String> {
+    render_with(helm, set, &[])
+}
+
+/// The same where the API server is OpenShift's.
+fn render_on_openshift(helm: &Path, set: &[&str]) -> Result<String, String> {
+    render_with(helm, set, &["--api-versions", "security.openshift.io/v1"])
+}
+
+fn render_with(helm: &Path, set: &[&str], more: &[&str]) -> Result<String, String> {
     let mut command = Command::new(helm);
     command.args([
         "template",
@@ -41,6 +50,7 @@ fn render(helm: &Path, set: &[&str]) -> Result<String, String> {
         "--api-versions",
         "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
     ]);
+    command.args(more);
     for value in set {
         command.args(["--set-json", value]);
     }
@@ -87,6 +97,7 @@ fn only_known_fields(object: &Value, place: &str) {
         "Pod" => through::<core::Pod>(object, place),
         "Deployment" => through::<apps::Deployment>(object, place),
         "DaemonSet" => through::<apps::DaemonSet>(object, place),
+        "Job" => through::<batch::Job>(object, place),
         "Service" => through::<core::Service>(object, place),
         "Secret" => through::<core::Secret>(object, place),
         "Role" => through::<rbac::Role>(object, place),
@@ -682,12 +693,126 @@ fn cert_manager_makes_the_certificate_where_that_is_asked_for() {
     assert!(webhooks(&off).is_empty() && !off.contains("tranche-webhook"), "{off}");
 }
 
+/// A here-document ends at a line that is its word and nothing else.
+#[test]
+fn what_the_notes_give_to_kubectl_can_be_pasted() {
+    let notes = fs::read_to_string(root().join("charts/tranche/templates/NOTES.txt")).expect("it is there");
+    let (_, rest) = notes.split_once("\nkubectl apply -f - <<'YAML'\n").expect("something to apply");
+    let (pasted, after) = rest.split_once("\nYAML\n").expect("its end is at the left edge");
+    assert!(!pasted.contains("{{"), "the chart fills nothing in: {pasted}");
+    let objects = objects(pasted);
+    let kinds: Vec<&str> = objects.iter().filter_map(|one| one["kind"].as_str()).collect();
+    assert_eq!(kinds, ["ResourceClaimTemplate", "Pod"]);
+    for object in &objects {
+        only_known_fields(object, "NOTES.txt");
+    }
+    // Nobody is warned by the rules that the chart itself installs, or asks for logs before there are any.
+    let pod = &objects[1]["spec"];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"], false);
+    assert!(after.starts_with("kubectl wait "), "{after}");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn labels_and_annotations_of_ones_own_stand_on_every_object_and_pod_and_choose_nothing() {
+    let helm = helm();
+    let set = [
+        r#"commonLabels={"team":"ml","zone":"all"}"#,
+        r#"commonAnnotations={"example.com/owner":"ops"}"#,
+        r#"node.podLabels={"zone":"node"}"#,
+        r#"controller.podAnnotations={"example.com/owner":"controllers"}"#,
+        r#"openshift.securityContextConstraints=true"#,
+    ];
+    for certificates in [r#"webhook.certificates="self""#, r#"webhook.certificates="cert-manager""#] {
+        let yaml = render_on_openshift(&helm, &[&set[..], &[certificates]].concat()).expect("it renders");
+        let all: Vec<Value> = objects(&yaml).into_iter().filter(|one| !one.is_null()).collect();
+        assert!(all.len() > 40, "{} objects", all.len());
+        for one in &all {
+            let place = format!("{} {}", one["kind"], one["metadata"]["name"]);
+            let metadata = &one["metadata"];
+            assert_eq!(metadata["labels"]["team"], "ml", "{place}");
+            assert_eq!(metadata["labels"]["app.kubernetes.io/name"], "tranche", "{place}");
+            assert_eq!(metadata["annotations"]["example.com/owner"], "ops", "{place}");
+            assert!(one["spec"]["selector"]["matchLabels"].get("team").is_none(), "{place}: a selector");
+        }
+        // What a kind of pods says of itself goes before what all say.
+        let pod_of = |name: &str| {
+            let found = all.iter().find(|one| {
+                one["metadata"]["name"] == name && one["spec"]["template"]["metadata"].is_object()
+            });
+            found.unwrap_or_else(|| panic!("no pods of {name}"))["spec"]["template"]["metadata"].clone()
+        };
+        for (name, zone, owner) in [
+            ("tranche-node", "node", "ops"),
+            ("tranche-mps", "all", "ops"),
+            ("tranche-controller", "all", "controllers"),
+        ] {
+            let pod = pod_of(name);
+            assert_eq!(
+                (&pod["labels"]["team"], &pod["labels"]["zone"]),
+                (&json!("ml"), &json!(zone)),
+                "{name}"
+            );
+            assert_eq!(pod["annotations"]["example.com/owner"], owner, "{name}");
+            assert!(pod["annotations"]["kubectl.kubernetes.io/default-container"].is_string(), "{name}");
+        }
+        let injected = all.iter().filter(|one| {
+            one["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+                == "tranche-system/tranche-webhook"
+        });
+        assert_eq!(injected.count(), if certificates.contains("cert-manager") { 2 } else { 0 });
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn openshift_lets_the_pods_of_a_node_be_what_they_ask_for_and_nothing_else() {
+    let helm = helm();
+    let asked = "openshift.securityContextConstraints=true";
+    let scc = |yaml: &str| objects(yaml).into_iter().find(|one| one["kind"] == "SecurityContextConstraints");
+    assert!(scc(&render_on_openshift(&helm, &[]).expect("it renders")).is_none(), "off unless asked for");
+    let said = render(&helm, &[asked]).expect_err("there is no such API");
+    assert!(said.contains("security.openshift.io/v1, which only OpenShift has"), "{said}");
+
+    let yaml = render_on_openshift(&helm, &[asked]).expect("it renders");
+    let granted = scc(&yaml).expect("it was asked for");
+    assert_eq!(granted["apiVersion"], "security.openshift.io/v1");
+    let users = json!([
+        "system:serviceaccount:tranche-system:tranche-node",
+        "system:serviceaccount:tranche-system:tranche-mps"
+    ]);
+    assert_eq!(granted["users"], users);
+    // What the pods ask for is granted, and what they do not is not.
+    let mut kinds = std::collections::BTreeSet::from(["projected".to_owned()]);
+    for name in ["tranche-node", "tranche-mps"] {
+        let pod = pod(&yaml, name);
+        let security = &pod["containers"][0]["securityContext"];
+        assert_eq!(granted["allowPrivilegedContainer"], security["privileged"], "{name}");
+        assert_eq!(granted["readOnlyRootFilesystem"], security["readOnlyRootFilesystem"], "{name}");
+        assert_eq!(granted["allowHostPID"], pod["hostPID"], "{name}");
+        for (may, asks) in [("allowHostNetwork", "hostNetwork"), ("allowHostIPC", "hostIPC")] {
+            assert_eq!(granted[may], json!(pod[asks] == json!(true)), "{name}: {asks}");
+        }
+        for volume in pod["volumes"].as_array().expect("volumes") {
+            kinds.extend(volume.as_object().expect("a volume").keys().filter(|key| *key != "name").cloned());
+        }
+    }
+    assert_eq!(granted["volumes"], json!(kinds));
+    let alone = render_on_openshift(&helm, &[asked, "mps.enabled=false"]).expect("it renders");
+    assert_eq!(scc(&alone).expect("it was asked for")["users"], json!([users[0]]));
+}
+
 #[test]
 #[ignore = "needs helm"]
 fn wrong_values_are_refused_with_their_path() {
     let helm = helm();
     for (value, path) in [
         ("nodes={}", "'nodes' not allowed"),
+        (r#"commonLabels={"app.kubernetes.io/name":"x"}"#, "/commonLabels"),
+        (r#"commonLabels={"team":7}"#, "/commonLabels/team"),
+        (r#"commonAnnotations=["x"]"#, "/commonAnnotations"),
+        (r#"openshift.securityContextConstraints="yes""#, "/openshift/securityContextConstraints"),
         (r#"node.driverroot="/""#, "'driverroot' not allowed"),
         (r#"node.driverRoot="run/nvidia""#, "/node/driverRoot"),
         (r#"node.toolkitDir="usr/local""#, "/node/toolkitDir"),
