@@ -15,6 +15,9 @@ use crate::sharing::{
     COMPUTE, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable,
 };
 
+/// The attribute with all memory of a device, in MiB.
+const TOTAL_MIB: &str = "totalMemoryMiB";
+
 /// `device` as it is published. Names without a domain belong to the driver.
 pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: PublishOptions<'_>) -> ApiDevice {
     let mut entries = Entries::default();
@@ -84,6 +87,9 @@ impl Entries {
         if let Some(count) = gpu.multiprocessors {
             self.int("multiprocessors", count.into());
         }
+        if let Memory::Known { total, .. } = gpu.memory {
+            self.total(total);
+        }
         match (offer.of(gpu), offer) {
             (Ok(shareable), Offer::Shares(policy)) => {
                 self.grantable(&shareable);
@@ -98,6 +104,11 @@ impl Entries {
             self.bytes(MEMORY, total);
         }
         false
+    }
+
+    /// All memory that NVML reports, for selectors: the capacity is less where it is counted for shares.
+    fn total(&mut self, total: Bytes) {
+        self.int(TOTAL_MIB, i64::try_from(total.mib_floor()).unwrap_or(i64::MAX));
     }
 
     /// What shares may come to, for our controller: the same words whatever the API server keeps.
@@ -133,6 +144,7 @@ impl Entries {
         self.string("profile", &mig.profile);
         self.string(ISOLATION, "mig");
         let capacity = &mig.capacity;
+        self.total(capacity.memory);
         self.bytes("memory", capacity.memory);
         self.count("multiprocessors", capacity.multiprocessors);
         self.count("copyEngines", capacity.copy_engines);
@@ -276,6 +288,7 @@ mod tests {
                     "resource.kubernetes.io/numaNode": {"int": 1},
                     "isolation": {"string": "mps"},
                     "multiprocessors": {"int": 132},
+                    "totalMemoryMiB": {"int": 81_920},
                     "grantableMemoryMiB": {"int": 80_808},
                     "shareSlots": {"int": 16},
                     "processesPerSlot": {"int": 3},
@@ -291,6 +304,7 @@ mod tests {
         let device = yaml(&published(&gpus.driver, Device::Whole(&gpus.gpus[0]), shared(&policy)));
         assert_eq!(device["allowMultipleAllocations"], true);
         assert_eq!(device["attributes"]["isolation"]["string"], "mps");
+        assert_eq!(device["attributes"]["totalMemoryMiB"]["int"], 81_920, "whatever is counted");
         device["capacity"].clone()
     }
 
