@@ -28,5 +28,6 @@ mod shares;
 mod sharing;
 mod tenants;
 mod test_cluster;
+mod tried;
 mod upgrade;
 mod webhook;

@@ -195,7 +195,8 @@ fn every_value_reaches_the_manifests() {
             r#"deviceClasses.extendedResource=false"#,
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
-                "hostPath":"off","root":"off","sharedMemory":"off","hints":"off"}"#,
+                "hostPath":"off","root":"off","sharedMemory":"off","hints":"off",
+                "wholeGpus":{"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,"hostPath":"off"}}"#,
             r#"metrics.scrapeAnnotations=true"#,
             r#"webhook={"enabled":true,"port":9444,"timeoutSeconds":7,"certificates":"self",
                 "clientCA":{"configMap":"callers","key":"api.crt","names":["kube-apiserver","front-proxy"]}}"#,
@@ -526,7 +527,9 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             assert_eq!(one["spec"]["policyName"], name, "a binding binds the policy of its name");
             format!("{name} {}", one["spec"]["validationActions"][0].as_str().unwrap_or_default())
         });
-        let mut told: Vec<String> = told.filter(|one| one.starts_with("tranche-pods-")).collect();
+        let of_pods =
+            |one: &String| one.starts_with("tranche-pods-") || one.starts_with("tranche-whole-gpus-");
+        let mut told: Vec<String> = told.filter(of_pods).collect();
         told.sort();
         told
     };
@@ -540,10 +543,19 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             "tranche-pods-privileged Deny",
             "tranche-pods-proc-mount Deny",
             "tranche-pods-root Warn",
+            "tranche-whole-gpus-capabilities Warn",
+            "tranche-whole-gpus-env Warn",
+            "tranche-whole-gpus-host-namespaces Warn",
+            "tranche-whole-gpus-host-path Warn",
+            "tranche-whole-gpus-privileged Warn",
+            "tranche-whole-gpus-proc-mount Warn",
         ]
     );
-    let set =
-        [r#"podPolicy={"env":"off","privileged":false,"procMount":"off","hostPath":"Warn","root":"Deny"}"#];
+    // A rule is never stricter for whole GPUs than for shares.
+    let set = [
+        r#"podPolicy={"env":"off","privileged":false,"procMount":"off","hostPath":"Warn","root":"Deny",
+            "wholeGpus":{"privileged":"Deny","capabilities":"Deny","hostNamespaces":"off","hostPath":"Deny"}}"#,
+    ];
     assert_eq!(
         actions(&set),
         [
@@ -551,6 +563,8 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             "tranche-pods-host-namespaces Deny",
             "tranche-pods-host-path Warn",
             "tranche-pods-root Deny",
+            "tranche-whole-gpus-capabilities Deny",
+            "tranche-whole-gpus-host-path Warn",
         ]
     );
     // Folders that were moved are guarded where they are.
@@ -561,6 +575,36 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
     }
     // The root of all is no folder to be kept from.
     assert!(!render(&helm, &[]).expect("it renders").contains("'path': '/',"));
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn who_cannot_have_a_share_is_told_from_who_may_by_what_the_chart_gives() {
+    let helm = helm();
+    let groups = |set: &[&str]| {
+        let yaml = render(&helm, set).unwrap_or_else(|said| panic!("{said}"));
+        let policies = objects(&yaml).into_iter().filter(|one| one["kind"] == "ValidatingAdmissionPolicy");
+        let mut groups: Vec<(String, Vec<String>)> = policies
+            .filter_map(|one| {
+                let name = one["metadata"]["name"].as_str()?.to_owned();
+                let conditions = one["spec"]["matchConditions"].as_array()?.clone();
+                let names = conditions.iter().map(|one| one["name"].as_str().unwrap_or_default().to_owned());
+                name.ends_with("-env").then(|| (name, names.collect()))
+            })
+            .collect();
+        groups.sort();
+        let text = groups.iter().map(|(name, conditions)| format!("{name}: {}", conditions.join(", ")));
+        text.collect::<Vec<_>>()
+    };
+    let apart =
+        ["tranche-pods-env: may-have-a-share", "tranche-whole-gpus-env: has-no-share, asks-for-devices"];
+    assert_eq!(groups(&[]), apart);
+    // No GPU is given in shares.
+    assert_eq!(groups(&["mps.enabled=false"]), ["tranche-whole-gpus-env: asks-for-devices"]);
+    // Whoever asks without an amount has neighbours on the GPU.
+    for set in [r#"sharing.defaultRequest="nothing""#, r#"sharing.unasked="nothing""#] {
+        assert_eq!(groups(&[set]), ["tranche-pods-env: asks-for-devices"]);
+    }
 }
 
 #[test]
@@ -829,6 +873,10 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"podPolicy.env="deny""#, "/podPolicy/env"),
         ("podPolicy.root=true", "/podPolicy/root"),
         ("podPolicy.all=false", "'all' not allowed"),
+        (r#"podPolicy.wholeGpus="Deny""#, "/podPolicy/wholeGpus"),
+        (r#"podPolicy.wholeGpus.env="deny""#, "/podPolicy/wholeGpus/env"),
+        // It is about MPS daemons, which only shares have.
+        (r#"podPolicy.wholeGpus.root="Warn""#, "'root' not allowed"),
         (r#"podPolicy.extendedResources=["gpu"]"#, "/podPolicy/extendedResources/0"),
         (r#"podPolicy.extendedResources=["a/'b"]"#, "/podPolicy/extendedResources/0"),
         (r#"sharing.exclusiveGPUs="all""#, "/sharing/exclusiveGPUs"),

@@ -10,6 +10,8 @@ use serde::Deserialize;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Table {
     asks: Vec<Row>,
+    env: Vec<Row>,
+    visible_devices_left: Vec<Row>,
     capabilities: Vec<Row>,
     capabilities_left: Vec<Row>,
     host_path: Vec<Row>,
@@ -25,6 +27,17 @@ struct Row {
     legal: String,
     #[serde(default)]
     value: String,
+    #[serde(default)]
+    counts: Counts,
+}
+
+/// What a row is for: whatever has devices, or only what may be a share of a GPU.
+#[derive(Deserialize, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+enum Counts {
+    #[default]
+    Any,
+    Share,
 }
 
 fn text(file: &str) -> String {
@@ -46,7 +59,8 @@ fn reaches(path: &str, guarded: &str) -> bool {
 fn every_row_is_in_the_rules_and_in_the_table_that_people_read() {
     let (rules, page, table) = (text("deploy/podpolicy.yaml"), text("docs/isolation.md"), table());
     let told = |row: &Row| {
-        let line = format!("| `{}` | {} |", row.name, row.why);
+        let name = if row.name.is_empty() { "(empty)".to_owned() } else { format!("`{}`", row.name) };
+        let line = format!("| {name} | {} |", row.why);
         assert!(page.contains(&line), "docs/isolation.md lacks the row: {line}");
     };
     for row in &table.asks {
@@ -54,10 +68,27 @@ fn every_row_is_in_the_rules_and_in_the_table_that_people_read() {
             Some(stem) => format!("name.startsWith('{stem}')"),
             None => format!("name == '{}'", row.name),
         };
-        let policies = rules.matches("kind: ValidatingAdmissionPolicy\n").count();
-        assert_eq!(rules.matches(&test).count(), policies, "{test}: each rule is for the same pods");
+        let (shares, whole) =
+            (rules.matches("may-have-a-share").count(), rules.matches("has-no-share").count());
+        assert_eq!(shares + whole, rules.matches("kind: ValidatingAdmissionPolicy\n").count());
+        // What counts as a share is named on both sides of the line, all else where there are whole devices.
+        let named = if row.counts == Counts::Share { shares + whole } else { whole };
+        assert_eq!(rules.matches(&test).count(), named, "{test}: each rule is for the same pods");
         told(row);
     }
+    for row in &table.env {
+        let test = match row.name.strip_suffix('*') {
+            Some(stem) => format!("e.name.startsWith('{stem}')"),
+            None => format!("e.name == '{}'", row.name),
+        };
+        // To tell, and to name them.
+        let named = if row.counts == Counts::Share { 2 } else { 4 };
+        assert_eq!(rules.matches(&test).count(), named, "{test}");
+        told(row);
+    }
+    let left: Vec<String> = table.visible_devices_left.iter().map(|row| format!("'{}'", row.name)).collect();
+    assert_eq!(rules.matches(&format!("e.?value.orValue('') in [{}]", left.join(", "))).count(), 4);
+    table.visible_devices_left.iter().for_each(told);
     for row in &table.capabilities {
         assert!(
             rules.contains(&format!("{{'name': '{}', 'why': \"{}\"}}", row.name, row.why)),
@@ -77,19 +108,34 @@ fn every_row_is_in_the_rules_and_in_the_table_that_people_read() {
         assert!(rules.contains(&line), "deploy/podpolicy.yaml lacks: {line}");
         told(row);
     }
-    // And nothing else is refused than what stands in the table.
-    assert_eq!(rules.matches("{'path': '").count(), table.host_path.len());
-    assert_eq!(rules.matches("{'name': '").count(), table.capabilities.len());
+    // And nothing else is refused than what stands in the table, for shares and for whole GPUs.
+    assert_eq!(rules.matches("{'path': '").count(), 2 * table.host_path.len());
+    assert_eq!(rules.matches("{'name': '").count(), 2 * table.capabilities.len());
 }
 
 #[test]
 fn the_rows_are_sound() {
     let table = table();
-    let all = [&table.asks, &table.capabilities, &table.capabilities_left, &table.host_path];
+    let all = [
+        &table.asks,
+        &table.env,
+        &table.visible_devices_left,
+        &table.capabilities,
+        &table.capabilities_left,
+        &table.host_path,
+    ];
     for row in all.into_iter().flatten() {
         // Both stand in CEL and in a table.
         assert!(!row.why.is_empty() && !row.why.contains(['"', '\\', '|']), "{}: {}", row.name, row.why);
         assert!(!row.name.contains(['\'', '"', '\\', '|']), "{}", row.name);
+    }
+    for row in &table.env {
+        let by = table.env.iter().find(|guard| row.legal.starts_with(guard.name.trim_end_matches('*')));
+        assert!(
+            !row.legal.is_empty() && by.is_none(),
+            "{}: what is the nearest that is left alone?",
+            row.name
+        );
     }
     for row in &table.host_path {
         let path = row.name.trim_end_matches('*');
@@ -106,4 +152,10 @@ fn the_rows_are_sound() {
     }
     assert!(table.capabilities.iter().any(|row| row.name == "SYS_ADMIN"));
     assert!(table.asks.iter().any(|row| row.name == "nvidia.com/gpu"));
+    let shares = table.asks.iter().filter(|row| row.counts == Counts::Share);
+    assert!(shares.into_iter().any(|row| row.name.ends_with("/shared.gpu.nvidia.com")));
+    // The first row that a path reaches gives the reason.
+    let first =
+        |path: &str| table.host_path.iter().find(|row| reaches(path, &row.name)).map(|row| &*row.name);
+    assert_eq!((first("/proc/sys/net"), first("/proc/1/root")), (Some("/proc/sys"), Some("/proc")));
 }

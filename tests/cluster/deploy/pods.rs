@@ -4,11 +4,11 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::{LIMIT, apply_plain, from, install, merge, refusal, says, uninstall_at_end, wait_until};
 use crate::rig::Rig;
+use crate::tried::tried;
 
 const EXEMPT: &str = "pod-policy-exempt";
 
@@ -44,25 +44,17 @@ fn with_volume(path: &str) -> Value {
     pod(json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": path}}]}}))
 }
 
-/// What the API server says to a pod: Err is its refusal, Ok its warnings. Nothing is stored.
-async fn tried(client: &Client, namespace: &str, pod: &Value) -> Result<Vec<String>, String> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods?dryRun=All");
-    let request = http::Request::post(path).header("content-type", "application/json");
-    let request = request.body(Body::from(pod.to_string().into_bytes())).expect("a whole request");
-    let answer = client.send(request).await.expect("the API server answers");
-    let warnings = answer.headers().get_all("warning").iter();
-    let warnings = warnings.map(|value| value.to_str().expect("text").to_owned()).collect();
-    if answer.status().is_success() {
-        return Ok(warnings);
-    }
-    let body = answer.into_body().collect_bytes().await.expect("a whole answer");
-    Err(String::from_utf8_lossy(&body).into_owned())
+/// The same pod with a limit in its first container in place of its claim.
+fn by_limits(limit: &str, mut pod: Value) -> Value {
+    pod["spec"]["resourceClaims"] = json!(null);
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": {limit: "1"}});
+    pod
 }
 
 /// New policies take a moment to be in force, each its own.
 async fn in_force(client: &Client) {
     let one_of_each = [
-        with_container(json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]})),
+        with_container(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]})),
         with_container(json!({"securityContext": {"privileged": true, "allowPrivilegeEscalation": true}})),
         pod(json!({"spec": {"hostPID": true}})),
         with_container(json!({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}})),
@@ -73,6 +65,10 @@ async fn in_force(client: &Client) {
     for pod in one_of_each {
         let refused = || async { tried(client, "default", &pod).await.is_err().then_some(()) };
         wait_until("the rules for pods to be in force", LIMIT, refused).await;
+        let pod = by_limits("nvidia.com/gpu", pod);
+        let warned =
+            || async { tried(client, "default", &pod).await.is_ok_and(|w| !w.is_empty()).then_some(()) };
+        wait_until("the rules for whole GPUs to be in force", LIMIT, warned).await;
     }
     let root = with_container(json!({"securityContext": {"allowPrivilegeEscalation": null}}));
     let warned =
@@ -106,7 +102,11 @@ async fn a_pod_with_a_claim_may_not_lift_its_limits() {
             with_container(env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=80G")),
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in env",
         ),
-        ("all GPUs", with_container(env("NVIDIA_VISIBLE_DEVICES", "all")), "sets NVIDIA_VISIBLE_DEVICES"),
+        (
+            "all GPUs",
+            with_container(env("NVIDIA_VISIBLE_DEVICES", "all")),
+            "sets NVIDIA_VISIBLE_DEVICES in env",
+        ),
         (
             "all GPUs, from elsewhere",
             with_container(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES",
@@ -166,6 +166,8 @@ async fn what_lifts_no_limit_is_admitted_and_root_is_warned_of() {
             "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]}});
     let void = json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
         {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]});
+    let as_root = pod(json!({"spec": {"securityContext": null, "containers":
+        [container(json!({"securityContext": null}))]}}));
     let own_user = json!({"spec": {"securityContext": null,
         "containers": [container(json!({"securityContext": {"runAsNonRoot": true}}))]}});
     let namespaced = json!({"spec": {"hostUsers": false, "securityContext": null, "containers":
@@ -179,6 +181,7 @@ async fn what_lifts_no_limit_is_admitted_and_root_is_warned_of() {
         ("data of the host", with_volume("/mnt/data")),
         ("a container that is not root by its own word", pod(own_user)),
         ("root in a user namespace", pod(namespaced)),
+        ("root with a whole GPU", by_limits("nvidia.com/gpu", as_root)),
     ] {
         let warnings = tried(&client, "default", &pod).await.unwrap_or_else(|said| panic!("{what}: {said}"));
         assert!(warnings.is_empty(), "{what}: {warnings:?}");
@@ -192,7 +195,11 @@ async fn what_lifts_no_limit_is_admitted_and_root_is_warned_of() {
     ] {
         let warnings = tried(&client, "default", &pod).await.unwrap_or_else(|said| panic!("{what}: {said}"));
         let said = warnings.join("\n");
-        says(what, &said, "container 'main' may run as root");
+        says(
+            what,
+            &said,
+            "container 'main' may run as root: if one of this pod's claims is a share of a GPU, root",
+        );
         says(what, &said, "runAsNonRoot: true and allowPrivilegeEscalation: false, or spec.hostUsers: false");
     }
 }
@@ -243,7 +250,14 @@ async fn every_rule_is_understood_and_can_be_switched() {
     let rig = Rig::bare("every_rule_is_understood_and_can_be_switched");
     uninstall_at_end(&rig);
     let off = ["env", "privileged", "hostPath"].map(|rule| format!("podPolicy.{rule}=off")).join(",");
-    let set = ["--set", &off, "--set", "podPolicy.hostNamespaces=Warn,podPolicy.root=Deny"];
+    let set = [
+        "--set",
+        &off,
+        "--set",
+        "podPolicy.hostNamespaces=Warn,podPolicy.root=Deny",
+        "--set",
+        "podPolicy.wholeGpus.capabilities=Deny,podPolicy.wholeGpus.procMount=off,podPolicy.extendedResources={example.com/gpu}",
+    ];
     install(&rig, "tranche", super::NAMESPACE, &set).expect("the chart can be installed");
     let client = rig.client().await;
     let root = pod(json!({"spec": {"securityContext": null}}));
@@ -255,6 +269,15 @@ async fn every_rule_is_understood_and_can_be_switched() {
         || async { tried(&client, "default", &host).await.ok().filter(|warnings| !warnings.is_empty()) };
     let warnings = wait_until("the warning", LIMIT, warned).await;
     says("hostPID", &warnings.join("\n"), "spec.hostPID");
+    let adding = with_container(json!({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}));
+    let refused =
+        || async { tried(&client, "default", &by_limits("example.com/gpu", adding.clone())).await.err() };
+    let said = wait_until("a whole GPU's pod to be refused", LIMIT, refused).await;
+    says("capabilities", &said, "rule podPolicy.wholeGpus.capabilities of Tranche");
+    for pod in [&with_volume("/dev"), &root] {
+        let said = tried(&client, "default", &by_limits("example.com/gpu", pod.clone())).await;
+        assert!(said.as_ref().is_ok_and(Vec::is_empty), "{said:?}");
+    }
     tried(&client, "default", &with_volume("/dev")).await.expect("a rule that is off refuses nothing");
     let env = json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]});
     tried(&client, "default", &with_container(env)).await.expect("a rule that is off refuses nothing");
@@ -268,7 +291,7 @@ async fn every_rule_is_understood_and_can_be_switched() {
     let checked = || async {
         let all = policies.list(&labelled).await.ok()?.items;
         let status = |one: &ValidatingAdmissionPolicy| one.status.clone().and_then(|s| s.type_checking);
-        (all.len() >= 9 && all.iter().all(|one| status(one).is_some())).then_some(all)
+        (all.len() >= 15 && all.iter().all(|one| status(one).is_some())).then_some(all)
     };
     for policy in wait_until("the policies' type check", LIMIT, checked).await {
         let warnings =

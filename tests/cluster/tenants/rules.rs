@@ -4,7 +4,7 @@ use std::fs;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,12 +12,15 @@ use serde_json::{Value, json};
 use crate::manifests::{as_nobody, container, pod};
 use crate::rig::{root, wait_until};
 use crate::test_cluster::{PATIENCE, SOON, TestCluster, from};
+use crate::tried::{tried, tried_debugging};
 
 /// charts/tranche/podrules.yaml.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Table {
     asks: Vec<Row>,
+    env: Vec<Row>,
+    visible_devices_left: Vec<Row>,
     capabilities: Vec<Row>,
     capabilities_left: Vec<Row>,
     host_path: Vec<Row>,
@@ -30,6 +33,9 @@ struct Row {
     why: String,
     #[serde(default)]
     legal: String,
+    /// `share`: only for what may be a share, or taken for one.
+    #[serde(default)]
+    counts: String,
 }
 
 fn table() -> Table {
@@ -76,18 +82,17 @@ fn with_folder(path: &str, read_only: bool) -> Value {
 
 /// Somebody who tries pods, none of which is stored.
 struct Tenant {
-    pods: Api<Pod>,
+    client: Client,
+    namespace: String,
 }
 
 impl Tenant {
     fn new(client: &Client, namespace: &str) -> Self {
-        Self { pods: Api::namespaced(client.clone(), namespace) }
+        Self { client: client.clone(), namespace: namespace.to_owned() }
     }
 
-    async fn tried(&self, pod: &Value) -> Result<(), String> {
-        let dry = PostParams { dry_run: true, ..PostParams::default() };
-        let tried = self.pods.create(&dry, &from(pod.clone())).await;
-        tried.map(|_| ()).map_err(|error| error.to_string())
+    async fn tried(&self, pod: &Value) -> Result<Vec<String>, String> {
+        tried(&self.client, &self.namespace, pod).await
     }
 
     /// Refused in all of these words.
@@ -99,6 +104,20 @@ impl Tenant {
 
     async fn admitted(&self, what: &str, pod: &Value) {
         self.tried(pod).await.unwrap_or_else(|said| panic!("{what}: {said}"));
+    }
+
+    /// Admitted without a word of ours.
+    async fn left_alone(&self, what: &str, pod: &Value) {
+        let said = self.tried(pod).await.unwrap_or_else(|said| panic!("{what}: {said}")).join("\n");
+        assert!(!said.contains("of Tranche"), "{what}: {said}");
+    }
+
+    /// Admitted, with a warning by this rule and by no other.
+    async fn warned(&self, what: &str, pod: &Value, rule: &str) {
+        let said = self.tried(pod).await.unwrap_or_else(|said| panic!("{what}: {said}"));
+        let ours: Vec<_> = said.iter().filter(|words| words.contains("of Tranche")).collect();
+        let rule = format!("(rule podPolicy.{rule} of Tranche; ");
+        assert!(ours.len() == 1 && ours.iter().all(|words| words.contains(&rule)), "{what}: {said:?}");
     }
 }
 
@@ -146,7 +165,7 @@ async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits
     let client = super::tenant(&cluster).await;
     let tenant = Tenant::new(&client, &cluster.namespace);
     let table = table();
-    for Row { name, why, legal } in &table.host_path {
+    for Row { name, why, legal, .. } in &table.host_path {
         let path = name.replace('*', "0");
         let words = [&*format!("hostPath {path}"), "rule podPolicy.hostPath"];
         tenant.refused(name, &with_folder(&path, false), &words).await;
@@ -181,77 +200,173 @@ async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits
     cluster.end().await;
 }
 
-/// Devices that are asked for by a container's limits, without a claim in the pod.
+/// The pod with this limit in one more container, and without its claim.
+fn by_limits(place: (&str, Option<&str>), limit: &str, count: &str) -> Value {
+    let mut pod = with_container(place, &json!({}), &json!({limit: count}));
+    pod["spec"]["resourceClaims"] = json!(null);
+    pod["spec"]["containers"][0]["resources"] = json!({});
+    pod
+}
+
+/// The pod, with what this rule refuses in its first container.
+fn against(pod: &Value, rule: &str) -> Value {
+    let mut pod = pod.clone();
+    let spec = &mut pod["spec"];
+    let main = &mut spec["containers"][0];
+    match rule {
+        "env" => main["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+        "privileged" => {
+            main["securityContext"] = json!({"privileged": true, "allowPrivilegeEscalation": true})
+        }
+        "capabilities" => main["securityContext"]["capabilities"] = json!({"add": ["SYS_ADMIN"]}),
+        "procMount" => {
+            main["securityContext"]["procMount"] = json!("Unmasked");
+            spec["hostUsers"] = json!(false);
+        }
+        "hostNamespaces" => spec["hostPID"] = json!(true),
+        "hostPath" => spec["volumes"] = json!([{"name": "v", "hostPath": {"path": "/run/containerd"}}]),
+        _ => panic!("{rule}: what does it refuse?"),
+    }
+    pod
+}
+
+/// The rules that pods with whole GPUs are warned by.
+const WARNED: [&str; 6] = ["env", "privileged", "capabilities", "procMount", "hostNamespaces", "hostPath"];
+
+/// Whoever asks by a container's limits alone has whole devices: manifests that are older than DRA run as they are. A
+/// claim beside the limits, or the class of shares among them, and the rules for shares count.
 #[tokio::test]
 #[ignore = "needs a rig"]
-async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
-    let cluster = TestCluster::of_env("a_tenants_pod_that_asks_by_limits_is_under_the_same_rules").await;
-    let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
-    // The limit in one container, what is refused in another.
-    let by_limits = |place, limit: &str, count: &str| {
-        let mut pod = with_container(place, &json!({}), &json!({limit: count}));
-        pod["spec"]["resourceClaims"] = json!(null);
-        pod["spec"]["containers"][0]["resources"] = json!({});
+async fn a_tenants_pod_that_asks_by_limits_alone_is_warned_and_with_a_claim_it_is_refused() {
+    let cluster = TestCluster::of_env(
+        "a_tenants_pod_that_asks_by_limits_alone_is_warned_and_with_a_claim_it_is_refused",
+    )
+    .await;
+    let client = super::tenant(&cluster).await;
+    let tenant = Tenant::new(&client, &cluster.namespace);
+    let with_claim = |mut pod: Value| {
+        pod["spec"]["resourceClaims"] = plain("tenant")["spec"]["resourceClaims"].clone();
         pod
     };
-    let against = |pod: &Value, what: &str| {
-        let mut pod = pod.clone();
-        let main = &mut pod["spec"]["containers"][0];
-        match what {
-            "env" => main["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
-            "privileged" => {
-                main["securityContext"] = json!({"privileged": true, "allowPrivilegeEscalation": true});
-            }
-            "capabilities" => main["securityContext"]["capabilities"] = json!({"add": ["SYS_ADMIN"]}),
-            "hostNamespaces" => pod["spec"]["hostPID"] = json!(true),
-            _ => pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/run/containerd"}}]),
-        }
-        pod
-    };
-    let rules = ["env", "privileged", "capabilities", "hostNamespaces", "hostPath"];
-    for Row { name, legal, .. } in &table().asks {
+    for Row { name, legal, counts, .. } in &table().asks {
         let limit = name.replace('*', "gpu.nvidia.com");
         for place in PLACES {
             let pod = by_limits(place, &limit, "1");
-            tenant.admitted(&limit, &pod).await;
-            for rule in rules {
+            for rule in WARNED {
                 let what = format!("{limit} in {place:?} against {rule}");
-                tenant.refused(&what, &against(&pod, rule), &[&format!("rule podPolicy.{rule} ")]).await;
+                let (pod, words) = (against(&pod, rule), format!("rule podPolicy.{rule} "));
+                if counts == "share" {
+                    tenant.refused(&what, &pod, &[&words]).await;
+                } else {
+                    tenant.warned(&what, &pod, &format!("wholeGpus.{rule}")).await;
+                }
+                tenant.refused(&format!("{what} with a claim"), &with_claim(pod), &[&words]).await;
             }
+            // Unchanged, as root.
+            let mut pod = pod;
+            for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
+                container["securityContext"] = json!({});
+            }
+            pod["spec"]["securityContext"] = json!({});
+            if counts == "share" {
+                tenant.warned(&limit, &pod, "root").await;
+            } else {
+                tenant.left_alone(&limit, &pod).await;
+            }
+            tenant.warned(&format!("root with {limit} and a claim"), &with_claim(pod), "root").await;
         }
         for (limit, count) in [(limit.as_str(), "0"), (legal, "1")] {
             let pod = by_limits(PLACES[0], limit, count);
-            for rule in rules {
-                tenant.admitted(&format!("{limit}: {count} and {rule}"), &against(&pod, rule)).await;
+            for rule in WARNED {
+                tenant.left_alone(&format!("{limit}: {count} and {rule}"), &against(&pod, rule)).await;
             }
         }
     }
 
     // A debug container has no limits: those of its pod count. By an administrator: `edit` may not bring one in.
-    let mut pod = by_limits(PLACES[0], "nvidia.com/gpu", "1");
-    pod["spec"]["schedulingGates"] = json!([{"name": "test.example/never"}]);
-    tenant.pods.create(&PostParams::default(), &from(pod)).await.expect("it keeps every rule");
-    let debug = |security: Value| {
-        let debug =
-            json!({"name": "debug", "image": "docker.io/local/busybox:1", "securityContext": security});
-        Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}))
-    };
-    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-    let pods: Api<Pod> = cluster.api();
-    let patch = |security: Value| {
-        let (pods, dry, debug) = (pods.clone(), dry.clone(), debug(security));
-        async move { pods.patch_subresource("ephemeralcontainers", "tenant", &dry, &debug).await }
-    };
-    for (security, rule) in [
-        (json!({"privileged": true}), "privileged"),
-        (json!({"capabilities": {"add": ["SYS_ADMIN"]}}), "capabilities"),
-    ] {
-        let said = patch(security).await.expect_err(rule).to_string();
-        assert!(said.contains("container 'debug'") && said.contains(&format!("podPolicy.{rule} ")), "{said}");
+    let pods: Api<Pod> = Api::namespaced(client, &cluster.namespace);
+    let whole = by_limits(PLACES[0], "nvidia.com/gpu", "1");
+    for (mut pod, name) in [(whole.clone(), "whole"), (with_claim(whole), "claim")] {
+        pod["metadata"]["name"] = json!(name);
+        pod["spec"]["schedulingGates"] = json!([{"name": "test.example/never"}]);
+        pods.create(&PostParams::default(), &from(pod)).await.expect("it keeps every rule");
+        let debug = |security: Value| {
+            let container =
+                json!({"name": "debug", "image": "docker.io/local/busybox:1", "securityContext": security});
+            let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
+            async move { tried_debugging(&client, &namespace, name, &container).await }
+        };
+        for (security, rule) in [
+            (json!({"privileged": true}), "privileged"),
+            (json!({"capabilities": {"add": ["SYS_ADMIN"]}}), "capabilities"),
+        ] {
+            let said = match (name, debug(security).await) {
+                ("whole", Ok(warnings)) => warnings.join("\n"),
+                ("claim", Err(refusal)) => refusal,
+                (_, said) => panic!("{name}: {said:?}"),
+            };
+            assert!(said.contains("container 'debug'"), "{said}");
+            let rule = if name == "whole" { format!("wholeGpus.{rule} ") } else { format!("{rule} ") };
+            assert!(said.contains(&format!("podPolicy.{rule}")), "{said}");
+        }
+        debug(json!({})).await.expect("a plain debug container may come in");
+        pods.delete(name, &DeleteParams::default()).await.expect("it can be deleted");
+        cluster.gone(name).await;
     }
-    patch(json!({})).await.expect("a plain debug container may come in");
-    pods.delete("tenant", &DeleteParams::default()).await.expect("it can be deleted");
-    cluster.gone("tenant").await;
+    cluster.end().await;
+}
+
+/// A manifest names variables of the driver's.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_tenants_pod_sets_no_variable_that_would_lift_a_shares_limits() {
+    let cluster = TestCluster::of_env("a_tenants_pod_sets_no_variable_that_would_lift_a_shares_limits").await;
+    let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
+    let whole = by_limits(PLACES[0], "nvidia.com/gpu", "1");
+    let setting = |pod: &Value, variable: Value| {
+        let mut pod = pod.clone();
+        pod["spec"]["containers"][0]["env"] = json!([variable]);
+        pod
+    };
+    let table = table();
+    for Row { name, legal, counts, .. } in &table.env {
+        let variable = |name: &str| json!({"name": name.replace('*', "X"), "value": "all"});
+        let words = format!("container 'main' sets {} in env", name.replace('*', "X"));
+        let share = setting(&plain("tenant"), variable(name));
+        tenant.refused(name, &share, &[&words, "rule podPolicy.env ", "pod-policy=exempt"]).await;
+        let whole_gpu = setting(&whole, variable(name));
+        if counts == "share" {
+            tenant.left_alone(name, &whole_gpu).await;
+        } else {
+            tenant.warned(name, &whole_gpu, "wholeGpus.env").await;
+        }
+        for pod in [&plain("tenant"), &whole] {
+            tenant.left_alone(legal, &setting(pod, variable(legal))).await;
+        }
+    }
+    let visible = |rest: Value| {
+        let mut variable = rest;
+        variable["name"] = json!("NVIDIA_VISIBLE_DEVICES");
+        variable
+    };
+    let mut left: Vec<Value> =
+        table.visible_devices_left.iter().map(|row| json!({"value": row.name})).collect();
+    left.push(json!({}));
+    for variable in left {
+        for pod in [&plain("tenant"), &whole] {
+            tenant.left_alone(&variable.to_string(), &setting(pod, visible(variable.clone()))).await;
+        }
+    }
+    let from_elsewhere = json!({"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}});
+    let mut asks: Vec<Value> =
+        ["all", "0", "NONE", " none", "none,0", "$(X)"].iter().map(|value| json!({"value": value})).collect();
+    asks.push(from_elsewhere);
+    for variable in asks {
+        let what = variable.to_string();
+        let share = setting(&plain("tenant"), visible(variable.clone()));
+        tenant.refused(&what, &share, &["sets NVIDIA_VISIBLE_DEVICES in env"]).await;
+        tenant.warned(&what, &setting(&whole, visible(variable)), "wholeGpus.env").await;
+    }
     cluster.end().await;
 }
 
@@ -259,8 +374,8 @@ async fn a_tenants_pod_that_asks_by_limits_is_under_the_same_rules() {
 /// level `baseline`. What that level lets through of a pod with a device is refused here, and the other way round.
 #[tokio::test]
 #[ignore = "needs a rig"]
-async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
-    let cluster = TestCluster::of_env("what_asks_for_no_device_is_pod_securitys_to_refuse").await;
+async fn what_has_no_share_is_pod_securitys_to_refuse() {
+    let cluster = TestCluster::of_env("what_has_no_share_is_pod_securitys_to_refuse").await;
     let tenant = Tenant::new(&super::tenant(&cluster).await, &cluster.namespace);
     let spec = |what: &str, with_device: bool| {
         let mut pod = plain("tenant");
@@ -288,8 +403,16 @@ async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
     };
     let ours = ["privileged", "capabilities", "hostPID", "hostIPC", "runtime"];
     let theirs = ["NET_ADMIN", "seccomp", "hostNetwork", "data"];
+    // As manifests had it before DRA: with a whole GPU such a pod reaches no more than without a device.
+    let whole = |what: &str| {
+        let mut pod = spec(what, false);
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "1"}});
+        pod
+    };
     for what in ours {
         tenant.refused(what, &spec(what, true), &["of Tranche"]).await;
+        let said = tenant.tried(&whole(what)).await.unwrap_or_else(|said| panic!("{what}: {said}"));
+        assert!(said.iter().any(|words| words.contains("rule podPolicy.wholeGpus.")), "{what}: {said:?}");
     }
     for what in theirs {
         tenant.admitted(what, &spec(what, true)).await;
@@ -300,7 +423,8 @@ async fn what_asks_for_no_device_is_pod_securitys_to_refuse() {
     let label = "pod-security.kubernetes.io/enforce=baseline";
     cluster.rig.kubectl(&["label", "namespace", &cluster.namespace, label]);
     for what in ours.into_iter().chain(theirs) {
-        tenant.refused(what, &spec(what, false), &["violates PodSecurity \"baseline"]).await;
+        tenant.refused(what, &spec(what, false), &["violates PodSecurity \\\"baseline"]).await;
+        tenant.refused(what, &whole(what), &["violates PodSecurity \\\"baseline"]).await;
     }
     tenant.admitted("env", &spec("env", false)).await;
     tenant.refused("env", &spec("env", true), &["of Tranche"]).await;
