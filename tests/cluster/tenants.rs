@@ -3,6 +3,7 @@
 mod crowds;
 mod doors;
 mod feed;
+mod limits;
 mod release;
 mod reserve;
 mod rules;
