@@ -544,6 +544,7 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             "tranche-pods-proc-mount Deny",
             "tranche-pods-root Warn",
             "tranche-whole-gpus-capabilities Warn",
+            "tranche-whole-gpus-claims Deny",
             "tranche-whole-gpus-env Warn",
             "tranche-whole-gpus-host-namespaces Warn",
             "tranche-whole-gpus-host-path Warn",
@@ -564,6 +565,7 @@ fn each_rule_for_pods_has_the_action_that_is_asked_for() {
             "tranche-pods-host-path Warn",
             "tranche-pods-root Deny",
             "tranche-whole-gpus-capabilities Deny",
+            "tranche-whole-gpus-claims Deny",
             "tranche-whole-gpus-host-path Warn",
         ]
     );
@@ -596,8 +598,7 @@ fn who_cannot_have_a_share_is_told_from_who_may_by_what_the_chart_gives() {
         let text = groups.iter().map(|(name, conditions)| format!("{name}: {}", conditions.join(", ")));
         text.collect::<Vec<_>>()
     };
-    let apart =
-        ["tranche-pods-env: may-have-a-share", "tranche-whole-gpus-env: has-no-share, asks-for-devices"];
+    let apart = ["tranche-pods-env: may-have-a-share", "tranche-whole-gpus-env: asks-for-devices"];
     assert_eq!(groups(&[]), apart);
     // No GPU is given in shares.
     assert_eq!(groups(&["mps.enabled=false"]), ["tranche-whole-gpus-env: asks-for-devices"]);

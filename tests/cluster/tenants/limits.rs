@@ -46,7 +46,7 @@ async fn a_limit_gets_a_whole_gpu_and_never_a_share() {
     cluster.rig.on_end(&["kubectl", "delete", "deviceclass", OWN]);
     classes.create(&PostParams::default(), &from(class)).await.expect("a class can be made");
     create("part", "example.com/part").await;
-    cluster.wait_refused("part", &["memory"]).await;
+    cluster.wait_refused("part", &["GpuShare.memory limits a share", "is given whole"]).await;
 
     // The class of shares: kube-scheduler finds no device of it, and makes no claim that the controller could place.
     create("shared", "deviceclass.resource.kubernetes.io/shared.gpu.nvidia.com").await;

@@ -3,13 +3,13 @@
 use std::fs;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::manifests::{as_nobody, container, pod};
+use crate::manifests::{as_nobody, claim, container, pod, template};
 use crate::rig::{root, wait_until};
 use crate::test_cluster::{PATIENCE, SOON, TestCluster, from};
 use crate::tried::{tried, tried_debugging};
@@ -366,6 +366,66 @@ async fn a_tenants_pod_sets_no_variable_that_would_lift_a_shares_limits() {
         let share = setting(&plain("tenant"), visible(variable.clone()));
         tenant.refused(&what, &share, &["sets NVIDIA_VISIBLE_DEVICES in env"]).await;
         tenant.warned(&what, &setting(&whole, visible(variable)), "wholeGpus.env").await;
+    }
+    cluster.end().await;
+}
+
+/// An administrator's label by which a namespace has no shares: claims for them are refused, and so the others are taken
+/// for whole GPUs and devices of other drivers.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn where_no_claim_is_for_a_share_pods_with_claims_are_warned() {
+    let test = "where_no_claim_is_for_a_share_pods_with_claims_are_warned";
+    let labels = json!({"tranche.dev/pod-policy": "whole-gpus"});
+    let cluster = TestCluster::with_labels(test, labels).await;
+    let client = super::tenant(&cluster).await;
+    let tenant = Tenant::new(&client, &cluster.namespace);
+    let mut as_root = plain("tenant");
+    as_root["spec"]["securityContext"] = json!({});
+    tenant.left_alone("root", &as_root).await;
+    for rule in WARNED {
+        tenant.warned(rule, &against(&plain("tenant"), rule), &format!("wholeGpus.{rule}")).await;
+    }
+
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), &cluster.namespace);
+    let templates: Api<ResourceClaimTemplate> = Api::namespaced(client, &cluster.namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let tried = async |requests: &Value| {
+        let devices = json!({"requests": requests});
+        let claim = claims.create(&dry, &from(claim("c", devices.clone()))).await.map(|_| ());
+        let template = templates.create(&dry, &from(template("t", devices))).await.map(|_| ());
+        [claim, template].map(|said| said.map_err(|error| error.to_string()))
+    };
+    let of =
+        |class: &str, capacity: Value| json!({"name": "gpu", "deviceClassName": class, "capacity": capacity});
+    let whole = of("gpu.nvidia.com", json!(null));
+    let part = of("gpu.nvidia.com", json!({"requests": {"memory": "2Gi"}}));
+    let slice = of("gpu.nvidia.com", json!({"requests": {"gpu.nvidia.com/compute": "25"}}));
+    let shared = of("shared.gpu.nvidia.com", json!(null));
+    let nic = of("nic.example.com", json!({"requests": {"bandwidth": "1Gi"}}));
+    let exactly = |one: &Value| {
+        let mut one = one.clone();
+        one.as_object_mut().expect("an object").remove("name");
+        json!({"name": "gpu", "exactly": one})
+    };
+    for asked in [&part, &slice, &shared] {
+        let alternatives = json!({"name": "gpu", "firstAvailable": [whole, {
+            "name": "part", "deviceClassName": asked["deviceClassName"], "capacity": asked["capacity"]}]});
+        for requests in [json!([exactly(asked)]), json!([alternatives])] {
+            for said in tried(&requests).await {
+                let said = said.expect_err("a share is refused");
+                assert!(said.contains("request 'gpu' asks for a part of a device"), "{said}");
+            }
+        }
+    }
+    for requests in [
+        json!([exactly(&whole)]),
+        json!([exactly(&nic)]),
+        json!([{"name": "gpu", "firstAvailable": [whole]}]),
+    ] {
+        for said in tried(&requests).await {
+            said.unwrap_or_else(|said| panic!("{requests}: {said}"));
+        }
     }
     cluster.end().await;
 }
