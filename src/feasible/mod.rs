@@ -2,7 +2,8 @@
 //! on a node that the scheduler would refuse.
 //!
 //! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints, against a pod's [`Demands`]
-//! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
+//! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods; [`other_requests`],
+//!   [`allocatable_of`]: the other resources, for who wants to know what kube-scheduler will say
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration, NodeAffinity,
 //! NodeResourcesFit; the first reason is told. Not looked at: ports, volumes, topology spread, affinity between
@@ -21,7 +22,9 @@ use k8s_openapi::api::core::v1::Node;
 use thiserror::Error;
 
 pub use demands::Demands;
-pub use room::{Resources, allocatable, left, requests, short_of, taken};
+pub use room::{
+    Resources, all_requests, allocatable, allocatable_of, left, other_requests, requests, short_of, taken,
+};
 
 use crate::model::quantity::Bytes;
 

@@ -120,6 +120,46 @@ fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Resources) -> Resources
     Resources { pods: 1, ..room.plus(Resources::of(pod.overhead.as_ref())) }
 }
 
+/// What a pod asks of each resource, in thousandths, by the list that is meant of each container: sums of containers and
+/// sidecars, or what an init container asks if that is more. What cannot be read counts as nothing.
+pub fn all_requests<'a>(
+    pod: &'a PodSpec,
+    list: &dyn Fn(&'a ResourceRequirements) -> Option<&'a List>,
+) -> BTreeMap<String, u64> {
+    let of = |container: &'a Container| {
+        let resources = container.resources.as_ref().and_then(list).into_iter().flatten();
+        resources.filter_map(|(name, one)| Some((name, one.0.parse::<Quantity>().ok()?.millis_ceil()?)))
+    };
+    let is_sidecar = |one: &&Container| one.restart_policy.as_deref() == Some("Always");
+    let init = || pod.init_containers.iter().flatten();
+    let mut all: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, milli) in pod.containers.iter().chain(init().filter(is_sidecar)).flat_map(of) {
+        let sum = all.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(milli);
+    }
+    for (name, milli) in init().filter(|one| !is_sidecar(one)).flat_map(of) {
+        let most = all.entry(name.clone()).or_default();
+        *most = milli.max(*most);
+    }
+    all.retain(|_, milli| *milli > 0);
+    all
+}
+
+/// What a pod asks of resources other than CPU, memory and its place among the pods, in units rounded up: extended
+/// resources, huge pages, storage. kube-scheduler counts them; a GPU is granted without a look at them.
+pub fn other_requests(pod: &PodSpec) -> BTreeMap<String, u64> {
+    let all = all_requests(pod, &|one| one.requests.as_ref());
+    let others = all.into_iter().filter(|(name, _)| !["cpu", "memory", "pods"].contains(&name.as_str()));
+    others.map(|(name, milli)| (name, milli.div_ceil(1000))).collect()
+}
+
+/// What pods may take of one such resource of a node, in units; 0: the node has none.
+pub fn allocatable_of(node: &Node, resource: &str) -> u64 {
+    let list = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let quantity = list.and_then(|list| list.get(resource)?.0.parse::<Quantity>().ok());
+    quantity.and_then(Quantity::units_ceil).unwrap_or(0)
+}
+
 /// What pods may take of a node in all.
 pub fn allocatable(node: &Node) -> Resources {
     Resources::of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))

@@ -346,3 +346,18 @@ fn demands_are_equal_only_if_all_of_them_are() {
         }
     }
 }
+
+#[test]
+fn other_resources_are_summed_over_containers_and_the_most_of_init_containers_counts() {
+    let asks = |name: &str, list: Value| json!({"name": name, "resources": {"requests": list}});
+    let spec = spec(json!({
+        "containers": [asks("a", json!({"cpu": "1", "example.com/fpga": "1"})), asks("b", json!({"example.com/fpga": "2"}))],
+        "initContainers": [asks("i", json!({"example.com/fpga": "2", "ephemeral-storage": "1Gi"}))]}));
+    let found: Vec<(String, u64)> = other_requests(&spec).into_iter().collect();
+    assert_eq!(found, [("ephemeral-storage".to_owned(), 1 << 30), ("example.com/fpga".to_owned(), 3)]);
+    let node = node(json!({"status": {"allocatable": {"example.com/fpga": "4"}}}));
+    assert_eq!(
+        (allocatable_of(&node, "example.com/fpga"), allocatable_of(&node, "example.com/none")),
+        (4, 0)
+    );
+}

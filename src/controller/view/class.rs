@@ -110,6 +110,11 @@ impl OtherClass {
             resource: spec.and_then(|spec| spec.extended_resource_name.clone()),
         }
     }
+
+    /// `spec.extendedResourceName`.
+    pub fn resource(&self) -> Option<&str> {
+        self.resource.as_deref()
+    }
 }
 
 /// The requests that take devices away from others: one for a look at devices in use does not.
@@ -226,11 +231,19 @@ pub fn goes_without(claim: &DeviceClaim, class: &str) -> bool {
     claim.requests.iter().flatten().all(other)
 }
 
-/// The class that a name among limits stands for. None: it stands for no class's devices.
-pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) -> Option<&'a OtherClass> {
-    let by_prefix = || classes.get(name.strip_prefix(RESOURCE_PREFIX)?);
-    let by_name = || classes.values().find(|class| class.resource.as_deref() == Some(name));
+/// The class that a name among limits stands for, and the class's name. None: it stands for no class's devices.
+pub fn named_of_resource<'a>(
+    name: &str,
+    classes: &'a BTreeMap<String, OtherClass>,
+) -> Option<(&'a String, &'a OtherClass)> {
+    let by_prefix = || classes.get_key_value(name.strip_prefix(RESOURCE_PREFIX)?);
+    let by_name = || classes.iter().find(|(_, class)| class.resource.as_deref() == Some(name));
     by_prefix().or_else(by_name)
+}
+
+/// The same without the name.
+pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) -> Option<&'a OtherClass> {
+    named_of_resource(name, classes).map(|(_, class)| class)
 }
 
 /// The same as a need.

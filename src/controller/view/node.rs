@@ -70,7 +70,7 @@ impl TaintRule {
     }
 
     /// The taint that it gives a device of the node's pool.
-    fn taint(&self, node: &NodeName, device: &DeviceName) -> Option<&Taint> {
+    pub fn taint(&self, node: &NodeName, device: &DeviceName) -> Option<&Taint> {
         let DeviceTaintSelector { driver, pool, device: named } = self.devices.as_ref()?;
         let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|one| one == found);
         let meant = is(driver, DRIVER) && is(pool, node.as_str()) && is(named, device.as_str());
