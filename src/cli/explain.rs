@@ -1,34 +1,37 @@
 //! `tranche explain`: why a claim waits, or where it went, decided by the very code that the controller runs, over
 //! what the API server says now. Needs no running controller, and writes nothing.
 //!
-//! what was named ([`find`]) + all objects → `controller::explain` → [`draw`], or [`report`] as JSON
+//! what was named ([`find`], [`file`]) + all objects ([`site`]) → what is asked ([`subjects`]) → `controller::explain` →
+//! [`draw`], or [`report`] as JSON
 
 mod carried;
 mod draw;
+mod file;
 mod find;
+mod pod;
 mod report;
+mod site;
+mod subjects;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
-use super::reach::ReachArgs;
+use super::reach::{ReachArgs, for_people};
 use super::{EXIT_REFUSED, print};
 use crate::allocate::Policy;
-use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
-use crate::controller::core::Core;
-use crate::controller::explain::{Answer, Because, explain};
-use crate::model::claim::ClaimKey;
-use crate::model::names::HOLD_LABEL;
-use crate::model::time::Moment;
-use find::{Named, Target};
+use crate::controller::explain::{Answer, Because, Origin, explain, quota};
+use file::FileObjects;
+use find::Target;
 use report::{ExplainedClaim, Leader, Report};
+use site::Site;
+use subjects::Subjects;
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -36,9 +39,15 @@ use report::{ExplainedClaim, Leader, Report};
                   2 a mistake in what was given; 1 there is no such claim or pod, or the API server did not answer."
 )]
 pub struct ExplainArgs {
-    /// A claim, or pod/NAME for the claims of a pod, including those that the webhook plans for it.
-    #[arg(value_name = "CLAIM|NAMESPACE/CLAIM|pod/POD")]
-    pub what: String,
+    /// A claim; pod/NAME for the claims of a pod, including those that the webhook plans for it, and for what it asks
+    /// for by its limits; deployment/, job/, statefulset/, replicaset/ or daemonset/NAME for the pods of it that wait, else
+    /// its newest.
+    #[arg(value_name = "CLAIM|NAMESPACE/CLAIM|KIND/NAME", required_unless_present = "filename")]
+    pub what: Option<String>,
+    /// Would the pods of this file fit now? A YAML or JSON file, - for standard input; claims and templates come from
+    /// the file, those that it lacks from the cluster. Nothing is created.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "what")]
+    pub filename: Option<PathBuf>,
     /// Its namespace [default: the kubeconfig's].
     #[arg(short, long)]
     pub namespace: Option<String>,
@@ -69,6 +78,8 @@ pub enum Output {
     Wide,
     /// Everything.
     Json,
+    /// The same.
+    Yaml,
 }
 
 /// Prints the answer; its exit code.
@@ -79,17 +90,21 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
     Target::parse(&args)?;
     let cluster = KubeCluster::connect(&args.reach.endpoint()?).await?;
     let report = look(&cluster, &args, Timestamp::now()).await?;
-    print(text(&report, args.output).as_bytes())?;
+    print(text(&report, args.output)?.as_bytes())?;
     Ok(report.exit_code())
 }
 
 /// The report as it is printed.
-pub fn text(report: &Report, output: Output) -> String {
-    match output {
+///
+/// # Errors
+/// It cannot be written as YAML.
+pub fn text(report: &Report, output: Output) -> anyhow::Result<String> {
+    Ok(match output {
         Output::Json => format!("{:#}\n", report.json()),
+        Output::Yaml => serde_saphyr::to_string(&report.json())?,
         Output::Table => draw::draw(report, draw::Rows::Grouped),
         Output::Wide => draw::draw(report, draw::Rows::Each),
-    }
+    })
 }
 
 /// Asks the API server, and the controller's core. `at`: the time of day.
@@ -98,28 +113,36 @@ pub fn text(report: &Report, output: Output) -> String {
 /// As [`run`].
 pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> anyhow::Result<Report> {
     let target = Target::parse(args)?;
-    let named = target.at(|| cluster.default_namespace());
-    let mut core = Core::new(rules(args), &args.controller_namespace);
-    let mut holders = BTreeSet::new();
-    cluster
-        .tour(|change| {
-            holders.extend(holder(&change));
-            core.apply(change, Moment::ZERO);
-        })
-        .await?;
-    let asked = match &target {
-        Target::Claim { .. } => Subjects { claims: vec![found(&core, &named)?], ..Subjects::default() },
-        Target::Pod { .. } => of_pod(cluster, &core, &named).await?,
+    let mut named = target.at(|| cluster.default_namespace());
+    let (file, lacks) = match &target {
+        Target::File { namespace, path } => {
+            let default = || cluster.default_namespace();
+            let mut file = FileObjects::read(path, namespace.as_deref(), default)?;
+            let names = file.missing_templates();
+            let found = site::templates(cluster, &file.namespace, &names).await.map_err(for_people)?;
+            let lacks = file.complete(&found, at);
+            named.namespace.clone_from(&file.namespace);
+            (Some(file), lacks)
+        }
+        Target::Claim { .. } | Target::Pod { .. } | Target::Workload { .. } => (None, Vec::new()),
     };
-    let Subjects { claims, lacks, mut remarks } = asked;
-    let (_, troubles) = core.recorder.take();
-    remarks.extend(troubles);
-    remarks.extend(elsewhere(&holders, &args.controller_namespace));
+    let site = Site::read(cluster, args, rules(args), &named.namespace, file.as_ref()).await;
+    let mut site = site.map_err(for_people)?;
+    let mut asked = match (&target, &file) {
+        (Target::File { .. }, Some(file)) => of_file(&site, file),
+        (Target::Workload { kind, .. }, _) => subjects::of_workload(cluster, &site, *kind, &named).await?,
+        (Target::Pod { .. }, _) => subjects::of_pod_named(cluster, &site, &named).await?,
+        (Target::Claim { .. } | Target::File { .. }, _) => subjects::of_claim(&site, &named)?,
+    };
+    asked.lacks.extend(lacks);
     let mut told = Vec::new();
-    for explained in explain(&mut core, &claims, at) {
-        let carried = match explained.promised {
-            true => Vec::new(),
-            false => carried::read(cluster, &explained.namespace, &explained.name).await?,
+    for explained in explain(&mut site.core, &site.listing, &asked.subjects, at) {
+        let is_of_file = file.as_ref().is_some_and(|file| file.has_claim(&explained.name));
+        let carried = match explained.origin {
+            Origin::Exists if !is_of_file => {
+                carried::read(cluster, &explained.namespace, &explained.name).await?
+            }
+            Origin::Exists | Origin::Promised | Origin::Limits => Vec::new(),
         };
         told.push(ExplainedClaim { explained, carried });
     }
@@ -131,7 +154,36 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         true => Some(leader(cluster, args).await),
         false => None,
     };
-    Ok(Report { named, told, leader, lacks, remarks, at })
+    let Subjects { lacks, mut remarks, events, .. } = asked;
+    remarks.extend(site.remarks);
+    Ok(Report { named, told, leader, lacks, remarks, events, at })
+}
+
+/// The pods of a file: their claims, and whether the namespace's quotas let them be created.
+fn of_file(site: &Site, file: &FileObjects) -> Subjects {
+    let mut asked = Subjects::default();
+    for pod in &file.pods {
+        let of_pod = subjects::of_view(site, pod);
+        asked.subjects.extend(of_pod.subjects);
+        asked.lacks.extend(of_pod.lacks);
+        asked.lacks.extend(pod::kai_in_file(pod));
+    }
+    let usage = file.usage(site.listing.classes());
+    let full = quota::exceeded(site.listing.quotas(), &usage);
+    asked.lacks.extend(full.into_iter().map(|words| format!("it cannot be created: {words}")));
+    if site.quotas_denied {
+        let words = format!(
+            "you may not list resourcequotas in namespace {}: they are not looked at",
+            file.namespace
+        );
+        asked.remarks.push(words);
+    }
+    if asked.subjects.is_empty() && asked.lacks.is_empty() {
+        asked.remarks.push("it names no claim, so there is nothing to place for it".to_owned());
+    }
+    let beside = |name: &String| format!("{name} counts as it is; the file's is asked about beside it");
+    asked.remarks.extend(site.in_cluster.iter().map(beside));
+    asked
 }
 
 fn rules(args: &ExplainArgs) -> Rules {
@@ -145,71 +197,15 @@ fn rules(args: &ExplainArgs) -> Rules {
     }
 }
 
-/// The namespace of a claim that looks like a hold.
-fn holder(change: &Change) -> Option<String> {
-    let Change::Claim(WatchEvent::Listed(claim)) = change else { return None };
-    let labels = claim.metadata.labels.as_ref()?;
-    labels.get(HOLD_LABEL).is_some_and(|value| value == "true").then(|| claim.metadata.namespace.clone())?
-}
-
-fn elsewhere(holders: &BTreeSet<String>, namespace: &str) -> Option<String> {
-    let other = holders.iter().find(|one| *one != namespace).filter(|_| !holders.contains(namespace))?;
-    Some(format!(
-        "claims in namespace {other} are labelled {HOLD_LABEL}, and none in {namespace}: if the controller runs in \
-         {other}, give --controller-namespace {other}; otherwise the GPUs of these claims count as taken by \
-         others here"
-    ))
-}
-
-fn found(core: &Core, named: &Named) -> anyhow::Result<ClaimKey> {
-    let claim = core.view.claim_named(&named.namespace, &named.name);
-    claim.map(|claim| claim.key).ok_or_else(|| find::no_claim(&core.view, named))
-}
-
-/// What is asked about.
-#[derive(Default)]
-struct Subjects {
-    claims: Vec<ClaimKey>,
-    /// What a pod needs and does not have.
-    lacks: Vec<String>,
-    remarks: Vec<String>,
-}
-
-/// Those of a pod's claims that are there, and words about the others.
-async fn of_pod(cluster: &KubeCluster, core: &Core, named: &Named) -> anyhow::Result<Subjects> {
-    let object = match cluster.pod_named(&named.namespace, &named.name).await {
-        Ok(object) => object,
-        Err(CallError::NotFound { .. }) => return Err(find::no_pod(&core.view, named)),
-        Err(error) => return Err(error.into()),
-    };
-    if let Some(words) = find::ended(&object) {
-        return Ok(Subjects { remarks: vec![words], ..Subjects::default() });
-    }
-    let mut asked = Subjects { lacks: find::lacks(&object), ..Subjects::default() };
-    let mut pods = core.view.pods();
-    let pod = pods.find(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
-    for name in pod.iter().flat_map(|pod| &pod.claims) {
-        match core.view.claim_named(&named.namespace, name) {
-            Some(claim) => asked.claims.push(claim.key),
-            None => {
-                let why = pod.and_then(|pod| core.view.not_promised(pod));
-                let words = || format!("claim {name}, which the pod names, does not exist; create it");
-                asked.lacks.push(why.unwrap_or_else(words));
-            }
-        }
-    }
-    if asked.claims.is_empty() && asked.lacks.is_empty() {
-        asked.remarks.push("the pod names no claim, so there is nothing to place for it".to_owned());
-    }
-    Ok(asked)
-}
-
 /// Who places claims, if anybody does.
 async fn leader(cluster: &KubeCluster, args: &ExplainArgs) -> Leader {
     let at = LeaseName { namespace: args.controller_namespace.clone(), name: args.lease_name.clone() };
     match cluster.lease(&at).await {
         Ok(Some(lease)) => Leader::Stored { at, lease },
         Ok(None) => Leader::None { at },
+        Err(CallError::Forbidden { .. }) => {
+            Leader::Unknown { words: format!("you may not read the lease {}/{}", at.namespace, at.name) }
+        }
         Err(error) => Leader::Unknown { words: error.to_string() },
     }
 }
@@ -218,7 +214,7 @@ impl Report {
     /// 0: everything has its place, or could have it.
     pub fn exit_code(&self) -> u8 {
         let well = |told: &ExplainedClaim| match &told.explained.answer {
-            Answer::Placed { .. } | Answer::Would { .. } | Answer::Hold { .. } => true,
+            Answer::Placed { .. } | Answer::Would { .. } | Answer::Hold { .. } | Answer::Open { .. } => true,
             Answer::NotOurs { place, .. } => place.is_some(),
             Answer::Waits { .. } | Answer::Refused { .. } => false,
         };

@@ -133,18 +133,19 @@ async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
 }
 
 /// A file's text.
-fn read(path: &Path) -> Result<String, Usage> {
+pub(super) fn read(path: &Path) -> Result<String, Usage> {
     let file = std::fs::File::open(path);
     let file = file.map_err(|error| Usage(format!("cannot read {}: {error}", path.display())))?;
     limited(file, &path.display().to_string())
 }
 
-fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
+/// The same of what is open already.
+pub(super) fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
     let mut text = String::new();
     match from.take(INPUT_BYTES_MAX + 1).read_to_string(&mut text) {
         Ok(read) if read as u64 <= INPUT_BYTES_MAX => Ok(text),
         Ok(_) => Err(Usage(format!(
-            "{name} is larger than {INPUT_BYTES_MAX} bytes: it is neither a claim nor a state"
+            "{name} is larger than {INPUT_BYTES_MAX} bytes: it is neither a claim, a pod nor a state"
         ))),
         Err(error) => Err(Usage(format!("cannot read {name}: {error}"))),
     }

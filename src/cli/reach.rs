@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Usage;
-use crate::cluster::Endpoint;
+use crate::cluster::{CallError, Endpoint};
+
+/// How an administrator lets somebody see what `tranche top` and `tranche explain` look at.
+pub const BINDING: &str =
+    "kubectl create clusterrolebinding tranche-viewer --clusterrole tranche-viewer --user NAME";
 
 /// As kubectl is told it.
 #[derive(Debug, Clone, Default, Args)]
@@ -41,5 +45,17 @@ impl ReachArgs {
         home.map(|path| Endpoint::Kubeconfig { path, context }).ok_or_else(|| {
             Usage("no cluster to ask: there is no ~/.kube/config; give --kubeconfig".to_owned())
         })
+    }
+}
+
+/// A failed call, for the person who asked: who may not look is told whom to ask.
+pub fn for_people(error: CallError) -> anyhow::Error {
+    match error {
+        CallError::Forbidden { what, message } => {
+            anyhow::anyhow!(
+                "{what}: you may not do that ({message}); ask for ClusterRole tranche-viewer ({BINDING})"
+            )
+        }
+        other => other.into(),
     }
 }

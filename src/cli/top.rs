@@ -86,7 +86,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// The API server does not answer, or does not let the caller look; or nothing is published for the node that was named.
 pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow::Result<String> {
-    let seen = cluster.survey().await?;
+    let seen = cluster.survey().await.map_err(super::reach::for_people)?;
     let mut map = map::map(&seen.slices, &seen.claims);
     if let Some(name) = &args.node {
         if !map.nodes.iter().any(|node| node.name == *name) {

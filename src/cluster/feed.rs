@@ -98,6 +98,11 @@ pub(super) enum Which {
     Fields(String),
     /// Those that a label selector is true of.
     Labels(String),
+    /// Those of a namespace, and of these the ones that a field selector is true of; empty: all.
+    In {
+        namespace: String,
+        fields: String,
+    },
 }
 
 impl Which {
@@ -107,6 +112,14 @@ impl Which {
             Self::All => (None, None),
             Self::Fields(fields) => (Some(fields.clone()), None),
             Self::Labels(labels) => (None, Some(labels.clone())),
+            Self::In { fields, .. } => (Some(fields.clone()).filter(|fields| !fields.is_empty()), None),
+        }
+    }
+
+    fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::In { namespace, .. } => Some(namespace),
+            Self::All | Self::Fields(_) | Self::Labels(_) => None,
         }
     }
 }
@@ -297,14 +310,14 @@ pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<
     if !next.is_empty() {
         params = params.continue_token(next);
     }
-    let request = kube::core::Request::new(K::url_path(&(), None)).list(&params);
+    let request = kube::core::Request::new(K::url_path(&(), which.namespace())).list(&params);
     request.map_err(kube::Error::BuildRequest)
 }
 
 fn watch<K: Known>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut params = WatchParams::default().timeout(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX));
     (params.field_selector, params.label_selector) = which.selectors();
-    let request = kube::core::Request::new(K::url_path(&(), None)).watch(&params, version);
+    let request = kube::core::Request::new(K::url_path(&(), which.namespace())).watch(&params, version);
     request.map_err(kube::Error::BuildRequest)
 }
 

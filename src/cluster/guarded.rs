@@ -2,8 +2,12 @@
 //! does not fit our types is told with as much of it as can be read, and does not take the others with it.
 
 use k8s_openapi::Metadata;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ResourceQuota};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::DeserializeOwned;
@@ -130,6 +134,51 @@ impl Known for DeviceClass {
 
 impl Known for DeviceTaintRule {
     const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
+}
+
+impl Known for ResourceClaimTemplate {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", METADATA),
+        (
+            "spec",
+            Keep::Except(&[("spec", Keep::Except(&[("devices", Keep::Except(&[("config", CONFIG)]))]))]),
+        ),
+    ]);
+}
+
+impl Known for ResourceQuota {
+    const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
+}
+
+impl Known for Event {
+    const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
+}
+
+/// Of what makes pods: whose it is, how many pods it wants, and what it says of itself.
+const WORKLOAD: Keep = Keep::Only(&[
+    ("metadata", METADATA),
+    ("spec", Keep::Only(&[("replicas", Keep::All), ("suspend", Keep::All)])),
+    ("status", Keep::Only(&[("conditions", Keep::All)])),
+]);
+
+impl Known for Deployment {
+    const KEEP: Keep = WORKLOAD;
+}
+
+impl Known for ReplicaSet {
+    const KEEP: Keep = WORKLOAD;
+}
+
+impl Known for StatefulSet {
+    const KEEP: Keep = WORKLOAD;
+}
+
+impl Known for DaemonSet {
+    const KEEP: Keep = WORKLOAD;
+}
+
+impl Known for Job {
+    const KEEP: Keep = WORKLOAD;
 }
 
 /// An object that does not fit.

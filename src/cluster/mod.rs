@@ -16,6 +16,7 @@
 //! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
 //!   `sieve` passes on what is wanted, for `guarded` to parse
 //! * [`events`]: events on claims and pods, best effort
+//! * [`Workload`]: what makes pods; with quotas, templates and events, for people who ask about one pod
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
 //! May import: model. May name: kube, k8s-openapi, rustls, fastrand, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
@@ -28,6 +29,7 @@ pub mod events;
 pub mod feed;
 mod guarded;
 pub mod lease;
+mod lookups;
 mod node;
 pub mod read_claim;
 mod reader;
@@ -45,8 +47,9 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 
 pub use client::{ConnectError, Endpoint, KubeCluster};
 pub use error::{CallError, ClaimError, ClaimState};
+pub use lookups::{Told, Workload, WorkloadKind};
 pub use node::NodeCluster;
-pub use survey::Survey;
+pub use survey::{Denied, Survey};
 
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 

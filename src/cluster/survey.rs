@@ -17,6 +17,35 @@ use crate::model::names::DRIVER;
 /// The longest that a page may take: its objects may be as large as the API server takes them.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 
+/// A kind that the caller may not list in the whole cluster: its plural, with its group, as RBAC names it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Denied(String);
+
+impl Denied {
+    pub fn of<K: kube::Resource<DynamicType = ()>>() -> Self {
+        let group = K::group(&());
+        Self(if group.is_empty() {
+            K::plural(&()).into_owned()
+        } else {
+            format!("{}.{group}", K::plural(&()))
+        })
+    }
+}
+
+impl std::fmt::Display for Denied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn or_denied<K: Known>(listed: Result<(), CallError>) -> Result<Option<Denied>, CallError> {
+    match listed {
+        Ok(()) => Ok(None),
+        Err(CallError::Forbidden { .. }) => Ok(Some(Denied::of::<K>())),
+        Err(error) => Err(error),
+    }
+}
+
 /// Slices of our driver, and all claims.
 #[derive(Debug, Clone, Default)]
 pub struct Survey {
@@ -47,13 +76,25 @@ impl KubeCluster {
     /// Lists what [`KubeCluster::feed`] follows, once, and tells of it in the same words: each list begins, names
     /// its objects and is complete. Pods come last: they are most, and none is kept here.
     ///
+    /// Returns the kinds that the caller may not list in the whole cluster. Of pods and claims those of `namespace` are
+    /// told of then, and whether `namespace` has opted in is asked of it alone; of the other kinds nothing is told.
+    ///
     /// # Errors
-    /// The API server does not answer, or does not let the caller look.
-    pub async fn tour(&self, mut each: impl FnMut(Change)) -> Result<(), CallError> {
-        let ours = format!("spec.driver={DRIVER}");
-        self.through::<Node>(Which::All, |seen| each(Change::Node(seen))).await?;
-        self.through::<ResourceSlice>(Which::Fields(ours), |seen| each(Change::Slice(seen))).await?;
-        self.through::<DeviceClass>(Which::All, |seen| each(Change::Class(seen))).await?;
+    /// The API server does not answer, or does not let the caller look at `namespace` either.
+    pub async fn tour(
+        &self,
+        namespace: &str,
+        mut each: impl FnMut(Change),
+    ) -> Result<Vec<Denied>, CallError> {
+        let here = |fields: &str| Which::In { namespace: namespace.to_owned(), fields: fields.to_owned() };
+        let ours = Which::Fields(format!("spec.driver={DRIVER}"));
+        let mut denied = Vec::new();
+        let nodes = self.through::<Node>(Which::All, |seen| each(Change::Node(seen))).await;
+        denied.extend(or_denied::<Node>(nodes)?);
+        let slices = self.through::<ResourceSlice>(ours, |seen| each(Change::Slice(seen))).await;
+        denied.extend(or_denied::<ResourceSlice>(slices)?);
+        let classes = self.through::<DeviceClass>(Which::All, |seen| each(Change::Class(seen))).await;
+        denied.extend(or_denied::<DeviceClass>(classes)?);
         match self.through::<DeviceTaintRule>(Which::All, |seen| each(Change::TaintRule(seen))).await {
             // Not served, or not for the caller to see: as if there were none.
             Err(CallError::Refused { code: 404, .. } | CallError::Forbidden { .. }) => {
@@ -61,16 +102,28 @@ impl KubeCluster {
             }
             result => result?,
         }
-        match self.through::<Namespace>(Which::Labels(opted_in()), |seen| each(Change::Namespace(seen))).await
-        {
-            // The caller is told; all but claims that are only promised can be looked at.
-            Err(error @ CallError::Forbidden { .. }) => {
-                each(Change::Namespace(WatchEvent::Interrupted { problem: error.to_string() }));
+        let opted = Which::Labels(opted_in());
+        let opted = self.through::<Namespace>(opted, |seen| each(Change::Namespace(seen))).await;
+        if let Some(kind) = or_denied::<Namespace>(opted)? {
+            denied.push(kind);
+            match self.namespace(namespace).await {
+                Ok(own) => each(Change::Namespace(WatchEvent::Listed(Box::new(own)))),
+                Err(CallError::Forbidden { .. } | CallError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
             }
-            result => result?,
         }
-        self.through::<ResourceClaim>(Which::All, |seen| each(Change::Claim(seen))).await?;
-        self.through::<Pod>(Which::Fields(LIVE_PODS.to_owned()), |seen| each(Change::Pod(seen))).await
+        let claims = self.through::<ResourceClaim>(Which::All, |seen| each(Change::Claim(seen))).await;
+        if let Some(kind) = or_denied::<ResourceClaim>(claims)? {
+            denied.push(kind);
+            self.through::<ResourceClaim>(here(""), |seen| each(Change::Claim(seen))).await?;
+        }
+        let live = Which::Fields(LIVE_PODS.to_owned());
+        let pods = self.through::<Pod>(live, |seen| each(Change::Pod(seen))).await;
+        if let Some(kind) = or_denied::<Pod>(pods)? {
+            denied.push(kind);
+            self.through::<Pod>(here(LIVE_PODS), |seen| each(Change::Pod(seen))).await?;
+        }
+        Ok(denied)
     }
 
     async fn through<K: Known>(
@@ -79,10 +132,16 @@ impl KubeCluster {
         mut each: impl FnMut(WatchEvent<K>),
     ) -> Result<(), CallError> {
         each(WatchEvent::Anew);
-        let what = || format!("LIST {}", K::plural(&()));
-        self.each_object(&which, PAGE_LIMIT, what, |object| each(seen(object, true))).await?;
-        each(WatchEvent::Complete);
-        Ok(())
+        let of = match &which {
+            Which::In { namespace, .. } => format!(" of namespace {namespace}"),
+            Which::All | Which::Fields(_) | Which::Labels(_) => String::new(),
+        };
+        let what = || format!("LIST {}{of}", K::plural(&()));
+        let listed = self.each_object(&which, PAGE_LIMIT, what, |object| each(seen(object, true))).await;
+        if let Ok(()) | Err(CallError::Forbidden { .. }) = listed {
+            each(WatchEvent::Complete);
+        }
+        listed
     }
 
     /// The pod that has this name now, ended or not.

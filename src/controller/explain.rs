@@ -4,28 +4,36 @@
 //! What only a running controller remembers is not known here: nodes that have refused a pod a moment ago, writes under
 //! way. Places kept for long waiters are reported from the claims; they play no part in the decision.
 //!
-//! * [`explain`]: the answer; `nodes`: how each node looks to the pod, with numbers
+//! * [`explain`]: the answer; `nodes`: how each node looks to the pod, with numbers; `scheduler`: what is kube-scheduler's to
+//!   place, by `devices`
+//! * [`Listing`]: what of the cluster the core does not keep; [`quota`]: what the namespace may still create
 
+mod chosen;
+mod devices;
+mod listing;
 mod nodes;
+pub mod quota;
+mod scheduler;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::cluster::Denied;
 use crate::controller::Moment;
 use crate::controller::core::{Core, unit};
 use crate::controller::holds::Phase;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::{KEPT_FOR, Reason, gathering};
 use crate::controller::view::claim::POLICY;
-use crate::controller::view::{Asks, Claim, Gpu, GpuRef, Pod, Use};
+use crate::controller::view::{Asks, Claim, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
-use crate::select::{Selector, untolerated};
 
+pub use listing::Listing;
 pub use nodes::{Kind, Verdict};
 
 /// When the decision is made, the lists having come at 0: a gang without a size is complete by then.
@@ -35,6 +43,9 @@ const TURN: Moment = Duration::from_secs(3);
 const OTHER_WORDS: &str = "the controller said otherwise (tranche.dev/waiting): that is older, or because of what only \
                            it remembers: nodes that refused the pod, what is kept for who goes before it";
 
+/// So many scheduling gates are named.
+const GATES_TOLD: usize = 5;
+
 /// So many claims that something is kept for are named.
 const KEPT_MAX: usize = 5;
 
@@ -43,12 +54,29 @@ const KEPT_MAX: usize = 5;
 pub struct Explained {
     pub namespace: String,
     pub name: String,
-    /// It is promised to its pod, and is created once it has its place.
-    pub promised: bool,
+    pub origin: Origin,
     pub created: Option<Timestamp>,
     /// The pods that name it.
     pub pods: Vec<User>,
     pub answer: Answer,
+}
+
+/// Whether there is such a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Exists,
+    /// It is promised to its pod, and is created once it has its place.
+    Promised,
+    /// kube-scheduler makes it as it binds the pod, which asks by its limits (KEP-5004).
+    Limits,
+}
+
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    Claim(ClaimKey),
+    /// The devices that a pod asks for by its limits, of which there is no claim.
+    Limits(PodUid),
 }
 
 /// A pod that names the claim.
@@ -84,6 +112,8 @@ pub enum Answer {
     Hold { place: Option<Place>, words: String },
     /// Somebody else allocates it.
     NotOurs { place: Option<Place>, words: String },
+    /// kube-scheduler has room for it now, on one of these nodes.
+    Open { nodes: Vec<NodeName>, words: String },
 }
 
 /// Where a claim is, or would be.
@@ -98,9 +128,19 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     pub gpu: GpuRef,
-    /// None: the whole device, or a share that kube-scheduler gave.
-    pub share: Option<GrantedDevice>,
-    pub by_scheduler: bool,
+    pub how: How,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum How {
+    Whole,
+    /// A share that the controller gave, or would give.
+    Granted(GrantedDevice),
+    /// A share that kube-scheduler gave: MiB and percent of compute, as far as they are told.
+    Scheduled {
+        memory_mib: Option<u64>,
+        compute: Option<u64>,
+    },
 }
 
 /// Why a claim waits.
@@ -115,6 +155,18 @@ pub enum Because {
     /// Not all pods of the gang are there.
     Gang,
     Ending,
+    /// A ResourceQuota of the namespace is used up.
+    Quota,
+    /// There is no such DeviceClass.
+    Class,
+    /// No device of the cluster is chosen.
+    Selector,
+    /// Devices that are meant are in use, or on nodes that do not take the pod.
+    Devices,
+    /// No node has enough of a resource that is no device.
+    Resources,
+    /// The caller may not see what decides it.
+    Unseen,
     /// As the controller counts it in its metrics.
     Short(Reason),
 }
@@ -127,6 +179,12 @@ impl Because {
             Self::OtherClaims => "other-claims",
             Self::Gang => "gang",
             Self::Ending => "ending",
+            Self::Quota => "quota",
+            Self::Class => "device-class",
+            Self::Selector => "selector",
+            Self::Devices => "devices",
+            Self::Resources => "node-resources",
+            Self::Unseen => "not-visible",
             Self::Short(reason) => reason.as_str(),
         }
     }
@@ -146,36 +204,64 @@ struct Turned {
     before: usize,
 }
 
-/// Answers for claims that are known, in their order. The core was fed with everything at moment 0, and is of
-/// no use afterwards: what it has decided is never written. `at`: the time of day.
-pub fn explain(core: &mut Core, claims: &[ClaimKey], at: Timestamp) -> Vec<Explained> {
+/// Answers for what is known of the subjects, in their order. The core and the listing were fed with everything at
+/// moment 0, and the core is of no use afterwards: what it has decided is never written. `at`: the time of day.
+pub fn explain(core: &mut Core, listing: &Listing, subjects: &[Subject], at: Timestamp) -> Vec<Explained> {
     core.start(TURN);
     core.reevaluate_gpus(TURN);
-    let known = claims.iter().filter_map(|claim| core.view.claim(*claim));
+    let known = subjects.iter().filter_map(|subject| match subject {
+        Subject::Claim(claim) => core.view.claim(*claim),
+        Subject::Limits(_) => None,
+    });
     let pods: BTreeSet<PodUid> =
         known.flat_map(|claim| core.view.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
-    let turns = take_turns(core, &pods);
-    let one = |claim: &ClaimKey| {
-        let claim = core.view.claim(*claim)?;
-        let user = |pod: &Pod| User {
-            name: pod.at.name.clone(),
-            node: pod.node.clone(),
-            reserved: claim.users.pods.contains(&pod.at.uid),
-        };
-        Some(Explained {
-            namespace: claim.namespace().to_owned(),
-            name: claim.name().to_owned(),
-            promised: claim.is_planned(),
-            created: claim.created,
-            pods: core.view.pods_of(claim).map(user).collect(),
-            answer: answer(core, claim, &turns, at),
-        })
+    pods.iter().for_each(|pod| refuse_where_short(core, listing, pod));
+    let turns = match listing.denied() {
+        [] => take_turns(core, listing, &pods),
+        _ => BTreeMap::new(),
     };
-    claims.iter().filter_map(one).collect()
+    let one = |subject: &Subject| match subject {
+        Subject::Claim(claim) => of_claim(core, listing, core.view.claim(*claim)?, &turns, at),
+        Subject::Limits(pod) => scheduler::of_limits(core, listing, core.view.pod(pod)?),
+    };
+    subjects.iter().filter_map(one).collect()
+}
+
+fn of_claim(
+    core: &Core,
+    listing: &Listing,
+    claim: &Claim,
+    turns: &BTreeMap<PodUid, Turned>,
+    at: Timestamp,
+) -> Option<Explained> {
+    let user = |pod: &Pod| User {
+        name: pod.at.name.clone(),
+        node: pod.node.clone(),
+        reserved: claim.users.pods.contains(&pod.at.uid),
+    };
+    Some(Explained {
+        namespace: claim.namespace().to_owned(),
+        name: claim.name().to_owned(),
+        origin: if claim.is_planned() { Origin::Promised } else { Origin::Exists },
+        created: claim.created,
+        pods: core.view.pods_of(claim).map(user).collect(),
+        answer: answer(core, listing, claim, turns, at),
+    })
+}
+
+/// kube-scheduler would refuse the pod on nodes that lack what it alone counts; the controller then looks elsewhere.
+fn refuse_where_short(core: &mut Core, listing: &Listing, pod: &PodUid) {
+    let Some(found) = core.view.pod(pod) else { return };
+    let lacks = |state: &crate::controller::view::NodeState| {
+        nodes::lack(listing, found, state.object.as_deref()).is_some()
+    };
+    let short: Vec<NodeName> =
+        core.view.nodes().filter(|(_, state)| lacks(state)).map(|(name, _)| name.clone()).collect();
+    short.iter().for_each(|node| core.queue.exclude(pod, node, TURN));
 }
 
 /// Decides in the controller's order until all of these pods have had their turn.
-fn take_turns(core: &mut Core, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turned> {
+fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turned> {
     let (mut turned, mut before) = (BTreeMap::new(), 0);
     let mut open: BTreeSet<PodUid> = pods.iter().filter(|pod| core.queue.contains(pod)).cloned().collect();
     for turn in core.queue.turns(TURN, |key| core.placed(key)) {
@@ -191,7 +277,7 @@ fn take_turns(core: &mut Core, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turn
         let refused = outcome.err();
         for pod in asked {
             let refused = refused.as_ref().map(|refused| {
-                let nodes = nodes::verdicts(core, &pod, TURN).unwrap_or_default();
+                let nodes = nodes::verdicts(core, listing, &pod, TURN).unwrap_or_default();
                 NoPlace { reason: refused.reason, words: refused.words.clone(), nodes }
             });
             turned.insert(pod, Turned { refused, before });
@@ -200,30 +286,51 @@ fn take_turns(core: &mut Core, pods: &BTreeSet<PodUid>) -> BTreeMap<PodUid, Turn
     turned
 }
 
-fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Timestamp) -> Answer {
+fn answer(
+    core: &Core,
+    listing: &Listing,
+    claim: &Claim,
+    turns: &BTreeMap<PodUid, Turned>,
+    at: Timestamp,
+) -> Answer {
     if !claim.is_shares() {
-        return not_ours(core, claim);
+        return scheduler::not_ours(core, listing, claim);
     }
-    if let Some(place) = placed(claim) {
-        return Answer::Placed { remarks: remarks(core, claim, &place), place };
+    if let Some(place) = placed(listing, claim) {
+        return Answer::Placed { remarks: remarks(core, listing, claim, &place), place };
     }
     let spec = match &claim.asks {
         Asks::Shares(spec) => spec,
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
-        Asks::Scheduler(_) => return not_ours(core, claim),
+        Asks::Scheduler(_) => return scheduler::not_ours(core, listing, claim),
     };
     if let Err(words) = wants(spec, &core.view.class().config) {
-        return Answer::Refused { words };
+        // What the claim does not say the class may say.
+        return match listing.denied() {
+            [] => Answer::Refused { words },
+            denied => unseen(claim, denied, &format!("unless DeviceClass {SHARED_CLASS} says it, {words}; ")),
+        };
     }
     if claim.ending {
         return waits(Because::Ending, "is being deleted; it is not placed any more");
+    }
+    let full = if claim.is_planned() {
+        quota::exceeded(listing.quotas(), &quota::of_claim(spec, listing.classes()))
+    } else {
+        Vec::new()
+    };
+    if !full.is_empty() {
+        let words = format!("the controller may not create the claim: {}", full.join("; "));
+        return waits(Because::Quota, words);
+    }
+    if let denied @ [_, ..] = listing.denied() {
+        return not_ready(core, listing, claim).unwrap_or_else(|| unseen(claim, denied, ""));
     }
     if let Some(planned) = core.tracker.planned(claim.key) {
         let given = planned.given.iter().flat_map(|given| &given.devices);
         let part = |device: &GrantedDevice| Part {
             gpu: GpuRef::new(&planned.node, &device.device),
-            share: Some(device.clone()),
-            by_scheduler: false,
+            how: How::Granted(device.clone()),
         };
         let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
         let before = core.view.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
@@ -240,15 +347,33 @@ fn answer(core: &Core, claim: &Claim, turns: &BTreeMap<PodUid, Turned>, at: Time
         Some((no, _)) if no.reason == Reason::Claim && !is_anothers(core, claim, &no.words) => {
             Answer::Refused { words: no.words.clone() }
         }
-        Some((no, before)) => Answer::Waits {
-            because: Because::Short(no.reason),
-            words: no.words.clone(),
-            first: goes_first(before),
-            kept: kept(core, claim, at),
-            nodes: no.nodes.clone(),
-        },
-        None => not_ready(core, claim),
+        Some((no, before)) => {
+            let lacks: Vec<_> =
+                no.nodes.iter().filter_map(|(node, verdict)| Some((node, verdict.lack()?))).collect();
+            let lacking = nodes::lacking(&lacks);
+            Answer::Waits {
+                because: if lacking.is_some() { Because::Resources } else { Because::Short(no.reason) },
+                words: lacking.unwrap_or_else(|| no.words.clone()),
+                first: goes_first(before),
+                kept: kept(core, claim, at),
+                nodes: no.nodes.clone(),
+            }
+        }
+        None => not_ready(core, listing, claim).unwrap_or_else(|| no_turn(core, claim)),
     }
+}
+
+/// Where there is room is not known to the caller.
+fn unseen(claim: &Claim, denied: &[Denied], before: &str) -> Answer {
+    let said =
+        claim.waiting.as_ref().map_or(String::new(), |words| format!("; the controller said: {words}"));
+    waits(Because::Unseen, format!("{before}where there is room is not known: {}{said}", may_not(denied)))
+}
+
+/// What the caller may not list, and whom to ask.
+pub fn may_not(denied: &[Denied]) -> String {
+    let kinds: Vec<String> = denied.iter().map(Denied::to_string).collect();
+    format!("you may not list {} in the whole cluster: ask for ClusterRole tranche-viewer", kinds.join(", "))
 }
 
 /// The words are about another claim of the same pod.
@@ -270,61 +395,106 @@ fn waits(because: Because, words: impl Into<String>) -> Answer {
     Answer::Waits { because, words: words.into(), first: None, kept: Vec::new(), nodes: Vec::new() }
 }
 
-/// Why the claim has no turn.
-fn not_ready(core: &Core, claim: &Claim) -> Answer {
+/// What is still to come before the claim has a turn. None: nothing that is known here.
+fn not_ready(core: &Core, listing: &Listing, claim: &Claim) -> Option<Answer> {
     let pods: Vec<&Pod> = core.view.pods_of(claim).filter(|pod| !pod.ending).collect();
     let Some(pod) = pods.first() else {
-        return waits(Because::NoPod, "no pod names it; a claim is placed once a pod that wants it is there");
+        return Some(waits(
+            Because::NoPod,
+            "no pod names it; a claim is placed once a pod that wants it is there",
+        ));
     };
-    let name = &pod.at.name;
-    if pod.gated {
-        let words = format!(
-            "pod {name} has scheduling gates (spec.schedulingGates); it is placed once they are gone"
-        );
-        return waits(Because::Gated, words);
+    if let Some(words) = gated(listing, pod) {
+        return Some(waits(Because::Gated, words));
     }
+    let name = &pod.at.name;
     if pod.unnamed {
         let words = format!(
             "pod {name} waits for claims that kube-controller-manager is to make from their templates; \
              `kubectl describe pod` tells why it does not"
         );
-        return waits(Because::OtherClaims, words);
+        return Some(waits(Because::OtherClaims, words));
     }
     let view = &core.view;
     let missing = pod.claims.iter().find(|one| view.claim_named(&pod.at.namespace, one).is_none());
     if let Some(missing) = missing {
         let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
-        return waits(Because::OtherClaims, words);
+        return Some(waits(Because::OtherClaims, words));
     }
     if let (UnitKey::Gang { name: gang, .. }, Some(own)) = (unit(pod), &pod.gang) {
         let key = unit(pod);
         let there = view.pods().filter(|other| unit(other) == key);
         let ready = there.filter(|other| other.is_ready()).count();
+        if own.pods().is_none_or(|size| ready >= size) {
+            return None;
+        }
         let size = own.pods().map_or("some".to_owned(), |size| size.to_string());
         let words = gathering(&gang, ready, &size);
-        return waits(Because::Gang, words);
+        return Some(waits(Because::Gang, words));
     }
-    waits(
-        Because::OtherClaims,
-        format!("pod {name} is not ready to be placed; `kubectl describe pod` tells more"),
-    )
+    None
 }
 
-fn placed(claim: &Claim) -> Option<Place> {
+/// Why the claim has no turn, though nothing of it is missing.
+fn no_turn(core: &Core, claim: &Claim) -> Answer {
+    let pods = core.view.pods_of(claim).filter(|pod| !pod.ending);
+    let Some(pod) = pods.into_iter().next() else {
+        return waits(Because::NoPod, "no pod names it");
+    };
+    if let UnitKey::Gang { name: gang, .. } = unit(pod) {
+        let ready = core.view.pods().filter(|other| unit(other) == unit(pod) && other.is_ready()).count();
+        return waits(Because::Gang, gathering(&gang, ready, "some"));
+    }
+    let words = format!("pod {} is not ready to be placed; `kubectl describe pod` tells more", pod.at.name);
+    waits(Because::OtherClaims, words)
+}
+
+/// Who keeps the pod from being scheduled, by name.
+fn gated(listing: &Listing, pod: &Pod) -> Option<String> {
+    if !pod.gated {
+        return None;
+    }
+    let spec = listing.pod(&pod.at.name).and_then(|object| object.spec.as_ref());
+    let gates = spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+    let names: Vec<&str> = gates.map(|gate| gate.name.as_str()).take(GATES_TOLD).collect();
+    let gates = match names.as_slice() {
+        [] => "scheduling gates".to_owned(),
+        [one] => format!("the scheduling gate {one}"),
+        names => format!("the scheduling gates {}", names.join(", ")),
+    };
+    Some(format!(
+        "pod {} has {gates} (spec.schedulingGates): it is placed once whoever set that has taken it away",
+        pod.at.name
+    ))
+}
+
+fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
     let allocation = claim.allocation.as_ref()?;
+    let scheduled = |gpu: &GpuRef| {
+        let part = listing.part(gpu, claim.namespace(), claim.name());
+        let (memory_mib, compute) =
+            part.and_then(|part| part.consumed.as_ref()).map(listing::amounts).unwrap_or_default();
+        match listing.has_all(gpu, claim.namespace(), claim.name()) {
+            true => How::Whole,
+            false => How::Scheduled { memory_mib, compute },
+        }
+    };
     let part = |(gpu, how): &(GpuRef, Use)| Part {
         gpu: gpu.clone(),
-        share: if let Use::Share(granted) = how { Some(granted.clone()) } else { None },
-        by_scheduler: *how == Use::Scheduled,
+        how: match how {
+            Use::Share(granted) => How::Granted(granted.clone()),
+            Use::Scheduled => scheduled(gpu),
+            Use::Hold | Use::Whole => How::Whole,
+        },
     };
     Some(Place { node: allocation.node.clone(), devices: allocation.uses.iter().map(part).collect() })
 }
 
 /// What is worth to be known of a place that the claim has.
-fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
+fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<String> {
     let mut remarks = Vec::new();
     for part in place.devices.iter().filter(|part| core.gpus.contested().contains(&part.gpu)) {
-        let others = nodes::names(core, &part.gpu, |how| !how.is_ours());
+        let others = nodes::names(core, &part.gpu, |_, how| !how.is_ours());
         remarks.push(format!(
             "{} is also named by {others}: it is given twice; the controller takes back what does not run yet",
             part.gpu
@@ -333,6 +503,17 @@ fn remarks(core: &Core, claim: &Claim, place: &Place) -> Vec<String> {
     let (Some(node), false) = (&place.node, claim.is_reserved()) else { return remarks };
     let pods: Vec<&Pod> = core.view.pods_of(claim).filter(|pod| !pod.ending).collect();
     let bound = pods.iter().any(|pod| pod.node.as_ref() == Some(node));
+    if !listing.denied().is_empty() {
+        return remarks;
+    }
+    let object = core.view.node(node).and_then(|state| state.object.as_deref());
+    let lack = pods.iter().find_map(|pod| nodes::lack(listing, pod, object)).filter(|_| !bound);
+    if let Some(lack) = lack {
+        remarks.push(format!(
+            "kube-scheduler refuses the pod there: node {node} lacks {lack}; the controller then looks elsewhere"
+        ));
+        return remarks;
+    }
     remarks.push(match core.unfit(claim, &pods, node).filter(|_| !pods.is_empty() && !bound) {
         _ if pods.is_empty() => "no pod names it any more; the controller takes it back".to_owned(),
         Some(why) => format!("it cannot be used there: {why}; the controller takes it back and looks elsewhere"),
@@ -401,57 +582,4 @@ fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> boo
     let hold = core.view.hold(gpu);
     let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
     age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
-}
-
-fn not_ours(core: &Core, claim: &Claim) -> Answer {
-    if let Some(gpu) = &claim.hold {
-        let shares = nodes::names(core, gpu, |how| matches!(how, Use::Share(_)));
-        let has =
-            if shares.is_empty() { "there are none now".to_owned() } else { format!("it has {shares}") };
-        let words = format!("keeps {gpu} for shares that the controller places; {has}");
-        return Answer::Hold { place: placed(claim), words };
-    }
-    let words = match &claim.allocation {
-        Some(_) => "was allocated by kube-scheduler".to_owned(),
-        None => scheduler(core, claim).unwrap_or_else(|| {
-            format!(
-                "asks for no device of class {SHARED_CLASS}: kube-scheduler allocates it; `kubectl describe pod` tells \
-                 why it waits"
-            )
-        }),
-    };
-    Answer::NotOurs { place: placed(claim), words }
-}
-
-/// Words for a claim that kube-scheduler is to give GPUs, with what there is. None: it may have none that can be
-/// shared.
-fn scheduler(core: &Core, claim: &Claim) -> Option<String> {
-    let compile =
-        |texts: &[String]| texts.iter().map(|text| Selector::compile(text)).collect::<Result<Vec<_>, _>>();
-    let mut kinds = Vec::new();
-    for kind in core.view.needs_of(claim).flat_map(|need| need.kinds) {
-        kinds.push((compile(&kind.selectors).ok()?, kind.tolerations));
-    }
-    let is_chosen = |gpu: &Gpu| {
-        kinds.iter().any(|(selectors, tolerations)| {
-            selectors.iter().all(|selector| selector.matches(&gpu.facts).unwrap_or(false))
-                && untolerated(&gpu.taints, tolerations).is_none()
-        })
-    };
-    let all = core
-        .view
-        .nodes()
-        .flat_map(|(name, node)| node.gpus.iter().map(move |(device, gpu)| (GpuRef::new(name, device), gpu)));
-    let chosen: Vec<GpuRef> = all.filter(|(_, gpu)| is_chosen(gpu)).map(|(at, _)| at).collect();
-    let untouched = chosen.iter().filter(|at| core.view.uses(at).next().is_none()).count();
-    let held = chosen.iter().filter(|at| core.holds.is_ours(at) && !core.capacity.is_granted(at)).count();
-    (!chosen.is_empty()).then(|| {
-        format!(
-            "kube-scheduler allocates it, and tells why it waits in the pod's events; of {} shareable GPU{} that its \
-             requests choose {untouched} are nobody's, and {held} are kept for shares without having any (given back \
-             when a pod waits for them)",
-            chosen.len(),
-            if chosen.len() == 1 { "" } else { "s" },
-        )
-    })
 }

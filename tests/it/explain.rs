@@ -27,12 +27,25 @@ fn parsed(line: &str) -> Command {
 /// What the command prints, and its exit code; nothing may be written by it.
 async fn answered(api: &MockApi, line: &str) -> String {
     let Command::Explain(args) = parsed(line) else { panic!("{line}") };
-    let kinds = ["pods", "nodes", "resourceclaims", "resourceslices", "deviceclasses", "events", "leases"];
+    let kinds = [
+        "pods",
+        "nodes",
+        "resourceclaims",
+        "resourceslices",
+        "deviceclasses",
+        "events",
+        "leases",
+        "resourceclaimtemplates",
+        "deployments",
+        "resourcequotas",
+    ];
     let writes = || kinds.map(|kind| api.writes(kind));
     let before = writes();
     let now: Timestamp = NOW.parse().unwrap();
     let answer = match explain::look(&cluster(api), &args, now).await {
-        Ok(report) => format!("{}[exit {}]\n", explain::text(&report, args.output), report.exit_code()),
+        Ok(report) => {
+            format!("{}[exit {}]\n", explain::text(&report, args.output).unwrap(), report.exit_code())
+        }
         Err(error) => format!("{error:#}\n[exit 1]\n"),
     };
     assert_eq!(writes(), before, "{line} writes");
@@ -230,9 +243,16 @@ async fn failures_say_what_was_asked_for() {
         answered(&api, "explain pod/run -n ml").await,
         "there is no pod run in namespace ml; similar there: runs\n[exit 1]\n"
     );
-    api.fail(Verb::List, "pods", Failure::Status(403, "Forbidden"));
+    api.fail(Verb::List, "resourceclaims", Failure::Broken);
     let words = answered(&api, "explain ml/large").await;
-    assert!(words.starts_with("LIST pods: forbidden (as the test wants)"), "{words}");
+    assert!(words.starts_with("LIST resourceclaims: the API server cannot be reached"), "{words}");
+    api.let_see_only("team");
+    let words = answered(&api, "explain ml/large").await;
+    let forbidden = "LIST resourceclaims of namespace ml: you may not do that (resourceclaims is forbidden";
+    assert!(
+        words.starts_with(forbidden) && words.contains("; ask for ClusterRole tranche-viewer"),
+        "{words}"
+    );
 }
 
 #[tokio::test]
@@ -245,6 +265,8 @@ async fn a_controller_elsewhere_is_noticed() {
 #[test]
 fn usage_is_told_without_a_cluster() {
     for (line, words) in [
+        ("explain", "<CLAIM|NAMESPACE/CLAIM|KIND/NAME>"),
+        ("explain a -f b", "cannot be used with"),
         ("explain a/b/c", "has too many parts"),
         ("explain ml/a -n team", "name two namespaces"),
         ("explain a --policy best", "[possible values: pack, spread, fragmentation]"),
@@ -255,6 +277,494 @@ fn usage_is_told_without_a_cluster() {
         assert!(told.contains(words), "{line}: {told}");
         assert_eq!(output.status.code(), Some(2), "{line}");
     }
+}
+
+/// The classes that the chart installs.
+fn put_classes(api: &MockApi) {
+    let is = |kind: &str| {
+        let cel = format!(
+            "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '{kind}'"
+        );
+        json!([{"cel": {"expression": cel}}])
+    };
+    api.put(
+        "deviceclasses",
+        json!({"metadata": {"name": "gpu.nvidia.com"},
+            "spec": {"selectors": is("gpu"), "extendedResourceName": "nvidia.com/gpu"}}),
+    );
+    api.put(
+        "deviceclasses",
+        json!({"metadata": {"name": "mig.nvidia.com"}, "spec": {"selectors": is("mig")}}),
+    );
+    api.put(
+        "deviceclasses",
+        json!({"metadata": {"name": "shared.gpu.nvidia.com"}, "spec": {"selectors": is("gpu")}}),
+    );
+}
+
+fn put_quota(api: &MockApi, resource: &str, used: &str, hard: &str) {
+    api.put(
+        "resourcequotas",
+        json!({"metadata": {"name": "team", "namespace": "ml"}, "spec": {"hard": {resource: hard}},
+            "status": {"hard": {resource: hard}, "used": {resource: used}}}),
+    );
+}
+
+/// A pod of one container with these resources, that names these claims.
+fn put_pod_with(api: &MockApi, name: &str, claims: &[&str], resources: Value) {
+    put_pod(api, name, claims);
+    let pod = |pod: &mut Value| {
+        if pod["metadata"]["name"] == *name {
+            pod["spec"]["containers"] = json!([{"name": "main", "resources": resources}]);
+        }
+    };
+    api.edit("pods", pod);
+}
+
+fn put_event(api: &MockApi, uid: &str, reason: &str, message: &str, at: &str) {
+    api.put(
+        "events",
+        json!({"metadata": {"name": format!("{uid}.{reason}"), "namespace": "ml"}, "type": "Warning",
+            "involvedObject": {"uid": uid}, "reason": reason, "message": message, "lastTimestamp": at}),
+    );
+}
+
+/// As kube-scheduler gives a part of a GPU, or all of it, where GPUs are shared.
+fn consumed(mut claim: Value, memory: &str, compute: &str) -> Value {
+    let result = &mut claim["status"]["allocation"]["devices"]["results"][0];
+    result["shareID"] = json!("6f0c1f2e-9f1a-4a53-8f7b-3d1c5a3f0b6e");
+    result["consumedCapacity"] = json!({"memory": memory, "compute": compute, "shares": "1"});
+    claim
+}
+
+#[track_caller]
+fn has(said: &str, lines: &[&str], exit: u8) {
+    for line in lines {
+        assert!(said.contains(line), "{line:?} is not in\n{said}");
+    }
+    assert!(said.ends_with(&format!("[exit {exit}]\n")), "{said}");
+}
+
+#[tokio::test]
+async fn a_quota_that_is_used_up_is_told_before_room_that_there_is() {
+    let api = busy();
+    put_classes(&api);
+    let labels = json!({"tranche.dev/kai-annotations": "enabled"});
+    api.put("namespaces", json!({"metadata": {"name": "ml", "labels": labels}}));
+    let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.25"}, "count": 1});
+    api.put(
+        "pods",
+        json!({"metadata": {"name": "kai", "namespace": "ml", "uid": "pod-kai",
+            "annotations": {"tranche.dev/gpu-share": share.to_string()}},
+        "spec": {"containers": [{"name": "main"}],
+            "resourceClaims": [{"name": "gpu-share", "resourceClaimName": "kai-gpu-share-0a"}]}}),
+    );
+    let devices = "shared.gpu.nvidia.com.deviceclass.resource.k8s.io/devices";
+    put_quota(&api, devices, "7", "8");
+    has(&answered(&api, "explain pod/kai -n ml").await, &["there is room now on node node-a"], 0);
+    put_quota(&api, devices, "8", "8");
+    let full = format!("ResourceQuota team: {devices}: 8 of 8 used, 1 needed");
+    let said = answered(&api, "explain pod/kai -n ml").await;
+    has(
+        &said,
+        &["Answer:     waits (quota)\nWhy:        the controller may not create the claim: ", &full],
+        3,
+    );
+
+    // A claim that kube-controller-manager is to make.
+    let pod = json!({"metadata": {"name": "made", "namespace": "ml", "uid": "pod-made"}, "spec": {
+        "containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "share"}]}});
+    api.put("pods", pod);
+    let missing = "there is no ResourceClaimTemplate share in namespace ml; create it";
+    has(&answered(&api, "explain pod/made -n ml").await, &[missing], 3);
+    let template = crate::objects::share("share", json!({"memory": "1Gi"}))["spec"].clone();
+    api.put(
+        "resourceclaimtemplates",
+        json!({"metadata": {"name": "share", "namespace": "ml"}, "spec": {"spec": template}}),
+    );
+    has(
+        &answered(&api, "explain pod/made -n ml").await,
+        &[&format!("from the template share yet: {full}")],
+        3,
+    );
+
+    // One that kube-scheduler is to make.
+    put_pod_with(
+        &api,
+        "limits",
+        &[],
+        json!({"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}),
+    );
+    let devices = "gpu.nvidia.com.deviceclass.resource.k8s.io/devices";
+    put_quota(&api, devices, "1", "1");
+    let full = format!("ResourceQuota team: {devices}: 1 of 1 used, 1 needed");
+    let said = answered(&api, "explain pod/limits -n ml").await;
+    has(&said, &["Limits:     nvidia.com/gpu: 1 (kube-scheduler makes", "waits (quota)", &full], 3);
+}
+
+#[tokio::test]
+async fn what_no_node_has_is_told_though_its_gpus_have_room() {
+    let api = busy();
+    put_classes(&api);
+    let fpga = |count: &str| {
+        let list = json!({"example.com/fpga": count});
+        json!({"limits": list, "requests": list})
+    };
+    api.put("resourceclaims", share("small", json!({"memory": "1Gi"})));
+    put_pod_with(&api, "small", &["small"], fpga("1"));
+    let row = "node-a   example.com/fpga: needs 1, 0 left";
+    let why = "Why:        the pod needs 1 example.com/fpga, and no node with room on its GPUs has any left";
+    let said = answered(&api, "explain pod/small -n ml").await;
+    has(&said, &["Answer:     waits (node-resources)\n", why, row], 3);
+    // With a node that has it the share goes there.
+    put_node(&api, "node-c", 1, json!({}));
+    api.edit("nodes", |node| {
+        if node["metadata"]["name"] == "node-c" {
+            node["status"]["allocatable"]["example.com/fpga"] = json!("2");
+        }
+    });
+    has(&answered(&api, "explain ml/small").await, &["there is room now on node node-c"], 0);
+    put_pod_with(&api, "small", &["small"], fpga("3"));
+    let said = answered(&api, "explain ml/small").await;
+    has(&said, &["node node-c has most left: 2", "node-c   example.com/fpga: needs 3, 2 left"], 3);
+
+    // Whole GPUs are looked at alike.
+    api.put("resourceclaims", whole("big"));
+    put_pod_with(&api, "big", &["big"], json!({"requests": {"cpu": "100"}}));
+    let said = answered(&api, "explain pod/big -n ml").await;
+    let row = "node-c   has 64000m of CPU left, 100000m are needed";
+    has(&said, &["Answer:     waits (devices)", "of 3 nodes with such devices none takes the pod", row], 3);
+    put_pod_with(&api, "big", &["big"], json!({"requests": {"memory": "1Ti"}}));
+    has(&answered(&api, "explain pod/big -n ml").await, &["of memory left, 1048576 MiB are needed"], 3);
+    put_pod_with(&api, "big", &["big"], fpga("2"));
+    let said = answered(&api, "explain pod/big -n ml").await;
+    has(
+        &said,
+        &["Answer:     there is room now\nHow:        kube-scheduler allocates it", "free on node-c"],
+        0,
+    );
+}
+
+#[tokio::test]
+async fn a_whole_gpu_is_told_from_a_share_of_kube_schedulers() {
+    let api = busy();
+    put_classes(&api);
+    let all = consumed(allocated(whole("train"), "node-a", "gpu-1", None), "80Gi", "0");
+    api.put("resourceclaims", all);
+    has(&answered(&api, "explain ml/train").await, &["Devices:    gpu-1: the whole device\n"], 0);
+    api.put("resourceclaims", share("large", json!({"memory": "40Gi"})));
+    put_pod(&api, "wants", &["large"]);
+    has(&answered(&api, "explain ml/large").await, &["gpu-1: whole GPU of claim ml/train\n"], 3);
+    let part = consumed(allocated(whole("train"), "node-a", "gpu-1", None), "20Gi", "25");
+    api.put("resourceclaims", part);
+    let words = "Devices:    gpu-1: 20480 MiB, 25 % of compute, a share that kube-scheduler allocated\n";
+    has(&answered(&api, "explain ml/train").await, &[words], 0);
+    has(
+        &answered(&api, "explain ml/large").await,
+        &["gpu-1: shared by kube-scheduler, with claim ml/train\n"],
+        3,
+    );
+}
+
+#[tokio::test]
+async fn a_pod_that_asks_by_its_limits_is_explained_before_and_after_it_has_its_claim() {
+    let api = busy();
+    put_classes(&api);
+    let gpus = |count: &str| {
+        let list = json!({"nvidia.com/gpu": count});
+        json!({"limits": list, "requests": list})
+    };
+    put_pod_with(&api, "limits", &[], gpus("1"));
+    let said = answered(&api, "explain pod/limits -n ml").await;
+    let limits = "Limits:     nvidia.com/gpu: 1 (kube-scheduler makes a claim of it as it binds the pod)\n";
+    let rows = [
+        "node-a   gpu-0: has a share of claim ml/running; gpu-1: whole GPU of claim ml/train\n",
+        "node-b   is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it\n",
+    ];
+    has(&said, &[limits, "Answer:     waits (devices)\n", rows[0], rows[1]], 3);
+    api.edit("nodes", |node| node["spec"] = json!({}));
+    has(&answered(&api, "explain pod/limits -n ml").await, &["there is room now", "free on node-b"], 0);
+    put_pod_with(&api, "limits", &[], gpus("3"));
+    let said = answered(&api, "explain pod/limits -n ml").await;
+    has(&said, &["nearest is node node-b: needs 3 GPUs, fit: gpu-0, gpu-1"], 3);
+
+    let mut claim = allocated(whole("limits-extended-resources-x7"), "node-b", "gpu-0", None);
+    claim["metadata"]["annotations"] = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    api.put("resourceclaims", claim);
+    api.edit("pods", |pod| {
+        if pod["metadata"]["name"] == "limits" {
+            pod["spec"]["nodeName"] = json!("node-b");
+            pod["status"]["extendedResourceClaimStatus"] = json!({
+                "resourceClaimName": "limits-extended-resources-x7",
+                "requestMappings": [{"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "r"}]});
+        }
+    });
+    let words = "was made and allocated by kube-scheduler for the pod's limits nvidia.com/gpu: 3\n";
+    let said = answered(&api, "explain pod/limits -n ml").await;
+    has(&said, &["Claim:      ml/limits-extended-resources-x7\n", words, "gpu-0: the whole device"], 0);
+}
+
+#[tokio::test]
+async fn a_class_that_is_missing_and_a_selector_that_matches_nothing_are_named() {
+    let api = busy();
+    put_classes(&api);
+    let mut claim = whole("odd");
+    let exactly = |claim: &mut Value, class: &str, selectors: Value| {
+        claim["spec"]["devices"]["requests"][0]["exactly"] =
+            json!({"deviceClassName": class, "count": 1, "selectors": selectors});
+    };
+    exactly(&mut claim, "gpu.nvidia.con", json!([]));
+    api.put("resourceclaims", claim.clone());
+    put_pod(&api, "odd", &["odd"]);
+    let words = "Answer:     waits (device-class)\nWhy:        request gpu: there is no DeviceClass gpu.nvidia.con; there are \
+                 gpu.nvidia.com, mig.nvidia.com, shared.gpu.nvidia.com\n";
+    has(&answered(&api, "explain pod/odd -n ml").await, &[words], 3);
+
+    let product = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA B300'";
+    exactly(&mut claim, "gpu.nvidia.com", json!([{"cel": {"expression": product}}]));
+    api.put("resourceclaims", claim.clone());
+    let words = format!(
+        "Answer:     waits (selector)\nWhy:        request gpu: no device matches selector {product:?}; class \
+         gpu.nvidia.com has 4 devices in the cluster\n"
+    );
+    has(&answered(&api, "explain pod/odd -n ml").await, &[&words], 3);
+
+    let unknown = "device.attributes['gpu.nvidia.com'].colour == 'green'";
+    exactly(&mut claim, "gpu.nvidia.com", json!([{"cel": {"expression": unknown}}]));
+    api.put("resourceclaims", claim.clone());
+    has(&answered(&api, "explain pod/odd -n ml").await, &["waits (selector)", "fails: "], 3);
+
+    exactly(&mut claim, "mig.nvidia.com", json!([]));
+    api.put("resourceclaims", claim.clone());
+    let words = "request gpu: no device of class mig.nvidia.com is published in the cluster";
+    has(&answered(&api, "explain pod/odd -n ml").await, &["waits (selector)", words], 3);
+
+    // A selector that one node's devices match.
+    let first = "device.attributes['gpu.nvidia.com'].uuid == 'GPU-node-a-1'";
+    exactly(&mut claim, "gpu.nvidia.com", json!([{"cel": {"expression": first}}]));
+    api.put("resourceclaims", claim);
+    let said = answered(&api, "explain pod/odd -n ml").await;
+    has(&said, &["waits (devices)", "node-a   gpu-1: whole GPU of claim ml/train; gpu-0: not selected\n"], 3);
+}
+
+#[tokio::test]
+async fn a_pod_whose_process_the_watchdog_ended_says_so() {
+    let api = busy();
+    let ended = "process 4711 was ended: the claim uses 70000 MiB of the 61440 MiB that it was granted on GPU-0. Ask for \
+                 more memory, or use less";
+    put_event(&api, "pod-runs", "ProcessEnded", ended, "2026-01-01T00:09:00Z");
+    put_event(&api, "pod-runs", "FailedScheduling", "0/2 nodes are available", "2026-01-01T00:00:10Z");
+    let killed = json!({"terminated": {"exitCode": 137, "reason": "Error"}});
+    let status = |phase: &str, state: Value| {
+        json!({"phase": phase, "containerStatuses": [
+            {"name": "main", "restartCount": 2, "state": state, "lastState": killed}]})
+    };
+    let set = |phase: &'static str, state: Value| {
+        api.edit("pods", |pod| pod["status"] = status(phase, state.clone()));
+    };
+    set("Running", json!({"running": {}}));
+    let said = answered(&api, "explain pod/runs -n ml").await;
+    let note = "Note:       container main ended with exit code 137, which is signal 9; it was started again 2 times\n";
+    let event = format!("Event:      ProcessEnded, 60s ago: the watchdog says: {ended}\n");
+    has(&said, &["Answer:     placed on node node-a", note, &event], 0);
+    assert!(!said.contains("FailedScheduling"), "it is bound: {said}");
+    set("Failed", killed.clone());
+    let said = answered(&api, "explain pod/runs -n ml").await;
+    has(&said, &["the pod has ended (Failed): its devices were released", "exit code 137", &event], 0);
+}
+
+#[tokio::test]
+async fn an_edit_user_is_told_what_can_be_told_and_whom_to_ask() {
+    let api = busy();
+    put_classes(&api);
+    put_quota(&api, "pods", "1", "9");
+    let mut claim = share("large", json!({"memory": "40Gi"}));
+    claim["metadata"]["annotations"] = json!({"tranche.dev/waiting": "needs 40960 MiB; earlier words"});
+    api.put("resourceclaims", claim);
+    put_pod(&api, "wants", &["large"]);
+    api.put("resourceclaims", share("held", json!({"memory": "1Gi"})));
+    put_pod(&api, "held", &["held"]);
+    api.edit("pods", |pod| {
+        if pod["metadata"]["name"] == "held" {
+            pod["spec"]["schedulingGates"] =
+                json!([{"name": "example.com/budget"}, {"name": "example.com/day"}]);
+        }
+    });
+    api.put("resourceclaims", whole("big"));
+    put_pod(&api, "big", &["big"]);
+    put_pod_with(&api, "limits", &[], json!({"limits": {"nvidia.com/gpu": "1"}}));
+    put_event(
+        &api,
+        "pod-big",
+        "FailedScheduling",
+        "0/2 nodes are available: 2 cannot allocate",
+        "2026-01-01T00:09:00Z",
+    );
+    api.let_see_only("ml");
+
+    let denied = "you may not list nodes, resourceslices.resource.k8s.io, deviceclasses.resource.k8s.io, namespaces, \
+                  resourceclaims.resource.k8s.io, pods in the whole cluster: ask for ClusterRole tranche-viewer";
+    let unseen = "Answer:     waits (not-visible)\nWhy:        where there is room is not known: you may not list nodes, ";
+    let said = answered(&api, "explain pod/wants -n ml").await;
+    has(&said, &[unseen, "; the controller said: needs 40960 MiB; earlier words\n"], 3);
+    has(&said, &[&format!("Note:       {denied}")], 3);
+    assert!(!said.contains("tranche-node") && !said.contains("VERDICT"), "{said}");
+    let said = answered(&api, "explain ml/running").await;
+    has(&said, &["Answer:     placed on node node-a\nDevices:    gpu-0: 61440 MiB, 50 % of compute"], 0);
+    let said = answered(&api, "explain pod/limits -n ml").await;
+    has(
+        &said,
+        &["Limits:     nvidia.com/gpu: 1 (", "waits (not-visible)\nWhy:        kube-scheduler makes and"],
+        3,
+    );
+    let gates =
+        "pod held has the scheduling gates example.com/budget, example.com/day (spec.schedulingGates)";
+    has(&answered(&api, "explain pod/held -n ml").await, &["waits (gated)", gates], 3);
+    let said = answered(&api, "explain pod/big -n ml").await;
+    let event = "Event:      FailedScheduling, 60s ago: 0/2 nodes are available: 2 cannot allocate\n";
+    has(&said, &["waits (not-visible)\nWhy:        kube-scheduler allocates it; you may not list", event], 3);
+}
+
+#[tokio::test]
+async fn what_makes_pods_is_explained_by_its_pods_that_wait_else_by_its_newest() {
+    let api = busy();
+    put_classes(&api);
+    api.put(
+        "deployments",
+        json!({"metadata": {"name": "web", "namespace": "ml", "uid": "d"}, "spec": {"replicas": 2}}),
+    );
+    let owned = |kind: &str, uid: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": uid, "controller": true}]);
+    api.put(
+        "replicasets",
+        json!({"metadata": {"name": "web-5d", "namespace": "ml", "uid": "rs", "ownerReferences": owned("Deployment", "d")}}),
+    );
+    let none = answered(&api, "explain deployment/web -n ml").await;
+    has(&none, &["Deployment: ml/web\n", "Lacks:      none of its pods is there, or all have ended\n"], 3);
+    let full = "pods \"web-5d-x\" is forbidden: exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4";
+    api.edit("replicasets", |set| {
+        set["status"] = json!({"conditions": [
+            {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": full}]});
+    });
+    let said = answered(&api, "explain deploy/web -n ml").await;
+    has(&said, &[&format!("Lacks:      {full}\n")], 3);
+
+    let put = |name: &str, created: &str, node: Value| {
+        put_pod(&api, name, &[name]);
+        api.edit("pods", |pod| {
+            if pod["metadata"]["name"] == *name {
+                pod["metadata"]["ownerReferences"] = owned("ReplicaSet", "rs");
+                pod["metadata"]["creationTimestamp"] = json!(created);
+                pod["spec"]["nodeName"] = node.clone();
+            }
+        });
+    };
+    api.put("resourceclaims", share("one", json!({"memory": "1Gi"})));
+    api.put("resourceclaims", share("two", json!({"memory": "70Gi"})));
+    put("one", "2026-01-01T00:01:00Z", Value::Null);
+    put("two", "2026-01-01T00:02:00Z", json!("node-a"));
+    let said = answered(&api, "explain deployment/web -n ml").await;
+    has(&said, &["Claim:      ml/one ", "there is room now on node node-a"], 3);
+    assert!(!said.contains("ml/two"), "it does not wait: {said}");
+    put("one", "2026-01-01T00:01:00Z", json!("node-a"));
+    let said = answered(&api, "explain rs/web-5d -n ml").await;
+    assert!(said.contains("Claim:      ml/two ") && !said.contains("ml/one"), "the newest: {said}");
+
+    api.put(
+        "jobs",
+        json!({"metadata": {"name": "fit", "namespace": "ml", "uid": "j"}, "spec": {"suspend": true}}),
+    );
+    has(
+        &answered(&api, "explain job/fit -n ml").await,
+        &["Job:        ml/fit", "job fit is suspended (spec.suspend)"],
+        3,
+    );
+    let said = answered(&api, "explain sts/none -n ml").await;
+    assert_eq!(said, "there is no statefulset none in namespace ml\n[exit 1]\n");
+}
+
+const FILE: &str = "\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: share}
+spec:
+  spec:
+    devices:
+      requests: [{name: gpu, exactly: {deviceClassName: shared.gpu.nvidia.com}}]
+      config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: tranche.dev/v1alpha1, kind: GpuShare, memory: SIZE}}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: runs}
+spec:
+  containers: [{name: main, resources: {requests: {cpu: CPU}}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: TEMPLATE}]
+";
+
+#[tokio::test]
+async fn a_pod_of_a_file_is_explained_as_if_it_were_created_now() {
+    let api = busy();
+    put_classes(&api);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pod.yaml");
+    let asked = async |size: &str, cpu: &str, template: &str| {
+        let text = FILE.replace("SIZE", size).replace("CPU", cpu).replace("TEMPLATE", template);
+        std::fs::write(&path, text).unwrap();
+        answered(&api, &format!("explain -n ml -f {}", path.display())).await
+    };
+    let first = format!("File:       {}, as if it were created now in ml\n", path.display());
+    let said = asked("10Gi", "1", "share").await;
+    has(
+        &said,
+        &[
+            &first,
+            "Claim:      ml/runs-gpu\nPods:       runs\nAnswer:     there is room now on node node-a\n",
+        ],
+        0,
+    );
+    has(
+        &said,
+        &["Note:       runs (in the cluster) counts as it is; the file's is asked about beside it\n"],
+        0,
+    );
+    let said = asked("30Gi", "1", "share").await;
+    has(&said, &["waits (memory)", "largest free 20480 MiB of gpu-0, needs 30720"], 3);
+    has(&asked("10Gi", "100", "share").await, &["CPU: needs 100, 64 left"], 3);
+    let said = asked("10Gi", "1", "other").await;
+    has(
+        &said,
+        &["Lacks:      there is no ResourceClaimTemplate other in the file, nor in namespace ml\n"],
+        3,
+    );
+    let template = share("other", json!({"memory": "1Gi"}))["spec"].clone();
+    api.put(
+        "resourceclaimtemplates",
+        json!({"metadata": {"name": "other", "namespace": "ml"}, "spec": {"spec": template}}),
+    );
+    has(&asked("10Gi", "1", "other").await, &["Devices:    gpu-0: 1024 MiB"], 0);
+    let none = answered(&api, "explain -f none.yaml").await;
+    assert!(none.starts_with("cannot read none.yaml: "), "{none}");
+    put_quota(&api, "pods", "4", "4");
+    let said = asked("10Gi", "1", "share").await;
+    has(&said, &["Lacks:      it cannot be created: ResourceQuota team: pods: 4 of 4 used, 1 needed\n"], 3);
+
+    // A claim of the file beside the cluster's of the same name.
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "next", "namespace": "ml"},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "running"}]}});
+    api.remove("resourcequotas", "team");
+    let claim = share("running", json!({"memory": "30Gi"}));
+    std::fs::write(&path, json!({"kind": "List", "items": [pod, claim]}).to_string()).unwrap();
+    let said = answered(&api, &format!("explain -f {}", path.display())).await;
+    has(&said, &["waits (memory)", "running (in the cluster) counts as it is"], 3);
+    std::fs::write(&path, pod.to_string()).unwrap();
+    let said = answered(&api, &format!("explain -f {}", path.display())).await;
+    has(&said, &["Claim:      ml/running (10m old)", "Answer:     placed on node node-a"], 0);
+}
+
+#[tokio::test]
+async fn yaml_says_the_same_as_json() {
+    let api = busy();
+    let yaml = answered(&api, "explain ml/running -o yaml").await;
+    has(&yaml, &["answer: placed\n", "device: gpu-0\n"], 0);
 }
 
 #[tokio::test]

@@ -69,6 +69,8 @@ struct State {
     failures: VecDeque<(Verb, &'static str, Failure)>,
     requests: Vec<(Verb, String)>,
     not_served: Vec<&'static str>,
+    /// The only namespace that the caller may look at.
+    only: Option<String>,
     /// What is served in place of a text.
     bytes: Vec<(String, Vec<u8>)>,
     /// At most so many objects of a list at once, if not zero.
@@ -161,6 +163,12 @@ impl MockApi {
     /// Every path of this resource is unknown (404 without an object's name).
     pub fn unserve(&self, resource: &'static str) {
         self.lock().not_served.push(resource);
+    }
+
+    /// From now on the caller has a role in this namespace and none in the cluster: everything else is forbidden, but for
+    /// the namespace itself.
+    pub fn let_see_only(&self, namespace: &str) {
+        self.lock().only = Some(namespace.to_owned());
     }
 
     /// From now on these bytes are served wherever `text` stands in an object: the real one keeps the text of opaque
@@ -386,6 +394,13 @@ impl State {
                 "the server could not find the requested resource".to_owned(),
             );
         }
+        let is_own = |only: &String| {
+            asked.namespace == *only || (asked.resource == "namespaces" && asked.name == *only)
+        };
+        if self.only.as_ref().is_some_and(|only| !is_own(only)) {
+            let message = format!("{} is forbidden: User \"dev\" cannot look at it", asked.resource);
+            return Answer::Status(403, "Forbidden", message);
+        }
         match asked.verb {
             Verb::List => self.listed(asked),
             Verb::Watch => self.watched(asked),
@@ -412,6 +427,7 @@ impl State {
             .objects
             .iter()
             .filter(|(key, object)| key.0 == asked.resource && selected(object, &selector))
+            .filter(|(key, _)| asked.namespace.is_empty() || key.1 == asked.namespace)
             .map(|(_, object)| shown(object.clone(), asked.metadata_only))
             .collect();
         // The version of the first page, and how many objects were told.

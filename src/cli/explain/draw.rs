@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::inspect::span;
 use super::super::table::render;
 use super::report::{ExplainedClaim, Report};
-use crate::controller::explain::{Answer, Explained, Kind, Part, Place, User, Verdict};
+use crate::controller::explain::{Answer, Explained, How, Kind, Origin, Part, Place, User, Verdict};
 use crate::model::names::NodeName;
 
 /// More rows than this, and verdicts of one kind are told in one row, the nearest for all.
@@ -25,8 +25,17 @@ pub enum Rows {
 
 pub fn draw(report: &Report, rows: Rows) -> String {
     let mut text = String::new();
-    if report.named.kind == "pod" {
-        text.push_str(&line("Pod", &report.named.to_string()));
+    let named = &report.named;
+    match named.kind.as_str() {
+        "claim" => {}
+        "file" => text.push_str(&line(
+            "File",
+            &format!("{}, as if it were created now in {}", named.name, named.namespace),
+        )),
+        kind => {
+            let kind = format!("{}{}", kind[..1].to_uppercase(), &kind[1..]);
+            text.push_str(&line(&kind, &named.to_string()));
+        }
     }
     let mut shown: Option<&[(NodeName, Verdict)]> = None;
     for told in &report.told {
@@ -45,8 +54,17 @@ pub fn draw(report: &Report, rows: Rows) -> String {
         }
     }
     lines(&mut text, "Lacks", report.lacks.iter().cloned());
+    let told = report.events.iter().map(|one| {
+        let age = one.at.map_or(String::new(), |at| format!(", {} ago", age(report, &at)));
+        format!("{}{age}: {}", one.reason, one.message)
+    });
+    lines(&mut text, "Event", told);
     lines(&mut text, "Note", report.remarks.iter().cloned());
     text
+}
+
+fn age(report: &Report, since: &jiff::Timestamp) -> String {
+    span(report.at.duration_since(*since).as_secs_f64().max(0.0))
 }
 
 fn line(key: &str, words: &str) -> String {
@@ -61,14 +79,20 @@ fn lines(text: &mut String, key: &str, all: impl IntoIterator<Item = String>) {
 }
 
 fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
-    let Explained { namespace, name, promised, created, pods, answer } = &told.explained;
-    let age = |since: &jiff::Timestamp| span(report.at.duration_since(*since).as_secs_f64().max(0.0));
-    let about = match (promised, created) {
-        (true, _) => " (planned for its pod; created once it has a place)".to_owned(),
-        (false, Some(created)) => format!(" ({} old)", age(created)),
-        (false, None) => String::new(),
+    let Explained { namespace, name, origin, created, pods, answer } = &told.explained;
+    let age = |since: &jiff::Timestamp| age(report, since);
+    let about = match (origin, created) {
+        (Origin::Promised, _) => " (planned for its pod; created once it has a place)".to_owned(),
+        (Origin::Exists, Some(created)) => format!(" ({} old)", age(created)),
+        (Origin::Exists, None) => String::new(),
+        (Origin::Limits, _) => " (kube-scheduler makes a claim of it as it binds the pod)".to_owned(),
     };
-    text.push_str(&line("Claim", &format!("{namespace}/{name}{about}")));
+    match origin {
+        Origin::Limits => text.push_str(&line("Limits", &format!("{name}{about}"))),
+        Origin::Exists | Origin::Promised => {
+            text.push_str(&line("Claim", &format!("{namespace}/{name}{about}")));
+        }
+    }
     if !pods.is_empty() {
         text.push_str(&line("Pods", &users(pods)));
     }
@@ -88,6 +112,10 @@ fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
             text.push_str(&line("Why", words));
             lines(text, "First", first.clone());
             lines(text, "Kept for", kept.iter().cloned());
+        }
+        Answer::Open { words, .. } => {
+            text.push_str(&line("Answer", "there is room now"));
+            text.push_str(&line("How", words));
         }
         Answer::Refused { words } => {
             text.push_str(&line("Answer", "refused: it can never be placed as it is"));
@@ -141,18 +169,19 @@ fn part(part: &Part, place: &Place) -> String {
         true => part.gpu.device.to_string(),
         false => part.gpu.to_string(),
     };
-    match (&part.share, part.by_scheduler) {
-        (Some(share), _) => {
-            let compute =
-                share.compute.map_or(String::new(), |percent| format!(", {} % of compute", percent.get()));
-            format!(
-                "{name}: {} MiB{compute}, isolation {}",
-                share.memory.mib_floor(),
-                share.isolation.as_str()
-            )
+    let compute = |percent: Option<u64>| percent.map_or(String::new(), |one| format!(", {one} % of compute"));
+    match &part.how {
+        How::Granted(share) => format!(
+            "{name}: {} MiB{}, isolation {}",
+            share.memory.mib_floor(),
+            compute(share.compute.map(|percent| u64::from(percent.get()))),
+            share.isolation.as_str()
+        ),
+        How::Scheduled { memory_mib: Some(mib), compute: percent } => {
+            format!("{name}: {mib} MiB{}, a share that kube-scheduler allocated", compute(*percent))
         }
-        (None, true) => format!("{name}: a share that kube-scheduler allocated"),
-        (None, false) => format!("{name}: the whole device"),
+        How::Scheduled { .. } => format!("{name}: a share that kube-scheduler allocated"),
+        How::Whole => format!("{name}: the whole device"),
     }
 }
 

@@ -1,32 +1,47 @@
-//! What a person named: a claim or a pod, and what they may have meant if there is none.
+//! What a person named: a claim, a pod, or what makes pods; and what they may have meant if there is none.
+
+use std::path::PathBuf;
 
 use anyhow::anyhow;
-use k8s_openapi::api::core::v1 as core;
 
 use super::super::Usage;
 use super::ExplainArgs;
+use crate::cluster::WorkloadKind;
 use crate::controller::view::ClusterView;
-use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// So many names are offered in place of one that is not there.
 const OFFERS_MAX: usize = 3;
 /// So many letters may be added, left out or exchanged in a name that is still similar.
 const EDITS_MAX: usize = 2;
-/// What KAI's users write on pods; the webhook makes a claim of it where it is asked to.
-const KAI: [&str; 2] = ["gpu-memory", "gpu-fraction"];
 
 /// What is asked about. `namespace`: as far as it was named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    Claim { namespace: Option<String>, name: String },
-    Pod { namespace: Option<String>, name: String },
+    Claim {
+        namespace: Option<String>,
+        name: String,
+    },
+    Pod {
+        namespace: Option<String>,
+        name: String,
+    },
+    Workload {
+        kind: WorkloadKind,
+        namespace: Option<String>,
+        name: String,
+    },
+    /// The pods of a file.
+    File {
+        namespace: Option<String>,
+        path: PathBuf,
+    },
 }
 
 /// The same with its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
-    /// `claim` or `pod`.
-    pub kind: &'static str,
+    /// `claim`, `pod`, `deployment` and so on, or `file`.
+    pub kind: String,
     pub namespace: String,
     pub name: String,
 }
@@ -35,8 +50,17 @@ impl Target {
     /// # Errors
     /// It is no name, or two namespaces are named.
     pub fn parse(args: &ExplainArgs) -> Result<Self, Usage> {
-        let text = args.what.as_str();
-        let wrong = |why: &str| Usage(format!("{text:?} {why}; give NAME, NAMESPACE/NAME or pod/NAME"));
+        let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
+        let text = match (&args.what, &args.filename) {
+            (Some(what), None) => what.as_str(),
+            (None, Some(path)) => return Ok(Self::File { namespace: given, path: path.clone() }),
+            (None, None) | (Some(_), Some(_)) => {
+                return Err(Usage("give what to explain, or a file with a pod (-f)".to_owned()));
+            }
+        };
+        let wrong = |why: &str| {
+            Usage(format!("{text:?} {why}; give NAME, NAMESPACE/NAME, pod/NAME or deployment/NAME"))
+        };
         let parts: Vec<&str> = text.split('/').collect();
         let word = |part: &&str| {
             !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
@@ -44,7 +68,11 @@ impl Target {
         if !parts.iter().all(word) {
             return Err(wrong("is not a valid name of a claim or a pod"));
         }
-        let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
+        if let [kind, name] = parts.as_slice()
+            && let Some(kind) = WorkloadKind::of(kind)
+        {
+            return Ok(Self::Workload { kind, namespace: given, name: (*name).to_owned() });
+        }
         match parts.as_slice() {
             [name] => Ok(Self::Claim { namespace: given, name: (*name).to_owned() }),
             ["pod" | "pods" | "po", name] => Ok(Self::Pod { namespace: given, name: (*name).to_owned() }),
@@ -63,10 +91,21 @@ impl Target {
 
     pub fn at(&self, default: impl FnOnce() -> String) -> Named {
         let (kind, namespace, name) = match self {
-            Self::Claim { namespace, name } => ("claim", namespace, name),
-            Self::Pod { namespace, name } => ("pod", namespace, name),
+            Self::Claim { namespace, name } => ("claim".to_owned(), namespace, name.clone()),
+            Self::Pod { namespace, name } => ("pod".to_owned(), namespace, name.clone()),
+            Self::Workload { kind, namespace, name } => {
+                (kind.as_str().to_lowercase(), namespace, name.clone())
+            }
+            Self::File { namespace, path } => ("file".to_owned(), namespace, path.display().to_string()),
         };
-        Named { kind, namespace: namespace.clone().unwrap_or_else(default), name: name.clone() }
+        Named { kind, namespace: namespace.clone().unwrap_or_else(default), name }
+    }
+}
+
+impl Named {
+    /// Another object of the same namespace.
+    pub fn pod(&self, name: &str) -> Self {
+        Self { kind: "pod".to_owned(), namespace: self.namespace.clone(), name: name.to_owned() }
     }
 }
 
@@ -127,38 +166,4 @@ fn distance(name: &str, other: &str) -> Option<usize> {
     let edits = strsim::levenshtein(name, other);
     let part = !name.is_empty() && (other.starts_with(name) || name.starts_with(other));
     (edits <= EDITS_MAX || part).then_some(edits)
-}
-
-/// Words for a pod that has ended.
-pub fn ended(pod: &core::Pod) -> Option<String> {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref())?;
-    matches!(phase, "Succeeded" | "Failed")
-        .then(|| format!("the pod has ended ({phase}): its devices were released"))
-}
-
-/// Claims that the pod is to have and does not name yet.
-pub fn lacks(pod: &core::Pod) -> Vec<String> {
-    let mut lacks = Vec::new();
-    let entries = || pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-    let made = || pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
-    for entry in entries().filter(|entry| entry.resource_claim_name.is_none()) {
-        if made().all(|made| made.name != entry.name) {
-            lacks.push(format!(
-                "kube-controller-manager has not created the claim of its entry {} from the template {} yet: \
-                 does the template exist? (kubectl -n {} get resourceclaimtemplates)",
-                entry.name,
-                entry.resource_claim_template_name.as_deref().unwrap_or_default(),
-                pod.metadata.namespace.as_deref().unwrap_or_default()
-            ));
-        }
-    }
-    let annotations = pod.metadata.annotations.as_ref();
-    let kai = KAI.into_iter().find(|name| annotations.is_some_and(|all| all.contains_key(*name)));
-    if let (Some(kai), None) = (kai, entries().next()) {
-        lacks.push(format!(
-            "the pod has the annotation {kai} and no claim: the webhook makes one for pods that are created in a \
-             namespace labelled {OPT_IN_LABEL}={OPT_IN_VALUE}"
-        ));
-    }
-    lacks
 }

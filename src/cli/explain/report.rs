@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::carried::Carried;
 use super::find::Named;
+use crate::cluster::Told;
 use crate::cluster::lease::{LeaseName, StoredLease};
-use crate::controller::explain::{Answer, Explained, Place};
+use crate::controller::explain::{Answer, Explained, How, Origin, Place};
 
 #[derive(Debug)]
 pub struct Report {
@@ -17,6 +18,8 @@ pub struct Report {
     /// What the pod that was asked about needs and does not have.
     pub lacks: Vec<String>,
     pub remarks: Vec<String>,
+    /// Warnings about it that others told.
+    pub events: Vec<Told>,
     /// The time of day.
     pub at: Timestamp,
 }
@@ -81,18 +84,24 @@ impl Report {
             "controller": leader,
             "lacks": self.lacks,
             "remarks": self.remarks,
+            "events": self.events.iter().map(event).collect::<Vec<_>>(),
         })
     }
 }
 
+fn event(told: &Told) -> Value {
+    json!({"reason": told.reason, "message": told.message, "at": told.at.map(|at| at.to_string())})
+}
+
 fn claim(told: &ExplainedClaim) -> Value {
-    let Explained { namespace, name, promised, created, pods, answer } = &told.explained;
+    let Explained { namespace, name, origin, created, pods, answer } = &told.explained;
+    let promised = *origin == Origin::Promised;
     let pods = pods.iter().map(|pod| json!({"name": pod.name, "node": pod.node, "reserved": pod.reserved}));
     let carried = told.carried.iter().map(|one| {
         json!({"field": one.field, "words": one.words, "since": one.since.map(|since| since.to_string())})
     });
     let mut object = json!({
-        "namespace": namespace, "name": name, "promised": promised,
+        "namespace": namespace, "name": name, "promised": promised, "byLimits": *origin == Origin::Limits,
         "created": created.map(|created| created.to_string()),
         "pods": pods.collect::<Vec<_>>(), "carried": carried.collect::<Vec<_>>(),
     });
@@ -118,6 +127,9 @@ fn answer(answer: &Answer) -> Value {
             json!({"answer": "waits", "because": because.as_str(), "words": words, "first": first, "kept": kept,
                    "nodes": nodes.collect::<Vec<_>>()})
         }
+        Answer::Open { nodes, words } => {
+            json!({"answer": "scheduler-has-room", "nodes": nodes, "words": words})
+        }
         Answer::Refused { words } => json!({"answer": "refused", "words": words}),
         Answer::Hold { place, words } => {
             json!({"answer": "hold", "place": place.as_ref().map(self::place), "words": words})
@@ -130,11 +142,19 @@ fn answer(answer: &Answer) -> Value {
 
 fn place(place: &Place) -> Value {
     let devices = place.devices.iter().map(|part| {
-        let share = part.share.as_ref().map(|share| {
-            json!({"memoryMiB": share.memory.mib_floor(), "computePercent": share.compute.map(|one| one.get()),
-                   "slots": share.slots, "isolation": share.isolation.as_str()})
-        });
-        json!({"node": part.gpu.node, "device": part.gpu.device, "share": share, "byScheduler": part.by_scheduler})
+        let (share, by_scheduler) = match &part.how {
+            How::Whole => (Value::Null, false),
+            How::Granted(share) => {
+                let compute = share.compute.map(|one| one.get());
+                let share = json!({"memoryMiB": share.memory.mib_floor(), "computePercent": compute,
+                    "slots": share.slots, "isolation": share.isolation.as_str()});
+                (share, false)
+            }
+            How::Scheduled { memory_mib, compute } => {
+                (json!({"memoryMiB": memory_mib, "computePercent": compute}), true)
+            }
+        };
+        json!({"node": part.gpu.node, "device": part.gpu.device, "share": share, "byScheduler": by_scheduler})
     });
     json!({"node": place.node, "devices": devices.collect::<Vec<_>>()})
 }

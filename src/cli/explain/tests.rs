@@ -4,22 +4,25 @@ use serde_json::{Value, json};
 
 use super::carried::{Carried, carried};
 use super::draw::{Rows, draw};
-use super::find::{Named, Target, ended, lacks, no_claim, no_pod};
+use super::find::{Named, Target, no_claim, no_pod};
+use super::pod::{Template, ended, lacks};
 use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
 use crate::cli::reach::ReachArgs;
+use crate::cluster::WorkloadKind;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::lease::LeaseName;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
-use crate::controller::explain::{Answer, explain};
+use crate::controller::explain::{Answer, Listing, Subject, explain};
 use crate::model::time::Moment;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
 fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
     ExplainArgs {
-        what: what.to_owned(),
+        what: Some(what.to_owned()),
+        filename: None,
         namespace: namespace.map(str::to_owned),
         output: Output::Table,
         policy: "pack".to_owned(),
@@ -111,15 +114,16 @@ fn large(nodes: i64) -> Core {
 
 fn report(core: &mut Core, name: &str) -> Report {
     let claim = core.view.claim_named("ml", name).unwrap().key;
-    let told = explain(core, &[claim], NOW)
+    let told = explain(core, &Listing::default(), &[Subject::Claim(claim)], NOW)
         .into_iter()
         .map(|explained| ExplainedClaim { explained, carried: vec![] });
     Report {
-        named: Named { kind: "claim", namespace: "ml".to_owned(), name: name.to_owned() },
+        named: Named { kind: "claim".to_owned(), namespace: "ml".to_owned(), name: name.to_owned() },
         told: told.collect(),
         leader: None,
         lacks: vec![],
         remarks: vec![],
+        events: vec![],
         at: NOW,
     }
 }
@@ -157,6 +161,8 @@ fn names_of_claims_and_pods_are_told_apart() {
     let pod = |namespace: Option<&str>| {
         Some(Target::Pod { namespace: namespace.map(str::to_owned), name: "a".to_owned() })
     };
+    let workload =
+        |kind| Some(Target::Workload { kind, namespace: Some("ml".to_owned()), name: "a".to_owned() });
     for (what, namespace, expected) in [
         ("a", None, claim(None, "a")),
         ("a", Some("ml"), claim(Some("ml"), "a")),
@@ -165,6 +171,11 @@ fn names_of_claims_and_pods_are_told_apart() {
         ("resourceclaim/a", Some("ml"), claim(Some("ml"), "a")),
         ("pod/a", None, pod(None)),
         ("po/a", Some("ml"), pod(Some("ml"))),
+        ("deployment/a", Some("ml"), workload(WorkloadKind::Deployment)),
+        ("sts/a", Some("ml"), workload(WorkloadKind::StatefulSet)),
+        ("jobs/a", Some("ml"), workload(WorkloadKind::Job)),
+        ("rs/a", Some("ml"), workload(WorkloadKind::ReplicaSet)),
+        ("ds/a", Some("ml"), workload(WorkloadKind::DaemonSet)),
         ("ml/a", Some("team"), None),
         ("", None, None),
         ("a/", None, None),
@@ -185,8 +196,8 @@ fn what_is_not_there_is_told_with_what_is() {
     other["metadata"]["uid"] = json!("other");
     listed(&mut core, Change::Claim, vec![claim("infer-gpu-x7k2p", "1Gi"), claim("tran", "1Gi"), other]);
     listed(&mut core, Change::Pod, vec![pod("web", "tran")]);
-    let named = |kind, namespace: &str, name: &str| Named {
-        kind,
+    let named = |kind: &str, namespace: &str, name: &str| Named {
+        kind: kind.to_owned(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     };
@@ -224,13 +235,23 @@ fn a_pod_tells_what_it_lacks() {
     let template = read(json!({"metadata": {"namespace": "ml"}, "spec": {"containers": [],
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "share"}]}}));
     assert_eq!(ended(&template), None);
-    assert!(
-        lacks(&template)[0].contains("has not created the claim of its entry gpu"),
-        "{:?}",
-        lacks(&template)
-    );
+    let told = |found: Option<Template>| {
+        lacks(&template, &found.into_iter().map(|one| ("share".to_owned(), one)).collect()).remove(0)
+    };
+    let begin =
+        "kube-controller-manager has not created the claim of its entry gpu from the template share yet: ";
+    for (found, words) in [
+        (None, "does the template exist?"),
+        (Some(Template::Unknown), "does the template exist?"),
+        (Some(Template::Missing), "there is no ResourceClaimTemplate share in namespace ml"),
+        (Some(Template::There { full: vec!["full".to_owned()] }), "full"),
+        (Some(Template::There { full: vec![] }), "the pod's events tell why"),
+    ] {
+        assert!(told(found.clone()).starts_with(&format!("{begin}{words}")), "{words}: {}", told(found));
+    }
     let kai = read(json!({"metadata": {"annotations": {"gpu-memory": "2000"}}, "spec": {"containers": []}}));
-    assert!(lacks(&kai)[0].contains("tranche.dev/kai-annotations=enabled"), "{:?}", lacks(&kai));
+    let words = lacks(&kai, &std::collections::BTreeMap::new());
+    assert!(words[0].contains("tranche.dev/kai-annotations=enabled"), "{words:?}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::listing::{Lack, Listing};
 use crate::allocate::{self, GpuVerdict, NodeShort, NodeVerdict, Nodes, PodAsk};
 use crate::controller::core::Core;
-use crate::controller::view::{GpuRef, Pod, Use};
+use crate::controller::view::{Claim, GpuRef, Pod, Use};
 use crate::controller::{Moment, ask};
 use crate::feasible::{self, Unfit};
 use crate::model::names::{DeviceName, NodeName, PodUid};
@@ -36,6 +37,10 @@ pub enum Verdict {
     NoNode,
     /// None that shares can be placed on.
     NoGpus,
+    /// None of the class that is asked for.
+    NoDevices,
+    /// There would be room, but for a resource that kube-scheduler counts.
+    Lacks(Lack),
 }
 
 /// The GPUs of a node, as the first request that lacks some finds them.
@@ -49,15 +54,41 @@ pub struct Gpus {
 
 /// Why a GPU does not fit. The order is that of nearness.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Miss {
-    Slots { needed: u32, free: u32 },
-    Compute { needed: u32, free: u32 },
-    Memory { needed: u64, free: u64 },
+pub(super) enum Miss {
+    Slots {
+        needed: u32,
+        free: u32,
+    },
+    Compute {
+        needed: u32,
+        free: u32,
+    },
+    Memory {
+        needed: u64,
+        free: u64,
+    },
+    /// Of some other capacity.
+    Capacity {
+        needed: u64,
+        free: u64,
+        name: String,
+    },
     Closed(String),
-    Small { needed: u64, all: u64 },
-    Sliver { processes: u32 },
-    Processes { needed: u32, all: u32 },
-    Isolation { needed: &'static str, is: &'static str },
+    Small {
+        needed: u64,
+        all: u64,
+    },
+    Sliver {
+        processes: u32,
+    },
+    Processes {
+        needed: u32,
+        all: u32,
+    },
+    Isolation {
+        needed: &'static str,
+        is: &'static str,
+    },
     Product,
     NotSelected(String),
     Failed(String),
@@ -80,6 +111,7 @@ pub enum Kind {
     Cpu,
     NodeMemory,
     Pods,
+    Resource,
     Elsewhere,
     OtherNode,
     NodeSelector,
@@ -107,6 +139,7 @@ impl Kind {
             Self::Cpu => "node-cpu",
             Self::NodeMemory => "node-memory",
             Self::Pods => "node-pods",
+            Self::Resource => "node-resource",
             Self::Elsewhere => "elsewhere",
             Self::OtherNode => "node-name",
             Self::NodeSelector => "node-selector",
@@ -131,7 +164,8 @@ impl Verdict {
             Self::Pods | Self::Barred(Unfit::Pods) => Kind::Pods,
             Self::Elsewhere(_) => Kind::Elsewhere,
             Self::NoNode => Kind::NoNode,
-            Self::NoGpus => Kind::NoGpus,
+            Self::NoGpus | Self::NoDevices => Kind::NoGpus,
+            Self::Lacks(_) => Kind::Resource,
             Self::Barred(Unfit::Cordoned) => Kind::Cordoned,
             Self::Barred(Unfit::OtherNode(_)) => Kind::OtherNode,
             Self::Barred(Unfit::NotReady(_)) => Kind::NotReady,
@@ -151,9 +185,42 @@ impl Verdict {
                 _ => None,
             },
             Self::Short(NodeShort::Cpu { left, .. } | NodeShort::Memory { left, .. }) => Some(*left),
+            Self::Lacks(lack) => Some(lack.left),
             _ => None,
         }
     }
+
+    pub(super) fn lack(&self) -> Option<&Lack> {
+        if let Self::Lacks(lack) = self { Some(lack) } else { None }
+    }
+
+    /// How many GPUs of the node one request could have.
+    pub(super) fn fits(&self) -> usize {
+        if let Self::Gpus(gpus) = self { gpus.fit.len() } else { 0 }
+    }
+}
+
+impl Gpus {
+    pub(super) fn new(needed: usize, fit: Vec<DeviceName>, misses: BTreeMap<Miss, Vec<DeviceName>>) -> Self {
+        let mut misses: Vec<_> = misses.into_iter().collect();
+        misses.sort_by_key(|(miss, _)| (miss.kind(), std::cmp::Reverse(free(miss))));
+        Self { needed, fit, misses }
+    }
+}
+
+/// Why a pod can go to none of these nodes, which lack a resource each; none: there are none.
+pub(super) fn lacking(lacks: &[(&NodeName, &Lack)]) -> Option<String> {
+    let (node, most) = lacks.iter().max_by_key(|(_, lack)| lack.left)?;
+    let Lack { resource, needed, left } = most;
+    Some(match left {
+        0 => format!(
+            "the pod needs {needed} {resource}, and no node with room on its GPUs has any left; kube-scheduler \
+             refuses it there"
+        ),
+        _ => format!(
+            "the pod needs {needed} {resource}; of nodes with room on their GPUs node {node} has most left: {left}"
+        ),
+    })
 }
 
 impl Miss {
@@ -162,7 +229,7 @@ impl Miss {
             Self::Slots { .. } => Kind::Slots,
             Self::Compute { .. } => Kind::Compute,
             Self::Memory { .. } => Kind::Memory,
-            Self::Closed(_) => Kind::Closed,
+            Self::Closed(_) | Self::Capacity { .. } => Kind::Closed,
             Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => Kind::Small,
             Self::Isolation { .. } => Kind::Isolation,
             Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
@@ -179,6 +246,9 @@ impl Miss {
             }
             Self::Compute { needed, free } => format!("most compute free {free} % of {at}, needs {needed} %"),
             Self::Memory { needed, free } => format!("largest free {free} MiB of {at}, needs {needed}"),
+            Self::Capacity { needed, free, name } => {
+                format!("largest free {name} {free} of {at}, needs {needed}")
+            }
             Self::Small { needed, all } => format!("too small even idle: {all} MiB of {at}, needs {needed}"),
             Self::Sliver { processes: 0 | 1 } => format!("the share would be less than 1 MiB of {at}"),
             Self::Sliver { processes } => {
@@ -202,6 +272,7 @@ impl Miss {
             Self::Slots { .. } => "no client slot",
             Self::Compute { .. } => "too little compute",
             Self::Memory { .. } => "too little memory",
+            Self::Capacity { .. } => "too little capacity",
             Self::Small { .. } => "too small even idle",
             Self::Sliver { .. } => "the share would be less than 1 MiB",
             Self::Processes { .. } => "too few client slots even idle",
@@ -216,7 +287,7 @@ impl Miss {
 }
 
 /// Up to three names, else how many.
-fn list<T: fmt::Display>(names: &[T]) -> String {
+pub(super) fn list<T: fmt::Display>(names: &[T]) -> String {
     match names.len() <= NAMES_MAX {
         true => names.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
         false => format!("{} GPUs", names.len()),
@@ -271,6 +342,8 @@ impl fmt::Display for Verdict {
             Self::Elsewhere(node) => write!(f, "the pod, or another claim of it, is on node {node}"),
             Self::NoNode => f.write_str("has GPUs in its slices, but there is no such Node"),
             Self::NoGpus => f.write_str("no GPU that shares can be placed on"),
+            Self::NoDevices => f.write_str("no device of the class"),
+            Self::Lacks(lack) => lack.fmt(f),
         }
     }
 }
@@ -284,7 +357,12 @@ fn cores(milli: u64) -> String {
 }
 
 /// Each node of the cluster, by name. None: the pod cannot be asked for anything now.
-pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec<(NodeName, Verdict)>> {
+pub(super) fn verdicts(
+    core: &mut Core,
+    listing: &Listing,
+    pod: &PodUid,
+    now: Moment,
+) -> Option<Vec<(NodeName, Verdict)>> {
     // Of alternatives the last: it is the one that is told of.
     let PodAsk { shape, nodes } = core.part(pod, &[], now).ok().flatten()?.into_last_ask();
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
@@ -298,12 +376,29 @@ pub(super) fn verdicts(core: &mut Core, pod: &PodUid, now: Moment) -> Option<Vec
             (Some(there), _) => Verdict::Elsewhere(there),
             (None, Some(found)) => {
                 let barred = barred(core, pod, name, state.object.as_deref());
-                barred.unwrap_or_else(|| of_node(core, &shape, found, several))
+                let verdict = barred.unwrap_or_else(|| of_node(core, listing, &shape, found, several));
+                let lacks = || lack(listing, pod, state.object.as_deref()).map(Verdict::Lacks);
+                match &verdict {
+                    Verdict::Room | Verdict::Together => lacks().unwrap_or(verdict),
+                    _ => verdict,
+                }
             }
         };
         (name.clone(), verdict)
     };
     Some(core.view.nodes().map(one).collect())
+}
+
+/// What a node lacks for a pod that only kube-scheduler counts.
+pub(super) fn lack(
+    listing: &Listing,
+    pod: &Pod,
+    node: Option<&k8s_openapi::api::core::v1::Node>,
+) -> Option<Lack> {
+    let object = listing
+        .pod(&pod.at.name)
+        .filter(|object| object.metadata.uid.as_deref() == Some(pod.at.uid.as_str()));
+    listing.lack(object?, node?)
 }
 
 /// The node that the pod is bound to by what it has already.
@@ -327,7 +422,13 @@ fn barred(
     (pod.node.is_none() && core.capacity.left(name).pods == 0).then_some(Verdict::Pods)
 }
 
-fn of_node(core: &Core, shape: &allocate::Shape, found: NodeVerdict, several: bool) -> Verdict {
+fn of_node(
+    core: &Core,
+    listing: &Listing,
+    shape: &allocate::Shape,
+    found: NodeVerdict,
+    several: bool,
+) -> Verdict {
     if let Some(short) = found.short {
         return Verdict::Short(short);
     }
@@ -336,15 +437,13 @@ fn of_node(core: &Core, shape: &allocate::Shape, found: NodeVerdict, several: bo
         let (mut fit, mut misses) = (Vec::new(), BTreeMap::<Miss, Vec<DeviceName>>::new());
         for (device, verdict) in gpus {
             let gpu = GpuRef::new(&found.node, &device);
-            match miss(core, &gpu, verdict, &want.selectors, several) {
+            match miss(core, listing, &gpu, verdict, &want.selectors, several) {
                 None => fit.push(device),
                 Some(miss) => misses.entry(miss).or_default().push(device),
             }
         }
         if fit.len() < needed {
-            let mut misses: Vec<_> = misses.into_iter().collect();
-            misses.sort_by_key(|(miss, _)| (miss.kind(), std::cmp::Reverse(free(miss))));
-            return Verdict::Gpus(Gpus { needed, fit, misses });
+            return Verdict::Gpus(Gpus::new(needed, fit, misses));
         }
     }
     match shape.wants.len() > 1 || !shape.alike.is_empty() {
@@ -363,9 +462,16 @@ fn free(miss: &Miss) -> u64 {
 }
 
 /// None: the GPU fits.
-fn miss(core: &Core, gpu: &GpuRef, verdict: GpuVerdict, selectors: &[String], several: bool) -> Option<Miss> {
+fn miss(
+    core: &Core,
+    listing: &Listing,
+    gpu: &GpuRef,
+    verdict: GpuVerdict,
+    selectors: &[String],
+    several: bool,
+) -> Option<Miss> {
     Some(match verdict {
-        GpuVerdict::Closed => Miss::Closed(closed(core, gpu)),
+        GpuVerdict::Closed => Miss::Closed(closed(core, listing, gpu)),
         // The claim's GPUs are served by one daemon, and each GPU by one only.
         _ if several && core.capacity.is_granted(gpu) => {
             Miss::Closed("has other shares, and a claim of several GPUs has them for itself".to_owned())
@@ -385,20 +491,28 @@ fn miss(core: &Core, gpu: &GpuRef, verdict: GpuVerdict, selectors: &[String], se
     })
 }
 
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(SELECTOR_CHARS_MAX) {
         Some((end, _)) => format!("{:?}…", &text[..end]),
         None => format!("{text:?}"),
     }
 }
 
+/// Words for a GPU that a claim has for itself.
+pub(super) fn whole(core: &Core, listing: &Listing, gpu: &GpuRef) -> Option<String> {
+    let has_all = |claim: &Claim| listing.has_all(gpu, claim.namespace(), claim.name());
+    let is_whole =
+        |claim: &Claim, how: &Use| *how == Use::Whole || (*how == Use::Scheduled && has_all(claim));
+    let whole = names(core, gpu, is_whole);
+    (!whole.is_empty()).then(|| format!("whole GPU of {whole}"))
+}
+
 /// Why no share may go to a GPU.
-fn closed(core: &Core, gpu: &GpuRef) -> String {
-    let whole = names(core, gpu, |how| *how == Use::Whole);
-    if !whole.is_empty() {
-        return format!("whole GPU of {whole}");
+fn closed(core: &Core, listing: &Listing, gpu: &GpuRef) -> String {
+    if let Some(words) = whole(core, listing, gpu) {
+        return words;
     }
-    let scheduled = names(core, gpu, |how| *how == Use::Scheduled);
+    let scheduled = names(core, gpu, |_, how| *how == Use::Scheduled);
     if !scheduled.is_empty() {
         return format!("shared by kube-scheduler, with {scheduled}");
     }
@@ -412,9 +526,9 @@ fn closed(core: &Core, gpu: &GpuRef) -> String {
 }
 
 /// The claims that name a GPU in such a way.
-pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Use) -> bool) -> String {
-    let uses = core.view.uses(gpu).filter(|(_, how)| is(how));
-    let claims = uses.filter_map(|(claim, _)| core.view.claim(claim));
+pub(super) fn names(core: &Core, gpu: &GpuRef, is: impl Fn(&Claim, &Use) -> bool) -> String {
+    let uses = core.view.uses(gpu).filter_map(|(claim, how)| Some((core.view.claim(claim)?, how)));
+    let claims = uses.filter(|(claim, how)| is(claim, how)).map(|(claim, _)| claim);
     let names: Vec<String> = claims.map(|claim| format!("{}/{}", claim.namespace(), claim.name())).collect();
     match names.as_slice() {
         [] => String::new(),

@@ -9,7 +9,7 @@ use super::cluster::{Cluster, NS, device};
 use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
-use crate::controller::explain::{Answer, Because, Explained, explain};
+use crate::controller::explain::{Answer, Because, Explained, Listing, Origin, Subject, explain};
 use crate::controller::view::claim::{POLICY, WAITING};
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
@@ -29,12 +29,22 @@ fn share(cluster: &mut Cluster, name: &str, share: Value) {
 
 fn asked(cluster: &mut Cluster, name: &str) -> Explained {
     let unheard = std::mem::take(&mut cluster.feed);
-    cluster.relist();
-    let mut core = Core::new(Rules::default(), NS);
-    cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
+    let (mut core, listing) = listed(cluster);
     cluster.feed = unheard;
-    let claim = core.view.claim_named("ml", name).unwrap().key;
-    explain(&mut core, &[claim], Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24)).remove(0)
+    let claim = Subject::Claim(core.view.claim_named("ml", name).unwrap().key);
+    let now = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24);
+    explain(&mut core, &listing, &[claim], now).remove(0)
+}
+
+/// All that the cluster has, for somebody who asks about namespace ml.
+pub fn listed(cluster: &mut Cluster) -> (Core, Listing) {
+    cluster.relist();
+    let (mut core, mut listing) = (Core::new(Rules::default(), NS), Listing::new("ml"));
+    for change in cluster.feed.drain(..) {
+        listing.see(&change);
+        core.apply(change, Moment::ZERO);
+    }
+    (core, listing)
 }
 
 /// Where it is, or would be: node and devices; and what is said beside.
@@ -262,7 +272,7 @@ fn a_promised_claim_is_told_of_before_it_exists() {
     };
     cluster.put_pod("kai", &[], promise("2000Mi"));
     let told = asked(&mut cluster, "kai-gpu-share");
-    assert!(told.promised && told.pods[0].name == "kai");
+    assert!(told.origin == Origin::Promised && told.pods[0].name == "kai");
     assert!(matches!(told.answer, Answer::Would { .. }), "{told:?}");
     cluster.put_pod("kai", &[], promise("100Gi"));
     let told = asked(&mut cluster, "kai-gpu-share");
@@ -359,15 +369,30 @@ fn claims_of_others_are_told_whose_they_are() {
 }
 
 #[test]
+fn a_gpu_that_is_kept_for_shares_and_has_none_counts_as_free_for_who_wants_all_of_it() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "a", json!({"memory": "1Gi"}));
+    cluster.settle(LONG);
+    cluster.put_whole("whole");
+    cluster.put_pod("whole", &["whole"], json!({}));
+    let (because, words, nodes) = wait(&asked(&mut cluster, "whole").answer);
+    assert_eq!(because, Because::Devices, "{words}");
+    assert_eq!(nodes, ["node-0 gpu-0: has a share of claim ml/a"]);
+    super::walk::bind(&mut cluster, "a");
+    cluster.drop_pod("a", true);
+    let Answer::Open { words, nodes } = asked(&mut cluster, "whole").answer else { panic!() };
+    assert_eq!(nodes, ["node-0".into()]);
+    assert!(words.contains("on GPUs that the controller keeps for shares and that have none"), "{words}");
+}
+
+#[test]
 fn a_hold_tells_whose_shares_it_keeps_its_gpu_for() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", json!({"memory": "1Gi"}));
     cluster.settle(LONG);
-    cluster.relist();
-    let mut core = Core::new(Rules::default(), NS);
-    cluster.feed.drain(..).for_each(|change| core.apply(change, Moment::ZERO));
-    let claim = core.view.claim_named(NS, "hold.gpu-0.node-0").unwrap().key;
-    let told = explain(&mut core, &[claim], Timestamp::UNIX_EPOCH).remove(0);
+    let (mut core, listing) = listed(&mut cluster);
+    let claim = Subject::Claim(core.view.claim_named(NS, "hold.gpu-0.node-0").unwrap().key);
+    let told = explain(&mut core, &listing, &[claim], Timestamp::UNIX_EPOCH).remove(0);
     let Answer::Hold { words, .. } = told.answer else { panic!() };
     assert_eq!(words, "keeps node-0/gpu-0 for shares that the controller places; it has claim ml/a");
 }

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use super::cluster::{Cluster, device, merge, object, results};
 use crate::cluster::events::Subject;
 use crate::controller::config::Rules;
-use crate::controller::core::Core;
-use crate::controller::explain::{Answer, explain};
+use crate::controller::explain::{self, Answer, explain};
 use crate::controller::queue::Patience;
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
@@ -317,13 +316,11 @@ fn what_is_kept_is_told_to_both_with_numbers_and_until_when() {
 /// What is told who asks for a claim now.
 fn explained(cluster: &mut Cluster, (namespace, name): (&str, &str)) -> Answer {
     let unheard = std::mem::take(&mut cluster.feed);
-    cluster.relist();
-    let mut core = Core::new(Rules::default(), super::cluster::NS);
-    cluster.feed.drain(..).for_each(|change| core.apply(change, Duration::ZERO));
+    let (mut core, listing) = super::explain::listed(cluster);
     cluster.feed = unheard;
-    let claim = core.view.claim_named(namespace, name).unwrap().key;
+    let claim = explain::Subject::Claim(core.view.claim_named(namespace, name).unwrap().key);
     let now = Timestamp::UNIX_EPOCH + SignedDuration::try_from(cluster.now).unwrap();
-    explain(&mut core, &[claim], now).remove(0).answer
+    explain(&mut core, &listing, &[claim], now).remove(0).answer
 }
 
 #[test]

@@ -21,7 +21,7 @@ use tranche::cluster::allocation::{ClaimVersion, Marks};
 use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
-use tranche::controller::explain::explain;
+use tranche::controller::explain::{Listing, Subject, explain};
 use tranche::controller::holds::ReleaseStep;
 use tranche::controller::queue::Patience;
 use tranche::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
@@ -194,13 +194,23 @@ fn run_script(input: &[u8]) {
             api.another_namespace_is_served();
         }
     }
-    let claims: Vec<_> = api.core.view.claims().map(|claim| claim.key).collect();
-    let _ = explain(&mut api.core, &claims, jiff::Timestamp::UNIX_EPOCH);
+    let claims = api.core.view.claims().map(|claim| Subject::Claim(claim.key));
+    let pods = api.core.view.pods().map(|pod| Subject::Limits(pod.at.uid.clone()));
+    let subjects: Vec<_> = claims.chain(pods).collect();
+    for claim in api.claims.values() {
+        api.listing.see(&Change::Claim(WatchEvent::Listed(Box::new(claim.clone()))));
+    }
+    for pod in api.pods.values() {
+        api.listing.see(&Change::Pod(WatchEvent::Listed(Box::new(pod.clone()))));
+    }
+    let _ = explain(&mut api.core, &api.listing, &subjects, jiff::Timestamp::UNIX_EPOCH);
 }
 
 /// An API server of little understanding, and the core before it.
 struct Api {
     core: Core,
+    /// What explanations need beside it, but for claims and pods.
+    listing: Listing,
     now: Duration,
     version: u64,
     made: u64,
@@ -221,6 +231,7 @@ impl Api {
     fn new(core: Core, tenant: bool, keeps: bool) -> Self {
         let mut api = Self {
             core,
+            listing: Listing::new(EVIL),
             now: Duration::ZERO,
             version: 1,
             made: 0,
@@ -425,6 +436,9 @@ impl Api {
 
     fn deliver(&mut self) {
         while let Some(change) = self.feed.pop_front() {
+            if !matches!(change, Change::Claim(_) | Change::Pod(_)) {
+                self.listing.see(&change);
+            }
             self.core.apply(change, self.now);
         }
     }
@@ -647,8 +661,9 @@ impl Api {
         let free: Vec<_> =
             all.filter(|(node, gpu)| !used.contains(&((*node).to_owned(), (*gpu).to_owned()))).collect();
         if !free.is_empty() && !self.placed.contains(&name) {
-            let claims: Vec<_> = self.core.view.claim_key(&"ml-c".into()).into_iter().collect();
-            let why = explain(&mut self.core, &claims, jiff::Timestamp::UNIX_EPOCH);
+            let claims: Vec<_> =
+                self.core.view.claim_key(&"ml-c".into()).into_iter().map(Subject::Claim).collect();
+            let why = explain(&mut self.core, &self.listing, &claims, jiff::Timestamp::UNIX_EPOCH);
             panic!(
                 "a share of another namespace waits beside {free:?}: {:?}",
                 why.first().map(|one| &one.answer)

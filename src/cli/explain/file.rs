@@ -1,0 +1,321 @@
+//! The pods of a file, with the claims and templates of its other documents: asked about as if they were created now,
+//! beside all that the cluster has. Reads the file; creates nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaimStatus, PodSpec};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::super::Usage;
+use super::super::manifest::documents;
+use super::super::plan::{limited, read};
+use crate::cluster::WorkloadKind;
+use crate::cluster::feed::{Change, WatchEvent};
+use crate::controller::explain::quota::{self, Usage as QuotaUsage};
+use crate::controller::view::class::OtherClass;
+
+/// What is appended to the names of the cluster's objects that a file has objects of the same name as.
+const IN_CLUSTER: &str = " (in the cluster)";
+
+/// The objects of a file that matter.
+#[derive(Debug, Default)]
+pub struct FileObjects {
+    pub namespace: String,
+    pub pods: Vec<Pod>,
+    claims: BTreeMap<String, ResourceClaim>,
+    templates: BTreeMap<String, ResourceClaimTemplate>,
+}
+
+impl FileObjects {
+    /// Reads a file, or standard input if it is `-`. `namespace`: what was given; none: what `default` says, where an
+    /// object does not say itself.
+    ///
+    /// # Errors
+    /// It cannot be read, or there is no pod in it.
+    pub fn read(
+        path: &Path,
+        namespace: Option<&str>,
+        default: impl FnOnce() -> String,
+    ) -> Result<Self, Usage> {
+        let (text, from) = match path.as_os_str().to_str() {
+            Some("-") => {
+                let from = "standard input".to_owned();
+                (limited(std::io::stdin().lock(), &from)?, from)
+            }
+            _ => (read(path)?, path.display().to_string()),
+        };
+        Self::of(documents(&text, &from)?, &from, namespace, default)
+    }
+
+    /// # Errors
+    /// As [`FileObjects::read`].
+    pub fn of(
+        objects: Vec<Value>,
+        from: &str,
+        namespace: Option<&str>,
+        default: impl FnOnce() -> String,
+    ) -> Result<Self, Usage> {
+        let mut found = Self::default();
+        let mut namespaces = BTreeSet::new();
+        for object in objects {
+            let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+            let is_workload = WorkloadKind::ALL.iter().any(|one| one.as_str() == kind);
+            if !is_workload && !["Pod", "ResourceClaim", "ResourceClaimTemplate"].contains(&kind.as_str()) {
+                continue;
+            }
+            let own = object.pointer("/metadata/namespace").and_then(Value::as_str);
+            namespaces.extend(own.filter(|own| !own.is_empty()).map(str::to_owned));
+            match kind.as_str() {
+                "ResourceClaim" => {
+                    let claim: ResourceClaim = typed(object, from)?;
+                    found.claims.insert(named(&claim.metadata, &kind, from)?, claim);
+                }
+                "ResourceClaimTemplate" => {
+                    let template: ResourceClaimTemplate = typed(object, from)?;
+                    found.templates.insert(named(&template.metadata, &kind, from)?, template);
+                }
+                "Pod" => found.pods.push(typed(object, from)?),
+                _ => found.pods.push(typed(of_template(&object), from)?),
+            }
+        }
+        if found.pods.is_empty() {
+            return Err(Usage(format!("there is no Pod in {from}, nor anything that makes pods")));
+        }
+        namespaces.extend(namespace.map(str::to_owned));
+        if namespaces.len() > 1 {
+            let all: Vec<String> = namespaces.into_iter().collect();
+            return Err(Usage(format!(
+                "{from}: several namespaces are named: {}; ask about one at a time",
+                all.join(", ")
+            )));
+        }
+        found.namespace = namespaces.pop_first().unwrap_or_else(default);
+        Ok(found)
+    }
+
+    /// Templates that its pods name and that the file lacks.
+    pub fn missing_templates(&self) -> BTreeSet<String> {
+        let entries = self.pods.iter().flat_map(entries);
+        let named = entries.filter_map(|(_, _, template)| template);
+        named.filter(|template| !self.templates.contains_key(*template)).map(str::to_owned).collect()
+    }
+
+    /// The objects as the cluster would have them: claims made of their templates, what the API server fills in.
+    /// `found`: templates of the cluster. What the pods lack, in words.
+    pub fn complete(
+        &mut self,
+        found: &BTreeMap<String, ResourceClaimTemplate>,
+        at: Timestamp,
+    ) -> Vec<String> {
+        let mut lacks = Vec::new();
+        let Self { namespace, pods, claims, templates } = self;
+        for (nth, pod) in pods.iter_mut().enumerate() {
+            let prefix = pod.metadata.generate_name.clone();
+            let name = pod.metadata.name.clone().or(prefix).unwrap_or_else(|| format!("pod-{nth}"));
+            let uid = format!("file-pod-{nth}");
+            let made = |entry: &str| format!("{}-{entry}", name.trim_end_matches('-'));
+            for (entry, _, template) in entries(&pod.clone()) {
+                let Some(template) = template else { continue };
+                let Some(object) = templates.get(template).or_else(|| found.get(template)) else {
+                    lacks.push(format!(
+                        "there is no ResourceClaimTemplate {template} in the file, nor in namespace {namespace}"
+                    ));
+                    continue;
+                };
+                let spec = object.spec.clone().unwrap_or_default();
+                let metadata =
+                    ObjectMeta { owner_references: Some(vec![owner(&name, &uid)]), ..ObjectMeta::default() };
+                claims.insert(made(entry), ResourceClaim { metadata, spec: spec.spec, status: None });
+                let statuses =
+                    pod.status.get_or_insert_default().resource_claim_statuses.get_or_insert_default();
+                statuses.push(PodResourceClaimStatus {
+                    name: entry.to_owned(),
+                    resource_claim_name: Some(made(entry)),
+                });
+            }
+            pod.metadata.namespace = Some(namespace.clone());
+            pod.metadata.name = Some(name.trim_end_matches('-').to_owned());
+            pod.metadata.uid = Some(uid);
+            // Last of those of its priority.
+            pod.metadata.creation_timestamp = Some(Time(at));
+            pod.spec.as_mut().map(fill_in);
+        }
+        for (nth, (name, claim)) in claims.iter_mut().enumerate() {
+            claim.metadata.namespace = Some(namespace.clone());
+            claim.metadata.name = Some(name.clone());
+            claim.metadata.uid = Some(format!("file-claim-{nth}"));
+            claim.status = None;
+        }
+        lacks
+    }
+
+    pub fn has_claim(&self, name: &str) -> bool {
+        self.claims.contains_key(name)
+    }
+
+    /// What creating all of it would add to the quotas of the namespace.
+    pub fn usage(&self, classes: &BTreeMap<String, OtherClass>) -> QuotaUsage {
+        let claims = self.claims.values().filter_map(|claim| claim.spec.as_ref()?.devices.as_ref());
+        let claims = claims.map(|devices| quota::of_claim(devices, classes));
+        let pods = self.pods.iter().filter_map(|pod| pod.spec.as_ref()).map(quota::of_pod);
+        claims.chain(pods).fold(QuotaUsage::default(), QuotaUsage::plus)
+    }
+
+    /// A change that the cluster tells of, its object under another name if the file has one of its name. True: it
+    /// was renamed.
+    pub fn stand_aside(&self, change: &mut Change) -> bool {
+        match change {
+            Change::Claim(WatchEvent::Listed(claim)) => {
+                let meta = &mut claim.metadata;
+                let same = meta.namespace.as_ref() == Some(&self.namespace)
+                    && meta.name.as_ref().is_some_and(|name| self.claims.contains_key(name));
+                if same && let Some(name) = &mut meta.name {
+                    name.push_str(IN_CLUSTER);
+                }
+                same
+            }
+            Change::Pod(WatchEvent::Listed(pod)) => self.rename_pod(pod),
+            _ => false,
+        }
+    }
+
+    fn rename_pod(&self, pod: &mut Pod) -> bool {
+        if pod.metadata.namespace.as_ref() != Some(&self.namespace) {
+            return false;
+        }
+        let of_spec = pod.spec.iter_mut().flat_map(|spec| spec.resource_claims.iter_mut().flatten());
+        let statuses =
+            pod.status.iter_mut().flat_map(|status| status.resource_claim_statuses.iter_mut().flatten());
+        let names = of_spec
+            .filter_map(|entry| entry.resource_claim_name.as_mut())
+            .chain(statuses.filter_map(|status| status.resource_claim_name.as_mut()));
+        for name in names.filter(|name| self.claims.contains_key(*name)) {
+            name.push_str(IN_CLUSTER);
+        }
+        let same = self.pods.iter().any(|own| own.metadata.name == pod.metadata.name);
+        if same && let Some(name) = &mut pod.metadata.name {
+            name.push_str(IN_CLUSTER);
+        }
+        same
+    }
+
+    /// Its objects, as if they were stored now.
+    pub fn changes(&self) -> impl Iterator<Item = Change> {
+        let claim = |claim: &ResourceClaim| Change::Claim(WatchEvent::Stored(Box::new(claim.clone())));
+        let pod = |pod: &Pod| Change::Pod(WatchEvent::Stored(Box::new(pod.clone())));
+        self.claims.values().map(claim).chain(self.pods.iter().map(pod))
+    }
+}
+
+/// Of each of the pod's entries the name, the claim and the template.
+fn entries(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>, Option<&str>)> {
+    let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    entries.map(|one| {
+        (one.name.as_str(), one.resource_claim_name.as_deref(), one.resource_claim_template_name.as_deref())
+    })
+}
+
+fn typed<K: DeserializeOwned>(object: Value, from: &str) -> Result<K, Usage> {
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    serde_path_to_error::deserialize(object).map_err(|error| {
+        Usage(format!("{from}: the {kind} is not valid: {}: {}", error.path(), error.inner()))
+    })
+}
+
+fn named(meta: &ObjectMeta, kind: &str, from: &str) -> Result<String, Usage> {
+    let name = meta.name.clone().filter(|name| !name.is_empty());
+    name.ok_or_else(|| Usage(format!("{from}: the {kind} has no metadata.name")))
+}
+
+/// The pod that a Deployment, a Job and so on would make.
+fn of_template(object: &Value) -> Value {
+    let template = &object["spec"]["template"];
+    let mut metadata = template["metadata"].clone();
+    if !metadata.is_object() {
+        metadata = json!({});
+    }
+    metadata["name"] = object["metadata"]["name"].clone();
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+}
+
+fn owner(name: &str, uid: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+        controller: Some(true),
+        ..OwnerReference::default()
+    }
+}
+
+/// What is limited and not requested is requested as it is limited. The pod waits for its node.
+fn fill_in(spec: &mut PodSpec) {
+    let fill = |container: &mut Container| {
+        let Some(resources) = &mut container.resources else { return };
+        let Some(limits) = resources.limits.clone() else { return };
+        let requests = resources.requests.get_or_insert_default();
+        for (name, limit) in limits {
+            requests.entry(name).or_insert(limit);
+        }
+    };
+    spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(fill);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<FileObjects, Usage> {
+        FileObjects::of(documents(text, "f")?, "f", None, || "team".to_owned())
+    }
+
+    const FILE: &str = "\
+kind: ResourceClaimTemplate
+metadata: {name: share}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: shared.gpu.nvidia.com}}]}}}
+---
+kind: Service
+metadata: {name: s, namespace: elsewhere}
+---
+kind: Deployment
+metadata: {name: web}
+spec:
+  template:
+    spec:
+      containers: [{name: main, resources: {limits: {cpu: 2, nvidia.com/gpu: 1}, requests: {cpu: 1}}}]
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: share}, {name: far, resourceClaimTemplateName: far}]
+";
+
+    #[test]
+    fn claims_are_made_of_templates_and_requests_of_limits() {
+        let mut file = of(FILE).unwrap();
+        assert_eq!(file.namespace, "team");
+        assert_eq!(Vec::from_iter(file.missing_templates()), ["far"]);
+        let lacks = file.complete(&BTreeMap::new(), Timestamp::UNIX_EPOCH);
+        assert_eq!(lacks, ["there is no ResourceClaimTemplate far in the file, nor in namespace team"]);
+        assert!(file.has_claim("web-gpu") && !file.has_claim("web-far"));
+        let pod = &file.pods[0];
+        assert_eq!(pod.metadata.name.as_deref(), Some("web"));
+        let spec = pod.spec.as_ref().unwrap();
+        let requests = spec.containers[0].resources.as_ref().unwrap().requests.as_ref().unwrap();
+        assert_eq!((requests["cpu"].0.as_str(), requests["nvidia.com/gpu"].0.as_str()), ("1", "1"));
+    }
+
+    #[test]
+    fn what_is_no_pod_of_one_namespace_is_refused() {
+        let words = |text: &str| of(text).unwrap_err().to_string();
+        assert!(words("kind: Service\nmetadata: {name: s}").starts_with("there is no Pod in f"));
+        let two = "kind: Pod\nmetadata: {name: a, namespace: x}\n---\nkind: Pod\nmetadata: {name: b, namespace: y}\n";
+        assert!(words(two).contains("several namespaces are named: x, y"));
+        assert!(
+            words("kind: Pod\nspec: {containers: none}").contains("the Pod is not valid: spec.containers")
+        );
+        assert!(words("kind: ResourceClaim\nspec: {}").contains("the ResourceClaim has no metadata.name"));
+    }
+}

@@ -1,0 +1,391 @@
+//! Whether kube-scheduler can give a claim, or a pod by its limits, the devices of our driver that it wants: classes,
+//! selectors, taints, what others have. Each request is looked at by itself; constraints between requests are not.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ExactDeviceRequest, ResourceClaim};
+
+use super::chosen::{Chosen, Seen, Spent};
+use super::listing::{Given, ListedDevice, Listing};
+use super::nodes::{Gpus, Miss, Verdict, list, whole};
+use crate::controller::core::Core;
+use crate::controller::requests::{exact, expressions};
+use crate::controller::view::GpuRef;
+use crate::model::names::{DeviceName, NodeName};
+use crate::model::quantity::{Bytes, Quantity};
+use crate::select::{Toleration, untolerated};
+
+const MEMORY: &str = "memory";
+/// Names of classes that are told in place of one that is not there.
+const CLASSES_TOLD: usize = 8;
+
+/// One request, with its alternatives.
+#[derive(Debug, Clone)]
+pub struct Sought {
+    request: String,
+    choices: Vec<Choice>,
+}
+
+/// Devices of one class.
+#[derive(Debug, Clone)]
+struct Choice {
+    class: String,
+    selectors: Vec<String>,
+    tolerations: Vec<Toleration>,
+    /// None: all that there are.
+    count: Option<usize>,
+    /// What is asked of capacities, in whole units.
+    capacity: BTreeMap<String, u64>,
+    /// The resource among limits by which it is asked for.
+    resource: Option<String>,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outlook {
+    /// Devices of another driver are meant, which are not known here.
+    Foreign,
+    NoClass(String),
+    /// No device of the cluster is chosen by it, or a selector fails.
+    NoMatch(String),
+    /// On these nodes. `held`: there only on GPUs that the controller keeps for shares, and that have none.
+    Room {
+        nodes: Vec<NodeName>,
+        held: bool,
+    },
+    /// No node has enough for it now.
+    Busy {
+        words: String,
+        nodes: Vec<(NodeName, Verdict)>,
+    },
+}
+
+/// What a claim seeks. Requests for a look at devices in use take nothing.
+pub fn of_claim(claim: &ResourceClaim) -> Vec<Sought> {
+    let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    let requests = devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    let one = |request: &k8s_openapi::api::resource::v1::DeviceRequest| {
+        let exactly = request.exactly.iter().filter(|one| one.admin_access != Some(true)).map(choice);
+        let alternatives = request.first_available.iter().flatten().map(|sub| choice(&exact(sub)));
+        Sought { request: request.name.clone(), choices: exactly.chain(alternatives).collect() }
+    };
+    requests.map(one).filter(|sought| !sought.choices.is_empty()).collect()
+}
+
+/// What a pod seeks by its limits: (resource, class, how many).
+pub fn of_limits(limits: &[(String, &str, u32)]) -> Vec<Sought> {
+    let one = |(resource, class, count): &(String, &str, u32)| Sought {
+        request: resource.clone(),
+        choices: vec![Choice {
+            class: (*class).to_owned(),
+            selectors: Vec::new(),
+            tolerations: Vec::new(),
+            count: Some(*count as usize),
+            capacity: BTreeMap::new(),
+            resource: Some(resource.clone()),
+        }],
+    };
+    limits.iter().map(one).collect()
+}
+
+fn choice(one: &ExactDeviceRequest) -> Choice {
+    let capacity = one.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
+    let units = |text: &str| text.parse::<Quantity>().ok()?.units_ceil();
+    Choice {
+        class: one.device_class_name.clone(),
+        selectors: expressions(one.selectors.as_deref()),
+        tolerations: one.tolerations.iter().flatten().filter_map(Toleration::of).collect(),
+        count: match one.allocation_mode.as_deref() {
+            Some("All") => None,
+            _ => Some(usize::try_from(one.count.unwrap_or(1)).unwrap_or(1)),
+        },
+        capacity: capacity.filter_map(|(name, one)| Some((name.clone(), units(&one.0)?))).collect(),
+        resource: None,
+    }
+}
+
+/// A choice, with the devices that it chooses.
+struct Looked<'a> {
+    choice: &'a Choice,
+    chosen: Chosen,
+}
+
+/// A request, with its alternatives.
+type Request<'a> = (&'a Sought, Vec<Looked<'a>>);
+
+/// How a device of a node looks to a choice.
+enum Look {
+    /// Of another class.
+    Other,
+    Missed(Miss),
+    Fits {
+        held: bool,
+    },
+}
+
+/// `pods`: those that want it, all of which must be able to run on the node.
+pub fn outlook(core: &Core, listing: &Listing, sought: &[Sought], pods: &[&Pod]) -> Outlook {
+    let (mut spent, mut looked) = (Spent::default(), Vec::new());
+    for one in sought {
+        match look_at(listing, one, &mut spent) {
+            Ok(choices) => looked.push((one, choices)),
+            Err(outlook) => return outlook,
+        }
+    }
+    if looked.iter().any(|(_, choices)| choices.iter().all(|one| one.chosen.is_foreign())) {
+        return Outlook::Foreign;
+    }
+    if let Some(words) = looked.iter().find_map(|(one, choices)| unmatched(one, choices)) {
+        return Outlook::NoMatch(words);
+    }
+    let (mut free, mut held, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, state) in core.view.nodes() {
+        let verdict = match state.object.as_deref() {
+            None => Err(Verdict::NoNode),
+            Some(node) => of_node(core, listing, name, node, &looked, pods),
+        };
+        match verdict {
+            Ok(false) => free.push(name.clone()),
+            Ok(true) => held.push(name.clone()),
+            Err(verdict) => rows.push((name.clone(), verdict)),
+        }
+    }
+    match (free.is_empty(), held.is_empty()) {
+        (false, _) => Outlook::Room { nodes: free, held: false },
+        (true, false) => Outlook::Room { nodes: held, held: true },
+        (true, true) => Outlook::Busy { words: busy(&looked, &rows), nodes: rows },
+    }
+}
+
+fn look_at<'a>(listing: &Listing, sought: &'a Sought, spent: &mut Spent) -> Result<Vec<Looked<'a>>, Outlook> {
+    let mut all = Vec::new();
+    for choice in &sought.choices {
+        let Some(class) = listing.classes().get(&choice.class) else {
+            return Err(Outlook::NoClass(no_class(listing, &sought.request, &choice.class)));
+        };
+        let chosen = Chosen::of(listing, &class.selectors, &choice.selectors, spent);
+        let chosen = chosen.map_err(|(error, of_class)| {
+            let whose = match of_class {
+                true => format!("DeviceClass {}", choice.class),
+                false => format!("request {}", sought.request),
+            };
+            Outlook::NoMatch(format!("{whose}: {error}"))
+        })?;
+        all.push(Looked { choice, chosen });
+    }
+    Ok(all)
+}
+
+fn no_class(listing: &Listing, request: &str, class: &str) -> String {
+    let names: Vec<&str> = listing.classes().keys().map(String::as_str).take(CLASSES_TOLD).collect();
+    let there = match names.as_slice() {
+        [] => "there is none at all".to_owned(),
+        names => format!("there are {}", names.join(", ")),
+    };
+    format!("request {request}: there is no DeviceClass {class}; {there}")
+}
+
+/// Words for a request that no device of the cluster can serve, whatever is free.
+fn unmatched(sought: &Sought, choices: &[Looked<'_>]) -> Option<String> {
+    let whys: Option<Vec<String>> =
+        choices.iter().map(|one| one.chosen.why_none(&one.choice.class)).collect();
+    whys?.pop().map(|why| format!("request {}: {why}", sought.request))
+}
+
+/// True if there is room only on GPUs that are kept for shares and have none.
+fn of_node(
+    core: &Core,
+    listing: &Listing,
+    name: &NodeName,
+    node: &Node,
+    sought: &[Request<'_>],
+    pods: &[&Pod],
+) -> Result<bool, Verdict> {
+    let devices = listing.devices(name);
+    let mut used = BTreeMap::new();
+    let (mut any_held, mut short) = (false, None);
+    for (_, choices) in sought {
+        let resource = choices.iter().filter_map(|one| one.choice.resource.as_deref()).next();
+        if resource.is_some_and(|resource| listing.is_by_plugin(resource, node)) {
+            continue;
+        }
+        let mut failed = None;
+        let served =
+            choices.iter().any(|one| match of_choice(core, listing, name, &devices, one, &mut used) {
+                Ok(held) => {
+                    any_held |= held;
+                    true
+                }
+                Err(verdict) => {
+                    failed = Some(verdict);
+                    false
+                }
+            });
+        if !served {
+            short = short.or(failed);
+        }
+    }
+    if short == Some(Verdict::NoDevices) {
+        return Err(Verdict::NoDevices);
+    }
+    if let Some(unfit) = pods.iter().find_map(|pod| listing.unfit(pod, node)) {
+        return Err(Verdict::Barred(unfit));
+    }
+    let lack = || pods.iter().find_map(|pod| listing.lack(pod, node)).map(Verdict::Lacks);
+    short.or_else(lack).map_or(Ok(any_held), Err)
+}
+
+/// What requests before it have been given of each device.
+type Used = BTreeMap<DeviceName, Vec<BTreeMap<String, u64>>>;
+
+/// Takes what the choice needs of a node's devices, those first that nobody keeps. True: one of them is kept for shares.
+fn of_choice(
+    core: &Core,
+    listing: &Listing,
+    node: &NodeName,
+    devices: &BTreeMap<DeviceName, ListedDevice>,
+    one: &Looked<'_>,
+    used: &mut Used,
+) -> Result<bool, Verdict> {
+    let (mut free, mut held, mut misses) = (Vec::new(), Vec::new(), BTreeMap::<Miss, Vec<DeviceName>>::new());
+    for (name, device) in devices {
+        let gpu = GpuRef::new(node, name);
+        let before = used.get(name).map_or(&[][..], Vec::as_slice);
+        match look(core, listing, &gpu, device, one, before) {
+            Look::Other => {}
+            Look::Fits { held: false } => free.push(name.clone()),
+            Look::Fits { held: true } => held.push(name.clone()),
+            Look::Missed(miss) => misses.entry(miss).or_default().push(name.clone()),
+        }
+    }
+    let unselected = |miss: &Miss| matches!(miss, Miss::NotSelected(_));
+    let chosen = misses.iter().filter(|(miss, _)| !unselected(miss)).map(|(_, all)| all.len()).sum::<usize>();
+    let there = free.len() + held.len() + chosen;
+    if there == 0 && misses.is_empty() {
+        return Err(Verdict::NoDevices);
+    }
+    let needed = one.choice.count.unwrap_or(there).max(1);
+    let fit: Vec<DeviceName> = free.iter().chain(&held).cloned().collect();
+    if fit.len() < needed {
+        return Err(Verdict::Gpus(Gpus::new(needed, fit, misses)));
+    }
+    let taken = &fit[..needed];
+    for name in taken {
+        let asked = devices.get(name).map(|device| needs(device, one.choice)).unwrap_or_default();
+        used.entry(name.clone()).or_default().push(asked);
+    }
+    Ok(needed > free.len())
+}
+
+/// What the choice takes of each capacity of a device.
+fn needs(device: &ListedDevice, choice: &Choice) -> BTreeMap<String, u64> {
+    let all = device.capacity.iter();
+    all.map(|(name, one)| (name.clone(), choice.capacity.get(name).copied().unwrap_or(one.default))).collect()
+}
+
+fn look(
+    core: &Core,
+    listing: &Listing,
+    gpu: &GpuRef,
+    device: &ListedDevice,
+    one: &Looked<'_>,
+    before: &[BTreeMap<String, u64>],
+) -> Look {
+    match one.chosen.seen(gpu) {
+        Seen::Chosen => {}
+        Seen::Other => return Look::Other,
+        Seen::NotSelected => return Look::Missed(Miss::NotSelected(one.chosen.words())),
+        Seen::Failed(words) => return Look::Missed(Miss::Failed(words.clone())),
+    }
+    if let Some(taint) = untolerated(&device.taints, &one.choice.tolerations) {
+        return Look::Missed(Miss::Tainted(taint.to_string()));
+    }
+    let is_idle = core.holds.is_ours(gpu) && !core.capacity.is_granted(gpu);
+    let given: Vec<&Given> = listing.given(gpu).iter().filter(|given| !(given.is_hold && is_idle)).collect();
+    if is_idle && given.is_empty() && before.is_empty() {
+        return Look::Fits { held: true };
+    }
+    match taken(core, listing, gpu, device, one.choice, &given, before) {
+        Some(miss) => Look::Missed(miss),
+        None => Look::Fits { held: false },
+    }
+}
+
+/// Why what is left of a device is not enough.
+fn taken(
+    core: &Core,
+    listing: &Listing,
+    gpu: &GpuRef,
+    device: &ListedDevice,
+    choice: &Choice,
+    given: &[&Given],
+    before: &[BTreeMap<String, u64>],
+) -> Option<Miss> {
+    if let Some(words) = whole(core, listing, gpu) {
+        return Some(Miss::Closed(words));
+    }
+    if given.iter().any(|one| one.consumed.is_none()) {
+        return Some(shared(given));
+    }
+    if !device.multiple {
+        let own =
+            (!before.is_empty()).then(|| Miss::Closed("another request of the claim has it".to_owned()));
+        return if given.is_empty() { own } else { Some(shared(given)) };
+    }
+    let parts = given.iter().filter_map(|one| one.consumed.as_ref()).chain(before);
+    let of = |name: &str| {
+        parts.clone().filter_map(|part| part.get(name)).fold(0_u64, |sum, one| sum.saturating_add(*one))
+    };
+    for (name, needed) in needs(device, choice) {
+        let all = device.capacity.get(&name).map_or(0, |one| one.value);
+        let left = all.saturating_sub(of(&name));
+        if needed <= left {
+            continue;
+        }
+        let asks = choice.capacity.contains_key(&name);
+        return Some(match name.as_str() {
+            MEMORY if asks => {
+                Miss::Memory { needed: Bytes(needed).mib_ceil(), free: Bytes(left).mib_floor() }
+            }
+            _ if asks => Miss::Capacity { needed, free: left, name },
+            _ => shared(given),
+        });
+    }
+    None
+}
+
+/// Others have parts of the device.
+fn shared(given: &[&Given]) -> Miss {
+    let holders = given.iter().filter(|one| !one.is_hold);
+    let names: Vec<String> = holders.map(|one| format!("{}/{}", one.namespace, one.claim)).collect();
+    Miss::Closed(match names.as_slice() {
+        [] if given.is_empty() => "another request of the claim has it".to_owned(),
+        [] => "is kept for shares".to_owned(),
+        [one] => format!("has a share of claim {one}"),
+        names => format!("has shares of claims {}", list(names)),
+    })
+}
+
+/// The nearest node, if there is one that takes the pods.
+fn busy(sought: &[Request<'_>], rows: &[(NodeName, Verdict)]) -> String {
+    let request = sought.first().map_or("", |(one, _)| one.request.as_str());
+    let with: Vec<&(NodeName, Verdict)> =
+        rows.iter().filter(|(_, verdict)| !matches!(verdict, Verdict::NoDevices)).collect();
+    let lacks: Vec<_> = with.iter().filter_map(|(node, verdict)| Some((node, verdict.lack()?))).collect();
+    if let Some(words) = super::nodes::lacking(&lacks) {
+        return words;
+    }
+    let open = with.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Gpus(_)));
+    let nearest = open.max_by_key(|(_, verdict)| verdict.fits());
+    match (nearest, with.first()) {
+        (Some((node, verdict)), _) => {
+            format!("request {request}: no node has what it wants free; nearest is node {node}: {verdict}")
+        }
+        (None, Some((node, verdict))) => format!(
+            "request {request}: of {} with such devices none takes the pod; node {node} {verdict}",
+            if with.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", with.len()) }
+        ),
+        (None, None) => format!("request {request}: no node with such devices is there"),
+    }
+}
