@@ -3,6 +3,7 @@
 mod asks;
 mod books;
 mod explain;
+mod explained;
 mod fail_over;
 mod harm;
 mod kai;
