@@ -369,7 +369,10 @@ fn shared(given: &[&Given]) -> Miss {
 
 /// The nearest node, if there is one that takes the pods.
 fn busy(sought: &[Request<'_>], rows: &[(NodeName, Verdict)]) -> String {
-    let request = sought.first().map_or("", |(one, _)| one.request.as_str());
+    let begin = match sought {
+        [(one, _)] => format!("request {}: ", one.request),
+        _ => String::new(),
+    };
     let with: Vec<&(NodeName, Verdict)> =
         rows.iter().filter(|(_, verdict)| !matches!(verdict, Verdict::NoDevices)).collect();
     let lacks: Vec<_> = with.iter().filter_map(|(node, verdict)| Some((node, verdict.lack()?))).collect();
@@ -380,12 +383,12 @@ fn busy(sought: &[Request<'_>], rows: &[(NodeName, Verdict)]) -> String {
     let nearest = open.max_by_key(|(_, verdict)| verdict.fits());
     match (nearest, with.first()) {
         (Some((node, verdict)), _) => {
-            format!("request {request}: no node has what it wants free; nearest is node {node}: {verdict}")
+            format!("{begin}no node has what it wants free; nearest is node {node}: {verdict}")
         }
         (None, Some((node, verdict))) => format!(
-            "request {request}: of {} with such devices none takes the pod; node {node} {verdict}",
+            "{begin}of {} with such devices none takes the pod; node {node} {verdict}",
             if with.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", with.len()) }
         ),
-        (None, None) => format!("request {request}: no node with such devices is there"),
+        (None, None) => format!("{begin}no node with such devices is there"),
     }
 }
