@@ -1,8 +1,10 @@
 //! Asks a running process of ours how it is, over the Unix socket that serves its state. One plain HTTP request by
 //! hand: it works inside the pod, where there is no other client.
 
+mod others;
 mod show;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use serde::de::DeserializeOwned;
 
 pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
 
@@ -51,7 +54,8 @@ pub struct PluginAddress {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// The node, its devices, and who holds them.
+    /// Of the node plugin: the node, its devices, and who holds them; of `tranche mps`: the MPS daemons; of the
+    /// controller: what waits, and which GPUs it holds.
     State,
     /// Is it ready, and if not, what is awaited?
     Ready,
@@ -89,8 +93,8 @@ pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
         (What::LogLevel, _, None) => get(place, "/log-level"),
         (What::LogLevel, _, Some(filter)) => ask(place, "PUT", "/log-level", filter),
         (What::State, Some(Output::Json), _) => get(place, "/state"),
-        (What::State, None | Some(Output::Table), _) => Ok(show::tables(&state(place)?, show::Width::Usual)),
-        (What::State, Some(Output::Wide), _) => Ok(show::tables(&state(place)?, show::Width::Wide)),
+        (What::State, None | Some(Output::Table), _) => tables(place, show::Width::Usual),
+        (What::State, Some(Output::Wide), _) => tables(place, show::Width::Wide),
     }
 }
 
@@ -99,8 +103,24 @@ pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
 /// # Errors
 /// Nothing answers there, or not a node plugin of this release.
 pub fn state(place: &PluginAddress) -> anyhow::Result<NodeState> {
+    read(&get(place, "/state")?, place)
+}
+
+/// The state of whichever process answers there. Each kind names a part as no other does.
+fn tables(place: &PluginAddress, width: show::Width) -> anyhow::Result<String> {
     let text = get(place, "/state")?;
-    let mut json = serde_json::Deserializer::from_str(&text);
+    let parts: BTreeMap<String, serde::de::IgnoredAny> = read(&text, place)?;
+    if parts.contains_key("daemons") {
+        return Ok(others::supervisor(&read(&text, place)?));
+    }
+    if parts.contains_key("controller") {
+        return Ok(others::controller(&read(&text, place)?));
+    }
+    Ok(show::tables(&read(&text, place)?, width))
+}
+
+fn read<T: DeserializeOwned>(text: &str, place: &PluginAddress) -> anyhow::Result<T> {
+    let mut json = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut json)
         .with_context(|| format!("the state from {place} cannot be read; is the process of another release?"))
 }

@@ -103,7 +103,7 @@ pub fn span(seconds: f64) -> String {
 }
 
 /// The MPS daemons: what each was told, and what it answers when asked.
-fn daemons(gpus: &NodeGpus, daemons: &[DaemonState]) -> String {
+pub(super) fn daemons(gpus: &NodeGpus, daemons: &[DaemonState]) -> String {
     if daemons.is_empty() {
         return String::new();
     }
