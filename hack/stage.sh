@@ -26,6 +26,8 @@ for spec in "$@"; do
     cd /run/fake-nvml
     [ -s boot_id ] || cat /proc/sys/kernel/random/uuid >boot_id
     (exec -a fake-nvml "$smi" --dir "$PWD" init "$@")
+    # Containers get this program and nothing else of the simulation.
+    (exec -a fake-nvml "$smi" --dir "$PWD" smi "$smi")
     [ ! -d /var/lib/fake-nvml ] || cp control.json /var/lib/fake-nvml/
   ' init --driver "$("$rig" driver-version)" --seed "$node" --profile "$profile" --count "$count" ${mig:+--mig "$mig"} \
     <"$target/fake/release/fake-nvml"

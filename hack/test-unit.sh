@@ -37,7 +37,7 @@ gpu() { CARGO_TARGET_DIR="$target/gpu" cargo test --locked --manifest-path tests
 
 # The tests marked `ignore` need what this machine may lack. Each is run where that is there.
 # One of them is no test, but the process that another kills.
-binding=(--include-ignored) units=(--include-ignored) no_trace=0
+fake_tests=(--include-ignored) units=(--include-ignored) no_trace=0
 driver=(--include-ignored --skip child_serves_until_killed)
 if [[ -z ${TRANCHE_DATA:-} ]]; then
   skip "the public trace: TRANCHE_DATA does not name a folder with openb/"
@@ -48,7 +48,7 @@ export NVML_BINDING
 if [[ ! -e $NVML_BINDING/pynvml.py ]] &&
   ! python3 -m pip install -q --no-deps --target "$NVML_BINDING" nvidia-ml-py==13.615.71; then
   skip "the Python binding of NVML: pip cannot bring it"
-  binding=()
+  fake_tests+=(--skip the_python_binding)
 fi
 if ((EUID == 0)); then
   # The real helm, NVIDIA's own control daemon and files.
@@ -59,10 +59,11 @@ if ((EUID == 0)); then
 else
   skip "device nodes, mounts, helm, NVIDIA's driver and whole runs of the GPU check: their tests need root"
   units=() driver=() no_trace=0
+  fake_tests+=(--skip the_real_library)
 fi
 
 fake build # the tests alone leave no library behind
-group "fake NVML" fake test -- "${binding[@]}"
+group "fake NVML" fake test -- "${fake_tests[@]}"
 export TRANCHE_FAKE_NVML="$target/fake/release/libfake_nvml.so"
 # The experiments for a machine with a GPU: here only that they build, their own tests, and what whole runs do to the
 # settings of a simulated card.

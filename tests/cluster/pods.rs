@@ -82,11 +82,46 @@ async fn a_mig_pod_has_its_instance_and_no_other() {
     cluster.end().await;
 }
 
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn nvidia_smi_in_a_container_names_its_devices_and_versions() {
+    let cluster = TestCluster::of_env("nvidia_smi_in_a_container_names_its_devices_and_versions").await;
+    let mig = json!({"name": "mig", "exactly": {"deviceClassName": "mig.nvidia.com"}});
+    for (name, request) in [("whole", gpu("gpu")), ("part", mig)] {
+        cluster.create(claim(name, json!({"requests": [request]}))).await;
+        cluster.create(user_of(name, name)).await;
+    }
+    let node = node_of(&cluster.wait_ready("whole").await);
+    let device = devices_of(&cluster.claim_of("whole").await).remove(0);
+    let board = cluster.attribute(&node, &device, "uuid").await;
+    let said = cluster.exec("whole", "main", "nvidia-smi -L");
+    assert!(said.starts_with("GPU 0: ") && said.trim_end().ends_with(&format!("(UUID: {board})")), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let version = cluster.attribute(&node, &device, "driverVersion").await;
+    let said = cluster.exec("whole", "main", "nvidia-smi --version");
+    let told = said.lines().find_map(|line| line.strip_prefix("DRIVER version")?.split(": ").nth(1));
+    let told = told.unwrap_or_else(|| panic!("{said}"));
+    // An attribute has three numbers without leading zeros.
+    let plain = told.split('.').map(|part| part.parse::<u32>().unwrap().to_string());
+    assert_eq!(plain.collect::<Vec<_>>().join("."), version);
+
+    let node = node_of(&cluster.wait_ready("part").await);
+    let device = devices_of(&cluster.claim_of("part").await).remove(0);
+    let (board, part) = (
+        cluster.attribute(&node, &device, "parentUUID").await,
+        cluster.attribute(&node, &device, "uuid").await,
+    );
+    let said = cluster.exec("part", "main", "nvidia-smi -L");
+    let lines: Vec<_> = said.trim_end().lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(lines[0].ends_with(&format!("(UUID: {board})")), "{said}");
+    assert!(lines[1].starts_with("  MIG ") && lines[1].ends_with(&format!("(UUID: {part})")), "{said}");
+    cluster.end().await;
+}
+
 /// What the driver says are the minors of a MIG device: those of its GPU and its compute instance.
 async fn capabilities(cluster: &TestCluster, node: &str, device: &str) -> Vec<u32> {
-    let uuid = cluster.published(node).await.into_iter().find(|one| one.name == device);
-    let uuid =
-        uuid.and_then(|one| one.attributes?.get("uuid")?.string.clone()).expect("a MIG device has a UUID");
+    let uuid = cluster.attribute(node, device, "uuid").await;
     let state = cluster.state(node).await;
     let boards = state["inventory"]["Found"]["gpus"].as_array().expect("the state tells the boards");
     let instances = boards.iter().filter_map(|board| board["mig"]["On"].as_array()).flatten();

@@ -368,6 +368,15 @@ impl TestCluster {
         devices
     }
 
+    /// An attribute of one of them, as text: a string or a version.
+    pub async fn attribute(&self, node: &str, device: &str, name: &str) -> String {
+        let device = self.published(node).await.into_iter().find(|one| one.name == device);
+        let value = device.and_then(|one| one.attributes?.remove(name));
+        value
+            .and_then(|value| value.string.or(value.version))
+            .unwrap_or_else(|| panic!("no {name} on {node}"))
+    }
+
     /// Those of them that can be given in shares.
     pub async fn shareable(&self, node: &str) -> Vec<Device> {
         let mut devices = self.published(node).await;

@@ -27,7 +27,7 @@ use tranche::nvml::{
 /// What a test waits for must have come within this time.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The fake library: the one that TRANCHE_FAKE_NVML names, or else built here.
+/// The fake library, beside its tool: the one that TRANCHE_FAKE_NVML names, or else built here.
 fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -37,7 +37,7 @@ fn library() -> &'static Path {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let target = here.join("target/fake-nvml");
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--lib", "--manifest-path"])
+            .args(["build", "--quiet", "--manifest-path"])
             .arg(here.join("hack/fake-nvml/Cargo.toml"))
             .arg("--target-dir")
             .arg(&target)
@@ -80,12 +80,16 @@ impl Node {
         self.path("root/usr/lib64")
     }
 
-    /// Installs the library of a driver version as a package does: the file, then the link.
+    /// Installs the library of a driver version as a package does: the file, then the link. The link is absolute, as
+    /// some packages have it.
     fn install(&self, version: &str) {
-        let (file, link) = (format!("libnvidia-ml.so.{version}"), self.lib64().join("libnvidia-ml.so.1"));
-        fs::copy(library(), self.lib64().join(&file)).unwrap();
-        let _ = fs::remove_file(&link);
-        symlink(format!("/usr/lib64/{file}"), link).unwrap();
+        let mut tool = Command::new(library().with_file_name("fake-nvml"));
+        tool.args(["install", "--driver", version, "--lib"]).arg(library()).arg(self.lib64());
+        let out = tool.output().expect("fake-nvml runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let link = self.lib64().join("libnvidia-ml.so.1");
+        fs::remove_file(&link).unwrap();
+        symlink(format!("/usr/lib64/libnvidia-ml.so.{version}"), link).unwrap();
     }
 
     pub fn set(&self, control: Value) {

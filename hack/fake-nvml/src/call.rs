@@ -1,10 +1,8 @@
 //! The way into every call: is the library initialised, is the function there,
 //! does a fault want to happen, then the work, then the log.
 
-use std::collections::HashMap;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
@@ -12,10 +10,9 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 use crate::abi::Handle;
 use crate::code::{self, Answer, Code};
 use crate::control::Fault;
+use crate::driver::since;
 use crate::node::{self, Node};
 use crate::{session, state};
-
-include!(concat!(env!("OUT_DIR"), "/names.rs"));
 
 /// Declares exported functions that need an initialised library.
 macro_rules! nvml {
@@ -105,14 +102,6 @@ fn due(node: &Node, key: &str, at: usize, fault: &Fault) -> bool {
     });
     let met = met.unwrap_or(u64::MAX);
     met > fault.after && fault.times.is_none_or(|times| met <= fault.after.saturating_add(times))
-}
-
-/// The driver series from which on a function is there.
-fn since(name: &str) -> u32 {
-    static INDEX: OnceLock<HashMap<&str, u32>> = OnceLock::new();
-    // The oldest series is there always.
-    let since = INDEX.get_or_init(|| NAMES.iter().copied().collect()).get(name).copied().unwrap_or(0);
-    if since <= 550 { 0 } else { since }
 }
 
 fn log(node: &Node, name: &str, about: usize, number: nvmlReturn_t, took: Duration) {

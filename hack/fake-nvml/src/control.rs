@@ -327,7 +327,7 @@ fn one() -> usize {
     1
 }
 fn default_driver() -> String {
-    "580.159.04".to_owned()
+    crate::driver::DEFAULT.to_owned()
 }
 fn yes() -> bool {
     true

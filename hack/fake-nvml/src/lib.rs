@@ -11,13 +11,17 @@
 //! [`board`] holds what real boards answer, [`mig`] the model of their slices,
 //! [`node`] puts it together for one call, [`call`] is the way in, and `api` has
 //! the exported functions by subject. Exported names that `api` lacks are stubs
-//! that answer NOT_SUPPORTED, made by build.rs from `names.txt`.
+//! that answer NOT_SUPPORTED, made by build.rs from `names.txt`. This file
+//! exports the names of all driver versions; the copy that a node gets has those
+//! of one ([`driver`]). [`carried`] is how a program knows its node in a container.
 
 pub mod abi;
 pub mod board;
 pub mod call;
+pub mod carried;
 pub mod code;
 pub mod control;
+pub mod driver;
 pub mod identity;
 pub mod mig;
 pub mod node;

@@ -114,7 +114,7 @@ impl Node {
                 }
             })
             .collect();
-        let driver_major = control.driver_version.split('.').next().and_then(|m| m.parse().ok()).unwrap_or(0);
+        let driver_major = crate::driver::series(&control.driver_version);
         Node { dir: dir.to_owned(), control, board, driver_major, gpus }
     }
 

@@ -1,14 +1,20 @@
 //! Taking exported names away from a copy of the library, so that `dlsym` truly
-//! fails, as with a driver that is older than the function.
+//! fails, as with a driver that is older than the function. Works on bytes.
 //!
-//! The name in the dynamic string table is overwritten in place. The hash table
-//! stays as it is: the old name no longer compares equal, and the new one hangs
-//! in the wrong bucket.
+//! The entry of the dynamic symbol table becomes that of a symbol which the
+//! library neither has nor needs (weak, undefined). The hash table still leads to
+//! it, and no loader takes an undefined symbol for a definition.
 
 use std::collections::BTreeSet;
 
 const SHT_DYNSYM: u32 = 11;
 const SYMBOL_SIZE: u64 = 24;
+/// What stands behind the name in an entry that is weak, undefined and of no type: info, visibility, section, value, size.
+const UNDEFINED: [u8; 20] = {
+    let mut bytes = [0; 20];
+    bytes[0] = 2 << 4;
+    bytes
+};
 
 /// A part of the file, or words about why there is none.
 fn part(file: &[u8], at: u64, length: u64) -> Result<&[u8], String> {
@@ -47,7 +53,7 @@ fn section(file: &[u8], number: u64) -> Result<Section, String> {
     })
 }
 
-/// Where each exported name stands in the file.
+/// The exported names, and where in the file the entry of each begins.
 fn exported(file: &[u8]) -> Result<Vec<(String, u64)>, String> {
     if part(file, 0, 6)? != b"\x7FELF\x02\x01" {
         return Err("not a 64-bit little-endian ELF file".to_owned());
@@ -72,7 +78,7 @@ fn exported(file: &[u8]) -> Result<Vec<(String, u64)>, String> {
         let start = strings.offset.saturating_add(u64::from(half(file, at)?));
         let rest = part(file, start, strings.offset.saturating_add(strings.size).saturating_sub(start))?;
         let end = rest.iter().position(|b| *b == 0).unwrap_or(rest.len());
-        names.push((String::from_utf8_lossy(rest.get(..end).unwrap_or_default()).into_owned(), start));
+        names.push((String::from_utf8_lossy(rest.get(..end).unwrap_or_default()).into_owned(), at));
     }
     Ok(names)
 }
@@ -88,8 +94,8 @@ pub fn strip(file: &mut [u8], unwanted: &[String]) -> Result<(), String> {
     for name in unwanted {
         let found = there.iter().find(|(n, _)| n == name);
         let (_, at) = found.ok_or_else(|| format!("{name} is not exported"))?;
-        let first = usize::try_from(*at).ok().and_then(|at| file.get_mut(at)).ok_or("out of the file")?;
-        *first = b'~';
+        let entry = usize::try_from(*at).ok().and_then(|at| file.get_mut(at..)).ok_or("out of the file")?;
+        entry.get_mut(4..SYMBOL_SIZE as usize).ok_or("out of the file")?.copy_from_slice(&UNDEFINED);
     }
     Ok(())
 }

@@ -65,8 +65,9 @@ driver_fake() {
   # The real files are links into the cache: removed, never written to.
   mkdir -p "$place"
   rm -f "$place"/libnvidia-ml.so*
-  install -m 755 "$fake" "$place/libnvidia-ml.so.$DRIVER_VERSION"
-  ln -s "libnvidia-ml.so.$DRIVER_VERSION" "$place/libnvidia-ml.so.1"
+  # The file exports the names of all versions that are known; the node gets those of its driver.
+  "$(dirname "$fake")/fake-nvml" install --lib "$fake" --driver "$DRIVER_VERSION" "$place" >/dev/null ||
+    die "$fake cannot be installed as the library of driver $DRIVER_VERSION; the tool fake-nvml is wanted beside it"
   driver_proc "$dir/proc"
 }
 

@@ -85,8 +85,9 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
         said.ends_with('\n').then_some(said)
     };
     let said = wait_until("its log", PATIENCE, said).await;
-    assert!(said.starts_with("GPU 0: ") && said.trim().lines().count() == 1, "{said}");
     let device = wait_placed(&cluster, &claim).await;
+    let uuid = cluster.attribute(super::NODE, &device, "uuid").await;
+    assert!(said.starts_with("GPU 0: ") && said.ends_with(&format!("(UUID: {uuid})\n")), "{said}");
     let half = grantable_mib(&cluster, &device).await / 2;
     let told = || async {
         let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();

@@ -7,6 +7,7 @@ use nvml_wrapper_sys::bindings::{nvmlReturn_t, nvmlSystemDriverBranchInfo_v1_t};
 use crate::abi::{chars, edit, get, put, put_text, versioned};
 use crate::call::{enter_closed, nvml};
 use crate::code::{self, Code};
+use crate::driver::cuda;
 use crate::node::Node;
 use crate::session;
 
@@ -45,26 +46,6 @@ pub unsafe extern "C" fn nvmlShutdown() -> nvmlReturn_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
     code::words(result).as_ptr()
-}
-
-/// CUDA version that a driver series brings, as major * 1000 + minor * 10.
-fn cuda(driver: u32) -> c_int {
-    match driver {
-        ..=534 => 12010,
-        535..=544 => 12020,
-        545..=549 => 12030,
-        550..=554 => 12040,
-        555..=559 => 12050,
-        560..=564 => 12060,
-        565..=569 => 12070,
-        570..=574 => 12080,
-        575..=579 => 12090,
-        580..=589 => 13000,
-        590..=594 => 13010,
-        595..=604 => 13020,
-        605..=614 => 13030,
-        _ => 13040,
-    }
 }
 
 fn library_version(node: &Node) -> String {

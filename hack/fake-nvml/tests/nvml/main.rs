@@ -11,5 +11,6 @@ mod processes;
 mod python;
 mod rig;
 mod shared;
+mod smi;
 mod symbols;
 mod versions;

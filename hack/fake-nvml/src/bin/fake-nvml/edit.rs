@@ -201,7 +201,7 @@ fn process(control: &mut Control, args: &mut Args) -> Result<(), String> {
 fn fault(control: &mut Control, args: &mut Args) -> Result<(), String> {
     let call = args.word("a function")?;
     let code = args.word("a return code, or none")?;
-    let known = |name: &str| fake_nvml::call::NAMES.iter().any(|(n, _)| *n == name);
+    let known = |name: &str| fake_nvml::driver::NAMES.iter().any(|(n, _)| *n == name);
     if call != "*" && !known(&call) {
         return Err(format!("{call} is not a function of the library"));
     }

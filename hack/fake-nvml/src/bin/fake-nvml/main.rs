@@ -30,9 +30,10 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
   clear                                     no faults, nothing missing, nothing lost
   show                                      the node as a table
   strip-symbols IN OUT NAME...              a copy of the library without these names
-  install DIR [--lib FILE]                  the library as DIR/libnvidia-ml.so.1
+  install DIR [--lib FILE] [--driver V]     the library as DIR/libnvidia-ml.so.1, with the names of that version only
+  smi FILE                                  this program as an nvidia-smi that knows the node in containers, too
 
-Called as nvidia-smi it knows: compute-policy -i UUID --set-timeslice 0..3, and -L.
+Called as nvidia-smi it knows: compute-policy -i UUID --set-timeslice 0..3, -L, and --version.
 
 Profiles: t4 a100-80gb h100 h200 b200 l40s
 ";
@@ -64,6 +65,7 @@ fn run() -> Result<(), String> {
         "show" => show::show(&dir, args),
         "strip-symbols" => files::strip(args),
         "install" => files::install(args),
+        "smi" => files::smi(&dir, args),
         _ => edit::edit(&dir, &command, args),
     }
 }
