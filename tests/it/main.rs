@@ -28,6 +28,7 @@ mod objects;
 mod plan;
 mod podrules;
 mod reporter;
+mod rig;
 mod shares;
 mod simulate;
 mod site;

@@ -30,6 +30,27 @@ nodes_ready() {
 }
 has_default_account() { kubectl get serviceaccount default --request-timeout=5s; }
 
+# What a rig takes of the kernel's inotify instances, of which one user has few: the control plane, and each node with
+# containerd, kubelet and the driver. As counted on rigs that were up.
+INOTIFY_CONTROL=7
+INOTIFY_NODE=11
+
+# inotify_used: how many this user has open, as far as its processes can be seen. Where the processes of other
+# containers share the limit, it is more.
+inotify_used() { find /proc/[0-9]*/fd -user "$EUID" -lname 'anon_inode:*inotify' -printf . 2>/dev/null | wc -c || true; }
+
+# inotify_short NEED: succeeds, with words, when fewer than NEED are left. RIG_INOTIFY_LIMIT stands in for the kernel's
+# limit in tests.
+inotify_short() {
+  local limit used
+  limit="${RIG_INOTIFY_LIMIT:-$(cat /proc/sys/fs/inotify/max_user_instances 2>/dev/null)}"
+  [[ $limit == +([0-9]) ]] || return 1
+  used="$(inotify_used)"
+  ((limit - used < $1)) || return 1
+  printf 'rig: error: %s of the %s inotify instances that one user may have are in use, and rig %s takes about %s more; raise the limit: sysctl -w fs.inotify.max_user_instances=1024\n' \
+    "$used" "$limit" "$RIG_NAME" "$1" >&2
+}
+
 each_component() { # each_component FUNCTION: FUNCTION PLACE COMPONENT for all
   local c node
   for c in "${CONTROL_COMPONENTS[@]}"; do "$1" control "$c" || return 1; done
@@ -71,6 +92,7 @@ cluster_up() {
     say "rig $RIG_NAME is half up; starting afresh"
   fi
   clean_up
+  ! inotify_short $((INOTIFY_CONTROL + RIG_NODES * INOTIFY_NODE)) || exit 1
   build_all
   [[ -z $RIG_FAKE_NVML ]] || build_driver
   [[ -z $RIG_MACHINE ]] || build_machine
@@ -81,7 +103,8 @@ cluster_up() {
   say "starting Kubernetes $RIG_K8S${RIG_EMULATE:+ as $RIG_EMULATE} with ${NODES[*]} in $RIG_DIR"
   save_settings
   # What failed half way is ended, its logs kept.
-  trap 'rc=$?; trap - EXIT; ((rc == 0)) || { say "giving up; logs are in $RIG_DIR/logs"; end_all 7>&-; }; exit $rc' EXIT
+  # Rigs that start at the same time may have taken the instances that were left.
+  trap 'rc=$?; trap - EXIT; ((rc == 0)) || { inotify_short 2 || true; say "giving up; logs are in $RIG_DIR/logs"; end_all 7>&-; }; exit $rc' EXIT
   {
     open_space
     make_secrets
