@@ -5,10 +5,11 @@
 # make test-all  the same on every release, on a virtual machine with systemd, and the controller's long walk
 # make soak      hours: the controller's model, a million random steps; then fuzzing, FUZZ_SECONDS=900 for each target
 # make bench     figures, as a table and in target/bench.json
+# make release   what a release consists of, VERSION=0.1.0; pushes nothing (hack/release.sh has more options)
 # make help      this text
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-down check test test-all bench build fmt lint soak soak-walk soak-fuzz
+.PHONY: help demo demo-down check test test-all bench build fmt lint release soak soak-walk soak-fuzz
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -33,6 +34,9 @@ test-all:
 
 bench: build
 	hack/bench.sh
+
+release:
+	hack/release.sh $(VERSION)
 
 soak: soak-walk soak-fuzz
 

@@ -2,7 +2,7 @@
 # Assembles a container image as an OCI-layout tar, without a container engine.
 #
 #   oci.sh ROOTFS_DIR NAME:TAG OUT.tar [--entrypoint JSON] [--cmd JSON]
-#          [--env K=V]... [--user UID[:GID]] [--label K=V]...
+#          [--env K=V]... [--user UID[:GID]] [--label K=V]... [--arch amd64|arm64]
 #
 # One gzip layer holds ROOTFS_DIR. The same input gives the same bytes: entries
 # are sorted, times are the epoch, owners are 0:0. OUT.tar is written whole or not
@@ -14,14 +14,14 @@ die() {
   exit 1
 }
 
-(($# >= 3)) || die "usage: oci.sh ROOTFS_DIR NAME:TAG OUT.tar [--entrypoint JSON] [--cmd JSON] [--env K=V]... [--user UID] [--label K=V]..."
+(($# >= 3)) || die "usage: oci.sh ROOTFS_DIR NAME:TAG OUT.tar [--entrypoint JSON] [--cmd JSON] [--env K=V]... [--user UID] [--label K=V]... [--arch ARCH]"
 rootfs=$1 name=$2 out=$3
 shift 3
 [[ -d $rootfs ]] || die "no folder $rootfs"
 [[ ${name##*/} == *:* ]] || die "image name $name has no tag; write $name:TAG"
 command -v jq >/dev/null || die "jq is not on PATH; install it (Debian: apt-get install jq)"
 
-entrypoint=null cmd=null user="" envs=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin) labels='{}'
+entrypoint=null cmd=null user="" arch="" envs=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin) labels='{}'
 while (($#)); do
   (($# >= 2)) || die "$1 lacks its value"
   case $1 in
@@ -29,6 +29,7 @@ while (($#)); do
     --cmd) cmd=$2 ;;
     --env) envs+=("$2") ;;
     --user) user=$2 ;;
+    --arch) arch=$2 ;;
     --label) labels="$(jq -c --arg k "${2%%=*}" --arg v "${2#*=}" '.[$k] = $v' <<<"$labels")" ;;
     *) die "unknown option $1" ;;
   esac
@@ -43,11 +44,10 @@ elif [[ $host != *.* && $host != *:* && $host != localhost ]]; then
   name=docker.io/$name
 fi
 
-case $(uname -m) in
-  x86_64) arch=amd64 ;;
-  aarch64) arch=arm64 ;;
-  *) die "no image architecture known for $(uname -m)" ;;
-esac
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=hack/image/libs.sh
+. "$here/libs.sh"
+arch="${arch:-$(own_arch)}"
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

@@ -4,8 +4,8 @@
 #   tranche.sh BINARY OUT.tar [NAME:TAG]     the image, as an OCI-layout tar
 #   tranche.sh --rootfs DIR BINARY           only its files, into DIR (the Dockerfile's way)
 #
-# The image (docker.io/local/tranche:dev unless named) holds the binary, the
-# shared libraries it is linked with, and the parts of the GNU C library that the
+# The image (docker.io/local/tranche:dev unless named) is for the architecture
+# of the binary. It holds the binary, the shared libraries it is linked with, and the parts of the GNU C library that the
 # driver's libnvidia-ml.so.1 asks for when it is opened: no shell, no packages.
 # Touches only OUT.tar or DIR, and a temporary folder.
 set -euo pipefail
@@ -19,6 +19,8 @@ fill() { # fill ROOT BINARY
     echo "tranche.sh: error: no program at $binary; build it first (cargo build --release)" >&2
     exit 1
   }
+  arch="$(arch_of "$binary")" FOREIGN=""
+  [[ $arch == "$(own_arch)" ]] || FOREIGN="$(gnu_of "$arch")"
   chmod 755 "$root"
   usr_merge "$root"
   mkdir -p "$root"/{etc,run,tmp,proc,sys,dev,var}
@@ -44,5 +46,5 @@ fi
 root="$(mktemp -d)"
 trap 'rm -rf "$root"' EXIT
 fill "$root" "$1"
-"$here/oci.sh" "$root" "${3:-docker.io/local/tranche:dev}" "$2" --entrypoint '["/usr/bin/tranche"]'
+"$here/oci.sh" "$root" "${3:-docker.io/local/tranche:dev}" "$2" --arch "$arch" --entrypoint '["/usr/bin/tranche"]'
 printf 'unpacked %s, compressed %s\n' "$(du -sh "$root" | cut -f1)" "$(du -h "$2" | cut -f1)"

@@ -27,6 +27,7 @@ mod nvml;
 mod objects;
 mod plan;
 mod podrules;
+mod release;
 mod reporter;
 mod rig;
 mod shares;
