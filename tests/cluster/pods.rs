@@ -92,7 +92,7 @@ async fn nvidia_smi_in_a_container_names_its_devices_and_versions() {
         cluster.create(user_of(name, name)).await;
     }
     let node = node_of(&cluster.wait_ready("whole").await);
-    let device = devices_of(&cluster.claim_of("whole").await).remove(0);
+    let device = cluster.devices_of("whole").await.remove(0);
     let board = cluster.attribute(&node, &device, "uuid").await;
     let said = cluster.exec("whole", "main", "nvidia-smi -L");
     assert!(said.starts_with("GPU 0: ") && said.trim_end().ends_with(&format!("(UUID: {board})")), "{said}");
@@ -106,7 +106,7 @@ async fn nvidia_smi_in_a_container_names_its_devices_and_versions() {
     assert_eq!(plain.collect::<Vec<_>>().join("."), version);
 
     let node = node_of(&cluster.wait_ready("part").await);
-    let device = devices_of(&cluster.claim_of("part").await).remove(0);
+    let device = cluster.devices_of("part").await.remove(0);
     let (board, part) = (
         cluster.attribute(&node, &device, "parentUUID").await,
         cluster.attribute(&node, &device, "uuid").await,
