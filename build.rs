@@ -27,8 +27,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sets TRANCHE_COMMIT to the short commit, or to "unknown" outside a checkout.
+/// Sets TRANCHE_COMMIT to the short commit, or to "unknown" outside a checkout. While one works on the driver, the
+/// commit of the last build may stay; hack/release.sh sets TRANCHE_RELEASE_COMMIT, so that it is asked for anew.
 fn stamp_commit() {
+    println!("cargo:rerun-if-env-changed=TRANCHE_RELEASE_COMMIT");
     if Path::new(".git/HEAD").exists() {
         println!("cargo:rerun-if-changed=.git/HEAD");
     }

@@ -52,6 +52,10 @@ rm -rf "$out"
 mkdir -p "$out"
 missing=()
 
+# The program names its commit, and cargo does not look at commits by itself.
+TRANCHE_RELEASE_COMMIT="$(git rev-parse HEAD 2>/dev/null || true)"
+export TRANCHE_RELEASE_COMMIT
+
 # build ARCH: sets `binary`, or `why` there is none.
 build() {
   local arch=$1 gnu triple name
@@ -83,6 +87,11 @@ for arch in ${RELEASE_ARCHES:-amd64 arm64}; do
   if [[ -n $why ]]; then
     missing+=("$arch: not built, because $why")
     continue
+  fi
+  # Where it can run, it has to say the same.
+  if [[ $arch == "$(own_arch)" ]]; then
+    said="$("$binary" --version)"
+    [[ $said == "tranche $version (${TRANCHE_RELEASE_COMMIT:0:12})" ]] || die "$binary is $said, not $version of the commit that is checked out"
   fi
   image="$out/tranche-$version-linux-$arch.oci.tar"
   hack/image/tranche.sh "$binary" "$image" "$repository:$version"
