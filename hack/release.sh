@@ -53,7 +53,7 @@ mkdir -p "$out"
 missing=()
 
 # The program names its commit, and cargo does not look at commits by itself.
-TRANCHE_RELEASE_COMMIT="$(git rev-parse HEAD 2>/dev/null || true)"
+TRANCHE_RELEASE_COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
 export TRANCHE_RELEASE_COMMIT
 
 # build ARCH: sets `binary`, or `why` there is none.
