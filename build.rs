@@ -28,9 +28,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Sets TRANCHE_COMMIT to the short commit, or to "unknown" outside a checkout. While one works on the driver, the
-/// commit of the last build may stay; hack/release.sh sets TRANCHE_RELEASE_COMMIT, so that it is asked for anew.
+/// commit of the last build may stay; hack/release.sh names the one of its beginning in TRANCHE_RELEASE_COMMIT.
 fn stamp_commit() {
     println!("cargo:rerun-if-env-changed=TRANCHE_RELEASE_COMMIT");
+    if let Ok(commit) = std::env::var("TRANCHE_RELEASE_COMMIT") {
+        let short: String = commit.chars().take(12).collect();
+        println!("cargo:rustc-env=TRANCHE_COMMIT={short}");
+        return;
+    }
     if Path::new(".git/HEAD").exists() {
         println!("cargo:rerun-if-changed=.git/HEAD");
     }
