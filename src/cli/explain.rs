@@ -162,6 +162,7 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
 /// The pods of a file: their claims, and whether the namespace's quotas let them be created.
 fn of_file(site: &Site, file: &FileObjects) -> Subjects {
     let mut asked = Subjects::default();
+    asked.remarks.extend(file.remarks().iter().cloned());
     for pod in &file.pods {
         let of_pod = subjects::of_view(site, pod);
         asked.subjects.extend(of_pod.subjects);

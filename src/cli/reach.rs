@@ -8,7 +8,7 @@ use clap::Args;
 use super::Usage;
 use crate::cluster::{CallError, Endpoint};
 
-/// How an administrator lets somebody see what `tranche top` and `tranche explain` look at.
+/// How an administrator lets somebody see what `tranche top` and `tranche explain` look at: all pods, so not a tenant.
 pub const BINDING: &str =
     "kubectl create clusterrolebinding tranche-viewer --clusterrole tranche-viewer --user NAME";
 

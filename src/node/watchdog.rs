@@ -114,6 +114,15 @@ pub struct Watchdog {
     logged_failures: LoggedFailures,
 }
 
+/// What a look is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// All that is held.
+    Regular,
+    /// What the last look found urgent.
+    Confirming,
+}
+
 /// The result of a task that runs beside the looks.
 enum TaskResult {
     Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
@@ -210,6 +219,7 @@ impl Watchdog {
         let period = self.parts.settings.period;
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut turn = Turn::Regular;
         while !self.devices.is_empty() {
             tokio::select! {
                 biased;
@@ -219,10 +229,13 @@ impl Watchdog {
                 },
                 _ = ticks.tick() => {
                     let began = Instant::now();
-                    self.tick().await;
+                    self.tick(turn).await;
                     let took = began.elapsed();
                     self.parts.metrics.tick(took);
-                    if self.watch.is_urgent() && UNTIL_CONFIRMED < period {
+                    // Never two in a row between regular ones.
+                    let hurry = turn == Turn::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < period;
+                    turn = if hurry { Turn::Confirming } else { Turn::Regular };
+                    if hurry {
                         ticks.reset_after(UNTIL_CONFIRMED);
                     }
                     let missed = took.as_micros() / period.as_micros().max(1);
@@ -266,13 +279,14 @@ impl Watchdog {
     }
 
     /// One look at all devices that are held, if it is time.
-    async fn tick(&mut self) {
+    async fn tick(&mut self, turn: Turn) {
         // The sender lives as long as the ledger, which is ours too.
         if self.changes.has_changed().unwrap_or(false) {
             self.read_ledger();
         }
         self.passed += 1;
-        if self.devices.values().all(WatchedDevice::is_alone) && self.passed < ALONE_TICKS {
+        let rests = turn == Turn::Regular && self.devices.values().all(WatchedDevice::is_alone);
+        if rests && self.passed < ALONE_TICKS {
             return;
         }
         self.passed = 0;
@@ -282,8 +296,14 @@ impl Watchdog {
         self.read_processes(&answers).await;
         let now = self.now();
         let looks = self.looks(answers, now);
-        let (verdicts, rows) = self.watch.fold(&self.policy, now, &looks);
-        self.show(&looks, rows);
+        let verdicts = match turn {
+            Turn::Regular => {
+                let (verdicts, rows) = self.watch.fold(&self.policy, now, &looks);
+                self.show(&looks, rows);
+                verdicts
+            }
+            Turn::Confirming => self.watch.confirm(&self.policy, now, &looks),
+        };
         for verdict in verdicts {
             self.carry_out(verdict);
         }

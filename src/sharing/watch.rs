@@ -248,13 +248,46 @@ impl Watch {
         self.boards.values().any(|board| board.accounts.values().any(|account| account.is_urgent))
     }
 
-    /// Takes one look in.
+    /// Takes in a look between two regular ones, which counts for what was urgent alone: others are judged by looks
+    /// as far apart as ever, whatever one claim does.
+    pub fn confirm(&mut self, policy: &WatchPolicy, now: Moment, looks: &[BoardLook]) -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        let urgent = self.take_urgent();
+        for look in looks {
+            let Some(board) = self.boards.get_mut(&look.gpu) else { continue };
+            let mut fold = Fold { policy, now, gpu: &look.gpu, verdicts: &mut verdicts };
+            for account in &look.accounts {
+                let claims = names(account);
+                let Some(state) = board.accounts.get_mut(&claims) else { continue };
+                if urgent.contains(&(look.gpu.clone(), claims.clone())) {
+                    state.confirm(account, &claims, &mut fold, &mut board.ending);
+                }
+            }
+        }
+        verdicts
+    }
+
+    /// What was urgent; it is no more, also on a board that does not answer.
+    fn take_urgent(&mut self) -> BTreeSet<(DeviceUuid, Vec<ClaimUid>)> {
+        let mut urgent = BTreeSet::new();
+        for (gpu, board) in &mut self.boards {
+            for (claims, account) in &mut board.accounts {
+                if std::mem::take(&mut account.is_urgent) {
+                    urgent.insert((gpu.clone(), claims.clone()));
+                }
+            }
+        }
+        urgent
+    }
+
+    /// Takes one regular look in.
     pub fn fold(
         &mut self,
         policy: &WatchPolicy,
         now: Moment,
         looks: &[BoardLook],
     ) -> (Vec<Verdict>, Vec<Usage>) {
+        self.take_urgent();
         let (mut verdicts, mut rows) = (Vec::new(), Vec::new());
         for look in looks {
             let board = self.boards.entry(look.gpu.clone()).or_default();
@@ -378,7 +411,6 @@ impl AccountState {
         ending: &mut BTreeMap<ProcessKey, EndAttempt>,
     ) {
         let used = sum(&account.processes);
-        self.is_urgent = false;
         self.peak = self.peak.max(used);
         self.count(account, claims, fold);
         // Not counted, so never over.
@@ -399,6 +431,36 @@ impl AccountState {
                 None => staying.push(seen),
             }
         }
+        self.judge(account, limit, cause, staying, fold, ending);
+    }
+
+    /// The same where only the state that was urgent counts.
+    fn confirm(
+        &mut self,
+        account: &Account,
+        claims: &[ClaimUid],
+        fold: &mut Fold<'_>,
+        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
+    ) {
+        let Some(limit) = limit(account) else { return };
+        let used = sum(&account.processes);
+        self.peak = self.peak.max(used);
+        self.measure(account, claims, limit, fold);
+        let cause = EndCause { claims, numbers: Some(self.numbers(account, limit, used)) };
+        let staying = account.processes.iter().filter(|seen| !ending.contains_key(&seen.process)).collect();
+        self.judge(account, limit, cause, staying, fold, ending);
+    }
+
+    /// Ends as many of those that are not being ended as must go, once they were beyond twice in a row.
+    fn judge(
+        &mut self,
+        account: &Account,
+        limit: Bytes,
+        cause: EndCause<'_>,
+        mut staying: Vec<&ObservedProcess>,
+        fold: &mut Fold<'_>,
+        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
+    ) {
         let parts = staying.iter().map(|seen| seen.used.unwrap_or_default().0);
         let mut left = parts.fold(0_u64, u64::saturating_add);
         let far = left > limit.0.saturating_add(fold.policy.grace.0);

@@ -565,7 +565,7 @@ async fn a_pod_whose_process_the_watchdog_ended_says_so() {
     set("Running", json!({"running": {}}));
     let said = answered(&api, "explain pod/runs -n ml").await;
     let note = "Note:       container main ended with exit code 137, which is signal 9; it was started again 2 times\n";
-    let event = format!("Event:      ProcessEnded, 60s ago: the watchdog says: {ended}\n");
+    let event = format!("Event:      ProcessEnded, 60s ago: {ended}\n");
     has(&said, &["Answer:     placed on node node-a", note, &event], 0);
     assert!(!said.contains("FailedScheduling"), "it is bound: {said}");
     set("Failed", killed.clone());

@@ -67,7 +67,10 @@ fn age(report: &Report, since: &jiff::Timestamp) -> String {
     span(report.at.duration_since(*since).as_secs_f64().max(0.0))
 }
 
+/// One line of the answer. Words of events, conditions and annotations may be a tenant's: no character of theirs moves the
+/// cursor, or begins a line.
 fn line(key: &str, words: &str) -> String {
+    let words = words.replace(|c: char| c.is_control(), "\u{fffd}");
     let key = if key.is_empty() { String::new() } else { format!("{key}:") };
     format!("{key:<KEY_WIDTH$}{words}\n")
 }
@@ -253,4 +256,17 @@ fn one(mut groups: Vec<Group<'_>>) -> Group<'_> {
     let verdict = groups[0].verdict;
     groups.iter().for_each(|group| nodes.extend(group.nodes.iter().copied()));
     Group { verdict, nodes, differ: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_words_of_a_tenant_begin_a_line_or_move_the_cursor() {
+        let told = line("Event", "gone\nAnswer: placed\r\u{1b}[2J\u{9b}1A");
+        assert_eq!(told.lines().count(), 1, "{told:?}");
+        assert!(told.starts_with("Event:") && told.ends_with("1A\n"), "{told:?}");
+        assert!(!told.trim_end().contains(char::is_control), "{told:?}");
+    }
 }

@@ -29,6 +29,8 @@ pub struct FileObjects {
     pub pods: Vec<Pod>,
     claims: BTreeMap<String, ResourceClaim>,
     templates: BTreeMap<String, ResourceClaimTemplate>,
+    /// What the answer is not about.
+    remarks: Vec<String>,
 }
 
 impl FileObjects {
@@ -80,12 +82,20 @@ impl FileObjects {
                     found.templates.insert(named(&template.metadata, &kind, from)?, template);
                 }
                 "Pod" => found.pods.push(typed(object, from)?),
-                _ => found.pods.push(typed(of_template(&object), from)?),
+                _ => {
+                    found.remarks.extend(one_of_many(&object, &kind));
+                    found.pods.push(typed(of_template(&object), from)?);
+                }
             }
         }
         if found.pods.is_empty() {
-            return Err(Usage(format!("there is no Pod in {from}, nor anything that makes pods")));
+            return Err(Usage(format!(
+                "there is no Pod in {from}, nor a {}",
+                WorkloadKind::ALL.map(WorkloadKind::as_str).join(", ")
+            )));
         }
+        found.names_are_distinct(from)?;
+        found.remarks.extend(found.pods.iter().filter_map(unknown_priority));
         namespaces.extend(namespace.map(str::to_owned));
         if namespaces.len() > 1 {
             let all: Vec<String> = namespaces.into_iter().collect();
@@ -96,6 +106,23 @@ impl FileObjects {
         }
         found.namespace = namespaces.pop_first().unwrap_or_else(default);
         Ok(found)
+    }
+
+    /// The claims of two pods of one name would be one.
+    fn names_are_distinct(&self, from: &str) -> Result<(), Usage> {
+        let mut names = BTreeSet::new();
+        let name = |pod: &Pod| pod.metadata.name.clone().or(pod.metadata.generate_name.clone());
+        match self.pods.iter().filter_map(name).find(|name| !names.insert(name.clone())) {
+            None => Ok(()),
+            Some(name) => Err(Usage(format!(
+                "{from}: two of its objects make pods named {name}; ask about one at a time"
+            ))),
+        }
+    }
+
+    /// What the answer is not about, in words.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
     }
 
     /// Templates that its pods name and that the file lacks.
@@ -113,7 +140,7 @@ impl FileObjects {
         at: Timestamp,
     ) -> Vec<String> {
         let mut lacks = Vec::new();
-        let Self { namespace, pods, claims, templates } = self;
+        let Self { namespace, pods, claims, templates, .. } = self;
         for (nth, pod) in pods.iter_mut().enumerate() {
             let prefix = pod.metadata.generate_name.clone();
             let name = pod.metadata.name.clone().or(prefix).unwrap_or_else(|| format!("pod-{nth}"));
@@ -232,6 +259,20 @@ fn named(meta: &ObjectMeta, kind: &str, from: &str) -> Result<String, Usage> {
     name.ok_or_else(|| Usage(format!("{from}: the {kind} has no metadata.name")))
 }
 
+/// Where a workload makes several pods.
+fn one_of_many(object: &Value, kind: &str) -> Option<String> {
+    let field = if kind == "Job" { "parallelism" } else { "replicas" };
+    let pods = object["spec"][field].as_u64().filter(|pods| *pods > 1)?;
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    Some(format!("{kind} {name} makes {pods} pods; the answer is about one of them"))
+}
+
+fn unknown_priority(pod: &Pod) -> Option<String> {
+    let spec = pod.spec.as_ref().filter(|spec| spec.priority.is_none())?;
+    let class = spec.priority_class_name.as_ref()?;
+    Some(format!("PriorityClass {class} is not looked up; the pod counts as one of priority 0"))
+}
+
 /// The pod that a Deployment, a Job and so on would make.
 fn of_template(object: &Value) -> Value {
     let template = &object["spec"]["template"];
@@ -308,6 +349,23 @@ spec:
     }
 
     #[test]
+    fn what_the_answer_is_not_about_is_said() {
+        let text = "\
+kind: Job
+metadata: {name: train}
+spec: {parallelism: 4, template: {spec: {containers: [], priorityClassName: high}}}
+";
+        assert_eq!(
+            of(text).unwrap().remarks(),
+            [
+                "Job train makes 4 pods; the answer is about one of them",
+                "PriorityClass high is not looked up; the pod counts as one of priority 0"
+            ]
+        );
+        assert_eq!(of(FILE).unwrap().remarks(), [""; 0]);
+    }
+
+    #[test]
     fn what_is_no_pod_of_one_namespace_is_refused() {
         let words = |text: &str| of(text).unwrap_err().to_string();
         assert!(words("kind: Service\nmetadata: {name: s}").starts_with("there is no Pod in f"));
@@ -316,6 +374,9 @@ spec:
         assert!(
             words("kind: Pod\nspec: {containers: none}").contains("the Pod is not valid: spec.containers")
         );
+        let twins = "kind: Pod\nmetadata: {name: web}\n---\nkind: Deployment\nmetadata: {name: web}\nspec: {template: {}}\n";
+        assert!(words(twins).contains("two of its objects make pods named web"), "{}", words(twins));
+        assert!(words("kind: Service\nmetadata: {name: s}").contains("nor a Deployment, ReplicaSet"));
         assert!(words("kind: ResourceClaim\nspec: {}").contains("the ResourceClaim has no metadata.name"));
     }
 }

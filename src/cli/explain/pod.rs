@@ -18,8 +18,6 @@ const MESSAGE_CHARS_MAX: usize = 400;
 const OF_CONTROLLER: &str = "WaitingForGpuShare";
 /// kube-scheduler found no node. Of a pod that is bound that is history.
 const OF_SCHEDULER: &str = "FailedScheduling";
-/// What the watchdog tells.
-const OF_WATCHDOG: [&str; 2] = ["ProcessEnded", "GrantExceeded"];
 
 /// A template that a pod names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,12 +134,11 @@ pub fn worth_telling(told: &[Told], is_bound: bool) -> Vec<Told> {
             continue;
         }
         worth.retain(|other| other.reason != one.reason);
-        let by = if OF_WATCHDOG.contains(&one.reason.as_str()) { "the watchdog says: " } else { "" };
         let message = match one.message.char_indices().nth(MESSAGE_CHARS_MAX) {
             Some((end, _)) => format!("{}…", &one.message[..end]),
             None => one.message.clone(),
         };
-        worth.push(Told { message: format!("{by}{message}"), ..one.clone() });
+        worth.push(Told { message, ..one.clone() });
     }
     worth.drain(..worth.len().saturating_sub(EVENTS_TOLD));
     worth

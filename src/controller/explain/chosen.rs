@@ -7,7 +7,7 @@ use super::listing::{ListedDevice, Listing};
 use super::nodes::cut;
 use crate::controller::view::GpuRef;
 use crate::model::names::DRIVER;
-use crate::select::{COST_MAX, SelectError, Selector, TICKS_PER_UNIT};
+use crate::select::{COST_MAX, DeviceFacts, SelectError, Selector, TICKS_PER_UNIT};
 
 /// Of all selectors of a claim on all devices, in ticks: twenty evaluations that cost the most, or some hundred thousand as
 /// people write them.
@@ -73,7 +73,7 @@ impl Chosen {
         spent: &mut Spent,
     ) -> Seen {
         for selector in class {
-            match spent.on(selector, device) {
+            match spent.on(selector, &device.facts) {
                 Ok(true) => {}
                 Ok(false) => return Seen::Other,
                 Err(words) => return Seen::Failed(words),
@@ -82,7 +82,7 @@ impl Chosen {
         // All of them, so that one that matches nothing is found.
         let mut seen = Seen::Chosen;
         for (selector, (_, ever)) in own.iter().zip(&mut self.selectors) {
-            match spent.on(selector, device) {
+            match spent.on(selector, &device.facts) {
                 Ok(true) => *ever = true,
                 Ok(false) if seen == Seen::Chosen => seen = Seen::NotSelected,
                 // After one that is false kube-scheduler looks at no other.
@@ -139,11 +139,11 @@ impl Chosen {
 }
 
 impl Spent {
-    fn on(&mut self, selector: &Selector, device: &ListedDevice) -> Result<bool, String> {
+    pub fn on(&mut self, selector: &Selector, facts: &DeviceFacts) -> Result<bool, String> {
         if self.0 > TICKS_MAX {
             return Err(TOO_COSTLY.to_owned());
         }
-        let (found, ticks) = selector.look(&device.facts);
+        let (found, ticks) = selector.look(facts);
         self.0 = self.0.saturating_add(ticks);
         found.map_err(|error| error.to_string())
     }

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod as PodObject;
 
+use super::chosen::Spent;
 use super::devices::{self, Outlook, Sought};
 use super::{
     Answer, Because, Explained, Listing, Origin, User, gated, may_not, nodes, not_ready, placed, quota, waits,
@@ -167,9 +168,10 @@ fn counted(core: &Core, claim: &Claim) -> Option<String> {
     for kind in core.view.needs_of(claim).flat_map(|need| need.kinds) {
         kinds.push((compile(&kind.selectors).ok()?, kind.tolerations));
     }
-    let is_chosen = |gpu: &Gpu| {
+    let mut spent = Spent::default();
+    let mut is_chosen = |gpu: &Gpu| {
         kinds.iter().any(|(selectors, tolerations)| {
-            selectors.iter().all(|selector| selector.matches(&gpu.facts).unwrap_or(false))
+            selectors.iter().all(|selector| spent.on(selector, &gpu.facts).unwrap_or(false))
                 && untolerated(&gpu.taints, tolerations).is_none()
         })
     };

@@ -64,6 +64,15 @@ impl Trace {
         self
     }
 
+    /// The look that confirms, 50 ms after the last; the next regular one is a period later.
+    fn confirm(&mut self, accounts: Vec<Account>, foreign: Vec<ObservedProcess>) {
+        self.now_ms = self.now_ms - PERIOD_MS + 50;
+        let look = BoardLook { gpu: "GPU-0".into(), accounts, foreign };
+        let verdicts = self.watch.confirm(&self.policy, Moment::from_millis(self.now_ms), &[look]);
+        self.told.extend(verdicts.iter().map(|verdict| format!("{} {}", self.now_ms, words(verdict))));
+        self.now_ms += PERIOD_MS;
+    }
+
     fn see(&mut self, processes: &[ObservedProcess]) -> &mut Self {
         let account = Account { claims: vec![self.claim("c")], processes: processes.to_vec() };
         self.look(vec![account], vec![])
@@ -142,6 +151,52 @@ fn one_process_beyond_its_part_is_urgent_until_it_is_confirmed_and_many_within_t
     assert!(!trace.see(&many).watch.is_urgent(), "each within what MPS lets it have");
     trace.policy.terminate = false;
     assert!(!trace.grow(&[9000]).watch.is_urgent(), "nobody is to be ended");
+}
+
+/// Claims "mine" and "neighbours" with these processes each.
+fn two(trace: &Trace, mine: &[ObservedProcess], neighbours: &[ObservedProcess]) -> Vec<Account> {
+    let account = |name: &str, processes: &[ObservedProcess]| Account {
+        claims: vec![trace.claim(name)],
+        processes: processes.to_vec(),
+    };
+    vec![account("mine", mine), account("neighbours", neighbours)]
+}
+
+#[test]
+fn what_one_claim_does_brings_no_neighbour_nearer_to_its_end() {
+    let mut trace = trace();
+    // The neighbour's two processes hand over: for a moment both hold memory.
+    let (broken, handing_over) = ([client(1, 9000)], [client(2, 1500), client(3, 1500)]);
+    let accounts = two(&trace, &broken, &handing_over);
+    trace.look(accounts.clone(), vec![bare(9, 100)]);
+    trace.tells(&[]);
+    trace.confirm(accounts, vec![bare(9, 100)]);
+    trace.tells(&["50 over 9000/2000 peak 9000", "50 Terminate 1"]);
+    // At the next regular look the neighbour is within its grant: nobody told of it, or of a foreign process.
+    let accounts = two(&trace, &broken, &[client(3, 1500)]);
+    trace.look(accounts, vec![]);
+    trace.tells(&[]);
+    // One that is being ended is killed after regular looks only, whoever else hurries.
+    let accounts = two(&trace, &broken, &[client(4, 9000)]);
+    trace.look(accounts.clone(), vec![]);
+    trace.tells(&["550 Kill 1"]);
+    assert!(trace.watch.is_urgent());
+    trace.confirm(accounts, vec![]);
+    trace.tells(&["600 over 9000/2000 peak 9000", "600 Terminate 4"]);
+}
+
+#[test]
+fn a_board_that_does_not_answer_hurries_nobody_for_long() {
+    let mut trace = trace();
+    assert!(trace.grow(&[9000]).watch.is_urgent());
+    assert_eq!(trace.watch.confirm(&trace.policy, Moment::from_millis(50), &[]), []);
+    assert!(!trace.watch.is_urgent());
+    trace.grow(&[9000]);
+    trace.tells(&["250 over 9000/2000 peak 9000", "250 Terminate 1"]);
+    trace.grow(&[0, 0]).grow(&[9000]);
+    assert!(trace.watch.is_urgent());
+    trace.watch.fold(&trace.policy, Moment::from_millis(60), &[]);
+    assert!(!trace.watch.is_urgent(), "nor where the regular look is not answered");
 }
 
 #[test]
