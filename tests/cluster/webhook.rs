@@ -274,6 +274,8 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
     assert_eq!(webhook.count("tranche_webhook_requests_total"), seen);
     let good = stage.file("good", &claim("good", json!({"fraction": "0.25"})));
     stage.create(OTHER, &good, false).unwrap_or_else(|said| panic!("{said}"));
+    let shown = || async { (webhook.count("tranche_webhook_requests_total") > seen).then_some(()) };
+    wait_until("the webhook to be shown the good one", LIMIT, shown).await;
     assert_eq!(webhook.count("tranche_webhook_requests_total"), seen + 1.0);
     stage.rig.kubectl(&["-n", OTHER, "label", "resourceclaim", "good", "a=b"]);
     assert_eq!(webhook.count("tranche_webhook_requests_total"), seen + 1.0, "the spec stayed as it was");

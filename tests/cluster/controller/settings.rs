@@ -156,10 +156,8 @@ async fn only_the_gpus_that_a_request_chooses_are_given_back_to_it() {
     request(&cluster, "late", of_gpu(&uuid(first), gpu("gpu"))).await;
     wait_told(&cluster, "late", "FailedScheduling").await;
     let said = why(&cluster, "late");
-    assert!(
-        said.contains("of 1 shareable GPU that its requests choose 0 are nobody's, and 0 are kept"),
-        "{said}"
-    );
+    let taken = format!("{}: whole GPU of claim {}/chosen", first.name, cluster.namespace);
+    assert!(said.contains(&taken) && said.contains("6 GPUs: not selected"), "{said}");
 
     // What is left is kept only where the next share could go.
     wait_idle(&cluster, rest.len() as u32).await;
