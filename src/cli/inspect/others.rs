@@ -78,7 +78,9 @@ pub fn controller(state: &ControllerState) -> String {
             text.push_str(&render(header, rows));
         }
     };
-    let reasons = waiting.by_reason.iter().map(|(reason, pods)| vec![reason.clone(), pods.to_string()]);
+    // The controller tells every reason, those that keep nobody waiting, too.
+    let reasons = waiting.by_reason.iter().filter(|(_, pods)| **pods > 0);
+    let reasons = reasons.map(|(reason, pods)| vec![reason.clone(), pods.to_string()]);
     table(&["WAITS BECAUSE", "PODS"], reasons.collect());
     table(&["HELD GPU", "HOLD"], holds.iter().map(|(gpu, phase)| vec![gpu.clone(), phase.clone()]).collect());
     let kept = kept
@@ -101,7 +103,7 @@ mod tests {
     #[test]
     fn a_controller_that_leads_tells_what_waits_and_what_it_holds() {
         let state = json!({"leading": true, "complete": true, "plans": 2, "contested": [],
-            "waiting": {"pods": 3, "byReason": {"no-room": 3}},
+            "waiting": {"pods": 3, "byReason": {"no-room": 3, "gang": 0}},
             "holds": {"node-a/gpu-0": "held", "node-a/gpu-1": "idle"},
             "kept": [{"namespace": "team", "for": "train-0", "gpus": ["node-b/gpu-2"],
                 "fromItsNamespaceOnly": false, "untilSecond": 7}]});
