@@ -49,6 +49,12 @@ impl Daemon {
         Self { program, folder }
     }
 
+    /// One more daemon of the same program; its folder lies beside this one's.
+    pub fn beside(&self, name: &str) -> Self {
+        let own = self.folder.file_name().unwrap_or_default().to_string_lossy();
+        Self { program: self.program.clone(), folder: self.folder.with_file_name(format!("{own}-{name}")) }
+    }
+
     pub fn pipe(&self) -> PathBuf {
         self.folder.join("pipe")
     }

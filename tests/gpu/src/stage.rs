@@ -156,6 +156,20 @@ impl Stage {
         self.start(self.client(name, self.env(limits)))
     }
 
+    /// Another daemon's place, for a second share of the same GPU. Whoever starts the daemon ends it.
+    pub fn second_daemon(&self) -> Result<Daemon> {
+        if self.supervisor.is_some() {
+            bail!("needs daemons of gpu-check's own: run it without --tranche");
+        }
+        Ok(self.daemon.beside("second"))
+    }
+
+    /// A process of a claim that another daemon serves.
+    pub fn tenant_of(&self, daemon: &Daemon, name: &str, limits: Limits) -> Result<Tenant> {
+        let env = limits.env(&daemon.client());
+        self.start(Start { name: name.to_owned(), env, ..Start::default() })
+    }
+
     /// How a process is started that is to be a client of the daemon, whatever else it has in mind.
     pub fn client(&self, name: &str, env: Vec<(String, String)>) -> Start {
         Start { name: name.to_owned(), env, witness: self.witness.clone(), ..Start::default() }

@@ -120,7 +120,7 @@ fn one_end(stage: &Stage, end: End) -> Result<(bool, String, serde_json::Value)>
     Ok((goes_on && starts, words, figures))
 }
 
-fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
+pub(super) fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
     tenant.tell(&Request::Work { ms: 200 })?;
     Ok(match tenant.hear(NEIGHBOUR)? {
         Ok(Reply::Worked { .. }) => ("goes on".to_owned(), true),
@@ -130,7 +130,7 @@ fn works(tenant: &mut Tenant) -> Result<(String, bool)> {
     })
 }
 
-fn opens(tenant: &mut Tenant) -> Result<(String, bool)> {
+pub(super) fn opens(tenant: &mut Tenant) -> Result<(String, bool)> {
     tenant.tell(&Request::Open)?;
     Ok(match tenant.hear(NEIGHBOUR)? {
         Ok(Reply::Opened(opened)) => (format!("opens in {:.0} ms", opened.open_ms), true),

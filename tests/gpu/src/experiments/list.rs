@@ -3,7 +3,7 @@
 use super::Applicability::{Means, No, Same};
 use super::{
     Applicability, Experiment, bypass, compute, cost, default_mode, faults, full_memory, memory, orders,
-    python, shared_memory, slots, utilization, watch,
+    python, shared_memory, slots, two_daemons, utilization, watch,
 };
 
 const MPS: &str = "root, MPS, Volta or newer";
@@ -17,7 +17,7 @@ const SLOWER: Applicability = Means("others are on the card: what is measured ma
 const SETS: Applicability =
     No("needs `tranche mps`, which sets the compute mode; the card stays as it was found");
 
-pub const ALL: [Experiment; 26] = [
+pub const ALL: [Experiment; 27] = [
     Experiment {
         id: "E1",
         title: "ceiling of linear memory",
@@ -247,6 +247,17 @@ pub const ALL: [Experiment; 26] = [
         in_exclusive: Same,
         beside_others: Same,
         run: watch::reaction,
+    },
+    Experiment {
+        id: "E27",
+        title: "a daemon for each share",
+        does: "give two shares of one GPU a daemon each: take all memory, end a tenant of one in mid-kernel or by a fault, compute in both, ask NVML who is busy",
+        needs: MPS,
+        passes: "each has its own limits, and what happens to one share's tenants is not noticed by the other's",
+        in_default: Same,
+        in_exclusive: No("a second daemon needs DEFAULT mode"),
+        beside_others: No("it makes the GPU report a fault, and processes of others are on the card"),
+        run: two_daemons::apart,
     },
     Experiment {
         id: "E28",

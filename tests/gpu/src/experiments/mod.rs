@@ -12,6 +12,7 @@ mod orders;
 mod python;
 mod shared_memory;
 mod slots;
+mod two_daemons;
 mod utilization;
 mod watch;
 

@@ -38,12 +38,18 @@ fn one_by_one(name: &str, seen: Result<Seen>) -> Result<Vec<Finding>> {
 }
 
 /// PID → samples and the highest percentage; or why NVML did not answer.
-type Answer = Result<BTreeMap<u32, Use>, String>;
+pub(super) type Answer = Result<BTreeMap<u32, Use>, String>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-struct Use {
+pub(super) struct Use {
     samples: u32,
     most: u32,
+}
+
+impl Use {
+    pub(super) fn words(&self) -> String {
+        format!("{} samples, at most {} %", self.samples, self.most)
+    }
 }
 
 /// Who was there, and what NVML said, by its functions in the order of [`Query::ALL`].
@@ -95,7 +101,7 @@ impl Seen {
 
 fn list(pids: &[u32], all: &BTreeMap<u32, Use>) -> String {
     let one = |pid: &u32| match all.get(pid) {
-        Some(Use { samples, most }) => format!("{pid} {samples} samples, at most {most} %"),
+        Some(found) => format!("{pid} {}", found.words()),
         None => format!("{pid} no sample"),
     };
     match pids.is_empty() {
@@ -125,7 +131,7 @@ fn clients(stage: &Stage) -> Result<Seen> {
     Ok(Seen { busy: busy.iter().map(Tenant::pid).collect(), idle: vec![idle.pid()], servers, answers })
 }
 
-fn look_until_measured(stage: &Stage, tenants: &mut [Tenant]) -> Result<Vec<Answer>> {
+pub(super) fn look_until_measured(stage: &Stage, tenants: &mut [Tenant]) -> Result<Vec<Answer>> {
     let stamp = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
     let since = u64::try_from(stamp)?;
     for tenant in tenants.iter_mut() {
