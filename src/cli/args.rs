@@ -201,6 +201,10 @@ pub struct SharingArgs {
     /// or by-driver (container from driver 580 on, which does not use it for MPS; else gpu) [default: by-driver].
     #[arg(long, env = "TRANCHE_SHM", hide_env_values = true)]
     pub shm: Option<String>,
+    /// Whom an MPS daemon serves: gpu (all shares of its GPU: their programs run at the same time and fall together) or
+    /// share (one claim: the GPU takes turns, and what ends one share's programs leaves the others alone) [default: gpu].
+    #[arg(long, env = "TRANCHE_MPS_DAEMON", hide_env_values = true)]
+    pub mps_daemon: Option<String>,
 }
 
 /// How the memory of claims is watched.

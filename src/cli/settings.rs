@@ -15,6 +15,7 @@ use crate::host::PidNamespace;
 use crate::model::driver::DriverPlace;
 use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
+use crate::model::share::DaemonScope;
 use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::addresses::{Addresses, SOCKET};
@@ -313,8 +314,14 @@ impl Reader {
     }
 
     fn sharing(&mut self, args: SharingArgs) -> SharingPolicy {
-        let SharingArgs { exclusive_gpus, mps_server_memory, processes_per_share, default_request, shm } =
-            args;
+        let SharingArgs {
+            exclusive_gpus,
+            mps_server_memory,
+            processes_per_share,
+            default_request,
+            shm,
+            mps_daemon,
+        } = args;
         let usual = SharingPolicy::default();
         SharingPolicy {
             exclusive: self.parsed("--exclusive-gpus", exclusive_gpus, usual.exclusive, selectors),
@@ -332,6 +339,7 @@ impl Reader {
                 whole_or_nothing,
             ),
             shm: self.parsed("--shm", shm, usual.shm, shm_scope),
+            daemon: self.parsed("--mps-daemon", mps_daemon, usual.daemon, daemon_scope),
         }
     }
 
@@ -468,6 +476,12 @@ fn shm_scope(text: &str) -> Result<ShmScope, String> {
         "gpu" => Ok(ShmScope::Gpu),
         _ => Err(format!("{text:?} is not known; write by-driver, container or gpu")),
     }
+}
+
+fn daemon_scope(text: &str) -> Result<DaemonScope, String> {
+    let known = [DaemonScope::Gpu, DaemonScope::Share];
+    let found = known.into_iter().find(|scope| scope.as_str() == text);
+    found.ok_or_else(|| format!("{text:?} is not known; write gpu or share"))
 }
 
 fn action(text: &str) -> Result<WatchdogAction, String> {

@@ -38,17 +38,19 @@ pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<L
 }
 
 fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
-    let mut daemons: BTreeMap<&DeviceUuid, (&ClaimUid, &MpsGroup)> = BTreeMap::new();
+    let mut daemons: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &MpsGroup)>> = BTreeMap::new();
     let mut findings = Vec::new();
     for record in records {
         let claim = &record.intent.claim.uid;
         for step in &record.intent.steps {
             let Step::Mps { group, .. } = step else { continue };
             for device in group.devices() {
-                let (other_claim, other) = *daemons.entry(device).or_insert((claim, group));
-                if other != group {
-                    let claims = (other_claim.clone(), claim.clone());
+                let known = daemons.entry(device).or_default();
+                if let Some((other, _)) = known.iter().find(|(_, other)| group.excludes(other)) {
+                    let claims = ((*other).clone(), claim.clone());
                     findings.push(LedgerConflict::ServedTwice { device: device.clone(), claims });
+                } else {
+                    known.push((claim, group));
                 }
             }
         }

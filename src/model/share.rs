@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::names::DeviceUuid;
+use super::names::{ClaimUid, DeviceUuid};
 use super::quantity::Bytes;
 
 /// The rung of enforcement in force, weakest first.
@@ -162,11 +162,62 @@ impl fmt::Display for SharedMemory {
 pub const CLIENT_FOLDER: &str = "client";
 pub const SHM_FOLDER: &str = "shm";
 
-/// The devices that one MPS control daemon serves, in the order in which it and its clients number them.
-/// One device, save for a claim on several: a process can only be the client of one daemon.
+/// The devices that one MPS control daemon serves, in the order in which it and its clients number them; and for
+/// whom. One device, save for a claim on several: a process can only be the client of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct MpsGroup(Vec<DeviceUuid>);
+#[serde(from = "WrittenGroup", into = "WrittenGroup")]
+pub struct MpsGroup {
+    devices: Vec<DeviceUuid>,
+    /// The only claim that it serves; none: all claims on these devices.
+    claim: Option<ClaimUid>,
+}
+
+/// As records and requests have it: a list of devices, or an object where the daemon is one claim's own.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum WrittenGroup {
+    OfDevices(Vec<DeviceUuid>),
+    OfClaim { devices: Vec<DeviceUuid>, claim: ClaimUid },
+}
+
+impl From<WrittenGroup> for MpsGroup {
+    fn from(written: WrittenGroup) -> Self {
+        match written {
+            WrittenGroup::OfDevices(devices) => Self { devices, claim: None },
+            WrittenGroup::OfClaim { devices, claim } => Self { devices, claim: Some(claim) },
+        }
+    }
+}
+
+impl From<MpsGroup> for WrittenGroup {
+    fn from(MpsGroup { devices, claim }: MpsGroup) -> Self {
+        match claim {
+            None => Self::OfDevices(devices),
+            Some(claim) => Self::OfClaim { devices, claim },
+        }
+    }
+}
+
+/// Whom an MPS daemon serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum DaemonScope {
+    /// All shares of its GPU. Their programs run at the same time, and fall together.
+    #[default]
+    Gpu,
+    /// One claim. The GPU takes turns between claims, and what ends the programs of one leaves the others alone
+    /// (E27 of tests/gpu).
+    Share,
+}
+
+impl DaemonScope {
+    /// As flags and attributes have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Share => "share",
+        }
+    }
+}
 
 impl MpsGroup {
     /// Sorted, each once: a claim's group does not depend on the order of its requests.
@@ -174,35 +225,61 @@ impl MpsGroup {
         let mut devices: Vec<_> = devices.into_iter().collect();
         devices.sort();
         devices.dedup();
-        Self(devices)
+        Self { devices, claim: None }
+    }
+
+    /// The same devices, served for one claim alone.
+    pub fn of_claim(self, claim: ClaimUid) -> Self {
+        Self { claim: Some(claim), ..self }
+    }
+
+    /// The only claim that the daemon serves, if it is one claim's own.
+    pub fn claim(&self) -> Option<&ClaimUid> {
+        self.claim.as_ref()
+    }
+
+    pub fn scope(&self) -> DaemonScope {
+        if self.claim.is_some() { DaemonScope::Share } else { DaemonScope::Gpu }
+    }
+
+    /// True if the two daemons cannot serve at the same time: they have a device in common, and not each is one
+    /// claim's own.
+    pub fn excludes(&self, other: &Self) -> bool {
+        let in_common = || self.devices.iter().any(|device| other.devices.contains(device));
+        self != other && !(self.claim.is_some() && other.claim.is_some()) && in_common()
     }
 
     pub fn devices(&self) -> &[DeviceUuid] {
-        &self.0
+        &self.devices
     }
 
     /// The number by which the daemon and its clients know a device.
     pub fn ordinal(&self, device: &DeviceUuid) -> Option<usize> {
-        self.0.iter().position(|other| other == device)
+        self.devices.iter().position(|other| other == device)
     }
 
-    /// Name of the daemon's folder: the device's UUID, or a hash of several (FNV-1a, 64 bits): a socket's
-    /// path has 107 bytes at most.
+    /// Name of the daemon's folder: the device's UUID, or a hash (FNV-1a, 64 bits) of several, or of a claim's: a
+    /// socket's path has 107 bytes at most.
     pub fn folder(&self) -> String {
-        match self.0.as_slice() {
-            [one] => one.to_string(),
-            several => {
-                let bytes = several.iter().flat_map(|device| device.as_str().bytes().chain([b',']));
-                format!("group-{:016x}", super::fnv1a(bytes))
+        let names = self.devices.iter().flat_map(|device| device.as_str().bytes().chain([b',']));
+        match (&self.claim, self.devices.as_slice()) {
+            (Some(claim), _) => {
+                format!("claim-{:016x}", super::fnv1a(names.chain(claim.as_str().bytes())))
             }
+            (None, [one]) => one.to_string(),
+            (None, _) => format!("group-{:016x}", super::fnv1a(names)),
         }
     }
 }
 
 impl fmt::Display for MpsGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.0.iter().map(DeviceUuid::as_str).collect();
-        f.write_str(&names.join("+"))
+        let names: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
+        f.write_str(&names.join("+"))?;
+        match &self.claim {
+            Some(claim) => write!(f, " for claim {claim}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -264,6 +341,32 @@ mod tests {
         assert_ne!(group(&["a", "b"]).folder(), group(&["a", "c"]).folder());
         assert!(group(&["a", "b"]).folder().len() <= 40);
         assert_eq!(group(&["b", "a"]).ordinal(&"b".into()), Some(1));
+    }
+
+    #[test]
+    fn a_claims_own_daemon_stands_beside_those_of_other_claims_alone() {
+        let of = |devices: &[&str]| MpsGroup::new(devices.iter().map(|name| DeviceUuid::new(*name)));
+        let (one, two) = (of(&["GPU-1"]).of_claim("a".into()), of(&["GPU-1", "GPU-2"]).of_claim("b".into()));
+        assert!(!one.excludes(&two) && !two.excludes(&one) && !one.excludes(&one));
+        assert!(one.excludes(&of(&["GPU-1"])) && of(&["GPU-1"]).excludes(&one));
+        assert!(of(&["GPU-1", "GPU-2"]).excludes(&of(&["GPU-1"])));
+        assert!(!of(&["GPU-1"]).excludes(&of(&["GPU-1"])) && !of(&["GPU-1"]).excludes(&of(&["GPU-2"])));
+        let folders = [&one, &two, &of(&["GPU-1"]).of_claim("c".into())].map(MpsGroup::folder);
+        assert!(folders[0] != folders[1] && folders[0] != folders[2], "{folders:?}");
+        assert!(folders.iter().all(|folder| folder.len() <= 40), "{folders:?}");
+    }
+
+    #[test]
+    fn groups_are_written_as_earlier_versions_read_them_where_they_can_be() {
+        let old = MpsGroup::new(["GPU-1".into()]);
+        assert_eq!(serde_json::to_string(&old).unwrap(), r#"["GPU-1"]"#);
+        let own = old.clone().of_claim("uid-1".into());
+        let written = serde_json::to_string(&own).unwrap();
+        assert_eq!(written, r#"{"devices":["GPU-1"],"claim":"uid-1"}"#);
+        for group in [old, own] {
+            let again = serde_json::from_str(&serde_json::to_string(&group).unwrap());
+            assert_eq!(again.ok(), Some(group));
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, protocol};
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
-use crate::model::share::{MpsGroup, MpsLimits, SharedMemory};
+use crate::model::share::{DaemonScope, MpsGroup, MpsLimits, SharedMemory};
 use crate::nvml::{ComputeMode, ComputeModes, NvmlError};
 use crate::supervisor::protocol::{DaemonPhase, DaemonState, Server};
 
@@ -251,9 +251,11 @@ impl<B: ComputeModes> Group<B> {
     /// Boards, daemon, limits, links: in this order, each only if it is not so already.
     async fn serve(&self, state: &mut State) -> Result<(), GroupError> {
         let DesiredState::Serve { exclusive, limits } = state.record.desired.clone() else { return Ok(()) };
-        match exclusive {
-            true => self.take_boards().await?,
-            false => self.release_boards(state).await?,
+        if !exclusive {
+            self.release_boards(state).await?;
+        }
+        if let Some(mode) = self.mode(exclusive) {
+            self.set_boards(mode).await?;
         }
         if let Some(daemon) = state.record.daemon.filter(|daemon| !daemon.is_alive()) {
             self.died(state, daemon);
@@ -298,8 +300,14 @@ impl<B: ComputeModes> Group<B> {
         }
     }
 
-    async fn take_boards(&self) -> Result<(), GroupError> {
-        self.set_boards(ComputeMode::ExclusiveProcess).await
+    /// The compute mode that the devices need while the daemon serves; none: MIG devices have no mode.
+    fn mode(&self, exclusive: bool) -> Option<ComputeMode> {
+        match (exclusive, self.group.scope()) {
+            (true, _) => Some(ComputeMode::ExclusiveProcess),
+            // In another mode a board takes the server of the first daemon alone.
+            (false, DaemonScope::Share) => Some(ComputeMode::Default),
+            (false, DaemonScope::Gpu) => None,
+        }
     }
 
     /// Back to DEFAULT, if they were taken.

@@ -136,8 +136,7 @@ impl<B: ComputeModes> Supervisor<B> {
     #[expect(clippy::type_complexity, reason = "a group, and groups")]
     fn reserve(&self, group: &MpsGroup) -> Result<(Arc<Group<B>>, Vec<Arc<Group<B>>>), GroupError> {
         let mut groups = self.groups();
-        let shares = |other: &MpsGroup| other.devices().iter().any(|device| group.ordinal(device).is_some());
-        let others = groups.values().filter(|other| other.group() != group && shares(other.group()));
+        let others = groups.values().filter(|other| group.excludes(other.group()));
         let others: Vec<_> = others.cloned().collect();
         if let Some(other) = others.iter().find(|other| other.is_wanted()) {
             return Err(GroupError::Overlap { group: group.clone(), other: other.group().clone() });

@@ -1,4 +1,5 @@
-//! Which MPS daemons a claim needs: one for all of its shares; one for whole GPUs that its author wants
+//! Which MPS daemons a claim needs: one for all of its shares, its own or that of the GPU's other shares; one for whole
+//! GPUs that its author wants
 //! shared within the claim; one for each such MIG device.
 
 use std::path::PathBuf;
@@ -10,7 +11,9 @@ use crate::model::claim::AllocatedClaim;
 use crate::model::gpu::Device;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
-use crate::model::share::{CLIENT_FOLDER, Grant, Isolation, MpsGroup, MpsLimits, Percent, SHM_FOLDER};
+use crate::model::share::{
+    CLIENT_FOLDER, DaemonScope, Grant, Isolation, MpsGroup, MpsLimits, Percent, SHM_FOLDER,
+};
 use crate::params::{MpsSettings, Sharing};
 use crate::sharing::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env};
 
@@ -75,7 +78,7 @@ pub(super) fn daemons(
     site: Site<'_>,
 ) -> Result<Vec<Daemon>, Refusal> {
     let mut daemons = Vec::new();
-    daemons.extend(for_shares(targets)?);
+    daemons.extend(for_shares(claim, targets, site)?);
     let whole = |target: &&Target<'_>| target.mode == HoldMode::Whole && settings(target).is_some();
     daemons.extend(for_devices(&targets.iter().filter(whole).collect::<Vec<_>>(), true)?);
     for target in targets.iter().filter(|t| t.mode == HoldMode::Mig && settings(t).is_some()) {
@@ -87,7 +90,11 @@ pub(super) fn daemons(
     Ok(daemons)
 }
 
-fn for_shares(targets: &[Target<'_>]) -> Result<Option<Daemon>, Refusal> {
+fn for_shares(
+    claim: &AllocatedClaim,
+    targets: &[Target<'_>],
+    site: Site<'_>,
+) -> Result<Option<Daemon>, Refusal> {
     let shares: Vec<(&DeviceUuid, &Grant)> = targets
         .iter()
         .filter_map(|target| match &target.mode {
@@ -111,7 +118,27 @@ fn for_shares(targets: &[Target<'_>]) -> Result<Option<Daemon>, Refusal> {
     let memory = group.devices().iter().map(most).collect();
     let capped: Option<Vec<Percent>> = percents.into_iter().collect();
     let compute = capped.and_then(|percents| percents.into_iter().max());
-    Ok(Some(Daemon { group, exclusive: true, needs: MpsLimits { memory, compute } }))
+    let needs = MpsLimits { memory, compute };
+    Ok(Some(match scope(claim, &group, site) {
+        DaemonScope::Gpu => Daemon { group, exclusive: true, needs },
+        // In EXCLUSIVE_PROCESS mode a board takes one server alone.
+        DaemonScope::Share => {
+            Daemon { group: group.of_claim(claim.claim.uid.clone()), exclusive: false, needs }
+        }
+    }))
+}
+
+/// That of the shares which the boards have already; the node's where they have none. So a changed setting takes
+/// effect on a board when its last share has left.
+fn scope(claim: &AllocatedClaim, group: &MpsGroup, site: Site<'_>) -> DaemonScope {
+    let others = site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid);
+    let mut scopes = others.flat_map(|holder| &holder.steps).filter_map(|step| match step {
+        Step::Mps { group: other, .. } => {
+            other.devices().iter().any(|device| group.ordinal(device).is_some()).then(|| other.scope())
+        }
+        _ => None,
+    });
+    scopes.next().unwrap_or(site.sharing.daemon)
 }
 
 /// One daemon for devices that the claim has for itself, limited as its author says.

@@ -139,8 +139,7 @@ pub(super) fn check_group(claim: &AllocatedClaim, group: &MpsGroup, site: Site<'
     for holder in site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid) {
         for step in &holder.steps {
             if let Step::Mps { group: other, .. } = step
-                && other != group
-                && other.devices().iter().any(|device| group.devices().contains(device))
+                && group.excludes(other)
             {
                 return Err(Refusal::OtherGroup {
                     group: group.clone(),

@@ -7,12 +7,12 @@ use serde_json::json;
 
 use super::*;
 use crate::cdi::{Arch, DeviceNode, DeviceNodes, DriverFiles, HostPath, Node, NodeState, RootFiles};
-use crate::ledger::{HoldMode, Intent, Placer, Step};
+use crate::ledger::{HoldMode, Intent, Phase, Placer, Record, Step};
 use crate::model::claim::{Access, Allocated, AllocatedClaim, Config, ConfigSource};
 use crate::model::gpu::*;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Isolation, MpsGroup, MpsLimits, Percent};
+use crate::model::share::{DaemonScope, Isolation, MpsGroup, MpsLimits, Percent};
 use crate::sharing::{DefaultRequest, SharingPolicy, ShmScope};
 
 fn gpu(minor: u32, mig: MigMode) -> Gpu {
@@ -461,6 +461,46 @@ fn shares_of_several_boards_have_one_daemon_and_the_same_variables() {
     assert!(words(alone).contains("one MPS daemon"));
     let differ = vec![share("a", "gpu-1", 2000, 25), share("b", "gpu-0", 1000, 50)];
     assert_eq!(planned(&claim("c1", differ), &[]), Err(Refusal::ComputeDiffers));
+}
+
+#[test]
+fn each_share_may_have_a_daemon_of_its_own() {
+    let policy = SharingPolicy { daemon: DaemonScope::Share, ..SharingPolicy::default() };
+    let of = |uid: &str, results| planned_by(&policy, &node_gpus(), &claim(uid, results), &[]).unwrap();
+    let plan = of("c1", vec![share("a", "gpu-0", 2000, 25)]);
+    let group = MpsGroup::new(["GPU-0".into()]).of_claim("c1".into());
+    let folder = group.folder();
+    assert_eq!(plan.intent.steps[0], Step::Mps { group, exclusive: false, needs: limits(&[2000], 25) });
+    assert!(plan.cdi.content.contains(&format!("/run/tranche/mps/{folder}/client")), "{}", plan.cdi.content);
+    assert!(env(&plan, 0).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()));
+
+    // Beside it on the same board there is room for a claim on several.
+    let both = claim("c2", vec![share("a", "gpu-0", 1000, 0), share("b", "gpu-1", 1000, 0)]);
+    let both = planned_by(&policy, &node_gpus(), &both, &[plan.intent.clone()]).unwrap();
+    assert!(matches!(&both.intent.steps[0], Step::Mps { group, exclusive: false, .. } if group.devices().len() == 2));
+    let records = [plan.intent, both.intent].map(|intent| Record { intent, phase: Phase::Ready });
+    assert_eq!(crate::ledger::audit(&records), []);
+}
+
+#[test]
+fn another_scope_of_daemons_takes_effect_on_a_board_when_its_last_share_has_left() {
+    let own = SharingPolicy { daemon: DaemonScope::Share, ..SharingPolicy::default() };
+    let scope = |policy: &SharingPolicy, held: &[Intent]| {
+        let next = claim("next", vec![share("a", "gpu-0", 1000, 0)]);
+        match &planned_by(policy, &node_gpus(), &next, held).unwrap().intent.steps[0] {
+            Step::Mps { group, .. } => group.scope(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (policy, other) in [(&own, DaemonScope::Gpu), (&SharingPolicy::default(), DaemonScope::Share)] {
+        let before = SharingPolicy { daemon: other, ..SharingPolicy::default() };
+        let there = claim("there", vec![share("a", "gpu-0", 1000, 0)]);
+        let there = planned_by(&before, &node_gpus(), &there, &[]).unwrap().intent;
+        assert_eq!(scope(policy, &[there]), other);
+        let elsewhere = claim("elsewhere", vec![share("a", "gpu-1", 1000, 0)]);
+        let elsewhere = planned_by(&before, &node_gpus(), &elsewhere, &[]).unwrap().intent;
+        assert_eq!(scope(policy, &[elsewhere]), policy.daemon);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::model::gpu::{Gpu, Memory, MigMode};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
-use crate::model::share::Isolation;
+use crate::model::share::{DaemonScope, Isolation};
 
 /// Names of the capacities: bytes, percent, and blocks of client slots.
 pub const MEMORY: &str = "memory";
@@ -22,6 +22,8 @@ pub const ISOLATION: &str = "isolation";
 pub const GRANTABLE_MIB: &str = "grantableMemoryMiB";
 pub const SLOTS: &str = "shareSlots";
 pub const PROCESSES_PER_SLOT: &str = "processesPerSlot";
+/// Whom one MPS daemon of the board serves: `gpu` or `share`.
+pub const DAEMON: &str = "mpsDaemon";
 
 /// Client contexts that an MPS server takes on one device: 48, 60 from CUDA 13 on (MPS guide, "Limits").
 pub const CLIENT_SLOTS: u32 = 48;
@@ -31,12 +33,29 @@ pub const CLIENT_SLOTS: u32 = 48;
 pub struct SharingPolicy {
     /// Boards that are only given whole.
     pub exclusive: Vec<GpuSelector>,
-    /// Kept back on each board for the MPS server, beside what the driver keeps for itself.
+    /// Kept back on each board for the MPS server, or for all of its servers, beside what the driver keeps for itself.
     pub server_memory: Bytes,
     /// Client processes in one block; a share has one block unless it asks for more.
     pub slots_per_share: u32,
     pub default_request: DefaultRequest,
     pub shm: ShmScope,
+    /// Of boards that have no share yet.
+    pub daemon: DaemonScope,
+}
+
+/// Of one of several MPS servers on a board; 66 MiB each were seen on an H100 (E27 of tests/gpu).
+const EACH_SERVER: Bytes = Bytes::from_mib(80);
+
+impl SharingPolicy {
+    /// What MPS servers may take of a board that has so many blocks of client slots.
+    fn servers(&self, slots: u32) -> Bytes {
+        match self.daemon {
+            DaemonScope::Gpu => self.server_memory,
+            DaemonScope::Share => {
+                self.server_memory.max(Bytes(EACH_SERVER.0.saturating_mul(u64::from(slots))))
+            }
+        }
+    }
 }
 
 impl Default for SharingPolicy {
@@ -47,6 +66,7 @@ impl Default for SharingPolicy {
             slots_per_share: 3,
             default_request: DefaultRequest::Whole,
             shm: ShmScope::ByDriver,
+            daemon: DaemonScope::Gpu,
         }
     }
 }
@@ -188,14 +208,15 @@ pub fn shareable(gpu: &Gpu, policy: &SharingPolicy) -> Result<Shareable, NotShar
         return Err(NotShareable::BeforeVolta(gpu.compute_capability.0, gpu.compute_capability.1));
     }
     let Memory::Known { total, reserved } = gpu.memory else { return Err(NotShareable::MemoryUnknown) };
-    let kept = reserved.0.saturating_add(policy.server_memory.0);
+    let slots_per_share = policy.slots_per_share.clamp(1, CLIENT_SLOTS / 2);
+    let slots = CLIENT_SLOTS / slots_per_share;
+    let kept = reserved.0.saturating_add(policy.servers(slots).0);
     let memory = Bytes::from_mib(Bytes(total.0.saturating_sub(kept)).mib_floor());
     // A step of 1 MiB needs room for two values.
     if memory < Bytes::from_mib(2) {
         return Err(NotShareable::TooSmall { total: total.mib_floor() });
     }
-    let slots_per_share = policy.slots_per_share.clamp(1, CLIENT_SLOTS / 2);
-    Ok(Shareable { memory, slots: CLIENT_SLOTS / slots_per_share, slots_per_share, isolation })
+    Ok(Shareable { memory, slots, slots_per_share, isolation })
 }
 
 #[cfg(test)]
@@ -225,6 +246,14 @@ mod tests {
         let found = shareable(&gpu(), &SharingPolicy::default()).unwrap();
         assert_eq!(found.memory, Bytes::from_mib(81_559 - 551 - 512));
         assert_eq!((found.slots, found.slots_per_share, found.isolation), (16, 3, Isolation::Mps));
+    }
+
+    #[test]
+    fn where_each_share_has_a_daemon_all_servers_have_room() {
+        let own = SharingPolicy { daemon: DaemonScope::Share, ..SharingPolicy::default() };
+        assert_eq!(shareable(&gpu(), &own).unwrap().memory, Bytes::from_mib(81_559 - 551 - 16 * 80));
+        let much = SharingPolicy { server_memory: Bytes::from_mib(4096), ..own };
+        assert_eq!(shareable(&gpu(), &much).unwrap().memory, Bytes::from_mib(81_559 - 551 - 4096));
     }
 
     #[test]

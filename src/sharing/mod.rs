@@ -15,8 +15,8 @@ mod usage;
 pub mod watch;
 
 pub use capacity::{
-    CLIENT_SLOTS, COMPUTE, DefaultRequest, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY, NotShareable,
-    PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, ShmScope, rung, shareable,
+    CLIENT_SLOTS, COMPUTE, DAEMON, DefaultRequest, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY,
+    NotShareable, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, ShmScope, rung, shareable,
 };
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
 pub use request::{ShareError, ShareRequest, agree, fits, share_request};

@@ -11,8 +11,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
 use crate::model::quantity::Bytes;
+use crate::model::share::DaemonScope;
 use crate::sharing::{
-    COMPUTE, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable,
+    COMPUTE, DAEMON, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS,
+    Shareable,
 };
 
 /// The attribute with all memory of a device, in MiB.
@@ -92,11 +94,11 @@ impl Entries {
         }
         match (offer.of(gpu), offer) {
             (Ok(shareable), Offer::Shares(policy)) => {
-                self.grantable(&shareable);
+                self.grantable(&shareable, policy.daemon);
                 self.shares(&shareable, policy.default_request);
                 return true;
             }
-            (Ok(shareable), Offer::WholeOnly(_)) => self.grantable(&shareable),
+            (Ok(shareable), Offer::WholeOnly(policy)) => self.grantable(&shareable, policy.daemon),
             (Err(_), _) => self.string(ISOLATION, "none"),
         }
         // A board whose memory is not known has none to be counted.
@@ -112,12 +114,13 @@ impl Entries {
     }
 
     /// What shares may come to, for our controller: the same words whatever the API server keeps.
-    fn grantable(&mut self, shareable: &Shareable) {
+    fn grantable(&mut self, shareable: &Shareable, daemon: DaemonScope) {
         self.string(ISOLATION, shareable.isolation.as_str());
         // Less than 2^44: a board of more bytes than a quantity can hold is not shared.
         self.int(GRANTABLE_MIB, i64::try_from(shareable.memory.mib_floor()).unwrap_or(i64::MAX));
         self.int(SLOTS, shareable.slots.into());
         self.int(PROCESSES_PER_SLOT, shareable.slots_per_share.into());
+        self.string(DAEMON, daemon.as_str());
     }
 
     /// The same for the scheduler. Each capacity has a default: of one without, the first share would take
@@ -287,6 +290,7 @@ mod tests {
                     "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
                     "resource.kubernetes.io/numaNode": {"int": 1},
                     "isolation": {"string": "mps"},
+                    "mpsDaemon": {"string": "gpu"},
                     "multiprocessors": {"int": 132},
                     "totalMemoryMiB": {"int": 81_920},
                     "grantableMemoryMiB": {"int": 80_808},

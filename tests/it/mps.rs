@@ -442,6 +442,54 @@ async fn one_board_has_one_daemon() {
 }
 
 #[tokio::test]
+#[ignore = "needs NVIDIA's MPS control daemon"]
+async fn claims_may_each_have_a_daemon_on_one_board() {
+    let node = TestNode::new();
+    let supervisor = node.supervisor();
+    let shared = group(&["GPU-1"]);
+    supervisor.keep(&shared, true, &limits(&[2000], 25)).await.unwrap();
+    let [one, two] = ["uid-1", "uid-2"].map(|claim| group(&["GPU-1"]).of_claim(claim.into()));
+    let refused = supervisor.keep(&one, false, &limits(&[2000], 25)).await.unwrap_err();
+    assert!(matches!(&refused, GroupError::Overlap { .. }), "the board's daemon is at work: {refused}");
+    supervisor.rest(&shared).await.unwrap();
+
+    let first = supervisor.keep(&one, false, &limits(&[2000], 25)).await.unwrap();
+    let second = supervisor.keep(&two, false, &limits(&[5000], 50)).await.unwrap();
+    assert_ne!(pid(&first), pid(&second));
+    let answers = [&first, &second].map(|state| state.memory_answers.clone());
+    assert_eq!(answers, [vec!["1G".to_owned()], vec!["4G".to_owned()]], "each has its own default");
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default, "the board takes both servers");
+    assert!(node.clients_find_it(&one) && node.clients_find_it(&two));
+    assert!(supervisor.keep(&shared, true, &limits(&[2000], 25)).await.is_err(), "theirs are at work");
+
+    // A mode that somebody else sets would keep the next server out.
+    node.boards.set_compute_mode(&"GPU-1".into(), ComputeMode::ExclusiveProcess).await.unwrap();
+    kill(pid(&second), "KILL");
+    let deadline = Instant::now() + DEADLINE;
+    let restarted = loop {
+        supervisor.check().await;
+        let states = supervisor.states();
+        let find = |group: &MpsGroup| states.iter().find(|state| state.group == *group).cloned();
+        assert_eq!(find(&one).map(|state| pid(&state)), Some(pid(&first)), "the other claim's goes on");
+        match find(&two).filter(is_serving) {
+            Some(state) if pid(&state) != pid(&second) => break state,
+            _ => assert!(Instant::now() < deadline, "{states:?}"),
+        }
+    };
+    assert_eq!(restarted.memory_answers, ["4G"]);
+    assert_eq!(node.boards.mode("GPU-1"), ComputeMode::Default);
+
+    // A claim that has gone does not come back: nothing is kept warm for it.
+    supervisor.rest(&two).await.unwrap();
+    supervisor.check().await;
+    assert!(Process::of(pid(&restarted)).is_none() && !node.folder(&two).path().exists());
+    assert_eq!(only(&supervisor).group, one);
+    let again = node.supervisor();
+    again.adopt().await.unwrap();
+    assert_eq!(only(&again).group, one, "a supervisor that starts again knows whose it is");
+}
+
+#[tokio::test]
 async fn what_cannot_be_meant_is_refused() {
     let node = TestNode::with("/nonexistent".into());
     let supervisor = node.supervisor();

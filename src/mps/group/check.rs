@@ -9,7 +9,7 @@ use super::limits::Agreed;
 use super::{Down, Group, GroupError, State};
 use crate::daemon::{DaemonError, Process};
 use crate::model::error_chain;
-use crate::model::share::MpsLimits;
+use crate::model::share::{DaemonScope, MpsLimits};
 use crate::model::time::back_off;
 use crate::mps::record::DesiredState;
 use crate::nvml::{ComputeMode, ComputeModes};
@@ -48,8 +48,8 @@ impl<B: ComputeModes> Group<B> {
             self.try_again(state).await;
             return;
         }
-        if exclusive {
-            self.check_boards(state).await;
+        if let Some(mode) = self.mode(exclusive) {
+            self.check_boards(state, mode).await;
         }
         match self.put_in_force(state, limits).await {
             Ok(agreed) => {
@@ -152,9 +152,8 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// A driver that was loaded again has forgotten the mode.
-    async fn check_boards(&self, state: &mut State) {
+    async fn check_boards(&self, state: &mut State, wanted: ComputeMode) {
         for gpu in self.group.devices() {
-            let wanted = ComputeMode::ExclusiveProcess;
             let checked = match self.tools.boards.compute_mode(gpu).await {
                 Ok(mode) if mode == Some(wanted) => Ok(()),
                 Ok(_) => {
@@ -168,7 +167,7 @@ impl<B: ComputeModes> Group<B> {
             if let Some(words) = &told
                 && state.boards_told != told
             {
-                error!(words, "the compute mode is not certain: processes may get past MPS");
+                error!(words, "the compute mode is not certain: processes may get past MPS, or find no server");
             }
             state.boards_told = told;
         }
@@ -182,7 +181,9 @@ impl<B: ComputeModes> Group<B> {
         }
         let alive = state.record.daemon.is_some_and(Process::is_alive);
         let must_go = alive && state.to_empty && !self.empty_shm(state).await;
-        if !alive || must_go || state.resting_since.elapsed() >= self.tools.timing().keep_warm {
+        // The claim of a daemon of its own does not come back.
+        let is_over = self.group.scope() == DaemonScope::Share;
+        if !alive || must_go || is_over || state.resting_since.elapsed() >= self.tools.timing().keep_warm {
             self.retire(state).await;
         }
     }

@@ -14,6 +14,7 @@ use super::worker_thread::WorkerThread;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
 use crate::model::error_chain;
+use crate::model::names::ClaimUid;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
 use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess};
@@ -61,7 +62,8 @@ pub(super) async fn end(
     let outcome = match ending.how {
         EndMethod::Kill => threads.reader.run(move || kill(process, &*processes)).await,
         EndMethod::Terminate => {
-            let work = move || match terminate(process, &groups, &*daemons, &*processes) {
+            let claims = ending.account_id.claims.clone();
+            let work = move || match terminate(process, &ordered(&groups, &claims), &*daemons, &*processes) {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => kill(process, &*processes),
                 Err(error) => EndOutcome::Failed(error_chain(&error)),
@@ -72,10 +74,17 @@ pub(super) async fn end(
     outcome.unwrap_or_else(|| EndOutcome::Failed("a thread of the watchdog failed".to_owned()))
 }
 
+/// The daemons of these claims first: asking one takes its time, and a GPU may have one for each of its shares.
+fn ordered<'a>(groups: &'a BTreeSet<MpsGroup>, claims: &[ClaimUid]) -> Vec<&'a MpsGroup> {
+    let mut ordered: Vec<&MpsGroup> = groups.iter().collect();
+    ordered.sort_by_key(|group| !group.claim().is_some_and(|claim| claims.contains(claim)));
+    ordered
+}
+
 /// None if the process is no daemon's client.
 fn terminate(
     process: ProcessKey,
-    groups: &BTreeSet<MpsGroup>,
+    groups: &[&MpsGroup],
     daemons: &dyn Daemons,
     processes: &dyn Processes,
 ) -> Result<Option<EndOutcome>, SupervisorError> {

@@ -132,6 +132,46 @@ async fn a_watchdog_that_may_only_observe_tells_and_ends_nobody() {
     cluster.end().await;
 }
 
+/// Programs of one share may then end in any way, and those of the others do not notice (seen on a GPU: E27 of tests/gpu).
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn each_share_may_have_an_mps_daemon_of_its_own() {
+    let Some(cluster) = cluster("each_share_may_have_an_mps_daemon_of_its_own").await else { return };
+    let board = Board::first(&cluster).await;
+    set(&cluster, &["--mps-daemon=share"]).await;
+    let published = || async {
+        let published = cluster.published(NODE).await;
+        let found = published.into_iter().find(|one| one.name == board.device)?;
+        (found.attributes?.get("mpsDaemon")?.string.as_deref() == Some("share")).then_some(())
+    };
+    wait_until("the attribute to say so", PATIENCE, published).await;
+    let small = board.tenant(&cluster, "small", "2000Mi", 25).await;
+    board.tenant(&cluster, "large", "5000Mi", 50).await;
+    assert!(!board.is_exclusive(&cluster), "the board takes a server for each");
+    for (pod, memory, compute) in [("small", 2000, 25), ("large", 5000, 50)] {
+        let env = mps_env(&cluster, pod, "main");
+        assert!(env.contains(&format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory}M")), "{env:?}");
+        assert!(env.contains(&format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={compute}")), "{env:?}");
+    }
+    let daemons = || async {
+        let own = cluster.files(NODE, "/run/tranche/mps").into_iter().filter(|folder| folder.starts_with("claim-"));
+        let mut own: Vec<_> = own.collect();
+        own.sort();
+        own
+    };
+    assert_eq!(daemons().await.len(), 2);
+
+    // One that takes too much is ended all the same, by its own daemon.
+    let process = Process::of(&cluster, &board, &small, 4096);
+    let event = wait_event(&cluster, "small", "GrantExceeded").await;
+    assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
+    drop(process);
+    cluster.delete("small").await;
+    let one = || async { (daemons().await.len() == 1).then_some(()) };
+    wait_until("the daemon of the share that left to be gone", PATIENCE, one).await;
+    cluster.end().await;
+}
+
 /// As recipes for PyTorch and vLLM have it.
 #[tokio::test]
 #[ignore = "needs a rig"]
