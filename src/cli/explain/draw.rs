@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::inspect::span;
-use super::super::table::render;
+use super::super::table::{plain, render};
 use super::report::{ExplainedClaim, Report};
 use crate::controller::explain::{Answer, Explained, How, Kind, Origin, Part, Place, User, Verdict};
 use crate::model::names::NodeName;
@@ -67,10 +67,9 @@ fn age(report: &Report, since: &jiff::Timestamp) -> String {
     span(report.at.duration_since(*since).as_secs_f64().max(0.0))
 }
 
-/// One line of the answer. Words of events, conditions and annotations may be a tenant's: no character of theirs moves the
-/// cursor, or begins a line.
+/// One line of the answer. Words of events, conditions and annotations may be a tenant's.
 fn line(key: &str, words: &str) -> String {
-    let words = words.replace(|c: char| c.is_control(), "\u{fffd}");
+    let words = plain(words);
     let key = if key.is_empty() { String::new() } else { format!("{key}:") };
     format!("{key:<KEY_WIDTH$}{words}\n")
 }
