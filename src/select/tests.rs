@@ -250,6 +250,12 @@ fn a_list_that_swells_is_given_up() {
     let nine = (0..40).fold("size(v) == 1".to_owned(), |inner, _| format!("cel.bind(v, v + v, {inner})"));
     let found = cost(&format!("cel.bind(v, {hundred}, {nine})")).1;
     assert!(found.is_err_and(|error| error.is_of_cost()));
+    // In smaller steps: for its memory, before its cost would have ended it.
+    let sums = vec!["size(v + [1]) > 0"; 25].join(" && ");
+    let ten = (0..10).fold(sums, |inner, _| format!("cel.bind(v, v + v, {inner})"));
+    let (cost, found) = cost(&format!("cel.bind(v, {hundred}, {ten})"));
+    assert!(matches!(found, Err(SelectError::TooLarge { .. })), "{found:?}");
+    assert!(cost < COST_MAX, "{cost}");
 }
 
 #[test]
