@@ -5,6 +5,7 @@
 //! * [`gpu`]: GPUs and MIG devices as this node has them
 //! * [`driver`]: where NVIDIA's driver is installed
 //! * [`claim`]: a claim and what was allocated to it
+//! * [`plain`]: what a parser says, in the words of those who write YAML
 //! * [`process`]: a process of the host, told apart from later ones with its PID
 //! * [`time`]: which kind of time is for what; how long to wait after failures
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
@@ -15,6 +16,7 @@ pub mod claim;
 pub mod driver;
 pub mod gpu;
 pub mod names;
+pub mod plain;
 pub mod process;
 pub mod quantity;
 pub mod share;

@@ -7,6 +7,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{Interval, MpsSettings, Params, Sharing, gpu_share, grant};
+use crate::model::plain::in_plain_words;
 use crate::model::quantity::{Bytes, Quantity};
 
 const API_VERSION: &str = "resource.nvidia.com/v1beta1";
@@ -69,7 +70,7 @@ pub(super) fn read<T: for<'de> Deserialize<'de>>(parameters: &Value) -> Result<T
     serde_path_to_error::deserialize(parameters).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { "parameters".to_owned() } else { path };
-        ParamsError { path, problem: error.into_inner().to_string() }
+        ParamsError { path, problem: in_plain_words(&error.into_inner().to_string()) }
     })
 }
 
