@@ -1,12 +1,13 @@
 //! Why a pod fits nowhere, with numbers: what was needed, the most that there is, and where.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::ask::{AttributeConstraint, Part, PodAsk, Rule, Want};
 use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
-use super::node::{Gpu, Node};
+use super::node::{Class, Gpu, Node};
 use super::taints::Taints;
 use crate::select::{Taint, untolerated};
 
@@ -57,18 +58,43 @@ pub struct Skipped {
     pub other_product: usize,
     pub isolation: usize,
     /// A selector does not choose them.
-    pub not_selected: usize,
+    pub not_selected: Option<Box<NotSelected>>,
     /// A selector fails on them: how many, and the first failure.
     pub failed: Option<Box<(usize, String)>>,
     /// A taint is not tolerated: how many, and the first such taint.
     pub tainted: Option<Box<(usize, String)>>,
     /// Less can be granted of them than is asked, even idle.
-    pub too_small: usize,
+    pub too_small: Option<Box<TooSmall>>,
     /// What is asked of them is less than 1 MiB for each process.
     pub sliver: usize,
     /// They have fewer client slots than the share has processes, even idle.
     pub processes: usize,
 }
+
+/// GPUs of which less can be granted than is asked, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooSmall {
+    pub count: usize,
+    pub asked: u64,
+    pub largest: u64,
+}
+
+/// GPUs that a selector leaves out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotSelected {
+    pub count: usize,
+    /// The request's last selector; the DeviceClass's stand before the request's.
+    pub selector: String,
+    /// How many selectors there are.
+    pub selectors: usize,
+    /// What these GPUs are.
+    pub products: BTreeSet<String>,
+}
+
+/// Characters of a selector that are told.
+const SELECTOR_CHARS_MAX: usize = 120;
+/// Products that are told.
+const PRODUCTS_MAX: usize = 4;
 
 /// Looks at everything once more: only done for a refusal.
 ///
@@ -82,7 +108,7 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
     for (at, one) in terms.wants.iter().enumerate() {
         let want = pod.shape.wants.get(at).unwrap_or(&none);
         let fit: Vec<_> = nodes.classes.iter().map(|class| needs(want, class)).collect();
-        let sought = Sought { want, terms: one, fit: &fit, taints: &nodes.taints };
+        let sought = Sought { want, terms: one, fit: &fit, taints: &nodes.taints, classes: &nodes.classes };
         let (mut skipped, mut most) = (Skipped::default(), Most::default());
         for node in nodes.all.iter().flatten() {
             if !pod.nodes.allow(&node.name) {
@@ -154,6 +180,7 @@ struct Sought<'a> {
     terms: &'a WantTerms,
     fit: &'a [Fit],
     taints: &'a Taints,
+    classes: &'a [Class],
 }
 
 impl<'a, T: PartialOrd> Top<'a, T> {
@@ -173,7 +200,7 @@ impl<'a> Most<'a> {
     fn look(
         &mut self,
         node: &'a Node,
-        Sought { want, terms, fit, taints }: &Sought<'_>,
+        Sought { want, terms, fit, taints, classes }: &Sought<'_>,
         skipped: &mut Skipped,
     ) {
         if self.all_too_full(node, terms, fit) {
@@ -181,6 +208,7 @@ impl<'a> Most<'a> {
         }
         let mut fitting = 0;
         for gpu in &node.gpus {
+            let class = &classes[gpu.class as usize];
             let (mib, slots) = match fit[gpu.class as usize] {
                 _ if gpu.closed => {
                     skipped.closed += 1;
@@ -191,12 +219,12 @@ impl<'a> Most<'a> {
                     continue;
                 }
                 Ok(_) if !terms.chooses(gpu) => {
-                    skipped.not_chosen(terms.choice.as_ref(), gpu);
+                    skipped.not_chosen(terms.choice.as_ref(), gpu, want, class);
                     continue;
                 }
                 Ok(needs) => needs,
                 Err(unfit) => {
-                    *skipped.unfit(unfit) += 1;
+                    skipped.unfit(unfit, want, class);
                     continue;
                 }
             };
@@ -259,23 +287,69 @@ impl Skipped {
         self.tainted.get_or_insert_with(|| Box::new((0, first()))).0 += 1;
     }
 
-    fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu) {
+    fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu, want: &Want, class: &Class) {
         let failure =
             choice.filter(|choice| choice.failed.has(gpu.facts)).and_then(|choice| choice.words.as_ref());
         match failure {
             Some(words) => self.failed.get_or_insert_with(|| Box::new((0, words.to_string()))).0 += 1,
-            None => self.not_selected += 1,
+            None => {
+                let left_out = self.not_selected.get_or_insert_with(|| Box::new(NotSelected::by(want)));
+                left_out.count += 1;
+                if !left_out.products.contains(&class.name) {
+                    left_out.products.insert(class.name.clone());
+                }
+            }
         }
     }
 
-    fn unfit(&mut self, unfit: Unfit) -> &mut usize {
+    fn unfit(&mut self, unfit: Unfit, want: &Want, class: &Class) {
         match unfit {
-            Unfit::Product => &mut self.other_product,
-            Unfit::Isolation => &mut self.isolation,
-            Unfit::Small => &mut self.too_small,
-            Unfit::Sliver => &mut self.sliver,
-            Unfit::Processes => &mut self.processes,
+            Unfit::Product => self.other_product += 1,
+            Unfit::Isolation => self.isolation += 1,
+            Unfit::Small => {
+                let asked = want.part.mib(class.memory_mib);
+                let none = || Box::new(TooSmall { count: 0, asked, largest: 0 });
+                let small = self.too_small.get_or_insert_with(none);
+                small.count += 1;
+                small.largest = small.largest.max(class.memory_mib);
+            }
+            Unfit::Sliver => self.sliver += 1,
+            Unfit::Processes => self.processes += 1,
         }
+    }
+}
+
+impl NotSelected {
+    fn by(want: &Want) -> Self {
+        let last = want.selectors.last().map(String::as_str).unwrap_or_default();
+        let words = last.split_whitespace().collect::<Vec<&str>>().join(" ");
+        let selector = match words.char_indices().nth(SELECTOR_CHARS_MAX) {
+            Some((end, _)) => format!("{}…", &words[..end]),
+            None => words,
+        };
+        Self { count: 0, selector, selectors: want.selectors.len(), products: BTreeSet::new() }
+    }
+}
+
+impl fmt::Display for NotSelected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, selector, selectors, products } = self;
+        write!(f, "{count} GPU{} that a selector leaves out (\"{selector}\"", s(*count as u32))?;
+        if *selectors > 1 {
+            write!(f, ", the last of {selectors}")?;
+        }
+        let named: Vec<&str> = products.iter().map(String::as_str).take(PRODUCTS_MAX).collect();
+        let more = products.len().saturating_sub(PRODUCTS_MAX);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more products") };
+        write!(f, "; they are {}{more})", named.join(", "))
+    }
+}
+
+impl fmt::Display for TooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, asked, largest } = self;
+        let s = s(*count as u32);
+        write!(f, "{count} GPU{s} too small even idle (largest {largest} MiB, asked {asked})")
     }
 }
 
@@ -335,12 +409,10 @@ fn s(count: u32) -> &'static str {
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = [
-            (self.too_small, "too small even idle"),
             (self.sliver, "of which the share is less than 1 MiB for each process"),
             (self.processes, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
-            (self.not_selected, "that a selector leaves out"),
             (self.closed, "not open to shares"),
         ];
         let nodes =
@@ -350,7 +422,9 @@ impl fmt::Display for Skipped {
         };
         let gpus = gpus.into_iter().filter_map(|(count, words)| counted(count, "GPU", words));
         let nodes = nodes.into_iter().filter_map(|(count, words)| counted(count, "node", words));
-        let mut words: Vec<String> = gpus.chain(nodes).collect();
+        let small = self.too_small.iter().map(ToString::to_string);
+        let left_out = self.not_selected.iter().map(ToString::to_string);
+        let mut words: Vec<String> = small.chain(gpus).chain(left_out).chain(nodes).collect();
         if let Some((count, needed, most, node)) = &self.cpu {
             let without = format!("without {needed}m CPU (most left is {most}m on node {node})");
             words.extend(counted(*count, "node", &without));

@@ -66,7 +66,10 @@ impl GpuGrant {
 /// GPUs of which the same can be granted under the same conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Class {
+    /// In small letters.
     pub product: String,
+    /// The product as it is published.
+    pub name: String,
     pub memory_mib: u64,
     pub slots: u32,
     pub processes_per_slot: u32,
@@ -77,6 +80,7 @@ impl Class {
     pub fn of(spec: &GpuSpec) -> Self {
         Self {
             product: spec.product.to_lowercase(),
+            name: spec.product.clone(),
             memory_mib: spec.memory.mib_floor(),
             slots: spec.slots,
             processes_per_slot: spec.processes_per_slot,

@@ -374,12 +374,14 @@ fn selectors_choose_gpus_and_a_refusal_counts_those_left_out() {
     let none = selecting(&[IS_GPU, "device.attributes['gpu.nvidia.com'].architecture == 'Blackwell'"]);
     assert_eq!(
         refusal(&mut index, &[none.into()]),
-        "needs 1 GPU; there is no candidate; left out: 5 GPUs that a selector leaves out"
+        "needs 1 GPU; there is no candidate; left out: 5 GPUs that a selector leaves out \
+         (\"device.attributes['gpu.nvidia.com'].architecture == 'Blackwell'\", the last of 2; they are NVIDIA H100)"
     );
     let large = with(selecting(&[IS_HOPPER]), |want| want.part = Part::Whole);
     assert_eq!(
         refusal(&mut index, &[large.into()]),
-        "needs a whole GPU; none of 1 candidate is idle; left out: 3 GPUs that a selector leaves out, 1 GPU \
+        "needs a whole GPU; none of 1 candidate is idle; left out: 3 GPUs that a selector leaves out \
+         (\"device.attributes['gpu.nvidia.com'].architecture == 'Hopper'\"; they are NVIDIA H100), 1 GPU \
          on which the selector \"device.attributes['gpu.nvidia.com'].architecture == 'Hopper'\" fails: the device \
          has no attribute architecture in the domain gpu.nvidia.com"
     );
@@ -486,7 +488,7 @@ fn all_claims_of_a_pod_find_their_place_on_one_node() {
     let large = place(&mut index, &[want(0, 1_000, 1), want(1, 20_000, 1)], vec![]);
     assert_eq!(
         large.unwrap_err(),
-        "needs 1 GPU; there is no candidate; left out: 6 GPUs too small even idle"
+        "needs 1 GPU; there is no candidate; left out: 6 GPUs too small even idle (largest 10000 MiB, asked 20000)"
     );
 }
 

@@ -137,7 +137,7 @@ fn a_thousand_nodes_are_told_in_a_few_rows() {
 Claim:      ml/large
 Pods:       large
 Answer:     waits (candidates)
-Why:        needs 1 GPU; there is no candidate; left out: 5600 GPUs too small even idle, 300 nodes that the pod may not run on; node node-0001 is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
+Why:        needs 1 GPU; there is no candidate; left out: 5600 GPUs too small even idle (largest 40049 MiB, asked 80896), 300 nodes that the pod may not run on; node node-0001 is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
 
 NODE        VERDICT
 700 nodes   too small even idle: 40049 MiB of 8 GPUs, needs 80896 (node node-0049, the nearest)
