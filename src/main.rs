@@ -12,6 +12,9 @@ use tranche::ops::logs::{self, LogControl};
 const BLOCKING_THREADS_MAX: usize = 8;
 const THREAD_STACK_BYTES: usize = 512 * 1024;
 
+/// How kubectl begins what the API server said.
+const FROM_SERVER: &str = "Error from server";
+
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
     let cli = match cli::parse(args.iter().cloned()) {
@@ -22,10 +25,16 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(EXIT_USAGE));
         }
     };
+    let is_tool = cli.command.is_tool();
     match run(cli, args.first()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("tranche: {}", logs::Chain(error.as_ref()));
+            let words = logs::Chain(error.as_ref()).to_string();
+            match is_tool {
+                true if words.starts_with(FROM_SERVER) => eprintln!("{words}"),
+                true => eprintln!("error: {words}"),
+                false => eprintln!("tranche: {words}"),
+            }
             let usage = error.is::<settings::BadSettings>() || error.is::<cli::Usage>();
             if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
         }
@@ -62,7 +71,8 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Explain(args) => return Ok(runtime()?.block_on(explain::run(*args))?.into()),
         Command::Simulate(args) => simulate::run(&args)?,
         Command::Completion { shell } => cli::print(&completion::script(shell, called))?,
-        Command::Version => cli::print(format!("tranche {}\n", cli::version()).as_bytes())?,
+        Command::Complete { words } => cli::print(completion::answer(&words).as_bytes())?,
+        Command::Version { output } => cli::print(cli::told_version(output)?.as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)
 }

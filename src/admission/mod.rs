@@ -2,6 +2,7 @@
 //! could use are refused while their author is still looking, and pods with KAI's annotations get a claim.
 //!
 //! * [`validate`]: ResourceClaims and ResourceClaimTemplates, `resource.k8s.io/v1`, `v1beta2`, `v1beta1`
+//! * [`problems`]: the same of a spec by itself, for people who ask before they send it
 //! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`
 //! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
 //! * [`class_amount`]: whether a DeviceClass says by itself how much a share is
@@ -25,10 +26,15 @@ mod share;
 use serde_json::Value;
 
 pub use claim::{ClassAmount, class_amount};
-pub use review::{Answer, ReviewError, Subject, Verdict};
+pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
 pub use share::{SHARE_ANNOTATION, ShareAnnotationError, claim_spec};
 
 use review::{Decision, Operation, Request};
+
+/// Everything that is wrong with a claim's spec, which stands at `at` of its object: what [`validate`] would refuse.
+pub fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Problem> {
+    claim::problems(spec, at, class)
+}
 
 /// Checks a claim or a template. `class` says whether class `shared.gpu.nvidia.com` gives the amount of a
 /// share itself, as far as it is known.

@@ -121,7 +121,7 @@ struct Kind {
 
 /// Something that is wrong with an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Problem {
+pub struct Problem {
     /// The field's path, e.g. `spec.devices.config[0].opaque.parameters.memory`.
     pub field: String,
     pub words: String,

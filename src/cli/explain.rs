@@ -20,8 +20,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
-use super::reach::{ReachArgs, for_people};
-use super::{EXIT_REFUSED, print};
+use super::reach::{ReachArgs, for_people, told};
+use super::{EXIT_REFUSED, output, print};
 use crate::allocate::Policy;
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, KubeCluster};
@@ -40,10 +40,13 @@ use subjects::Subjects;
 )]
 pub struct ExplainArgs {
     /// A claim; pod/NAME for the claims of a pod, including those that the webhook plans for it, and for what it asks
-    /// for by its limits; deployment/, job/, statefulset/, replicaset/ or daemonset/NAME for the pods of it that wait, else
-    /// its newest.
+    /// for by its limits; deployment/, job/, cronjob/, statefulset/, replicaset/ or daemonset/NAME for the pods of it that
+    /// wait, else its newest.
     #[arg(value_name = "CLAIM|NAMESPACE/CLAIM|KIND/NAME", required_unless_present = "filename")]
     pub what: Option<String>,
+    /// The name, where the kind stands before it by itself: pod NAME is pod/NAME.
+    #[arg(value_name = "NAME", requires = "what")]
+    pub name: Option<String>,
     /// Would the pods of this file fit now? A YAML or JSON file, - for standard input; claims and templates come from
     /// the file, those that it lacks from the cluster. Nothing is created.
     #[arg(short, long, value_name = "FILE", conflicts_with = "what")]
@@ -88,8 +91,8 @@ pub enum Output {
 /// What was given means nothing ([`super::Usage`]), there is nothing of that name, or the API server does not answer.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
     Target::parse(&args)?;
-    let cluster = KubeCluster::connect(&args.reach.endpoint()?).await?;
-    let report = look(&cluster, &args, Timestamp::now()).await?;
+    let cluster = args.reach.connect().await?;
+    let report = look(&cluster, &args, Timestamp::now()).await.map_err(|error| told(&cluster, error))?;
     print(text(&report, args.output)?.as_bytes())?;
     Ok(report.exit_code())
 }
@@ -100,8 +103,8 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
 /// It cannot be written as YAML.
 pub fn text(report: &Report, output: Output) -> anyhow::Result<String> {
     Ok(match output {
-        Output::Json => format!("{:#}\n", report.json()),
-        Output::Yaml => serde_saphyr::to_string(&report.json())?,
+        Output::Json => output::json(&report.json())?,
+        Output::Yaml => output::yaml(&report.json())?,
         Output::Table => draw::draw(report, draw::Rows::Grouped),
         Output::Wide => draw::draw(report, draw::Rows::Each),
     })
@@ -128,11 +131,17 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
     };
     let site = Site::read(cluster, args, rules(args), &named.namespace, file.as_ref()).await;
     let mut site = site.map_err(for_people)?;
-    let mut asked = match (&target, &file) {
-        (Target::File { .. }, Some(file)) => of_file(&site, file),
-        (Target::Workload { kind, .. }, _) => subjects::of_workload(cluster, &site, *kind, &named).await?,
-        (Target::Pod { .. }, _) => subjects::of_pod_named(cluster, &site, &named).await?,
-        (Target::Claim { .. } | Target::File { .. }, _) => subjects::of_claim(&site, &named)?,
+    let asked = match (&target, &file) {
+        (Target::File { .. }, Some(file)) => Ok(of_file(&site, file)),
+        (Target::Workload { kind, .. }, _) => subjects::of_workload(cluster, &site, *kind, &named).await,
+        (Target::Pod { .. }, _) => subjects::of_pod_named(cluster, &site, &named).await,
+        (Target::Claim { .. } | Target::File { .. }, _) => subjects::of_claim(&site, &named),
+    };
+    let mut asked = match asked {
+        Err(_) if is_missing(cluster, &site, &named.namespace).await => {
+            anyhow::bail!("Error from server (NotFound): namespaces {:?} not found", named.namespace)
+        }
+        asked => asked?,
     };
     asked.lacks.extend(lacks);
     let mut told = Vec::new();
@@ -157,6 +166,13 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
     let Subjects { lacks, mut remarks, events, .. } = asked;
     remarks.extend(site.remarks);
     Ok(Report { named, told, leader, lacks, remarks, events, at })
+}
+
+/// Nothing is in the namespace, and the API server says that it does not exist.
+async fn is_missing(cluster: &KubeCluster, site: &Site, namespace: &str) -> bool {
+    let has_pod = || site.core.view.pods().any(|pod| pod.at.namespace == namespace);
+    let has_claim = || site.core.view.claims().any(|claim| claim.namespace() == namespace);
+    !has_pod() && !has_claim() && !cluster.has_namespace(namespace).await
 }
 
 /// The pods of a file: their claims, and whether the namespace's quotas let them be created.

@@ -18,8 +18,10 @@ use serde::de::DeserializeOwned;
 
 pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
 
-use super::Usage;
+use super::reading::{cause, typed};
 use super::state::NodeState;
+use super::{Usage, output};
+use crate::model::plain::in_plain_words;
 use crate::ops::addresses::SOCKET;
 
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -73,6 +75,8 @@ pub enum Output {
     Wide,
     /// Everything that the process says of itself.
     Json,
+    /// The same.
+    Yaml,
 }
 
 /// What was asked for, ready to print.
@@ -82,7 +86,9 @@ pub enum Output {
 pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
     let InspectArgs { what, output, set, place } = args;
     if *what != What::State && output.is_some() {
-        bail!(Usage("-o is for the state; leave it out: everything else is plain text".to_owned()));
+        bail!(Usage(
+            "-o is for the state; leave -o out: ready, metrics and log-level are plain text".to_owned()
+        ));
     }
     if *what != What::LogLevel && set.is_some() {
         bail!(Usage("--set is for the log level; write tranche inspect log-level --set FILTER".to_owned()));
@@ -93,6 +99,9 @@ pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
         (What::LogLevel, _, None) => get(place, "/log-level"),
         (What::LogLevel, _, Some(filter)) => ask(place, "PUT", "/log-level", filter),
         (What::State, Some(Output::Json), _) => get(place, "/state"),
+        (What::State, Some(Output::Yaml), _) => {
+            output::yaml(&read::<serde_json::Value>(&get(place, "/state")?, place)?)
+        }
         (What::State, None | Some(Output::Table), _) => tables(place, show::Width::Usual),
         (What::State, Some(Output::Wide), _) => tables(place, show::Width::Wide),
     }
@@ -120,9 +129,10 @@ fn tables(place: &PluginAddress, width: show::Width) -> anyhow::Result<String> {
 }
 
 fn read<T: DeserializeOwned>(text: &str, place: &PluginAddress) -> anyhow::Result<T> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    serde_path_to_error::deserialize(&mut json)
-        .with_context(|| format!("the state from {place} cannot be read; is the process of another release?"))
+    let value = serde_json::from_str(text).map_err(|error| in_plain_words(&error.to_string()));
+    value.and_then(|value| typed(&value)).map_err(|words| {
+        anyhow::anyhow!("the state from {place} cannot be read; is the process of another release? {words}")
+    })
 }
 
 fn get(place: &PluginAddress, path: &str) -> anyhow::Result<String> {
@@ -130,7 +140,8 @@ fn get(place: &PluginAddress, path: &str) -> anyhow::Result<String> {
 }
 
 fn ask(place: &PluginAddress, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
-    let answer = place.exchange(method, path, body).with_context(|| nobody(place))?;
+    let answer = place.exchange(method, path, body);
+    let answer = answer.map_err(|error| anyhow::anyhow!("{}", nobody(place, &error)))?;
     let (head, body) = answer
         .split_once("\r\n\r\n")
         .with_context(|| format!("what answers at {place} does not speak HTTP; is it a Tranche process?"))?;
@@ -150,11 +161,12 @@ fn ask(place: &PluginAddress, method: &str, path: &str, body: &str) -> anyhow::R
     }
 }
 
-fn nobody(place: &PluginAddress) -> String {
+fn nobody(place: &PluginAddress, error: &io::Error) -> String {
     format!(
-        "nothing answers at {place}. Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node \
+        "nothing answers at {place} ({}). Ask inside a pod (kubectl -n tranche-system exec daemonset/tranche-node \
          -- tranche inspect), give the process's --ops-socket as --socket, or see why it is not running (kubectl -n \
-         tranche-system get pods -o wide)"
+         tranche-system get pods -o wide)",
+        cause(error)
     )
 }
 

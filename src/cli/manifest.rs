@@ -3,51 +3,63 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Usage;
+use super::reading::{Document, typed, unknown_fields};
+use crate::admission::{self, ClassAmount, Problem};
 use crate::cluster::{ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
-use crate::model::names::{ClaimUid, DRIVER, PoolName};
+use crate::model::names::{ClaimUid, DRIVER, PoolName, SHARED_CLASS};
 
 const API_VERSION: &str = "resource.k8s.io/v1";
 const KIND: &str = "ResourceClaim";
 const TEMPLATE: &str = "ResourceClaimTemplate";
+const CLASS: &str = "DeviceClass";
 /// Stands in for the UID that only the API server gives.
 const NO_UID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// Where to read the claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
+    /// `-` is standard input.
     File(PathBuf),
-    Stdin,
-    Named { namespace: String, name: String },
+    Named {
+        namespace: String,
+        name: String,
+    },
 }
 
 impl Source {
-    /// `-`, a file's path, or `namespace/name` if there is no file of that path.
+    /// `-`, a file's path, or if there is no file of that path `namespace/name`, or `name` where a namespace was given.
     ///
     /// # Errors
-    /// It is none of them.
-    pub fn parse(text: &str, exists: impl Fn(&Path) -> bool) -> Result<Self, Usage> {
-        if text == "-" {
-            return Ok(Self::Stdin);
-        }
-        if exists(Path::new(text)) {
+    /// It is none of them, or two namespaces are named.
+    pub fn parse(text: &str, given: Option<&str>, exists: impl Fn(&Path) -> bool) -> Result<Self, Usage> {
+        if text == "-" || exists(Path::new(text)) {
             return Ok(Self::File(PathBuf::from(text)));
         }
         let word = |part: &str| {
             !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
         };
         let file = [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending));
-        match text.split_once('/') {
-            Some((namespace, name))
-                if !file && word(namespace) && word(name) && namespace != "." && namespace != ".." =>
-            {
+        let named = match (text.split_once('/'), given) {
+            _ if file => None,
+            (Some((namespace, name)), _) if namespace != "." && namespace != ".." => Some((namespace, name)),
+            (None, Some(namespace)) => Some((namespace, text)),
+            _ => None,
+        };
+        match named.filter(|(namespace, name)| word(namespace) && word(name)) {
+            Some((namespace, _)) if given.is_some_and(|given| given != namespace) => Err(Usage(format!(
+                "--claim {text} and -n {} name two namespaces; give one",
+                given.unwrap_or_default()
+            ))),
+            Some((namespace, name)) => {
                 Ok(Self::Named { namespace: namespace.to_owned(), name: name.to_owned() })
             }
-            _ => Err(Usage(format!(
+            None => Err(Usage(format!(
                 "--claim: there is no file {text:?}; give the path of a YAML or JSON file, - for standard input, \
                  or namespace/name for a claim in the cluster"
             ))),
@@ -55,49 +67,19 @@ impl Source {
     }
 }
 
-/// YAML or JSON as it stands in a file.
-///
-/// # Errors
-/// It is neither; says where.
-pub fn parse(text: &str, from: &str) -> Result<Value, Usage> {
-    let broken = |problem: String| Usage(format!("{from} is neither YAML nor JSON: {problem}"));
-    if text.trim_start().starts_with('{') {
-        return serde_json::from_str(text).map_err(|error| broken(error.to_string()));
-    }
-    // Strict, or the word Off would be no word but false.
-    let options = serde_saphyr::options! { strict_booleans: true };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| broken(error.to_string()))
-}
-
-/// The objects of a file: one of JSON, or YAML documents; those of a List one by one.
-///
-/// # Errors
-/// It is neither; says where.
-pub fn documents(text: &str, from: &str) -> Result<Vec<Value>, Usage> {
-    let objects = if text.trim_start().starts_with('{') {
-        vec![parse(text, from)?]
-    } else {
-        let options = serde_saphyr::options! { strict_booleans: true };
-        serde_saphyr::from_multiple_with_options(text, options)
-            .map_err(|error| Usage(format!("{from} is neither YAML nor JSON: {error}")))?
-    };
-    let is_list = |object: &Value| word(object, "kind").ends_with("List") && object["items"].is_array();
-    let items = |object: Value| match is_list(&object) {
-        true => array(&object, "/items").to_vec(),
-        false => vec![object],
-    };
-    Ok(objects.into_iter().flat_map(items).filter(|object| !object.is_null()).collect())
-}
-
 /// A ResourceClaim that can be asked what preparing it would need.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     pub claim: ClaimRef,
     object: Value,
+    /// What the object is called in words about what is wrong with it.
+    place: String,
     /// True if the object has no UID, as one that was never sent to an API server.
     pub without_uid: bool,
     /// The claim is one that a pod would get by a ResourceClaimTemplate of the claim's name.
     pub is_of_template: bool,
+    /// What class `shared.gpu.nvidia.com` says of amounts; none: it was not there to be read.
+    pub class: Option<ClassAmount>,
 }
 
 /// One request of a claim's spec, or one alternative of it.
@@ -119,58 +101,62 @@ impl Manifest {
     ///
     /// # Errors
     /// There is none, or one cannot be asked.
-    pub fn all(objects: Vec<Value>) -> Result<Vec<Self>, Usage> {
-        let kind = |object: &Value| word(object, "kind").to_owned();
-        let kinds: BTreeSet<String> = objects.iter().map(kind).collect();
-        let is_ours = |object: &Value| [KIND, TEMPLATE].contains(&word(object, "kind"));
-        let ours: Vec<Value> = objects.into_iter().filter(is_ours).collect();
+    pub fn all(objects: Vec<Document>) -> Result<Vec<Self>, Usage> {
+        let kinds: BTreeSet<String> = objects.iter().map(|object| object.kind().to_owned()).collect();
+        let ours: Vec<Document> =
+            objects.into_iter().filter(|object| [KIND, TEMPLATE].contains(&object.kind())).collect();
         if ours.is_empty() {
-            let found = match kinds.len() {
-                0 => "there is no object".to_owned(),
-                _ => format!("there are only objects of kind {}", Vec::from_iter(kinds).join(", ")),
-            };
-            return Err(Usage(format!("{found}, but a {KIND} or a {TEMPLATE} is needed")));
+            let kinds = Vec::from_iter(kinds).join(", ");
+            return Err(Usage(format!(
+                "there are only objects of kind {kinds}, but a {KIND} or a {TEMPLATE} is needed"
+            )));
         }
         ours.into_iter().map(Self::of).collect()
     }
 
-    fn of(object: Value) -> Result<Self, Usage> {
-        if word(&object, "kind") != TEMPLATE {
-            return Self::new(object);
+    fn of(document: Document) -> Result<Self, Usage> {
+        if document.kind() != TEMPLATE {
+            return Self::new(document);
+        }
+        let Document { value: object, .. } = &document;
+        let is_shallow = object["spec"]["spec"].is_null() && !object["spec"]["devices"].is_null();
+        if is_shallow {
+            return Err(
+                document.wrong("spec.devices belongs below spec.spec, the spec of the claims that it makes")
+            );
         }
         let claim = json!({"apiVersion": object["apiVersion"], "kind": KIND, "spec": object["spec"]["spec"],
             "metadata": {"name": object["metadata"]["name"], "namespace": object["metadata"]["namespace"]}});
-        Ok(Self { is_of_template: true, ..Self::new(claim)? })
+        let place = document.named();
+        let claim = Self::new(Document { value: claim, ..document })?;
+        Ok(Self { is_of_template: true, place, ..claim })
     }
 
     /// # Errors
-    /// It is another kind of object, or lacks a name.
-    pub fn new(mut object: Value) -> Result<Self, Usage> {
-        let text = |object: &Value, path: &str| {
-            object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
-        };
-        let (version, kind) = (text(&object, "/apiVersion"), text(&object, "/kind"));
-        if (version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
-            return Err(Usage(format!(
-                "the claim is a {kind:?} of {version:?}, but a {KIND} of {API_VERSION} is needed: \
+    /// It is another kind of object, lacks a name, or does not fit its type.
+    pub fn new(document: Document) -> Result<Self, Usage> {
+        let (version, kind) = (document.text("/apiVersion"), document.kind());
+        if (version, kind) != (API_VERSION, KIND) {
+            return Err(document.wrong(format!(
+                "apiVersion is {version:?}, but a {KIND} of {API_VERSION} is needed: \
                  kubectl get resourceclaims.v1.resource.k8s.io NAME -o yaml"
             )));
         }
-        let name = text(&object, "/metadata/name");
+        let name = document.text("/metadata/name").to_owned();
         if name.is_empty() {
-            return Err(Usage("the claim's metadata.name is missing".to_owned()));
+            return Err(document.wrong("metadata.name is missing"));
         }
-        let namespace = Some(text(&object, "/metadata/namespace")).filter(|name| !name.is_empty());
-        let without_uid = text(&object, "/metadata/uid").is_empty();
+        let namespace = Some(document.text("/metadata/namespace")).filter(|name| !name.is_empty());
+        let namespace = namespace.unwrap_or("default").to_owned();
+        let without_uid = document.text("/metadata/uid").is_empty();
+        let place = document.named();
+        let mut object = document.value;
         if without_uid {
             object["metadata"]["uid"] = json!(NO_UID);
         }
-        let claim = ClaimRef {
-            namespace: namespace.unwrap_or_else(|| "default".to_owned()),
-            name,
-            uid: ClaimUid::new(text(&object, "/metadata/uid")),
-        };
-        Ok(Self { claim, object, without_uid, is_of_template: false })
+        let uid = ClaimUid::new(object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default());
+        let claim = ClaimRef { namespace, name, uid };
+        Ok(Self { claim, object, place, without_uid, is_of_template: false, class: None })
     }
 
     /// As the node plugin reads it: with the same refusals.
@@ -178,14 +164,34 @@ impl Manifest {
     /// # Errors
     /// The outer one if the object does not fit the type, which no API server would have kept.
     pub fn allocated(&self) -> Result<Result<AllocatedClaim, ClaimError>, Usage> {
-        let object = serde_path_to_error::deserialize(&self.object).map_err(|error| {
-            Usage(format!(
-                "the claim is not a valid {KIND} of {API_VERSION}: {}: {}",
-                error.path(),
-                error.inner()
-            ))
-        })?;
+        let object = typed(&self.object).map_err(|words| Usage(format!("{}: {words}", self.place)))?;
         Ok(read_claim::read(&self.claim, &object))
+    }
+
+    /// What would be refused of the spec, each with the path of the field: by the webhook, and what is said once the claim
+    /// waits or is prepared.
+    pub fn problems(&self) -> Vec<String> {
+        let at = if self.is_of_template { "spec.spec" } else { "spec" };
+        let of = |class| admission::problems(&self.object["spec"], at, class);
+        let whatever = of(ClassAmount::Unknown);
+        // Of a class that was not read: the one that is shipped says nothing.
+        let all = of(self.class.unwrap_or(ClassAmount::NotSaid));
+        let told = |one: &Problem| {
+            let unless = match self.class.is_none() && !whatever.contains(one) {
+                true => format!(
+                    " (unless DeviceClass {SHARED_CLASS} says it; put the class into the file as well)"
+                ),
+                false => String::new(),
+            };
+            format!("{} would be refused: {}{unless}", one.field, one.words)
+        };
+        all.iter().map(told).collect()
+    }
+
+    /// Paths of fields that a ResourceClaim does not have, as far as this release knows.
+    pub fn unknown_fields(&self) -> Vec<String> {
+        let object = typed::<ResourceClaim>(&self.object).ok();
+        object.map_or_else(Vec::new, |object| unknown_fields(&self.object, &object))
     }
 
     /// What the spec asks for, alternatives one by one.
@@ -217,18 +223,17 @@ impl Manifest {
         let foreign = results.filter(|result| word(result, "driver") != DRIVER);
         foreign.map(|result| format!("{} of {}", word(result, "device"), word(result, "driver"))).collect()
     }
+}
 
-    /// Our parameters in the spec, with their place.
-    pub fn parameters(&self) -> Vec<(String, &Value)> {
-        let configs = array(&self.object, "/spec/devices/config").iter().enumerate();
-        let ours =
-            configs.filter(|(_, config)| config.pointer("/opaque/driver").is_some_and(|d| d == DRIVER));
-        ours.filter_map(|(index, config)| {
-            let place = format!("spec.devices.config[{index}].opaque.parameters");
-            config.pointer("/opaque/parameters").map(|parameters| (place, parameters))
-        })
-        .collect()
-    }
+/// Whether the class `shared.gpu.nvidia.com` says how much a share is, if it is among these objects.
+///
+/// # Errors
+/// It does not fit its type.
+pub fn class_amount(objects: &[Document]) -> Result<Option<ClassAmount>, Usage> {
+    let is_shared =
+        |object: &&Document| object.kind() == CLASS && object.text("/metadata/name") == SHARED_CLASS;
+    let class = objects.iter().find(is_shared).map(Document::typed::<DeviceClass>).transpose()?;
+    Ok(class.map(|class| admission::class_amount(&class)))
 }
 
 fn one(request: String, spec: &Value) -> RequestedDevices {
@@ -261,7 +266,12 @@ fn word<'a>(value: &'a Value, field: &str) -> &'a str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reading::documents;
     use super::*;
+
+    fn document(value: Value) -> Document {
+        Document { value, place: "f".to_owned() }
+    }
 
     fn words<T: std::fmt::Debug>(result: Result<T, Usage>) -> String {
         result.unwrap_err().to_string()
@@ -269,8 +279,8 @@ mod tests {
 
     #[test]
     fn a_claim_is_a_file_or_a_name() {
-        let parsed = |text: &str, exists: bool| Source::parse(text, |_| exists);
-        assert_eq!(parsed("-", false).unwrap(), Source::Stdin);
+        let parsed = |text: &str, exists: bool| Source::parse(text, None, |_| exists);
+        assert_eq!(parsed("-", false).unwrap(), Source::File("-".into()));
         assert_eq!(parsed("a/b", true).unwrap(), Source::File("a/b".into()));
         let named = Source::Named { namespace: "team".into(), name: "train".into() };
         assert_eq!(parsed("team/train", false).unwrap(), named);
@@ -278,22 +288,21 @@ mod tests {
         {
             assert!(words(parsed(wrong, false)).contains("namespace/name"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn yaml_and_json_are_told_apart_and_words_stay_words() {
-        assert_eq!(parse("mig: Off\nuse: true", "f").unwrap(), json!({"mig": "Off", "use": true}));
-        assert_eq!(parse(" {\"a\": 1}", "f").unwrap(), json!({"a": 1}));
-        for broken in ["{\"a\": ", "a: [1"] {
-            assert!(words(parse(broken, "gpus.yaml")).starts_with("gpus.yaml is neither"), "{broken}");
-        }
+        let within = |text: &str| Source::parse(text, Some("team"), |_| false);
+        assert_eq!((within("train").unwrap(), within("team/train").unwrap()), (named.clone(), named));
+        assert!(words(within("ml/train")).contains("two namespaces"));
+        assert!(words(within("claim.yaml")).contains("no file"));
     }
 
     #[test]
     fn another_kind_of_object_is_refused_with_what_to_do() {
-        let template = json!({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate"});
-        let words = words(Manifest::new(template));
-        assert!(words.contains("\"ResourceClaimTemplate\"") && words.contains("kubectl get"), "{words}");
+        let old = json!({"apiVersion": "resource.k8s.io/v1beta1", "kind": KIND, "metadata": {"name": "a"}});
+        let words = words(Manifest::new(document(old)));
+        assert!(
+            words.starts_with("f: ResourceClaim \"a\": apiVersion is \"resource.k8s.io/v1beta1\""),
+            "{words}"
+        );
+        assert!(words.contains("kubectl get"), "{words}");
     }
 
     #[test]
@@ -312,14 +321,13 @@ mod tests {
         assert_eq!(found[0].asked()[0].device_class, "gpu.nvidia.com");
         let told = words(Manifest::all(documents("kind: Pod\n---\nkind: Job", "f").unwrap()));
         assert!(told.contains("only objects of kind Job, Pod"), "{told}");
-        assert!(words(Manifest::all(documents("", "f").unwrap())).contains("there is no object"));
     }
 
     #[test]
     fn what_does_not_fit_the_type_is_named_by_its_path() {
         let object = json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"},
                             "status": {"allocation": {"devices": {"results": "none"}}}});
-        let manifest = Manifest::new(object).unwrap();
+        let manifest = Manifest::new(document(object)).unwrap();
         assert!(manifest.without_uid);
         assert!(words(manifest.allocated()).contains("status.allocation.devices.results: "));
     }
@@ -336,7 +344,7 @@ mod tests {
                 {"name": "mig", "deviceClassName": "mig.nvidia.com"},
                 {"name": "all", "deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}]},
         ]}}});
-        let asked = Manifest::new(object).unwrap().asked();
+        let asked = Manifest::new(document(object)).unwrap().asked();
         let seen: Vec<_> = asked.iter().map(|a| (a.request.as_str(), a.count.as_str())).collect();
         assert_eq!(seen, [("gpu", "2"), ("any/mig", "1"), ("any/all", "All")]);
         assert_eq!(asked[0].selectors, ["device.driver == 'x'"]);

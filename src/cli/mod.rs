@@ -9,6 +9,7 @@
 //! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
 //! * [`explain`]: why a claim waits, or where it went
 //! * [`simulate`]: a trace of pods, replayed against the controller's allocator
+//! * [`reading`]: files that a person names; [`output`]: answers for programs
 //! * [`table`]: tables as kubectl prints them
 //! * [`completion`]: scripts for shells
 //!
@@ -21,8 +22,10 @@ pub mod controller;
 pub mod explain;
 pub mod inspect;
 pub mod manifest;
+pub mod output;
 pub mod plan;
 pub mod reach;
+pub mod reading;
 pub mod settings;
 pub mod simulate;
 pub mod state;
@@ -34,7 +37,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use args::{ControllerArgs, LogArgs, MpsArgs, NodeArgs, WebhookRunArgs};
 
@@ -85,10 +88,62 @@ pub enum Command {
     Explain(Box<explain::ExplainArgs>),
     /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
     Simulate(Box<simulate::SimulateArgs>),
-    /// Print a completion script for a shell.
+    /// Print a completion script for a shell, or the program that completes `kubectl tranche`.
+    #[command(after_help = completion::HELP)]
     Completion { shell: completion::Shell },
+    /// Complete words of a command line, for kubectl.
+    #[command(name = completion::SUBCOMMAND, hide = true, disable_help_flag = true)]
+    Complete {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
     /// Print version and commit.
-    Version,
+    Version {
+        /// How to print them.
+        #[arg(short, long, value_enum, default_value = "text")]
+        output: VersionOutput,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VersionOutput {
+    Text,
+    Json,
+    Yaml,
+}
+
+impl Command {
+    /// A tool for people, who know the words of kubectl; the others run for good and write logs.
+    pub fn is_tool(&self) -> bool {
+        match self {
+            Self::Node(_)
+            | Self::Mps(_)
+            | Self::Controller(_)
+            | Self::MpsLaunch { .. }
+            | Self::Webhook(_) => false,
+            Self::Plan(_)
+            | Self::Inspect(_)
+            | Self::Top(_)
+            | Self::Explain(_)
+            | Self::Simulate(_)
+            | Self::Completion { .. }
+            | Self::Complete { .. }
+            | Self::Version { .. } => true,
+        }
+    }
+}
+
+/// Version and commit, as they are printed.
+///
+/// # Errors
+/// They cannot be written in that form.
+pub fn told_version(output: VersionOutput) -> anyhow::Result<String> {
+    let parts = serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "commit": env!("TRANCHE_COMMIT")});
+    match output {
+        VersionOutput::Text => Ok(format!("tranche {}\n", version())),
+        VersionOutput::Json => output::json(&parts),
+        VersionOutput::Yaml => output::yaml(&parts),
+    }
 }
 
 /// `0.1.0 (0123456789ab)`: the version and the commit that it was built from.
@@ -155,7 +210,7 @@ mod tests {
     fn as_a_kubectl_plugin_it_behaves_the_same_and_says_its_name() {
         for called in ["tranche", "/usr/local/bin/kubectl-tranche", "kubectl_tranche"] {
             let cli = parsed(&format!("{called} version")).unwrap();
-            assert!(matches!(cli.command, Command::Version), "{called}");
+            assert!(matches!(cli.command, Command::Version { .. }), "{called}");
         }
         let usage = parsed("/opt/kubectl-tranche node --nonsense").unwrap_err();
         assert!(usage.to_string().contains("Usage: kubectl tranche node"), "{usage}");

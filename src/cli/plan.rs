@@ -9,19 +9,16 @@ mod report;
 mod site;
 mod why;
 
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::manifest::{Manifest, Source, documents};
-use super::reach::ReachArgs;
-use super::{EXIT_REFUSED, Usage, inspect};
-use crate::cluster::KubeCluster;
+use super::manifest::{self, Manifest, Source};
+use super::reach::{ReachArgs, told};
+use super::reading::{Document, documents, input};
+use super::{EXIT_REFUSED, Usage, inspect, output};
+use crate::cluster::{CallError, KubeCluster};
 use report::Verdict;
-
-/// More than any claim or state has.
-const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -31,8 +28,11 @@ const INPUT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 pub struct PlanArgs {
     /// The ResourceClaim: a YAML or JSON file, - for standard input, or the name of one in the cluster. Of a file with
     /// several objects all claims are planned, and the claims that its ResourceClaimTemplates would give to pods.
-    #[arg(long, value_name = "FILE|NAMESPACE/NAME")]
+    #[arg(short = 'f', long, visible_alias = "filename", value_name = "FILE|NAMESPACE/NAME")]
     pub claim: String,
+    /// The claim's namespace, where --claim is the name of one in the cluster alone.
+    #[arg(short, long)]
+    pub namespace: Option<String>,
     /// The node's GPUs, from a file: what `tranche inspect -o json` prints, or its `inventory` alone
     /// [default: ask the running node plugin].
     #[arg(long, value_name = "FILE")]
@@ -78,9 +78,12 @@ pub struct DriverArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people.
+    #[value(alias = "table")]
     Text,
     /// For programs.
     Json,
+    /// The same.
+    Yaml,
     /// The CDI file alone, as it would be written.
     Cdi,
 }
@@ -100,8 +103,10 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
             let texts: Vec<String> = all.iter().map(|report| report.text()).collect();
             super::print(texts.join("\n").as_bytes())?;
         }
-        (Output::Json, [one]) => print_json(one)?,
-        (Output::Json, all) => print_json(all)?,
+        (Output::Json, [one]) => super::print(output::json(one)?.as_bytes())?,
+        (Output::Json, all) => super::print(output::json(all)?.as_bytes())?,
+        (Output::Yaml, [one]) => super::print(output::yaml(one)?.as_bytes())?,
+        (Output::Yaml, all) => super::print(output::yaml(all)?.as_bytes())?,
         (Output::Cdi, [one]) => {
             eprint!("{}", one.remarks());
             super::print(one.cdi_file().as_bytes())?;
@@ -115,38 +120,35 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
     Ok(if reports.iter().all(is_planned) { 0 } else { EXIT_REFUSED })
 }
 
-fn print_json(value: &(impl serde::Serialize + ?Sized)) -> anyhow::Result<()> {
-    Ok(super::print(format!("{}\n", serde_json::to_string_pretty(value)?).as_bytes())?)
-}
-
 async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
-    let objects = match Source::parse(&args.claim, Path::exists)? {
-        Source::File(path) => documents(&read(&path)?, &path.display().to_string())?,
-        Source::Stdin => documents(&limited(io::stdin().lock(), "standard input")?, "standard input")?,
+    let given = args.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    let objects = match Source::parse(&args.claim, given, Path::exists)? {
+        Source::File(path) => {
+            let (text, from) = input(&path)?;
+            documents(&text, &from)?
+        }
         Source::Named { namespace, name } => {
-            let endpoint = args.reach.endpoint()?;
-            let cluster = KubeCluster::connect(&endpoint).await?;
-            vec![serde_json::to_value(cluster.claim_named(&namespace, &name).await?)?]
+            let cluster = args.reach.connect().await?;
+            of_cluster(&cluster, &namespace, &name).await.map_err(|error| told(&cluster, error))?
         }
     };
-    Ok(Manifest::all(objects)?)
+    let class = manifest::class_amount(&objects)?;
+    let mut manifests = Manifest::all(objects)?;
+    manifests.iter_mut().for_each(|manifest| manifest.class = class);
+    Ok(manifests)
 }
 
-/// A file's text.
-pub(super) fn read(path: &Path) -> Result<String, Usage> {
-    let file = std::fs::File::open(path);
-    let file = file.map_err(|error| Usage(format!("cannot read {}: {error}", path.display())))?;
-    limited(file, &path.display().to_string())
-}
-
-/// The same of what is open already.
-pub(super) fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
-    let mut text = String::new();
-    match from.take(INPUT_BYTES_MAX + 1).read_to_string(&mut text) {
-        Ok(read) if read as u64 <= INPUT_BYTES_MAX => Ok(text),
-        Ok(_) => Err(Usage(format!(
-            "{name} is larger than {INPUT_BYTES_MAX} bytes: it is neither a claim, a pod nor a state"
-        ))),
-        Err(error) => Err(Usage(format!("cannot read {name}: {error}"))),
-    }
+/// The claim, and the class of shares as far as the caller may read it.
+async fn of_cluster(cluster: &KubeCluster, namespace: &str, name: &str) -> anyhow::Result<Vec<Document>> {
+    let claim = cluster.claim_named(namespace, name).await.map_err(|error| match error {
+        CallError::NotFound { message, .. } => {
+            anyhow::anyhow!("Error from server (NotFound): {message} in namespace {namespace}")
+        }
+        other => other.into(),
+    })?;
+    let class = cluster.class_of_shares().await.ok();
+    let mut all = vec![serde_json::to_value(claim)?];
+    all.extend(class.map(serde_json::to_value).transpose()?);
+    let place = format!("namespace {namespace}");
+    Ok(all.into_iter().map(|value| Document { value, place: place.clone() }).collect())
 }

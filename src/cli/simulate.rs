@@ -19,10 +19,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use super::Usage;
+use super::reading::{cause, unreadable};
+use super::{Usage, output};
 use replay::{Scheduler, Series};
 use report::Report;
 use trace::Trace;
@@ -45,8 +45,11 @@ pub struct SimulateArgs {
     /// How many random orders.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub seeds: u32,
+    /// How to print it.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub output: Output,
     /// Print one JSON object per policy and line.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output")]
     pub json: bool,
     /// Write what is allocated at each percent of load.
     #[arg(long, value_name = "FILE")]
@@ -57,6 +60,17 @@ pub struct SimulateArgs {
     /// Measure decisions at 100, 1,000 and 5,000 nodes instead, with selectors and without.
     #[arg(long, hide = true)]
     pub bench: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[value(alias = "text")]
+    Table,
+    /// For programs: all policies in one object.
+    Json,
+    /// The same.
+    Yaml,
 }
 
 /// After this time it says on standard error how far it is.
@@ -84,7 +98,12 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.svg {
         write(path, &plot::svg(&report))?;
     }
-    let text = if args.json { report.json() } else { report.text() };
+    let text = match args.output {
+        Output::Table if args.json => report.json_lines(),
+        Output::Table => report.text(),
+        Output::Json => output::json(&report.document())?,
+        Output::Yaml => output::yaml(&report.document())?,
+    };
     Ok(super::print(text.as_bytes())?)
 }
 
@@ -97,9 +116,9 @@ fn schedulers(name: Option<&str>) -> Result<Vec<Scheduler>, Usage> {
 
 fn read(args: &SimulateArgs) -> anyhow::Result<Trace> {
     let text = |path: &Path| {
-        let name = path.display();
-        let text = fs::read_to_string(path).map_err(|error| Usage(format!("cannot read {name}: {error}")))?;
-        Ok::<_, Usage>((name.to_string(), text))
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|error| unreadable(&name, &error))?;
+        Ok::<_, Usage>((name, text))
     };
     let (Some(nodes), Some(pods)) = (&args.nodes, &args.pods) else {
         return Err(Usage("--nodes and --pods are needed".to_owned()).into());
@@ -139,5 +158,6 @@ fn set(args: &SimulateArgs) -> String {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    fs::write(path, text)
+        .map_err(|error| anyhow::anyhow!("cannot write {}: {}", path.display(), cause(&error)))
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::reach::ReachArgs;
-use super::{Usage, print};
+use super::reach::{ReachArgs, for_people, told};
+use super::{Usage, output, print};
 use crate::cluster::KubeCluster;
 
 /// Before a picture: to the upper left corner; after each line: nothing of the old one; after it all: the rest.
@@ -38,6 +38,9 @@ pub struct TopArgs {
     /// Only this node.
     #[arg(long)]
     pub node: Option<String>,
+    /// Only GPUs of which claims of this namespace have a part [default: all].
+    #[arg(short, long)]
+    pub namespace: Option<String>,
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "map")]
     pub output: Output,
@@ -48,9 +51,12 @@ pub struct TopArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// A bar for each GPU.
+    #[value(alias = "table")]
     Map,
     /// Everything, once.
     Json,
+    /// The same.
+    Yaml,
 }
 
 /// Looks and prints, until interrupted if it is live.
@@ -64,9 +70,9 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
             "--interval {interval}: write a number of seconds, at least {INTERVAL_MIN_S}"
         )));
     }
-    let cluster = KubeCluster::connect(&args.reach.endpoint()?).await?;
+    let cluster = args.reach.connect().await?;
     let live = !args.once && args.output == Output::Map && stdout().is_terminal();
-    let mut picture = look(&cluster, &args, width()).await?;
+    let mut picture = look(&cluster, &args, width()).await.map_err(|error| told(&cluster, error))?;
     if !live {
         return Ok(print(picture.as_bytes())?);
     }
@@ -77,7 +83,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
         tokio::time::sleep(Duration::from_secs_f64(interval)).await;
         picture = look(&cluster, &args, width())
             .await
-            .unwrap_or_else(|error| format!("{picture}\n{error:#}; tried again\n"));
+            .unwrap_or_else(|error| format!("{picture}\n{:#}; tried again\n", told(&cluster, error)));
     }
 }
 
@@ -86,7 +92,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// The API server does not answer, or does not let the caller look; or nothing is published for the node that was named.
 pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow::Result<String> {
-    let seen = cluster.survey().await.map_err(super::reach::for_people)?;
+    let seen = cluster.survey().await.map_err(for_people)?;
     let mut map = map::map(&seen.slices, &seen.claims);
     if let Some(name) = &args.node {
         if !map.nodes.iter().any(|node| node.name == *name) {
@@ -102,8 +108,17 @@ pub async fn look(cluster: &KubeCluster, args: &TopArgs, width: usize) -> anyhow
         }
         map.nodes.retain(|node| node.name == *name);
     }
+    if let Some(namespace) = args.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
+        map.keep_only(namespace);
+        if map.nodes.is_empty() {
+            anyhow::bail!(
+                "no claim of namespace {namespace} has a part of a GPU; -n shows those of one namespace"
+            );
+        }
+    }
     Ok(match args.output {
-        Output::Json => format!("{:#}\n", map::json(&map)),
+        Output::Json => output::json(&map)?,
+        Output::Yaml => output::yaml(&map)?,
         Output::Map => draw::draw(&map, width),
     })
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{GetParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Config, Resource};
 use thiserror::Error;
@@ -23,6 +24,8 @@ use super::guarded::{Known, Misfit, read};
 use super::reader::{self, PAGES_MAX, Page, ReadError};
 use super::{CALL_LIMIT, CallError, ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
+use crate::model::error_chain;
+use crate::model::plain::in_plain_words;
 
 /// Claims that are read at once. Each takes a connection of its own, whose TLS handshake costs both sides
 /// more than waiting for one that is there.
@@ -54,12 +57,8 @@ impl From<PathBuf> for Endpoint {
 pub enum ConnectError {
     #[error("not running in a pod with a service account; give --kubeconfig to run outside of the cluster")]
     InCluster(#[source] kube::config::InClusterError),
-    #[error("kubeconfig {path} cannot be used; check the file and its context", path = .path.display())]
-    Kubeconfig {
-        path: PathBuf,
-        #[source]
-        source: kube::config::KubeconfigError,
-    },
+    #[error("kubeconfig {path} cannot be used: {problem}", path = .path.display())]
+    Kubeconfig { path: PathBuf, problem: String },
     #[error("no client can be made for {url}; check its certificates and credentials")]
     Client {
         url: String,
@@ -88,7 +87,7 @@ impl KubeCluster {
             Endpoint::InCluster => Config::incluster().map_err(ConnectError::InCluster)?,
             Endpoint::Kubeconfig { path, context } => from_file(path, context.as_deref())
                 .await
-                .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source })?,
+                .map_err(|problem| ConnectError::Kubeconfig { path: path.clone(), problem })?,
         };
         config.connect_timeout = Some(CALL_LIMIT);
         config.write_timeout = Some(CALL_LIMIT);
@@ -116,6 +115,11 @@ impl KubeCluster {
     /// Another deadline per call than [`CALL_LIMIT`].
     pub fn with_limit(self, limit: Duration) -> Self {
         Self { limit, ..self }
+    }
+
+    /// Where the API server is; none: the client was there already.
+    pub fn server(&self) -> Option<String> {
+        self.config.as_deref().map(|config| config.cluster_url.to_string().trim_end_matches('/').to_owned())
     }
 
     /// A queue for events of this reporter, and the task that posts them; it ends when the last sender is gone. A shorter deadline than
@@ -225,15 +229,57 @@ where
     kube::core::Request::new(K::url_path(&(), Some(namespace)))
 }
 
-async fn from_file(path: &Path, context: Option<&str>) -> Result<Config, kube::config::KubeconfigError> {
+/// Err: what is wrong with it, in words.
+async fn from_file(path: &Path, context: Option<&str>) -> Result<Config, String> {
     let parts = path.as_os_str().as_bytes().split(|byte| *byte == b':').filter(|part| !part.is_empty());
     let files: Vec<&Path> = parts.map(|part| Path::new(OsStr::from_bytes(part))).collect();
     // Of several, those that do not exist are passed over.
     let mut there = files.iter().filter(|file| files.len() == 1 || file.exists());
-    let first = Kubeconfig::read_from(there.next().copied().unwrap_or(path))?;
-    let kubeconfig = there.try_fold(first, |merged, file| merged.merge(Kubeconfig::read_from(file)?))?;
+    let read = |file: &Path| Kubeconfig::read_from(file).map_err(|error| no_kubeconfig(&error));
+    let first = read(there.next().copied().unwrap_or(path))?;
+    let kubeconfig = there
+        .try_fold(first, |merged, file| merged.merge(read(file)?).map_err(|error| no_kubeconfig(&error)))?;
+    let named = context.or(kubeconfig.current_context.as_deref()).filter(|name| !name.is_empty());
+    let contexts: Vec<&str> = kubeconfig.contexts.iter().map(|one| one.name.as_str()).collect();
+    let listed = match contexts.as_slice() {
+        [] => "it has no context at all".to_owned(),
+        all => format!("its contexts are {}", all.join(", ")),
+    };
+    match named {
+        None => return Err(format!("it has no current context; name one with --context: {listed}")),
+        Some(name) if !contexts.contains(&name) => {
+            return Err(format!("context {name:?} does not exist; {listed}"));
+        }
+        Some(_) => {}
+    }
     let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-    Config::from_custom_kubeconfig(kubeconfig, &options).await
+    Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| no_kubeconfig(&error))
+}
+
+fn no_kubeconfig(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::ReadConfig(cause, file) => match cause.kind() {
+            ErrorKind::NotFound => format!("the path {file:?} does not exist"),
+            ErrorKind::IsADirectory => format!("{} is a folder; give the file", file.display()),
+            ErrorKind::InvalidData => format!("{} is not a text file (UTF-8)", file.display()),
+            _ => format!("{} cannot be read: {cause}", file.display()),
+        },
+        KubeconfigError::Parse(cause) => {
+            format!("it is not valid YAML of a kubeconfig: {}", in_one_line(cause))
+        }
+        KubeconfigError::LoadClusterOfContext(name) => {
+            format!("the context names cluster {name:?}, which is not in its clusters")
+        }
+        KubeconfigError::MissingClusterUrl => "its cluster has no server".to_owned(),
+        other => error_chain(other),
+    }
+}
+
+/// What is wrong and where, without the picture of the lines around it.
+fn in_one_line(error: &impl std::fmt::Display) -> String {
+    let words = error.to_string();
+    let first = words.lines().next().unwrap_or_default();
+    in_plain_words(first.strip_prefix("error: ").unwrap_or(first))
 }
 
 pub(super) fn post() -> PostParams {
@@ -305,8 +351,13 @@ mod tests {
         assert_eq!((config.cluster_url.port_u16(), config.default_namespace.as_str()), (Some(1), "ml"));
         let other = from_file(Path::new(&all), Some("b")).await.unwrap();
         assert_eq!(other.default_namespace, "team-b");
-        let unknown = from_file(Path::new(&all), Some("nowhere")).await.unwrap_err().to_string();
-        assert!(unknown.contains("nowhere"), "{unknown}");
-        assert!(from_file(Path::new(&missing), None).await.is_err());
+        let words = async |path: &str, context| from_file(Path::new(path), context).await.unwrap_err();
+        assert_eq!(
+            words(&all, Some("nowhere")).await,
+            "context \"nowhere\" does not exist; its contexts are a, b"
+        );
+        assert_eq!(words(&missing, None).await, format!("the path {missing:?} does not exist"));
+        let no_cluster = words(&context, None).await;
+        assert_eq!(no_cluster, "the context names cluster \"c\", which is not in its clusters");
     }
 }

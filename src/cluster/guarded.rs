@@ -3,7 +3,7 @@
 
 use k8s_openapi::Metadata;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ResourceQuota};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
@@ -178,6 +178,10 @@ impl Known for DaemonSet {
 }
 
 impl Known for Job {
+    const KEEP: Keep = WORKLOAD;
+}
+
+impl Known for CronJob {
     const KEEP: Keep = WORKLOAD;
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Namespace, ResourceQuota};
-use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::api::GetParams;
@@ -17,6 +17,7 @@ use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::Which;
 use super::guarded::{Known, Misfit};
+use crate::model::names::SHARED_CLASS;
 
 /// The longest that a page may take.
 const PAGE_LIMIT: Duration = Duration::from_secs(20);
@@ -31,11 +32,12 @@ pub enum WorkloadKind {
     StatefulSet,
     DaemonSet,
     Job,
+    CronJob,
 }
 
 impl WorkloadKind {
-    pub const ALL: [Self; 5] =
-        [Self::Deployment, Self::ReplicaSet, Self::StatefulSet, Self::DaemonSet, Self::Job];
+    pub const ALL: [Self; 6] =
+        [Self::Deployment, Self::ReplicaSet, Self::StatefulSet, Self::DaemonSet, Self::Job, Self::CronJob];
 
     /// As `kind` has it.
     pub fn as_str(self) -> &'static str {
@@ -45,6 +47,7 @@ impl WorkloadKind {
             Self::StatefulSet => "StatefulSet",
             Self::DaemonSet => "DaemonSet",
             Self::Job => "Job",
+            Self::CronJob => "CronJob",
         }
     }
 
@@ -56,6 +59,7 @@ impl WorkloadKind {
             "statefulset" | "statefulsets" | "sts" => Self::StatefulSet,
             "daemonset" | "daemonsets" | "ds" => Self::DaemonSet,
             "job" | "jobs" => Self::Job,
+            "cronjob" | "cronjobs" | "cj" => Self::CronJob,
             _ => return None,
         })
     }
@@ -130,21 +134,41 @@ impl KubeCluster {
             WorkloadKind::StatefulSet => self.one::<StatefulSet>(namespace, name).await.map(stateful_set),
             WorkloadKind::DaemonSet => self.one::<DaemonSet>(namespace, name).await.map(daemon_set),
             WorkloadKind::Job => self.one::<Job>(namespace, name).await.map(job),
+            WorkloadKind::CronJob => self.one::<CronJob>(namespace, name).await.map(cron_job),
         }
     }
 
-    /// The ReplicaSets of a deployment.
+    /// What stands between a workload and its pods: the ReplicaSets of a Deployment, the Jobs of a CronJob.
     ///
     /// # Errors
     /// As [`KubeCluster::quotas`].
-    pub async fn replica_sets(
-        &self,
-        namespace: &str,
-        deployment: &Workload,
-    ) -> Result<Vec<Workload>, CallError> {
-        let all: Vec<ReplicaSet> = self.listed(namespace, "").await?;
-        let owned = |one: &Workload| one.owner.as_ref() == Some(&deployment.uid);
-        Ok(all.into_iter().map(replica_set).filter(owned).collect())
+    pub async fn makers(&self, namespace: &str, of: &Workload) -> Result<Vec<Workload>, CallError> {
+        let all: Vec<Workload> = match of.kind {
+            WorkloadKind::Deployment => {
+                self.listed(namespace, "").await?.into_iter().map(replica_set).collect()
+            }
+            WorkloadKind::CronJob => self.listed(namespace, "").await?.into_iter().map(job).collect(),
+            WorkloadKind::ReplicaSet
+            | WorkloadKind::StatefulSet
+            | WorkloadKind::DaemonSet
+            | WorkloadKind::Job => Vec::new(),
+        };
+        Ok(all.into_iter().filter(|one| one.owner.as_ref() == Some(&of.uid)).collect())
+    }
+
+    /// The class whose claims our controller places.
+    ///
+    /// # Errors
+    /// [`CallError::NotFound`]: there is none.
+    pub async fn class_of_shares(&self) -> Result<DeviceClass, CallError> {
+        let all = kube::core::Request::new(DeviceClass::url_path(&(), None));
+        let get = all.get(SHARED_CLASS, &GetParams::default());
+        call(self.limit(), || format!("GET deviceclasses {SHARED_CLASS}"), self.ask(get)).await
+    }
+
+    /// Whether there is such a namespace, as far as the caller may know: yes, unless the API server says no.
+    pub async fn has_namespace(&self, name: &str) -> bool {
+        !matches!(self.namespace(name).await, Err(CallError::NotFound { .. }))
     }
 
     /// The namespace itself, which whoever may look at it may read.
@@ -240,4 +264,9 @@ fn job(object: Job) -> Workload {
     );
     let suspended = object.spec.and_then(|spec| spec.suspend) == Some(true);
     Workload { failures, suspended, ..workload(WorkloadKind::Job, object.metadata, None) }
+}
+
+fn cron_job(object: CronJob) -> Workload {
+    let suspended = object.spec.suspend == Some(true);
+    Workload { suspended, ..workload(WorkloadKind::CronJob, object.metadata, None) }
 }

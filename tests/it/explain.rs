@@ -240,6 +240,10 @@ async fn failures_say_what_was_asked_for() {
         "there is no claim traim in namespace ml; similar there: train\n[exit 1]\n"
     );
     assert_eq!(
+        answered(&api, "explain pod web -n nowhere").await,
+        "Error from server (NotFound): namespaces \"nowhere\" not found\n[exit 1]\n"
+    );
+    assert_eq!(
         answered(&api, "explain pod/run -n ml").await,
         "there is no pod run in namespace ml; similar there: runs\n[exit 1]\n"
     );
@@ -248,11 +252,8 @@ async fn failures_say_what_was_asked_for() {
     assert!(words.starts_with("LIST resourceclaims: the API server cannot be reached"), "{words}");
     api.let_see_only("team");
     let words = answered(&api, "explain ml/large").await;
-    let forbidden = "LIST resourceclaims of namespace ml: you may not do that (resourceclaims is forbidden";
-    assert!(
-        words.starts_with(forbidden) && words.contains("; ask for ClusterRole tranche-viewer"),
-        "{words}"
-    );
+    let forbidden = "Error from server (Forbidden): resourceclaims is forbidden";
+    assert!(words.starts_with(forbidden) && words.contains("ask for ClusterRole tranche-viewer"), "{words}");
 }
 
 #[tokio::test]
@@ -678,6 +679,30 @@ async fn what_makes_pods_is_explained_by_its_pods_that_wait_else_by_its_newest()
         &["Job:        ml/fit", "job fit is suspended (spec.suspend)"],
         3,
     );
+
+    api.put("cronjobs", json!({"metadata": {"name": "nightly", "namespace": "ml", "uid": "cj"}, "spec": {}}));
+    let between = answered(&api, "explain cronjob nightly -n ml").await;
+    has(
+        &between,
+        &["Cronjob:    ml/nightly", "no pod of its Jobs is there or waits; its schedule makes the next Job"],
+        0,
+    );
+    api.put(
+        "jobs",
+        json!({"metadata": {"name": "nightly-1", "namespace": "ml", "uid": "j1", "ownerReferences": owned("CronJob", "cj")}}),
+    );
+    api.put("resourceclaims", share("three", json!({"memory": "1Gi"})));
+    put("three", "2026-01-01T00:03:00Z", Value::Null);
+    api.edit("pods", |pod| {
+        if pod["metadata"]["name"] == "three" {
+            pod["metadata"]["ownerReferences"] = owned("Job", "j1");
+        }
+    });
+    let said = answered(&api, "explain cj/nightly -n ml").await;
+    has(&said, &["Claim:      ml/three ", "there is room now on node node-a"], 0);
+    api.edit("cronjobs", |job| job["spec"]["suspend"] = json!(true));
+    let said = answered(&api, "explain cj/nightly -n ml").await;
+    assert!(said.contains("cronjob nightly is suspended (spec.suspend)"), "{said}");
     let said = answered(&api, "explain sts/none -n ml").await;
     assert_eq!(said, "there is no statefulset none in namespace ml\n[exit 1]\n");
 }
@@ -742,7 +767,7 @@ async fn a_pod_of_a_file_is_explained_as_if_it_were_created_now() {
     );
     has(&asked("10Gi", "1", "other").await, &["Devices:    gpu-0: 1024 MiB"], 0);
     let none = answered(&api, "explain -f none.yaml").await;
-    assert!(none.starts_with("cannot read none.yaml: "), "{none}");
+    assert_eq!(none, "the path \"none.yaml\" does not exist\n[exit 1]\n");
     put_quota(&api, "pods", "4", "4");
     let said = asked("10Gi", "1", "share").await;
     has(&said, &["Lacks:      it cannot be created: ResourceQuota team: pods: 4 of 4 used, 1 needed\n"], 3);
@@ -794,4 +819,11 @@ node-b: 2 devices, 0 whole, 0 in shares, 2 free
     assert_eq!(error, "no GPUs are published for node nope; nodes that have some: node-a, node-b");
     let json: Value = serde_json::from_str(&looked("top -o json").await).unwrap();
     assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["claim"], "running");
+    let yaml: Value = serde_saphyr::from_str(&looked("top -o yaml").await).unwrap();
+    assert_eq!(yaml, json);
+    let own = looked("top -n ml").await;
+    assert!(own.starts_with("1 node, 2 devices: 0 free") && !own.contains("node-b"), "{own}");
+    let Command::Top(none) = parsed("top -n team") else { panic!() };
+    let error = top::look(&cluster(&api), &none, 82).await.unwrap_err().to_string();
+    assert!(error.starts_with("no claim of namespace team has a part of a GPU"), "{error}");
 }

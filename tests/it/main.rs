@@ -34,6 +34,7 @@ mod shares;
 mod simulate;
 mod site;
 mod stop_at;
+mod tools;
 mod variables;
 mod watchdog;
 mod webhook;

@@ -68,6 +68,7 @@ pub const MODULES: &[Module] = &[
         &[
             "model",
             "params",
+            "admission",
             "select",
             "allocate",
             "feasible",

@@ -8,17 +8,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaimStatus, PodSpec};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::super::Usage;
-use super::super::manifest::documents;
-use super::super::plan::{limited, read};
+use super::super::reading::{Document, documents, input, typed, unknown_fields};
 use crate::cluster::WorkloadKind;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::explain::quota::{self, Usage as QuotaUsage};
 use crate::controller::view::class::OtherClass;
 
+const CLAIM_VERSION: &str = "resource.k8s.io/v1";
 /// What is appended to the names of the cluster's objects that a file has objects of the same name as.
 const IN_CLUSTER: &str = " (in the cluster)";
 
@@ -44,20 +45,14 @@ impl FileObjects {
         namespace: Option<&str>,
         default: impl FnOnce() -> String,
     ) -> Result<Self, Usage> {
-        let (text, from) = match path.as_os_str().to_str() {
-            Some("-") => {
-                let from = "standard input".to_owned();
-                (limited(std::io::stdin().lock(), &from)?, from)
-            }
-            _ => (read(path)?, path.display().to_string()),
-        };
+        let (text, from) = input(path)?;
         Self::of(documents(&text, &from)?, &from, namespace, default)
     }
 
     /// # Errors
     /// As [`FileObjects::read`].
     pub fn of(
-        objects: Vec<Value>,
+        objects: Vec<Document>,
         from: &str,
         namespace: Option<&str>,
         default: impl FnOnce() -> String,
@@ -65,26 +60,31 @@ impl FileObjects {
         let mut found = Self::default();
         let mut namespaces = BTreeSet::new();
         for object in objects {
-            let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+            let kind = object.kind().to_owned();
             let is_workload = WorkloadKind::ALL.iter().any(|one| one.as_str() == kind);
             if !is_workload && !["Pod", "ResourceClaim", "ResourceClaimTemplate"].contains(&kind.as_str()) {
                 continue;
             }
-            let own = object.pointer("/metadata/namespace").and_then(Value::as_str);
-            namespaces.extend(own.filter(|own| !own.is_empty()).map(str::to_owned));
+            namespaces
+                .extend(Some(object.text("/metadata/namespace").to_owned()).filter(|own| !own.is_empty()));
+            is_of_version(&object)?;
             match kind.as_str() {
                 "ResourceClaim" => {
-                    let claim: ResourceClaim = typed(object, from)?;
-                    found.claims.insert(named(&claim.metadata, &kind, from)?, claim);
+                    let claim: ResourceClaim = found.typed(&object)?;
+                    found.claims.insert(named(&object)?, claim);
                 }
                 "ResourceClaimTemplate" => {
-                    let template: ResourceClaimTemplate = typed(object, from)?;
-                    found.templates.insert(named(&template.metadata, &kind, from)?, template);
+                    let template: ResourceClaimTemplate = found.typed(&object)?;
+                    found.templates.insert(named(&object)?, template);
                 }
-                "Pod" => found.pods.push(typed(object, from)?),
+                "Pod" => {
+                    let pod = found.typed(&object)?;
+                    found.pods.push(pod);
+                }
                 _ => {
-                    found.remarks.extend(one_of_many(&object, &kind));
-                    found.pods.push(typed(of_template(&object), from)?);
+                    found.remarks.extend(one_of_many(&object.value, &kind));
+                    let pod = found.typed_template(&object, &kind)?;
+                    found.pods.push(pod);
                 }
             }
         }
@@ -106,6 +106,30 @@ impl FileObjects {
         }
         found.namespace = namespaces.pop_first().unwrap_or_else(default);
         Ok(found)
+    }
+
+    /// The object; what it has that its type has not is remarked.
+    fn typed<K: DeserializeOwned + Serialize>(&mut self, object: &Document) -> Result<K, Usage> {
+        let typed = object.typed()?;
+        self.remark(object, "", unknown_fields(&object.value, &typed));
+        Ok(typed)
+    }
+
+    /// The pod that a Deployment, a Job and so on would make.
+    fn typed_template(&mut self, object: &Document, kind: &str) -> Result<Pod, Usage> {
+        let below = if kind == "CronJob" { "spec.jobTemplate.spec.template" } else { "spec.template" };
+        let pod = of_template(&object.value, below);
+        let typed: Pod = typed(&pod).map_err(|words| object.wrong(format!("{below}.{words}")))?;
+        self.remark(object, below, unknown_fields(&pod, &typed));
+        Ok(typed)
+    }
+
+    fn remark(&mut self, object: &Document, below: &str, unknown: Vec<String>) {
+        let dot = if below.is_empty() { "" } else { "." };
+        let words = |field: String| {
+            format!("{}: unknown field \"{below}{dot}{field}\": is it misspelt?", object.named())
+        };
+        self.remarks.extend(unknown.into_iter().map(words));
     }
 
     /// The claims of two pods of one name would be one.
@@ -247,22 +271,31 @@ fn entries(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>, Option<&str>)
     })
 }
 
-fn typed<K: DeserializeOwned>(object: Value, from: &str) -> Result<K, Usage> {
-    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
-    serde_path_to_error::deserialize(object).map_err(|error| {
-        Usage(format!("{from}: the {kind} is not valid: {}: {}", error.path(), error.inner()))
-    })
+fn named(object: &Document) -> Result<String, Usage> {
+    match object.text("/metadata/name") {
+        "" => Err(object.wrong("metadata.name is missing")),
+        name => Ok(name.to_owned()),
+    }
 }
 
-fn named(meta: &ObjectMeta, kind: &str, from: &str) -> Result<String, Usage> {
-    let name = meta.name.clone().filter(|name| !name.is_empty());
-    name.ok_or_else(|| Usage(format!("{from}: the {kind} has no metadata.name")))
+/// Other versions of claims have other fields, which would count as not there.
+fn is_of_version(object: &Document) -> Result<(), Usage> {
+    let version = object.text("/apiVersion");
+    let is_claim = ["ResourceClaim", "ResourceClaimTemplate"].contains(&object.kind());
+    match is_claim && !version.is_empty() && version != CLAIM_VERSION {
+        true => Err(object.wrong(format!("apiVersion is {version:?}, but {CLAIM_VERSION} is needed"))),
+        false => Ok(()),
+    }
 }
 
 /// Where a workload makes several pods.
 fn one_of_many(object: &Value, kind: &str) -> Option<String> {
-    let field = if kind == "Job" { "parallelism" } else { "replicas" };
-    let pods = object["spec"][field].as_u64().filter(|pods| *pods > 1)?;
+    let (spec, field) = match kind {
+        "CronJob" => (&object["spec"]["jobTemplate"]["spec"], "parallelism"),
+        "Job" => (&object["spec"], "parallelism"),
+        _ => (&object["spec"], "replicas"),
+    };
+    let pods = spec[field].as_u64().filter(|pods| *pods > 1)?;
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     Some(format!("{kind} {name} makes {pods} pods; the answer is about one of them"))
 }
@@ -273,9 +306,9 @@ fn unknown_priority(pod: &Pod) -> Option<String> {
     Some(format!("PriorityClass {class} is not looked up; the pod counts as one of priority 0"))
 }
 
-/// The pod that a Deployment, a Job and so on would make.
-fn of_template(object: &Value) -> Value {
-    let template = &object["spec"]["template"];
+/// The pod that would be made of the template at that path.
+fn of_template(object: &Value, below: &str) -> Value {
+    let template = below.split('.').fold(object, |value, field| &value[field]);
     let mut metadata = template["metadata"].clone();
     if !metadata.is_object() {
         metadata = json!({});
@@ -372,11 +405,13 @@ spec: {parallelism: 4, template: {spec: {containers: [], priorityClassName: high
         let two = "kind: Pod\nmetadata: {name: a, namespace: x}\n---\nkind: Pod\nmetadata: {name: b, namespace: y}\n";
         assert!(words(two).contains("several namespaces are named: x, y"));
         assert!(
-            words("kind: Pod\nspec: {containers: none}").contains("the Pod is not valid: spec.containers")
+            words("kind: Pod\nspec: {containers: none}").contains("f: Pod: spec.containers: must be a list")
         );
         let twins = "kind: Pod\nmetadata: {name: web}\n---\nkind: Deployment\nmetadata: {name: web}\nspec: {template: {}}\n";
         assert!(words(twins).contains("two of its objects make pods named web"), "{}", words(twins));
         assert!(words("kind: Service\nmetadata: {name: s}").contains("nor a Deployment, ReplicaSet"));
-        assert!(words("kind: ResourceClaim\nspec: {}").contains("the ResourceClaim has no metadata.name"));
+        assert!(
+            words("kind: ResourceClaim\nspec: {}").contains("f: ResourceClaim: metadata.name is missing")
+        );
     }
 }

@@ -14,6 +14,22 @@ const OFFERS_MAX: usize = 3;
 /// So many letters may be added, left out or exchanged in a name that is still similar.
 const EDITS_MAX: usize = 2;
 
+/// Words for a pod and for a claim, as kubectl takes them.
+const PODS: [&str; 3] = ["pod", "pods", "po"];
+const CLAIMS: [&str; 3] = ["resourceclaim", "resourceclaims", "claim"];
+
+/// `pod NAME` as `pod/NAME`.
+fn one_word(kind: &str, name: &str) -> Result<String, Usage> {
+    let is_kind = PODS.contains(&kind) || CLAIMS.contains(&kind) || WorkloadKind::of(kind).is_some();
+    match is_kind {
+        true => Ok(format!("{kind}/{name}")),
+        false => Err(Usage(format!(
+            "{kind:?} is not a kind that can be explained; give pod, resourceclaim, {} before the name, or one name alone",
+            WorkloadKind::ALL.map(WorkloadKind::as_str).join(", ").to_lowercase()
+        ))),
+    }
+}
+
 /// What is asked about. `namespace`: as far as it was named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
@@ -52,7 +68,10 @@ impl Target {
     pub fn parse(args: &ExplainArgs) -> Result<Self, Usage> {
         let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
         let text = match (&args.what, &args.filename) {
-            (Some(what), None) => what.as_str(),
+            (Some(what), None) => match &args.name {
+                Some(name) => one_word(what, name)?,
+                None => what.clone(),
+            },
             (None, Some(path)) => return Ok(Self::File { namespace: given, path: path.clone() }),
             (None, None) | (Some(_), Some(_)) => {
                 return Err(Usage("give what to explain, or a file with a pod (-f)".to_owned()));
@@ -61,6 +80,7 @@ impl Target {
         let wrong = |why: &str| {
             Usage(format!("{text:?} {why}; give NAME, NAMESPACE/NAME, pod/NAME or deployment/NAME"))
         };
+        let text = text.as_str();
         let parts: Vec<&str> = text.split('/').collect();
         let word = |part: &&str| {
             !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
@@ -75,8 +95,10 @@ impl Target {
         }
         match parts.as_slice() {
             [name] => Ok(Self::Claim { namespace: given, name: (*name).to_owned() }),
-            ["pod" | "pods" | "po", name] => Ok(Self::Pod { namespace: given, name: (*name).to_owned() }),
-            ["resourceclaim" | "resourceclaims" | "claim", name] => {
+            [kind, name] if PODS.contains(kind) => {
+                Ok(Self::Pod { namespace: given, name: (*name).to_owned() })
+            }
+            [kind, name] if CLAIMS.contains(kind) => {
                 Ok(Self::Claim { namespace: given, name: (*name).to_owned() })
             }
             [namespace, name] => match given.filter(|given| given != namespace) {

@@ -155,7 +155,7 @@ async fn looked_up(
             }
             Err(CallError::NotFound { .. }) => Template::Missing,
             Err(CallError::Forbidden { .. }) => Template::Unknown,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(super::super::reach::for_people(error)),
         };
         found.insert(name, template);
     }
@@ -188,12 +188,7 @@ pub async fn of_workload(
         }
         Err(error) => return Err(for_people(error)),
     };
-    let mut makers = match kind {
-        WorkloadKind::Deployment => {
-            cluster.replica_sets(&named.namespace, &workload).await.map_err(for_people)?
-        }
-        _ => Vec::new(),
-    };
+    let mut makers = cluster.makers(&named.namespace, &workload).await.map_err(for_people)?;
     makers.push(workload.clone());
     let (pods, more) = chosen(site, &makers);
     let mut asked = Subjects::default();
@@ -212,6 +207,11 @@ pub async fn of_workload(
     if pods.is_empty() && failures.is_empty() && !workload.suspended {
         match wants {
             0 => asked.remarks.push("it is to have no pods (spec.replicas is 0)".to_owned()),
+            _ if kind == WorkloadKind::CronJob => {
+                asked
+                    .remarks
+                    .push("no pod of its Jobs is there or waits; its schedule makes the next Job".to_owned());
+            }
             _ => asked.lacks.push("none of its pods is there, or all have ended".to_owned()),
         }
     }

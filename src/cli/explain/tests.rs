@@ -22,6 +22,7 @@ const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
     ExplainArgs {
         what: Some(what.to_owned()),
+        name: None,
         filename: None,
         namespace: namespace.map(str::to_owned),
         output: Output::Table,
@@ -176,6 +177,7 @@ fn names_of_claims_and_pods_are_told_apart() {
         ("jobs/a", Some("ml"), workload(WorkloadKind::Job)),
         ("rs/a", Some("ml"), workload(WorkloadKind::ReplicaSet)),
         ("ds/a", Some("ml"), workload(WorkloadKind::DaemonSet)),
+        ("cj/a", Some("ml"), workload(WorkloadKind::CronJob)),
         ("ml/a", Some("team"), None),
         ("", None, None),
         ("a/", None, None),
@@ -184,6 +186,12 @@ fn names_of_claims_and_pods_are_told_apart() {
     ] {
         assert_eq!(Target::parse(&args(what, namespace)).ok(), expected, "{what} {namespace:?}");
     }
+    let two =
+        |kind: &str| Target::parse(&ExplainArgs { name: Some("a".to_owned()), ..args(kind, Some("ml")) });
+    assert_eq!(two("pod").ok(), pod(Some("ml")));
+    assert_eq!(two("deploy").ok(), workload(WorkloadKind::Deployment));
+    let words = two("service").unwrap_err().to_string();
+    assert!(words.contains("\"service\" is not a kind that can be explained; give pod, "), "{words}");
     let words = Target::parse(&args("ml/a", Some("team"))).unwrap_err().to_string();
     assert!(words.contains("-n team name two namespaces"), "{words}");
 }

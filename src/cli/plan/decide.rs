@@ -11,7 +11,7 @@ use crate::cli::manifest::Manifest;
 use crate::cluster::ClaimError;
 use crate::inventory::Inventory;
 use crate::ledger::{self, HoldMode, Intent, Placer};
-use crate::model::claim::{Access, Allocated, AllocatedClaim, ConfigSource};
+use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::error_chain;
 use crate::model::gpu::{Device, Gpu, NodeGpus};
 use crate::model::names::{BootId, PoolName};
@@ -45,6 +45,12 @@ pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Rep
             "The claim has no metadata.uid, which the API server sets: zeros are used instead.".to_owned(),
         );
     }
+    let unknown = manifest.unknown_fields().into_iter();
+    report.notes.extend(unknown.map(|field| {
+        format!(
+            "unknown field {field:?}: is it misspelt? (This release knows Kubernetes' fields up to 1.37.)"
+        )
+    }));
     let foreign = manifest.foreign();
     if !foreign.is_empty() {
         report.notes.push(format!("Left to their own drivers: {}.", foreign.join(", ")));
@@ -202,12 +208,7 @@ fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
 }
 
 fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> Verdict {
-    for (place, parameters) in manifest.parameters() {
-        let decoded = params::decode(parameters);
-        if let Err(error) = decoded.and_then(|params| params.check_source(ConfigSource::FromClaim)) {
-            notes.push(format!("{place} would be refused: {error}"));
-        }
-    }
+    notes.extend(manifest.problems());
     let offers = match found(&site.inventory) {
         Ok(gpus) => {
             notes.extend(only_whole(&site.offered));

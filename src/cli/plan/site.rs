@@ -7,8 +7,9 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{PlanArgs, read};
-use crate::cli::manifest::{Manifest, parse};
+use super::PlanArgs;
+use crate::cli::manifest::Manifest;
+use crate::cli::reading::{cause, parse, read, typed, unreadable};
 use crate::cli::state::{Holder, NodeState};
 use crate::cli::{Usage, inspect};
 use crate::inventory::Inventory;
@@ -66,13 +67,13 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
     let value = parse(&read(path)?, &name)?;
     if value.get("inventory").is_some() {
         let knows_claims = value.get("claims").is_some();
-        return Ok((typed(&value, &name)?, knows_claims));
+        return Ok((of_node(&value, &name)?, knows_claims));
     }
     let has = |field: &str| value.get(field).is_some();
     let inventory = if has("gpus") {
-        Inventory::Found(typed(&value, &name)?)
+        Inventory::Found(of_node(&value, &name)?)
     } else if has("Found") || has("Unavailable") || value == "Unknown" {
-        typed(&value, &name)?
+        of_node(&value, &name)?
     } else {
         return Err(Usage(format!(
             "{name} does not list a node's GPUs: it has neither inventory nor gpus; use what tranche inspect \
@@ -82,13 +83,9 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
     Ok((NodeState { inventory, ..NodeState::default() }, false))
 }
 
-fn typed<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        Usage(format!(
-            "{name} does not list a node's GPUs: {}: {}; use what tranche inspect -o json prints",
-            error.path(),
-            error.inner()
-        ))
+fn of_node<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
+    typed(value).map_err(|words| {
+        Usage(format!("{name} does not list a node's GPUs: {words}; use what tranche inspect -o json prints"))
     })
 }
 
@@ -96,8 +93,9 @@ fn typed<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
 fn records(folder: &Path) -> Result<Vec<Holder>, Usage> {
     let below = folder.join("ledger");
     let folder = if below.is_dir() { &below } else { folder };
-    let unreadable =
-        |error: std::io::Error| Usage(format!("cannot read the ledger {}: {error}", folder.display()));
+    let unreadable = |error: std::io::Error| {
+        Usage(format!("cannot read the ledger {}: {}", folder.display(), cause(&error)))
+    };
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
@@ -110,7 +108,7 @@ fn records(folder: &Path) -> Result<Vec<Holder>, Usage> {
 }
 
 fn record(path: &Path) -> Result<Holder, Usage> {
-    let bytes = fs::read(path).map_err(|error| Usage(format!("cannot read {}: {error}", path.display())))?;
+    let bytes = fs::read(path).map_err(|error| unreadable(&path.display().to_string(), &error))?;
     let record = ledger::decode(&bytes)
         .map_err(|damage| Usage(format!("the ledger record {} is damaged: {damage}", path.display())))?
         .record;

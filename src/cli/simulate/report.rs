@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::paper;
 use super::replay::Series;
@@ -113,8 +113,30 @@ impl Report {
     }
 
     /// One object per line.
-    pub fn json(&self) -> String {
-        let mut text = String::new();
+    /// One JSON object per policy and line.
+    pub fn json_lines(&self) -> String {
+        self.objects().iter().map(|object| format!("{object}\n")).collect()
+    }
+
+    /// The same in one object, its fields named as those of Kubernetes are.
+    pub fn document(&self) -> Value {
+        let camel = |name: &String| {
+            let mut words = name.split('_');
+            let first = words.next().unwrap_or_default().to_owned();
+            words.fold(first, |name, word| format!("{name}{}{}", word[..1].to_uppercase(), &word[1..]))
+        };
+        let renamed = |object: Value| match object {
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| (camel(name), value.clone())).collect()
+            }
+            other => other,
+        };
+        json!({"policies": self.objects().into_iter().map(renamed).collect::<Vec<Value>>()})
+    }
+
+    /// One for each policy.
+    fn objects(&self) -> Vec<Value> {
+        let mut objects = Vec::new();
         for series in &self.all {
             let end = series.end();
             let mut object = json!({
@@ -134,9 +156,9 @@ impl Report {
                 object[format!("allocated_percent_at_{stop}")] = json!(mean);
                 object[format!("paper_best_percent_at_{stop}")] = json!(paper::best(&self.pods, stop));
             }
-            let _ = writeln!(text, "{object}");
+            objects.push(object);
         }
-        text
+        objects
     }
 
     pub fn csv(&self) -> String {

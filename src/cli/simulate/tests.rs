@@ -44,7 +44,7 @@ fn the_report_has_a_row_an_object_and_a_curve_per_policy() {
         assert!(text.contains(word), "{word} is missing:\n{text}");
     }
     let objects: Vec<serde_json::Value> =
-        report.json().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        report.json_lines().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.len(), 4);
     assert_eq!((&objects[0]["policy"], &objects[0]["seeds"]), (&"pack".into(), &2.into()));
     let percent = |key: &str| objects[0][key].as_f64().unwrap();
@@ -56,7 +56,11 @@ fn the_report_has_a_row_an_object_and_a_curve_per_policy() {
     assert_eq!(plot::svg(&report).matches("<polyline").count(), 4);
     let ours = Report { pods: "my-own-pods".to_owned(), ..report };
     assert!(!ours.text().contains("PAPER"), "no figures that are not the set's");
-    assert!(ours.json().lines().all(|line| line.contains(r#""paper_best_percent":null"#)), "{}", ours.json());
+    assert!(
+        ours.json_lines().lines().all(|line| line.contains(r#""paper_best_percent":null"#)),
+        "{}",
+        ours.json_lines()
+    );
 }
 
 #[test]

@@ -6,7 +6,6 @@ use k8s_openapi::api::resource::v1::{
     Device, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
 };
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::model::names::{DRIVER, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
@@ -74,6 +73,16 @@ pub enum Part {
     },
     /// Looks only (KEP-5018).
     Admin,
+}
+
+impl Map {
+    /// Leaves the devices of which claims of the namespace have a part, with all who share them.
+    pub fn keep_only(&mut self, namespace: &str) {
+        for node in &mut self.nodes {
+            node.devices.retain(|row| row.claims.iter().any(|holder| holder.namespace == namespace));
+        }
+        self.nodes.retain(|node| !node.devices.is_empty());
+    }
 }
 
 impl Row {
@@ -241,9 +250,4 @@ fn consumed(result: &DeviceRequestAllocationResult) -> Option<Part> {
     let number = |name: &str| consumed.get(name)?.0.parse::<Quantity>().ok()?.units_ceil();
     let memory_mib = Bytes(number(MEMORY)?).mib_floor();
     Some(Part::Share { memory_mib, compute: number(COMPUTE).filter(|percent| *percent > 0) })
-}
-
-/// For `-o json`.
-pub fn json(map: &Map) -> Value {
-    serde_json::to_value(map).unwrap_or_default()
 }

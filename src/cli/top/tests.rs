@@ -136,7 +136,7 @@ fn what_a_claims_author_says_of_his_grant_counts_for_nothing() {
 
 #[test]
 fn as_json_it_has_the_units_in_its_names() {
-    let json = super::map::json(&seen());
+    let json = serde_json::to_value(seen()).unwrap();
     let placed = &json["nodes"][0]["devices"][1];
     assert_eq!((&placed["held"], &placed["grantableMiB"]), (&json!(true), &json!(80_000)));
     let part = json!({"share": {"memoryMiB": 2000, "computePercent": null}});

@@ -1,0 +1,452 @@
+//! The tools as a newcomer calls them, with what is usually wrong: each mistake is answered by words that say what was
+//! wrong and where, with exit code 1 or 2, and never by a type of Rust. The real program runs; the API servers here answer
+//! one sentence each.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const KUBECONFIG: &str = "current-context: here\n\
+    contexts: [{name: here, context: {cluster: c, user: u, namespace: ml}}, {name: there, context: {cluster: d, user: u}}]\n\
+    clusters: [{name: c, cluster: {server: 'http://ADDRESS'}}]\nusers: [{name: u, user: {}}]\n";
+const POD: &str =
+    "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: main, image: i}]}\n";
+const CLAIM: &str = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: train}\nspec:\n  devices:\n    \
+    requests: [{name: gpu, exactly: {deviceClassName: shared.gpu.nvidia.com}}]\n    config:\n    - opaque:\n        \
+    driver: gpu.nvidia.com\n        parameters: {apiVersion: tranche.dev/v1alpha1, kind: GpuShare, SHARE}\n";
+const GPUS: &str = r#"{"driver": {"driver": "550.163.01", "cuda": "12.4"}, "gpus": []}"#;
+
+/// Runs the program in a folder, with a file on standard input.
+fn run(folder: &Path, line: &str, input: &str) -> (Option<i32>, String, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tranche"))
+        .args(line.split(' ').filter(|word| !word.is_empty()))
+        .current_dir(folder)
+        .env_clear()
+        .env("HOME", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Whoever reads no standard input may be gone already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// An API server that answers every request with one status and one message, for as long as the test runs.
+fn api_server(code: u16, reason: &'static str, message: &str) -> SocketAddr {
+    let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code, "details": {"name": "train"}})
+    .to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let length = body.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {code} {reason}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+                 connection: close\r\n\r\n{body}"
+            );
+        }
+    });
+    address
+}
+
+fn kubeconfig(folder: &Path, name: &str, address: &str) {
+    fs::write(folder.join(name), KUBECONFIG.replace("ADDRESS", address)).unwrap();
+}
+
+/// The mistakes: the command, what is on standard input, the exit code, and words of the answer.
+struct Case {
+    line: &'static str,
+    input: &'static str,
+    code: i32,
+    words: &'static [&'static str],
+}
+
+const fn case(line: &'static str, code: i32, words: &'static [&'static str]) -> Case {
+    Case { line, input: "", code, words }
+}
+
+const KIND_MISSING: &str = "kind is missing; an object of Kubernetes begins with apiVersion and kind";
+const FILES: &[Case] = &[
+    case("explain -f none.yaml", 2, &["error: the path \"none.yaml\" does not exist"]),
+    case("explain -f folder", 2, &["error: folder is a folder; give a file"]),
+    case("explain -f empty.yaml", 2, &["error: empty.yaml is empty"]),
+    case("explain -f comments.yaml", 2, &["error: there is no object in comments.yaml"]),
+    case("explain -f -", 2, &["error: nothing came on standard input"]),
+    case("explain -f binary", 2, &["error: binary is not a text file (UTF-8)"]),
+    case("explain -f utf16.yaml", 2, &["error: utf16.yaml is text in UTF-16", "save it as UTF-8"]),
+    case(
+        "explain -f tab.yaml",
+        2,
+        &[
+            "error: tab.yaml is not valid YAML: ",
+            " at line 3, column 2, in the line \"name: a\"",
+            "indented with spaces",
+        ],
+    ),
+    case("explain -f cut.yaml", 2, &["error: cut.yaml is not valid YAML: ", " at line "]),
+    case("explain -f cut.json", 2, &["error: cut.json is not valid JSON: it ends before its last bracket"]),
+    case(
+        "explain -f twice.yaml",
+        2,
+        &["error: twice.yaml is not valid YAML: duplicate mapping key `kind` is not allowed here at line 3"],
+    ),
+    case("explain -f word.yaml", 2, &["error: word.yaml is a text, not an object of Kubernetes"]),
+    case("explain -f kindless.yaml", 2, &["error: kindless.yaml, document 2: ", KIND_MISSING]),
+    case("explain -f service.yaml", 2, &["error: there is no Pod in service.yaml, nor a Deployment"]),
+    case(
+        "explain -f typed.yaml",
+        2,
+        &[
+            "error: typed.yaml, document 2: Pod \"b\": spec.containers[0].image: must be a string, not the number 5",
+        ],
+    ),
+    case(
+        "explain -f deployment.yaml",
+        2,
+        &["error: deployment.yaml: Deployment \"web\": spec.template.spec.containers: must be a list"],
+    ),
+    case(
+        "explain -f old.yaml",
+        2,
+        &[
+            "error: old.yaml: ResourceClaim \"train\": apiVersion is \"resource.k8s.io/v1beta1\", but resource.k8s.io/v1 is",
+        ],
+    ),
+    Case {
+        line: "explain -f -",
+        input: "kind: Pod\nmetadata: {name: 5}\n",
+        code: 2,
+        words: &["error: standard input: Pod: metadata.name: must be a string, not the number 5"],
+    },
+    case(
+        "plan -f pod.yaml --gpus gpus.json",
+        2,
+        &["error: there are only objects of kind Pod, but a ResourceClaim"],
+    ),
+    case("plan -f none.yaml", 2, &["error: --claim: there is no file \"none.yaml\"; give the path of"]),
+    case("plan -f train", 2, &["there is no file \"train\"", "or namespace/name for a claim in the cluster"]),
+    case(
+        "plan -f ml/train -n team",
+        2,
+        &["error: --claim ml/train and -n team name two namespaces; give one"],
+    ),
+    case(
+        "plan -f old.yaml --gpus gpus.json",
+        2,
+        &["old.yaml: ResourceClaim \"train\": apiVersion is", "kubectl get"],
+    ),
+    case(
+        "plan -f shallow.yaml --gpus gpus.json",
+        2,
+        &["ResourceClaimTemplate \"t\": spec.devices belongs below spec.spec"],
+    ),
+    case(
+        "plan -f nameless.yaml --gpus gpus.json",
+        2,
+        &["error: nameless.yaml: ResourceClaim: metadata.name is missing"],
+    ),
+    case(
+        "plan -f count.yaml --gpus gpus.json",
+        2,
+        &[
+            "count.yaml: ResourceClaim \"train\": spec.devices.requests[0].exactly.count: must be a whole number, not the string \"2\"",
+        ],
+    ),
+    case("plan -f claim.yaml --gpus none.json", 2, &["error: the path \"none.json\" does not exist"]),
+    case("plan -f claim.yaml --gpus pod.yaml", 2, &["error: pod.yaml does not list a node's GPUs"]),
+    case(
+        "plan -f claim.yaml --gpus gpus.json --ledger none",
+        2,
+        &["cannot read the ledger none: no such file or directory"],
+    ),
+    case("simulate --nodes none.csv --pods none.csv", 2, &["error: the path \"none.csv\" does not exist"]),
+    case(
+        "inspect --socket none.sock",
+        1,
+        &["error: nothing answers at none.sock (no such file or directory). Ask inside a pod"],
+    ),
+    case("inspect metrics -o json", 2, &["error: -o is for the state"]),
+];
+
+const CLUSTER: &[Case] = &[
+    case("top", 2, &["error: no cluster to ask: there is no ~/.kube/config; give --kubeconfig"]),
+    case(
+        "top --kubeconfig none",
+        2,
+        &["error: kubeconfig none cannot be used: the path \"none\" does not exist"],
+    ),
+    case("top --kubeconfig folder", 2, &["error: kubeconfig folder cannot be used: folder is a folder"]),
+    case(
+        "top --kubeconfig binary",
+        2,
+        &["error: kubeconfig binary cannot be used: binary is not a text file"],
+    ),
+    case(
+        "top --kubeconfig cut.yaml",
+        2,
+        &["kubeconfig cut.yaml cannot be used: it is not valid YAML of a kubeconfig: line "],
+    ),
+    case(
+        "top --kubeconfig pod.yaml",
+        2,
+        &["kubeconfig pod.yaml cannot be used: it has no current context; name one"],
+    ),
+    case(
+        "top --kubeconfig refused --context nowhere",
+        2,
+        &["context \"nowhere\" does not exist; its contexts are here, there"],
+    ),
+    case(
+        "top --kubeconfig refused --context there",
+        2,
+        &["the context names cluster \"d\", which is not in its clusters"],
+    ),
+    case(
+        "top --kubeconfig refused",
+        1,
+        &["error: the API server http://127.0.0.1:", "cannot be reached: connection refused;"],
+    ),
+    case(
+        "explain train --kubeconfig refused",
+        1,
+        &["cannot be reached: connection refused;", "kubectl config view --minify"],
+    ),
+    case("explain -f pod.yaml", 1, &["cannot be reached: connection refused;"]),
+    case(
+        "plan -f ml/train --gpus gpus.json --kubeconfig refused",
+        1,
+        &["cannot be reached: connection refused;"],
+    ),
+    case(
+        "top --kubeconfig forbidden",
+        1,
+        &[
+            "Error from server (Forbidden): resourceclaims.resource.k8s.io is forbidden: User \"eve\"",
+            "; see kubectl auth can-i list resourceclaims.resource.k8s.io -n ml, and ask for ClusterRole tranche-viewer",
+        ],
+    ),
+    case(
+        "explain train --kubeconfig forbidden",
+        1,
+        &["Error from server (Forbidden): ", "see kubectl auth can-i list"],
+    ),
+    case(
+        "plan -f ml/train --kubeconfig forbidden",
+        1,
+        &["Error from server (Forbidden): ", "see kubectl auth can-i list"],
+    ),
+    case(
+        "top --kubeconfig unauthorized",
+        1,
+        &["Error from server (Unauthorized): the API server does not know who you are"],
+    ),
+    case(
+        "plan -f train -n ml --gpus gpus.json --kubeconfig absent",
+        1,
+        &["Error from server (NotFound): resourceclaims.resource.k8s.io \"train\" not found in namespace ml"],
+    ),
+];
+
+const ARGUMENTS: &[Case] = &[
+    case("explian", 2, &["error: unrecognized subcommand 'explian'", "'explain'"]),
+    case(
+        "top -o yml",
+        2,
+        &["error: invalid value 'yml' for '--output", "[possible values: map, json, yaml]"],
+    ),
+    case("explain", 2, &["error: the following required arguments were not provided"]),
+    case("explain a/b/c", 2, &["error: \"a/b/c\" has too many parts; give NAME, NAMESPACE/NAME, pod/NAME"]),
+    case(
+        "explain service web",
+        2,
+        &["error: \"service\" is not a kind that can be explained; give pod, resourceclaim, deployment"],
+    ),
+    case("explain ml/a -n team", 2, &["and -n team name two namespaces"]),
+    case("top --interval 0", 2, &["error: --interval 0: write a number of seconds, at least 0.5"]),
+    case("simulate --nodes a --pods b --load 11", 2, &["error: --load 11: write a number above 0"]),
+];
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::create_dir(at.join("folder")).unwrap();
+    let claim = CLAIM.replace("SHARE", "memory: 2Gi");
+    for (name, text) in [
+        ("empty.yaml", ""),
+        ("comments.yaml", "# nothing\n---\n"),
+        ("tab.yaml", "kind: Pod\nmetadata:\n\tname: a\n"),
+        ("cut.yaml", "kind: Pod\nmetadata: {name: a\n"),
+        ("cut.json", "{\"kind\": \"Pod\", "),
+        ("twice.yaml", "kind: Pod\nmetadata: {name: a}\nkind: Job\n"),
+        ("word.yaml", "hello\n"),
+        ("kindless.yaml", &format!("{POD}---\nmetadata: {{name: b}}\n")),
+        ("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n"),
+        (
+            "typed.yaml",
+            &format!("{POD}---\n{}", POD.replace("name: a", "name: b").replace("image: i", "image: 5")),
+        ),
+        (
+            "deployment.yaml",
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {template: {spec: {containers: main}}}\n",
+        ),
+        ("old.yaml", &claim.replace("k8s.io/v1", "k8s.io/v1beta1")),
+        ("pod.yaml", POD),
+        ("crlf.yaml", &POD.replace('\n', "\r\n")),
+        ("claim.yaml", &claim),
+        ("nameless.yaml", &claim.replace("name: train", "labels: {}")),
+        ("count.yaml", &claim.replace("shared.gpu.nvidia.com}", "gpu.nvidia.com, count: \"2\"}")),
+        (
+            "shallow.yaml",
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\nspec: {devices: {requests: []}}\n",
+        ),
+        ("gpus.json", GPUS),
+    ] {
+        fs::write(at.join(name), text).unwrap();
+    }
+    fs::write(at.join("binary"), [0x7f, b'E', b'L', b'F', 0, 0xc3, 0x28]).unwrap();
+    fs::write(at.join("utf16.yaml"), [0xff, 0xfe, b'k', 0, b'i', 0]).unwrap();
+    // Nothing listens at a port that was given back.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    kubeconfig(at, "refused", &free.to_string());
+    let forbidden = "resourceclaims.resource.k8s.io is forbidden: User \"eve\" cannot list resource \"resourceclaims\" in \
+                     API group \"resource.k8s.io\" in the namespace \"ml\"";
+    kubeconfig(at, "forbidden", &api_server(403, "Forbidden", forbidden).to_string());
+    kubeconfig(at, "unauthorized", &api_server(401, "Unauthorized", "Unauthorized").to_string());
+    let absent = "resourceclaims.resource.k8s.io \"train\" not found";
+    kubeconfig(at, "absent", &api_server(404, "NotFound", absent).to_string());
+    folder
+}
+
+#[test]
+fn every_mistake_is_told_in_the_words_of_yaml_and_kubectl() {
+    let folder = folder();
+    let mut wrong = Vec::new();
+    for Case { line, input, code, words } in FILES.iter().chain(CLUSTER).chain(ARGUMENTS) {
+        // Whatever is wrong with the file, there is a cluster to ask.
+        let with_cluster = if line.starts_with("explain -f") { " --kubeconfig refused" } else { "" };
+        let (seen, out, said) = run(folder.path(), &format!("{line}{with_cluster}"), input);
+        let missing: Vec<&&str> = words.iter().filter(|words| !said.contains(**words)).collect();
+        let rust =
+            ["os error", "invalid type", "expected u", "expected struct", "Some(", "ServiceError", "kube::"];
+        let rust: Vec<&&str> = rust.iter().filter(|word| said.contains(**word)).collect();
+        let begins = said.starts_with("error: ") || said.starts_with("Error from server (");
+        if seen != Some(*code) || !missing.is_empty() || !rust.is_empty() || !begins || !out.is_empty() {
+            wrong.push(format!(
+                "$ tranche {line}\n{out}{said}[exit {seen:?}, not {code}; lacks {missing:?}, has {rust:?}]"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn what_would_be_refused_is_told_with_the_path_of_the_field() {
+    let folder = folder();
+    let plan = |claim: &str| {
+        fs::write(folder.path().join("one.yaml"), claim).unwrap();
+        let (code, out, said) = run(folder.path(), "plan -f one.yaml --gpus gpus.json --node n", "");
+        assert_eq!(code, Some(3), "{out}{said}");
+        out
+    };
+    let at = "spec.devices.config[0].opaque.parameters";
+    for (share, words) in [
+        (
+            "memory: 2000",
+            format!("{at}.memory would be refused: 2000 bytes are less than 1 MiB; did you mean 2000Mi?\n"),
+        ),
+        (
+            "memroy: 2Gi",
+            format!("{at}.memroy would be refused: unknown field \"memroy\"; use apiVersion, kind, memory,"),
+        ),
+        ("maxProcesses: 1", format!("{at} would be refused: does not say how much of a GPU request \"gpu\"")),
+        (
+            "maxProcesses: 1",
+            "(unless DeviceClass shared.gpu.nvidia.com says it; put the class into the file".to_owned(),
+        ),
+    ] {
+        let out = plan(&CLAIM.replace("SHARE", share));
+        assert!(out.contains(&words), "{share}:\n{out}");
+    }
+    let class = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: shared.gpu.nvidia.com}\nspec:\n  \
+                 config:\n  - opaque:\n      driver: gpu.nvidia.com\n      parameters: {apiVersion: tranche.dev/v1alpha1, \
+                 kind: GpuShare, memory: 1Gi}\n";
+    let with_class = plan(&format!("{}{class}", CLAIM.replace("SHARE", "maxProcesses: 1")));
+    assert!(!with_class.contains("would be refused"), "{with_class}");
+    let without_amount = class.replace(", memory: 1Gi", "");
+    let out = plan(&format!("{}{without_amount}", CLAIM.replace("SHARE", "maxProcesses: 1")));
+    assert!(out.contains("does not say how much") && !out.contains("unless DeviceClass"), "{out}");
+    let misspelt = plan(
+        &CLAIM.replace("SHARE", "memory: 2Gi").replace("    config:", "    tolerations: [x]\n    config:"),
+    );
+    assert!(misspelt.contains("unknown field \"spec.devices.tolerations\": is it misspelt?"), "{misspelt}");
+}
+
+#[test]
+fn line_ends_of_windows_are_no_mistake() {
+    let folder = folder();
+    let (_, _, said) = run(folder.path(), "explain -f crlf.yaml --kubeconfig refused", "");
+    assert!(said.contains("cannot be reached"), "{said}");
+}
+
+#[test]
+fn json_and_yaml_say_the_same() {
+    let folder = folder();
+    let told = |line: &str| {
+        let (_, out, said) = run(folder.path(), line, "");
+        assert_eq!(said, "", "{line}");
+        out
+    };
+    for line in [
+        "plan -f claim.yaml --gpus gpus.json --node n",
+        "version",
+        "simulate --nodes nodes.csv --pods pods.csv --seeds 1 --policy pack",
+    ] {
+        fs::write(folder.path().join("nodes.csv"), "sn,cpu_milli,memory_mib,gpu,model\nn,64000,262144,4,B\n")
+            .unwrap();
+        let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,8000,8192,1,1000\nb,2000,4096,1,500\n";
+        fs::write(folder.path().join("pods.csv"), pods).unwrap();
+        let json: Value = serde_json::from_str(&told(&format!("{line} -o json"))).unwrap();
+        let mut yaml: Value = serde_saphyr::from_str(&told(&format!("{line} -o yaml"))).unwrap();
+        if line.starts_with("simulate") {
+            // How long a decision took differs.
+            for field in ["decisionP50Us", "decisionP99Us"] {
+                assert!(json["policies"][0][field].is_number(), "{json}");
+                yaml["policies"][0][field] = json["policies"][0][field].clone();
+            }
+        }
+        assert_eq!(json, yaml, "{line}");
+    }
+    let version: Value = serde_json::from_str(&told("version -o json")).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn every_shipped_example_is_read() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/examples");
+    let folder = folder();
+    let mut planned = 0;
+    for file in fs::read_dir(&examples).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = fs::read_to_string(&file).unwrap();
+        if !text.contains("kind: ResourceClaim") {
+            continue;
+        }
+        let line = format!("plan -f {} --gpus gpus.json --node n", file.display());
+        let (code, out, said) = run(folder.path(), &line, "");
+        assert_eq!(code, Some(3), "{line}: {out}{said}");
+        assert!(!out.contains("would be refused") && !out.contains("unknown field"), "{line}: {out}");
+        planned += 1;
+    }
+    assert!(planned > 3, "only {planned} examples have claims");
+}
