@@ -21,6 +21,7 @@ mod discovery;
 mod hollow;
 mod machine;
 mod manifests;
+mod nvidia;
 mod pods;
 mod restarts;
 mod rig;

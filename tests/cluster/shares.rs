@@ -200,7 +200,7 @@ pub fn mps_env(cluster: &TestCluster, pod: &str, container: &str) -> Vec<String>
 }
 
 /// Waits until the pod waits for the scheduler; its words.
-async fn wait_unschedulable(cluster: &TestCluster, pod: &str) -> String {
+pub async fn wait_unschedulable(cluster: &TestCluster, pod: &str) -> String {
     let told = || async {
         let conditions = cluster.api::<Pod>().get(pod).await.ok()?.status?.conditions?;
         conditions.into_iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?.message
