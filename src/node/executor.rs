@@ -4,8 +4,8 @@
 //! prepare: recorded and real? ─yes→ write the container edits anew if they name what has changed → answer
 //!          ─no→ clear what is half done → plan → ledger.begin (durable) → step, mark, step, mark … → ready → answer
 //!                                                                      └ a step fails → undo all, last first
-//! release: container edits away → held by a process? then it stays → ledger.releasing → undo all, last first, each
-//!          tried → ledger.end
+//! release: container edits away → held by a process? then it stays → ledger.releasing → [kubelet may be answered]
+//!          → undo all, last first, each tried → ledger.end
 //! ```
 //! Every function here blocks its thread, and is called with the lanes of the GPUs concerned held.
 
@@ -269,6 +269,19 @@ impl Executor {
     /// Takes a claim back. Needs nothing but the record and a look at the node's processes; a claim without a
     /// record is fine.
     pub fn release(&self, held: &Held, claim: &ClaimUid, cause: ReleaseCause) -> Result<(), ReleaseError> {
+        self.release_telling(held, claim, cause, || {})
+    }
+
+    /// The same, and calls `certain` once nothing can keep the claim from being taken back in the end, though settings
+    /// of its GPUs are yet to be put back: no container can get its devices, no process of its pods runs, and a process
+    /// that ends here leaves a record which the next start takes back. Until then the lanes keep others off its GPUs.
+    pub fn release_telling(
+        &self,
+        held: &Held,
+        claim: &ClaimUid,
+        cause: ReleaseCause,
+        certain: impl FnOnce(),
+    ) -> Result<(), ReleaseError> {
         self.store.refresh(held)?;
         let Some(record) = self.store.get(claim) else {
             self.holders.settle(claim);
@@ -290,18 +303,26 @@ impl Executor {
         if cause == ReleaseCause::Api {
             self.mark_releasing(held, &record);
         }
-        let tried = record.undo().map(|step| (step, self.undo(step, claim, same_boot)));
-        let failed: Vec<_> = tried.filter_map(|(step, undone)| Some((step, undone.err()?))).collect();
-        let usable = failed.iter().any(|(step, _)| matches!(step, Step::WriteCdi { .. }));
-        let words: Vec<String> = failed.into_iter().map(|(_, words)| words).collect();
-        match (words.is_empty(), usable) {
-            (true, _) => {
+        let (edits, settings): (Vec<_>, Vec<_>) =
+            record.undo().partition(|step| matches!(step, Step::WriteCdi { .. }));
+        let undo_all = |steps: Vec<&Step>| -> Vec<String> {
+            steps.into_iter().filter_map(|step| self.undo(step, claim, same_boot).err()).collect()
+        };
+        let usable = undo_all(edits);
+        // A ready record without its mark would be kept by the next start.
+        let is_marked = self.store.get(claim).is_some_and(|record| record.phase != Phase::Ready);
+        if usable.is_empty() && is_marked && !settings.is_empty() {
+            certain();
+        }
+        let owing = undo_all(settings);
+        match (usable.is_empty(), owing.is_empty()) {
+            (true, true) => {
                 self.store.end(held, claim)?;
                 self.holders.settle(claim);
                 Ok(())
             }
-            (false, true) => Err(ReleaseError::Undo(words)),
-            (false, false) => Err(ReleaseError::Owing(words)),
+            (false, _) => Err(ReleaseError::Undo([usable, owing].concat())),
+            (true, false) => Err(ReleaseError::Owing(owing)),
         }
     }
 

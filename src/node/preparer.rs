@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use thiserror::Error;
-use tokio::sync::watch;
-use tracing::{Span, debug, info, instrument, warn};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tracing::{Instrument, Span, debug, info, instrument, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
 use super::holders::{ReleaseCause, Withheld};
@@ -202,11 +203,19 @@ impl Preparer {
         gpus: Vec<DeviceUuid>,
         act: impl FnOnce(&Executor, &Held) -> Result<T, PrepareError> + Send + 'static,
     ) -> Result<T, PrepareError> {
+        self.start_within(gpus, act).await?.await.map_err(|_| PrepareError::Broken)?
+    }
+
+    /// The same, begun once the lanes are taken.
+    async fn start_within<T: Send + 'static>(
+        &self,
+        gpus: Vec<DeviceUuid>,
+        act: impl FnOnce(&Executor, &Held) -> Result<T, PrepareError> + Send + 'static,
+    ) -> Result<JoinHandle<Result<T, PrepareError>>, PrepareError> {
         let queued = self.lanes.queue(gpus).await?;
         let executor = self.executor.clone();
         let span = Span::current();
-        let work = move || span.in_scope(|| act(&executor, &queued.hold()?));
-        tokio::task::spawn_blocking(work).await.map_err(|_| PrepareError::Broken)?
+        Ok(tokio::task::spawn_blocking(move || span.in_scope(|| act(&executor, &queued.hold()?))))
     }
 
     #[instrument(level = "error", name = "unprepare", skip_all, fields(claim.uid = %claim.uid, claim.namespace = claim.namespace, claim.name = claim.name))]
@@ -230,7 +239,9 @@ impl Preparer {
         Ok(())
     }
 
-    /// Takes a claim back by its record alone. False if it had none.
+    /// Takes a claim back by its record alone. False if it had none. Settings of its GPUs may be put back after the
+    /// answer (an MPS daemon takes milliseconds): the lanes are held until then, so that whoever is given the GPU next
+    /// waits, and the record stays, so that a process that ends meanwhile leaves nothing behind.
     pub async fn release_one(&self, claim: &ClaimRef) -> Result<bool, PrepareError> {
         let gpus = self.recorded_gpus(&claim.uid).await?;
         self.reporter.released(claim.clone());
@@ -238,11 +249,20 @@ impl Preparer {
             return Ok(false);
         }
         let before = self.executor.holders.withheld_of(&claim.uid);
-        let claim = claim.uid.clone();
+        let (tell, certain) = oneshot::channel();
+        let uid = claim.uid.clone();
         let release = move |executor: &Executor, held: &Held| {
-            Ok(executor.release(held, &claim, ReleaseCause::Kubelet)?)
+            // Nobody listens: kubelet has given up waiting.
+            let tell = || _ = tell.send(());
+            Ok(executor.release_telling(held, &uid, ReleaseCause::Kubelet, tell)?)
         };
-        let released = self.within(gpus, release).await;
+        let work = self.start_within(gpus, release).await?;
+        // An error: it ended without that word, well or not.
+        if certain.await.is_ok() {
+            tokio::spawn(follow(claim.clone(), work).instrument(Span::current()));
+            return Ok(true);
+        }
+        let released = work.await.map_err(|_| PrepareError::Broken)?;
         self.tell_withheld(before.as_ref(), &released);
         released.map(|()| true)
     }
@@ -338,6 +358,14 @@ impl Preparer {
                 _ => "the first look at the GPUs is not finished".to_owned(),
             },
         })
+    }
+}
+
+/// What was left to do when kubelet was answered. Its record stays if it fails, and the sweeper goes on.
+async fn follow(claim: ClaimRef, work: JoinHandle<Result<(), PrepareError>>) {
+    let done = work.await.map_err(|_| PrepareError::Broken).flatten();
+    if let Err(error) = done {
+        warn!(%claim, error = error_chain(&error), "claim released, its GPU is not free yet");
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use tranche::ledger::Step;
 use tranche::model::share::{CLIENT_FOLDER, MpsGroup, MpsLimits, SHM_FOLDER, SharedMemory};
@@ -19,6 +19,9 @@ pub struct Supervisor {
     kept: Mutex<BTreeMap<MpsGroup, (bool, MpsLimits)>>,
     trouble: Mutex<Option<Trouble>>,
     shm: Mutex<Option<SharedMemory>>,
+    /// True while no daemon comes to rest.
+    stalled: Mutex<bool>,
+    goes_on: Condvar,
 }
 
 /// How every question is answered meanwhile.
@@ -33,7 +36,14 @@ pub enum Trouble {
 
 impl Supervisor {
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder, kept: Mutex::default(), trouble: Mutex::default(), shm: Mutex::default() }
+        Self {
+            folder,
+            kept: Mutex::default(),
+            trouble: Mutex::default(),
+            shm: Mutex::default(),
+            stalled: Mutex::default(),
+            goes_on: Condvar::new(),
+        }
     }
 
     /// The groups that are kept, with EXCLUSIVE_PROCESS or not, and their limits.
@@ -49,6 +59,12 @@ impl Supervisor {
 
     pub fn trouble(&self, trouble: Option<Trouble>) {
         *self.trouble.lock().unwrap() = trouble;
+    }
+
+    /// Whoever asks that a daemon rests waits until this is false again.
+    pub fn stall(&self, stalled: bool) {
+        *self.stalled.lock().unwrap() = stalled;
+        self.goes_on.notify_all();
     }
 
     /// How full the /dev/shm of each daemon is from here on.
@@ -116,6 +132,8 @@ impl Daemons for SupervisorClient {
     }
 
     fn rest(&self, group: &MpsGroup) -> Result<(), SupervisorError> {
+        let stalled = self.supervisor.stalled.lock().unwrap();
+        drop(self.supervisor.goes_on.wait_while(stalled, |stalled| *stalled).unwrap());
         let rest = || {
             self.supervisor.answer(Some(group), || drop(self.supervisor.kept.lock().unwrap().remove(group)))
         };

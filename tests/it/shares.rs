@@ -1,14 +1,18 @@
 //! Shares on a node, placed by the scheduler or by the controller: each claim has its own limits, the daemon is as loose as its loosest claim and no
 //! looser, no board is granted twice, and a supervisor that fails fails the claim and nothing else.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use tranche::inventory::Inventory;
+use tranche::ledger::Phase;
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, Percent};
 
 use crate::fake_mps::Trouble;
 use crate::site::{Claim, PluginRun, Site, gpu_config};
-use crate::stop_at::Verb;
+use crate::stop_at::{Verb, When};
 
 fn share(name: &str, memory: &str, compute: &str) -> Claim {
     Claim::new(name, &["gpu-0"]).share(memory, compute)
@@ -125,6 +129,52 @@ async fn a_pod_ends_while_the_supervisor_is_away_and_the_limit_is_tightened_late
     assert_eq!(plugin.sweep().await.unwrap().failed, 0);
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
     prepared(&plugin, &[&next]).await;
+}
+
+/// Kubelet need not wait for the daemon, and whoever is given the GPU next does.
+#[tokio::test]
+async fn kubelet_is_answered_before_the_daemon_rests_and_the_next_claim_waits_for_it() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    let (first, next) = (share("first", "2000Mi", "25"), Claim::new("next", &["gpu-0"]));
+    put(&site, &[&first, &next]);
+    prepared(&plugin, &[&first]).await;
+    site.mps.stall(true);
+    plugin.released(&first).await.unwrap();
+    assert!(site.edits(&first).is_none(), "no new container can use it");
+    assert_eq!(site.records()[0].phase, Phase::Releasing, "what is owed is on the disk");
+    assert!(served(&site).is_some(), "the daemon serves still");
+    let mut waits = pin!(plugin.prepare(&next));
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut waits).await;
+    assert!(early.is_err(), "the GPU was given away before its daemon had come to rest: {early:?}");
+    assert!(site.edits(&next).is_none());
+    site.mps.stall(false);
+    waits.await.unwrap();
+    assert_eq!(served(&site), None);
+    assert_eq!(site.records().len(), 1, "of the next claim alone");
+}
+
+/// What follows kubelet's answer is done by the next start, if this one does not come to it: kubelet asks no more.
+#[tokio::test]
+async fn a_release_that_was_answered_and_cut_off_is_finished_by_the_next_start() {
+    for when in [When::Before, When::After] {
+        let site = Site::new();
+        let plugin = site.start_plugin();
+        let first = share("first", "2000Mi", "25");
+        put(&site, &[&first]);
+        prepared(&plugin, &[&first]).await;
+        plugin.host.stop_at_next(Verb::Rest, when);
+        plugin.released(&first).await.unwrap();
+        plugin.settle(vec![DeviceUuid::from("GPU-0")]).await;
+        assert!(plugin.host.stopped(), "{when:?}");
+        assert_eq!(site.records()[0].phase, Phase::Releasing, "{when:?}");
+        drop(plugin);
+        // Claim and pod are there still, as far as the API server knows.
+        let plugin = site.start_plugin();
+        let swept = plugin.sweep().await.unwrap();
+        assert_eq!((swept.rolled_back, swept.failed), (1, 0), "{when:?}: {swept:?}");
+        site.check_empty(&format!("{when:?}"));
+    }
 }
 
 /// Its GPU was lost under it: the claim is allocated anew, on the same node.

@@ -520,8 +520,21 @@ impl PluginRun {
     }
 
     pub async fn unprepare(&self, claim: &Claim) -> Result<(), String> {
+        let record = self.preparer.executor.store.read(&claim.id().uid).ok().flatten();
+        let released = self.released(claim).await;
+        self.settle(record.map(|record| record.gpus()).unwrap_or_default()).await;
+        released
+    }
+
+    /// The answer to kubelet, which more may follow.
+    pub async fn released(&self, claim: &Claim) -> Result<(), String> {
         let id = claim.id();
         self.preparer.unprepare(vec![id.clone()]).await.remove(&id.uid).unwrap()
+    }
+
+    /// Waits until nothing is done to these GPUs.
+    pub async fn settle(&self, gpus: Vec<DeviceUuid>) {
+        drop(self.preparer.lanes.queue(gpus).await.unwrap());
     }
 
     /// None if the process was stopped amid it.
