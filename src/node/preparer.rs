@@ -11,7 +11,7 @@ use futures::future::join_all;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tracing::{Instrument, Span, debug, info, instrument, warn};
+use tracing::{Span, debug, info, instrument, warn};
 
 use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
 use super::holders::{ReleaseCause, Withheld};
@@ -250,16 +250,21 @@ impl Preparer {
         }
         let before = self.executor.holders.withheld_of(&claim.uid);
         let (tell, certain) = oneshot::channel();
-        let uid = claim.uid.clone();
+        let claim = claim.clone();
         let release = move |executor: &Executor, held: &Held| {
+            let mut told = false;
             // Nobody listens: kubelet has given up waiting.
-            let tell = || _ = tell.send(());
-            Ok(executor.release_telling(held, &uid, ReleaseCause::Kubelet, tell)?)
+            let tell = || told = tell.send(()).is_ok();
+            let released = executor.release_telling(held, &claim.uid, ReleaseCause::Kubelet, tell);
+            // The record stays, and the sweeper goes on.
+            if told && let Err(error) = &released {
+                warn!(%claim, error = error_chain(error), "claim released, its GPU is not free yet");
+            }
+            Ok(released?)
         };
         let work = self.start_within(gpus, release).await?;
         // An error: it ended without that word, well or not.
         if certain.await.is_ok() {
-            tokio::spawn(follow(claim.clone(), work).instrument(Span::current()));
             return Ok(true);
         }
         let released = work.await.map_err(|_| PrepareError::Broken)?;
@@ -358,14 +363,6 @@ impl Preparer {
                 _ => "the first look at the GPUs is not finished".to_owned(),
             },
         })
-    }
-}
-
-/// What was left to do when kubelet was answered. Its record stays if it fails, and the sweeper goes on.
-async fn follow(claim: ClaimRef, work: JoinHandle<Result<(), PrepareError>>) {
-    let done = work.await.map_err(|_| PrepareError::Broken).flatten();
-    if let Err(error) = done {
-        warn!(%claim, error = error_chain(&error), "claim released, its GPU is not free yet");
     }
 }
 
