@@ -476,8 +476,10 @@ fn each_share_may_have_a_daemon_of_its_own() {
 
     // Beside it on the same board there is room for a claim on several.
     let both = claim("c2", vec![share("a", "gpu-0", 1000, 0), share("b", "gpu-1", 1000, 0)]);
-    let both = planned_by(&policy, &node_gpus(), &both, &[plan.intent.clone()]).unwrap();
-    assert!(matches!(&both.intent.steps[0], Step::Mps { group, exclusive: false, .. } if group.devices().len() == 2));
+    let both = planned_by(&policy, &node_gpus(), &both, std::slice::from_ref(&plan.intent)).unwrap();
+    assert!(
+        matches!(&both.intent.steps[0], Step::Mps { group, exclusive: false, .. } if group.devices().len() == 2)
+    );
     let records = [plan.intent, both.intent].map(|intent| Record { intent, phase: Phase::Ready });
     assert_eq!(crate::ledger::audit(&records), []);
 }

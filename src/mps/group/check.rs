@@ -167,7 +167,10 @@ impl<B: ComputeModes> Group<B> {
             if let Some(words) = &told
                 && state.boards_told != told
             {
-                error!(words, "the compute mode is not certain: processes may get past MPS, or find no server");
+                error!(
+                    words,
+                    "the compute mode is not certain: processes may get past MPS, or find no server"
+                );
             }
             state.boards_told = told;
         }

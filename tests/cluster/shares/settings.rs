@@ -154,7 +154,8 @@ async fn each_share_may_have_an_mps_daemon_of_its_own() {
         assert!(env.contains(&format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={compute}")), "{env:?}");
     }
     let daemons = || async {
-        let own = cluster.files(NODE, "/run/tranche/mps").into_iter().filter(|folder| folder.starts_with("claim-"));
+        let own =
+            cluster.files(NODE, "/run/tranche/mps").into_iter().filter(|folder| folder.starts_with("claim-"));
         let mut own: Vec<_> = own.collect();
         own.sort();
         own

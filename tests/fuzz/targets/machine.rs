@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use tranche::cdi::CdiNodes;
-use tranche::cli::manifest;
 use tranche::cli::simulate::trace;
+use tranche::cli::{manifest, reading};
 use tranche::daemon::protocol;
 use tranche::host::cgroup::{self, ProcessOwner};
 use tranche::host::device_nodes::{DevRoot, look};
@@ -275,8 +275,12 @@ fn tables(input: &[u8]) {
 
 fn yaml(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let Ok(value) = manifest::parse(text, "claim.yaml") else { return };
-    let Ok(manifest) = manifest::Manifest::new(value) else { return };
-    let _ =
-        (manifest.allocated(), manifest.asked(), manifest.pool(), manifest.foreign(), manifest.parameters());
+    let Ok(documents) = reading::documents(text, "claim.yaml") else { return };
+    let _ = manifest::class_amount(&documents).map_err(|error| error.to_string());
+    for document in documents {
+        let _ = (document.kind(), document.named());
+        let Ok(manifest) = manifest::Manifest::new(document) else { continue };
+        let _ = (manifest.allocated(), manifest.asked(), manifest.pool(), manifest.foreign());
+        let _ = (manifest.problems(), manifest.unknown_fields());
+    }
 }
