@@ -166,11 +166,12 @@ pub struct Process {
     /// For memory limits; without it, what /proc says of the pid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+    /// Percent of the time in which its kernels run; of an MPS client, told as its server's.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sm_util: u32,
 }
 
-/// `mps` is a client of an MPS server: it is in the compute list too.
+/// `mps` is a client of an MPS server: it is in the compute list too. `server` is such a server, which is there alone.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessKind {
@@ -178,6 +179,7 @@ pub enum ProcessKind {
     Compute,
     Mps,
     Graphics,
+    Server,
 }
 
 /// What a call does instead of, or before, its work.

@@ -269,9 +269,10 @@ impl MigDevice<'_> {
     }
 }
 
-/// Is the process in the list of this kind? Clients of an MPS server are compute processes too.
+/// Is the process in the list of this kind? MPS servers and their clients are compute processes too.
 pub fn listed(process: &Process, list: ProcessKind) -> bool {
-    process.kind == list || (list == ProcessKind::Compute && process.kind == ProcessKind::Mps)
+    let is_of_mps = matches!(process.kind, ProcessKind::Mps | ProcessKind::Server);
+    process.kind == list || (list == ProcessKind::Compute && is_of_mps)
 }
 
 /// Where the node is described: `FAKE_NVML_DIR`, or beside the library when a

@@ -3,6 +3,7 @@
 use std::ptr;
 
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::*;
 
 use crate::rig::Rig;
@@ -41,7 +42,7 @@ fn each_list_has_its_kind() {
     let rig = Rig::new(
         r#"{"profile":"h100","gpus":{"0":{"processes":[
             {"pid":1,"used_mib":418,"kind":"compute"},
-            {"pid":2,"used_mib":438,"kind":"mps","sm_util":30},
+            {"pid":2,"used_mib":438,"kind":"mps"},
             {"pid":3,"kind":"graphics"}]}}}"#,
     );
     let nvml = rig.nvml();
@@ -54,9 +55,6 @@ fn each_list_has_its_kind() {
     assert_eq!(pids(gpu.mps_running_compute_processes().expect("mps")), [2]);
     let graphics = gpu.running_graphics_processes().expect("graphics");
     assert!(matches!(graphics[0].used_gpu_memory, UsedGpuMemory::Unavailable));
-    let samples = gpu.process_utilization_stats(None).expect("samples");
-    assert_eq!(samples.iter().map(|s| (s.pid, s.sm_util)).collect::<Vec<_>>(), [(2, 30)]);
-
     let sys = rig.sys();
     let mut room = [nvmlProcessDetail_v1_t {
         pid: 0,
@@ -104,4 +102,34 @@ fn a_mig_device_lists_its_own() {
         second.iter().map(|p| (p.pid, p.gpu_instance_id, p.compute_instance_id)).collect::<Vec<_>>(),
         [(2, Some(8), Some(0))]
     );
+}
+
+/// PID and percent of the samples since then, with the newest stamp; or the error.
+fn samples(gpu: &nvml_wrapper::Device<'_>, since: u64) -> Result<(Vec<(u32, u32)>, u64), NvmlError> {
+    let all = gpu.process_utilization_stats(since)?;
+    let newest = all.iter().map(|sample| sample.timestamp).max().unwrap_or(0);
+    Ok((all.iter().map(|sample| (sample.pid, sample.sm_util)).collect(), newest))
+}
+
+#[test]
+fn samples_of_utilisation_are_told_once_and_those_of_mps_clients_as_their_servers() {
+    let rig = Rig::new(r#"{"profile":"h100","gpus":{"0":{"processes":[{"pid":1,"used_mib":418}]}}}"#);
+    let nvml = rig.nvml();
+    let gpu = nvml.device_by_index(0).expect("gpu");
+    assert!(matches!(samples(&gpu, 0), Err(NvmlError::NotFound)), "nobody works");
+    rig.cli(&["process", "add", "0", "1", "418", "--sm-util", "30"]);
+    let (told, newest) = samples(&gpu, 0).expect("samples");
+    assert_eq!(told, [(1, 30)]);
+    assert!(matches!(samples(&gpu, newest + 60_000_000), Err(NvmlError::NotFound)), "nothing is newer");
+    for (pid, kind) in [("2", "mps"), ("3", "mps")] {
+        rig.cli(&["process", "add", "0", pid, "438", "--kind", kind, "--sm-util", "60"]);
+    }
+    assert_eq!(samples(&gpu, 0).expect("samples").0, [(1, 30)], "no server");
+    rig.cli(&["process", "add", "0", "9", "66", "--kind", "server"]);
+    assert_eq!(samples(&gpu, 0).expect("samples").0, [(1, 30), (9, 100)]);
+    let pids: Vec<_> = gpu.running_compute_processes().expect("compute").iter().map(|p| p.pid).collect();
+    assert_eq!(pids, [1, 2, 3, 9]);
+    assert_eq!(gpu.mps_running_compute_processes().expect("mps").len(), 2, "the server is no client");
+    rig.cli(&["set-mig", "0", "1g.10gb"]);
+    assert!(matches!(samples(&gpu, 0), Err(NvmlError::NotSupported)));
 }

@@ -19,7 +19,7 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
   lose GPU | recover GPU                    falls off the bus | is back
   xid GPU CODE [--gi N] [--ci N]            a critical Xid event
   event GPU KIND [VALUE] [--gi N] [--ci N]  any event: ecc-double, mig-config, recovery-action, ...
-  process add GPU PID [MIB] [--kind compute|mps|graphics] [--gi N] [--ci N]
+  process add GPU PID [MIB] [--kind compute|mps|server|graphics] [--gi N] [--ci N]
                             [--cgroup PATH] [--sm-util N] [--only-if-alive]
   process remove GPU PID
   fault CALL|'*' RETURN|none [--gpu N] [--times N] [--after N] [--delay-ms N]
