@@ -4,7 +4,8 @@
 //! a driver root, one thread makes all calls, from a bounded queue, and every request has a deadline.
 //!
 //! * [`Gpus`]: what discovery asks for; [`ComputeModes`]: what the MPS supervisor does; [`Nvml`] is both
-//! * [`ProcessWatch`]: the processes that use the GPUs, asked for several times a second, apart from the looks
+//! * [`ProcessWatch`]: the processes that use the GPUs, asked for several times a second, apart from the looks; and the
+//!   [`Figures`] of devices for metrics
 //! * [`DeviceFiles`]: reports changes of device files and of the library
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and the events
 //! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
@@ -16,6 +17,7 @@
 mod convert;
 mod error;
 mod events;
+mod figures;
 mod library;
 mod look;
 mod mig;
@@ -34,6 +36,7 @@ use crate::inventory::Look;
 use crate::model::names::DeviceUuid;
 
 pub use error::NvmlError;
+pub use figures::{DeviceIdentity, DeviceMemory, Figures, ProcessActivity, Subject};
 pub use processes::{BoardProcesses, GpuProcess, ProcessWatch};
 pub use thread::{Nvml, Settings};
 pub use watch::{DeviceFiles, FilesChanged};

@@ -5,6 +5,9 @@
 //! (the clients once more) and graphics. From Volta on, the memory of an MPS client is reported for the client, and
 //! the server is a process beside it. So the lists are merged by PID, the larger figure counts, and nothing is
 //! counted twice.
+//!
+//! The same thread reads the figures for metrics ([`super::figures`]), by questions of their own: what hangs there does
+//! not take the lists along.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,6 +18,7 @@ use nvml_wrapper::error::NvmlError as Code;
 use tokio::sync::mpsc;
 
 use super::NvmlError;
+use super::figures::{self, Figures, Memo, Subject};
 use super::raw::{self, List};
 use super::worker::{self, Progress, Reply, Workers};
 use crate::model::driver::DriverPlace;
@@ -48,9 +52,9 @@ pub struct ProcessWatch {
 }
 
 #[derive(Debug)]
-struct ProcessQuery {
-    boards: Vec<DeviceUuid>,
-    reply: Reply<Vec<BoardProcesses>>,
+enum ProcessQuery {
+    Lists { boards: Vec<DeviceUuid>, reply: Reply<Vec<BoardProcesses>> },
+    Figures { subjects: Vec<Subject>, reply: Reply<Vec<(DeviceUuid, Figures)>> },
 }
 
 impl ProcessWatch {
@@ -64,9 +68,20 @@ impl ProcessWatch {
     /// # Errors
     /// The library cannot be used, or did not answer in time.
     pub async fn processes(&self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
+        self.workers.ask(self.limit, self.serve(), |reply| ProcessQuery::Lists { boards, reply }).await
+    }
+
+    /// Figures of these devices. One that cannot be asked at all is left out.
+    ///
+    /// # Errors
+    /// The library cannot be used, or did not answer in time.
+    pub async fn figures(&self, subjects: Vec<Subject>) -> Result<Vec<(DeviceUuid, Figures)>, NvmlError> {
+        self.workers.ask(self.limit, self.serve(), |reply| ProcessQuery::Figures { subjects, reply }).await
+    }
+
+    fn serve(&self) -> impl FnOnce(mpsc::Receiver<ProcessQuery>, Arc<Progress>) + Send + 'static {
         let driver = self.driver.clone();
-        let serve = move |queue, progress| ProcessThread { driver, progress, open: None }.serve(queue);
-        self.workers.ask(self.limit, serve, |reply| ProcessQuery { boards, reply }).await
+        move |queue, progress| ProcessThread { driver, progress, open: None }.serve(queue)
     }
 
     /// Lets go of the thread and the library until the next question.
@@ -90,44 +105,56 @@ struct ProcessThread {
 /// A library that is loaded and initialised, and the handles that it gave. Fields are dropped in this order.
 struct LoadedLibrary {
     boards: HashMap<DeviceUuid, raw::DeviceHandle>,
+    memos: HashMap<DeviceUuid, Memo>,
     buffer: raw::Buffer,
+    samples: raw::Samples,
     nvml: Nvml,
 }
 
 impl ProcessThread {
     fn serve(mut self, mut queue: mpsc::Receiver<ProcessQuery>) {
-        while let Some(ProcessQuery { boards, reply }) = queue.blocking_recv() {
-            let answer = self.answer(boards);
-            // Nobody waits any more: the caller missed its deadline and said so itself.
-            let _ = reply.send(answer);
+        // A reply that fails has nobody who waits any more: the caller missed its deadline and said so itself.
+        while let Some(query) = queue.blocking_recv() {
+            match query {
+                ProcessQuery::Lists { boards, reply } => {
+                    let answer = self.answer(|open, progress| open.all_lists(boards, progress));
+                    let _ = reply.send(answer);
+                }
+                ProcessQuery::Figures { subjects, reply } => {
+                    let answer = self.answer(|open, progress| open.all_figures(subjects, progress));
+                    let _ = reply.send(answer);
+                }
+            }
         }
         self.close();
     }
 
-    fn answer(&mut self, boards: Vec<DeviceUuid>) -> Result<Vec<BoardProcesses>, NvmlError> {
+    /// Asks the library, which is loaded first if need be, and let go of if it will never answer again.
+    fn answer<T>(
+        &mut self,
+        ask: impl FnOnce(&mut LoadedLibrary, &Progress) -> Result<T, NvmlError>,
+    ) -> Result<T, NvmlError> {
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.open()?,
         };
-        let mut answers = Vec::with_capacity(boards.len());
-        for board in boards {
-            let processes = open.board(&board, &self.progress);
-            match processes {
-                Err(e) if e.wants_reload() => {
-                    self.open = Some(open);
-                    self.close();
-                    return Err(e);
-                }
-                processes => answers.push(BoardProcesses { board, processes }),
-            }
-        }
+        let answer = ask(&mut open, &self.progress);
         self.open = Some(open);
-        Ok(answers)
+        if answer.as_ref().is_err_and(NvmlError::wants_reload) {
+            self.close();
+        }
+        answer
     }
 
     fn open(&self) -> Result<LoadedLibrary, NvmlError> {
         let nvml = worker::open(&self.driver, &self.progress)?;
-        Ok(LoadedLibrary { boards: HashMap::new(), buffer: raw::Buffer::default(), nvml })
+        Ok(LoadedLibrary {
+            boards: HashMap::new(),
+            memos: HashMap::new(),
+            buffer: raw::Buffer::default(),
+            samples: raw::Samples::default(),
+            nvml,
+        })
     }
 
     fn close(&mut self) {
@@ -137,19 +164,65 @@ impl ProcessThread {
 }
 
 impl LoadedLibrary {
-    fn board(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
-        let board = match self.boards.remove(uuid) {
-            Some(board) => board,
-            None => {
-                let name = "nvmlDeviceGetHandleByUUID";
-                progress.enter(name, None);
-                raw::board(&self.nvml, uuid.as_str()).map_err(|code| NvmlError::of_call(name, None, code))?
+    /// An error is of the library: a board that fails by itself is in the answer.
+    fn all_lists(
+        &mut self,
+        boards: Vec<DeviceUuid>,
+        progress: &Progress,
+    ) -> Result<Vec<BoardProcesses>, NvmlError> {
+        let mut answers = Vec::with_capacity(boards.len());
+        for board in boards {
+            match self.board(&board, progress) {
+                Err(error) if error.wants_reload() => return Err(error),
+                processes => answers.push(BoardProcesses { board, processes }),
             }
-        };
+        }
+        Ok(answers)
+    }
+
+    fn all_figures(
+        &mut self,
+        subjects: Vec<Subject>,
+        progress: &Progress,
+    ) -> Result<Vec<(DeviceUuid, Figures)>, NvmlError> {
+        self.memos.retain(|known, _| subjects.iter().any(|subject| subject.uuid() == known));
+        let mut answers = Vec::with_capacity(subjects.len());
+        for subject in subjects {
+            let uuid = subject.uuid();
+            let handle = match self.handle(uuid, progress) {
+                Ok(handle) => handle,
+                Err(error) if error.wants_reload() => return Err(error),
+                // The lists say so.
+                Err(_) => continue,
+            };
+            let memo = self.memos.entry(uuid.clone()).or_default();
+            let room = (memo, &mut self.samples);
+            let figures = figures::read(&self.nvml, &subject, &handle, room, progress)?;
+            // A board that is away, or a stale handle, answers nothing.
+            if figures.memory.is_some() {
+                self.boards.insert(uuid.clone(), handle);
+            }
+            answers.push((uuid.clone(), figures));
+        }
+        Ok(answers)
+    }
+
+    fn board(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+        let board = self.handle(uuid, progress)?;
         // A handle that failed is asked for anew: the board may have been away.
         let merged = self.lists(&board, progress)?;
         self.boards.insert(uuid.clone(), board);
         Ok(merged)
+    }
+
+    /// The device's handle, taken out: who finds it good puts it back.
+    fn handle(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<raw::DeviceHandle, NvmlError> {
+        if let Some(board) = self.boards.remove(uuid) {
+            return Ok(board);
+        }
+        let name = "nvmlDeviceGetHandleByUUID";
+        progress.enter(name, None);
+        raw::board(&self.nvml, uuid.as_str()).map_err(|code| NvmlError::of_call(name, None, code))
     }
 
     fn lists(

@@ -14,9 +14,11 @@ use nvml_wrapper::error::{NvmlError as Code, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, EventSet, Nvml};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceAddressingMode_t, nvmlEventData_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t,
-    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlMemory_t, nvmlProcessInfo_t,
+    nvmlProcessUtilizationSample_t, nvmlReturn_t,
 };
 
+use super::figures::Sample;
 use crate::model::gpu::Placement;
 
 /// The longest that NVML's manual gives for any text (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`).
@@ -258,4 +260,57 @@ fn listed(info: &nvmlProcessInfo_t) -> Listed {
     // NVML_VALUE_NOT_AVAILABLE
     let used = (info.usedGpuMemory != c_ulonglong::MAX).then_some(info.usedGpuMemory);
     Listed { pid: info.pid, used }
+}
+
+/// The device behind a handle.
+pub(super) fn device<'a>(nvml: &'a Nvml, handle: &DeviceHandle) -> Device<'a> {
+    // SAFETY: the handle came from this library, which checks it.
+    unsafe { Device::new(handle.0, nvml) }
+}
+
+/// Room for samples, kept between questions.
+#[derive(Default)]
+pub(super) struct Samples(Vec<nvmlProcessUtilizationSample_t>);
+
+/// `nvmlDeviceGetProcessUtilization`: samples newer than `since` (microseconds since 1970); one call, unless there are
+/// more than before. `NotFound`: nobody worked since.
+pub(super) fn process_samples(
+    nvml: &Nvml,
+    board: &DeviceHandle,
+    since: u64,
+    buffer: &mut Samples,
+) -> Result<Vec<Sample>, Code> {
+    let call = *nvml_sym(nvml.lib().nvmlDeviceGetProcessUtilization.as_ref())?;
+    let buffer = &mut buffer.0;
+    let empty = nvmlProcessUtilizationSample_t {
+        pid: 0,
+        timeStamp: 0,
+        smUtil: 0,
+        memUtil: 0,
+        encUtil: 0,
+        decUtil: 0,
+    };
+    let mut room = HEADROOM;
+    for _ in 0..TRIES {
+        if buffer.len() < room {
+            buffer.resize(room, empty);
+        }
+        // Some drivers leave places empty that they count.
+        buffer.fill(empty);
+        let mut count = c_uint::try_from(buffer.len()).unwrap_or(0);
+        // SAFETY: the handle came from this library, which checks it; `count` is live and says how many
+        // entries the buffer has.
+        match nvml_try(unsafe { call(board.0, buffer.as_mut_ptr(), &mut count, since) }) {
+            Ok(()) => return Ok(buffer.iter().take(count as usize).map(sample).collect()),
+            Err(Code::InsufficientSize(_)) if (count as usize) < PROCESSES_MAX => {
+                room = buffer.len().max(count as usize) + HEADROOM;
+            }
+            Err(code) => return Err(code),
+        }
+    }
+    Err(Code::InsufficientSize(None))
+}
+
+fn sample(info: &nvmlProcessUtilizationSample_t) -> Sample {
+    Sample { pid: info.pid, stamp: info.timeStamp, percent: info.smUtil }
 }
