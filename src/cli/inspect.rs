@@ -232,6 +232,7 @@ mod tests {
         state.add("node", || serde_json::json!({"name": "node-1"}));
         let ops = server::Ops {
             registry: metrics::registry(),
+            dcgm: None,
             readiness,
             stop: CancellationToken::new(),
             logs,

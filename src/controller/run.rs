@@ -100,7 +100,7 @@ pub async fn run(
     let told = start(&settings, api, metrics, Some(looked), &mut tasks).await?;
     let mut state = StateDump::default();
     state.add("controller", move || told.borrow().clone());
-    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state };
+    let ops = Ops { registry, dcgm: None, readiness, stop: stop.clone(), logs, state };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
     tasks.spawn("ops server", ops.serve(stop.clone()));

@@ -78,7 +78,7 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
     let described = supervisor.clone();
     dump.add("daemons", move || json!(described.states()));
     dump.add("mps", || json!({"version": env!("CARGO_PKG_VERSION"), "commit": env!("TRANCHE_COMMIT")}));
-    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
+    let ops = Ops { registry, dcgm: None, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
     tasks.spawn("ops server", ops.serve(stop.clone()));

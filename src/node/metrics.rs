@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::ops::metrics::{Registry, Seconds, gauge_value};
+use crate::ops::metrics::{FloatGauge, Registry, gauge_value};
 
 /// Bounds in seconds. Fine round 1 ms, where a warm prepare should be; 45 s is kubelet's own limit
 /// for one call, so that what lies beyond it was given up by the caller.
@@ -101,7 +101,7 @@ pub struct NodeMetrics {
     pub slices_published: Gauge,
     pub discovery_looks: Counter,
     pub discovery_failures: Counter,
-    pub discovery_last_look: Seconds,
+    pub discovery_last_look: FloatGauge,
     sweeper_repairs: Family<KindLabels, Counter>,
     /// Claims that are not allocated any more, and whose devices are held by processes.
     pub withheld_claims: Gauge,
@@ -166,7 +166,7 @@ impl NodeMetrics {
             slices_published: Gauge::default(),
             discovery_looks: Counter::default(),
             discovery_failures: Counter::default(),
-            discovery_last_look: Seconds::default(),
+            discovery_last_look: FloatGauge::default(),
             sweeper_repairs: Family::default(),
             withheld_claims: Gauge::default(),
             refused_double_allocations: Counter::default(),

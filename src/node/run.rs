@@ -112,7 +112,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, stop.clone()));
-    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
+    let ops = Ops { registry, dcgm: None, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
     tasks.spawn("ops server", ops.serve(stop.clone()));

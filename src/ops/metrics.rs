@@ -9,8 +9,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 pub use prometheus_client::registry::Registry;
 
+use super::exposition;
+
 /// A float that only ever is set.
-pub type Seconds = Gauge<f64, AtomicU64>;
+pub type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// A registry with our prefix that already tells which build this is.
 pub fn registry() -> Registry {
@@ -27,6 +29,14 @@ pub fn registry() -> Registry {
 pub fn text(registry: &Registry) -> Result<String, fmt::Error> {
     let mut text = String::new();
     text::encode(&mut text, registry).map(|()| text)
+}
+
+/// The same in Prometheus' text format 0.0.4, as it is served to whoever does not ask for OpenMetrics.
+///
+/// # Errors
+/// A metric cannot be encoded.
+pub fn plain_text(registry: &Registry) -> Result<String, fmt::Error> {
+    text(registry).map(|open| exposition::as_text(&open))
 }
 
 /// A count as a gauge takes it; one that is too large is the largest that there is.

@@ -16,6 +16,7 @@
 pub mod addresses;
 pub mod connection_slots;
 pub mod drain;
+mod exposition;
 pub mod logs;
 pub mod metrics;
 pub mod readiness;

@@ -3,7 +3,7 @@
 //! | address | clients | paths |
 //! |---|---|---|
 //! | health (TCP) | kubelet's probes | GET /healthz: 200 while the process can answer at all; GET /readyz: 200, or 503 with what is still awaited |
-//! | open (TCP) | scrapers | the same, and GET /metrics: OpenMetrics text |
+//! | open (TCP) | scrapers | the same, and GET /metrics: text format 0.0.4, or OpenMetrics for whoever asks for it; GET /metrics/dcgm, if there is a registry for it |
 //! | socket (Unix, mode 0600) | people in the pod, `tranche inspect` | all of them; GET /state: JSON, what each registered part says of itself; GET, PUT /log-level: the log filter, the body of PUT is the new one |
 //!
 //! Everything is limited: connections in all and of each address, headers, bodies, and the time each may take.
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -35,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use super::OpsError;
 use super::addresses::Addresses;
 use super::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
+use super::exposition::Format;
 use super::logs::{Chain, LogControl};
 use super::metrics::Registry;
 use super::readiness::Readiness;
@@ -54,9 +55,9 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(15);
 /// After a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const HEALTH_PATHS: &str = "GET /healthz, /readyz\n";
 const OPEN_PATHS: &str = "GET /healthz, /readyz, /metrics\n";
+const OPEN_PATHS_WITH_DCGM: &str = "GET /healthz, /readyz, /metrics, /metrics/dcgm\n";
 const PATHS: &str = "GET /healthz, /readyz, /metrics, /state, /log-level; PUT /log-level\n";
 
 type Describe = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
@@ -64,6 +65,8 @@ type Describe = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
 /// What the server tells about.
 pub struct Ops {
     pub registry: Registry,
+    /// What is served under DCGM's names, if anything.
+    pub dcgm: Option<Registry>,
     pub readiness: Readiness,
     pub stop: CancellationToken,
     pub logs: LogControl,
@@ -112,13 +115,25 @@ impl Ops {
         let (health, health_address) = listen(health, "health", "--health-address").await?;
         let (ops, probes) = (Arc::new(self), Router::new().route("/healthz", get(async || "ok\n")));
         let probes = probes.route("/readyz", get(readyz));
-        let texts = Arc::new(Scrapes::default());
-        let scrape = async move |State(ops): State<Arc<Ops>>| metrics(&texts, &ops.registry);
-        let scrapes = probes.clone().route("/metrics", get(scrape));
+        let texts = Arc::new(Texts::default());
+        let scrape = async move |State(ops): State<Arc<Ops>>, headers: HeaderMap| {
+            texts.answer(&ops.registry, &headers)
+        };
+        let mut scrapes = probes.clone().route("/metrics", get(scrape));
+        let mut open_paths = OPEN_PATHS;
+        if ops.dcgm.is_some() {
+            let texts = Arc::new(Texts::default());
+            let scrape = async move |State(ops): State<Arc<Ops>>, headers: HeaderMap| match &ops.dcgm {
+                Some(registry) => texts.answer(registry, &headers),
+                None => StatusCode::NOT_FOUND.into_response(),
+            };
+            scrapes = scrapes.route("/metrics/dcgm", get(scrape));
+            open_paths = OPEN_PATHS_WITH_DCGM;
+        }
         let people = scrapes.clone().route("/state", get(state));
         let people = people.route("/log-level", get(log_level).put(set_log_level));
         let probes = finished(probes, HEALTH_PATHS, ops.clone());
-        let scrapes = finished(scrapes, OPEN_PATHS, ops.clone());
+        let scrapes = finished(scrapes, open_paths, ops.clone());
         let people = finished(people, PATHS, ops);
         let socket = socket.and_then(|path| for_people(&path));
         Ok(Bound {
@@ -297,11 +312,28 @@ async fn readyz(State(ops): State<Arc<Ops>>) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, text)
 }
 
-fn metrics(scrapes: &Scrapes, registry: &Registry) -> Response {
-    let made = scrapes.text(|| super::metrics::text(registry));
-    match made {
-        Ok(text) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+/// The texts of one registry, by format.
+#[derive(Default)]
+struct Texts {
+    open: Scrapes,
+    plain: Scrapes,
+}
+
+impl Texts {
+    fn answer(&self, registry: &Registry, headers: &HeaderMap) -> Response {
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        let format = Format::asked_for(accept);
+        let made = match format {
+            Format::OpenMetrics => self.open.text(|| super::metrics::text(registry)),
+            Format::Text => self.plain.text(|| super::metrics::plain_text(registry)),
+        };
+        match made {
+            Ok(text) => {
+                let headers = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
+                (headers, text).into_response()
+            }
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::ops::metrics::{Registry, Seconds};
+use crate::ops::metrics::{FloatGauge, Registry};
 
 /// Bounds in seconds. A decision takes microseconds; the largest objects some milliseconds.
 const DECISION_SECONDS: [f64; 10] =
@@ -32,8 +32,8 @@ pub struct WebhookMetrics {
     unread: Family<UnreadLabels, Counter>,
     pub failed_handshakes: Counter,
     pub dropped_connections: Counter,
-    /// Seconds since 1970; 0 without a certificate.
-    pub certificate_not_after: Seconds,
+    /// FloatGauge since 1970; 0 without a certificate.
+    pub certificate_not_after: FloatGauge,
     pub certificate_renewals: Counter,
     pub certificate_failures: Counter,
     pub bundle_writes: Counter,
@@ -47,7 +47,7 @@ impl WebhookMetrics {
             unread: Family::default(),
             failed_handshakes: Counter::default(),
             dropped_connections: Counter::default(),
-            certificate_not_after: Seconds::default(),
+            certificate_not_after: FloatGauge::default(),
             certificate_renewals: Counter::default(),
             certificate_failures: Counter::default(),
             bundle_writes: Counter::default(),

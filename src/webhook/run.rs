@@ -83,7 +83,7 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
     let mut dump = StateDump::default();
     let shown = metrics.clone();
     dump.add("webhook", move || json!({"certificate_not_after": shown.certificate_not_after.get()}));
-    let ops = Ops { registry, readiness, stop: stop.clone(), logs, state: dump };
+    let ops = Ops { registry, dcgm: None, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(settings.ops_address).await?;
     tasks.spawn("ops server", ops.serve(stop.clone()));
     // Health answers while reviews are looked at.

@@ -22,13 +22,23 @@ struct Running {
 }
 
 async fn start() -> Running {
+    start_with(None).await
+}
+
+async fn start_with(dcgm: Option<metrics::Registry>) -> Running {
     let (filter, logs) = LogControl::new("info").unwrap();
     let (readiness, stop) = (Readiness::default(), CancellationToken::new());
     let mut state = StateDump::default();
     state.add("ledger", || json!({ "records": 2 }));
     state.add("inventory", || json!(["gpu-0"]));
-    let ops =
-        Ops { registry: metrics::registry(), readiness: readiness.clone(), stop: stop.clone(), logs, state };
+    let ops = Ops {
+        registry: metrics::registry(),
+        dcgm,
+        readiness: readiness.clone(),
+        stop: stop.clone(),
+        logs,
+        state,
+    };
     let dir = tempfile::tempdir().unwrap();
     let socket = Some(dir.path().join("private/ops.sock"));
     let bound = ops.bind(Addresses { socket, ..here() }).await.unwrap();
@@ -93,7 +103,7 @@ async fn health_metrics_and_state_are_answered() {
     assert_eq!(running.ask("GET", "/healthz", "").await, (200, "ok\n".to_owned()));
     let (status, text) = running.ask("GET", "/metrics", "").await;
     assert_eq!(status, 200);
-    assert!(text.contains("tranche_build_info") && text.ends_with("# EOF\n"), "{text}");
+    assert!(text.contains("# TYPE tranche_build_info gauge\n") && !text.contains("# EOF"), "{text}");
     for path in ["/healthz", "/readyz"] {
         assert_eq!(running.probe(path).await.0, 200, "{path}");
     }
@@ -101,6 +111,41 @@ async fn health_metrics_and_state_are_answered() {
     assert_eq!(status, 200);
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(state, json!({ "inventory": ["gpu-0"], "ledger": { "records": 2 } }));
+}
+
+/// The type that metrics are served as, and their text.
+async fn scrape(running: &Running, path: &str, accept: &str) -> (String, String) {
+    let answer = running.send(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n{accept}\r\n")).await;
+    let kind = answer.lines().find_map(|line| line.strip_prefix("content-type: "));
+    (kind.unwrap_or_default().to_owned(), read(&answer).1)
+}
+
+#[tokio::test]
+async fn openmetrics_is_served_to_whoever_asks_for_it_and_the_text_format_to_everybody_else() {
+    let running = start().await;
+    for accept in ["", "accept: */*\r\n", "accept: text/plain;version=0.0.4\r\n"] {
+        let (kind, text) = scrape(&running, "/metrics", accept).await;
+        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8", "{accept}");
+        assert!(text.contains("# TYPE tranche_ops_dropped_connections_total counter\n"), "{text}");
+    }
+    let accept = "accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3,*/*;q=0.2\r\n";
+    let (kind, text) = scrape(&running, "/metrics", accept).await;
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(text.contains("# TYPE tranche_build info\n") && text.ends_with("# EOF\n"), "{text}");
+}
+
+#[tokio::test]
+async fn rows_under_dcgms_names_are_served_where_there_are_some() {
+    let running = start().await;
+    assert_eq!(running.ask("GET", "/metrics/dcgm", "").await, (404, OPEN_PATHS.to_owned()));
+    let mut registry = metrics::Registry::default();
+    registry.register("DCGM_FI_DEV_FB_USED", "MiB", metrics::FloatGauge::default());
+    let running = start_with(Some(registry)).await;
+    let (kind, text) = scrape(&running, "/metrics/dcgm", "").await;
+    assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+    assert!(text.contains("\nDCGM_FI_DEV_FB_USED 0"), "{text}");
+    assert!(!text.contains("tranche_"), "{text}");
+    assert_eq!(running.probe("/metrics/dcgm").await.0, 404);
 }
 
 #[tokio::test]
@@ -196,6 +241,7 @@ async fn a_taken_address_is_told_with_the_flag_to_change() {
     let (_filter, logs) = LogControl::new("info").unwrap();
     let ops = Ops {
         registry: metrics::registry(),
+        dcgm: None,
         readiness: Readiness::default(),
         stop: CancellationToken::new(),
         logs,
