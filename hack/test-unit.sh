@@ -62,6 +62,14 @@ else
   fake_tests+=(--skip the_real_library)
 fi
 
+# Prometheus' own opinion of what is served.
+if TRANCHE_PROMTOOL="$(hack/rig/rig build-promtool)"; then
+  export TRANCHE_PROMTOOL
+elif ((EUID == 0)); then
+  skip "what promtool says of the metrics: apt cannot bring Debian's package prometheus"
+  driver+=(--skip promtool_finds_no_fault)
+fi
+
 if ! command -v jq >/dev/null && ((EUID == 0)); then
   skip "the image index of a release: jq is not here"
   driver+=(--skip release::images_of_two_architectures)

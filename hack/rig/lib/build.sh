@@ -87,6 +87,31 @@ build_etcd() { [[ -d $CACHE/etcd/$ETCD_VERSION ]] || need_go; in_cache "etcd/$ET
 build_containerd() { [[ -d $CACHE/containerd/$CONTAINERD_VERSION ]] || need_go; in_cache "containerd/$CONTAINERD_VERSION" make_containerd "$CONTAINERD_VERSION"; }
 build_helm() { [[ -d $CACHE/helm/$HELM_VERSION ]] || need_go; in_cache "helm/$HELM_VERSION" make_helm "$HELM_VERSION"; }
 
+# build_promtool: sets PROMTOOL to Prometheus' promtool, from the package prometheus of the Debian that this is, unpacked
+# and not installed.
+build_promtool() {
+  local version
+  version="$(apt-cache policy prometheus 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" {print $2}')"
+  if [[ -z $version ]]; then
+    [[ $EUID -ne 0 ]] || apt-get update -q -o DPkg::Lock::Timeout=120 >/dev/null 2>&1 || true
+    version="$(apt-cache policy prometheus 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" {print $2}')"
+  fi
+  [[ -n $version ]] || die "apt knows no package prometheus; is there a Debian mirror in /etc/apt?"
+  in_cache "promtool/${version//[^[:alnum:].+~-]/_}" make_promtool "$version"
+  # shellcheck disable=SC2034 # hack/rig/rig prints it
+  PROMTOOL="$CACHE/promtool/${version//[^[:alnum:].+~-]/_}/promtool"
+}
+
+make_promtool() {
+  local out=$1 version=$2 work
+  work="$(mktemp -d)"
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  (cd "$work" && apt-get -q download -o APT::Sandbox::User=root "prometheus=$version") >"$work/log" 2>&1 ||
+    { tail -n 5 "$work/log" >&2; die "Debian's package prometheus $version could not be fetched"; }
+  dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$out" --strip-components=3 ./usr/bin/promtool
+}
+
 # absent: what the cache lacks of all that a cluster needs, and about how many seconds it takes two idle processors to
 # make it: a line each.
 absent() {
