@@ -69,6 +69,10 @@ pub struct NodeArgs {
     pub sharing: SharingArgs,
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
+    /// Whether the metrics of claims are served under the names of NVIDIA's DCGM exporter as well, at /metrics/dcgm: on
+    /// or off [default: off].
+    #[arg(long, env = "TRANCHE_DCGM_METRICS", hide_env_values = true)]
+    pub dcgm_metrics: Option<String>,
 }
 
 /// How to supervise MPS daemons.

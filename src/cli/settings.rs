@@ -190,6 +190,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sweep_interval,
         sharing,
         watchdog,
+        dcgm_metrics,
     } = args;
     let mut reader = Reader::default();
     let settings = NodeSettings {
@@ -204,6 +205,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sweep_interval: reader.parsed("--sweep-interval", sweep_interval, INTERVAL, interval),
         sharing: reader.sharing(sharing),
         watchdog: reader.watchdog(watchdog),
+        dcgm_metrics: reader.parsed("--dcgm-metrics", dcgm_metrics, false, on_or_off),
     };
     reader.finish(settings)
 }
@@ -381,6 +383,14 @@ impl Reader {
 /// An empty value counts as none.
 fn given(value: Option<String>) -> Option<String> {
     value.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is neither on nor off")),
+    }
 }
 
 fn format(text: &str) -> Result<Format, String> {

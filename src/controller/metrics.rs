@@ -6,6 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
+use crate::model::quantity::Bytes;
 use crate::ops::metrics::{Registry, gauge_value};
 
 /// Bounds in seconds: a decision takes microseconds, a claim that waits for a GPU to settle seconds.
@@ -76,7 +77,7 @@ pub struct KeptMetrics {
     pub in_vain: Counter,
 }
 
-/// MiB of one node's GPUs that shares can be placed on.
+/// MiB of one node's GPUs that shares can be placed on; shown in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
     pub free: u64,
@@ -167,21 +168,25 @@ impl GpuMetrics {
             "GPUs that two parties name, or that more is granted of than they have; must be 0",
             self.overcommitted.clone(),
         );
-        registry.register("node_free_mib", "Memory of a node's GPUs left for shares", self.free.clone());
-        registry.register("node_largest_mib", "The largest share that a node can take", self.largest.clone());
+        registry.register("node_free_bytes", "Memory of a node's GPUs left for shares", self.free.clone());
         registry.register(
-            "node_stranded_mib",
+            "node_largest_bytes",
+            "The largest share that a node can take",
+            self.largest.clone(),
+        );
+        registry.register(
+            "node_stranded_bytes",
             "Memory of a node's GPUs that is left but cannot be used, for lack of client slots or compute",
             self.stranded.clone(),
         );
-        registry.register("free_mib", "Memory of all GPUs left for shares", self.cluster_free.clone());
+        registry.register("free_bytes", "Memory of all GPUs left for shares", self.cluster_free.clone());
         registry.register(
-            "largest_mib",
+            "largest_bytes",
             "The largest share that fits anywhere",
             self.cluster_largest.clone(),
         );
         registry.register(
-            "stranded_mib",
+            "stranded_bytes",
             "Memory of all GPUs that is left but cannot be used, for lack of client slots or compute",
             self.cluster_stranded.clone(),
         );
@@ -195,17 +200,21 @@ impl GpuMetrics {
         let mut all = Room::default();
         for (node, room) in nodes {
             let labels = NodeLabels { node: node.to_owned() };
-            self.free.get_or_create(&labels).set(gauge_value(room.free));
-            self.largest.get_or_create(&labels).set(gauge_value(room.largest));
-            self.stranded.get_or_create(&labels).set(gauge_value(room.stranded));
+            self.free.get_or_create(&labels).set(bytes(room.free));
+            self.largest.get_or_create(&labels).set(bytes(room.largest));
+            self.stranded.get_or_create(&labels).set(bytes(room.stranded));
             all.free += room.free;
             all.stranded += room.stranded;
             all.largest = all.largest.max(room.largest);
         }
-        self.cluster_free.set(gauge_value(all.free));
-        self.cluster_largest.set(gauge_value(all.largest));
-        self.cluster_stranded.set(gauge_value(all.stranded));
+        self.cluster_free.set(bytes(all.free));
+        self.cluster_largest.set(bytes(all.largest));
+        self.cluster_stranded.set(bytes(all.stranded));
     }
+}
+
+fn bytes(mib: u64) -> i64 {
+    gauge_value(Bytes::from_mib(mib).0)
 }
 
 impl KeptMetrics {
@@ -244,10 +253,10 @@ mod tests {
         metrics.write("hold", "ok");
         let text = text(&registry).unwrap();
         for line in [
-            "tranche_controller_free_mib 150",
-            "tranche_controller_largest_mib 60",
-            "tranche_controller_stranded_mib 7",
-            "tranche_controller_node_free_mib{node=\"a\"} 100",
+            "tranche_controller_free_bytes 157286400",
+            "tranche_controller_largest_bytes 62914560",
+            "tranche_controller_stranded_bytes 7340032",
+            "tranche_controller_node_free_bytes{node=\"a\"} 104857600",
             "tranche_controller_waiting{reason=\"memory\"} 3",
             "tranche_controller_writes_total{what=\"hold\",result=\"ok\"} 1",
             "tranche_controller_overcommitted_gpus 0",

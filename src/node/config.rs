@@ -24,6 +24,8 @@ pub struct NodeSettings {
     pub sweep_interval: Duration,
     pub sharing: SharingPolicy,
     pub watchdog: Watchdog,
+    /// Serve the claims' metrics under DCGM's names, too.
+    pub dcgm_metrics: bool,
 }
 
 /// How claims' memory is watched.

@@ -24,7 +24,7 @@ use super::publisher::{Guard, Publication, Publisher, TryLock};
 use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
-use super::watchdog::{self, ClaimMetrics, LISTS_LIMIT, Watchdog};
+use super::watchdog::{self, ClaimMetrics, DcgmMetrics, LISTS_LIMIT, Watchdog};
 use super::{device_faults, findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster, NodeCluster};
 use crate::host::device_nodes::DevRoot;
@@ -102,7 +102,14 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let registration = serve_kubelet(&settings, &preparer, devices, &mut tasks, registered).await?;
     let published = publish(&settings, cluster, &discovered, &device_faults, &mut tasks);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, stop.clone()));
-    let (watchdog, found) = watchdog(&settings, &preparer, ClaimMetrics::register(&mut registry));
+    let mut claims = ClaimMetrics::register(&mut registry);
+    let mut dcgm = None;
+    if settings.dcgm_metrics {
+        let (rows, their_registry) = DcgmMetrics::new(settings.node_name.to_string());
+        claims = claims.with_dcgm(rows);
+        dcgm = Some(their_registry);
+    }
+    let (watchdog, found) = watchdog(&settings, &preparer, claims);
     tasks.spawn("watchdog", watchdog.run(stop.clone()));
     tasks.spawn("findings", findings::run(found, reporter.clone(), stop.clone()));
 
@@ -112,7 +119,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, stop.clone()));
-    let ops = Ops { registry, dcgm: None, readiness, stop: stop.clone(), logs, state: dump };
+    let ops = Ops { registry, dcgm, readiness, stop: stop.clone(), logs, state: dump };
     let ops = ops.bind(settings.ops_address).await?;
     info!(address = %ops.address(), "health, metrics and state are served");
     tasks.spawn("ops server", ops.serve(stop.clone()));

@@ -11,16 +11,21 @@
 //! the looks are rare. Of two instances in a rolling update, the one that holds the lock file watches.
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
-//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported · `metrics`: what is
-//!   counted
+//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
+//! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
+//! * `metrics`: what is counted · `dcgm`: the same under other names
 //! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
 
 mod accounts;
 mod act;
+mod dcgm;
 mod finding;
 mod knowledge;
+mod measured;
 mod metrics;
+mod rows;
 mod shares;
+mod showing;
 mod table;
 mod worker_thread;
 
@@ -39,6 +44,7 @@ use tracing::{Instrument, info, warn};
 use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, WorkerThreads};
 use self::knowledge::{Knowledge, Owner, Servers, Users};
+use self::measured::Measured;
 use self::shares::WatchedDevice;
 use self::table::{KnownProcess, Table};
 use self::worker_thread::WorkerThread;
@@ -56,8 +62,10 @@ use crate::sharing::Usage;
 use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
 
+pub use dcgm::DcgmMetrics;
 pub use finding::{Finding, FindingKind};
-pub use metrics::{ClaimMetrics, ShareLabels, ShareUse};
+pub use metrics::ClaimMetrics;
+pub use rows::{ClaimFigures, ClaimLabels, ClaimRow, GpuFigures, GpuLabels, HoldKind, Rows};
 
 /// Findings that may wait for whoever reports them; beyond that they are dropped and counted.
 pub const FINDINGS: usize = 256;
@@ -67,7 +75,8 @@ pub const LISTS_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(250);
 /// Between two tries to start the threads.
 const THREADS_RETRY: Duration = Duration::from_secs(1);
-/// Where nobody shares a device there is nothing to measure, only strangers to find: a look in so many ticks.
+/// Where nobody shares a device there is no grant to exceed, only strangers to find: a look in so many ticks. The figures of
+/// devices are read as often: they are for metrics alone.
 const ALONE_TICKS: u32 = 20;
 /// Until the look that confirms what is urgent: a process that alone has more than MPS lets it have. Long enough for
 /// NVML's lists of another moment.
@@ -106,8 +115,10 @@ pub struct Watchdog {
     threads: Option<WorkerThreads>,
     knowledge: Knowledge,
     watch: Watch,
-    /// Rows of the metrics.
-    shown: BTreeMap<DeviceUuid, Vec<(ShareLabels, ShareUse)>>,
+    /// What the metrics show: of the last look at each device, and of the last figures.
+    usage: BTreeMap<DeviceUuid, Vec<Usage>>,
+    measured: BTreeMap<DeviceUuid, Measured>,
+    measured_at: Option<Instant>,
     /// Ticks since the last look.
     passed: u32,
     tasks: JoinSet<TaskResult>,
@@ -135,6 +146,7 @@ enum TaskResult {
 #[derive(Default)]
 struct LoggedFailures {
     lists: Option<String>,
+    figures: Option<String>,
     devices: BTreeMap<DeviceUuid, String>,
     lock: bool,
     unseen_looks: u32,
@@ -156,7 +168,9 @@ impl Watchdog {
             threads: None,
             knowledge: Knowledge::new(parts.own_pod.clone()),
             watch: Watch::default(),
-            shown: BTreeMap::new(),
+            usage: BTreeMap::new(),
+            measured: BTreeMap::new(),
+            measured_at: None,
             passed: 0,
             tasks: JoinSet::new(),
             logged_failures: LoggedFailures::default(),
@@ -191,7 +205,8 @@ impl Watchdog {
         self.parts.lists.rest();
         (self.table, self.threads) = (None, None);
         self.watch = Watch::default();
-        self.parts.metrics.show(Vec::new());
+        (self.usage, self.measured, self.measured_at) = Default::default();
+        self.show();
         loop {
             self.read_ledger();
             if !self.devices.is_empty() {
@@ -273,7 +288,9 @@ impl Watchdog {
         self.knowledge.keep(self.devices.values().flat_map(WatchedDevice::claims));
         self.knowledge.record(shares::pods(intents));
         self.watch.keep(&self.devices.keys().cloned().collect());
-        self.shown.retain(|device, _| self.devices.contains_key(device));
+        self.usage.retain(|device, _| self.devices.contains_key(device));
+        let boards: BTreeSet<&DeviceUuid> = self.devices.values().map(|device| &device.board).collect();
+        self.measured.retain(|uuid, _| self.devices.contains_key(uuid) || boards.contains(uuid));
         self.logged_failures.devices.retain(|device, _| self.devices.contains_key(device));
         self.rosters.clear();
     }
@@ -295,11 +312,17 @@ impl Watchdog {
         let answers = self.note_failures(answers);
         self.read_processes(&answers).await;
         let now = self.now();
+        let listed = (turn == Turn::Regular && self.figures_are_due()).then(|| answers.clone());
         let looks = self.looks(answers, now);
         let verdicts = match turn {
             Turn::Regular => {
-                let (verdicts, rows) = self.watch.fold(&self.policy, now, &looks);
-                self.show(&looks, rows);
+                let (verdicts, usage) = self.watch.fold(&self.policy, now, &looks);
+                // A device that did not answer keeps what was shown of it.
+                self.usage.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
+                for row in usage {
+                    self.usage.entry(row.gpu.clone()).or_default().push(row);
+                }
+                self.show();
                 verdicts
             }
             Turn::Confirming => self.watch.confirm(&self.policy, now, &looks),
@@ -308,16 +331,11 @@ impl Watchdog {
             self.carry_out(verdict);
         }
         self.ask(now);
-    }
-
-    /// Brings the metrics up to date. A device that did not answer keeps what was shown of it.
-    fn show(&mut self, looks: &[BoardLook], rows: Vec<Usage>) {
-        self.shown.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
-        for row in rows {
-            let gpu = row.gpu.clone();
-            self.shown.entry(gpu).or_default().extend(finding::row(&self.devices, &self.knowledge, row));
+        // Last, so that a sensor that hangs does not keep the look from what it is for.
+        if let Some(listed) = listed {
+            self.read_figures(listed).await;
+            self.show();
         }
-        self.parts.metrics.show(self.shown.values().flatten().cloned().collect());
     }
 
     /// What devices answered. Failures are told when they begin, change or end.
@@ -404,6 +422,10 @@ impl Watchdog {
             for (process, known) in list.iter().filter_map(|one| Some((one, table.get(one.pid)?))) {
                 match self.knowledge.owner(device, known) {
                     Owner::Claim => claimed.push(seen(process, known, device)),
+                    // Of the claim that has the device for itself, or of nobody's account.
+                    Owner::Exempt if device.is_alone() && known.believed => {
+                        claimed.push(seen(process, known, device));
+                    }
                     Owner::Foreign => foreign.push(seen(process, known, device)),
                     Owner::Exempt | Owner::Unknown => {}
                 }
@@ -476,7 +498,7 @@ impl Watchdog {
         for (labels, finding) in finding::of_verdict(&self.devices, &self.knowledge, &verdict) {
             match (&finding.kind, labels) {
                 (FindingKind::Foreign { .. }, _) => {
-                    self.parts.metrics.foreign(finding.gpu.as_str(), finding.device.as_str());
+                    self.of_gpu(&finding, |gpu| self.parts.metrics.foreign(gpu));
                 }
                 (FindingKind::OverGrant(_) | FindingKind::TooManyProcesses { .. }, Some(labels)) => {
                     self.parts.metrics.violation(&labels);
@@ -496,8 +518,7 @@ impl Watchdog {
             match (&finding.kind, labels) {
                 (FindingKind::Ended { .. }, Some(labels)) => self.parts.metrics.termination(&labels),
                 (FindingKind::Ended { .. }, None) => {
-                    let (gpu, device) = (finding.gpu.as_str(), finding.device.as_str());
-                    self.parts.metrics.foreign_termination(gpu, device);
+                    self.of_gpu(&finding, |gpu| self.parts.metrics.foreign_termination(gpu));
                 }
                 _ => {}
             }

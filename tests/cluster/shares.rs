@@ -5,6 +5,7 @@ mod churn;
 pub mod daemons;
 mod ear;
 mod grants;
+mod metrics;
 mod placed;
 mod refusals;
 mod rest;

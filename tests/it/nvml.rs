@@ -98,7 +98,7 @@ impl Node {
         fs::rename(new, self.lib64().join("control.json")).unwrap();
     }
 
-    fn nvml(&self) -> Nvml {
+    pub fn nvml(&self) -> Nvml {
         self.nvml_within(DEADLINE)
     }
 

@@ -20,13 +20,16 @@ use tranche::host::cgroup::ProcessOwner;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNamespace, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
+use tranche::model::gpu::MigMode;
 use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
 use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
 use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
-use tranche::node::watchdog::{ClaimMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog};
-use tranche::nvml::ProcessWatch;
+use tranche::node::watchdog::{
+    ClaimMetrics, DcgmMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog,
+};
+use tranche::nvml::{Gpus, Load, ProcessWatch};
 use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::watch::EndMethod;
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
@@ -204,6 +207,8 @@ struct Bench {
     proc: Arc<Proc>,
     daemons: Arc<FakeDaemons>,
     registry: Registry,
+    /// What is served under DCGM's names.
+    dcgm: Registry,
     stop: CancellationToken,
     findings: Option<mpsc::Receiver<Finding>>,
     found: Vec<Finding>,
@@ -220,6 +225,7 @@ impl Bench {
             proc: Arc::new(Proc::new()),
             daemons: Arc::default(),
             registry: metrics::registry(),
+            dcgm: Registry::default(),
             stop: CancellationToken::new(),
             findings: None,
             found: Vec::new(),
@@ -275,19 +281,15 @@ impl Bench {
         (steps, pods): (Vec<Step>, Vec<PodRef>),
     ) {
         let uuid = DeviceUuid::new(answer.device.as_str().replace("gpu-", "GPU-"));
-        let intent = Intent {
-            claim: claim.id(),
-            boot: self.site.boot(),
-            devices: vec![HeldDevice {
-                answer,
-                uuid: uuid.clone(),
-                gpu: uuid.clone(),
-                mode,
-                placer: Placer::default(),
-            }],
-            steps,
-            pods,
-        };
+        let gpu = uuid.clone();
+        let device = HeldDevice { answer, uuid, gpu, mode, placer: Placer::default() };
+        self.begin_with(claim, device, (steps, pods)).await;
+    }
+
+    async fn begin_with(&self, claim: &Claim, device: HeldDevice, (steps, pods): (Vec<Step>, Vec<PodRef>)) {
+        let uuid = device.gpu.clone();
+        let (claim, boot) = (claim.id(), self.site.boot());
+        let intent = Intent { claim, boot, devices: vec![device], steps, pods };
         let held = self.plugin.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
         self.plugin.preparer.executor.store.begin(&held, &intent).unwrap();
     }
@@ -307,6 +309,8 @@ impl Bench {
     }
 
     fn start_every(&mut self, period: Duration, action: WatchdogAction, processes: Arc<dyn Processes>) {
+        let (rows, dcgm) = DcgmMetrics::new("node-a".into());
+        self.dcgm = dcgm;
         let (watchdog, findings) = Watchdog::new(Parts {
             settings: WatchdogSettings {
                 action,
@@ -322,7 +326,7 @@ impl Bench {
             processes,
             lock: self.node.path("watchdog.lock"),
             own_pod: None,
-            metrics: ClaimMetrics::register(&mut self.registry),
+            metrics: ClaimMetrics::register(&mut self.registry).with_dcgm(rows),
         });
         self.findings = Some(findings);
         tokio::spawn(watchdog.run(self.stop.clone()));
@@ -378,10 +382,19 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 fn labels(claim: &str, pod: &str) -> String {
+    claim_labels(claim, pod, 0)
+}
+
+fn claim_labels(claim: &str, pod: &str, number: u32) -> String {
+    let pod = &pod[..4];
     format!(
-        "{{namespace=\"team\",pod=\"pod-{}\",claim=\"{claim}\",gpu=\"GPU-0\",device=\"gpu-0\"}}",
-        &pod[..4]
+        "{{namespace=\"team\",pod=\"pod-{pod}\",container=\"\",claim=\"{claim}\",request=\"r0\",{}}}",
+        device_labels(number)
     )
+}
+
+fn device_labels(number: u32) -> String {
+    format!("device=\"gpu-{number}\",pool=\"{NODE}\",UUID=\"GPU-{number}\"")
 }
 
 #[tokio::test]
@@ -498,8 +511,8 @@ async fn whoever_belongs_to_no_claim_is_ended_but_servers_and_helpers_are_not() 
         )
         .await;
     assert_eq!(end.claim, None);
-    let metric =
-        bench.metric("tranche_foreign_gpu_process_terminations_total{gpu=\"GPU-0\",device=\"gpu-0\"}");
+    let row = format!("tranche_foreign_gpu_process_terminations_total{{{}}}", device_labels(0));
+    let metric = bench.metric(&row);
     assert_eq!(metric, Some(2.0));
 }
 
@@ -722,8 +735,8 @@ async fn who_has_no_claim_of_a_whole_gpu_is_ended_and_its_user_goes_on_though_th
         bench.wait_for_looks(2).await;
         assert!(user.lives() && host.lives());
         assert_eq!(stranger.lives(), action == WatchdogAction::Observe);
-        let row = "tranche_foreign_gpu_processes_total{gpu=\"GPU-0\",device=\"gpu-0\"}";
-        assert_eq!(bench.metric(row), Some(1.0));
+        let row = format!("tranche_foreign_gpu_processes_total{{{}}}", device_labels(0));
+        assert_eq!(bench.metric(&row), Some(1.0));
     }
 }
 
@@ -784,13 +797,8 @@ async fn sixty_clients_on_each_of_sixteen_gpus_cost_three_calls_a_gpu_and_one_re
     let zero = || AtomicUsize::new(0);
     let counted = Arc::new(Counted { pods, started: zero(), other: zero(), ended: AtomicU64::new(0) });
     bench.start_with(WatchdogAction::Terminate, counted.clone());
-    let last = gpu(GPUS - 1);
-    let row = format!(
-        "tranche_claim_gpu_processes{{namespace=\"team\",pod=\"pod-{}\",claim=\"c{}\",gpu=\"{last}\",device=\"gpu-{}\"}}",
-        &MINE[..4],
-        GPUS - 1,
-        GPUS - 1
-    );
+    let last = GPUS - 1;
+    let row = format!("tranche_claim_gpu_processes{}", claim_labels(&format!("c{last}"), MINE, last));
     until("all are known", || bench.metric(&row) == Some(f64::from(CLIENTS))).await;
     let ticks = || bench.metric("tranche_watchdog_tick_duration_seconds_count").unwrap();
     let (ticks_before, reads, others) =
@@ -812,4 +820,226 @@ async fn sixty_clients_on_each_of_sixteen_gpus_cost_three_calls_a_gpu_and_one_re
     assert_eq!(counted.ended.load(Ordering::SeqCst), 0);
     let seconds = bench.metric("tranche_watchdog_tick_duration_seconds_sum").unwrap();
     println!("{} looks, {:.1} ms each", ticks(), seconds / ticks() * 1e3);
+}
+
+fn busy(pid: u32, mib: u64, kind: &str, sm_util: u32) -> Value {
+    json!({"pid": pid, "used_mib": mib, "kind": kind, "only_if_alive": true, "sm_util": sm_util})
+}
+
+/// The row of a claim that has GPU-0 or a share of it.
+fn claim_row(bench: &Bench, name: &str, claim: &str, pod: &str) -> Option<f64> {
+    bench.metric(&format!("tranche_claim_{name}{}", labels(claim, pod)))
+}
+
+fn gpu_row(bench: &Bench, name: &str) -> Option<f64> {
+    bench.metric(&format!("tranche_gpu_{name}{{{}}}", device_labels(0)))
+}
+
+const MIB: f64 = 1_048_576.0;
+
+#[tokio::test]
+async fn a_whole_gpu_has_rows_of_its_own_work_and_of_the_gpu() {
+    let mut bench = Bench::new();
+    let (mine, mut stranger) = (Sleeper::new(), Sleeper::new());
+    bench.proc.show(mine.pid(), Some(MINE));
+    bench.proc.show(stranger.pid(), Some(STRANGER));
+    let claim = bench.whole("mine", MINE).await;
+    let with = |processes: Vec<Value>| {
+        let zero = json!({"uuid": "GPU-0", "processes": processes, "used_mib": 8,
+                          "temperature_c": 47, "power_mw": 312_500});
+        json!({"profile": "h100", "log_calls": true, "gpus": {"0": zero}})
+    };
+    bench.node.set(with(Vec::new()));
+    bench.start(WatchdogAction::Observe);
+    let of = |bench: &Bench, name: &str| {
+        let text = metrics::text(&bench.registry).unwrap();
+        let start = format!("tranche_claim_{name}{{");
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with(&start)).collect();
+        assert!(lines.len() < 2, "one row: {lines:?}");
+        lines.first().and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    // Before its first process, by the pod that the ledger names.
+    until("an idle one is shown", || of(&bench, "multiprocessor_activity_ratio") == Some(0.0)).await;
+    assert_eq!((of(&bench, "memory_used_bytes"), of(&bench, "gpu_processes")), (Some(0.0), Some(0.0)));
+    assert!(metrics::text(&bench.registry).unwrap().contains("{namespace=\"team\",pod=\"p\","));
+    assert_eq!(of(&bench, "multiprocessor_limit_ratio"), Some(1.0));
+    assert_eq!(of(&bench, "violations_total"), None, "nothing to exceed");
+    let total = gpu_row(&bench, "memory_total_bytes").unwrap();
+    let reserved = gpu_row(&bench, "memory_reserved_bytes").unwrap();
+    assert_eq!(of(&bench, "memory_limit_bytes"), Some(total - reserved));
+
+    bench
+        .node
+        .set(with(vec![busy(mine.pid(), 500, "compute", 35), busy(stranger.pid(), 100, "compute", 50)]));
+    until("its work is shown", || of(&bench, "multiprocessor_activity_ratio") == Some(0.35)).await;
+    assert_eq!(of(&bench, "memory_used_bytes"), Some(500.0 * MIB));
+    assert_eq!(of(&bench, "memory_peak_bytes"), Some(500.0 * MIB));
+    assert_eq!(gpu_row(&bench, "activity_ratio"), Some(0.85));
+    assert_eq!(gpu_row(&bench, "temperature_celsius"), Some(47.0));
+    assert_eq!(gpu_row(&bench, "power_watts"), Some(312.5));
+    assert!(gpu_row(&bench, "sm_clock_hertz").is_some_and(|hertz| hertz > 1e9));
+    assert_eq!(gpu_row(&bench, "memory_used_bytes"), Some(608.0 * MIB));
+    assert_eq!(gpu_row(&bench, "uncounted_memory_bytes"), Some(8.0 * MIB));
+    assert_eq!(gpu_row(&bench, "shares_activity_ratio"), None);
+
+    // Another's load on the same GPU changes nothing but the GPU's own rows.
+    bench
+        .node
+        .set(with(vec![busy(mine.pid(), 500, "compute", 35), busy(stranger.pid(), 100, "compute", 10)]));
+    until("the GPU is less busy", || gpu_row(&bench, "activity_ratio") == Some(0.45)).await;
+    assert_eq!(of(&bench, "multiprocessor_activity_ratio"), Some(0.35));
+    assert!(stranger.lives());
+    let dcgm = metrics::plain_text(&bench.dcgm).unwrap();
+    for (name, value) in
+        [("DEV_GPU_UTIL", "35.0"), ("DEV_FB_USED", "500.0"), ("PROF_GR_ENGINE_ACTIVE", "0.35")]
+    {
+        let start = format!("DCGM_FI_{name}{{gpu=\"0\",UUID=\"GPU-0\",pci_bus_id=\"");
+        let lines: Vec<_> = dcgm.lines().filter(|line| line.starts_with(&start)).collect();
+        let [line] = lines[..] else { panic!("{name}: {dcgm}") };
+        assert!(line.ends_with(&format!(" {value}")) && line.contains("device=\"nvidia0\""), "{line}");
+        assert!(line.contains("Hostname=\"node-a\",namespace=\"team\",pod=\"pod-1111\""), "{line}");
+    }
+    bench.release(&claim).await;
+    until("all rows go", || {
+        let text = metrics::text(&bench.registry).unwrap() + &metrics::text(&bench.dcgm).unwrap();
+        ["claim_memory_used_bytes{", "gpu_power_watts{", "DEV_FB_USED{"].iter().all(|row| !text.contains(row))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_shares_the_work_is_told_for_all_together_and_for_none_alone() {
+    let mut bench = Bench::new();
+    let (mine, neighbour, server) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
+    bench.proc.show(mine.pid(), Some(MINE));
+    bench.proc.show(neighbour.pid(), Some(NEIGHBOUR));
+    bench.proc.show(server.pid(), Some(MPS));
+    bench.daemons.told().servers = vec![server.pid()];
+    bench.share("mine", MINE).await;
+    bench.share("neighbours", NEIGHBOUR).await;
+    bench.node.set(control(vec![
+        busy(mine.pid(), 400, "mps", 20),
+        busy(neighbour.pid(), 300, "mps", 30),
+        process(server.pid(), 66, "server"),
+    ]));
+    bench.start(WatchdogAction::Terminate);
+    until("the server's work is shown", || gpu_row(&bench, "shares_activity_ratio") == Some(0.5)).await;
+    assert_eq!(gpu_row(&bench, "activity_ratio"), Some(0.5));
+    assert_eq!(gpu_row(&bench, "uncounted_memory_bytes"), Some(0.0));
+    for (claim, pod, mib) in [("mine", MINE, 400.0), ("neighbours", NEIGHBOUR, 300.0)] {
+        assert_eq!(claim_row(&bench, "memory_used_bytes", claim, pod), Some(mib * MIB));
+        assert_eq!(
+            claim_row(&bench, "multiprocessor_activity_ratio", claim, pod),
+            None,
+            "not known, so absent"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_driver_does_not_tell_is_absent_and_a_sensor_that_hangs_stops_no_look() {
+    let mut bench = Bench::new();
+    let mine = Sleeper::new();
+    bench.proc.show(mine.pid(), Some(MINE));
+    bench.share("mine", MINE).await;
+    let with = |more: Value| {
+        let mut control = control(vec![process(mine.pid(), 400, "mps")]);
+        control.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        control
+    };
+    bench.node.set(with(json!({"missing": ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo_v2"],
+        "faults": {"nvmlDeviceGetTemperature": {"return": "NOT_SUPPORTED"}}})));
+    bench.start(WatchdogAction::Terminate);
+    until("a figure is shown", || gpu_row(&bench, "sm_clock_hertz").is_some()).await;
+    for absent in ["power_watts", "temperature_celsius", "memory_total_bytes", "uncounted_memory_bytes"] {
+        assert_eq!(gpu_row(&bench, absent), None, "{absent}");
+    }
+    bench.node.set(with(json!({"faults": {"nvmlDeviceGetTemperature": {"delay_ms": 60_000}}})));
+    let failed = |bench: &Bench| bench.metric("tranche_watchdog_failed_readings_total");
+    until("a reading is given up", || failed(&bench) == Some(1.0)).await;
+    until("nothing is shown of it", || gpu_row(&bench, "sm_clock_hertz").is_none()).await;
+    bench.wait_for_looks(50).await;
+    assert_eq!(failed(&bench), Some(1.0), "while a thread hangs, no other sensor is asked");
+    assert_eq!(bench.metric("tranche_watchdog_failed_looks_total"), Some(0.0));
+    assert_eq!(claim_row(&bench, "memory_used_bytes", "mine", MINE), Some(400.0 * MIB));
+}
+
+#[tokio::test]
+async fn figures_cost_six_calls_a_gpu_in_twenty_looks() {
+    let mut bench = Bench::new();
+    let mine = Sleeper::new();
+    bench.proc.show(mine.pid(), Some(MINE));
+    bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(mine.pid(), 400, "mps")]));
+    bench.start(WatchdogAction::Terminate);
+    let began = Instant::now();
+    bench.wait_for_looks(60).await;
+    let most = began.elapsed().as_millis() / (PERIOD.as_millis() * 20) + 2;
+    for call in [
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetProcessUtilization",
+    ] {
+        let calls = bench.node.calls(call) as u128;
+        assert!((1..=most).contains(&calls), "{call}: {calls} calls, at most {most} are due");
+    }
+    assert_eq!(bench.node.calls("nvmlDeviceGetHandleByUUID"), 1);
+}
+
+#[tokio::test]
+async fn a_mig_device_has_memory_of_its_own_and_the_rest_is_its_boards() {
+    let mut bench = Bench::new();
+    let mine = Sleeper::new();
+    bench.proc.show(mine.pid(), Some(MINE));
+    let with = |processes: Value| {
+        let zero =
+            json!({"uuid": "GPU-0", "mig": {"instances": [{"profile": "1g.10gb"}]}, "processes": processes});
+        json!({"profile": "h100", "gpus": {"0": zero}})
+    };
+    bench.node.set(with(json!([])));
+    let gpus = bench.node.nvml().look(Load::Keep).await.unwrap().gpus;
+    let MigMode::On(migs) = &gpus.gpus[0].mig else { panic!("no MIG devices: {gpus:?}") };
+    let mig = migs[0].clone();
+    let claim = Claim::new("mine", &["gpu-0-mig"]).reserved_for(&[MINE]);
+    bench.site.api.put(&claim);
+    let answer = PreparedDevice {
+        requests: vec!["r0".into()],
+        pool: PoolName::from(NODE),
+        device: DeviceName::new("gpu-0-mig"),
+        cdi_ids: Vec::new(),
+        share_id: None,
+    };
+    let device = HeldDevice {
+        answer,
+        uuid: mig.uuid.clone(),
+        gpu: gpu(0),
+        mode: HoldMode::Mig,
+        placer: Placer::default(),
+    };
+    let pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: MINE.into() }];
+    bench.begin_with(&claim, device, (Vec::new(), pods)).await;
+    bench
+        .node
+        .set(with(json!([{"pid": mine.pid(), "used_mib": 700, "gi": mig.gpu_instance, "sm_util": 50}])));
+    bench.start(WatchdogAction::Terminate);
+    let value = |bench: &Bench, start: &str| {
+        let text = metrics::text(&bench.registry).unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("tranche_{start}"))).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    until("its memory is shown", || value(&bench, "claim_memory_used_bytes{") == Some(700.0 * MIB)).await;
+    until("its size is shown", || value(&bench, "claim_memory_limit_bytes{").is_some()).await;
+    assert_eq!(value(&bench, "claim_memory_limit_bytes{"), Some(mig.capacity.memory.0 as f64));
+    assert_eq!(value(&bench, "claim_multiprocessor_activity_ratio{"), None, "NVML does not tell it");
+    let board = format!("{{device=\"\",pool=\"{NODE}\",UUID=\"GPU-0\"}}");
+    assert!(value(&bench, &format!("gpu_temperature_celsius{board}")).is_some(), "the board is no device");
+    assert_eq!(value(&bench, "gpu_activity_ratio{"), None, "none in MIG mode");
+    let own = format!("gpu_memory_used_bytes{{device=\"gpu-0-mig\",pool=\"{NODE}\",UUID=\"{}\"}}", mig.uuid);
+    assert_eq!(value(&bench, &own), Some(700.0 * MIB));
+    let dcgm = metrics::plain_text(&bench.dcgm).unwrap();
+    let instance = format!("GPU_I_PROFILE=\"1g.10gb\",GPU_I_ID=\"{}\"", mig.gpu_instance);
+    assert!(dcgm.contains(&instance) && !dcgm.contains("DCGM_FI_DEV_GPU_UTIL{"), "{dcgm}");
 }

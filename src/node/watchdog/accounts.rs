@@ -1,10 +1,11 @@
-//! Groups the claims of one device into accounts: claims that one pod has are counted together.
+//! Groups the claims of one device into accounts: claims that one pod has are counted together. A claim that has the
+//! device for itself has an account without limits, for the metrics.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::knowledge::Knowledge;
 use super::shares::WatchedDevice;
-use crate::model::claim::ClaimRef;
+use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Grant, Isolation};
@@ -22,9 +23,9 @@ impl Roster {
     pub fn new(device: &WatchedDevice, knowledge: &Knowledge, slots_per_share: u32) -> Self {
         let mut accounts: BTreeMap<usize, Vec<ClaimGrant>> = BTreeMap::new();
         let mut of_pod: HashMap<PodUid, usize> = HashMap::new();
-        for (number, (claim, grant)) in device.shares.iter().enumerate() {
-            let pods: Vec<PodUid> = knowledge.pods(&claim.uid).iter().map(|pod| pod.uid.clone()).collect();
-            let mut together = vec![granted(claim, grant, &pods, slots_per_share)];
+        for (number, granted) in all_granted(device, knowledge, slots_per_share).into_iter().enumerate() {
+            let pods = granted.pods.clone();
+            let mut together = vec![granted];
             for pod in &pods {
                 if let Some(others) = of_pod.get(pod).and_then(|number| accounts.remove(number)) {
                     together.extend(others);
@@ -55,6 +56,22 @@ impl Roster {
     }
 }
 
+fn all_granted(device: &WatchedDevice, knowledge: &Knowledge, slots_per_share: u32) -> Vec<ClaimGrant> {
+    let uids = |pods: &[PodRef]| pods.iter().map(|pod| pod.uid.clone()).collect::<Vec<PodUid>>();
+    if device.is_alone() {
+        let alone = device.alone.iter();
+        return alone.map(|claim| unlimited(claim, uids(knowledge.named_pods(&claim.uid)))).collect();
+    }
+    let shares = device.shares.iter();
+    shares
+        .map(|(claim, grant)| granted(claim, grant, &uids(knowledge.pods(&claim.uid)), slots_per_share))
+        .collect()
+}
+
+fn unlimited(claim: &ClaimRef, pods: Vec<PodUid>) -> ClaimGrant {
+    ClaimGrant { claim: claim.uid.clone(), memory: None, part: None, processes: u32::MAX, pods }
+}
+
 fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u32) -> ClaimGrant {
     // Slots are those of an MPS server; without one nobody runs out of them.
     let processes = match grant.isolation {
@@ -72,11 +89,9 @@ fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u3
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::super::knowledge::Users;
+    use super::super::shares::tests::board;
     use super::*;
-    use crate::model::claim::PodRef;
     use crate::model::process::ProcessKey;
 
     fn claim(name: &str) -> ClaimRef {
@@ -88,13 +103,7 @@ mod tests {
         let memory = Bytes::from_mib(1000);
         let grant = Grant { memory, compute: None, slots: 2, processes: 2, isolation: Isolation::Mps };
         let shares: Vec<_> = claims.iter().map(|(name, _)| (claim(name), grant)).collect();
-        let device = WatchedDevice {
-            device: "gpu-0".into(),
-            shares,
-            alone: Vec::new(),
-            admins: Vec::new(),
-            groups: BTreeSet::new(),
-        };
+        let device = WatchedDevice { shares, ..board("gpu-0", "GPU-0") };
         let mut knowledge = Knowledge::new(None);
         knowledge.keep(device.claims());
         for (name, pods) in claims {

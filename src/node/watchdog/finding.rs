@@ -8,13 +8,12 @@ use tracing::{Span, debug, error_span, info, warn};
 
 use super::act::{EndOutcome, EndRequest};
 use super::knowledge::Knowledge;
-use super::metrics::{ShareLabels, ShareUse};
+use super::rows::{self, ClaimLabels};
 use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
-use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
+use crate::model::names::{DeviceName, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
-use crate::sharing::Usage;
 use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess, Trouble, Verdict};
 
 /// Something to be told.
@@ -127,7 +126,7 @@ impl Finding {
 
 type Devices = BTreeMap<DeviceUuid, WatchedDevice>;
 /// A finding, and the row of the metrics that it counts on, if it is a claim's.
-type Labelled = (Option<ShareLabels>, Finding);
+type Labelled = (Option<ClaimLabels>, Finding);
 
 /// What a verdict means to people: one finding for each claim concerned.
 pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Verdict) -> Vec<Labelled> {
@@ -157,7 +156,7 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
 /// it is of no claim.
 pub(super) fn end_span(devices: &Devices, account_id: &AccountId, process: ProcessKey) -> Span {
     let device = devices.get(&account_id.gpu);
-    let claims = account_id.claims.iter().filter_map(|uid| claim(device?, uid));
+    let claims = account_id.claims.iter().filter_map(|uid| device?.holder(uid));
     let claims: Vec<&ClaimRef> = claims.collect();
     let all = |of: fn(&ClaimRef) -> &str| claims.iter().map(|one| of(one)).collect::<Vec<_>>().join(",");
     error_span!(
@@ -214,42 +213,14 @@ impl FindingContext<'_> {
         if account_id.claims.is_empty() {
             return vec![(None, finding(None, &[]))];
         }
-        let claims = account_id.claims.iter().filter_map(|uid| claim(device, uid));
+        let claims = account_id.claims.iter().filter_map(|uid| device.holder(uid));
         let mut told = Vec::new();
         for claim in claims {
             let pods = self.knowledge.pods(&claim.uid);
             let pod = pods.iter().find(|one| Some(&one.uid) == pod).or(pods.first());
-            let row = labels(claim, pod, &account_id.gpu, &device.device);
+            let row = rows::labels(&account_id.gpu, device, claim, pod);
             told.push((Some(row), finding(Some(claim.clone()), pods)));
         }
         told
-    }
-}
-
-/// A row of figures with the names that it is shown under.
-pub(super) fn row(devices: &Devices, knowledge: &Knowledge, usage: Usage) -> Option<(ShareLabels, ShareUse)> {
-    let device = devices.get(&usage.gpu)?;
-    let claim = claim(device, &usage.claim)?;
-    let pod = knowledge.pods(&claim.uid).iter().find(|pod| Some(&pod.uid) == usage.pod.as_ref());
-    let figures = ShareUse {
-        limit: usage.limit.map(|limit| limit.0),
-        used: usage.used.0,
-        peak: usage.peak.0,
-        processes: usage.processes,
-    };
-    Some((labels(claim, pod, &usage.gpu, &device.device), figures))
-}
-
-fn claim<'a>(device: &'a WatchedDevice, uid: &ClaimUid) -> Option<&'a ClaimRef> {
-    device.shares.iter().map(|(claim, _)| claim).find(|claim| claim.uid == *uid)
-}
-
-fn labels(claim: &ClaimRef, pod: Option<&PodRef>, gpu: &DeviceUuid, device: &DeviceName) -> ShareLabels {
-    ShareLabels {
-        namespace: claim.namespace.clone(),
-        pod: pod.map_or_else(String::new, |pod| pod.name.clone()),
-        claim: claim.name.clone(),
-        gpu: gpu.to_string(),
-        device: device.to_string(),
     }
 }

@@ -19,6 +19,9 @@ use crate::model::time::Moment;
 /// Between two questions of one kind, or about one claim.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
+/// Between two questions about a claim of several pods, of which some may have gone.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
+
 /// The owner of a process, as the watchdog treats it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
@@ -211,6 +214,18 @@ impl Knowledge {
         self.claims.get(claim).map_or(&[], |known| &known.users.pods)
     }
 
+    /// The pods that may use a claim, for people: as long as the API server was not asked, those that the ledger names.
+    pub fn named_pods(&self, claim: &ClaimUid) -> &[PodRef] {
+        let Some(known) = self.claims.get(claim) else { return &[] };
+        let is_told = known.question.answered.is_some() || !known.users.pods.is_empty();
+        if is_told { &known.users.pods } else { &known.recorded }
+    }
+
+    /// True if the process is an MPS server of ours.
+    pub fn is_server(&self, known: &KnownProcess) -> bool {
+        self.servers.processes.contains(&known.process)
+    }
+
     /// Returns the questions to ask now: none twice within a second, none that is still unanswered.
     pub fn questions<'a>(
         &mut self,
@@ -221,8 +236,12 @@ impl Knowledge {
         let claims = devices.flat_map(|device| device.claims().map(|claim| (device.is_alone(), claim)));
         for (alone, claim) in claims {
             let known = self.claims.entry(claim.uid.clone()).or_default();
-            // Whoever reads the metrics of shares wants to know the pods before their first process.
-            known.question.wanted |= !alone && known.question.answered.is_none();
+            // Whoever reads the metrics wants to know the pods before their first process. That of a whole GPU the
+            // ledger names, unless several have used the claim.
+            let named = alone && known.recorded.len() < 2;
+            known.question.wanted |= !named && known.question.answered.is_none();
+            let stale = known.question.answered.is_some_and(|answered| now >= answered + ASK_AGAIN);
+            known.question.wanted |= stale && known.users.pods.len().max(known.recorded.len()) > 1;
             if known.question.take_turn(now) {
                 question.insert(claim.uid.clone(), claim.clone());
             }

@@ -1,58 +1,30 @@
-//! Metrics of shares, by claim: what the watchdog sees and does. An autoscaler finds its pods by `namespace`
+//! Metrics of claims and GPUs: what the watchdog sees and does. An autoscaler finds its pods by `namespace`
 //! and `pod`; a row goes when its claim or pod does.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::ops::metrics::{Registry, gauge_value};
+use super::dcgm::DcgmMetrics;
+use super::rows::{ClaimFigures, ClaimLabels, GpuFigures, GpuLabels, HoldKind, Rows};
+use crate::ops::metrics::{FloatGauge, Registry, gauge_value};
 
 /// Bounds in seconds; the period is 0.25 s unless configured otherwise.
 const TICK_SECONDS: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 
-/// A claim's share of a GPU, as one pod has it. Without a name of the pod: it is not known yet.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
-pub struct ShareLabels {
-    pub namespace: String,
-    pub pod: String,
-    pub claim: String,
-    /// UUID of the GPU.
-    pub gpu: String,
-    /// The device's name in the ResourceSlice.
-    pub device: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GpuLabels {
-    gpu: String,
-    device: String,
-}
-
-/// One row's figures, in bytes and processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShareUse {
-    /// None: its memory is not counted.
-    pub limit: Option<u64>,
-    pub used: u64,
-    pub peak: u64,
-    pub processes: usize,
-}
-
 /// What the watchdog counts. Clones count into the same metrics.
 #[derive(Debug, Clone)]
 pub struct ClaimMetrics {
-    limit: Family<ShareLabels, Gauge>,
-    used: Family<ShareLabels, Gauge>,
-    peak: Family<ShareLabels, Gauge>,
-    processes: Family<ShareLabels, Gauge>,
-    violations: Family<ShareLabels, Counter>,
-    terminations: Family<ShareLabels, Counter>,
+    claims: ClaimGauges,
+    gpus: GpuGauges,
+    violations: Family<ClaimLabels, Counter>,
+    terminations: Family<ClaimLabels, Counter>,
     foreign: Family<GpuLabels, Counter>,
     foreign_terminations: Family<GpuLabels, Counter>,
     tick: Histogram,
@@ -60,20 +32,51 @@ pub struct ClaimMetrics {
     pub missed_ticks: Counter,
     /// Looks, at all GPUs that claims hold or at one, that NVML did not answer.
     pub failed_looks: Counter,
+    /// Readings of figures that NVML did not answer.
+    pub failed_readings: Counter,
     /// Findings that nobody took in time.
     pub dropped_findings: Counter,
     /// Processes that were to end and could not be ended.
     pub failed_terminations: Counter,
-    shown: Arc<Mutex<BTreeSet<ShareLabels>>>,
+    shown: Arc<Mutex<Shown>>,
+    dcgm: Option<DcgmMetrics>,
+}
+
+/// What the gauges say now, so that only what has changed is touched.
+#[derive(Debug, Default)]
+struct Shown {
+    claims: BTreeMap<ClaimLabels, ClaimFigures>,
+    gpus: BTreeMap<GpuLabels, GpuFigures>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct ClaimGauges {
+    limit: Family<ClaimLabels, Gauge>,
+    used: Family<ClaimLabels, Gauge>,
+    peak: Family<ClaimLabels, Gauge>,
+    processes: Family<ClaimLabels, Gauge>,
+    activity: Family<ClaimLabels, FloatGauge>,
+    compute_limit: Family<ClaimLabels, FloatGauge>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct GpuGauges {
+    memory_total: Family<GpuLabels, Gauge>,
+    memory_reserved: Family<GpuLabels, Gauge>,
+    memory_used: Family<GpuLabels, Gauge>,
+    memory_uncounted: Family<GpuLabels, Gauge>,
+    temperature: Family<GpuLabels, FloatGauge>,
+    power: Family<GpuLabels, FloatGauge>,
+    sm_clock: Family<GpuLabels, FloatGauge>,
+    activity: Family<GpuLabels, FloatGauge>,
+    shares_activity: Family<GpuLabels, FloatGauge>,
 }
 
 impl ClaimMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
-            limit: Family::default(),
-            used: Family::default(),
-            peak: Family::default(),
-            processes: Family::default(),
+            claims: ClaimGauges::default(),
+            gpus: GpuGauges::default(),
             violations: Family::default(),
             terminations: Family::default(),
             foreign: Family::default(),
@@ -81,60 +84,69 @@ impl ClaimMetrics {
             tick: Histogram::new(TICK_SECONDS),
             missed_ticks: Counter::default(),
             failed_looks: Counter::default(),
+            failed_readings: Counter::default(),
             dropped_findings: Counter::default(),
             failed_terminations: Counter::default(),
             shown: Arc::default(),
+            dcgm: None,
         };
-        metrics.register_claims(registry);
+        metrics.claims.register(registry);
+        metrics.register_counters(registry);
+        metrics.gpus.register(registry);
         metrics.register_watchdog(registry);
         metrics
     }
 
+    /// Shows the claims' rows under DCGM's names, too.
+    pub fn with_dcgm(self, dcgm: DcgmMetrics) -> Self {
+        Self { dcgm: Some(dcgm), ..self }
+    }
+
     /// All rows as they are now: those that are not among them go, their counters too.
-    pub fn show(&self, rows: Vec<(ShareLabels, ShareUse)>) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = BTreeSet::new();
-        for (labels, row) in rows {
-            match row.limit {
-                Some(limit) => drop(self.limit.get_or_create(&labels).set(gauge_value(limit))),
-                None => drop(self.limit.remove(&labels)),
+    pub fn show(&self, rows: &Rows) {
+        let claims = rows.claims.iter().map(|row| (row.labels.clone(), row.figures)).collect();
+        let mut shown = self.shown();
+        update(&mut shown.claims, claims, |labels, figures| self.show_claim(labels, figures));
+        update(&mut shown.gpus, rows.gpus.clone(), |labels, figures| self.gpus.show(labels, figures));
+        drop(shown);
+        if let Some(dcgm) = &self.dcgm {
+            dcgm.show(&rows.claims);
+        }
+    }
+
+    fn show_claim(&self, labels: &ClaimLabels, figures: Option<&ClaimFigures>) {
+        self.claims.show(labels, figures);
+        // From 0 on, so that a rate has a first value. Only a share has a grant that it can exceed.
+        for family in [&self.violations, &self.terminations] {
+            match figures.map(|figures| figures.kind) {
+                Some(HoldKind::Share) => drop(family.get_or_create(labels)),
+                Some(HoldKind::Whole | HoldKind::Mig) | None => drop(family.remove(labels)),
             }
-            self.used.get_or_create(&labels).set(gauge_value(row.used));
-            self.peak.get_or_create(&labels).set(gauge_value(row.peak));
-            self.processes.get_or_create(&labels).set(i64::try_from(row.processes).unwrap_or(i64::MAX));
-            // From 0 on, so that a rate has a first value.
-            drop(self.violations.get_or_create(&labels));
-            drop(self.terminations.get_or_create(&labels));
-            now.insert(labels);
         }
-        for gone in shown.difference(&now) {
-            self.remove(gone);
-        }
-        *shown = now;
     }
 
     /// A claim was found over its grant, or with too many processes. Counted while its row is shown.
-    pub fn violation(&self, labels: &ShareLabels) {
+    pub fn violation(&self, labels: &ClaimLabels) {
         if self.is_shown(labels) {
             self.violations.get_or_create(labels).inc();
         }
     }
 
     /// A process of the claim was ended.
-    pub fn termination(&self, labels: &ShareLabels) {
+    pub fn termination(&self, labels: &ClaimLabels) {
         if self.is_shown(labels) {
             self.terminations.get_or_create(labels).inc();
         }
     }
 
     /// A process that belongs to no claim was found on a GPU that claims hold.
-    pub fn foreign(&self, gpu: &str, device: &str) {
-        self.foreign.get_or_create(&gpu_labels(gpu, device)).inc();
+    pub fn foreign(&self, gpu: &GpuLabels) {
+        self.foreign.get_or_create(gpu).inc();
     }
 
     /// It was ended.
-    pub fn foreign_termination(&self, gpu: &str, device: &str) {
-        self.foreign_terminations.get_or_create(&gpu_labels(gpu, device)).inc();
+    pub fn foreign_termination(&self, gpu: &GpuLabels) {
+        self.foreign_terminations.get_or_create(gpu).inc();
     }
 
     /// How long one look, with all that followed at once, took.
@@ -142,33 +154,15 @@ impl ClaimMetrics {
         self.tick.observe(took.as_secs_f64());
     }
 
-    fn is_shown(&self, labels: &ShareLabels) -> bool {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).contains(labels)
+    fn is_shown(&self, labels: &ClaimLabels) -> bool {
+        self.shown().claims.contains_key(labels)
     }
 
-    fn remove(&self, labels: &ShareLabels) {
-        for family in [&self.limit, &self.used, &self.peak, &self.processes] {
-            family.remove(labels);
-        }
-        for family in [&self.violations, &self.terminations] {
-            family.remove(labels);
-        }
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register_claims(&self, registry: &mut Registry) {
-        let gauges = [
-            (
-                "claim_memory_limit_bytes",
-                "GPU memory that a claim was granted, all its pods together",
-                &self.limit,
-            ),
-            ("claim_memory_used_bytes", "GPU memory that a pod uses of a claim", &self.used),
-            ("claim_memory_peak_bytes", "The most that the watchdog saw a pod use of a claim", &self.peak),
-            ("claim_gpu_processes", "Processes of a pod on a claim's GPU", &self.processes),
-        ];
-        for (name, help, family) in gauges {
-            registry.register(name, help, family.clone());
-        }
+    fn register_counters(&self, registry: &mut Registry) {
         registry.register(
             "claim_violations",
             "Times that a claim was found over its grant, or with more processes than it has slots for",
@@ -201,6 +195,11 @@ impl ClaimMetrics {
             ("watchdog_missed_ticks", "Looks that were due while another was not done", &self.missed_ticks),
             ("watchdog_failed_looks", "Looks at GPUs that NVML did not answer", &self.failed_looks),
             (
+                "watchdog_failed_readings",
+                "Readings of the figures of GPUs that NVML did not answer",
+                &self.failed_readings,
+            ),
+            (
                 "watchdog_dropped_findings",
                 "Findings dropped because nobody took them",
                 &self.dropped_findings,
@@ -217,38 +216,175 @@ impl ClaimMetrics {
     }
 }
 
-fn gpu_labels(gpu: &str, device: &str) -> GpuLabels {
-    GpuLabels { gpu: gpu.to_owned(), device: device.to_owned() }
+impl ClaimGauges {
+    fn register(&self, registry: &mut Registry) {
+        let gauges = [
+            (
+                "claim_memory_limit_bytes",
+                "GPU memory that a claim was granted, all its pods together; of a device that it has for itself, all",
+                &self.limit,
+            ),
+            ("claim_memory_used_bytes", "GPU memory that a pod uses of a claim", &self.used),
+            ("claim_memory_peak_bytes", "The most that the watchdog saw a pod use of a claim", &self.peak),
+            ("claim_gpu_processes", "Processes of a pod on a claim's GPU", &self.processes),
+        ];
+        for (name, help, family) in gauges {
+            registry.register(name, help, family.clone());
+        }
+        registry.register(
+            "claim_multiprocessor_activity_ratio",
+            "Part of the time in which a kernel of the pod ran on the claim's GPU; absent where NVML does not tell",
+            self.activity.clone(),
+        );
+        registry.register(
+            "claim_multiprocessor_limit_ratio",
+            "Part of the GPU's multiprocessors that each process of the claim may use; absent without a limit",
+            self.compute_limit.clone(),
+        );
+    }
+
+    fn show(&self, labels: &ClaimLabels, figures: Option<&ClaimFigures>) {
+        let whole = |value: Option<u64>| value.map(gauge_value);
+        set(&self.limit, labels, whole(figures.and_then(|figures| figures.limit)));
+        set(&self.used, labels, whole(figures.map(|figures| figures.used)));
+        set(&self.peak, labels, whole(figures.map(|figures| figures.peak)));
+        set(&self.processes, labels, figures.map(|figures| gauge_value(figures.processes)));
+        set_float(&self.activity, labels, figures.and_then(|figures| figures.activity));
+        set_float(&self.compute_limit, labels, figures.and_then(|figures| figures.compute_limit));
+    }
+}
+
+impl GpuGauges {
+    fn register(&self, registry: &mut Registry) {
+        let whole = [
+            ("gpu_memory_total_bytes", "Memory of a GPU or MIG device", &self.memory_total),
+            ("gpu_memory_reserved_bytes", "Memory that driver and firmware keep", &self.memory_reserved),
+            ("gpu_memory_used_bytes", "Memory in use, without what is reserved", &self.memory_used),
+            (
+                "gpu_uncounted_memory_bytes",
+                "Memory in use that NVML counts for no process, such as managed memory",
+                &self.memory_uncounted,
+            ),
+        ];
+        for (name, help, family) in whole {
+            registry.register(name, help, family.clone());
+        }
+        let floats = [
+            ("gpu_temperature_celsius", "Temperature of a GPU", &self.temperature),
+            ("gpu_power_watts", "Power that a GPU draws", &self.power),
+            ("gpu_sm_clock_hertz", "Clock of a GPU's multiprocessors", &self.sm_clock),
+            ("gpu_activity_ratio", "Part of the time in which a kernel of anybody ran", &self.activity),
+            (
+                "gpu_shares_activity_ratio",
+                "Part of the time in which a kernel of a share ran, all shares of the GPU together",
+                &self.shares_activity,
+            ),
+        ];
+        for (name, help, family) in floats {
+            registry.register(name, help, family.clone());
+        }
+    }
+
+    fn show(&self, labels: &GpuLabels, figures: Option<&GpuFigures>) {
+        let figures = figures.copied().unwrap_or_default();
+        set(&self.memory_total, labels, figures.memory_total.map(gauge_value));
+        set(&self.memory_reserved, labels, figures.memory_reserved.map(gauge_value));
+        set(&self.memory_used, labels, figures.memory_used.map(gauge_value));
+        set(&self.memory_uncounted, labels, figures.memory_uncounted.map(gauge_value));
+        set_float(&self.temperature, labels, figures.temperature_celsius);
+        set_float(&self.power, labels, figures.power_watts);
+        set_float(&self.sm_clock, labels, figures.sm_clock_hertz);
+        set_float(&self.activity, labels, figures.activity);
+        set_float(&self.shares_activity, labels, figures.shares_activity);
+    }
+}
+
+/// Shows what has changed; what is not there any more is shown as nothing.
+fn update<L: Ord, F: PartialEq>(
+    before: &mut BTreeMap<L, F>,
+    now: BTreeMap<L, F>,
+    mut show: impl FnMut(&L, Option<&F>),
+) {
+    for (labels, figures) in &now {
+        if before.get(labels) != Some(figures) {
+            show(labels, Some(figures));
+        }
+    }
+    for gone in before.keys().filter(|labels| !now.contains_key(labels)) {
+        show(gone, None);
+    }
+    *before = now;
+}
+
+/// A figure that is not known has no row.
+fn set<L: Clone + Hash + Eq>(family: &Family<L, Gauge>, labels: &L, value: Option<i64>) {
+    match value {
+        Some(value) => drop(family.get_or_create(labels).set(value)),
+        None => drop(family.remove(labels)),
+    }
+}
+
+pub(super) fn set_float<L: Clone + Hash + Eq>(
+    family: &Family<L, FloatGauge>,
+    labels: &L,
+    value: Option<f64>,
+) {
+    match value {
+        Some(value) => drop(family.get_or_create(labels).set(value)),
+        None => drop(family.remove(labels)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::ClaimRow;
     use super::*;
+    use crate::nvml::DeviceIdentity;
     use crate::ops::metrics::{registry, text};
 
-    fn row(claim: &str, used: u64) -> (ShareLabels, ShareUse) {
-        let labels = ShareLabels {
+    fn row(claim: &str, kind: HoldKind, used: u64) -> ClaimRow {
+        let labels = ClaimLabels {
             namespace: "team".into(),
             pod: "train-0".into(),
             claim: claim.into(),
-            gpu: "GPU-1".into(),
+            request: "gpu".into(),
             device: "gpu-0".into(),
+            pool: "node-a".into(),
+            uuid: "GPU-1".into(),
         };
-        (labels, ShareUse { limit: Some(2 << 30), used, peak: used, processes: 1 })
+        let figures = ClaimFigures {
+            kind,
+            limit: Some(2 << 30),
+            used,
+            peak: used,
+            processes: 1,
+            activity: (kind == HoldKind::Whole).then_some(0.5),
+            compute_limit: None,
+        };
+        let board = DeviceIdentity::default();
+        ClaimRow { labels, figures, board, board_uuid: "GPU-1".into(), mig: None }
+    }
+
+    fn gpu() -> GpuLabels {
+        GpuLabels { device: "gpu-0".into(), pool: "node-a".into(), uuid: "GPU-1".into() }
     }
 
     #[test]
     fn a_claim_is_shown_with_all_labels_and_goes_with_its_counters() {
         let mut registry = registry();
         let metrics = ClaimMetrics::register(&mut registry);
-        let (a, b) = (row("a", 1024), row("b", 0));
-        metrics.show(vec![a.clone(), b.clone()]);
-        metrics.violation(&a.0);
-        metrics.termination(&a.0);
-        metrics.foreign("GPU-1", "gpu-0");
+        let (a, b) = (row("a", HoldKind::Share, 1024), row("b", HoldKind::Whole, 0));
+        let figures = GpuFigures { power_watts: Some(70.5), ..GpuFigures::default() };
+        let gpus = BTreeMap::from([(gpu(), figures)]);
+        metrics.show(&Rows { claims: vec![a.clone(), b.clone()], gpus });
+        metrics.violation(&a.labels);
+        metrics.termination(&a.labels);
+        metrics.foreign(&gpu());
         let shown = text(&registry).unwrap();
+        let of_gpu = "device=\"gpu-0\",pool=\"node-a\",UUID=\"GPU-1\"";
         let labels = |claim| {
-            format!("{{namespace=\"team\",pod=\"train-0\",claim=\"{claim}\",gpu=\"GPU-1\",device=\"gpu-0\"}}")
+            let of_pod = "namespace=\"team\",pod=\"train-0\",container=\"\"";
+            format!("{{{of_pod},claim=\"{claim}\",request=\"gpu\",{of_gpu}}}")
         };
         for line in [
             format!("tranche_claim_memory_limit_bytes{} 2147483648", labels("a")),
@@ -257,14 +393,23 @@ mod tests {
             format!("tranche_claim_gpu_processes{} 1", labels("a")),
             format!("tranche_claim_violations_total{} 1", labels("a")),
             format!("tranche_claim_terminations_total{} 1", labels("a")),
-            format!("tranche_claim_violations_total{} 0", labels("b")),
-            "tranche_foreign_gpu_processes_total{gpu=\"GPU-1\",device=\"gpu-0\"} 1".into(),
+            format!("tranche_claim_multiprocessor_activity_ratio{} 0.5", labels("b")),
+            format!("tranche_foreign_gpu_processes_total{{{of_gpu}}} 1"),
+            format!("tranche_gpu_power_watts{{{of_gpu}}} 70.5"),
         ] {
             assert!(shown.lines().any(|have| have == line), "{line} is missing from\n{shown}");
         }
-        metrics.show(vec![b]);
-        metrics.violation(&a.0);
+        for absent in [
+            format!("tranche_claim_violations_total{}", labels("b")),
+            format!("tranche_claim_multiprocessor_activity_ratio{}", labels("a")),
+            format!("tranche_gpu_temperature_celsius{{{of_gpu}}}"),
+        ] {
+            assert!(!shown.contains(&absent), "{absent} is in\n{shown}");
+        }
+        metrics.show(&Rows { claims: vec![b], gpus: BTreeMap::new() });
+        metrics.violation(&a.labels);
         let shown = text(&registry).unwrap();
         assert!(!shown.contains("claim=\"a\"") && shown.contains("claim=\"b\""), "{shown}");
+        assert!(!shown.contains("tranche_gpu_power_watts{"), "{shown}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::claim::{ClaimRef, PodRef};
-use crate::model::names::{ClaimUid, DeviceName, DeviceUuid};
+use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PoolName};
 use crate::model::share::{Grant, MpsGroup};
 
 /// A device that claims hold: shares of it, or one claim all of it.
@@ -12,6 +12,12 @@ use crate::model::share::{Grant, MpsGroup};
 pub(super) struct WatchedDevice {
     /// Its name in the ResourceSlice.
     pub device: DeviceName,
+    pub pool: PoolName,
+    /// The board that it is, or is a part of.
+    pub board: DeviceUuid,
+    pub is_mig: bool,
+    /// By which of a claim's requests it is held.
+    pub requests: BTreeMap<ClaimUid, BTreeSet<String>>,
     pub shares: Vec<(ClaimRef, Grant)>,
     /// Claims that have it for themselves: one, unless the ledger contradicts itself.
     pub alone: Vec<ClaimRef>,
@@ -25,25 +31,26 @@ pub(super) struct WatchedDevice {
 pub(super) fn watched(intents: &[Intent]) -> BTreeMap<DeviceUuid, WatchedDevice> {
     let mut devices: BTreeMap<DeviceUuid, WatchedDevice> = BTreeMap::new();
     for (intent, held) in intents.iter().flat_map(|intent| intent.devices.iter().map(move |d| (intent, d))) {
-        let entry = || WatchedDevice {
+        let device = devices.entry(held.uuid.clone()).or_insert_with(|| WatchedDevice {
             device: held.answer.device.clone(),
+            pool: held.answer.pool.clone(),
+            board: held.gpu.clone(),
+            is_mig: held.uuid != held.gpu,
+            requests: BTreeMap::new(),
             shares: Vec::new(),
             alone: Vec::new(),
             admins: Vec::new(),
             groups: BTreeSet::new(),
-        };
+        });
+        let requests = device.requests.entry(intent.claim.uid.clone()).or_default();
+        requests.extend(held.answer.requests.iter().cloned());
         match held.mode {
             HoldMode::Share(grant) => {
-                let device = devices.entry(held.uuid.clone()).or_insert_with(entry);
                 device.shares.push((intent.claim.clone(), grant));
                 device.groups.extend(groups(intent, &held.uuid));
             }
-            HoldMode::Admin => {
-                let device = devices.entry(held.uuid.clone()).or_insert_with(entry);
-                device.admins.push(intent.claim.clone());
-            }
+            HoldMode::Admin => device.admins.push(intent.claim.clone()),
             HoldMode::Whole | HoldMode::Mig => {
-                let device = devices.entry(held.uuid.clone()).or_insert_with(entry);
                 device.alone.push(intent.claim.clone());
                 device.groups.extend(groups(intent, &held.uuid));
             }
@@ -71,8 +78,33 @@ impl WatchedDevice {
         self.shares.iter().map(|(claim, _)| claim).chain(&self.alone).chain(&self.admins)
     }
 
+    /// A claim that has it, or a share of it.
+    pub fn holder(&self, uid: &ClaimUid) -> Option<&ClaimRef> {
+        self.shares.iter().map(|(claim, _)| claim).chain(&self.alone).find(|claim| claim.uid == *uid)
+    }
+
     /// Nobody shares it.
     pub fn is_alone(&self) -> bool {
         self.shares.is_empty()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A GPU that nobody holds.
+    pub fn board(device: &str, uuid: &str) -> WatchedDevice {
+        WatchedDevice {
+            device: device.into(),
+            pool: PoolName::new("node-a"),
+            board: uuid.into(),
+            is_mig: false,
+            requests: BTreeMap::new(),
+            shares: Vec::new(),
+            alone: Vec::new(),
+            admins: Vec::new(),
+            groups: BTreeSet::new(),
+        }
     }
 }

@@ -7,6 +7,9 @@ use crate::manifests::{as_nobody, claim, container, pod, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster, sum};
 
+/// Bytes.
+const MIB: f64 = 1_048_576.0;
+
 /// What MPS is told in the container `main`.
 pub fn env(cluster: &TestCluster, pod: &str) -> Vec<String> {
     let mut env: Vec<_> =
@@ -74,10 +77,11 @@ async fn the_metrics_tell_what_was_placed_what_waits_and_what_room_is_left() {
         all.push(grantable_mib(&cluster, &device.name).await);
     }
     let left = (all.iter().sum::<u64>() - granted) as f64;
-    super::wait_metric(&cluster, "tranche_controller_node_free_mib{node=\"node-a\"}", left).await;
+    super::wait_metric(&cluster, "tranche_controller_node_free_bytes{node=\"node-a\"}", left * MIB).await;
     let largest = *all.iter().max().expect("the node has GPUs") as f64;
-    super::wait_metric(&cluster, "tranche_controller_node_largest_mib{node=\"node-a\"}", largest).await;
-    super::wait_metric(&cluster, "tranche_controller_node_stranded_mib{node=\"node-a\"}", 0.0).await;
+    super::wait_metric(&cluster, "tranche_controller_node_largest_bytes{node=\"node-a\"}", largest * MIB)
+        .await;
+    super::wait_metric(&cluster, "tranche_controller_node_stranded_bytes{node=\"node-a\"}", 0.0).await;
     let more = || async {
         let now = read().await;
         now.iter().zip(before).all(|(now, before)| *now > before).then_some(())
@@ -89,7 +93,8 @@ async fn the_metrics_tell_what_was_placed_what_waits_and_what_room_is_left() {
     cluster.wait_ready("rest").await;
     assert_eq!(wait_placed(&cluster, "rest").await, wait_placed(&cluster, "quarter").await, "packed");
     let of_gpu = largest - granted as f64 - 1024.0;
-    super::wait_metric(&cluster, "tranche_controller_node_stranded_mib{node=\"node-a\"}", of_gpu).await;
+    super::wait_metric(&cluster, "tranche_controller_node_stranded_bytes{node=\"node-a\"}", of_gpu * MIB)
+        .await;
     cluster.end().await;
 }
 

@@ -1,5 +1,6 @@
 //! Who is taken for whom, and what must have been said before.
 
+use super::super::shares::tests::board;
 use super::*;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Grant, Isolation, MpsGroup};
@@ -20,11 +21,10 @@ fn device() -> WatchedDevice {
     let memory = Bytes::from_mib(1000);
     let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
     WatchedDevice {
-        device: "gpu-0".into(),
         shares: vec![(claim("a"), grant), (claim("b"), grant)],
-        alone: Vec::new(),
         admins: vec![claim("admin")],
         groups: BTreeSet::from([MpsGroup::new(["GPU-0".into()])]),
+        ..board("gpu-0", "GPU-0")
     }
 }
 
@@ -218,10 +218,16 @@ fn a_pod_that_the_ledger_names_is_no_stranger_though_its_claim_is_gone() {
     }
 }
 
+fn pod_named(uid: &str) -> PodRef {
+    PodRef { namespace: "team".into(), name: "p".into(), uid: uid.into() }
+}
+
 #[test]
 fn a_whole_gpu_asks_the_api_server_about_strangers_only() {
     let mut knowledge = Knowledge::new(None);
     knowledge.keep(whole().claims());
+    knowledge.record(HashMap::from([("a".into(), vec![pod_named(POD)])]));
+    assert_eq!(knowledge.named_pods(&"a".into()), [pod_named(POD)], "the ledger names it");
     assert_eq!(knowledge.questions([whole()].iter(), at(0)), Questions::default());
     let known = in_pod(7, "stranger");
     assert_eq!(owner_of_whole(&mut knowledge, &known, 10), Owner::Unknown);
@@ -230,4 +236,29 @@ fn a_whole_gpu_asks_the_api_server_about_strangers_only() {
         (question.claims, question.ledger, question.servers),
         (vec![claim("a"), claim("admin")], true, false)
     );
+}
+
+#[test]
+fn a_claim_with_several_pods_is_asked_about_now_and_then_so_that_those_which_went_are_not_shown() {
+    let mut knowledge = Knowledge::new(None);
+    knowledge.keep(whole().claims());
+    knowledge.record(HashMap::from([("a".into(), vec![pod_named(POD), pod_named("other")])]));
+    let mut asked_at = Vec::new();
+    for second in 0..150 {
+        let now = second * 1000;
+        if knowledge.questions([whole()].iter(), at(now)).claims.contains(&claim("a")) {
+            asked_at.push(second);
+            let pods: &[&str] = if second < 100 { &[POD, "other"] } else { &[POD] };
+            knowledge.users_answered(&"a".into(), at(now), users(pods));
+        }
+    }
+    assert_eq!(asked_at, [0, 60, 120]);
+    assert_eq!(knowledge.named_pods(&"a".into()).len(), 1);
+}
+
+#[test]
+fn servers_are_known_by_pid_and_start_time() {
+    let knowledge = informed(1000);
+    assert!(knowledge.is_server(&process(77, ProcessOwner::Host)));
+    assert!(!knowledge.is_server(&process(78, ProcessOwner::Host)));
 }

@@ -1,0 +1,237 @@
+//! What NVML's figures mean for those who hold a device: how busy each pod is, and what memory no process accounts for.
+//! Pure.
+
+use std::collections::BTreeMap;
+
+use super::knowledge::Knowledge;
+use super::shares::WatchedDevice;
+use super::table::KnownProcess;
+use crate::host::cgroup::ProcessOwner;
+use crate::model::names::{DeviceUuid, PodUid};
+use crate::model::quantity::Bytes;
+use crate::nvml::{Figures, GpuProcess, ProcessActivity, Subject};
+
+/// A device's figures, and what the processes on it have to do with them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Measured {
+    pub figures: Figures,
+    pub activity: PodActivity,
+    /// Of MPS servers, for all shares of the board together.
+    pub of_servers: Option<f64>,
+    /// In use on the board, and by none of the processes that NVML lists.
+    pub uncounted: Option<Bytes>,
+}
+
+/// How busy the multiprocessors are with whose work: 0 to 1 of the device.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) enum PodActivity {
+    /// NVML does not tell, as of shares that an MPS server works for.
+    #[default]
+    Unknown,
+    /// Who is not among them did nothing.
+    Known(BTreeMap<PodUid, f64>),
+    /// Everything is the work of the one pod that there is.
+    OfThePod(f64),
+}
+
+impl PodActivity {
+    pub fn of(&self, pod: Option<&PodUid>) -> Option<f64> {
+        match self {
+            Self::Unknown => None,
+            Self::Known(by_pod) => Some(pod.and_then(|pod| by_pod.get(pod)).copied().unwrap_or(0.0)),
+            Self::OfThePod(all) => Some(*all),
+        }
+    }
+}
+
+/// What is read for these devices: of a MIG device its memory, and the rest of its board.
+pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>) -> Vec<Subject> {
+    let mut subjects = std::collections::BTreeSet::new();
+    for (uuid, device) in devices {
+        if device.is_mig {
+            subjects.insert(Subject::Mig(uuid.clone()));
+        }
+        subjects.insert(Subject::Board(device.board.clone()));
+    }
+    subjects.into_iter().collect()
+}
+
+/// Folds the figures of a device that claims hold with the processes on it.
+pub(super) fn measure<'a>(
+    device: &WatchedDevice,
+    figures: Figures,
+    listed: &[GpuProcess],
+    knowledge: &Knowledge,
+    process: impl Fn(u32) -> Option<&'a KnownProcess>,
+) -> Measured {
+    let counted =
+        listed.iter().filter_map(|one| one.used).fold(0_u64, |sum, used| sum.saturating_add(used.0));
+    let memory = figures.memory.filter(|_| !device.is_mig);
+    let uncounted = memory.map(|memory| Bytes(memory.used.0.saturating_sub(counted)));
+    let ProcessActivity::Known(by_pid) = &figures.processes else {
+        return Measured { figures, uncounted, ..Measured::default() };
+    };
+    let mut by_pod: BTreeMap<PodUid, f64> = BTreeMap::new();
+    let mut of_servers = None;
+    for known in listed.iter().filter_map(|one| process(one.pid)) {
+        let busy = by_pid.get(&known.process.pid).copied().unwrap_or(0.0);
+        if knowledge.is_server(known) {
+            of_servers = Some(capped(of_servers.unwrap_or(0.0) + busy));
+        } else if let (ProcessOwner::Pod { pod, .. }, true) = (&known.owner, known.believed) {
+            let sum = by_pod.entry(pod.clone()).or_default();
+            *sum = capped(*sum + busy);
+        }
+    }
+    let activity = match (device.groups.is_empty(), of_servers) {
+        (true, _) => PodActivity::Known(by_pod),
+        // A server works for all of its clients: whose work it is can be told where there is one pod.
+        (false, Some(of_servers)) => match only_pod(device, knowledge) {
+            Some(pod) => {
+                let own = by_pod.get(pod).copied().unwrap_or(0.0);
+                PodActivity::OfThePod(capped(own + of_servers))
+            }
+            None => PodActivity::Unknown,
+        },
+        (false, None) => PodActivity::Unknown,
+    };
+    Measured { figures, activity, of_servers, uncounted }
+}
+
+/// The one pod of the one claim that has the device for itself.
+fn only_pod<'a>(device: &WatchedDevice, knowledge: &'a Knowledge) -> Option<&'a PodUid> {
+    let [claim] = device.alone.as_slice() else { return None };
+    match knowledge.named_pods(&claim.uid) {
+        [pod] if device.is_alone() => Some(&pod.uid),
+        _ => None,
+    }
+}
+
+fn capped(ratio: f64) -> f64 {
+    ratio.clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::knowledge::{Servers, Users};
+    use super::super::shares::tests::board;
+    use super::*;
+    use crate::model::claim::{ClaimRef, PodRef};
+    use crate::model::process::ProcessKey;
+    use crate::model::share::{Grant, Isolation, MpsGroup};
+    use crate::model::time::Moment;
+    use crate::nvml::DeviceMemory;
+
+    const SERVER: u32 = 9;
+
+    fn claim(name: &str) -> ClaimRef {
+        ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
+    }
+
+    fn knowledge(device: &WatchedDevice, pods: &[&str]) -> Knowledge {
+        let mut knowledge = Knowledge::new(None);
+        knowledge.keep(device.claims());
+        let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
+        for claim in device.claims() {
+            let users = Users { pods: pods.iter().map(pod).collect(), others: false };
+            knowledge.users_answered(&claim.uid, Moment::ZERO, Some(users));
+        }
+        let processes = BTreeSet::from([ProcessKey { pid: SERVER, started: 1 }]);
+        knowledge.servers_answered(Moment::ZERO, Some(Servers { processes, pods: BTreeSet::new() }));
+        knowledge
+    }
+
+    fn figures(by_pid: &[(u32, f64)], used: u64) -> Figures {
+        let memory = DeviceMemory {
+            total: Bytes::from_mib(1000),
+            reserved: Bytes::from_mib(100),
+            used: Bytes::from_mib(used),
+        };
+        let processes = ProcessActivity::Known(by_pid.iter().copied().collect());
+        Figures { memory: Some(memory), processes, ..Figures::default() }
+    }
+
+    /// Processes with 100 MiB each: 1 and 2 of pod p, 3 of pod q, the server.
+    fn measured(device: &WatchedDevice, pods: &[&str], figures: Figures) -> Measured {
+        let owner = |pid| match pid {
+            1 | 2 => ProcessOwner::Pod { pod: "p".into(), container: None },
+            3 => ProcessOwner::Pod { pod: "q".into(), container: None },
+            _ => ProcessOwner::Host,
+        };
+        let all: Vec<_> = [1, 2, 3, SERVER]
+            .map(|pid| KnownProcess {
+                process: ProcessKey { pid, started: 1 },
+                owner: owner(pid),
+                believed: true,
+            })
+            .into();
+        let listed = all.iter().map(|known| GpuProcess {
+            pid: known.process.pid,
+            used: Some(Bytes::from_mib(100)),
+            mps_client: false,
+        });
+        let listed: Vec<_> = listed.collect();
+        let find = |pid| all.iter().find(|known| known.process.pid == pid);
+        measure(device, figures, &listed, &knowledge(device, pods), find)
+    }
+
+    #[test]
+    fn a_pod_is_as_busy_as_its_processes_and_no_busier_than_the_device() {
+        let device = WatchedDevice { alone: vec![claim("a")], ..board("gpu-0", "GPU-0") };
+        let found = measured(&device, &["p", "q"], figures(&[(1, 0.25), (2, 0.5), (77, 1.0)], 0));
+        let of = |pod: &str| found.activity.of(Some(&pod.into()));
+        assert_eq!((of("p"), of("q"), of("idle")), (Some(0.75), Some(0.0), Some(0.0)));
+        let found = measured(&device, &["p"], figures(&[(1, 0.75), (2, 0.75)], 0));
+        assert_eq!(found.activity.of(Some(&"p".into())), Some(1.0));
+    }
+
+    #[test]
+    fn of_shares_the_server_alone_is_known() {
+        let groups = BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
+        let memory = Bytes::from_mib(100);
+        let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
+        let shared = WatchedDevice {
+            shares: vec![(claim("a"), grant)],
+            groups: groups.clone(),
+            ..board("gpu-0", "GPU-0")
+        };
+        let found = measured(&shared, &["p"], figures(&[(SERVER, 0.5)], 0));
+        assert_eq!((found.activity.of(Some(&"p".into())), found.of_servers), (None, Some(0.5)));
+        // A whole GPU that one pod's clients share: all is that pod's work, the server's and what goes around it.
+        let alone = WatchedDevice { alone: vec![claim("a")], groups, ..board("gpu-0", "GPU-0") };
+        let of = |pods: &[&str]| measured(&alone, pods, figures(&[(SERVER, 0.5), (1, 0.25)], 0)).activity;
+        assert_eq!((of(&["p"]), of(&["p", "q"])), (PodActivity::OfThePod(0.75), PodActivity::Unknown));
+    }
+
+    #[test]
+    fn memory_that_no_process_has_is_told_of_boards() {
+        let device = WatchedDevice { alone: vec![claim("a")], ..board("gpu-0", "GPU-0") };
+        let uncounted = |device: &WatchedDevice, used| measured(device, &[], figures(&[], used)).uncounted;
+        assert_eq!(uncounted(&device, 408), Some(Bytes::from_mib(8)));
+        assert_eq!(uncounted(&device, 300), Some(Bytes(0)), "the lists are a moment older");
+        assert_eq!(uncounted(&WatchedDevice { is_mig: true, ..device }, 408), None);
+    }
+
+    #[test]
+    fn what_nvml_does_not_tell_is_absent() {
+        let device = WatchedDevice { alone: vec![claim("a")], ..board("gpu-0", "GPU-0") };
+        let found = measured(&device, &["p"], Figures::default());
+        assert_eq!(found, Measured::default());
+        assert_eq!(found.activity.of(Some(&"p".into())), None);
+    }
+
+    #[test]
+    fn a_mig_device_has_its_boards_figures_read_once() {
+        let mig = |uuid: &str| (uuid.into(), WatchedDevice { is_mig: true, ..board("gpu-0-mig", "GPU-0") });
+        let whole = ("GPU-1".into(), board("gpu-1", "GPU-1"));
+        let devices = BTreeMap::from([mig("MIG-a"), mig("MIG-b"), whole]);
+        let expected = [
+            Subject::Board("GPU-0".into()),
+            Subject::Board("GPU-1".into()),
+            Subject::Mig("MIG-a".into()),
+            Subject::Mig("MIG-b".into()),
+        ];
+        assert_eq!(subjects(&devices), expected);
+    }
+}

@@ -1,0 +1,72 @@
+//! Keeps the metrics up to date: the rows of each look, and the figures of GPUs, which are read now and then.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::measured::{self, Measured};
+use super::rows::{self, GpuLabels, Sources};
+use super::{ALONE_TICKS, Finding, Watchdog};
+use crate::model::error_chain;
+use crate::model::names::DeviceUuid;
+use crate::nvml::GpuProcess;
+
+impl Watchdog {
+    /// Brings the metrics up to date.
+    pub(super) fn show(&self) {
+        let (devices, knowledge) = (&self.devices, &self.knowledge);
+        let sources = Sources { devices, knowledge, usage: &self.usage, measured: &self.measured };
+        self.parts.metrics.show(&sources.rows());
+    }
+
+    /// It is time, or a device is new.
+    pub(super) fn figures_are_due(&self) -> bool {
+        let period = self.parts.settings.period;
+        let is_time = |at: Instant| at.elapsed() + period / 2 >= period * ALONE_TICKS;
+        self.measured_at.is_none_or(is_time)
+            || self.devices.keys().any(|uuid| !self.measured.contains_key(uuid))
+    }
+
+    /// Reads the devices' figures, with these processes on them. What NVML does not answer is shown as absent.
+    pub(super) async fn read_figures(&mut self, listed: Vec<(DeviceUuid, Vec<GpuProcess>)>) {
+        self.measured_at = Some(Instant::now());
+        // Whatever happens, a device has been asked about.
+        self.measured = self.devices.keys().map(|uuid| (uuid.clone(), Measured::default())).collect();
+        // A thread that hangs in NVML may do so because of a sensor: the lists are left the threads that there are.
+        if self.parts.lists.stuck_threads() > 0 {
+            return;
+        }
+        let figures = match self.parts.lists.figures(measured::subjects(&self.devices)).await {
+            Ok(figures) => figures,
+            Err(error) => {
+                self.parts.metrics.failed_readings.inc();
+                let words = error_chain(&error);
+                if self.logged_failures.figures.replace(words.clone()).as_ref() != Some(&words) {
+                    warn!(error = words, "figures of GPUs cannot be read; tried again");
+                }
+                return;
+            }
+        };
+        self.logged_failures.figures = None;
+        let listed: BTreeMap<_, _> = listed.into_iter().collect();
+        for (uuid, figures) in figures {
+            let measured = match (self.devices.get(&uuid), listed.get(&uuid)) {
+                (Some(device), Some(listed)) => {
+                    let process = |pid| self.table.as_ref().and_then(|table| table.get(pid));
+                    measured::measure(device, figures, listed, &self.knowledge, process)
+                }
+                // The board of a MIG device, or one whose processes are not known now.
+                _ => Measured { figures, ..Measured::default() },
+            };
+            self.measured.insert(uuid, measured);
+        }
+    }
+
+    /// Counts something on the row of the finding's GPU.
+    pub(super) fn of_gpu(&self, finding: &Finding, count: impl FnOnce(&GpuLabels)) {
+        if let Some(device) = self.devices.get(&finding.gpu) {
+            count(&rows::gpu_labels(&finding.gpu, device));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What a scraper is told of claims: whole GPUs and shares, each pod for itself.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use super::{Board, cluster};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, user_of};
+use crate::rig::wait_until;
+use crate::test_cluster::{SOON, TestCluster, minor_of};
+
+const MIB: f64 = 1_048_576.0;
+
+/// A simulated process of a pod on a board, gone when dropped.
+struct Work<'a> {
+    cluster: &'a TestCluster,
+    board: &'a Board,
+    pid: String,
+}
+
+impl<'a> Work<'a> {
+    fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, kind: &str) -> Self {
+        let work = Self { cluster, board, pid: cluster.pid_of(&board.node, pod).to_string() };
+        work.is(100, 1, kind);
+        work
+    }
+
+    fn is(&self, mib: u32, percent: u32, kind: &str) {
+        let (minor, mib) = (minor_of(&self.board.device).to_string(), mib.to_string());
+        let percent = percent.to_string();
+        let words = ["process", "add", &minor, &self.pid, &mib, "--kind", kind, "--sm-util", &percent];
+        self.cluster.fake(&self.board.node, &[&words[..], &["--only-if-alive"]].concat());
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        let minor = minor_of(&self.board.device).to_string();
+        let words = ["process", "remove", &minor, &self.pid];
+        if let Err(said) = self.cluster.try_fake(&self.board.node, &words) {
+            println!("putting the node right: {said}");
+        }
+    }
+}
+
+/// The value of the one series of this name with all of these labels, if there is one.
+fn value(metrics: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let start = format!("tranche_{name}{{");
+    let has = |line: &str, (label, value): &(&str, &str)| {
+        [format!("{{{label}=\"{value}\""), format!(",{label}=\"{value}\"")]
+            .iter()
+            .any(|part| line.contains(part))
+    };
+    let mut lines = metrics
+        .lines()
+        .filter(|line| line.starts_with(&start) && labels.iter().all(|label| has(line, label)));
+    let line = lines.next()?;
+    assert_eq!(lines.next(), None, "one series only");
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// All labels of a row: of that pod, claim and request.
+fn labels<'a>(cluster: &'a TestCluster, names: [&'a str; 3], board: &'a Board) -> Vec<(&'a str, &'a str)> {
+    let [pod, claim, request] = names;
+    vec![
+        ("namespace", &cluster.namespace),
+        ("pod", pod),
+        ("container", ""),
+        ("claim", claim),
+        ("request", request),
+        ("device", &board.device),
+        ("pool", super::NODE),
+        ("UUID", &board.uuid),
+    ]
+}
+
+async fn wait_value(cluster: &TestCluster, name: &str, labels: &[(&str, &str)], wanted: f64) {
+    let is = || async {
+        let metrics = cluster.metrics(super::NODE).await;
+        (value(&metrics, name, labels) == Some(wanted)).then_some(())
+    };
+    wait_until(&format!("{name} {labels:?} to be {wanted}"), SOON, is).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn each_pod_is_told_of_by_itself_on_a_whole_gpu_and_on_a_share() {
+    let test = "each_pod_is_told_of_by_itself_on_a_whole_gpu_and_on_a_share";
+    let Some(cluster) = cluster(test).await else { return };
+    let boards = Board::all(&cluster, super::NODE).await;
+    let [shared, whole, ..] = &boards[..] else { panic!("the node has two GPUs that can be shared") };
+    let request = of_gpu(&whole.uuid, gpu("all"));
+    cluster.create(claim("whole", json!({"requests": [request]}))).await;
+    for pod in ["mine", "other"] {
+        cluster.create(as_nobody(user_of("whole", pod))).await;
+    }
+    let (mine, other) = (cluster.wait_ready("mine").await, cluster.wait_ready("other").await);
+    let tenant = shared.tenant(&cluster, "tenant", "2000Mi", 25).await;
+    let neighbour = shared.tenant(&cluster, "neighbour", "2000Mi", 25).await;
+
+    let my = labels(&cluster, ["mine", "whole", "all"], whole);
+    let others = labels(&cluster, ["other", "whole", "all"], whole);
+    let tenants = labels(&cluster, ["tenant", "tenant", "gpu"], shared);
+    let neighbours = labels(&cluster, ["neighbour", "neighbour", "gpu"], shared);
+
+    // Idle ones are told of, too.
+    wait_value(&cluster, "claim_multiprocessor_activity_ratio", &my, 0.0).await;
+    wait_value(&cluster, "claim_memory_used_bytes", &tenants, 0.0).await;
+    let at_work = Work::of(&cluster, whole, &mine, "compute");
+    at_work.is(500, 35, "compute");
+    let at_share = Work::of(&cluster, shared, &tenant, "mps");
+    at_share.is(400, 20, "mps");
+    wait_value(&cluster, "claim_multiprocessor_activity_ratio", &my, 0.35).await;
+    wait_value(&cluster, "claim_memory_used_bytes", &my, 500.0 * MIB).await;
+    wait_value(&cluster, "claim_memory_used_bytes", &tenants, 400.0 * MIB).await;
+
+    // Others' load on the same GPUs.
+    let others_work = Work::of(&cluster, whole, &other, "compute");
+    others_work.is(300, 60, "compute");
+    let neighbours_work = Work::of(&cluster, shared, &neighbour, "mps");
+    neighbours_work.is(700, 50, "mps");
+    wait_value(&cluster, "claim_multiprocessor_activity_ratio", &others, 0.6).await;
+    wait_value(&cluster, "claim_memory_used_bytes", &neighbours, 700.0 * MIB).await;
+    let board = [("UUID", whole.uuid.as_str()), ("device", whole.device.as_str()), ("pool", super::NODE)];
+    wait_value(&cluster, "gpu_activity_ratio", &board, 0.95).await;
+    let metrics = cluster.metrics(super::NODE).await;
+    let of = |name: &str, labels: &[(&str, &str)]| value(&metrics, name, labels);
+    assert_eq!(of("claim_multiprocessor_activity_ratio", &my), Some(0.35));
+    assert_eq!(of("claim_memory_used_bytes", &my), Some(500.0 * MIB));
+    assert_eq!(of("claim_gpu_processes", &my), Some(1.0));
+    assert_eq!(of("claim_memory_used_bytes", &tenants), Some(400.0 * MIB));
+    assert_eq!(of("claim_memory_limit_bytes", &tenants), Some(2000.0 * MIB));
+    assert_eq!(of("claim_multiprocessor_limit_ratio", &tenants), Some(0.25));
+    assert_eq!(of("claim_multiprocessor_activity_ratio", &tenants), None, "NVML does not tell it of shares");
+    assert_eq!(of("claim_violations_total", &my), None, "a whole GPU has no grant to exceed");
+    let usable = of("gpu_memory_total_bytes", &board).zip(of("gpu_memory_reserved_bytes", &board));
+    assert_eq!(of("claim_memory_limit_bytes", &my), usable.map(|(total, reserved)| total - reserved));
+    assert_eq!(of("gpu_uncounted_memory_bytes", &board), Some(0.0));
+    for name in ["gpu_temperature_celsius", "gpu_power_watts", "gpu_sm_clock_hertz"] {
+        assert!(of(name, &board).is_some_and(|value| value > 0.0), "{name}");
+    }
+    assert!(!metrics.contains("# EOF"), "the text format, to whoever asks for nothing");
+
+    drop((at_work, others_work, at_share, neighbours_work));
+    cluster.delete("mine").await;
+    let gone = || async {
+        let metrics = cluster.metrics(super::NODE).await;
+        value(&metrics, "claim_memory_used_bytes", &my).is_none().then_some(())
+    };
+    // Of a claim with several pods it is asked once a minute who is left.
+    wait_until("the row of a pod that ended to go", SOON + std::time::Duration::from_secs(60), gone).await;
+    assert_eq!(value(&cluster.metrics(super::NODE).await, "claim_memory_used_bytes", &others), Some(0.0));
+    cluster.end().await;
+}
