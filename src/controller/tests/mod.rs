@@ -5,6 +5,7 @@ mod books;
 mod budgets;
 mod cluster;
 mod explain;
+mod gates;
 mod hostile;
 mod keeping;
 mod language;

@@ -76,7 +76,7 @@ fn put_request(cluster: &mut Cluster, name: &str, request: Value) {
 }
 
 /// How long the first share of the only GPU waits, in tenths of a second.
-fn settles_for(mut cluster: Cluster) -> u32 {
+pub(super) fn settles_for(mut cluster: Cluster) -> u32 {
     share(&mut cluster, "a", "10Gi");
     let mut tenths = 0;
     while cluster.place("a").is_none() {

@@ -452,11 +452,18 @@ impl ClusterView {
         of_claims.chain(resources).collect()
     }
 
+    /// All pods that name the claim are gated. False: there is none, and who names it may not be known yet.
+    fn is_gated(&self, claim: &Claim) -> bool {
+        let mut pods = self.pods_of(claim).peekable();
+        pods.peek().is_some() && pods.all(|pod| pod.gated)
+    }
+
     /// What the scheduler may be giving to claims just now: those without an allocation. Holds of ours that are being
-    /// written are no pod's.
+    /// written are no pod's, and the scheduler gives nothing to pods that are gated.
     pub fn sought_by_claims(&self) -> Sought {
         let mut sought = Sought::default();
-        let open = |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none();
+        let open =
+            |claim: &&Claim| claim.allocation.is_none() && claim.hold.is_none() && !self.is_gated(claim);
         for claim in self.claims.iter().filter(open) {
             match &claim.asks {
                 Asks::Scheduler(requests) => {
@@ -474,7 +481,7 @@ impl ClusterView {
     /// The same of pods alone that ask by their containers' limits: their claims are made as they are bound.
     pub fn sought_by_limits(&self) -> Sought {
         let mut sought = Sought::default();
-        for name in self.pods.iter().flat_map(|pod| pod.resources.keys()) {
+        for name in self.pods.iter().filter(|pod| !pod.gated).flat_map(|pod| pod.resources.keys()) {
             if let Some(class) = class::of_resource(name, self.classes.others()) {
                 sought.add(Some(class.selectors.clone().into()));
             }

@@ -30,6 +30,9 @@ const NAME_BYTES_MAX: usize = 253;
 /// Claims of a pod. With more it is as if some were still to be made: it is never placed.
 const CLAIMS_MAX: usize = 1024;
 
+/// The reason in the condition `PodScheduled` of a pod with scheduling gates (KEP-3521).
+const SCHEDULING_GATED: &str = "SchedulingGated";
+
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub at: PodRef,
@@ -202,7 +205,9 @@ fn share(object: &core::Pod) -> Option<(String, String)> {
 
 fn unschedulable(object: &core::Pod) -> bool {
     let mut conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False")
+    // A pod that has just lost its gates is not tried yet.
+    let tried = |reason: Option<&str>| reason != Some(SCHEDULING_GATED);
+    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False" && tried(one.reason.as_deref()))
 }
 
 fn gang(object: &core::Pod) -> Option<Gang> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -9,7 +10,7 @@ use serde_json::json;
 use super::{NODE, create, create_waiting, holds, holds_beside, share, wait_not_placed, wait_placed};
 use crate::manifests::{as_nobody, claim, gpu, on, user_of};
 use crate::rig::wait_until;
-use crate::test_cluster::PATIENCE;
+use crate::test_cluster::{PATIENCE, sum};
 
 #[tokio::test]
 #[ignore = "needs a rig"]
@@ -85,6 +86,55 @@ async fn idle_gpus_are_given_back_at_once_to_pods_that_want_them_whole() {
     cluster.wait_ready("all").await;
     let all = cluster.devices_of("all").await;
     assert_eq!(holds_beside(&cluster, &all).await, [""; 0]);
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_gated_pod_takes_no_idle_gpu_away_and_no_share_waits_for_it() {
+    let cluster = super::cluster("a_gated_pod_takes_no_idle_gpu_away_and_no_share_waits_for_it").await;
+    create(&cluster, "a", json!({"memory": "1Gi"})).await;
+    cluster.wait_ready("a").await;
+    let device = wait_placed(&cluster, "a").await;
+    cluster.delete("a").await;
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaim", "a"]);
+    let mut all = gpu("gpu");
+    all["exactly"]["count"] = json!(cluster.shareable(super::NODE).await.len());
+    cluster.create(claim("all", json!({"requests": [all]}))).await;
+    let mut gated = as_nobody(user_of("all", "all"));
+    gated["spec"]["schedulingGates"] = json!([{"name": "example.com/budget"}]);
+    cluster.create(gated).await;
+    let told = || async {
+        let status = cluster.api::<Pod>().get("all").await.ok()?.status?;
+        let conditions = status.conditions?;
+        conditions.into_iter().find(|one| one.reason.as_deref() == Some("SchedulingGated"))
+    };
+    wait_until("kube-scheduler to say that the pod is gated", PATIENCE, told).await;
+    let said = super::explain::why(&cluster, "pod/all");
+    assert!(said.contains("waits (gated)") && said.contains("scheduling gate example.com/budget"), "{said}");
+    // The idle GPU is still there for shares: it is all theirs. The next one has to be taken.
+    create(&cluster, "b", json!({"fraction": "1"})).await;
+    cluster.wait_ready("b").await;
+    assert_eq!(wait_placed(&cluster, "b").await, device, "it was not given back");
+    let looks = async || {
+        sum(&super::metrics(&cluster).await, "tranche_controller_writes_total{what=\"look\",result=\"ok\"")
+    };
+    let before = looks().await;
+    create(&cluster, "c", json!({"memory": "1Gi"})).await;
+    cluster.wait_ready("c").await;
+    assert_ne!(wait_placed(&cluster, "c").await, device);
+    assert_eq!(looks().await - before, 1.0, "looked at once, since nobody may get the GPU");
+
+    for name in ["b", "c"] {
+        cluster.delete(name).await;
+        cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaim", name]);
+    }
+    let open = ["-n", &cluster.namespace, "patch", "pod", "all", "--type=json"];
+    let open = [&open[..], &["-p", r#"[{"op": "remove", "path": "/spec/schedulingGates"}]"#]].concat();
+    cluster.rig.kubectl(&open);
+    cluster.wait_ready("all").await;
+    let all = cluster.devices_of("all").await;
+    assert_eq!(holds_beside(&cluster, &all).await, [""; 0], "without its gate it gets what is idle");
     cluster.end().await;
 }
 
