@@ -1,13 +1,13 @@
 //! What can be known of a claim before it is allocated: that its parameters can be read, that they are meant
 //! for requests that are there, and that each share says how much it is.
 
-use k8s_openapi::api::resource::v1::DeviceClass;
 use serde_json::Value;
 
+use super::classes::{ClassAmount, KnownClasses, Whose};
 use super::review::Problem;
 use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
-use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
+use crate::model::names::{DRIVER, RequestName};
 use crate::params::{self, GpuShare, Params, ShareGrant};
 use crate::select::CLAIM_ENTRIES_MAX;
 
@@ -20,32 +20,11 @@ const PROBLEMS_MAX: usize = 16;
 /// The most request names that a message about an unknown request lists.
 const NAMES_MAX: usize = 8;
 
-/// Whether class `shared.gpu.nvidia.com` itself says how much a share is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClassAmount {
-    Said,
-    NotSaid,
-    /// The class could not be read. The controller checks again.
-    Unknown,
-}
-
-/// Reads it from the class.
-pub fn class_amount(class: &DeviceClass) -> ClassAmount {
-    let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
-    let said = configs.filter_map(|config| config.opaque.as_ref()).any(|opaque| {
-        opaque.driver == DRIVER
-            && matches!(
-                params::decode(&opaque.parameters.0),
-                Ok(Params::Share(GpuShare { amount: Some(_), .. }))
-            )
-    });
-    if said { ClassAmount::Said } else { ClassAmount::NotSaid }
-}
-
 /// A request, or one alternative of a `firstAvailable` request.
 struct ClaimRequest<'a> {
     name: RequestName,
     class: &'a str,
+    whose: Whose,
     /// Its fields.
     body: &'a Value,
     /// Where they stand below `spec.devices`.
@@ -55,7 +34,11 @@ struct ClaimRequest<'a> {
 impl ClaimRequest<'_> {
     /// The controller places it, or kube-scheduler by its capacities.
     fn is_share(&self) -> bool {
-        self.class == SHARED_CLASS || self.has_capacity()
+        self.is_controllers() || self.has_capacity()
+    }
+
+    fn is_controllers(&self) -> bool {
+        matches!(self.whose, Whose::Controller(_))
     }
 
     fn has_capacity(&self) -> bool {
@@ -84,24 +67,24 @@ impl Config<'_> {
 }
 
 /// Everything that is wrong with a claim's spec, which stands at `at` of its object.
-pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Problem> {
+pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> {
     let devices = &spec["devices"];
     let at = format!("{at}.devices");
     if let Some(problem) = longer_than_any(devices, &at) {
         return vec![problem];
     }
-    let requests = requests(devices, &at);
+    let requests = requests(devices, &at, classes);
     let mut found = Vec::new();
     let configs: Vec<Config<'_>> = list(&devices["config"])
         .enumerate()
         .filter(|(_, config)| config["opaque"]["driver"] == DRIVER)
         .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &requests, &mut found))
         .collect();
-    for request in requests.iter().filter(|request| request.class == SHARED_CLASS) {
+    for request in requests.iter().filter(|request| request.is_controllers()) {
         if found.len() >= PROBLEMS_MAX {
             break;
         }
-        found.extend(of_share(request, &configs, class));
+        found.extend(of_share(request, &configs));
         found.extend(without_meaning(request));
     }
     if let Some(problem) = more_than_is_read(&requests, &at) {
@@ -115,10 +98,11 @@ pub(super) fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Proble
 }
 
 /// What the author of a good claim may not expect: shares of several GPUs have one MPS daemon, which serves no others.
-pub(super) fn warning(spec: &Value) -> Option<&'static str> {
+pub(super) fn warning(spec: &Value, classes: &KnownClasses) -> Option<&'static str> {
     let shares = |request: &Value| {
         let count = |body: &Value| body["count"].as_u64().unwrap_or(1);
-        let part = |body: &Value| text(&body["deviceClassName"]) == SHARED_CLASS || has_capacity(body);
+        let part =
+            |body: &Value| classes.is_controllers(text(&body["deviceClassName"])) || has_capacity(body);
         let exactly =
             [&request["exactly"], request].into_iter().find(|body| !body["deviceClassName"].is_null());
         let bodies = exactly.into_iter().chain(list(&request["firstAvailable"]));
@@ -156,7 +140,7 @@ fn more_than_is_read(requests: &[ClaimRequest<'_>], at: &str) -> Option<Problem>
     let entries = |request: &ClaimRequest<'_>| {
         1 + list(&request.body["selectors"]).count() + list(&request.body["tolerations"]).count()
     };
-    let is_ours = requests.iter().any(|request| request.class == SHARED_CLASS);
+    let is_ours = requests.iter().any(ClaimRequest::is_controllers);
     let entries: usize = requests.iter().map(entries).sum();
     (is_ours && entries > CLAIM_ENTRIES_MAX)
         .then(|| Problem { field: format!("{at}.requests"), words: messages::entries(entries) })
@@ -171,7 +155,7 @@ fn text(value: &Value) -> &str {
 }
 
 /// In the form of `v1` and `v1beta2` (`exactly`) and in that of `v1beta1` (the fields beside the name).
-fn requests<'a>(devices: &'a Value, at: &str) -> Vec<ClaimRequest<'a>> {
+fn requests<'a>(devices: &'a Value, at: &str, classes: &KnownClasses) -> Vec<ClaimRequest<'a>> {
     let mut all = Vec::new();
     for (index, request) in list(&devices["requests"]).enumerate() {
         let at = format!("{at}.requests[{index}]");
@@ -185,6 +169,7 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<ClaimRequest<'a>> {
             all.push(ClaimRequest {
                 name: RequestName::new(name),
                 class: text(&body["deviceClassName"]),
+                whose: classes.whose(text(&body["deviceClassName"])),
                 body,
                 at,
             });
@@ -192,6 +177,7 @@ fn requests<'a>(devices: &'a Value, at: &str) -> Vec<ClaimRequest<'a>> {
         all.extend(alternatives.into_iter().enumerate().map(|(index, alternative)| ClaimRequest {
             name: RequestName::new(format!("{name}/{}", text(&alternative["name"]))),
             class: text(&alternative["deviceClassName"]),
+            whose: classes.whose(text(&alternative["deviceClassName"])),
             body: alternative,
             at: format!("{at}.firstAvailable[{index}]"),
         }));
@@ -234,9 +220,9 @@ fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
     })
 }
 
-/// What is wrong with a request of the controller's class. Of several configurations the last one counts,
+/// What is wrong with a request of a class of the controller's. Of several configurations the last one counts,
 /// as a whole (KEP-3063).
-fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmount) -> Vec<Problem> {
+fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> {
     let mut found = Vec::new();
     let mut share = None;
     for config in configs.iter().filter(|config| config.applies_to(&request.name)) {
@@ -252,19 +238,21 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmou
         }
     }
     let advice = r#"write memory (such as 2000Mi) or fraction (such as "0.25")"#;
-    match (share, class) {
+    let class = request.class;
+    let Whose::Controller(amount) = request.whose else { return found };
+    match (share, amount) {
         (_, ClassAmount::Said | ClassAmount::Unknown) | (Some((_, GpuShare { amount: Some(_), .. })), _) => {}
         (Some((config, _)), ClassAmount::NotSaid) => found.push(Problem {
             field: config.at.clone(),
             words: format!(
-                "does not say how much of a GPU request \"{}\" of class {SHARED_CLASS} is for; {advice}",
+                "does not say how much of a GPU request \"{}\" of class {class} is for; {advice}",
                 request.name
             ),
         }),
         (None, ClassAmount::NotSaid) => found.push(Problem {
             field: request.at.clone(),
             words: format!(
-                "class {SHARED_CLASS} needs to know how much of a GPU the claim asks for; add to config an opaque \
+                "class {class} needs to know how much of a GPU the claim asks for; add to config an opaque \
                  entry for driver {DRIVER} of kind GpuShare, and there {advice}"
             ),
         }),
@@ -272,7 +260,7 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>], class: ClassAmou
     found
 }
 
-/// Fields of a request that the controller's class has no use for.
+/// Fields of a request that the controller's classes have no use for.
 fn without_meaning(request: &ClaimRequest<'_>) -> Vec<Problem> {
     let ClaimRequest { body, at, .. } = request;
     let mode = text(&body["allocationMode"]);
@@ -289,7 +277,7 @@ fn without_meaning(request: &ClaimRequest<'_>) -> Vec<Problem> {
 
 /// The selectors of requests of the controller's class, each with its place.
 fn texts<'a>(requests: &'a [ClaimRequest<'_>]) -> impl Iterator<Item = (String, &'a str)> {
-    requests.iter().filter(|request| request.class == SHARED_CLASS).flat_map(|request| {
+    requests.iter().filter(|request| request.is_controllers()).flat_map(|request| {
         list(&request.body["selectors"]).enumerate().map(|(index, selector)| {
             (
                 format!("{}.selectors[{index}].cel.expression", request.at),
@@ -302,10 +290,10 @@ fn texts<'a>(requests: &'a [ClaimRequest<'_>]) -> impl Iterator<Item = (String, 
 /// Requests of other classes in a claim for shares: it gets one allocation, and kube-scheduler and the controller
 /// cannot both write it.
 fn beside_shares(requests: &[ClaimRequest<'_>]) -> Vec<Problem> {
-    if requests.iter().all(|request| request.class != SHARED_CLASS) {
+    if !requests.iter().any(ClaimRequest::is_controllers) {
         return Vec::new();
     }
-    let others = requests.iter().filter(|request| request.class != SHARED_CLASS);
+    let others = requests.iter().filter(|request| request.whose == Whose::Scheduler);
     let told = |other: &ClaimRequest<'_>| Problem {
         field: format!("{}.deviceClassName", other.at),
         words: messages::other_class(other.class),
@@ -320,7 +308,13 @@ fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Probl
     let has_shares = requests.iter().any(ClaimRequest::is_share);
     let meant = requests.iter().filter(|request| config.applies_to(&request.name));
     let meant = meant.filter(|request| request.is_share() || !config.requests.is_empty() || !has_shares);
-    meant.filter(|request| request.class != SHARED_CLASS).find_map(|request| {
+    // Of a class that is not known, a share that kube-scheduler places shows by its capacities.
+    let others = |request: &&ClaimRequest<'_>| match request.whose {
+        Whose::Controller(_) => false,
+        Whose::Scheduler => true,
+        Whose::Unknown => request.has_capacity(),
+    };
+    meant.filter(others).find_map(|request| {
         let what = format!("request \"{}\" of class {}", request.name, request.class);
         let (field, words) = if request.is_share() {
             let field = share.requested()?;
@@ -339,13 +333,30 @@ mod tests {
 
     use super::*;
     use crate::admission::{Answer, Verdict, validate};
+    use crate::model::names::SHARED_CLASS;
+    use crate::select::NOT_FOR_THE_SCHEDULER;
 
     fn asked(kind: &str, operation: &str, object: Value, old: Value) -> Answer {
         let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
             "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": operation, "namespace": "ml",
             "kind": {"group": "resource.k8s.io", "version": "v1", "kind": kind},
             "object": object, "oldObject": old}});
-        validate(&serde_json::to_vec(&body).unwrap(), ClassAmount::NotSaid).unwrap()
+        validate(&serde_json::to_vec(&body).unwrap(), &known()).unwrap()
+    }
+
+    /// A class of the scheduler's, and one of the controller's.
+    fn known() -> KnownClasses {
+        let class = |name: &str, selector: &str| {
+            let selectors = json!([{"cel": {"expression": selector}}]);
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"selectors": selectors}}))
+                .unwrap()
+        };
+        let whole = "device.driver == 'gpu.nvidia.com'";
+        KnownClasses::of(&[
+            class("gold.example.com", whole),
+            class("nic.example.com", "device.driver == 'nic.example.com'"),
+            class("team-a-shares", NOT_FOR_THE_SCHEDULER),
+        ])
     }
 
     fn claim(devices: &Value) -> Value {
@@ -672,18 +683,39 @@ mod tests {
 
     #[test]
     fn the_class_may_say_how_much() {
-        let class = |config: Value| -> DeviceClass {
+        let class = |config: Value| -> k8s_openapi::api::resource::v1::DeviceClass {
             serde_json::from_value(json!({"metadata": {"name": SHARED_CLASS}, "spec": {"config": config}}))
                 .unwrap()
         };
         let says = |fields: Value| json!([{"opaque": share(json!([]), fields)["opaque"]}]);
-        assert_eq!(class_amount(&class(json!([]))), ClassAmount::NotSaid);
-        assert_eq!(class_amount(&class(says(json!({"compute": 5})))), ClassAmount::NotSaid);
-        assert_eq!(class_amount(&class(says(json!({"memory": "1Gi"})))), ClassAmount::Said);
         let devices = json!({"requests": [shared("gpu")]});
-        for class in [ClassAmount::Said, ClassAmount::Unknown] {
-            assert_eq!(problems(&json!({"devices": devices}), "spec", class), []);
-        }
+        let problems_with =
+            |known: &KnownClasses| problems(&json!({"devices": devices}), "spec", known).len();
+        assert_eq!(problems_with(&KnownClasses::of(&[class(json!([]))])), 1);
+        assert_eq!(problems_with(&KnownClasses::of(&[class(says(json!({"compute": 5})))])), 1);
+        assert_eq!(problems_with(&KnownClasses::of(&[class(says(json!({"memory": "1Gi"})))])), 0);
+        assert_eq!(problems_with(&KnownClasses::default()), 0);
+    }
+
+    #[test]
+    fn a_class_of_the_administrators_is_looked_at_as_the_shipped_one() {
+        let of = |class: &str| json!({"name": "gpu", "exactly": {"deviceClassName": class, "allocationMode": "All"}});
+        let lines = told(json!({"requests": [of("team-a-shares")]}));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].contains("class team-a-shares needs to know how much"), "{lines:?}");
+        assert!(lines[1].contains(".allocationMode: "), "{lines:?}");
+        let exactly = json!({"deviceClassName": "team-a-shares"});
+        let amount = share(json!([]), json!({"memory": "1Gi"}));
+        let requests = json!([{"name": "own", "exactly": exactly}, shared("ours")]);
+        assert_eq!(told(json!({"requests": requests, "config": [amount]})), [""; 0]);
+        let requests = json!([{"name": "own", "exactly": exactly}, {"name": "gold", "exactly": {"deviceClassName": "gold.example.com"}}]);
+        let line =
+            only(json!({"requests": requests, "config": [share(json!(["own"]), json!({"memory": "1Gi"}))]}));
+        assert!(line.contains("\"gold.example.com\" is not allocated by the controller"), "{line}");
+        // A class that the webhook has not heard of yet may be anybody's.
+        let new = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "new.example.com"}}],
+            "config": [share(json!(["gpu"]), json!({"memory": "1Gi"}))]});
+        assert_eq!(told(new), [""; 0]);
     }
 
     #[test]

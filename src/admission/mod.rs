@@ -5,7 +5,7 @@
 //! * [`problems`]: the same of a spec by itself, for people who ask before they send it
 //! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`
 //! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
-//! * [`class_amount`]: whether a DeviceClass says by itself how much a share is
+//! * [`KnownClasses`]: which DeviceClasses are the controller's, and which say by themselves how much a share is
 //! * [`messages`]: the messages that the controller uses, too
 //!
 //! Both take the bytes of an `admission.k8s.io/v1` AdmissionReview and give the review to answer with. A
@@ -15,6 +15,7 @@
 //! May import: model, params, select. May name: serde, serde_json, thiserror, json_patch, k8s-openapi (as data).
 
 mod claim;
+mod classes;
 mod kai;
 pub mod messages;
 mod pod;
@@ -25,23 +26,22 @@ mod share;
 
 use serde_json::Value;
 
-pub use claim::{ClassAmount, class_amount};
+pub use classes::{ClassAmount, KnownClasses};
 pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
 pub use share::{SHARE_ANNOTATION, ShareAnnotationError, claim_spec};
 
 use review::{Decision, Operation, Request};
 
 /// Everything that is wrong with a claim's spec, which stands at `at` of its object: what [`validate`] would refuse.
-pub fn problems(spec: &Value, at: &str, class: ClassAmount) -> Vec<Problem> {
-    claim::problems(spec, at, class)
+pub fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> {
+    claim::problems(spec, at, classes)
 }
 
-/// Checks a claim or a template. `class` says whether class `shared.gpu.nvidia.com` gives the amount of a
-/// share itself, as far as it is known.
+/// Checks a claim or a template.
 ///
 /// # Errors
 /// The body is no review that can be answered.
-pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> {
+pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<Answer, ReviewError> {
     let request = Request::read(body)?;
     let below = match request.subject() {
         Subject::Claim => "",
@@ -61,12 +61,13 @@ pub fn validate(body: &[u8], class: ClassAmount) -> Result<Answer, ReviewError> 
     let decision = match request.operation {
         _ if request.is_of_subresource() => Decision::Allow,
         Operation::Update if new == old => Decision::Allow,
-        Operation::Create | Operation::Update => match claim::problems(new, &format!("{below}spec"), class) {
-            problems if problems.is_empty() => {
-                claim::warning(new).map_or(Decision::Allow, |words| Decision::Warn(words.to_owned()))
+        Operation::Create | Operation::Update => {
+            match claim::problems(new, &format!("{below}spec"), classes) {
+                problems if problems.is_empty() => claim::warning(new, classes)
+                    .map_or(Decision::Allow, |words| Decision::Warn(words.to_owned())),
+                problems => Decision::Refuse(problems),
             }
-            problems => Decision::Refuse(problems),
-        },
+        }
         Operation::Delete | Operation::Connect => Decision::Allow,
     };
     Ok(request.answer(decision))

@@ -302,10 +302,10 @@ fn base64(bytes: &[u8]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::{ClassAmount, mutate, validate};
+    use crate::admission::{KnownClasses, mutate, validate};
 
     fn refused(body: &str) -> String {
-        let error = validate(body.as_bytes(), ClassAmount::Unknown).expect_err(body);
+        let error = validate(body.as_bytes(), &KnownClasses::default()).expect_err(body);
         assert_eq!(error.to_string(), mutate(body.as_bytes()).expect_err(body).to_string());
         error.to_string()
     }
@@ -338,7 +338,7 @@ mod tests {
             "uid": "u-1", "kind": {"group": "apps", "version": "v1", "kind": "Deployment"},
             "operation": "CREATE", "object": {"spec": {}}}});
         let bytes = serde_json::to_vec(&body).unwrap();
-        for answer in [validate(&bytes, ClassAmount::NotSaid).unwrap(), mutate(&bytes).unwrap()] {
+        for answer in [validate(&bytes, &KnownClasses::of(&[])).unwrap(), mutate(&bytes).unwrap()] {
             assert_eq!((answer.subject, answer.verdict), (Subject::Other, Verdict::Allowed));
             assert_eq!(answer.review["response"], json!({"uid": "u-1", "allowed": true}));
         }
@@ -382,7 +382,7 @@ mod tests {
             let bytes = body.to_string();
             let answer = match kind {
                 "Pod" => mutate(bytes.as_bytes()),
-                _ => validate(bytes.as_bytes(), ClassAmount::NotSaid),
+                _ => validate(bytes.as_bytes(), &KnownClasses::of(&[])),
             };
             let answer = answer.unwrap();
             assert_eq!(answer.verdict, Verdict::Refused, "{kind}");

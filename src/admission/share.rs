@@ -90,7 +90,7 @@ pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotation
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::ClassAmount;
+    use crate::admission::KnownClasses;
     use crate::admission::claim::problems;
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         let text = annotation(parameters("memory", "2000Mi"), 2);
         assert!(text.starts_with(r#"{"share":{"#) && text.ends_with(r#""count":2}"#), "{text}");
         let spec = serde_json::to_value(claim_spec(&text).unwrap()).unwrap();
-        assert_eq!(problems(&spec, "spec", ClassAmount::NotSaid), []);
+        assert_eq!(problems(&spec, "spec", &KnownClasses::of(&[])), []);
         let request = &spec["devices"]["requests"][0]["exactly"];
         assert_eq!((&request["deviceClassName"], &request["count"]), (&json!(SHARED_CLASS), &json!(2)));
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Usage;
 use super::reading::{Document, typed, unknown_fields};
-use crate::admission::{self, ClassAmount, Problem};
+use crate::admission::{self, KnownClasses, Problem};
 use crate::cluster::{ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 use crate::model::names::{ClaimUid, DRIVER, PoolName, SHARED_CLASS};
@@ -78,8 +78,8 @@ pub struct Manifest {
     pub without_uid: bool,
     /// The claim is one that a pod would get by a ResourceClaimTemplate of the claim's name.
     pub is_of_template: bool,
-    /// What class `shared.gpu.nvidia.com` says of amounts; none: it was not there to be read.
-    pub class: Option<ClassAmount>,
+    /// What the DeviceClasses say; none: there was none to be read.
+    pub classes: Option<KnownClasses>,
 }
 
 /// One request of a claim's spec, or one alternative of it.
@@ -156,7 +156,7 @@ impl Manifest {
         }
         let uid = ClaimUid::new(object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default());
         let claim = ClaimRef { namespace, name, uid };
-        Ok(Self { claim, object, place, without_uid, is_of_template: false, class: None })
+        Ok(Self { claim, object, place, without_uid, is_of_template: false, classes: None })
     }
 
     /// As the node plugin reads it: with the same refusals.
@@ -172,12 +172,12 @@ impl Manifest {
     /// waits or is prepared.
     pub fn problems(&self) -> Vec<String> {
         let at = if self.is_of_template { "spec.spec" } else { "spec" };
-        let of = |class| admission::problems(&self.object["spec"], at, class);
-        let whatever = of(ClassAmount::Unknown);
+        let of = |classes: &KnownClasses| admission::problems(&self.object["spec"], at, classes);
+        let whatever = of(&KnownClasses::default());
         // Of a class that was not read: the one that is shipped says nothing.
-        let all = of(self.class.unwrap_or(ClassAmount::NotSaid));
+        let all = of(self.classes.as_ref().unwrap_or(&KnownClasses::of(&[])));
         let told = |one: &Problem| {
-            let unless = match self.class.is_none() && !whatever.contains(one) {
+            let unless = match self.classes.is_none() && !whatever.contains(one) {
                 true => format!(
                     " (unless DeviceClass {SHARED_CLASS} says it; put the class into the file as well)"
                 ),
@@ -225,15 +225,14 @@ impl Manifest {
     }
 }
 
-/// Whether the class `shared.gpu.nvidia.com` says how much a share is, if it is among these objects.
+/// What the DeviceClasses among these objects say of the controller's claims; none if there is no class.
 ///
 /// # Errors
-/// It does not fit its type.
-pub fn class_amount(objects: &[Document]) -> Result<Option<ClassAmount>, Usage> {
-    let is_shared =
-        |object: &&Document| object.kind() == CLASS && object.text("/metadata/name") == SHARED_CLASS;
-    let class = objects.iter().find(is_shared).map(Document::typed::<DeviceClass>).transpose()?;
-    Ok(class.map(|class| admission::class_amount(&class)))
+/// One does not fit its type.
+pub fn classes(objects: &[Document]) -> Result<Option<KnownClasses>, Usage> {
+    let classes = objects.iter().filter(|object| object.kind() == CLASS);
+    let classes: Vec<DeviceClass> = classes.map(Document::typed).collect::<Result<_, _>>()?;
+    Ok((!classes.is_empty()).then(|| KnownClasses::of(&classes)))
 }
 
 fn one(request: String, spec: &Value) -> RequestedDevices {

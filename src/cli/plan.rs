@@ -132,13 +132,13 @@ async fn manifests(args: &PlanArgs) -> anyhow::Result<Vec<Manifest>> {
             of_cluster(&cluster, &namespace, &name).await.map_err(|error| told(&cluster, error))?
         }
     };
-    let class = manifest::class_amount(&objects)?;
+    let classes = manifest::classes(&objects)?;
     let mut manifests = Manifest::all(objects)?;
-    manifests.iter_mut().for_each(|manifest| manifest.class = class);
+    manifests.iter_mut().for_each(|manifest| manifest.classes = classes.clone());
     Ok(manifests)
 }
 
-/// The claim, and the class of shares as far as the caller may read it.
+/// The claim, and the DeviceClasses as far as the caller may read them.
 async fn of_cluster(cluster: &KubeCluster, namespace: &str, name: &str) -> anyhow::Result<Vec<Document>> {
     let claim = cluster.claim_named(namespace, name).await.map_err(|error| match error {
         CallError::NotFound { message, .. } => {
@@ -146,9 +146,9 @@ async fn of_cluster(cluster: &KubeCluster, namespace: &str, name: &str) -> anyho
         }
         other => other.into(),
     })?;
-    let class = cluster.class_of_shares().await.ok();
+    let classes = cluster.device_classes().await.unwrap_or_default();
     let mut all = vec![serde_json::to_value(claim)?];
-    all.extend(class.map(serde_json::to_value).transpose()?);
+    all.extend(classes.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?);
     let place = format!("namespace {namespace}");
     Ok(all.into_iter().map(|value| Document { value, place: place.clone() }).collect())
 }

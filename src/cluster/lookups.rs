@@ -156,16 +156,6 @@ impl KubeCluster {
         Ok(all.into_iter().filter(|one| one.owner.as_ref() == Some(&of.uid)).collect())
     }
 
-    /// The class whose claims our controller places.
-    ///
-    /// # Errors
-    /// [`CallError::NotFound`]: there is none.
-    pub async fn class_of_shares(&self) -> Result<DeviceClass, CallError> {
-        let all = kube::core::Request::new(DeviceClass::url_path(&(), None));
-        let get = all.get(SHARED_CLASS, &GetParams::default());
-        call(self.limit(), || format!("GET deviceclasses {SHARED_CLASS}"), self.ask(get)).await
-    }
-
     /// Whether there is such a namespace, as far as the caller may know: yes, unless the API server says no.
     pub async fn has_namespace(&self, name: &str) -> bool {
         !matches!(self.namespace(name).await, Err(CallError::NotFound { .. }))

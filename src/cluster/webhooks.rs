@@ -1,5 +1,5 @@
 //! What serving webhooks needs of the API server: the Secret that keeps their certificates, the CA that the
-//! webhook configurations name, and the class whose defaults matter to them.
+//! webhook configurations name, and the DeviceClasses, by which it is known whose a claim is.
 //!
 //! Configurations are written as they were read, but for `caBundle`, and only if nobody has changed them
 //! since.
@@ -14,7 +14,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::resource::v1::DeviceClass;
-use kube::api::{Api, ApiResource, DynamicObject, PartialObjectMeta};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Client, Resource};
@@ -26,6 +26,9 @@ use super::{CALL_LIMIT, CallError};
 /// Labels of what we make.
 const LABELS: [(&str, &str); 2] =
     [("app.kubernetes.io/name", "tranche"), ("app.kubernetes.io/component", "controller")];
+
+/// DeviceClasses that are read: of others it is not known whose they are.
+const CLASSES_MAX: u32 = 500;
 
 /// The API server, as whoever serves webhooks sees it.
 #[derive(Clone)]
@@ -144,11 +147,17 @@ impl WebhookApi {
         watcher(api, config).default_backoff().map(|_| ()).boxed()
     }
 
-    /// None: there is no such class.
-    pub async fn device_class(&self, name: &str) -> Result<Option<DeviceClass>, CallError> {
-        let what = || format!("GET deviceclasses {name}");
+    /// Something happened to a DeviceClass, or may have.
+    pub fn watch_classes(&self) -> BoxStream<'static, ()> {
+        self.watch::<DeviceClass>(watcher::Config::default())
+    }
+
+    /// The DeviceClasses of the cluster; of very many, only some.
+    pub async fn device_classes(&self) -> Result<Vec<DeviceClass>, CallError> {
+        let what = || "LIST deviceclasses".to_owned();
         let api: Api<DeviceClass> = Api::all(self.0.clone());
-        found(call(CALL_LIMIT, what, api.get(name)).await)
+        let params = ListParams::default().limit(CLASSES_MAX);
+        call(CALL_LIMIT, what, api.list(&params)).await.map(|list| list.items)
     }
 }
 

@@ -12,6 +12,7 @@ mod chosen;
 mod devices;
 mod listing;
 mod nodes;
+mod own_class;
 pub mod quota;
 mod scheduler;
 
@@ -19,14 +20,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::DeviceClaim;
 
 use crate::cluster::Denied;
 use crate::controller::Moment;
+use crate::controller::classes::{POLICY, names};
 use crate::controller::core::{Core, unit};
 use crate::controller::holds::Phase;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::{KEPT_FOR, Reason, gathering};
-use crate::controller::view::claim::POLICY;
 use crate::controller::view::{Asks, Claim, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
 use crate::model::claim::ClaimKey;
@@ -304,11 +306,11 @@ fn answer(
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
         Asks::Scheduler(_) => return scheduler::not_ours(core, listing, claim),
     };
-    if let Err(words) = wants(spec, &core.view.class().config) {
+    if let Err(words) = wants(spec, core.view.classes()) {
         // What the claim does not say the class may say.
         return match listing.denied() {
             [] => Answer::Refused { words },
-            denied => unseen(claim, denied, &format!("unless DeviceClass {SHARED_CLASS} says it, {words}; ")),
+            denied => unseen(claim, denied, &format!("unless {} says it, {words}; ", class_of(spec))),
         };
     }
     if claim.ending {
@@ -353,7 +355,9 @@ fn answer(
             let lacking = nodes::lacking(&lacks);
             Answer::Waits {
                 because: if lacking.is_some() { Because::Resources } else { Because::Short(no.reason) },
-                words: lacking.unwrap_or_else(|| no.words.clone()),
+                words: lacking
+                    .or_else(|| own_class::unmatched(core, spec))
+                    .unwrap_or_else(|| no.words.clone()),
                 first: goes_first(before),
                 kept: kept(core, claim, at),
                 nodes: no.nodes.clone(),
@@ -361,6 +365,10 @@ fn answer(
         }
         None => not_ready(core, listing, claim).unwrap_or_else(|| no_turn(core, claim)),
     }
+}
+
+fn class_of(spec: &DeviceClaim) -> String {
+    format!("DeviceClass {}", names(spec).next().unwrap_or(SHARED_CLASS))
 }
 
 /// Where there is room is not known to the caller.

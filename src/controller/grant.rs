@@ -3,11 +3,12 @@
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceClaim,
-    DeviceClassConfiguration, DeviceRequestAllocationResult, DeviceToleration, OpaqueDeviceConfiguration,
+    DeviceRequestAllocationResult, DeviceToleration, OpaqueDeviceConfiguration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
+use crate::controller::classes::{OurClasses, of_request};
 use crate::model::names::{DRIVER, NodeName, PoolName, RequestName};
 use crate::params::{GrantedDevice, ShareGrant};
 
@@ -19,11 +20,30 @@ pub struct Given {
     pub tolerations: Vec<DeviceToleration>,
 }
 
-/// The configuration that goes into an allocation: the claim's, and its class's.
+/// The configuration that goes into an allocation: the claim's, and its classes'.
 #[derive(Clone, Copy)]
 pub struct Configs<'a> {
     pub claim: &'a DeviceClaim,
-    pub class: &'a [DeviceClassConfiguration],
+    pub classes: &'a OurClasses,
+}
+
+impl Configs<'_> {
+    /// Of each class, for the requests that are of it; where all are of one class, for all.
+    fn of_classes(&self, given: &[Given]) -> Vec<DeviceAllocationConfiguration> {
+        let class_of = |one: &Given| of_request(self.claim, &one.request);
+        let mut made = Vec::new();
+        for (name, class) in self.classes.of(self.claim) {
+            let meant = given.iter().filter(|one| class_of(one) == Some(name));
+            let meant: Vec<String> = meant.map(|one| one.request.as_str().to_owned()).collect();
+            if meant.is_empty() {
+                continue;
+            }
+            let requests = (meant.len() < given.len()).then_some(meant);
+            let opaque = class.config.iter().filter_map(|one| one.opaque.clone());
+            made.extend(opaque.map(|opaque| entry("FromClass", requests.clone(), opaque)));
+        }
+        made
+    }
 }
 
 /// The allocation of a claim on `node`. Whoever writes it adds the time. Share ids are taken from `ids`; none:
@@ -31,7 +51,7 @@ pub struct Configs<'a> {
 pub fn allocation(
     node: &NodeName,
     given: &[Given],
-    Configs { claim, class }: Configs<'_>,
+    configs: Configs<'_>,
     mut ids: Option<&mut dyn FnMut() -> String>,
 ) -> AllocationResult {
     let mut results = Vec::new();
@@ -42,9 +62,9 @@ pub fn allocation(
         }
     }
     let grants = given.iter().map(grant);
-    let class = class.iter().filter_map(|one| Some(entry("FromClass", None, one.opaque.clone()?)));
+    let class = configs.of_classes(given).into_iter();
     // Other drivers have nothing to prepare here, and what they are told is not known here.
-    let claim = claim.config.iter().flatten();
+    let claim = configs.claim.config.iter().flatten();
     let claim = claim.filter(|one| one.opaque.as_ref().is_some_and(|opaque| opaque.driver == DRIVER));
     let claim = claim.filter_map(|one| Some(entry("FromClaim", one.requests.clone(), one.opaque.clone()?)));
     AllocationResult {
@@ -133,6 +153,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::classes::Class;
+    use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
     use crate::model::share::{Isolation, Percent};
 
@@ -149,8 +171,8 @@ mod tests {
     }
 
     fn claim() -> DeviceClaim {
-        serde_json::from_value(json!({"config": [
-            {"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuShare"}}, "requests": ["gpu"]},
+        serde_json::from_value(json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS}}],
+            "config": [{"opaque": {"driver": DRIVER, "parameters": {"kind": "GpuShare"}}, "requests": ["gpu"]},
         ]}))
         .unwrap()
     }
@@ -158,11 +180,12 @@ mod tests {
     #[test]
     fn an_allocation_says_the_numbers_twice_where_the_api_server_keeps_them() {
         let mut ids = || "a7c8e2c4-2a3c-4c26-9e0f-0d1d7f3f3b11".to_owned();
-        let class: DeviceClassConfiguration =
-            serde_json::from_value(json!({"opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}}))
-                .unwrap();
-        let made =
-            allocation(&"a".into(), &[given()], Configs { claim: &claim(), class: &[class] }, Some(&mut ids));
+        let config = json!([{"opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}}]);
+        let mut classes = OurClasses::default();
+        let config = serde_json::from_value(config).unwrap();
+        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
+        let configs = Configs { claim: &claim(), classes: &classes };
+        let made = allocation(&"a".into(), &[given()], configs, Some(&mut ids));
         assert_eq!(
             serde_json::to_value(&made).unwrap(),
             json!({
@@ -190,7 +213,12 @@ mod tests {
 
     #[test]
     fn without_share_ids_the_scheduler_is_not_to_count_the_share_as_the_device() {
-        let made = allocation(&"a".into(), &[given()], Configs { claim: &claim(), class: &[] }, None);
+        let made = allocation(
+            &"a".into(),
+            &[given()],
+            Configs { claim: &claim(), classes: &OurClasses::default() },
+            None,
+        );
         let results = made.devices.unwrap().results.unwrap();
         assert_eq!((results[0].pool.as_str(), results[0].device.as_str()), ("a/shares", "gpu-3"));
         assert_eq!((&results[0].share_id, &results[0].consumed_capacity), (&None, &None));

@@ -1,7 +1,7 @@
 //! The controller: claims of class shared.gpu.nvidia.com, placed over the whole cluster.
 //!
 //! docs/architecture.md follows a claim through it. Pure, time being an argument:
-//! * [`view`]: what the API server has told, reduced; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
+//! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
 //! * owners of state, each with private fields: `capacity`, [`holds`], [`queue`], `tracker`, `reserve`, `purse`, `pods`,
 //!   `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of them
@@ -20,6 +20,7 @@
 mod ask;
 mod backlog;
 mod capacity;
+mod classes;
 pub mod config;
 pub mod core;
 mod demand;

@@ -1,18 +1,18 @@
-//! What a claim of our class asks for, request by request; or in words why it cannot be placed.
+//! What a claim of our classes asks for, request by request; or in words why it cannot be placed.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceClassConfiguration, DeviceConstraint, DeviceRequest, DeviceSubRequest,
-    DeviceToleration, ExactDeviceRequest,
+    DeviceClaim, DeviceConstraint, DeviceRequest, DeviceSubRequest, DeviceToleration, ExactDeviceRequest,
 };
 use serde_json::Value;
 
 use crate::admission::messages;
 use crate::allocate::Rule;
+use crate::controller::classes::OurClasses;
 use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
-use crate::model::names::{DRIVER, RequestName, SHARED_CLASS};
+use crate::model::names::{DRIVER, RequestName};
 use crate::params::{GpuShare, Params, decode};
 use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
@@ -69,7 +69,7 @@ pub const POD_TRIES_MAX: usize = 4096;
 ///
 /// # Errors
 /// In words for the claim's author, with the field's path.
-pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<Vec<Wants>, String> {
+pub fn wants(claim: &DeviceClaim, classes: &OurClasses) -> Result<Vec<Wants>, String> {
     let requests: Vec<Vec<NamedRequest>> =
         claim.requests.iter().flatten().enumerate().map(asked).collect::<Result<_, _>>()?;
     let selectors = requests.iter().flatten().flat_map(|asked| asked.exactly.selectors.iter().flatten());
@@ -79,10 +79,10 @@ pub fn wants(claim: &DeviceClaim, class: &[DeviceClassConfiguration]) -> Result<
         return Err(format!("spec.devices.requests: {}", messages::selectors(bytes)));
     }
     let names: Vec<RequestName> = requests.iter().flatten().map(|asked| asked.name.clone()).collect();
-    let configs = configs(claim, class, &names)?;
+    let configs = configs(claim, classes, &names)?;
     let constraints = constraints(claim)?;
     let read = |all: &Vec<NamedRequest>| {
-        all.iter().map(|asked| want(asked, &configs)).collect::<Result<Vec<_>, _>>()
+        all.iter().map(|asked| want(asked, classes, &configs)).collect::<Result<Vec<_>, _>>()
     };
     let read: Vec<Vec<Want>> = requests.iter().map(read).collect::<Result<_, _>>()?;
     let ways = combinations(&read).ok_or_else(|| {
@@ -156,21 +156,33 @@ struct Entry<'a> {
     /// Of its parameters.
     path: String,
     requests: &'a [String],
+    /// For requests of this class only.
+    class: Option<&'a str>,
     params: Params,
+}
+
+impl Entry<'_> {
+    fn is_for(&self, request: &NamedRequest) -> bool {
+        let named = || self.requests.iter().any(|name| request.name.is_meant_by(name));
+        let of_class = self.class.is_none_or(|class| class == request.exactly.device_class_name);
+        of_class && (self.requests.is_empty() || named())
+    }
 }
 
 /// Class entries first: later ones win.
 fn configs<'a>(
     claim: &'a DeviceClaim,
-    class: &'a [DeviceClassConfiguration],
+    classes: &'a OurClasses,
     names: &[RequestName],
 ) -> Result<Vec<Entry<'a>>, String> {
     let mut entries = Vec::new();
-    for (at, one) in class.iter().enumerate() {
-        if let Some(opaque) = one.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) {
-            let path = format!("DeviceClass {SHARED_CLASS}: spec.config[{at}].opaque.parameters");
-            let params = read(&path, &opaque.parameters.0, ConfigSource::FromClass)?;
-            entries.push(Entry { path, requests: &[], params });
+    for (class, said) in classes.of(claim) {
+        for (at, one) in said.config.iter().enumerate() {
+            if let Some(opaque) = one.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) {
+                let path = format!("DeviceClass {class}: spec.config[{at}].opaque.parameters");
+                let params = read(&path, &opaque.parameters.0, ConfigSource::FromClass)?;
+                entries.push(Entry { path, requests: &[], class: Some(class), params });
+            }
         }
     }
     for (at, one) in claim.config.iter().flatten().enumerate() {
@@ -181,7 +193,7 @@ fn configs<'a>(
             return Err(format!("spec.devices.config[{at}].requests: the claim has no request {unknown:?}"));
         }
         let params = read(&path, &opaque.parameters.0, ConfigSource::FromClaim)?;
-        entries.push(Entry { path, requests, params });
+        entries.push(Entry { path, requests, class: None, params });
     }
     Ok(entries)
 }
@@ -214,10 +226,11 @@ fn read(path: &str, parameters: &Value, source: ConfigSource) -> Result<Params, 
     }
 }
 
-fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_>]) -> Result<Want, String> {
-    if exactly.device_class_name != SHARED_CLASS {
+fn want(request: &NamedRequest, classes: &OurClasses, configs: &[Entry<'_>]) -> Result<Want, String> {
+    let NamedRequest { name, path, exactly } = request;
+    let Some(class) = classes.get(&exactly.device_class_name) else {
         return Err(format!("{path}.deviceClassName: {}", messages::other_class(&exactly.device_class_name)));
-    }
+    };
     plain(path, exactly)?;
     let gpus = match (exactly.allocation_mode.as_deref(), exactly.count) {
         (None | Some("" | "ExactCount"), count) => count.unwrap_or(1),
@@ -227,7 +240,7 @@ fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
     let gpus = gpus.ok_or_else(|| format!("{path}.count: must be at least 1"))?;
-    let share = share(name, configs)?.ok_or_else(|| {
+    let share = share(request, configs)?.ok_or_else(|| {
         format!(
             "{path}: says not how much of a GPU; add a config entry for driver {DRIVER} with a GpuShare that has \
              memory or fraction"
@@ -237,7 +250,7 @@ fn want(NamedRequest { name, path, exactly }: &NamedRequest, configs: &[Entry<'_
         request: name.clone(),
         share,
         gpus,
-        selectors: expressions(exactly.selectors.as_deref()).into(),
+        selectors: class.selectors.iter().cloned().chain(expressions(exactly.selectors.as_deref())).collect(),
         tolerations: exactly.tolerations.clone().unwrap_or_default(),
     })
 }
@@ -255,16 +268,16 @@ fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
 }
 
 /// The last GpuShare that is meant for the request counts, as a whole.
-fn share(request: &RequestName, configs: &[Entry<'_>]) -> Result<Option<GpuShare>, String> {
-    let named = |entry: &Entry<'_>| entry.requests.iter().any(|name| request.is_meant_by(name));
-    let meant = |entry: &&Entry<'_>| entry.requests.is_empty() || named(entry);
+fn share(request: &NamedRequest, configs: &[Entry<'_>]) -> Result<Option<GpuShare>, String> {
     let mut last = None;
-    for entry in configs.iter().filter(meant) {
+    for entry in configs.iter().filter(|entry| entry.is_for(request)) {
         match &entry.params {
             Params::Share(share) => last = Some(share),
             other if messages::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
             // The node would refuse it, again and again.
-            other => return Err(format!("{}.kind: {}", entry.path, messages::other_kind(other, request))),
+            other => {
+                return Err(format!("{}.kind: {}", entry.path, messages::other_kind(other, &request.name)));
+            }
         }
     }
     Ok(last.filter(|share| share.amount.is_some()).copied())
@@ -293,6 +306,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::classes::Class;
+    use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
     use crate::params::Amount;
 
@@ -327,7 +342,7 @@ mod tests {
             "config": [share_of(json!({"memory": "2000Mi"})), second],
             "constraints": [{"matchAttribute": "gpu.nvidia.com/productName"}],
         }));
-        let wants = wants(&claim, &[]).unwrap().remove(0);
+        let wants = wants(&claim, &OurClasses::default()).unwrap().remove(0);
         assert_eq!(wants.requests[0].share.amount, Some(Amount::Memory(Bytes::from_mib(2000))));
         assert_eq!((wants.requests[0].gpus, wants.requests[1].gpus), (1, 2));
         assert_eq!(wants.requests[1].share.amount, Some(Amount::Fraction("0.5".parse().unwrap())));
@@ -346,7 +361,7 @@ mod tests {
             "config": [share_of(json!({"memory": "4Gi"})), small],
             "constraints": [{"distinctAttribute": "gpu.nvidia.com/uuid", "requests": ["a", "b/y"]}],
         }));
-        let ways = wants(&claim, &[]).unwrap();
+        let ways = wants(&claim, &OurClasses::default()).unwrap();
         let names = |way: &Wants| {
             let words = way.requests.iter().map(|want| match want.share.amount {
                 Some(Amount::Memory(bytes)) => format!("{}={}", want.request, bytes.mib_floor()),
@@ -369,16 +384,20 @@ mod tests {
     fn what_is_said_of_whole_gpus_in_general_is_no_mistake() {
         let claim = claim(json!({"requests": [request("a", json!({}))],
             "config": [nvidias("GpuConfig", json!({})), share_of(json!({"memory": "4Mi", "maxProcesses": 4}))]}));
-        assert_eq!(wants(&claim, &[]).unwrap()[0].requests[0].share.max_processes, Some(4));
+        assert_eq!(
+            wants(&claim, &OurClasses::default()).unwrap()[0].requests[0].share.max_processes,
+            Some(4)
+        );
     }
 
     #[test]
     fn a_class_may_say_how_much() {
-        let class: DeviceClassConfiguration =
-            serde_json::from_value(share_of(json!({"memory": "1Gi"}))).unwrap();
+        let mut classes = OurClasses::default();
+        let config = serde_json::from_value(json!([share_of(json!({"memory": "1Gi"}))])).unwrap();
+        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
         let claim = claim(json!({"requests": [request("a", json!({}))]}));
         assert_eq!(
-            wants(&claim, &[class]).unwrap()[0].requests[0].share.amount,
+            wants(&claim, &classes).unwrap()[0].requests[0].share.amount,
             Some(Amount::Memory(Bytes::from_mib(1024)))
         );
     }
@@ -439,7 +458,7 @@ mod tests {
             (with(json!({"name": "a"}), good()), "either exactly or firstAvailable"),
             (constraint, "constraints[0]"),
         ] {
-            let refused = wants(&claim(devices.clone()), &[]).unwrap_err();
+            let refused = wants(&claim(devices.clone()), &OurClasses::default()).unwrap_err();
             assert!(refused.contains(words), "{devices}: {refused}");
         }
     }

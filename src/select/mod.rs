@@ -3,6 +3,7 @@
 //!
 //! * [`DeviceFacts`]: what a ResourceSlice says of a device
 //! * [`Selector`]: an expression, compiled once; [`Selector::matches`] says whether it chooses a device
+//! * [`placer()`]: whether a DeviceClass is the controller's
 //! * [`Taint`], [`Toleration`]: what keeps claims off a device, and what a request bears
 //!
 //! The rules are kube-scheduler's (KEP-4381): one variable `device` with `driver`, `attributes[domain].name`,
@@ -24,6 +25,7 @@ mod function;
 mod named;
 mod parse;
 mod pattern;
+mod placer;
 mod strings;
 mod taint;
 #[cfg(test)]
@@ -36,6 +38,7 @@ pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
 pub use expr::{Reads, ValuesRead};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
 pub use named::Named;
+pub use placer::{NOT_FOR_THE_SCHEDULER, Placer, chosen_by, placer};
 pub use taint::{Effect, Taint, Toleration, untolerated};
 
 /// The API server's limit.

@@ -1,7 +1,8 @@
-//! Keeps a certificate that lasts, the API server's trust in it, and what is known of the controller's class.
+//! Keeps a certificate that lasts, the API server's trust in it, and what is known of DeviceClasses.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
@@ -15,11 +16,10 @@ use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Due, 
 use super::certificate_resolver::CertificateResolver;
 use super::config::{Certificates, Own, Timing};
 use super::metrics::WebhookMetrics;
-use crate::admission::{ClassAmount, class_amount};
+use crate::admission::KnownClasses;
 use crate::cluster::CallError;
 use crate::cluster::webhooks::{StoredSecret, WebhookApi};
 use crate::model::error_chain;
-use crate::model::names::SHARED_CLASS;
 use crate::model::time::back_off;
 use crate::ops::readiness::Token;
 
@@ -27,6 +27,8 @@ use crate::ops::readiness::Token;
 const BACKOFF: Duration = Duration::from_secs(1);
 /// Replicas that start together make one Secret: the others read what the first has written.
 const TRIES: usize = 5;
+/// Events of DeviceClasses that are taken together.
+const CLASS_EVENTS_MAX: usize = 256;
 
 /// Why a round did not get through. The certificate in use stays in use.
 #[derive(Debug, Error)]
@@ -51,7 +53,7 @@ pub(super) struct CertificateRenewer {
     pub certificates: Certificates,
     pub timing: Timing,
     pub certificate_resolver: CertificateResolver,
-    pub class: watch::Sender<ClassAmount>,
+    pub classes: watch::Sender<Arc<KnownClasses>>,
     pub metrics: WebhookMetrics,
 }
 
@@ -61,6 +63,8 @@ impl CertificateRenewer {
         let mut ready = Some(ready);
         let mut failures = 0_u32;
         let mut events = self.events();
+        // What comes at once is one piece of news.
+        let mut classes = self.api.watch_classes().ready_chunks(CLASS_EVENTS_MAX);
         loop {
             let pause = match self.round().await {
                 Ok(()) => {
@@ -76,12 +80,17 @@ impl CertificateRenewer {
                     pause
                 }
             };
-            self.learn_class().await;
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-                // Somebody has changed a configuration, perhaps its caBundle.
-                _ = events.next() => {}
+            self.learn_classes().await;
+            let due = tokio::time::sleep(pause);
+            tokio::pin!(due);
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = &mut due => break,
+                    // Somebody has changed a configuration, perhaps its caBundle.
+                    _ = events.next() => break,
+                    _ = classes.next() => self.learn_classes().await,
+                }
             }
         }
     }
@@ -190,16 +199,20 @@ impl CertificateRenewer {
         }
     }
 
-    /// A class that cannot be read is not known: nothing is refused because of it.
-    async fn learn_class(&self) {
-        let known = match self.api.device_class(SHARED_CLASS).await {
-            Ok(class) => class.as_ref().map_or(ClassAmount::NotSaid, class_amount),
+    /// Classes that cannot be read are not known: nothing is refused because of them.
+    async fn learn_classes(&self) {
+        let known = match self.api.device_classes().await {
+            Ok(classes) => KnownClasses::of(&classes),
             Err(error) => {
                 warn!(error = error_chain(&error), "claims without an amount are left to the controller");
-                ClassAmount::Unknown
+                KnownClasses::default()
             }
         };
-        self.class.send_if_modified(|before| std::mem::replace(before, known) != known);
+        self.classes.send_if_modified(|before| {
+            let is_other = **before != known;
+            *before = Arc::new(known);
+            is_other
+        });
     }
 }
 

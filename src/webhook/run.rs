@@ -1,6 +1,7 @@
 //! Starts the webhook server: as a part of the controller, or alone.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -14,7 +15,7 @@ use super::certificate_resolver::CertificateResolver;
 use super::config::WebhookSettings;
 use super::metrics::WebhookMetrics;
 use super::server::{Bound, ReviewHandler};
-use crate::admission::ClassAmount;
+use crate::admission::KnownClasses;
 use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
 use crate::ops::addresses::Addresses;
@@ -45,12 +46,12 @@ pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), Webhoo
     let Parts { api, metrics, ready, stop } = parts;
     let WebhookSettings { address, certificates, callers, timing } = settings;
     let certificate_resolver = CertificateResolver::default();
-    let (class, known) = watch::channel(ClassAmount::Unknown);
-    let handler = ReviewHandler { class: known, metrics: metrics.clone() };
+    let (classes, known) = watch::channel(Arc::new(KnownClasses::default()));
+    let handler = ReviewHandler { classes: known, metrics: metrics.clone() };
     let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
     info!(address = ?bound.address(), "webhooks are served");
     let certificate_renewer =
-        CertificateRenewer { api, certificates, timing, certificate_resolver, class, metrics };
+        CertificateRenewer { api, certificates, timing, certificate_resolver, classes, metrics };
     tokio::join!(certificate_renewer.run(ready, stop.clone()), bound.serve(timing, stop));
     Ok(())
 }

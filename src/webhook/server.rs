@@ -29,7 +29,7 @@ use super::callers::Guard;
 use super::certificate_resolver::CertificateResolver;
 use super::config::{Callers, Timing};
 use super::metrics::WebhookMetrics;
-use crate::admission::{self, Answer, ClassAmount, ReviewError, Verdict};
+use crate::admission::{self, Answer, KnownClasses, ReviewError, Verdict};
 use crate::model::error_chain;
 use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 
@@ -58,7 +58,7 @@ const PATHS: &str = "POST /validate, /mutate\n";
 /// Answers the reviews.
 #[derive(Clone)]
 pub(super) struct ReviewHandler {
-    pub class: watch::Receiver<ClassAmount>,
+    pub classes: watch::Receiver<Arc<KnownClasses>>,
     pub metrics: WebhookMetrics,
 }
 
@@ -277,10 +277,10 @@ impl ReviewHandler {
         let answer = match read.unwrap_or(Err(Unread::Slow)) {
             Ok(bytes) => {
                 slot.answering();
-                let class = *self.class.borrow();
+                let classes = self.classes.borrow().clone();
                 self.answered(|| match is_mutation {
                     true => admission::mutate(&bytes),
-                    false => admission::validate(&bytes, class),
+                    false => admission::validate(&bytes, &classes),
                 })
             }
             Err(unread) => {

@@ -11,6 +11,7 @@ mod kinds;
 mod life;
 mod load;
 mod nodes;
+mod own_class;
 mod place;
 mod protected;
 mod race;

@@ -186,6 +186,28 @@ fn the_plain_manifests_are_what_the_chart_renders() {
 
 #[test]
 #[ignore = "needs helm"]
+fn admission_knows_the_names_of_classes_that_the_controller_places() {
+    let helm = helm();
+    let yaml = render(&helm, &[r#"deviceClasses={"placedByController":["team-a-shares","b.example.com"]}"#]);
+    let yaml = yaml.unwrap_or_else(|said| panic!("{said}"));
+    let names = "in ['shared.gpu.nvidia.com', 'team-a-shares', 'b.example.com']";
+    let all = objects(&yaml);
+    let webhook =
+        all.iter().find(|one| one["kind"] == "ValidatingWebhookConfiguration").expect("there is one");
+    let conditions: Vec<String> = webhook["webhooks"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["matchConditions"].to_string())
+        .collect();
+    assert!(conditions.iter().all(|one| one.matches(names).count() == 2), "{conditions:?}");
+    assert!(!yaml.contains("deviceClassName.orValue('') == 'shared.gpu.nvidia.com'"), "each rule knows them");
+    let said = render(&helm, &[r#"deviceClasses={"placedByController":["Team A"]}"#]).unwrap_err();
+    assert!(said.contains("placedByController"), "{said}");
+}
+
+#[test]
+#[ignore = "needs helm"]
 fn every_value_reaches_the_manifests() {
     let helm = helm();
     let yaml = render(

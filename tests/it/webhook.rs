@@ -392,13 +392,13 @@ async fn the_class_may_say_how_much_a_share_is() {
     for amount in [json!({}), json!({"memory": "1Gi"})] {
         let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
         parameters.as_object_mut().unwrap().extend(amount.as_object().unwrap().clone());
-        let seen = api.count(Verb::Get, "deviceclasses");
+        let seen = api.count(Verb::List, "deviceclasses");
         api.put(
             "deviceclasses",
             json!({"metadata": {"name": "shared.gpu.nvidia.com"}, "spec": {"config": [
             {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]}}),
         );
-        until("the class to be read", || api.count(Verb::Get, "deviceclasses") > seen + 1).await;
+        until("the class to be read", || api.count(Verb::List, "deviceclasses") > seen + 1).await;
         answers.push(replica.review(&bundle, "/validate", CLAIM, without.clone()).await["allowed"].clone());
     }
     assert_eq!(answers, [json!(false), json!(true)]);

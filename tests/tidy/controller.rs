@@ -9,6 +9,7 @@ use super::{TOP, files};
 /// what runs the steps, and what has effects.
 const ORDER: &[&str] = &[
     "requests",
+    "classes",
     "wants",
     "view",
     "queue",

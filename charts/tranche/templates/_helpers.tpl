@@ -121,3 +121,13 @@ app.kubernetes.io/component: controller
     name: {{ .Values.webhook.clientCA.configMap }}
 {{- end }}
 {{- end }}
+
+{{- /* CEL: compares the name of a DeviceClass before it with those that the controller places. */ -}}
+{{- define "tranche.isShared" -}}
+{{- $names := concat (list "shared.gpu.nvidia.com") .Values.deviceClasses.placedByController | uniq -}}
+{{- if eq (len $names) 1 -}}
+== '{{ index $names 0 }}'
+{{- else -}}
+in ['{{ join "', '" $names }}']
+{{- end -}}
+{{- end -}}

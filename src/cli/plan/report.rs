@@ -8,6 +8,7 @@ use crate::cli::manifest::RequestedDevices;
 use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceName, DeviceUuid, NodeName, SHARED_CLASS};
+use crate::select::Placer;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -195,19 +196,30 @@ fn allocation(results: &[Given]) -> String {
 }
 
 fn chooses(requests: &[RequestedDevices]) -> &'static str {
-    let shared = requests.iter().filter(|asked| asked.device_class == SHARED_CLASS).count();
-    match shared {
-        0 => "The scheduler chooses",
-        all if all == requests.len() => "The controller chooses",
-        _ => "The controller chooses those of class shared.gpu.nvidia.com, the scheduler the rest of",
+    let count = |placer| requests.iter().filter(|asked| placer_of(&asked.device_class) == placer).count();
+    match (count(Some(Placer::Controller)), count(None)) {
+        (0, 0) => "The scheduler chooses",
+        (all, 0) if all == requests.len() => "The controller chooses",
+        (_, 0) => "The controller chooses those of class shared.gpu.nvidia.com, the scheduler the rest of",
+        _ => "The scheduler, or the controller for classes that are its own, chooses",
+    }
+}
+
+/// None: a class of an administrator's own, which is not known here.
+fn placer_of(class: &str) -> Option<Placer> {
+    match class {
+        SHARED_CLASS => Some(Placer::Controller),
+        "gpu.nvidia.com" | "mig.nvidia.com" => Some(Placer::Scheduler),
+        _ => None,
     }
 }
 
 fn asked(requests: &[RequestedDevices]) -> String {
-    let access = |asked: &RequestedDevices| match (asked.admin_access, asked.device_class.as_str()) {
+    let access = |asked: &RequestedDevices| match (asked.admin_access, placer_of(&asked.device_class)) {
         (true, _) => "Admin",
-        (false, SHARED_CLASS) => "Share",
-        (false, _) => "Exclusive",
+        (false, Some(Placer::Controller)) => "Share",
+        (false, Some(_)) => "Exclusive",
+        (false, None) => "By its class",
     };
     let rows = requests.iter().map(|asked| {
         [

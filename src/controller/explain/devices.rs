@@ -12,6 +12,7 @@ use super::nodes::{Gpus, Miss, Verdict, list, whole};
 use crate::controller::core::Core;
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::GpuRef;
+use crate::controller::view::class::doubtful;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::select::{Toleration, untolerated};
@@ -137,7 +138,10 @@ pub fn outlook(core: &Core, listing: &Listing, sought: &[Sought], pods: &[&Pod])
         return Outlook::Foreign;
     }
     if let Some(words) = looked.iter().find_map(|(one, choices)| unmatched(one, choices)) {
-        return Outlook::NoMatch(words);
+        let classes = sought.iter().flat_map(|one| &one.choices).map(|choice| &choice.class);
+        let is_doubtful = |class: &&String| listing.classes().get(*class).is_some_and(|one| one.is_doubtful);
+        let doubt = classes.into_iter().find(is_doubtful).map(|class| doubtful(class));
+        return Outlook::NoMatch([Some(words), doubt].into_iter().flatten().collect::<Vec<_>>().join("; "));
     }
     let (mut free, mut held, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (name, state) in core.view.nodes() {

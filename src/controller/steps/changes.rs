@@ -3,14 +3,14 @@
 use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
+use crate::controller::classes::POLICY;
 use crate::controller::core::{Core, unit};
 use crate::controller::holds::Phase;
 use crate::controller::tracker::{Arrival, as_grant};
-use crate::controller::view::claim::POLICY;
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
 use crate::feasible::why_not;
 use crate::model::claim::ClaimKey;
-use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
+use crate::model::names::{NodeName, PodUid};
 
 impl Core {
     pub fn apply(&mut self, change: Change, now: Moment) {
@@ -36,18 +36,21 @@ impl Core {
             }
             News::PodGone(pod) => self.pod_gone(&pod, now),
             News::Node(name) => self.node(&name),
-            News::Class => self.class(),
+            News::Class(name) => self.class(&name),
             News::OtherClass => self.note_all_needs(),
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }
 
-    pub(in crate::controller) fn class(&mut self) {
+    pub(in crate::controller) fn class(&mut self, name: &str) {
         self.capacity.news();
-        let said = self.view.class().policy.as_deref().map(str::parse::<Policy>);
+        // What its selectors cost may be another now.
+        self.purse.dear.clear();
+        let said = self.view.classes().get(name).and_then(|class| class.policy.as_deref());
+        let said = said.map(str::parse::<Policy>);
         if let Some(Err(words)) = said {
             self.recorder.trouble(format!(
-                "DeviceClass {SHARED_CLASS}: annotation {POLICY}: {words}; until then it is {}",
+                "DeviceClass {name}: annotation {POLICY}: {words}; until then it is {}",
                 self.rules.policy
             ));
         }
@@ -71,6 +74,10 @@ impl Core {
         others.iter().for_each(|gpu| self.invalidate_hold(gpu, now));
         let Some(claim) = self.view.claim(key) else { return };
         let is_same = before.is_some_and(|before| before.is_same_for_pods(claim));
+        if before.is_some_and(Claim::is_shares) && !claim.is_shares() {
+            self.no_longer_ours(key, now);
+        }
+        let Some(claim) = self.view.claim(key) else { return };
         if claim.is_shares() {
             match (&claim.allocation, before.filter(|before| before.allocation.is_some())) {
                 (Some(_), _) => self.allocated(key, now),
@@ -86,6 +93,15 @@ impl Core {
         if before.is_some_and(|before| before.policy != claim.policy) {
             self.view.pods_of(claim).for_each(|pod| self.queue.again(&pod.at.uid));
         }
+    }
+
+    /// Its class is kube-scheduler's now.
+    fn no_longer_ours(&mut self, key: ClaimKey, now: Moment) {
+        if let Some(unit) = self.tracker.unit_of(key).cloned() {
+            self.cancel(&unit, now);
+        }
+        self.tracker.gone(key, false);
+        self.capacity.set_grants(key, Vec::new());
     }
 
     pub(in crate::controller) fn allocated(&mut self, key: ClaimKey, now: Moment) {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape, Shortage};
+use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
-use crate::controller::view::claim::POLICY;
+
 use crate::controller::view::pod::{GANG_SIZE, GangSize};
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
 use crate::controller::wants::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX, Wants, combinations, wants};
@@ -168,7 +169,7 @@ impl Core {
                 Asks::Unreadable(words) if claim.is_planned() => return Err(words.clone()),
                 Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.name())),
                 Asks::Shares(spec) => {
-                    let ways = wants(spec, &self.view.class().config);
+                    let ways = wants(spec, self.view.classes());
                     each.push(ways.map_err(|words| format!("claim {}: {words}", claim.name()))?);
                 }
                 Asks::Scheduler(_) => {}
@@ -227,7 +228,7 @@ impl Core {
         let nodes = self.nodes(pod, &claims, barred, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
-            None => self.usual_policy(),
+            None => self.usual_policy(&open),
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
         let claims = open.iter().map(|claim| claim.key).collect();
@@ -236,9 +237,19 @@ impl Core {
     }
 
     /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
-    fn usual_policy(&self) -> Policy {
-        let said = self.view.class().policy.as_deref().and_then(|name| name.parse().ok());
-        said.unwrap_or(self.rules.policy)
+    fn usual_policy(&self, claims: &[&Claim]) -> Policy {
+        let classes = self.classes(claims.iter().copied());
+        let mut said = classes.into_iter().filter_map(|(_, class)| class.policy.as_deref()?.parse().ok());
+        said.next().unwrap_or(self.rules.policy)
+    }
+
+    /// The classes of claims.
+    fn classes<'a>(&'a self, claims: impl Iterator<Item = &'a Claim>) -> Vec<(&'a str, &'a Class)> {
+        let of = |claim: &'a Claim| match &claim.asks {
+            Asks::Shares(spec) => self.view.classes().of(spec),
+            Asks::Unreadable(_) | Asks::Scheduler(_) => Vec::new(),
+        };
+        claims.flat_map(of).collect()
     }
 
     /// Where a pod may go: where its other claims are, else wherever the scheduler would let it.
@@ -293,6 +304,13 @@ impl Core {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());
+        }
+        if explanation.skipped.not_selected > 0 || explanation.skipped.failed.is_some() {
+            let claims = part.claims.iter().filter_map(|key| self.view.claim(*key));
+            let with = self.classes(claims).into_iter().filter(|(_, class)| !class.selectors.is_empty());
+            if let Some((name, _)) = with.into_iter().next() {
+                words.push_str(&format!("; the selectors of DeviceClass {name} count, too"));
+            }
         }
         let unshared = self.view.unshared_devices();
         if let (Shortage::Candidates { .. }, 1..) = (&explanation.shortage, unshared) {

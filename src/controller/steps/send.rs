@@ -86,7 +86,7 @@ impl Core {
         let made = allocation(
             &planned.node,
             &planned.given,
-            Configs { claim: spec, class: &self.view.class().config },
+            Configs { claim: spec, classes: self.view.classes() },
             keeps.then_some(ids as _),
         );
         self.tracker.tries(key, &claim.at);

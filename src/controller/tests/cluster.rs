@@ -147,6 +147,12 @@ impl Cluster {
         self.feed.push_back(Change::Class(WatchEvent::Stored(Box::new(class))));
     }
 
+    pub fn drop_class(&mut self, name: &str) {
+        if let Some(class) = self.classes.remove(name) {
+            self.feed.push_back(Change::Class(WatchEvent::Deleted(Box::new(class.metadata))));
+        }
+    }
+
     pub fn put_rule(&mut self, name: &str, spec: Value) {
         let rule: DeviceTaintRule = object(json!({"metadata": {"name": name}, "spec": spec}));
         self.rules.insert(name.to_owned(), rule.clone());

@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NS, device};
 use crate::controller::Moment;
+use crate::controller::classes::POLICY;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Because, Explained, Listing, Origin, Subject, explain};
-use crate::controller::view::claim::{POLICY, WAITING};
+use crate::controller::view::claim::WAITING;
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
 const LONG: Duration = Duration::from_secs(20);

@@ -10,6 +10,7 @@ mod hostile;
 mod keeping;
 mod language;
 mod opted_in;
+mod own_classes;
 mod room;
 mod scenes;
 mod told;

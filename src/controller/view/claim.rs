@@ -4,15 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceClaim, DeviceClassConfiguration, DeviceRequest, ResourceClaim,
-};
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::admission::claim_spec;
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
-use crate::controller::view::class;
+use crate::controller::classes::{self, OurClasses, POLICY};
+use crate::controller::view::class::{self, Classes};
 use crate::controller::wants::{check_parameters, wants};
 use crate::model::claim::{AllocatedClaim, ClaimKey, ClaimRef, PodRef};
 use crate::model::error_chain;
@@ -31,11 +30,12 @@ pub const LOOKED: &str = "tranche.dev/looked";
 pub const WAITING: &str = "tranche.dev/waiting";
 /// The version of the claim at which an unanswered write was given up.
 pub const GIVEN_UP: &str = "tranche.dev/given-up";
-/// On a claim, or on the class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
-pub const POLICY: &str = "tranche.dev/policy";
 /// What is kept of a claim is bounded, since whoever may create claims writes as much into them as the API server
 /// takes. Of what it asks for: so many bytes, as JSON. One large selector has 10 KiB.
 const ASKS_BYTES_MAX: usize = 64 << 10;
+/// Classes of kube-scheduler's that are never ours.
+const WHOLE_CLASS: &str = "gpu.nvidia.com";
+const MIG_CLASS: &str = "mig.nvidia.com";
 /// Finalizers, and their bytes together.
 const FINALIZERS_MAX: usize = 64;
 const FINALIZERS_BYTES_MAX: usize = 8 << 10;
@@ -92,6 +92,8 @@ pub struct Claim {
     pub hold: Option<GpuRef>,
     pub waiting: Option<String>,
     pub policy: Option<String>,
+    /// What is read again when its classes change; none: they never do.
+    pub(super) kept: Option<Arc<ResourceClaim>>,
     pub asks: Asks,
     pub allocation: Option<Allocation>,
     pub users: Users,
@@ -202,6 +204,7 @@ pub fn planned(key: ClaimKey, pod: &PodRef, text: &str, name: &str) -> Claim {
         hold: None,
         waiting: None,
         policy: None,
+        kept: None,
         asks: asks.unwrap_or_else(Asks::Unreadable),
         allocation: None,
         users: Users::default(),
@@ -231,17 +234,17 @@ impl Claim {
             && self.users == other.users
     }
 
-    /// What a planned claim is for is what this one asks for. `class`: the configuration of our class.
-    pub fn keeps_promise_of(&self, planned: &Self, class: &[DeviceClassConfiguration]) -> bool {
+    /// What a planned claim is for is what this one asks for.
+    pub fn keeps_promise_of(&self, planned: &Self, classes: &OurClasses) -> bool {
         match (&planned.asks, &self.asks) {
-            (Asks::Shares(planned), Asks::Shares(made)) => wants(planned, class) == wants(made, class),
+            (Asks::Shares(planned), Asks::Shares(made)) => wants(planned, classes) == wants(made, classes),
             _ => false,
         }
     }
 }
 
 /// `namespace`: that of our holds; elsewhere the label means nothing.
-pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
+pub(super) fn read(key: ClaimKey, object: ResourceClaim, namespace: &str, classes: &Classes) -> Claim {
     let meta = &object.metadata;
     let at = version(meta);
     let claim = &at.claim;
@@ -257,7 +260,7 @@ pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
     let status = object.status.as_ref();
     let reserved = || status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     let (finalizers, too_many) = finalizers(meta);
-    let asks = match (asks(object), too_many) {
+    let asks = match (asks(&object, classes), too_many) {
         (Asks::Shares(_), Some(words)) => Asks::Unreadable(words),
         (asks, _) => asks,
     };
@@ -271,7 +274,7 @@ pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
         policy: annotation(POLICY),
         allocation: status
             .and_then(|status| status.allocation.as_ref())
-            .map(|one| allocation(claim, object, &asks, one, hold.as_ref())),
+            .map(|one| allocation(claim, &object, &asks, one, hold.as_ref())),
         asks,
         users: Users {
             pods: reserved()
@@ -282,20 +285,42 @@ pub fn read(key: ClaimKey, object: &ResourceClaim, namespace: &str) -> Claim {
         },
         hold,
         at: Presence::Exists(at),
+        kept: kept(object),
     }
+}
+
+/// What is read again when one of the claim's classes becomes ours, or ceases to be. None: they never do, or the claim
+/// is larger than what is read of one for shares.
+fn kept(mut object: ResourceClaim) -> Option<Arc<ResourceClaim>> {
+    let fixed = |class: &str| [SHARED_CLASS, WHOLE_CLASS, MIG_CLASS].contains(&class);
+    if object.spec.as_ref()?.devices.iter().flat_map(classes::names).all(fixed) {
+        return None;
+    }
+    let meta = &mut object.metadata;
+    (meta.labels, meta.managed_fields) = (None, None);
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.retain(|name, _| [WAITING, POLICY].contains(&name.as_str()));
+    }
+    (json_bytes(&object) <= ASKS_BYTES_MAX).then(|| Arc::new(object))
+}
+
+/// A request of the claim is for devices of the class.
+pub(super) fn names_class(object: &ResourceClaim, class: &str) -> bool {
+    let devices = object.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+    devices.is_some_and(|devices| classes::names(devices).any(|name| name == class))
 }
 
 /// A claim of which only `rest` can be read: its name, and the devices that its allocation names. What was known of
 /// it before stays, since neither what a claim asks for nor what it was given can change; without that, whatever it
 /// names it uses in a way that nobody knows. It is not placed.
-pub fn unreadable(
+pub(super) fn unreadable(
     key: ClaimKey,
-    rest: &ResourceClaim,
+    rest: ResourceClaim,
     before: Option<&Claim>,
     problem: &str,
-    namespace: &str,
+    (namespace, classes): (&str, &Classes),
 ) -> Claim {
-    let fresh = read(key, rest, namespace);
+    let fresh = read(key, rest, namespace, classes);
     let Some(before) = before else { return fresh };
     let gpus = |allocation: &Allocation| -> BTreeSet<GpuRef> {
         allocation.uses.iter().map(|(gpu, _)| gpu.clone()).collect()
@@ -309,7 +334,7 @@ pub fn unreadable(
         Asks::Shares(_) => Asks::Unreadable(format!("it cannot be read: {problem}")),
         known => known.clone(),
     };
-    Claim { at: fresh.at, ending: fresh.ending, allocation, asks, ..before.clone() }
+    Claim { at: fresh.at, ending: fresh.ending, allocation, asks, kept: None, ..before.clone() }
 }
 
 /// The beginning of a text that people read.
@@ -337,16 +362,11 @@ fn owner(meta: &ObjectMeta) -> Option<PodUid> {
     pods.next().filter(|owner| owner.uid.len() <= UID_BYTES_MAX).map(|owner| PodUid::new(&owner.uid))
 }
 
-fn asks(object: &ResourceClaim) -> Asks {
+fn asks(object: &ResourceClaim, classes: &Classes) -> Asks {
     let Some(devices) = object.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
         return Asks::Scheduler(Arc::default());
     };
     let requests = || devices.requests.iter().flatten();
-    let classes = |request: &DeviceRequest| {
-        let exact = request.exactly.iter().map(|exactly| exactly.device_class_name.clone());
-        let subs = request.first_available.iter().flatten().map(|sub| sub.device_class_name.clone());
-        exact.chain(subs).collect::<Vec<_>>()
-    };
     let weight = |selectors: &Option<Vec<_>>, tolerations: &Option<Vec<_>>| {
         1 + selectors.as_ref().map_or(0, Vec::len) + tolerations.as_ref().map_or(0, Vec::len)
     };
@@ -357,7 +377,8 @@ fn asks(object: &ResourceClaim) -> Asks {
             exact.chain(subs.map(|one| weight(&one.selectors, &one.tolerations))).sum::<usize>()
         })
         .sum();
-    let is_ours = requests().any(|request| classes(request).iter().any(|class| class == SHARED_CLASS));
+    let is_ours = classes::names(devices).any(|class| classes.ours().has(class))
+        || is_granted(object, devices, classes);
     let bytes = json_bytes(devices);
     if is_ours && entries > CLAIM_ENTRIES_MAX {
         return Asks::Unreadable(format!(
@@ -381,8 +402,19 @@ fn asks(object: &ResourceClaim) -> Asks {
     }
 }
 
+/// A share of ours whose class is gone: nobody else can have granted it, since kube-scheduler needs the class.
+fn is_granted(object: &ResourceClaim, devices: &DeviceClaim, classes: &Classes) -> bool {
+    let allocated = object.status.as_ref().is_some_and(|status| status.allocation.is_some());
+    let known = |class: &str| classes.has(class) || [WHOLE_CLASS, MIG_CLASS].contains(&class);
+    if !allocated || classes::names(devices).any(known) {
+        return false;
+    }
+    let claim = read_claim::read(&reference(&object.metadata), object);
+    claim.is_ok_and(|claim| claim.results.iter().any(|one| matches!(grant_of(&claim, one), Ok(Some(_)))))
+}
+
 /// How many bytes it has as JSON.
-fn json_bytes(devices: &DeviceClaim) -> usize {
+fn json_bytes(object: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -395,7 +427,7 @@ fn json_bytes(devices: &DeviceClaim) -> usize {
     }
     let mut count = Count(0);
     // Neither the count nor our types can fail.
-    let _ = serde_json::to_writer(&mut count, devices);
+    let _ = serde_json::to_writer(&mut count, object);
     count.0
 }
 
@@ -448,6 +480,7 @@ fn node(allocation: &AllocationResult) -> Option<NodeName> {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::Classes;
     use crate::model::claim::ClaimKeys;
 
     #[test]
@@ -458,7 +491,7 @@ mod tests {
                 "spec": {"devices": {"requests": [
                     {"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}]}}});
             object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
-            super::read(key, &serde_json::from_value(object).unwrap(), "system")
+            super::read(key, serde_json::from_value(object).unwrap(), "system", &Classes::default())
         };
         let before = read(json!({"resourceVersion": "1"}), json!({}));
         for metadata in [

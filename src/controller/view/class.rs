@@ -4,36 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceClass, DeviceClassConfiguration, DeviceRequest, ExactDeviceRequest,
-};
+use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest};
 
+use crate::controller::classes::{Class, OurClasses};
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::News;
-use crate::controller::view::claim::POLICY;
-use crate::model::names::SHARED_CLASS;
-use crate::select::Toleration;
+use crate::select::{NOT_FOR_THE_SCHEDULER, Placer, Toleration, placer};
 
 /// Before the name of a class: the class's devices among a container's limits (KEP-5004). Every class has it.
 const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
-/// Class shared.gpu.nvidia.com, as far as it matters here.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Class {
-    pub config: Vec<DeviceClassConfiguration>,
-    /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
-    pub policy: Option<String>,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Classes {
-    shared: Class,
+    ours: OurClasses,
     others: BTreeMap<String, OtherClass>,
 }
 
 impl Classes {
-    pub fn shared(&self) -> &Class {
-        &self.shared
+    pub fn ours(&self) -> &OurClasses {
+        &self.ours
     }
 
     pub fn others(&self) -> &BTreeMap<String, OtherClass> {
@@ -41,37 +30,50 @@ impl Classes {
     }
 
     pub fn names(&self) -> impl Iterator<Item = String> {
-        self.others.keys().cloned().chain([SHARED_CLASS.to_owned()])
+        self.others.keys().chain(self.ours.names()).cloned()
     }
 
-    pub fn set(&mut self, object: DeviceClass) -> Option<News> {
-        if object.metadata.name.as_deref() != Some(SHARED_CLASS) {
-            let (name, class) = (object.metadata.name.clone().unwrap_or_default(), OtherClass::of(&object));
-            let known = self.others.insert(name, class.clone());
-            return (known != Some(class)).then_some(News::OtherClass);
+    /// There is one of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.ours.has(name) || self.others.contains_key(name)
+    }
+
+    pub fn set(&mut self, object: &DeviceClass) -> Vec<News> {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let placer = placer(object);
+        if placer == Placer::Controller {
+            let before = self.others.remove(&name).map(|_| News::OtherClass);
+            let now = self.ours.set(&name, Class::of(object)).then_some(News::Class(name));
+            return before.into_iter().chain(now).collect();
         }
-        let policy = object.metadata.annotations.and_then(|mut all| all.remove(POLICY));
-        let config = object.spec.and_then(|spec| spec.config).unwrap_or_default();
-        self.set_shared(Class { config, policy })
+        let before = self.ours.remove(&name).then(|| News::Class(name.clone()));
+        let class = OtherClass::of(object);
+        let known = self.others.insert(name.clone(), class.clone());
+        let now = (known.as_ref() != Some(&class)).then_some(News::OtherClass);
+        let doubt = (placer == Placer::Doubtful && now.is_some()).then(|| News::Trouble(doubtful(&name)));
+        before.into_iter().chain(now).chain(doubt).collect()
     }
 
-    pub fn remove(&mut self, name: &str) -> Option<News> {
-        match name {
-            SHARED_CLASS => self.set_shared(Class::default()),
-            other => self.others.remove(other).map(|_| News::OtherClass),
-        }
+    pub fn remove(&mut self, name: &str) -> Vec<News> {
+        let ours = self.ours.remove(name).then(|| News::Class(name.to_owned()));
+        let others = self.others.remove(name).map(|_| News::OtherClass);
+        ours.into_iter().chain(others).collect()
     }
+}
 
-    fn set_shared(&mut self, class: Class) -> Option<News> {
-        let is_other = self.shared != class;
-        self.shared = class;
-        is_other.then_some(News::Class)
-    }
+/// Words for who wrote a class that is not the controller's, and may be meant to be.
+pub fn doubtful(name: &str) -> String {
+    format!(
+        "DeviceClass {name} is kube-scheduler's, though a selector names the type placed-by-controller: if it is to be \
+         the controller's, make this a selector of its own: {NOT_FOR_THE_SCHEDULER}"
+    )
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct OtherClass {
     pub selectors: Vec<String>,
+    /// It may be meant to be ours.
+    pub is_doubtful: bool,
     /// What its devices are called among a container's limits, if not only by the class's name.
     resource: Option<String>,
 }
@@ -107,6 +109,7 @@ impl OtherClass {
         let spec = object.spec.as_ref();
         Self {
             selectors: expressions(spec.and_then(|spec| spec.selectors.as_deref())),
+            is_doubtful: placer(object) == Placer::Doubtful,
             resource: spec.and_then(|spec| spec.extended_resource_name.clone()),
         }
     }
@@ -221,12 +224,12 @@ pub fn selectors(choice: &Choice, classes: &BTreeMap<String, OtherClass>) -> Opt
     Some(class.iter().chain(&choice.selectors).cloned().collect())
 }
 
-/// It can be given all that it asks for without anything of this class.
-pub fn goes_without(claim: &DeviceClaim, class: &str) -> bool {
+/// It can be given all that it asks for without anything of our classes.
+pub fn goes_without(claim: &DeviceClaim, ours: &OurClasses) -> bool {
     let other = |request: &DeviceRequest| {
         let exactly = request.exactly.iter().map(|one| &one.device_class_name);
         let alternatives = request.first_available.iter().flatten().map(|sub| &sub.device_class_name);
-        exactly.chain(alternatives).any(|name| name != class)
+        exactly.chain(alternatives).any(|name| !ours.has(name))
     };
     claim.requests.iter().flatten().all(other)
 }

@@ -17,7 +17,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use claim::{Allocation, Asks, Claim, GpuRef, Presence, Use};
-pub use class::{Class, Need, Sought};
+pub use class::{Need, Sought};
 pub use gpu_users::Sight;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
@@ -29,8 +29,9 @@ use pod::PodTable;
 use pools::Pools;
 
 use crate::cluster::feed::{Change, WatchEvent};
+use crate::controller::classes::OurClasses;
 use crate::model::claim::ClaimKey;
-use crate::model::names::{ClaimUid, NodeName, PodUid, SHARED_CLASS};
+use crate::model::names::{ClaimUid, NodeName, PodUid};
 
 /// What a change came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,8 +49,8 @@ pub enum News {
     },
     PodGone(Box<Pod>),
     Node(NodeName),
-    /// Our class.
-    Class,
+    /// One of ours, or one that was.
+    Class(String),
     /// One that the scheduler gives devices of.
     OtherClass,
     /// Something that somebody should look at.
@@ -209,10 +210,10 @@ impl ClusterView {
 
     fn set_claim(&mut self, object: ResourceClaim) -> Vec<News> {
         let key = self.claims.key_for(&claim::reference(&object.metadata));
-        let mut fresh = claim::read(key, &object, &self.namespace);
+        let mut fresh = claim::read(key, object, &self.namespace, &self.classes);
         let planned = self.claims.get(key).filter(|known| known.is_planned());
         // Anybody may create a claim of the name that was promised: what was planned is not given to it.
-        if planned.is_some_and(|planned| !fresh.keeps_promise_of(planned, &self.class().config)) {
+        if planned.is_some_and(|planned| !fresh.keeps_promise_of(planned, self.classes())) {
             fresh.key = self.claims.new_key();
         }
         self.put_claim(fresh)
@@ -228,7 +229,7 @@ impl ClusterView {
         let before = self.claims.key(&reference.uid);
         let key = before.unwrap_or_else(|| self.claims.new_key());
         let before = before.and_then(|key| self.claims.get(key));
-        let fresh = claim::unreadable(key, rest, before, problem, &self.namespace);
+        let fresh = claim::unreadable(key, rest.clone(), before, problem, (&self.namespace, &self.classes));
         trouble.into_iter().chain(self.put_claim(fresh)).collect()
     }
 
@@ -419,16 +420,36 @@ impl ClusterView {
     // Classes.
 
     /// Ours.
-    pub fn class(&self) -> &Class {
-        self.classes.shared()
+    pub fn classes(&self) -> &OurClasses {
+        self.classes.ours()
     }
 
     fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
-        self.classes.set(object).into_iter().collect()
+        let news = self.classes.set(&object);
+        self.read_again(news, object.metadata.name.as_deref().unwrap_or_default())
     }
 
     fn drop_class(&mut self, name: &str) -> Vec<News> {
-        self.classes.remove(name).into_iter().collect()
+        let news = self.classes.remove(name);
+        self.read_again(news, name)
+    }
+
+    /// Claims of a class that has come, changed or gone may be ours now, or no longer.
+    fn read_again(&mut self, mut news: Vec<News>, class: &str) -> Vec<News> {
+        if news.is_empty() {
+            return news;
+        }
+        let named = |claim: &&Claim| claim.kept.as_ref().is_some_and(|kept| claim::names_class(kept, class));
+        let named: Vec<ClaimKey> = self.claims.iter().filter(named).map(|claim| claim.key).collect();
+        for key in named {
+            let Some(known) = self.claims.get(key) else { continue };
+            let Some(kept) = known.kept.as_deref().cloned() else { continue };
+            let fresh = claim::read(key, kept, &self.namespace, &self.classes);
+            if (&fresh.asks, &fresh.allocation) != (&known.asks, &known.allocation) {
+                news.extend(self.put_claim(fresh));
+            }
+        }
+        news
     }
 
     /// What a claim wants of the scheduler.
@@ -471,7 +492,7 @@ impl ClusterView {
                     choices.for_each(|one| sought.add(class::selectors(one, self.classes.others())));
                 }
                 // We refuse it; the scheduler would take the alternative.
-                Asks::Shares(devices) if class::goes_without(devices, SHARED_CLASS) => sought.add(None),
+                Asks::Shares(devices) if class::goes_without(devices, self.classes()) => sought.add(None),
                 Asks::Shares(_) | Asks::Unreadable(_) => {}
             }
         }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
-use tranche::admission::{self, ClassAmount, SHARE_ANNOTATION};
+use tranche::admission::{self, KnownClasses, SHARE_ANNOTATION};
 use tranche::cdi;
 use tranche::cluster::allocation::{ClaimVersion, Marks};
 use tranche::cluster::read_claim;
@@ -351,7 +351,7 @@ fn annotation(input: &[u8]) {
 }
 
 fn review(input: &[u8]) {
-    for answer in [admission::validate(input, ClassAmount::Unknown), admission::mutate(input)] {
+    for answer in [admission::validate(input, &KnownClasses::default()), admission::mutate(input)] {
         let Ok(answer) = answer else { continue };
         let uid = &answer.review["response"]["uid"];
         assert!(

@@ -276,7 +276,7 @@ fn tables(input: &[u8]) {
 fn yaml(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(documents) = reading::documents(text, "claim.yaml") else { return };
-    let _ = manifest::class_amount(&documents).map_err(|error| error.to_string());
+    let _ = manifest::classes(&documents).map_err(|error| error.to_string());
     for document in documents {
         let _ = (document.kind(), document.named());
         let Ok(manifest) = manifest::Manifest::new(document) else { continue };

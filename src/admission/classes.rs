@@ -1,0 +1,110 @@
+//! What is known of DeviceClasses when a claim is looked at: which are the controller's, and which of these say how much
+//! a share is.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::DeviceClass;
+
+use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::params::{self, GpuShare, Params};
+use crate::select::{Placer, placer};
+
+/// Classes of ours that are kube-scheduler's, whoever reads them.
+const OF_THE_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
+
+/// Whether a class of the controller's says by itself how much a share is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassAmount {
+    Said,
+    NotSaid,
+    /// The class could not be read. The controller checks again.
+    Unknown,
+}
+
+/// Whose a class is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    Controller(ClassAmount),
+    Scheduler,
+    /// It is not there yet, or could not be read: what depends on it is left to the controller and the node.
+    Unknown,
+}
+
+/// The classes of the cluster, as far as they are known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownClasses {
+    /// None: they could not be read.
+    all: Option<BTreeMap<String, Whose>>,
+}
+
+impl KnownClasses {
+    pub fn of(classes: &[DeviceClass]) -> Self {
+        let whose = |class: &DeviceClass| match placer(class) {
+            Placer::Controller => Whose::Controller(amount(class)),
+            Placer::Scheduler | Placer::Doubtful => Whose::Scheduler,
+        };
+        let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
+        Self { all: Some(classes.iter().map(|class| (name(class), whose(class))).collect()) }
+    }
+
+    pub(super) fn whose(&self, class: &str) -> Whose {
+        match (self.all.as_ref().map(|all| all.get(class)), class) {
+            (Some(Some(whose)), _) => *whose,
+            (Some(None), SHARED_CLASS) => Whose::Controller(ClassAmount::NotSaid),
+            (None, SHARED_CLASS) => Whose::Controller(ClassAmount::Unknown),
+            _ if OF_THE_SCHEDULER.contains(&class) => Whose::Scheduler,
+            _ => Whose::Unknown,
+        }
+    }
+
+    pub(super) fn is_controllers(&self, class: &str) -> bool {
+        matches!(self.whose(class), Whose::Controller(_))
+    }
+}
+
+fn amount(class: &DeviceClass) -> ClassAmount {
+    let configs = class.spec.iter().flat_map(|spec| spec.config.iter().flatten());
+    let said = configs.filter_map(|config| config.opaque.as_ref()).any(|opaque| {
+        opaque.driver == DRIVER
+            && matches!(
+                params::decode(&opaque.parameters.0),
+                Ok(Params::Share(GpuShare { amount: Some(_), .. }))
+            )
+    });
+    if said { ClassAmount::Said } else { ClassAmount::NotSaid }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::select::NOT_FOR_THE_SCHEDULER;
+
+    fn class(name: &str, selector: &str, fields: Value) -> DeviceClass {
+        let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+        parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let config = json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+        let selectors = json!([{"cel": {"expression": selector}}]);
+        let spec = json!({"selectors": selectors, "config": config});
+        serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn classes_are_known_by_their_selectors_and_what_they_say() {
+        let known = KnownClasses::of(&[
+            class("small", NOT_FOR_THE_SCHEDULER, json!({"memory": "1Gi"})),
+            class("some", NOT_FOR_THE_SCHEDULER, json!({"compute": 5})),
+            class("whole", "device.driver == 'gpu.nvidia.com'", json!({})),
+        ]);
+        assert_eq!(known.whose("small"), Whose::Controller(ClassAmount::Said));
+        assert_eq!(known.whose("some"), Whose::Controller(ClassAmount::NotSaid));
+        assert_eq!(known.whose("whole"), Whose::Scheduler);
+        assert_eq!(known.whose("not-yet"), Whose::Unknown);
+        assert_eq!(known.whose(SHARED_CLASS), Whose::Controller(ClassAmount::NotSaid));
+        let unread = KnownClasses::default();
+        assert_eq!(unread.whose(SHARED_CLASS), Whose::Controller(ClassAmount::Unknown));
+        assert_eq!(unread.whose("gpu.nvidia.com"), Whose::Scheduler);
+        assert_eq!(unread.whose("small"), Whose::Unknown);
+    }
+}
