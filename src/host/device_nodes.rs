@@ -6,6 +6,8 @@
 //! (NVIDIA's MIG user guide, "Device Nodes and Capabilities"). A simulated node puts files of the same
 //! shape below a directory of its own and names that as the proc root.
 //!
+//! WSL has one node for all GPUs, `/dev/dxg`, and none of NVIDIA's.
+//!
 //! Nodes that the driver makes lazily may be absent: where the kernel tells their numbers, the
 //! container gets them by number. `nvidiactl` and the boards' nodes are required, by node or number.
 
@@ -58,6 +60,10 @@ const MODESET_MINOR: u32 = 254;
 pub fn look(root: &DevRoot, wanted: &[CdiNodes]) -> Result<DeviceNodes, NodeError> {
     let look = Looker::new(&root.view);
     let kernel = Kernel::read(&root.proc)?;
+    if let Some(dxg) = dxg(&look, &kernel)? {
+        let boards = wanted.iter().flat_map(CdiNodes::nodes).filter(|node| matches!(node, Node::Gpu { .. }));
+        return Ok(DeviceNodes(boards.map(|node| (node, dxg.clone())).collect()));
+    }
     let mut nodes = BTreeMap::new();
     for node in Node::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes)) {
         let (name, numbers) = kernel.place(node)?;
@@ -71,6 +77,14 @@ pub fn look(root: &DevRoot, wanted: &[CdiNodes]) -> Result<DeviceNodes, NodeErro
         }
     }
     Ok(DeviceNodes(nodes))
+}
+
+/// WSL's way to all of its GPUs, where the kernel has none of NVIDIA's own devices.
+fn dxg(look: &Looker<'_>, kernel: &Kernel<'_>) -> Result<Option<DeviceNode>, NodeError> {
+    if kernel.has_boards() || look.resolve("dev/nvidiactl").is_some() {
+        return Ok(None);
+    }
+    find(look, "dev/dxg", None)
 }
 
 /// One node: from the file if there is one whose numbers the kernel does not contradict, else from

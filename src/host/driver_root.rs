@@ -18,9 +18,13 @@ mod places;
 #[cfg(test)]
 pub(super) mod tests;
 mod view;
+mod wsl;
 
 pub use cache::{DriverError, DriverRootCache};
 pub use view::{Looker, RootView};
+
+/// In place of a version that is not known, where no name has it.
+const WSL: &str = "WSL";
 
 /// Where the driver is, as an administrator configures it.
 #[derive(Debug, Clone)]
@@ -90,6 +94,15 @@ fn traced_scan(
     version: Option<&str>,
 ) -> Result<(RootFiles, BTreeSet<PathBuf>), ScanError> {
     let look = Looker::new(&root.view);
+    if let Some((arch, libraries)) = wsl::libraries(&look) {
+        let (hook, mut looked) = find_hook(root)?;
+        let binaries = binaries(&look);
+        // NVML tells the version of the driver in Windows; no name below the root has it.
+        let version = version.unwrap_or(WSL).to_owned();
+        let files = RootFiles { version, arch, libraries, binaries, files: wsl::stores(&look), hook };
+        looked.append(&mut look.directories());
+        return Ok((files, looked));
+    }
     let directories = libraries::directories(&look, &root.place);
     let version = pick_version(root, &directories, version)?;
     let arch = libcuda_arch(&look, &directories, &version).ok_or_else(|| no_driver(root))?;

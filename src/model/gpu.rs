@@ -26,7 +26,7 @@ pub struct DriverVersions {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     pub uuid: DeviceUuid,
-    /// The N of /dev/nvidiaN.
+    /// The N of /dev/nvidiaN; NVML's index where there are no such nodes (WSL).
     pub minor: u32,
     pub product_name: String,
     pub brand: String,

@@ -107,7 +107,9 @@ impl<'a> Session<'a> {
         let device = &device;
         let own = uuid.insert(self.uuid(device, on, "GPU-")?).clone();
         let name = self.call("nvmlDeviceGetName", on, || raw::name(device))?;
-        let minor = self.call("nvmlDeviceGetMinorNumber", on, || device.minor_number())?;
+        // WSL has no /dev/nvidiaN, and NVML no minor numbers there: boards are told apart by NVML's own.
+        let minor = self.call("nvmlDeviceGetMinorNumber", on, || device.minor_number());
+        let minor = optional(minor)?.unwrap_or(index);
         let brand = named(self.call("nvmlDeviceGetBrand", on, || device.brand()))?;
         let architecture = named(self.call("nvmlDeviceGetArchitecture", on, || device.architecture()))?;
         let compute_capability = self.compute_capability(device, index)?;

@@ -451,6 +451,16 @@ async fn what_an_old_driver_lacks_is_left_out() {
     assert_eq!(look(&nvml).await.gpus.gpus[0].memory, Memory::Unknown);
 }
 
+/// As on WSL.
+#[tokio::test]
+async fn boards_without_minor_numbers_have_nvmls_own() {
+    let faults = json!({"nvmlDeviceGetMinorNumber": {"return": "NOT_SUPPORTED"}});
+    let node = Node::with(json!({"profile": "l40s", "count": 2, "faults": faults}));
+    let look = look(&node.nvml()).await;
+    assert_eq!(look.failed.len(), 0, "{:?}", look.failed);
+    assert_eq!(look.gpus.gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), [0, 1]);
+}
+
 #[tokio::test]
 async fn hostile_texts_stay_texts_and_hostile_uuids_are_refused() {
     let name = format!("\u{1b}[31mevil\n{}", "x".repeat(80));

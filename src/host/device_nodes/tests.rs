@@ -119,3 +119,22 @@ fn what_is_missing_is_named() {
     let error = look(&dev_root(&dir), &[]).unwrap_err().to_string();
     assert!(error.contains("not a character device"), "{error}");
 }
+
+#[test]
+#[ignore = "needs CAP_MKNOD"]
+fn wsl_has_one_node_for_all_gpus() {
+    let dir = tempfile::tempdir().unwrap();
+    make_node(&dir, "dev/dxg", 10, 63);
+    let nodes = look(&dev_root(&dir), &[WHOLE, CdiNodes::Whole { minor: 0 }]).unwrap();
+    let dxg = Some(("/dev/dxg", 10, 63, NodeState::Present));
+    assert_eq!(summary(&nodes, Node::Gpu { minor: 2 }), dxg);
+    assert_eq!(summary(&nodes, Node::Gpu { minor: 0 }), dxg);
+    assert_eq!(nodes.0.len(), 2, "none of NVIDIA's");
+    // Where NVIDIA's own nodes are there, they count.
+    put(dir.path(), "proc/devices", DEVICES);
+    let nodes = look(&dev_root(&dir), &[WHOLE]).unwrap();
+    assert_eq!(
+        summary(&nodes, Node::Gpu { minor: 2 }),
+        Some(("/dev/nvidia2", 195, 2, NodeState::KernelOnly))
+    );
+}

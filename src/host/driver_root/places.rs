@@ -23,7 +23,7 @@ pub const BINARIES: [&str; 5] = [
     "nvidia-smi",
 ];
 
-pub const BINARY_DIRECTORIES: [&str; 12] = [
+pub const BINARY_DIRECTORIES: [&str; 13] = [
     "usr/bin",
     "usr/sbin",
     "usr/lib/nvidia/current",
@@ -35,6 +35,7 @@ pub const BINARY_DIRECTORIES: [&str; 12] = [
     "opt/nvidia/bin",
     "usr/libexec/nvidia/tesla/bin",
     "home/kubernetes/bin/nvidia/bin",
+    "usr/lib/wsl/lib",
     ".",
 ];
 

@@ -360,3 +360,34 @@ fn a_path_that_vanished_is_named_before_the_file_is_written() {
     assert_eq!(error.host, paths[1].host);
     assert!(error.to_string().contains("is missing"), "{error}");
 }
+
+/// As Windows mounts it into WSL: copies under each name, the driver in a store, other makers' stores beside it.
+fn wsl() -> tempfile::TempDir {
+    const LIB: &str = "usr/lib/wsl/lib";
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["libcuda.so", "libcuda.so.1", "libcuda.so.1.1", "libnvidia-ml.so.1", "libdxcore.so"] {
+        put(dir.path(), &format!("{LIB}/{name}"), elf(2, 62));
+    }
+    put(dir.path(), &format!("{LIB}/nvidia-smi"), "x");
+    put(dir.path(), "usr/lib/wsl/drivers/nv_dispi.inf_amd64_3d7a/libcuda.so.1.1", elf(2, 62));
+    put(dir.path(), "usr/lib/wsl/drivers/iigd_dch.inf_amd64_11aa/igd.so", "x");
+    dir
+}
+
+#[test]
+fn wsls_layout_with_whatever_version_the_driver_in_windows_has() {
+    let dir = wsl();
+    let files = scan(&root(&dir, "/"), Some("576.02")).unwrap();
+    assert_eq!((files.version.as_str(), files.arch), ("576.02", Arch::X86_64));
+    assert_eq!(names(&files), ["libcuda.so.1", "libdxcore.so", "libnvidia-ml.so.1"]);
+    let cuda = named(&files, "libcuda.so.1");
+    assert_eq!(cuda.file.host.host, "/usr/lib/wsl/lib/libcuda.so.1");
+    assert_eq!(cuda.aliases, ["libcuda.so", "libcuda.so.1.1"]);
+    assert_eq!(files.binaries[0].container, "/usr/bin/nvidia-smi");
+    let stores: Vec<&str> = files.files.iter().map(|file| file.container.as_str()).collect();
+    assert_eq!(stores, ["/usr/lib/wsl/drivers/nv_dispi.inf_amd64_3d7a"], "NVIDIA's alone");
+    assert_eq!(files.files[0].host.host, "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_3d7a");
+    // The folder alone, without WSL's own library, is a layout as any other.
+    fs::remove_file(dir.path().join("usr/lib/wsl/lib/libdxcore.so")).unwrap();
+    assert_eq!(scan(&root(&dir, "/"), None).unwrap().version, "1.1");
+}
