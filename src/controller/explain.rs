@@ -355,9 +355,7 @@ fn answer(
             let lacking = nodes::lacking(&lacks);
             Answer::Waits {
                 because: if lacking.is_some() { Because::Resources } else { Because::Short(no.reason) },
-                words: lacking
-                    .or_else(|| own_class::unmatched(core, spec))
-                    .unwrap_or_else(|| no.words.clone()),
+                words: lacking.unwrap_or_else(|| own_class::words(core, spec, &no.words)),
                 first: goes_first(before),
                 kept: kept(core, claim, at),
                 nodes: no.nodes.clone(),

@@ -7,9 +7,14 @@ use crate::controller::core::Core;
 use crate::controller::view::Gpu;
 use crate::select::Selector;
 
+/// Why there is no place, the controller having said this: because of a class's selectors, if they choose nothing.
+pub(super) fn words(core: &Core, claim: &DeviceClaim, said: &str) -> String {
+    unmatched(core, claim).unwrap_or_else(|| said.to_owned())
+}
+
 /// Words for the first class of the claim whose selectors choose none of the cluster's shareable GPUs. None: each
 /// chooses one at least, or has no selectors of its own.
-pub(super) fn unmatched(core: &Core, claim: &DeviceClaim) -> Option<String> {
+fn unmatched(core: &Core, claim: &DeviceClaim) -> Option<String> {
     let gpus = || core.view.nodes().flat_map(|(_, node)| node.gpus.values());
     let mut spent = Spent::default();
     core.view.classes().of(claim).into_iter().find_map(|(name, class)| {

@@ -301,7 +301,23 @@ fn kept(mut object: ResourceClaim) -> Option<Arc<ResourceClaim>> {
     if let Some(annotations) = &mut meta.annotations {
         annotations.retain(|name, _| [WAITING, POLICY].contains(&name.as_str()));
     }
+    bound_parameters(&mut object);
     (json_bytes(&object) <= ASKS_BYTES_MAX).then(|| Arc::new(object))
+}
+
+/// Of parameters that are not what they should be, the first stay, for the words about them: others may be anything,
+/// and take a hundred times their bytes.
+fn bound_parameters(object: &mut ResourceClaim) {
+    let devices = object.spec.as_mut().and_then(|spec| spec.devices.as_mut());
+    let mut is_first = true;
+    for one in devices.into_iter().flat_map(|devices| devices.config.iter_mut().flatten()) {
+        let alone = DeviceClaim { config: Some(vec![one.clone()]), ..DeviceClaim::default() };
+        let is_bad = check_parameters(&alone).is_err();
+        if let Some(opaque) = one.opaque.as_mut().filter(|_| is_bad && !is_first) {
+            opaque.parameters.0 = serde_json::Value::Null;
+        }
+        is_first &= !is_bad;
+    }
 }
 
 /// A request of the claim is for devices of the class.
