@@ -17,7 +17,6 @@ use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::Which;
 use super::guarded::{Known, Misfit};
-use crate::model::names::SHARED_CLASS;
 
 /// The longest that a page may take.
 const PAGE_LIMIT: Duration = Duration::from_secs(20);
@@ -154,6 +153,21 @@ impl KubeCluster {
             | WorkloadKind::Job => Vec::new(),
         };
         Ok(all.into_iter().filter(|one| one.owner.as_ref() == Some(&of.uid)).collect())
+    }
+
+    /// The DeviceClasses, by which it is known whose a claim is; of very many, only some.
+    ///
+    /// # Errors
+    /// The caller may not list them, or the API server does not answer.
+    pub async fn device_classes(&self) -> Result<Vec<DeviceClass>, CallError> {
+        let mut all = Vec::new();
+        let add = |object: Result<DeviceClass, Misfit<DeviceClass>>| {
+            if all.len() < KEPT_MAX {
+                all.extend(object.ok());
+            }
+        };
+        self.each_object(&Which::All, PAGE_LIMIT, || "LIST deviceclasses".to_owned(), add).await?;
+        Ok(all)
     }
 
     /// Whether there is such a namespace, as far as the caller may know: yes, unless the API server says no.

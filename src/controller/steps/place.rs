@@ -305,7 +305,7 @@ impl Core {
             let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
             words.push_str(&first.unwrap_or_default());
         }
-        if explanation.skipped.not_selected > 0 || explanation.skipped.failed.is_some() {
+        if explanation.skipped.not_selected.is_some() || explanation.skipped.failed.is_some() {
             let claims = part.claims.iter().filter_map(|key| self.view.claim(*key));
             let with = self.classes(claims).into_iter().filter(|(_, class)| !class.selectors.is_empty());
             if let Some((name, _)) = with.into_iter().next() {
