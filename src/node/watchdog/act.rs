@@ -129,7 +129,7 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Optio
         };
         for pid in state.servers.iter().map(|server| server.pid).chain(daemon) {
             if let Ok(Some(started)) = processes.started(pid) {
-                servers.processes.insert(ProcessKey { pid, started });
+                servers.processes.insert(ProcessKey { pid, started }, state.group.claim().cloned());
             }
             if let Ok(Some(ProcessOwner::Pod { pod, .. })) = processes.owner(pid) {
                 servers.pods.insert(pod);

@@ -78,7 +78,8 @@ pub(super) struct Users {
 /// What the supervisor says of its own processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Servers {
-    pub processes: BTreeSet<ProcessKey>,
+    /// With the claim that they serve, where it is one alone.
+    pub processes: BTreeMap<ProcessKey, Option<ClaimUid>>,
     /// The pods that they, and the daemons, run in.
     pub pods: BTreeSet<PodUid>,
 }
@@ -197,7 +198,7 @@ impl Knowledge {
 
     fn belongs(&self, device: &WatchedDevice, known: &KnownProcess) -> Option<Owner> {
         let is_us = known.process.pid == std::process::id();
-        if is_us || self.servers.processes.contains(&known.process) {
+        if is_us || self.is_server(known) {
             return Some(Owner::Exempt);
         }
         let pod = pod(known)?;
@@ -223,7 +224,12 @@ impl Knowledge {
 
     /// True if the process is an MPS server of ours.
     pub fn is_server(&self, known: &KnownProcess) -> bool {
-        self.servers.processes.contains(&known.process)
+        self.servers.processes.contains_key(&known.process)
+    }
+
+    /// The one claim that the process serves, if it is an MPS server of ours that serves one.
+    pub fn served_claim(&self, known: &KnownProcess) -> Option<&ClaimUid> {
+        self.servers.processes.get(&known.process)?.as_ref()
     }
 
     /// Returns the questions to ask now: none twice within a second, none that is still unanswered.

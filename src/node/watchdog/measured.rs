@@ -7,7 +7,7 @@ use super::knowledge::Knowledge;
 use super::shares::WatchedDevice;
 use super::table::KnownProcess;
 use crate::host::cgroup::ProcessOwner;
-use crate::model::names::{DeviceUuid, PodUid};
+use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::quantity::Bytes;
 use crate::nvml::{Figures, GpuProcess, ProcessActivity, Subject};
 
@@ -32,6 +32,8 @@ pub(super) enum PodActivity {
     Known(BTreeMap<PodUid, f64>),
     /// Everything is the work of the one pod that there is.
     OfThePod(f64),
+    /// By the MPS servers of claims that have one of their own. Of who is not among them nothing is known.
+    ByOwnServer(BTreeMap<PodUid, f64>),
 }
 
 impl PodActivity {
@@ -40,6 +42,7 @@ impl PodActivity {
             Self::Unknown => None,
             Self::Known(by_pod) => Some(pod.and_then(|pod| by_pod.get(pod)).copied().unwrap_or(0.0)),
             Self::OfThePod(all) => Some(*all),
+            Self::ByOwnServer(by_pod) => by_pod.get(pod?).copied(),
         }
     }
 }
@@ -72,11 +75,14 @@ pub(super) fn measure<'a>(
         return Measured { figures, uncounted, ..Measured::default() };
     };
     let mut by_pod: BTreeMap<PodUid, f64> = BTreeMap::new();
-    let mut of_servers = None;
+    let (mut of_servers, mut by_claim) = (None, BTreeMap::new());
     for known in listed.iter().filter_map(|one| process(one.pid)) {
         let busy = by_pid.get(&known.process.pid).copied().unwrap_or(0.0);
         if knowledge.is_server(known) {
             of_servers = Some(capped(of_servers.unwrap_or(0.0) + busy));
+            if let Some(claim) = knowledge.served_claim(known) {
+                *by_claim.entry(claim).or_insert(0.0) += busy;
+            }
         } else if let (ProcessOwner::Pod { pod, .. }, true) = (&known.owner, known.believed) {
             let sum = by_pod.entry(pod.clone()).or_default();
             *sum = capped(*sum + busy);
@@ -84,6 +90,9 @@ pub(super) fn measure<'a>(
     }
     let activity = match (device.groups.is_empty(), of_servers) {
         (true, _) => PodActivity::Known(by_pod),
+        _ if device.groups.iter().all(|group| group.claim().is_some()) => {
+            PodActivity::ByOwnServer(by_own_server(&by_claim, &by_pod, knowledge))
+        }
         // A server works for all of its clients: whose work it is can be told where there is one pod.
         (false, Some(of_servers)) => match only_pod(device, knowledge) {
             Some(pod) => {
@@ -95,6 +104,22 @@ pub(super) fn measure<'a>(
         (false, None) => PodActivity::Unknown,
     };
     Measured { figures, activity, of_servers, uncounted }
+}
+
+/// A claim's server works for all pods of the claim: whose work it is can be told where there is one.
+fn by_own_server(
+    by_claim: &BTreeMap<&ClaimUid, f64>,
+    by_pod: &BTreeMap<PodUid, f64>,
+    knowledge: &Knowledge,
+) -> BTreeMap<PodUid, f64> {
+    let of_pod = |(claim, busy): (&&ClaimUid, &f64)| match knowledge.named_pods(claim) {
+        [pod] => {
+            let own = by_pod.get(&pod.uid).copied().unwrap_or(0.0);
+            Some((pod.uid.clone(), capped(own + busy)))
+        }
+        _ => None,
+    };
+    by_claim.iter().filter_map(of_pod).collect()
 }
 
 /// The one pod of the one claim that has the device for itself.
@@ -137,7 +162,8 @@ mod tests {
             let users = Users { pods: pods.iter().map(pod).collect(), others: false };
             knowledge.users_answered(&claim.uid, Moment::ZERO, Some(users));
         }
-        let processes = BTreeSet::from([ProcessKey { pid: SERVER, started: 1 }]);
+        let served = device.groups.iter().find_map(|group| group.claim().cloned());
+        let processes = BTreeMap::from([(ProcessKey { pid: SERVER, started: 1 }, served)]);
         knowledge.servers_answered(Moment::ZERO, Some(Servers { processes, pods: BTreeSet::new() }));
         knowledge
     }
@@ -202,6 +228,33 @@ mod tests {
         let alone = WatchedDevice { alone: vec![claim("a")], groups, ..board("gpu-0", "GPU-0") };
         let of = |pods: &[&str]| measured(&alone, pods, figures(&[(SERVER, 0.5), (1, 0.25)], 0)).activity;
         assert_eq!((of(&["p"]), of(&["p", "q"])), (PodActivity::OfThePod(0.75), PodActivity::Unknown));
+    }
+
+    #[test]
+    fn a_share_with_a_server_of_its_own_is_as_busy_as_the_server() {
+        let grant = |isolation| Grant {
+            memory: Bytes::from_mib(100),
+            compute: None,
+            slots: 1,
+            processes: 1,
+            isolation,
+        };
+        let own = |claim: &str| MpsGroup::new(["GPU-0".into()]).of_claim(claim.into());
+        let device = WatchedDevice {
+            shares: ["a", "b"].map(|name| (claim(name), grant(Isolation::Mps))).into(),
+            groups: BTreeSet::from([own("a"), own("b")]),
+            ..board("gpu-0", "GPU-0")
+        };
+        let of = |pods: &[&str], pod: &str| {
+            measured(&device, pods, figures(&[(SERVER, 0.5)], 0)).activity.of(Some(&pod.into()))
+        };
+        assert_eq!(of(&["p"], "p"), Some(0.5));
+        assert_eq!(of(&["p"], "q"), None, "of the other share's server nothing is known yet");
+        assert_eq!(of(&["p", "q"], "p"), None, "one server for two pods");
+        // Beside a share of the GPU's common daemon, as while the setting changes, nothing is told.
+        let mixed =
+            WatchedDevice { groups: BTreeSet::from([own("a"), MpsGroup::new(["GPU-0".into()])]), ..device };
+        assert_eq!(measured(&mixed, &["p"], figures(&[(SERVER, 0.5)], 0)).activity, PodActivity::Unknown);
     }
 
     #[test]

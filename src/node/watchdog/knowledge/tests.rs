@@ -54,7 +54,7 @@ fn informed(at_ms: u64) -> Knowledge {
 }
 
 fn servers() -> Servers {
-    let processes = BTreeSet::from([ProcessKey { pid: 77, started: 1 }]);
+    let processes = BTreeMap::from([(ProcessKey { pid: 77, started: 1 }, None)]);
     Servers { processes, pods: BTreeSet::from(["pod-of-mps".into()]) }
 }
 
