@@ -8,7 +8,7 @@ use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX};
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is for class gpu.nvidia.com; shares have no administrative access";
 pub const SEVERAL_SHARES: &str = "the claim has shares of several GPUs, which one MPS daemon serves: while it lasts, no \
-                                  share of a single GPU is placed on them. Write a claim for each GPU if programs use them \
+                                  share of a single GPU is placed on them by the controller. Write a claim for each GPU if programs use them \
                                   apart";
 pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare says how much";
 

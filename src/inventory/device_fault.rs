@@ -287,7 +287,9 @@ impl DeviceFaults {
     /// the time, and each change would be written to the API server.
     #[must_use]
     pub fn with_full_shm(mut self, before: &Self, full: &[ShmFull], now: u64) -> Self {
-        for ShmFull { group, usage } in full {
+        // That of one claim's own daemon is nobody else's concern.
+        let common = full.iter().filter(|one| one.group.claim().is_none());
+        for ShmFull { group, usage } in common {
             for device in group.devices() {
                 let (location, kind) = (FaultLocation::Device(device.clone()), FaultKind::ShmFull);
                 let known = before.0.get(&(location.clone(), kind));

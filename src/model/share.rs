@@ -258,19 +258,27 @@ impl MpsGroup {
         self.devices.iter().position(|other| other == device)
     }
 
+    /// True if a folder of this name is that of a claim's own daemon.
+    pub fn is_folder_of_claim(name: &str) -> bool {
+        name.starts_with(CLAIM_FOLDER)
+    }
+
     /// Name of the daemon's folder: the device's UUID, or a hash (FNV-1a, 64 bits) of several, or of a claim's: a
     /// socket's path has 107 bytes at most.
     pub fn folder(&self) -> String {
         let names = self.devices.iter().flat_map(|device| device.as_str().bytes().chain([b',']));
         match (&self.claim, self.devices.as_slice()) {
             (Some(claim), _) => {
-                format!("claim-{:016x}", super::fnv1a(names.chain(claim.as_str().bytes())))
+                format!("{CLAIM_FOLDER}{:016x}", super::fnv1a(names.chain(claim.as_str().bytes())))
             }
             (None, [one]) => one.to_string(),
             (None, _) => format!("group-{:016x}", super::fnv1a(names)),
         }
     }
 }
+
+/// How names of folders begin whose daemon is one claim's own; no device's UUID does.
+const CLAIM_FOLDER: &str = "claim-";
 
 impl fmt::Display for MpsGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,6 +9,7 @@ use tracing::{error, info, instrument, warn};
 
 use super::group::{Group, GroupError};
 use super::tools::Tools;
+use crate::daemon::Process;
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
@@ -67,8 +68,25 @@ impl<B: ComputeModes> Supervisor<B> {
                 ),
             }
         }
+        self.remove_leftovers();
         self.check().await;
         Ok(())
+    }
+
+    /// Folders of claims' own daemons that were made and not recorded before a crash: nobody asks for them again.
+    fn remove_leftovers(&self) {
+        let found = self.tools.folders_of_claims();
+        let found = found.inspect_err(|error| warn!(%error, "folders of daemons cannot be listed"));
+        for (name, folder) in found.unwrap_or_default() {
+            let is_known = self.groups().contains_key(&name) || self.tools.records.path(&name).exists();
+            if is_known || Process::daemon_of(&folder).is_some() {
+                continue;
+            }
+            match folder.remove() {
+                Ok(()) => info!(name, "removed: the folder of a daemon that was never started"),
+                Err(error) => warn!(name, error = error_chain(&error), "a folder that nobody needs is left"),
+            }
+        }
     }
 
     /// Looks at every group once, all at the same time.

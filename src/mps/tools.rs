@@ -1,5 +1,6 @@
 //! What every group works with: the driver's program, the GPUs, metrics, timing.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use super::metrics::MpsMetrics;
 use super::record::Records;
 use crate::daemon::{self, DaemonError, DaemonMounts, Folder, PROGRAM, Process, Program, launch};
 use crate::host::driver_root::{self, RootView};
+use crate::host::durable;
 use crate::model::share::MpsGroup;
 
 /// From the start of a daemon to its first answer; seen: 5 ms.
@@ -41,6 +43,13 @@ impl<B> Tools<B> {
 
     pub fn folder(&self, group: &MpsGroup) -> Folder {
         Folder::new(self.settings.folder.join(group.folder()))
+    }
+
+    /// Folders of claims' own daemons, by name and place.
+    pub fn folders_of_claims(&self) -> io::Result<Vec<(String, Folder)>> {
+        let names = durable::names(&self.settings.folder)?;
+        let of_claims = names.into_iter().filter(|name| MpsGroup::is_folder_of_claim(name));
+        Ok(of_claims.map(|name| (name.clone(), Folder::new(self.settings.folder.join(name)))).collect())
     }
 
     /// True if daemons have file systems of their own.

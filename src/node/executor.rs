@@ -462,9 +462,9 @@ impl Executor {
         match sharing::loosest(others) {
             Some(limits) => self.daemons.keep(group, exclusive, &limits).map(|_| ())?,
             None => match self.daemons.rest(group) {
-                // The supervisor makes a group's folder before anything else: there is no daemon to rest.
-                Err(SupervisorError::Unreachable { .. })
-                    if !Path::new(&self.mps_dir).join(group.folder()).exists() => {}
+                // The supervisor makes a group's folder before anything else: there is no daemon to rest. One that is not
+                // there, or is too old to know such a group, has none either.
+                Err(_) if !Path::new(&self.mps_dir).join(group.folder()).exists() => {}
                 rested => rested?,
             },
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::{Refusal, Site, Target, share};
 use crate::cdi::{Access, HostPath, Mount};
-use crate::ledger::{HoldMode, Step};
+use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::claim::AllocatedClaim;
 use crate::model::gpu::Device;
 use crate::model::names::DeviceUuid;
@@ -119,7 +119,7 @@ fn for_shares(
     let capped: Option<Vec<Percent>> = percents.into_iter().collect();
     let compute = capped.and_then(|percents| percents.into_iter().max());
     let needs = MpsLimits { memory, compute };
-    Ok(Some(match scope(claim, &group, site) {
+    Ok(Some(match scope(claim, group.devices(), site) {
         DaemonScope::Gpu => Daemon { group, exclusive: true, needs },
         // In EXCLUSIVE_PROCESS mode a board takes one server alone.
         DaemonScope::Share => {
@@ -128,17 +128,26 @@ fn for_shares(
     }))
 }
 
-/// That of the shares which the boards have already; the node's where they have none. So a changed setting takes
-/// effect on a board when its last share has left.
-fn scope(claim: &AllocatedClaim, group: &MpsGroup, site: Site<'_>) -> DaemonScope {
-    let others = site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid);
-    let mut scopes = others.flat_map(|holder| &holder.steps).filter_map(|step| match step {
-        Step::Mps { group: other, .. } => {
-            other.devices().iter().any(|device| group.ordinal(device).is_some()).then(|| other.scope())
+/// That of the claim's own record, of the shares which the boards have already, or, where they have none, the node's.
+/// So a changed setting takes effect on a board when its last share has left, and touches no share that is there.
+fn scope(claim: &AllocatedClaim, devices: &[DeviceUuid], site: Site<'_>) -> DaemonScope {
+    let is_own = |holder: &&Intent| holder.claim.uid == claim.claim.uid;
+    let (own, others): (Vec<_>, Vec<_>) = site.held.iter().partition(is_own);
+    scope_on(own.into_iter().chain(others), devices).unwrap_or(site.sharing.daemon)
+}
+
+/// Whom the daemons serve that these claims have on these boards; none without a daemon.
+pub(super) fn scope_on<'a>(
+    holders: impl IntoIterator<Item = &'a Intent>,
+    devices: &[DeviceUuid],
+) -> Option<DaemonScope> {
+    let mut scopes = holders.into_iter().flat_map(|holder| &holder.steps).filter_map(|step| match step {
+        Step::Mps { group, .. } => {
+            devices.iter().any(|device| group.ordinal(device).is_some()).then(|| group.scope())
         }
         _ => None,
     });
-    scopes.next().unwrap_or(site.sharing.daemon)
+    scopes.next()
 }
 
 /// One daemon for devices that the claim has for itself, limited as its author says.

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::{Refusal, Site, Target};
+use super::{Refusal, Site, Target, mps};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use crate::model::claim::{Access, AllocatedClaim};
 use crate::model::gpu::{Device, Gpu};
 use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
-use crate::model::share::{Grant, Isolation, MpsGroup};
+use crate::model::share::{DaemonScope, Grant, Isolation, MpsGroup};
 use crate::params::{self, DeviceSettings, GrantedDevice};
-use crate::sharing::{self, DefaultRequest, ShareRequest, Shareable};
+use crate::sharing::{self, DefaultRequest, ShareRequest, Shareable, SharingPolicy};
 
 /// What a result with a share id gives the claim, by the scheduler's numbers: a part of the board, or all of
 /// it.
@@ -65,9 +65,16 @@ pub(super) fn granted(
     Ok(HoldMode::Share(grant))
 }
 
+/// What may be granted of the board. While its shares have daemons as an earlier setting had them, the more generous of
+/// both counts: what was allocated by that setting is not refused.
 fn board(device: &Device<'_>, site: Site<'_>) -> Result<Shareable, Refusal> {
     let found = match device {
-        Device::Whole(gpu) => sharing::shareable(gpu, site.sharing),
+        Device::Whole(gpu) => {
+            let scope = mps::scope_on(site.held, std::slice::from_ref(&gpu.uuid));
+            let changes = scope.is_some_and(|scope| scope != site.sharing.daemon);
+            let daemon = if changes { DaemonScope::Gpu } else { site.sharing.daemon };
+            sharing::shareable(gpu, &SharingPolicy { daemon, ..site.sharing.clone() })
+        }
         Device::Mig { .. } => Err(sharing::NotShareable::Mig),
     };
     found.map_err(|reason| Refusal::NotShareable { device: device.name(), reason })

@@ -502,6 +502,11 @@ fn another_scope_of_daemons_takes_effect_on_a_board_when_its_last_share_has_left
         let elsewhere = claim("elsewhere", vec![share("a", "gpu-1", 1000, 0)]);
         let elsewhere = planned_by(&before, &node_gpus(), &elsewhere, &[]).unwrap().intent;
         assert_eq!(scope(policy, &[elsewhere]), policy.daemon);
+        // Asked again, or with other files of the driver, the claim keeps what it has.
+        let alone = claim("alone", vec![share("a", "gpu-0", 1000, 0)]);
+        let recorded = planned_by(&before, &node_gpus(), &alone, &[]).unwrap().intent;
+        let again = planned_by(policy, &node_gpus(), &alone, std::slice::from_ref(&recorded)).unwrap();
+        assert!(recorded.holds_as(&again.intent), "{:?}", again.intent.steps);
     }
 }
 

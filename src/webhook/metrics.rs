@@ -32,7 +32,7 @@ pub struct WebhookMetrics {
     unread: Family<UnreadLabels, Counter>,
     pub failed_handshakes: Counter,
     pub dropped_connections: Counter,
-    /// FloatGauge since 1970; 0 without a certificate.
+    /// Seconds since 1970; 0 without a certificate.
     pub certificate_not_after: FloatGauge,
     pub certificate_renewals: Counter,
     pub certificate_failures: Counter,

@@ -484,9 +484,13 @@ async fn claims_may_each_have_a_daemon_on_one_board() {
     supervisor.check().await;
     assert!(Process::of(pid(&restarted)).is_none() && !node.folder(&two).path().exists());
     assert_eq!(only(&supervisor).group, one);
+    // A crash came between the folder and the record of a third.
+    let third = node.folder(&group(&["GPU-1"]).of_claim("uid-3".into()));
+    std::fs::create_dir_all(third.path().join("pipe")).unwrap();
     let again = node.supervisor();
     again.adopt().await.unwrap();
     assert_eq!(only(&again).group, one, "a supervisor that starts again knows whose it is");
+    assert!(!third.path().exists() && node.folder(&one).path().exists());
 }
 
 #[tokio::test]

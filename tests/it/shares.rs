@@ -140,7 +140,8 @@ async fn kubelet_is_answered_before_the_daemon_rests_and_the_next_claim_waits_fo
     put(&site, &[&first, &next]);
     prepared(&plugin, &[&first]).await;
     site.mps.stall(true);
-    plugin.released(&first).await.unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(20), plugin.released(&first)).await;
+    answer.expect("kubelet is answered while the daemon stalls").unwrap();
     assert!(site.edits(&first).is_none(), "no new container can use it");
     assert_eq!(site.records()[0].phase, Phase::Releasing, "what is owed is on the disk");
     assert!(served(&site).is_some(), "the daemon serves still");
