@@ -21,8 +21,14 @@ use crate::test_cluster::{PATIENCE, SOON, TestCluster, devices_of, minor_of, nod
 
 const NODE: &str = "node-a";
 
-/// Applies a file of `data/nvidia` in the test's namespace.
+/// Applies a file of `data/nvidia` in the test's namespace. Its pods go to the node with MIG devices, whose numbers of
+/// GPUs the tests tell apart, whatever other nodes there are.
 fn apply(cluster: &TestCluster, file: &str) {
+    let nodes = cluster.rig.kubectl(&["get", "nodes", "-o", "name"]);
+    for other in nodes.lines().filter(|name| *name != format!("node/{NODE}")) {
+        cluster.rig.on_end(&["kubectl", "uncordon", other]);
+        cluster.rig.kubectl(&["cordon", other]);
+    }
     let path = root().join("tests/cluster/data/nvidia").join(file);
     let path = path.to_str().expect("the repository's path is text");
     cluster.rig.kubectl(&["-n", &cluster.namespace, "apply", "-f", path]);
