@@ -1,6 +1,5 @@
 //! Which MPS daemons a claim needs: one for all of its shares, its own or that of the GPU's other shares; one for whole
-//! GPUs that its author wants
-//! shared within the claim; one for each such MIG device.
+//! GPUs that its author wants shared within the claim; one for each such MIG device.
 
 use std::path::PathBuf;
 
