@@ -17,6 +17,23 @@ pub struct GrantEvent {
     pub kind: GrantEventKind,
 }
 
+/// A process of a claim worked around the MPS daemon that the claim has for itself on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MpsDetour {
+    pub claim: ClaimRef,
+    pub gpu: DeviceUuid,
+    /// As the host counts.
+    pub pid: u32,
+    pub stage: DetourStage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DetourStage {
+    Found,
+    /// The process was ended for it.
+    Ended,
+}
+
 /// Memory on one GPU, of all processes of a claim together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantUsage {

@@ -1,6 +1,8 @@
 //! Events of a claim and its pods: what happened, with numbers, and what follows from it.
 
-use super::claim_health::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
+use super::claim_health::{
+    DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
+};
 use crate::ledger::{HeldDevice, HoldMode};
 use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
@@ -48,6 +50,24 @@ pub fn grant_event(event: &GrantEvent) -> ClaimEvent {
             "GrantKept",
             EventType::Normal,
             format!("within its grant on {gpu} again: {} of {}", mib(usage.used), mib(usage.granted)),
+        ),
+    }
+}
+
+/// A process goes around the claim's MPS daemon, or was ended for it.
+pub fn detour_event(detour: &MpsDetour) -> ClaimEvent {
+    let MpsDetour { gpu, pid, .. } = detour;
+    let what_to_do = "Leave CUDA_MPS_PIPE_DIRECTORY in the container as it is";
+    match detour.stage {
+        DetourStage::Found => claim_event(
+            "AroundMps",
+            EventType::Warning,
+            format!("process {pid} works on {gpu} without the claim's MPS daemon, and has no limits. {what_to_do}"),
+        ),
+        DetourStage::Ended => claim_event(
+            "ProcessEnded",
+            EventType::Warning,
+            format!("process {pid} was ended: it worked on {gpu} without the claim's MPS daemon. {what_to_do}"),
         ),
     }
 }
@@ -245,6 +265,21 @@ pub(super) mod tests {
                 .message
                 .contains("process 4711 was ended")
         );
+    }
+
+    #[test]
+    fn who_goes_around_mps_is_told_what_to_leave_alone() {
+        let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "c".into() };
+        let told = |stage| {
+            detour_event(&MpsDetour { claim: claim.clone(), gpu: "GPU-0".into(), pid: 4711, stage })
+        };
+        for (stage, reason) in [(DetourStage::Found, "AroundMps"), (DetourStage::Ended, "ProcessEnded")] {
+            let told = told(stage);
+            assert_eq!((told.reason, told.event_type), (reason, EventType::Warning));
+            for words in ["process 4711", "GPU-0", "CUDA_MPS_PIPE_DIRECTORY"] {
+                assert!(told.message.contains(words), "{told:?}");
+            }
+        }
     }
 
     #[test]

@@ -12,8 +12,10 @@ mod claim_health;
 mod entries;
 mod messages;
 
-pub use claim_health::{ClaimHealth, GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
+pub use claim_health::{
+    ClaimHealth, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
+};
 pub use entries::{CONDITIONS, differ, entries};
 pub use messages::{
-    ClaimEvent, EventType, edits_renewed, gone, grant_event, health_event, prepared, withheld,
+    ClaimEvent, EventType, detour_event, edits_renewed, gone, grant_event, health_event, prepared, withheld,
 };

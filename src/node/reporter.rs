@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 use super::holders::Withheld;
 use crate::cluster::events::{Events, Note, Severity, Subject};
 use crate::cluster::status::{ClaimReports, ReportError};
-use crate::conditions::{self, ClaimEvent, ClaimHealth, EventType, GpuPart, GrantEvent, PartHealth};
+use crate::conditions::{self, ClaimEvent, ClaimHealth, EventType, GpuPart, GrantEvent, MpsDetour, PartHealth};
 use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -48,6 +48,8 @@ pub enum Report {
     Released(ClaimRef),
     /// The watchdog found the claim over its grant, or within the grant again.
     GrantChanged(GrantEvent),
+    /// A process of the claim went around its MPS daemon.
+    WentAroundMps(MpsDetour),
     /// The health of a part of a GPU changed; concerns all claims on that GPU.
     HealthChanged(PartHealth),
 }
@@ -103,6 +105,10 @@ impl Reporter {
 
     pub fn grant_changed(&self, event: GrantEvent) {
         self.tell(Report::GrantChanged(event));
+    }
+
+    pub fn went_around_mps(&self, detour: MpsDetour) {
+        self.tell(Report::WentAroundMps(detour));
     }
 
     pub fn health_changed(&self, changed: PartHealth) {
@@ -272,6 +278,11 @@ impl Reporting {
                 let Some(known) = self.known.get_mut(&event.claim.uid) else { return };
                 let turned = known.claim_health.apply(&event);
                 known.news(turned, conditions::grant_event(&event), self.pace.again);
+            }
+            Report::WentAroundMps(detour) => {
+                if let Some(known) = self.known.get_mut(&detour.claim.uid) {
+                    known.news(false, conditions::detour_event(&detour), self.pace.again);
+                }
             }
             Report::HealthChanged(changed) => self.health_changed(changed),
         }

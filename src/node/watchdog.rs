@@ -11,6 +11,7 @@
 //! the looks are rare. Of two instances in a rolling update, the one that holds the lock file watches.
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
+//! * `looks`: the processes of one look · `detours`: which of them go around MPS
 //! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
 //! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
 //! * `metrics`: what is counted · `dcgm`: the same under other names
@@ -19,8 +20,10 @@
 mod accounts;
 mod act;
 mod dcgm;
+mod detours;
 mod finding;
 mod knowledge;
+mod looks;
 mod measured;
 mod metrics;
 mod rows;
@@ -43,15 +46,14 @@ use tracing::{Instrument, info, warn};
 
 use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, WorkerThreads};
-use self::knowledge::{Knowledge, Owner, Servers, Users};
+use self::detours::Detours;
+use self::knowledge::{Knowledge, Servers, Users};
 use self::measured::Measured;
 use self::shares::WatchedDevice;
-use self::table::{KnownProcess, Table};
-use self::worker_thread::WorkerThread;
+use self::table::Table;
 use super::config;
 use super::executor::Executor;
 use crate::cluster::{ClaimError, Cluster};
-use crate::host::cgroup::ProcessOwner;
 use crate::host::{FileLock, Processes};
 use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
@@ -59,8 +61,10 @@ use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::time::Moment;
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
 use crate::sharing::Usage;
-use crate::sharing::watch::{BoardLook, ObservedProcess, Verdict, Watch, WatchPolicy};
+use crate::model::share::MpsGroup;
+use crate::sharing::watch::{EndReason, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
+use crate::supervisor::protocol::MpsClient;
 
 pub use dcgm::DcgmMetrics;
 pub use finding::{Finding, FindingKind};
@@ -114,6 +118,7 @@ pub struct Watchdog {
     table: Option<Table>,
     threads: Option<WorkerThreads>,
     knowledge: Knowledge,
+    detours: Detours,
     watch: Watch,
     /// What the metrics show: of the last look at each device, and of the last figures.
     usage: BTreeMap<DeviceUuid, Vec<Usage>>,
@@ -139,6 +144,7 @@ enum TaskResult {
     Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
     Ledger { asked: Moment, read: bool },
     Servers { asked: Moment, servers: Option<Servers> },
+    Clients { group: MpsGroup, asked: Moment, clients: Option<Vec<MpsClient>> },
     Ended(EndRequest, EndOutcome),
 }
 
@@ -149,6 +155,8 @@ struct LoggedFailures {
     figures: Option<String>,
     devices: BTreeMap<DeviceUuid, String>,
     lock: bool,
+    /// NVML does not tell which processes are MPS clients.
+    untold_clients: bool,
     unseen_looks: u32,
 }
 
@@ -167,6 +175,7 @@ impl Watchdog {
             table: None,
             threads: None,
             knowledge: Knowledge::new(parts.own_pod.clone()),
+            detours: Detours::default(),
             watch: Watch::default(),
             usage: BTreeMap::new(),
             measured: BTreeMap::new(),
@@ -204,7 +213,7 @@ impl Watchdog {
     async fn until_held(&mut self) {
         self.parts.lists.rest();
         (self.table, self.threads) = (None, None);
-        self.watch = Watch::default();
+        (self.watch, self.detours) = Default::default();
         (self.usage, self.measured, self.measured_at) = Default::default();
         self.show();
         loop {
@@ -408,36 +417,6 @@ impl Watchdog {
         }
     }
 
-    /// The devices' processes, each on its account.
-    fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now: Moment) -> Vec<BoardLook> {
-        let Some(table) = &self.table else { return Vec::new() };
-        let all = answers.iter().flat_map(|(_, list)| list.iter());
-        if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now) {
-            self.rosters.clear();
-        }
-        let mut looks = Vec::new();
-        for (gpu, list) in answers {
-            let Some(device) = self.devices.get(&gpu) else { continue };
-            let (mut claimed, mut foreign) = (Vec::new(), Vec::new());
-            for (process, known) in list.iter().filter_map(|one| Some((one, table.get(one.pid)?))) {
-                match self.knowledge.owner(device, known) {
-                    Owner::Claim => claimed.push(seen(process, known, device)),
-                    // Of the claim that has the device for itself, or of nobody's account.
-                    Owner::Exempt if device.is_alone() && known.believed => {
-                        claimed.push(seen(process, known, device));
-                    }
-                    Owner::Foreign => foreign.push(seen(process, known, device)),
-                    Owner::Exempt | Owner::Unknown => {}
-                }
-            }
-            let roster = self.rosters.entry(gpu.clone());
-            let slots = self.parts.slots_per_share;
-            let roster = roster.or_insert_with(|| Roster::new(device, &self.knowledge, slots));
-            looks.push(BoardLook { gpu, accounts: roster.fill(claimed), foreign });
-        }
-        looks
-    }
-
     /// Starts the questions whose turn it is.
     fn ask(&mut self, now: Moment) {
         let questions = self.knowledge.questions(self.devices.values(), now);
@@ -461,9 +440,18 @@ impl Watchdog {
         }
         if questions.servers {
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
+            let requester = threads.requester.clone();
             self.tasks.spawn(async move {
-                let servers = threads.requester.run(move || act::servers(&*daemons, &*processes)).await;
+                let servers = requester.run(move || act::servers(&*daemons, &*processes)).await;
                 TaskResult::Servers { asked: now, servers: servers.flatten() }
+            });
+        }
+        for group in self.detours.questions(now) {
+            let (daemons, asker) = (self.parts.daemons.clone(), threads.asker.clone());
+            self.tasks.spawn(async move {
+                let asked = group.clone();
+                let clients = asker.run(move || daemons.clients(&asked)).await;
+                TaskResult::Clients { group, asked: now, clients: clients.and_then(Result::ok) }
             });
         }
     }
@@ -476,16 +464,19 @@ impl Watchdog {
             }
             TaskResult::Ledger { asked, read } => self.knowledge.ledger_answered(asked, read),
             TaskResult::Servers { asked, servers } => self.knowledge.servers_answered(asked, servers),
+            TaskResult::Clients { group, asked, clients } => {
+                self.detours.answered(&group, asked, clients.as_deref());
+            }
             TaskResult::Ended(ending, outcome) => self.note_end(ending, outcome),
         }
     }
 
     fn carry_out(&mut self, verdict: Verdict) {
-        if let Verdict::End { account_id, seen, how, numbers } = verdict {
+        if let Verdict::End { account_id, seen, how, reason } = verdict {
             let Some(threads) = self.threads.clone() else { return };
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
-            let ending = EndRequest { account_id, seen, how, numbers, span: span.clone() };
+            let ending = EndRequest { account_id, seen, how, reason, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             let end = async move {
                 let outcome =
@@ -503,6 +494,7 @@ impl Watchdog {
                 (FindingKind::OverGrant(_) | FindingKind::TooManyProcesses { .. }, Some(labels)) => {
                     self.parts.metrics.violation(&labels);
                 }
+                (FindingKind::AroundMps { .. }, Some(labels)) => self.parts.metrics.detour(&labels),
                 _ => {}
             }
             self.tell(finding);
@@ -516,6 +508,9 @@ impl Watchdog {
         }
         for (labels, finding) in finding::of_end(&self.devices, &self.knowledge, &ending, outcome) {
             match (&finding.kind, labels) {
+                (FindingKind::Ended { reason: EndReason::AroundMps, .. }, Some(labels)) => {
+                    self.parts.metrics.detour_termination(&labels);
+                }
                 (FindingKind::Ended { .. }, Some(labels)) => self.parts.metrics.termination(&labels),
                 (FindingKind::Ended { .. }, None) => {
                     self.of_gpu(&finding, |gpu| self.parts.metrics.foreign_termination(gpu));
@@ -538,10 +533,8 @@ impl Watchdog {
 async fn start_threads() -> WorkerThreads {
     let mut told = false;
     loop {
-        match WorkerThread::new("watch-processes")
-            .and_then(|reader| Ok((reader, WorkerThread::new("watch-daemons")?)))
-        {
-            Ok((reader, requester)) => return WorkerThreads { reader, requester },
+        match WorkerThreads::new() {
+            Ok(threads) => return threads,
             Err(error) if !std::mem::replace(&mut told, true) => {
                 warn!(%error, "the watchdog's threads cannot be started; trying again");
             }
@@ -549,15 +542,6 @@ async fn start_threads() -> WorkerThreads {
         }
         tokio::time::sleep(THREADS_RETRY).await;
     }
-}
-
-fn seen(process: &GpuProcess, known: &KnownProcess, device: &WatchedDevice) -> ObservedProcess {
-    let pod = match &known.owner {
-        ProcessOwner::Pod { pod, .. } => Some(pod.clone()),
-        ProcessOwner::Host => None,
-    };
-    let client = process.mps_client && !device.groups.is_empty();
-    ObservedProcess { process: known.process, used: process.used, client, pod }
 }
 
 /// Who may use a claim; none if the API server's answer, or its silence, tells nothing.

@@ -37,7 +37,7 @@ use crate::model::names::DeviceUuid;
 
 pub use error::NvmlError;
 pub use figures::{DeviceIdentity, DeviceMemory, Figures, ProcessActivity, Subject};
-pub use processes::{BoardProcesses, GpuProcess, ProcessWatch};
+pub use processes::{BoardProcesses, ContextKind, GpuProcess, ProcessWatch};
 pub use thread::{Nvml, Settings};
 pub use watch::{DeviceFiles, FilesChanged};
 

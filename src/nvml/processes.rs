@@ -32,8 +32,19 @@ pub struct GpuProcess {
     pub pid: u32,
     /// Device memory of all its contexts; none: the driver cannot tell.
     pub used: Option<Bytes>,
-    /// The driver lists it as a client of an MPS server. Of a server the lists tell nothing.
-    pub mps_client: bool,
+    pub context: ContextKind,
+}
+
+/// What the lists tell of a process's contexts. That it is an MPS server they do not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContextKind {
+    /// A client of an MPS server.
+    MpsClient,
+    /// A compute process that is no client: without MPS, or an MPS server.
+    Compute,
+    /// A compute process, and the driver has no list of the MPS clients among them.
+    ComputeOfUnknownKind,
+    Graphics,
 }
 
 /// The processes of one board, by PID.
@@ -231,6 +242,7 @@ impl LoadedLibrary {
         progress: &Progress,
     ) -> Result<Vec<GpuProcess>, NvmlError> {
         let mut merged = BTreeMap::new();
+        let mut tells_clients = true;
         for (name, list) in [
             ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),
             ("nvmlDeviceGetMPSComputeRunningProcesses_v3", List::Mps),
@@ -242,21 +254,40 @@ impl LoadedLibrary {
             match listed {
                 Ok(listed) => merge(&mut merged, list, &listed),
                 // A driver or board without MPS or graphics has no such processes.
-                Err(e) if list != List::Compute && e.is_absence() => {}
+                Err(e) if list != List::Compute && e.is_absence() => tells_clients &= list != List::Mps,
                 Err(e) => return Err(e),
             }
         }
-        Ok(merged.into_values().collect())
+        Ok(processes(merged, tells_clients))
     }
 }
 
-fn merge(merged: &mut BTreeMap<u32, GpuProcess>, list: List, listed: &[raw::Listed]) {
+/// A process, and which lists it is in.
+#[derive(Debug, Default)]
+struct Merged {
+    used: Option<Bytes>,
+    compute: bool,
+    mps: bool,
+}
+
+fn merge(merged: &mut BTreeMap<u32, Merged>, list: List, listed: &[raw::Listed]) {
     for process in listed {
-        let (pid, used) = (process.pid, process.used.map(Bytes));
-        let known = merged.entry(pid).or_insert(GpuProcess { pid, used: None, mps_client: false });
-        known.used = known.used.max(used);
-        known.mps_client |= list == List::Mps;
+        let known = merged.entry(process.pid).or_default();
+        known.used = known.used.max(process.used.map(Bytes));
+        known.compute |= list == List::Compute;
+        known.mps |= list == List::Mps;
     }
+}
+
+fn processes(merged: BTreeMap<u32, Merged>, tells_clients: bool) -> Vec<GpuProcess> {
+    let kind = |found: &Merged| match (found.mps, found.compute) {
+        (true, _) => ContextKind::MpsClient,
+        (false, true) if tells_clients => ContextKind::Compute,
+        (false, true) => ContextKind::ComputeOfUnknownKind,
+        (false, false) => ContextKind::Graphics,
+    };
+    let process = |(pid, found): (u32, Merged)| GpuProcess { pid, used: found.used, context: kind(&found) };
+    merged.into_iter().map(process).collect()
 }
 
 #[cfg(test)]
@@ -265,16 +296,24 @@ mod tests {
 
     #[test]
     fn a_process_in_several_lists_counts_once_with_its_larger_figure() {
+        use ContextKind::{Compute, ComputeOfUnknownKind, Graphics, MpsClient};
         let listed = |pid, used: Option<u64>| raw::Listed { pid, used };
-        let mut merged = BTreeMap::new();
-        merge(&mut merged, List::Compute, &[listed(1, Some(418)), listed(2, Some(438)), listed(3, None)]);
-        merge(&mut merged, List::Mps, &[listed(2, Some(440)), listed(3, None)]);
-        merge(&mut merged, List::Graphics, &[listed(1, None), listed(4, Some(7))]);
-        let found: Vec<_> =
-            merged.into_values().map(|p| (p.pid, p.used.map(|used| used.0), p.mps_client)).collect();
+        let found = |clients: Option<&[raw::Listed]>| {
+            let mut merged = BTreeMap::new();
+            merge(&mut merged, List::Compute, &[listed(1, Some(418)), listed(2, Some(438)), listed(3, None)]);
+            merge(&mut merged, List::Mps, clients.unwrap_or_default());
+            merge(&mut merged, List::Graphics, &[listed(1, None), listed(4, Some(7))]);
+            let found = processes(merged, clients.is_some()).into_iter();
+            found.map(|p| (p.pid, p.used.map(|used| used.0), p.context)).collect::<Vec<_>>()
+        };
         assert_eq!(
-            found,
-            [(1, Some(418), false), (2, Some(440), true), (3, None, true), (4, Some(7), false)]
+            found(Some(&[listed(2, Some(440)), listed(3, None)])),
+            [(1, Some(418), Compute), (2, Some(440), MpsClient), (3, None, MpsClient), (4, Some(7), Graphics)]
+        );
+        let untold = ComputeOfUnknownKind;
+        assert_eq!(
+            found(None),
+            [(1, Some(418), untold), (2, Some(438), untold), (3, None, untold), (4, Some(7), Graphics)]
         );
     }
 }

@@ -87,6 +87,7 @@ fn charge(rows: &mut [Usage], claims: &[ClaimGrant], seen: &ObservedProcess) {
 mod tests {
     use super::*;
     use crate::model::process::ProcessKey;
+    use crate::sharing::watch::Access;
 
     fn granted(claim: &str, mib: u64, pods: &[&str]) -> ClaimGrant {
         ClaimGrant {
@@ -103,7 +104,7 @@ mod tests {
         ObservedProcess {
             process,
             used: Some(Bytes::from_mib(mib)),
-            client: false,
+            access: Access::Other,
             pod: Some(PodUid::from(pod)),
         }
     }

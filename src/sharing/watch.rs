@@ -7,6 +7,7 @@
 //! | more processes than the claim has client slots, twice in a row | [`Verdict::Crowded`] |
 //! | over grant and grace, twice in a row | [`Verdict::End`] for as many processes as must go until it fits |
 //! | a process of no claim on a shared board, twice in a row | [`Verdict::Foreign`], and [`Verdict::End`] |
+//! | a process of a claim that goes around the claim's own MPS daemon, twice in a row | [`Verdict::AroundMps`], and [`Verdict::End`] |
 //!
 //! A single look may fall between an allocation and the release that belongs to it, so a state counts after two looks in
 //! a row. The return to the grant counts after two looks as well, so that a claim at its limit is not reported endlessly.
@@ -22,9 +23,12 @@
 //! **How soon.** A process that alone holds more than its part passed MPS's own limit, which no allocation within the
 //! rules does ([`Watch::is_urgent`]): the look that confirms it need not wait for its turn.
 
+mod episode;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::episode::{Episode, EpisodeChange};
 use super::usage::{Usage, usage};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
@@ -54,10 +58,20 @@ pub struct ObservedProcess {
     pub process: ProcessKey,
     /// None: the driver cannot tell.
     pub used: Option<Bytes>,
-    /// A client of an MPS server that can be asked to end it.
-    pub client: bool,
+    pub access: Access,
     /// None: a process of the host.
     pub pod: Option<PodUid>,
+}
+
+/// How a process works on a board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// As a client of an MPS server that can be asked to end it.
+    Client,
+    /// Around the MPS daemon that its claim has for itself.
+    AroundMps,
+    /// Otherwise, or it is not known how.
+    Other,
 }
 
 /// What one claim was granted of the board.
@@ -135,13 +149,27 @@ pub enum Verdict {
         gpu: DeviceUuid,
         seen: ObservedProcess,
     },
-    /// A process is to be ended, for these figures of its account. Without claims: it is foreign.
+    /// A process of these claims works around their MPS daemon.
+    AroundMps {
+        account_id: AccountId,
+        seen: ObservedProcess,
+    },
+    /// A process is to be ended. Without claims: it is foreign.
     End {
         account_id: AccountId,
         seen: ObservedProcess,
         how: EndMethod,
-        numbers: Option<Numbers>,
+        reason: EndReason,
     },
+}
+
+/// Why a process is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReason {
+    /// For these figures of its account.
+    OverGrant(Numbers),
+    AroundMps,
+    Foreign,
 }
 
 /// What was wrong.
@@ -169,6 +197,7 @@ pub struct Watch {
 struct BoardState {
     accounts: BTreeMap<Vec<ClaimUid>, AccountState>,
     foreign: BTreeMap<ProcessKey, Episode>,
+    around_mps: BTreeMap<ProcessKey, Episode>,
     ending: BTreeMap<ProcessKey, EndAttempt>,
     peaks: BTreeMap<(ClaimUid, Option<PodUid>), Bytes>,
 }
@@ -182,51 +211,6 @@ struct AccountState {
     /// This was the first of them, and one process alone was beyond its part and the grace.
     is_urgent: bool,
     peak: Bytes,
-}
-
-/// Something that is so, or not, from look to look.
-#[derive(Debug, Default)]
-struct Episode {
-    /// Looks in a row that speak against what is believed.
-    against: u32,
-    /// Since when it is so, once it is believed.
-    since: Option<Moment>,
-    first: Moment,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum EpisodeChange {
-    None,
-    Began,
-    Ended { lasted: Duration },
-}
-
-impl Episode {
-    fn look(&mut self, is: bool, now: Moment) -> EpisodeChange {
-        if is == self.since.is_some() {
-            self.against = 0;
-            return EpisodeChange::None;
-        }
-        if self.against == 0 {
-            self.first = now;
-        }
-        self.against += 1;
-        if self.against < BELIEVED {
-            return EpisodeChange::None;
-        }
-        self.against = 0;
-        match self.since.take() {
-            Some(since) => EpisodeChange::Ended { lasted: self.first.saturating_sub(since) },
-            None => {
-                self.since = Some(self.first);
-                EpisodeChange::Began
-            }
-        }
-    }
-
-    fn is_on(&self) -> bool {
-        self.since.is_some()
-    }
 }
 
 /// A process that was told to end.
@@ -307,34 +291,72 @@ struct Fold<'a> {
     verdicts: &'a mut Vec<Verdict>,
 }
 
-/// The reason for which a process is ended.
+/// On whose account, and why, a process is ended.
 #[derive(Clone, Copy)]
 struct EndCause<'a> {
     claims: &'a [ClaimUid],
-    numbers: Option<Numbers>,
+    reason: EndReason,
 }
 
-const FOREIGN: EndCause<'static> = EndCause { claims: &[], numbers: None };
-
 impl Fold<'_> {
+    fn account_id(&self, claims: &[ClaimUid]) -> AccountId {
+        AccountId { gpu: self.gpu.clone(), claims: claims.to_vec() }
+    }
+
     fn end(&mut self, cause: EndCause<'_>, seen: &ObservedProcess, how: EndMethod) {
-        let account_id = AccountId { gpu: self.gpu.clone(), claims: cause.claims.to_vec() };
-        self.verdicts.push(Verdict::End { account_id, seen: seen.clone(), how, numbers: cause.numbers });
+        let (account_id, reason) = (self.account_id(cause.claims), cause.reason);
+        self.verdicts.push(Verdict::End { account_id, seen: seen.clone(), how, reason });
+    }
+
+    /// Takes in processes that may not be on the board as they are: each is told once it was seen so twice in a row, and
+    /// then ended. `before` and the result are what was seen of them.
+    fn unwanted<'a>(
+        &mut self,
+        before: &mut BTreeMap<ProcessKey, Episode>,
+        all: impl Iterator<Item = &'a ObservedProcess>,
+        cause: EndCause<'_>,
+        endings: &mut BTreeMap<ProcessKey, EndAttempt>,
+        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
+    ) -> BTreeMap<ProcessKey, Episode> {
+        let mut episodes = BTreeMap::new();
+        for seen in all {
+            let mut episode = before.remove(&seen.process).unwrap_or_default();
+            if episode.look(true, self.now) == EpisodeChange::Began {
+                let (account_id, seen) = (self.account_id(cause.claims), seen.clone());
+                self.verdicts.push(match cause.reason {
+                    EndReason::Foreign => Verdict::Foreign { gpu: account_id.gpu, seen },
+                    EndReason::AroundMps | EndReason::OverGrant(_) => Verdict::AroundMps { account_id, seen },
+                });
+            }
+            if self.policy.terminate && episode.is_on() {
+                ending.insert(seen.process, escalate(endings.remove(&seen.process), cause, seen, self));
+            }
+            episodes.insert(seen.process, episode);
+        }
+        episodes
     }
 }
 
 impl BoardState {
     fn fold(&mut self, look: &BoardLook, fold: &mut Fold<'_>) {
         let mut states = BTreeMap::new();
-        let mut ending = BTreeMap::new();
+        let (mut ending, mut around_mps) = (BTreeMap::new(), BTreeMap::new());
         for account in &look.accounts {
             let claims = names(account);
             let mut state = self.take_state(&claims);
-            let endings = self.take_endings(&account.processes);
+            let mut endings = self.take_endings(&account.processes);
+            let around = account.processes.iter().filter(|seen| seen.access == Access::AroundMps);
+            let cause = EndCause { claims: &claims, reason: EndReason::AroundMps };
+            let seen = fold.unwanted(&mut self.around_mps, around, cause, &mut endings, &mut ending);
+            around_mps.extend(seen);
             state.fold(account, &claims, endings, fold, &mut ending);
             states.insert(claims, state);
         }
-        self.fold_foreign(&look.foreign, fold, &mut ending);
+        let mut endings = self.take_endings(&look.foreign);
+        let cause = EndCause { claims: &[], reason: EndReason::Foreign };
+        let foreign = look.foreign.iter();
+        self.foreign = fold.unwanted(&mut self.foreign, foreign, cause, &mut endings, &mut ending);
+        self.around_mps = around_mps;
         self.accounts = states;
         self.ending = ending;
     }
@@ -351,28 +373,6 @@ impl BoardState {
         let taken = processes.iter().filter_map(|seen| self.ending.remove_entry(&seen.process));
         taken.collect()
     }
-
-    fn fold_foreign(
-        &mut self,
-        foreign: &[ObservedProcess],
-        fold: &mut Fold<'_>,
-        ending: &mut BTreeMap<ProcessKey, EndAttempt>,
-    ) {
-        let mut endings = self.take_endings(foreign);
-        let mut episodes = BTreeMap::new();
-        for seen in foreign {
-            let mut episode = self.foreign.remove(&seen.process).unwrap_or_default();
-            if episode.look(true, fold.now) == EpisodeChange::Began {
-                fold.verdicts.push(Verdict::Foreign { gpu: fold.gpu.clone(), seen: seen.clone() });
-            }
-            if fold.policy.terminate && episode.is_on() {
-                let told = escalate(endings.remove(&seen.process), FOREIGN, seen, fold);
-                ending.insert(seen.process, told);
-            }
-            episodes.insert(seen.process, episode);
-        }
-        self.foreign = episodes;
-    }
 }
 
 /// Tells a process to end that is still there: at first, then more firmly.
@@ -383,7 +383,7 @@ fn escalate(
     fold: &mut Fold<'_>,
 ) -> EndAttempt {
     let how = match before {
-        None if seen.client => EndMethod::Terminate,
+        None if seen.access == Access::Client => EndMethod::Terminate,
         None => EndMethod::Kill,
         Some(ending) => {
             let looks = ending.looks + 1;
@@ -419,9 +419,12 @@ impl AccountState {
         if !fold.policy.terminate {
             return;
         }
-        let cause = EndCause { claims, numbers: Some(self.numbers(account, limit, used)) };
+        let cause = EndCause { claims, reason: EndReason::OverGrant(self.numbers(account, limit, used)) };
         let mut staying = Vec::new();
         for seen in &account.processes {
+            if ending.contains_key(&seen.process) {
+                continue;
+            }
             // Back within the grant: what could not be ended may live.
             match endings.remove(&seen.process).filter(|_| used > limit && holds(seen)) {
                 Some(told) => {
@@ -446,7 +449,7 @@ impl AccountState {
         let used = sum(&account.processes);
         self.peak = self.peak.max(used);
         self.measure(account, claims, limit, fold);
-        let cause = EndCause { claims, numbers: Some(self.numbers(account, limit, used)) };
+        let cause = EndCause { claims, reason: EndReason::OverGrant(self.numbers(account, limit, used)) };
         let staying = account.processes.iter().filter(|seen| !ending.contains_key(&seen.process)).collect();
         self.judge(account, limit, cause, staying, fold, ending);
     }

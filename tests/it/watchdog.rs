@@ -31,7 +31,7 @@ use tranche::node::watchdog::{
 };
 use tranche::nvml::{Gpus, Load, ProcessWatch};
 use tranche::ops::metrics::{self, Registry};
-use tranche::sharing::watch::EndMethod;
+use tranche::sharing::watch::{EndMethod, EndReason};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
@@ -57,6 +57,10 @@ struct Told {
     servers: Vec<u32>,
     silent: bool,
     terminated: Vec<MpsClient>,
+    /// Whose daemon it is; none: that of all shares of GPU-0.
+    group: Option<MpsGroup>,
+    /// How often it was asked for its clients.
+    asked: usize,
     /// Done at a termination, before it is noted.
     hook: Option<Box<dyn FnMut() + Send>>,
     /// Done when it is asked for its clients.
@@ -88,7 +92,7 @@ impl Daemons for FakeDaemons {
         let told = self.heard()?;
         let servers = told.servers.iter().map(|pid| Server { pid: *pid, state: "ACTIVE".into() }).collect();
         Ok(vec![DaemonState {
-            group: group(),
+            group: told.group.clone().unwrap_or_else(group),
             exclusive: true,
             phase: DaemonPhase::Serving { pid: u32::MAX },
             limits: None,
@@ -100,8 +104,9 @@ impl Daemons for FakeDaemons {
         }])
     }
     fn clients(&self, asked: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
-        assert_eq!(*asked, group());
         let mut told = self.heard()?;
+        assert_eq!(*asked, told.group.clone().unwrap_or_else(group));
+        told.asked += 1;
         if let Some(hook) = &mut told.before_clients {
             hook();
         }
@@ -240,7 +245,21 @@ impl Bench {
         claim
     }
 
+    /// The same with an MPS daemon that the claim has for itself.
+    async fn own_share(&self, name: &str, pod: &str) -> Claim {
+        let claim = Claim::new(name, &["gpu-0"]).reserved_for(&[pod]);
+        self.site.api.put(&claim);
+        let group = group().of_claim(claim.id().uid);
+        self.record_with(&claim, 0, group.clone(), false).await;
+        self.daemons.told().group = Some(group);
+        claim
+    }
+
     async fn record(&self, claim: &Claim, number: u32) {
+        self.record_with(claim, number, MpsGroup::new([gpu(number)]), true).await;
+    }
+
+    async fn record_with(&self, claim: &Claim, number: u32, group: MpsGroup, exclusive: bool) {
         let memory = Bytes::from_mib(1000);
         let grant = Grant { memory, compute: None, slots: 1, processes: 1, isolation: Isolation::Mps };
         let needs = MpsLimits { memory: vec![Some(memory)], compute: None };
@@ -251,9 +270,8 @@ impl Bench {
             cdi_ids: Vec::new(),
             share_id: None,
         };
-        let uuid = gpu(number);
         let mode = HoldMode::Share(grant);
-        let steps = vec![Step::Mps { group: MpsGroup::new([uuid.clone()]), exclusive: true, needs }];
+        let steps = vec![Step::Mps { group, exclusive, needs }];
         self.begin(claim, answer, mode, (steps, Vec::new())).await;
     }
 
@@ -514,6 +532,114 @@ async fn whoever_belongs_to_no_claim_is_ended_but_servers_and_helpers_are_not() 
     let row = format!("tranche_foreign_gpu_process_terminations_total{{{}}}", device_labels(0));
     let metric = bench.metric(&row);
     assert_eq!(metric, Some(2.0));
+}
+
+/// A claim with a daemon of its own, one process that is its client, its server, and one that goes around it.
+struct Detour {
+    bench: Bench,
+    client: Sleeper,
+    server: Sleeper,
+    around: Sleeper,
+}
+
+impl Detour {
+    async fn new() -> Self {
+        let bench = Bench::new();
+        let [client, server, around] = std::array::from_fn(|_| Sleeper::new());
+        for (process, pod) in [(&client, MINE), (&server, MPS), (&around, MINE)] {
+            bench.proc.show(process.pid(), Some(pod));
+        }
+        bench.own_share("mine", MINE).await;
+        bench.daemons.told().servers = vec![server.pid()];
+        bench.daemons.told().clients = vec![MpsClient { server: server.pid(), pid: client.pid() }];
+        let detour = Self { bench, client, server, around };
+        detour.bench.node.set(control(detour.processes("compute")));
+        detour
+    }
+
+    fn processes(&self, around: &str) -> Vec<Value> {
+        vec![
+            process(self.client.pid(), 100, "mps"),
+            process(self.server.pid(), 66, "server"),
+            process(self.around.pid(), 100, around),
+        ]
+    }
+
+    fn row(&self, name: &str) -> Option<f64> {
+        let row = format!("tranche_claim_processes_around_mps_{name}{}", labels("mine", MINE));
+        self.bench.metric(&row)
+    }
+
+    async fn until_found(&mut self) -> Finding {
+        let pid = self.around.pid();
+        let is_it = |f: &Finding| matches!(f.kind, FindingKind::AroundMps { process } if process.pid == pid);
+        self.bench.wait_for_finding("process around MPS", is_it).await
+    }
+}
+
+#[tokio::test]
+async fn who_goes_around_its_claims_own_daemon_is_ended_and_its_clients_go_on() {
+    let mut case = Detour::new().await;
+    case.bench.start(WatchdogAction::Terminate);
+    until("it is killed", || case.around.was_killed()).await;
+    let found = case.until_found().await;
+    assert_eq!(found.claim.unwrap().name, "mine");
+    let end = |f: &Finding| matches!(f.kind, FindingKind::Ended { reason: EndReason::AroundMps, .. });
+    let ended = case.bench.wait_for_finding("end", end).await;
+    assert_eq!(ended.claim.unwrap().name, "mine");
+    case.bench.wait_for_looks(10).await;
+    assert!(case.client.lives() && case.server.lives());
+    case.bench.take_findings();
+    assert_eq!(case.bench.found.len(), 2, "{:?}", case.bench.found);
+    assert_eq!((case.row("total"), case.row("terminations_total")), (Some(1.0), Some(1.0)));
+    let over = format!("tranche_claim_terminations_total{}", labels("mine", MINE));
+    assert_eq!(case.bench.metric(&over), Some(0.0), "that is for memory");
+    assert_eq!(case.bench.daemons.told().asked, 1, "the daemon was asked for its clients once");
+}
+
+#[tokio::test]
+async fn who_goes_around_mps_is_told_of_where_nobody_is_ended() {
+    let mut case = Detour::new().await;
+    case.bench.start(WatchdogAction::Observe);
+    case.until_found().await;
+    case.bench.wait_for_looks(10).await;
+    assert!(case.around.lives());
+    assert_eq!((case.row("total"), case.row("terminations_total")), (Some(1.0), Some(0.0)));
+}
+
+#[tokio::test]
+async fn whom_the_daemon_names_or_nvml_does_not_tell_apart_does_not_go_around_mps() {
+    let mut case = Detour::new().await;
+    let named = MpsClient { server: case.server.pid(), pid: case.around.pid() };
+    case.bench.daemons.told().clients.push(named);
+    case.bench.start(WatchdogAction::Terminate);
+    until("the daemon is asked", || case.bench.daemons.told().asked > 0).await;
+    case.bench.wait_for_looks(10).await;
+    assert!(case.around.lives(), "the daemon names it");
+
+    // A driver without a list of MPS clients.
+    let mut case = Detour::new().await;
+    let mut without = control(case.processes("compute"));
+    without["missing"] = json!(["nvmlDeviceGetMPSComputeRunningProcesses_v3"]);
+    case.bench.node.set(without);
+    case.bench.start(WatchdogAction::Terminate);
+    case.bench.wait_for_looks(10).await;
+    assert!(case.around.lives() && case.client.lives());
+    assert_eq!(case.bench.daemons.told().asked, 0);
+}
+
+#[tokio::test]
+async fn on_a_gpu_with_one_daemon_for_all_shares_no_process_goes_around_mps() {
+    let mut bench = Bench::new();
+    let mut bare = Sleeper::new();
+    bench.proc.show(bare.pid(), Some(MINE));
+    bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(bare.pid(), 100, "compute")]));
+    bench.start(WatchdogAction::Terminate);
+    bench.wait_for_looks(10).await;
+    assert!(bare.lives());
+    bench.take_findings();
+    assert_eq!(bench.found, []);
 }
 
 #[tokio::test]

@@ -93,6 +93,7 @@ mod tests {
     use super::super::shares::tests::board;
     use super::*;
     use crate::model::process::ProcessKey;
+    use crate::sharing::watch::Access;
 
     fn claim(name: &str) -> ClaimRef {
         ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
@@ -132,7 +133,7 @@ mod tests {
         let seen = |pid, pod: &str| ObservedProcess {
             process: ProcessKey { pid, started: 1 },
             used: None,
-            client: false,
+            access: Access::Other,
             pod: Some(pod.into()),
         };
         let filled = chain.fill(vec![seen(1, "p"), seen(2, "q"), seen(3, "r"), seen(4, "nobody's")]);

@@ -5,6 +5,7 @@
 //! (E19 and E26 of tests/gpu, seen with driver 580.159.04).
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 
 use tracing::Span;
@@ -17,7 +18,7 @@ use crate::model::error_chain;
 use crate::model::names::ClaimUid;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
-use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess};
+use crate::sharing::watch::{AccountId, EndMethod, EndReason, ObservedProcess};
 use crate::supervisor::protocol::DaemonPhase;
 use crate::supervisor::{Daemons, SupervisorError};
 
@@ -26,8 +27,7 @@ pub(super) struct EndRequest {
     pub account_id: AccountId,
     pub seen: ObservedProcess,
     pub how: EndMethod,
-    /// Of the account that it is ended for; none: it is on no account.
-    pub numbers: Option<Numbers>,
+    pub reason: EndReason,
     /// Within which it is ended, and its end is logged.
     pub span: Span,
 }
@@ -41,13 +41,27 @@ pub(super) enum EndOutcome {
     Failed(String),
 }
 
-/// The threads for work that blocks. Two, because a request to the supervisor may take long.
+/// The threads for work that blocks. Several, because a request to the supervisor may take long.
 #[derive(Clone)]
 pub(super) struct WorkerThreads {
     /// Reads /proc and sends signals.
     pub reader: WorkerThread,
     /// Asks the supervisor, and reads the ledger.
     pub requester: WorkerThread,
+    /// Asks daemons for their clients. A tenant can keep a daemon busy, and nobody's end may wait for that.
+    pub asker: WorkerThread,
+}
+
+impl WorkerThreads {
+    /// # Errors
+    /// The node has no memory or threads left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            reader: WorkerThread::new("watch-processes")?,
+            requester: WorkerThread::new("watch-daemons")?,
+            asker: WorkerThread::new("watch-clients")?,
+        })
+    }
 }
 
 /// Ends a process by SIGKILL; if it is a daemon's client, after the daemon has terminated the client.

@@ -14,7 +14,7 @@ use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{DeviceName, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
-use crate::sharing::watch::{AccountId, EndMethod, Numbers, ObservedProcess, Trouble, Verdict};
+use crate::sharing::watch::{AccountId, EndMethod, EndReason, Numbers, ObservedProcess, Trouble, Verdict};
 
 /// Something to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,12 +48,15 @@ pub enum FindingKind {
         used: Option<Bytes>,
         pod: Option<PodUid>,
     },
-    /// A process was ended, for these figures of its claim; without any: it was of no claim.
+    /// A process of a share works on the GPU around the claim's own MPS daemon.
+    AroundMps {
+        process: ProcessKey,
+    },
     Ended {
         process: ProcessKey,
         used: Option<Bytes>,
         how: EndMethod,
-        numbers: Option<Numbers>,
+        reason: EndReason,
     },
     /// A process should have been ended, and is tried again.
     NotEnded {
@@ -96,11 +99,20 @@ impl fmt::Display for FindingKind {
                     None => f.write_str("; it belongs to no pod"),
                 }
             }
-            Self::Ended { process, used, how: EndMethod::Terminate, .. } => {
-                write!(f, "process {process} with {} was terminated by the MPS daemon and killed", mib(*used))
+            Self::AroundMps { process } => {
+                write!(f, "process {process} works on the GPU around the claim's MPS daemon, without its limits")
             }
-            Self::Ended { process, used, how: EndMethod::Kill, .. } => {
-                write!(f, "process {process} with {} was killed", mib(*used))
+            Self::Ended { process, used, how, reason } => {
+                let how = match how {
+                    EndMethod::Terminate => "terminated by the MPS daemon and killed",
+                    EndMethod::Kill => "killed",
+                };
+                let why = match reason {
+                    EndReason::OverGrant(_) => ": the claim was over its grant",
+                    EndReason::AroundMps => ": it went around the claim's MPS daemon",
+                    EndReason::Foreign => ": it was of no claim",
+                };
+                write!(f, "process {process} with {} was {how}{why}", mib(*used))
             }
             Self::NotEnded { process, problem } => {
                 write!(f, "process {process} should have been ended, but was not: {problem}")
@@ -148,6 +160,10 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
             let nobody = AccountId { gpu: gpu.clone(), claims: Vec::new() };
             context.findings_for(&nobody, None, &FindingKind::Foreign { process, used, pod })
         }
+        Verdict::AroundMps { account_id, seen } => {
+            let kind = FindingKind::AroundMps { process: seen.process };
+            context.findings_for(account_id, seen.pod.as_ref(), &kind)
+        }
         Verdict::End { .. } => Vec::new(),
     }
 }
@@ -175,10 +191,10 @@ pub(super) fn of_end(
     ending: &EndRequest,
     outcome: EndOutcome,
 ) -> Vec<Labelled> {
-    let EndRequest { account_id, seen: ObservedProcess { process, used, pod, .. }, numbers, .. } = ending;
-    let (process, used, numbers) = (*process, *used, *numbers);
+    let EndRequest { account_id, seen: ObservedProcess { process, used, pod, .. }, reason, .. } = ending;
+    let (process, used, reason) = (*process, *used, *reason);
     let kind = match outcome {
-        EndOutcome::Ended(how) => FindingKind::Ended { process, used, how, numbers },
+        EndOutcome::Ended(how) => FindingKind::Ended { process, used, how, reason },
         EndOutcome::Failed(problem) => FindingKind::NotEnded { process, problem },
         EndOutcome::Gone => {
             debug!(%process, "it had already ended");

@@ -37,7 +37,7 @@ pub(super) enum Owner {
 
 /// The state of a question that is asked repeatedly.
 #[derive(Debug, Default)]
-struct QuestionState {
+pub(super) struct QuestionState {
     /// When the question was put that was answered last.
     answered: Option<Moment>,
     last: Option<Moment>,
@@ -47,12 +47,12 @@ struct QuestionState {
 
 impl QuestionState {
     /// True if the answer tells of everything that there was at that time.
-    fn covers(&self, since: Moment) -> bool {
+    pub fn covers(&self, since: Moment) -> bool {
         self.answered.is_some_and(|answered| answered >= since)
     }
 
     /// Returns true if the question is to be asked now: it is wanted, not being asked, and was not asked just before.
-    fn take_turn(&mut self, now: Moment) -> bool {
+    pub fn take_turn(&mut self, now: Moment) -> bool {
         let soon = self.last.is_some_and(|last| now < last + ASK_EVERY);
         if !self.wanted || self.under_way || soon {
             return false;
@@ -61,7 +61,7 @@ impl QuestionState {
         true
     }
 
-    fn answered(&mut self, as_of: Option<Moment>) {
+    pub fn answered(&mut self, as_of: Option<Moment>) {
         self.under_way = false;
         self.answered = self.answered.max(as_of);
     }
@@ -286,7 +286,8 @@ impl Knowledge {
     }
 }
 
-fn want(question: &mut QuestionState, since: Moment) -> bool {
+/// True if an answer covers that time; if not, the question is wanted.
+pub(super) fn want(question: &mut QuestionState, since: Moment) -> bool {
     let covers = question.covers(since);
     question.wanted |= !covers;
     covers

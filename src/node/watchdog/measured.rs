@@ -146,7 +146,7 @@ mod tests {
     use crate::model::process::ProcessKey;
     use crate::model::share::{Grant, Isolation, MpsGroup};
     use crate::model::time::Moment;
-    use crate::nvml::DeviceMemory;
+    use crate::nvml::{ContextKind, DeviceMemory};
 
     const SERVER: u32 = 9;
 
@@ -195,7 +195,7 @@ mod tests {
         let listed = all.iter().map(|known| GpuProcess {
             pid: known.process.pid,
             used: Some(Bytes::from_mib(100)),
-            mps_client: false,
+            context: ContextKind::Compute,
         });
         let listed: Vec<_> = listed.collect();
         let find = |pid| all.iter().find(|known| known.process.pid == pid);

@@ -25,6 +25,8 @@ pub struct ClaimMetrics {
     gpus: GpuGauges,
     violations: Family<ClaimLabels, Counter>,
     terminations: Family<ClaimLabels, Counter>,
+    detours: Family<ClaimLabels, Counter>,
+    detour_terminations: Family<ClaimLabels, Counter>,
     foreign: Family<GpuLabels, Counter>,
     foreign_terminations: Family<GpuLabels, Counter>,
     tick: Histogram,
@@ -79,6 +81,8 @@ impl ClaimMetrics {
             gpus: GpuGauges::default(),
             violations: Family::default(),
             terminations: Family::default(),
+            detours: Family::default(),
+            detour_terminations: Family::default(),
             foreign: Family::default(),
             foreign_terminations: Family::default(),
             tick: Histogram::new(TICK_SECONDS),
@@ -117,7 +121,7 @@ impl ClaimMetrics {
     fn show_claim(&self, labels: &ClaimLabels, figures: Option<&ClaimFigures>) {
         self.claims.show(labels, figures);
         // From 0 on, so that a rate has a first value. Only a share has a grant that it can exceed.
-        for family in [&self.violations, &self.terminations] {
+        for family in [&self.violations, &self.terminations, &self.detours, &self.detour_terminations] {
             match figures.map(|figures| figures.kind) {
                 Some(HoldKind::Share) => drop(family.get_or_create(labels)),
                 Some(HoldKind::Whole | HoldKind::Mig) | None => drop(family.remove(labels)),
@@ -136,6 +140,20 @@ impl ClaimMetrics {
     pub fn termination(&self, labels: &ClaimLabels) {
         if self.is_shown(labels) {
             self.terminations.get_or_create(labels).inc();
+        }
+    }
+
+    /// A process of the claim was found that goes around the claim's MPS daemon.
+    pub fn detour(&self, labels: &ClaimLabels) {
+        if self.is_shown(labels) {
+            self.detours.get_or_create(labels).inc();
+        }
+    }
+
+    /// It was ended.
+    pub fn detour_termination(&self, labels: &ClaimLabels) {
+        if self.is_shown(labels) {
+            self.detour_terminations.get_or_create(labels).inc();
         }
     }
 
@@ -172,6 +190,16 @@ impl ClaimMetrics {
             "claim_terminations",
             "Processes of a claim that were ended because it was over its grant",
             self.terminations.clone(),
+        );
+        registry.register(
+            "claim_processes_around_mps",
+            "Processes of a claim that were found on its GPU around the MPS daemon that the claim has for itself",
+            self.detours.clone(),
+        );
+        registry.register(
+            "claim_processes_around_mps_terminations",
+            "Processes of a claim that were ended because they went around its MPS daemon",
+            self.detour_terminations.clone(),
         );
         registry.register(
             "foreign_gpu_processes",

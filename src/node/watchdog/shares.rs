@@ -83,6 +83,12 @@ impl WatchedDevice {
         self.shares.iter().map(|(claim, _)| claim).chain(&self.alone).find(|claim| claim.uid == *uid)
     }
 
+    /// It is shared, and each claim has an MPS daemon of its own there.
+    pub fn has_own_daemons(&self) -> bool {
+        let is_own = |group: &MpsGroup| group.claim().is_some();
+        !self.is_alone() && !self.groups.is_empty() && self.groups.iter().all(is_own)
+    }
+
     /// Nobody shares it.
     pub fn is_alone(&self) -> bool {
         self.shares.is_empty()

@@ -24,11 +24,15 @@ fn trace() -> Trace {
 /// A client of an MPS server; its PID is its start time too, so that a higher one is newer.
 fn client(pid: u32, mib: u64) -> ObservedProcess {
     let process = ProcessKey { pid, started: pid.into() };
-    ObservedProcess { process, used: Some(Bytes::from_mib(mib)), client: true, pod: Some("pod".into()) }
+    ObservedProcess { process, used: Some(Bytes::from_mib(mib)), access: Access::Client, pod: Some("pod".into()) }
 }
 
 fn bare(pid: u32, mib: u64) -> ObservedProcess {
-    ObservedProcess { client: false, ..client(pid, mib) }
+    ObservedProcess { access: Access::Other, ..client(pid, mib) }
+}
+
+fn around(pid: u32, mib: u64) -> ObservedProcess {
+    ObservedProcess { access: Access::AroundMps, ..client(pid, mib) }
 }
 
 fn words(verdict: &Verdict) -> String {
@@ -41,6 +45,7 @@ fn words(verdict: &Verdict) -> String {
             format!("recovered {from:?} after {}: {}", lasted.as_millis(), mib(numbers))
         }
         Verdict::Foreign { seen, .. } => format!("foreign {}", seen.process),
+        Verdict::AroundMps { account_id, seen } => format!("around {:?} {}", account_id.claims, seen.process),
         Verdict::End { seen, how, .. } => format!("{how:?} {}", seen.process),
     }
 }
@@ -274,6 +279,34 @@ fn a_process_of_no_claim_is_ended_the_same_way() {
     // It turns out to be somebody's.
     both[1].pod = Some("pod".into());
     trace.see(&both[1..]).see(&both[1..]).tells(&[]);
+}
+
+#[test]
+fn who_goes_around_mps_in_two_looks_in_a_row_is_told_of_and_ended() {
+    let mut trace = trace();
+    trace.see(&[around(1, 100), client(2, 100)]).see(&[client(1, 100), client(2, 100)]);
+    trace.see(&[around(1, 100)]).tells(&[]);
+    // The same PID, and another process.
+    let reborn = ObservedProcess { process: ProcessKey { pid: 1, started: 77 }, ..around(1, 100) };
+    trace.see(&[reborn]).see(&[]).tells(&[]);
+    trace.often(2, &[around(1, 100), client(2, 100)]);
+    trace.tells(&["1500 around [ClaimUid(\"c\")] 1", "1500 Kill 1"]);
+    // It is told once, and killed again if it stays; its neighbour within the claim goes on.
+    trace.often(25, &[around(1, 100), client(2, 100)]);
+    trace.tells(&["6500 Kill 1"]);
+}
+
+#[test]
+fn who_goes_around_mps_is_not_ended_twice_for_its_memory() {
+    let mut trace = trace();
+    let processes = [around(1, 3000), client(2, 100)];
+    trace.often(6, &processes);
+    trace.tells(&["250 around [ClaimUid(\"c\")] 1", "250 Kill 1", "250 over 3100/2000 peak 3100"]);
+    trace.policy.terminate = false;
+    trace.often(3, &[around(5, 100)]);
+    let told = std::mem::take(&mut trace.told);
+    assert!(told.iter().any(|line| line.ends_with("around [ClaimUid(\"c\")] 5")), "{told:?}");
+    assert!(!told.iter().any(|line| line.contains("Kill")), "who is observed is not ended: {told:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What an administrator sets for the plugin: which GPUs are shared, what who asks for nothing gets, and what is
 //! done about those who take too much.
 
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::watchdog::Process;
@@ -146,7 +147,7 @@ async fn each_share_may_have_an_mps_daemon_of_its_own() {
     };
     wait_until("the attribute to say so", PATIENCE, published).await;
     let small = board.tenant(&cluster, "small", "2000Mi", 25).await;
-    board.tenant(&cluster, "large", "5000Mi", 50).await;
+    let large = board.tenant(&cluster, "large", "5000Mi", 50).await;
     assert!(!board.is_exclusive(&cluster), "the board takes a server for each");
     for (pod, memory, compute) in [("small", 2000, 25), ("large", 5000, 50)] {
         let env = mps_env(&cluster, pod, "main");
@@ -167,6 +168,23 @@ async fn each_share_may_have_an_mps_daemon_of_its_own() {
     let event = wait_event(&cluster, "small", "GrantExceeded").await;
     assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
     drop(process);
+
+    // One that goes around its daemon, which has no server here: the real daemon is asked, and names nobody.
+    let around = Process::of_kind(&cluster, &board, &large, (100, "compute"));
+    for reason in ["AroundMps", "ProcessEnded"] {
+        let told = || async {
+            cluster.events("large").await.into_iter().find(|event| event.starts_with(reason))
+        };
+        let event = wait_until(&format!("the event {reason}"), PATIENCE, told).await;
+        assert!(event.contains("CUDA_MPS_PIPE_DIRECTORY"), "{event}");
+    }
+    let again = || async {
+        let pod: Pod = cluster.api().get("large").await.ok()?;
+        let status = pod.status?.container_statuses?.into_iter().next()?;
+        (status.restart_count > container_run(&large).1).then_some(())
+    };
+    wait_until("its container to be started again", PATIENCE, again).await;
+    drop(around);
     cluster.delete("small").await;
     let one = || async { (daemons().await.len() == 1).then_some(()) };
     wait_until("the daemon of the share that left to be gone", PATIENCE, one).await;

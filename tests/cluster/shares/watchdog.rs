@@ -14,10 +14,16 @@ pub struct Process<'a> {
 }
 
 impl<'a> Process<'a> {
+    /// A client of an MPS server.
     pub fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, mib: u32) -> Self {
+        Self::of_kind(cluster, board, pod, (mib, "mps"))
+    }
+
+    /// `kind`: in which of NVML's lists it is.
+    pub fn of_kind(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, (mib, kind): (u32, &str)) -> Self {
         let process = Self { cluster, board, pid: cluster.pid_of(&board.node, pod).to_string() };
         let (minor, mib) = (minor_of(&board.device).to_string(), mib.to_string());
-        let words = ["process", "add", &minor, &process.pid, &mib, "--kind", "mps", "--only-if-alive"];
+        let words = ["process", "add", &minor, &process.pid, &mib, "--kind", kind, "--only-if-alive"];
         cluster.fake(&board.node, &words);
         process
     }

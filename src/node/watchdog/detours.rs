@@ -1,0 +1,293 @@
+//! Finds processes of shares that go around MPS, on GPUs whose shares have daemons of their own. These GPUs are in compute
+//! mode DEFAULT, so that a process without `CUDA_MPS_PIPE_DIRECTORY` works on them without any server, on all
+//! multiprocessors. Pure: the time and the answers are arguments.
+//!
+//! NVML lists an MPS client in two lists and any other process in one (H100, driver 580.159.04). Its word alone ends
+//! nobody at once:
+//!
+//! | a process that NVML lists as no client | is |
+//! |---|---|
+//! | was a client, and the server of that time has gone since | left alone: the server's end took its contexts along |
+//! | is named by its claim's daemon, asked after it was first seen so | left alone |
+//! | has a claim whose server is not on the GPU, for 10 s since the claim was first seen so | left alone: it may wait for the server |
+//! | has a claim whose daemon does not answer within 10 s | around MPS, if NVML is known to list clients on this node |
+//! | otherwise, once the daemon has answered | around MPS |
+//!
+//! The daemon's silence does not excuse for ever, because a tenant can keep the daemon busy.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use super::knowledge::{QuestionState, want};
+use crate::model::process::ProcessKey;
+use crate::model::share::MpsGroup;
+use crate::model::time::Moment;
+use crate::nvml::ContextKind;
+use crate::sharing::watch::Access;
+use crate::supervisor::protocol::MpsClient;
+
+/// How long a server may take to come up, and a daemon to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A process's claims that have a daemon of their own on the GPU.
+pub(super) struct OwnDaemons<'a> {
+    pub groups: Vec<&'a MpsGroup>,
+    /// Their servers that NVML lists on the GPU at this look.
+    pub servers: BTreeSet<ProcessKey>,
+}
+
+/// What is remembered from look to look.
+#[derive(Debug, Default)]
+pub(super) struct Detours {
+    processes: HashMap<ProcessKey, Route>,
+    daemons: HashMap<MpsGroup, DaemonWord>,
+    lists: ListTrust,
+}
+
+#[derive(Debug, Default)]
+struct Route {
+    /// Since when NVML has listed it as no client.
+    bare_since: Option<Moment>,
+    /// The servers that it may have had when it was last listed as a client.
+    servers: BTreeSet<ProcessKey>,
+}
+
+/// What a daemon says of its clients.
+#[derive(Debug, Default)]
+struct DaemonWord {
+    question: QuestionState,
+    clients: HashSet<u32>,
+    /// Since when the claim has had a process that is no client, and no server.
+    serverless_since: Option<Moment>,
+}
+
+/// Whether NVML's list of MPS clients may be believed where no daemon answers.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum ListTrust {
+    /// No client was listed yet: this driver may list none.
+    #[default]
+    Unproven,
+    Proven,
+    /// A daemon has named a client that was not listed.
+    Contradicted,
+}
+
+impl Detours {
+    /// Forgets processes that have ended and daemons that serve nobody.
+    pub fn keep(&mut self, is_there: impl Fn(&ProcessKey) -> bool, groups: &HashSet<&MpsGroup>) {
+        self.processes.retain(|process, _| is_there(process));
+        self.daemons.retain(|group, _| groups.contains(group));
+    }
+
+    /// How the process of claims with these daemons works on the GPU. Questions that must be answered first are marked as
+    /// wanted.
+    pub fn access(
+        &mut self,
+        process: ProcessKey,
+        context: ContextKind,
+        own: &OwnDaemons<'_>,
+        now: Moment,
+    ) -> Access {
+        let route = self.processes.entry(process).or_default();
+        match context {
+            ContextKind::MpsClient => {
+                if self.lists == ListTrust::Unproven {
+                    self.lists = ListTrust::Proven;
+                }
+                *route = Route { bare_since: None, servers: own.servers.clone() };
+                self.note_servers(own, now);
+                Access::Client
+            }
+            // Nothing that anybody has seen says how NVML lists a client that draws.
+            ContextKind::ComputeOfUnknownKind | ContextKind::Graphics => Access::Other,
+            ContextKind::Compute => {
+                let since = *route.bare_since.get_or_insert(now);
+                let lost_its_server = !route.servers.is_empty() && route.servers.is_disjoint(&own.servers);
+                let awaits_server = self.note_servers(own, now);
+                let is_around = self.is_around(process.pid, own, (since, now));
+                if is_around && !lost_its_server && !awaits_server { Access::AroundMps } else { Access::Other }
+            }
+        }
+    }
+
+    /// True while the claims have no server, and may be about to get one.
+    fn note_servers(&mut self, own: &OwnDaemons<'_>, now: Moment) -> bool {
+        let mut awaits = false;
+        for group in &own.groups {
+            let word = self.daemons.entry((*group).clone()).or_default();
+            if own.servers.is_empty() {
+                awaits |= now < *word.serverless_since.get_or_insert(now) + PATIENCE;
+            } else {
+                word.serverless_since = None;
+            }
+        }
+        awaits
+    }
+
+    fn is_around(&mut self, pid: u32, own: &OwnDaemons<'_>, (since, now): (Moment, Moment)) -> bool {
+        let mut told = true;
+        for group in &own.groups {
+            let word = self.daemons.entry((*group).clone()).or_default();
+            // First, so that a daemon that has answered is asked no more.
+            let answered = want(&mut word.question, since);
+            if answered && word.clients.contains(&pid) {
+                self.lists = ListTrust::Contradicted;
+                return false;
+            }
+            told &= answered;
+        }
+        told || (now >= since + PATIENCE && self.lists == ListTrust::Proven)
+    }
+
+    /// Returns the daemons to ask for their clients now: none twice within a second, none that has still to answer.
+    pub fn questions(&mut self, now: Moment) -> Vec<MpsGroup> {
+        let due = self.daemons.iter_mut().filter_map(|(group, word)| {
+            let is_due = word.question.take_turn(now);
+            is_due.then(|| group.clone())
+        });
+        due.collect()
+    }
+
+    /// A daemon's answer; none: it said nothing.
+    pub fn answered(&mut self, group: &MpsGroup, asked: Moment, clients: Option<&[MpsClient]>) {
+        let Some(word) = self.daemons.get_mut(group) else { return };
+        word.question.answered(clients.is_some().then_some(asked));
+        if let Some(clients) = clients {
+            word.clients = clients.iter().map(|client| client.pid).collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVER: ProcessKey = ProcessKey { pid: 90, started: 1 };
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_millis(ms)
+    }
+
+    fn group() -> MpsGroup {
+        MpsGroup::new(["GPU-0".into()]).of_claim("c".into())
+    }
+
+    struct Case {
+        detours: Detours,
+        servers: Vec<ProcessKey>,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self { detours: Detours::default(), servers: vec![SERVER] }
+        }
+
+        fn look(&mut self, ms: u64, pid: u32, context: ContextKind) -> Access {
+            let group = group();
+            let servers = self.servers.iter().copied().collect();
+            let own = OwnDaemons { groups: vec![&group], servers };
+            self.detours.access(ProcessKey { pid, started: 1 }, context, &own, at(ms))
+        }
+
+        fn bare(&mut self, ms: u64) -> Access {
+            self.look(ms, 1, ContextKind::Compute)
+        }
+
+        /// Asks the daemon if it is to be asked; true if so.
+        fn ask(&mut self, ms: u64, clients: Option<&[u32]>) -> bool {
+            let due = self.detours.questions(at(ms));
+            let client = |pid: &u32| MpsClient { server: SERVER.pid, pid: *pid };
+            let clients = clients.map(|clients| clients.iter().map(client).collect::<Vec<_>>());
+            if !due.is_empty() {
+                self.detours.answered(&group(), at(ms), clients.as_deref());
+            }
+            due == [group()]
+        }
+    }
+
+    #[test]
+    fn who_is_in_neither_list_goes_around_mps_and_the_daemon_is_asked_once() {
+        let mut case = Case::new();
+        assert_eq!(case.look(0, 2, ContextKind::MpsClient), Access::Client);
+        assert!(!case.ask(0, Some(&[])), "a client raises no question");
+        assert_eq!(case.bare(0), Access::Other, "the daemon has not been asked");
+        assert!(case.ask(0, Some(&[2])));
+        assert_eq!(case.bare(250), Access::AroundMps);
+        assert!(!case.ask(5000, Some(&[2])), "it is known");
+        assert_eq!(case.bare(5000), Access::AroundMps);
+        // The PID comes again: the daemon is asked anew.
+        case.detours.keep(|process| process.pid == 2, &HashSet::from([&group()]));
+        assert_eq!(case.bare(6000), Access::Other);
+    }
+
+    #[test]
+    fn whom_the_daemon_names_is_left_alone() {
+        let mut case = Case::new();
+        case.bare(0);
+        case.ask(0, Some(&[1]));
+        for ms in [250, 500, 60_000] {
+            assert_eq!(case.bare(ms), Access::Other);
+        }
+        // From now on this driver's list is not enough.
+        case.look(60_000, 2, ContextKind::MpsClient);
+        assert_eq!(case.look(60_250, 3, ContextKind::Compute), Access::Other);
+        case.ask(60_250, None);
+        assert_eq!(case.look(90_000, 3, ContextKind::Compute), Access::Other);
+    }
+
+    #[test]
+    fn a_client_whose_server_has_gone_is_left_alone_and_one_that_left_it_is_not() {
+        let mut case = Case::new();
+        case.look(0, 1, ContextKind::MpsClient);
+        assert_eq!(case.bare(250), Access::Other);
+        case.ask(250, Some(&[]));
+        assert_eq!(case.bare(500), Access::AroundMps, "the server is there: the program began anew");
+        let mut case = Case::new();
+        case.look(0, 1, ContextKind::MpsClient);
+        case.servers = vec![ProcessKey { pid: 91, started: 7 }];
+        for ms in [250, 500, 60_000] {
+            assert_eq!(case.bare(ms), Access::Other, "the server is another one");
+            case.ask(ms, Some(&[]));
+        }
+    }
+
+    #[test]
+    fn a_claim_without_a_server_is_given_time_for_one_once() {
+        let mut case = Case::new();
+        case.servers.clear();
+        case.bare(0);
+        case.ask(0, Some(&[]));
+        assert_eq!(case.bare(9_750), Access::Other, "it may wait for the server");
+        assert_eq!(case.bare(10_000), Access::AroundMps);
+        // Another process of the claim does not get as much again.
+        case.look(11_000, 4, ContextKind::Compute);
+        case.ask(11_000, Some(&[]));
+        assert_eq!(case.look(11_250, 4, ContextKind::Compute), Access::AroundMps);
+    }
+
+    #[test]
+    fn a_silent_daemon_excuses_nobody_for_long_where_clients_are_listed() {
+        for is_listed in [false, true] {
+            let mut case = Case::new();
+            case.bare(0);
+            case.ask(0, None);
+            if is_listed {
+                case.look(0, 2, ContextKind::MpsClient);
+            }
+            assert_eq!(case.bare(9_750), Access::Other);
+            assert!(case.ask(9_750, None), "it is asked again and again");
+            let expected = if is_listed { Access::AroundMps } else { Access::Other };
+            assert_eq!(case.bare(10_000), expected);
+        }
+    }
+
+    #[test]
+    fn where_nvml_does_not_tell_clients_nobody_goes_around_mps() {
+        for context in [ContextKind::ComputeOfUnknownKind, ContextKind::Graphics] {
+            let mut case = Case::new();
+            assert_eq!(case.look(0, 1, context), Access::Other);
+            assert!(!case.ask(0, Some(&[])));
+            assert_eq!(case.look(60_000, 1, context), Access::Other);
+        }
+    }
+}
