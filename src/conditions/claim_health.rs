@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::model::claim::ClaimRef;
 use crate::model::gpu::Health;
-use crate::model::names::DeviceUuid;
+use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
 
 /// What the watchdog found out about one claim's memory on one GPU.
@@ -54,12 +54,29 @@ pub enum GrantEventKind {
     Within,
 }
 
-/// The health of one part of a GPU. It concerns every claim on that GPU.
+/// The health of one part of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartHealth {
     pub gpu: DeviceUuid,
+    pub concerned: Concerned,
     pub part: GpuPart,
     pub health: Health,
+}
+
+/// Which claims on a GPU something concerns.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Concerned {
+    EveryClaim,
+    OneClaim(ClaimUid),
+}
+
+impl Concerned {
+    pub fn has(&self, claim: &ClaimUid) -> bool {
+        match self {
+            Self::EveryClaim => true,
+            Self::OneClaim(one) => one == claim,
+        }
+    }
 }
 
 /// A part of a GPU that can be unhealthy by itself.

@@ -169,7 +169,7 @@ fn condition(type_: &str, reason: Result<&str, &str>, mut message: String, now: 
 mod tests {
     use super::*;
     use crate::conditions::messages::tests::{grant, grant_event_of, held, usage};
-    use crate::conditions::{GrantEvent, GrantEventKind, PartHealth};
+    use crate::conditions::{Concerned, GrantEvent, GrantEventKind, PartHealth};
     use crate::model::gpu::Health;
     use crate::model::quantity::Bytes;
 
@@ -249,7 +249,12 @@ mod tests {
     #[test]
     fn an_unhealthy_gpu_is_reported_to_its_own_claims_only() {
         let mut claim_health = ClaimHealth::default();
-        let part_health = |gpu: &str, part, health| PartHealth { gpu: gpu.into(), part, health };
+        let part_health = |gpu: &str, part, health| PartHealth {
+            gpu: gpu.into(),
+            concerned: Concerned::EveryClaim,
+            part,
+            health,
+        };
         let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
         assert!(claim_health.set_part_health(&part_health("GPU-0", GpuPart::Board, unhealthy("Xid 79"))));
         assert!(
@@ -279,7 +284,12 @@ mod tests {
     fn mps_of_a_mig_device_is_told_to_the_claim_on_that_device() {
         let mut claim_health = ClaimHealth::default();
         let health = Health::Unhealthy("the daemon ended".to_owned());
-        claim_health.set_part_health(&PartHealth { gpu: "MIG-1".into(), part: GpuPart::Mps, health });
+        claim_health.set_part_health(&PartHealth {
+            gpu: "MIG-1".into(),
+            concerned: Concerned::EveryClaim,
+            part: GpuPart::Mps,
+            health,
+        });
         let on = |uuid: &str| [HeldDevice { uuid: uuid.into(), ..held(HoldMode::Mig) }];
         let told = entries(&on("MIG-1"), &claim_health, &[], at(1));
         let (is, reason, message, _) = status(&told[0], "DeviceHealthy");
@@ -295,6 +305,7 @@ mod tests {
         let why = "é".repeat(40_000);
         claim_health.set_part_health(&PartHealth {
             gpu: "GPU-0".into(),
+            concerned: Concerned::EveryClaim,
             part: GpuPart::Board,
             health: Health::Unhealthy(why),
         });

@@ -101,7 +101,7 @@ pub fn edits_renewed() -> ClaimEvent {
 
 /// A part of a GPU that the claim uses became unhealthy, or is healthy again.
 pub fn health_event(part_health: &PartHealth) -> ClaimEvent {
-    let PartHealth { gpu, part, health } = part_health;
+    let PartHealth { gpu, part, health, .. } = part_health;
     match (health.problem(), part) {
         (Some(why), GpuPart::Board) => {
             claim_event("DeviceUnhealthy", EventType::Warning, unhealthy(gpu, *part, why))
@@ -194,6 +194,7 @@ fn mib(bytes: crate::model::quantity::Bytes) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::conditions::Concerned;
     use crate::ledger::Placer;
     use crate::model::claim::PreparedDevice;
     use crate::model::gpu::Health;
@@ -284,7 +285,10 @@ pub(super) mod tests {
 
     #[test]
     fn ill_health_and_recovery_have_events_of_their_own() {
-        let told = |part, health| health_event(&PartHealth { gpu: "GPU-0".into(), part, health });
+        let concerned = Concerned::EveryClaim;
+        let told = |part, health| {
+            health_event(&PartHealth { gpu: "GPU-0".into(), concerned: concerned.clone(), part, health })
+        };
         let ill = told(GpuPart::Board, Health::Unhealthy("Xid 79".to_owned()));
         assert_eq!((ill.reason, ill.event_type), ("DeviceUnhealthy", EventType::Warning));
         assert!(ill.message.ends_with("Xid 79"), "{ill:?}");

@@ -13,7 +13,7 @@ mod entries;
 mod messages;
 
 pub use claim_health::{
-    ClaimHealth, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
+    ClaimHealth, Concerned, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
 };
 pub use entries::{CONDITIONS, differ, entries};
 pub use messages::{

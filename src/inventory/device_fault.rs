@@ -7,7 +7,7 @@
 //!   long as the condition lasts. NVML may never report Xid 79: once a GPU has left the bus, NVML's wait for events
 //!   fails instead.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,7 @@ pub enum FaultKind {
     Lost,
     /// NVML cannot read the board, or does not list it any more.
     Unreachable,
-    /// The MPS daemon of claims on the device does not serve.
+    /// The MPS daemon of the claims on the device does not serve, or none of their daemons does.
     MpsDaemonDown,
     /// The /dev/shm that claims on the device share is full.
     ShmFull,
@@ -142,10 +142,10 @@ pub struct Xid {
     pub gpu_instance: Option<u32>,
 }
 
-/// An MPS daemon that claims need and that does not serve.
+/// A device of which no claim has an MPS daemon that serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DaemonDown {
-    pub group: MpsGroup,
+pub struct DaemonsDown {
+    pub device: DeviceUuid,
     pub reason: String,
 }
 
@@ -260,7 +260,7 @@ impl DeviceFaults {
     }
 
     /// Replaces the faults from earlier looks and MPS daemon states by those of `now`.
-    pub fn with_facts(&self, inventory: &Inventory, down: &[DaemonDown], now: u64) -> Self {
+    pub fn with_facts(&self, inventory: &Inventory, down: &[DaemonsDown], now: u64) -> Self {
         let mut next = Self::from_faults(self.persistent());
         for (gpu, kind, reason) in unhealthy_gpus(inventory) {
             let location = FaultLocation::Board(gpu.clone());
@@ -271,14 +271,11 @@ impl DeviceFaults {
             let since = self.since(&location, kind).unwrap_or(now);
             next.insert_new(location, kind, reason.to_owned(), since);
         }
-        let mut devices = BTreeSet::new();
-        for daemon in down {
-            let words = format!("its MPS daemon does not serve: {}", daemon.reason);
-            for device in daemon.group.devices().iter().filter(|device| devices.insert((*device).clone())) {
-                let location = FaultLocation::Device(device.clone());
-                let since = self.since(&location, FaultKind::MpsDaemonDown).unwrap_or(now);
-                next.insert_new(location, FaultKind::MpsDaemonDown, words.clone(), since);
-            }
+        for DaemonsDown { device, reason } in down {
+            let words = format!("its MPS daemon does not serve: {reason}");
+            let location = FaultLocation::Device(device.clone());
+            let since = self.since(&location, FaultKind::MpsDaemonDown).unwrap_or(now);
+            next.insert_new(location, FaultKind::MpsDaemonDown, words, since);
         }
         next
     }
@@ -455,8 +452,7 @@ mod tests {
         let mut sick: NodeGpus = found(2);
         sick.gpus[1].health = Health::Unhealthy("it fails".into());
         let (sick, well) = (Inventory::Found(sick), Inventory::Found(found(2)));
-        let group = MpsGroup::new([gpu(0).uuid, "MIG-7".into()]);
-        let down = [DaemonDown { group, reason: "it exited".into() }];
+        let down = [gpu(0).uuid, "MIG-7".into()].map(|device| DaemonsDown { device, reason: "it exited".into() });
         let first = DeviceFaults::default().with_facts(&sick, &down, 5);
         let again = first.with_facts(&sick, &down, 9);
         assert_eq!(first, again, "since 5");

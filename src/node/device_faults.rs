@@ -25,11 +25,9 @@ use tracing::{error, info, warn};
 use super::discovery::Discovered;
 use super::executor::Executor;
 use super::holders::{self, Withheld};
-use super::reporter::Reporter;
-use crate::conditions;
 use crate::host::{Durability, boot};
 use crate::inventory::{
-    DaemonDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
+    DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
 };
 use crate::ledger::Phase;
 use crate::model::error_chain;
@@ -89,6 +87,7 @@ pub struct FaultWatcher {
     out: watch::Sender<DeviceFaults>,
     inventory_with_faults: watch::Sender<Inventory>,
     states: watch::Sender<Vec<DaemonState>>,
+    daemons_down: watch::Sender<Vec<DaemonDown>>,
     /// Claims need daemons, as of the last look.
     needs_daemons: bool,
 }
@@ -101,6 +100,14 @@ pub struct FaultReceivers {
     pub inventory_with_faults: watch::Receiver<Inventory>,
     /// What `tranche mps` last said of its daemons; empty while no claim needs one.
     pub states: watch::Receiver<Vec<DaemonState>>,
+    pub daemons_down: watch::Receiver<Vec<DaemonDown>>,
+}
+
+/// An MPS daemon that claims need and that does not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonDown {
+    pub group: MpsGroup,
+    pub reason: String,
 }
 
 /// How [`FILE`] stands to what is known.
@@ -150,7 +157,13 @@ impl FaultWatcher {
         let (out, device_faults) = watch::channel(known.clone());
         let (inventory_with_faults, inventory_out) = watch::channel(Inventory::Unknown);
         let (states, states_out) = watch::channel(Vec::new());
-        let told = FaultReceivers { device_faults, inventory_with_faults: inventory_out, states: states_out };
+        let (daemons_down, down_out) = watch::channel(Vec::new());
+        let told = FaultReceivers {
+            device_faults,
+            inventory_with_faults: inventory_out,
+            states: states_out,
+            daemons_down: down_out,
+        };
         let (events, daemons) = (sources.discovered.events.subscribe(), Daemons::default());
         let sources = Arc::new(sources);
         (
@@ -166,6 +179,7 @@ impl FaultWatcher {
                 out,
                 inventory_with_faults,
                 states,
+                daemons_down,
                 needs_daemons: false,
             },
             told,
@@ -228,7 +242,7 @@ impl FaultWatcher {
     }
 
     fn take_facts(&mut self, inventory: &Inventory) {
-        let facts = self.known.with_facts(inventory, &self.daemons.down, now());
+        let facts = self.known.with_facts(inventory, &self.daemons.dead_devices(), now());
         let facts = facts.with_full_shm(&self.known, &self.daemons.full, now());
         self.set(facts.with_withheld(&self.withheld, now()));
     }
@@ -242,12 +256,21 @@ impl FaultWatcher {
 
     fn take_observation(&mut self, seen: Observation) {
         self.needs_daemons = seen.states.is_some();
-        match &seen.states {
-            None => _ = self.states.send_replace(Vec::new()),
-            Some(Ok(states)) => _ = self.states.send_replace(states.clone()),
-            Some(Err(_)) => {}
-        }
+        let states = match &seen.states {
+            None => Some(Vec::new()),
+            Some(Ok(states)) => Some(states.clone()),
+            Some(Err(_)) => None,
+        };
         self.daemons.take(&seen.needed, seen.states, (Instant::now(), self.sources.every));
+        let down = &self.daemons.down;
+        self.daemons_down.send_if_modified(|before| {
+            let differs = before != down;
+            before.clone_from(down);
+            differs
+        });
+        if let Some(states) = states {
+            self.states.send_replace(states);
+        }
         let now = DriverSession { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
         if now != self.run {
             let kept = DeviceFaults::restored(self.known.persistent(), &self.run, &now);
@@ -384,92 +407,11 @@ fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
     host.write(&sources.folder, FILE, &bytes, Durability::PowerLoss)
 }
 
-/// Tells claims of the MPS daemons that they need: each time that one dies, and that it serves again. One that
-/// died and came back from one look to the next was never seen down: its deaths tell. Tells them likewise when the
-/// /dev/shm that they have together is full, and when it has room again.
-pub async fn report_daemons(
-    mut device_faults: watch::Receiver<DeviceFaults>,
-    mut states: watch::Receiver<Vec<DaemonState>>,
-    reporter: Reporter,
-    stop: CancellationToken,
-) -> Result<(), Infallible> {
-    let (mut unhealthy, mut full) =
-        (BTreeMap::<DeviceUuid, String>::new(), BTreeMap::<DeviceUuid, String>::new());
-    let mut deaths = Deaths::default();
-    loop {
-        let now = device_faults.borrow_and_update().clone();
-        turned(&mut unhealthy, of_kind(&now, FaultKind::MpsDaemonDown), of_mps, &reporter);
-        turned(&mut full, of_kind(&now, FaultKind::ShmFull), of_shm, &reporter);
-        let unseen = deaths.unseen(&states.borrow_and_update());
-        for gpu in unseen.iter().filter(|gpu| !unhealthy.contains_key(*gpu)) {
-            let words = "the daemon ended; it was started again".to_owned();
-            reporter.health_changed(of_mps(gpu, Health::Unhealthy(words)));
-            reporter.health_changed(of_mps(gpu, Health::Healthy));
-        }
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            Ok(()) = device_faults.changed() => {}
-            Ok(()) = states.changed() => {}
-        }
-    }
-}
-
-/// How often each daemon had died when it was last looked at. While no claim needs one nobody looks, and deaths of
-/// that time are nobody's news.
-#[derive(Debug, Default)]
-struct Deaths(BTreeMap<MpsGroup, u32>);
-
-impl Deaths {
-    /// The devices of daemons that died since the last look and live: who is down is told as that.
-    fn unseen(&mut self, states: &[DaemonState]) -> Vec<DeviceUuid> {
-        let now = states.iter().map(|state| (state.group.clone(), state.deaths)).collect();
-        let before = std::mem::replace(&mut self.0, now);
-        let died =
-            |state: &&DaemonState| before.get(&state.group).is_some_and(|before| *before < state.deaths);
-        let is_down = |state: &DaemonState| matches!(state.phase, DaemonPhase::Down { .. });
-        let unseen = states.iter().filter(died).filter(|state| !is_down(state));
-        unseen.flat_map(|state| state.group.devices()).cloned().collect()
-    }
-}
-
-/// By device: a board, unless the daemon serves MIG devices.
-fn of_kind(device_faults: &DeviceFaults, kind: FaultKind) -> BTreeMap<DeviceUuid, String> {
-    let unhealthy = device_faults.iter().filter(|fault| fault.kind == kind);
-    let unhealthy = unhealthy.filter_map(|fault| match &fault.location {
-        FaultLocation::Device(device) => Some((device.clone(), fault.words.clone())),
-        _ => None,
-    });
-    unhealthy.collect()
-}
-
-/// Tells what is over and what is new, or told otherwise.
-fn turned(
-    before: &mut BTreeMap<DeviceUuid, String>,
-    now: BTreeMap<DeviceUuid, String>,
-    part: fn(&DeviceUuid, Health) -> conditions::PartHealth,
-    reporter: &Reporter,
-) {
-    for gpu in before.keys().filter(|gpu| !now.contains_key(*gpu)) {
-        reporter.health_changed(part(gpu, Health::Healthy));
-    }
-    for (gpu, words) in now.iter().filter(|(gpu, words)| before.get(*gpu) != Some(words)) {
-        reporter.health_changed(part(gpu, Health::Unhealthy(words.clone())));
-    }
-    *before = now;
-}
-
-fn of_shm(gpu: &DeviceUuid, health: Health) -> conditions::PartHealth {
-    conditions::PartHealth { gpu: gpu.clone(), part: conditions::GpuPart::Shm, health }
-}
-
-fn of_mps(gpu: &DeviceUuid, health: Health) -> conditions::PartHealth {
-    conditions::PartHealth { gpu: gpu.clone(), part: conditions::GpuPart::Mps, health }
-}
-
 /// Which daemons are down, from one answer of `tranche mps` to the next.
 #[derive(Debug, Default)]
 struct Daemons {
     down: Vec<DaemonDown>,
+    needed: BTreeSet<MpsGroup>,
     /// Since when.
     silent: Option<Instant>,
     /// Since when, and with which limits to be set.
@@ -488,6 +430,7 @@ impl Daemons {
         states: Option<Result<Vec<DaemonState>, String>>,
         (now, every): (Instant, Duration),
     ) {
+        self.needed.clone_from(needed);
         self.down.retain(|daemon| needed.contains(&daemon.group));
         self.missing.retain(|group, _| needed.contains(group));
         self.full.retain(|full| needed.contains(&full.group));
@@ -514,6 +457,21 @@ impl Daemons {
                 }
             }
         }
+    }
+
+    /// Devices of which no claim has a daemon that serves. Where claims have daemons of their own, the death of one is
+    /// that claim's concern, and new claims on the device get daemons of their own.
+    fn dead_devices(&self) -> Vec<DaemonsDown> {
+        let is_down = |group: &MpsGroup| self.down.iter().any(|daemon| daemon.group == *group);
+        let serving = self.needed.iter().filter(|group| !is_down(group));
+        let alive: BTreeSet<&DeviceUuid> = serving.flat_map(MpsGroup::devices).collect();
+        let mut dead = BTreeMap::new();
+        for daemon in &self.down {
+            for device in daemon.group.devices().iter().filter(|device| !alive.contains(device)) {
+                dead.entry(device.clone()).or_insert_with(|| daemon.reason.clone());
+            }
+        }
+        dead.into_iter().map(|(device, reason)| DaemonsDown { device, reason }).collect()
     }
 
     /// A /dev/shm is full once it is seen so, and no more once it had room for a while: who fills and empties it in
@@ -639,6 +597,24 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_dead_if_no_claim_on_it_has_a_daemon_that_serves() {
+        let own = |claim: &str| group("a").of_claim(claim.into());
+        let state = |group, phase| DaemonState { group, ..state("", phase) };
+        let dead = |first: DaemonPhase, second: DaemonPhase| {
+            let needed = BTreeSet::from([own("x"), own("y")]);
+            let states = vec![state(own("x"), first), state(own("y"), second)];
+            let mut daemons = Daemons::default();
+            daemons.take(&needed, Some(Ok(states)), at(Instant::now(), 0));
+            daemons.dead_devices()
+        };
+        let (down, serving) = (DaemonPhase::Down { reason: "it exited".into() }, DaemonPhase::Serving { pid: 1 });
+        assert_eq!(dead(down.clone(), serving.clone()), [], "that is one claim's concern");
+        assert_eq!(dead(serving.clone(), serving), []);
+        let all = [DaemonsDown { device: "a".into(), reason: "it exited".into() }];
+        assert_eq!(dead(down.clone(), down), all);
+    }
+
+    #[test]
     fn a_full_shm_is_told_at_once_and_its_room_once_it_lasts() {
         let (needed, begin) = (BTreeSet::from([group("a")]), Instant::now());
         let look = |used: u64| {
@@ -674,23 +650,6 @@ mod tests {
         assert!(daemons.full.is_empty(), "nobody has it any more");
         daemons.take(&needed, look(50), at(begin, 23));
         assert!(daemons.full.is_empty(), "{daemons:?}");
-    }
-
-    #[test]
-    fn a_death_is_news_once_and_to_those_who_were_there() {
-        let look = |phase: DaemonPhase, deaths| vec![DaemonState { deaths, ..state("a", phase) }];
-        let serving = |deaths| look(DaemonPhase::Serving { pid: 1 }, deaths);
-        let news: Vec<DeviceUuid> = vec!["a".into()];
-        let mut deaths = Deaths::default();
-        assert_eq!(deaths.unseen(&serving(3)), [], "of before");
-        assert_eq!(deaths.unseen(&serving(4)), news);
-        assert_eq!(deaths.unseen(&serving(4)), []);
-        assert_eq!(deaths.unseen(&look(DaemonPhase::Down { reason: String::new() }, 5)), [], "seen down");
-        assert_eq!(deaths.unseen(&serving(5)), []);
-        // Nobody needed it for a while.
-        assert_eq!(deaths.unseen(&[]), []);
-        assert_eq!(deaths.unseen(&serving(6)), []);
-        assert_eq!(deaths.unseen(&serving(7)), news);
     }
 
     #[test]

@@ -25,7 +25,9 @@ use tracing::{debug, warn};
 use super::holders::Withheld;
 use crate::cluster::events::{Events, Note, Severity, Subject};
 use crate::cluster::status::{ClaimReports, ReportError};
-use crate::conditions::{self, ClaimEvent, ClaimHealth, EventType, GpuPart, GrantEvent, MpsDetour, PartHealth};
+use crate::conditions::{
+    self, ClaimEvent, ClaimHealth, Concerned, EventType, GpuPart, GrantEvent, MpsDetour, PartHealth,
+};
 use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -50,7 +52,7 @@ pub enum Report {
     GrantChanged(GrantEvent),
     /// A process of the claim went around its MPS daemon.
     WentAroundMps(MpsDetour),
-    /// The health of a part of a GPU changed; concerns all claims on that GPU.
+    /// The health of a part of a GPU changed.
     HealthChanged(PartHealth),
 }
 
@@ -187,7 +189,7 @@ pub struct Reporting {
     pace: Pace,
     known: BTreeMap<ClaimUid, Known>,
     /// The unhealthy parts of GPUs, for claims that are prepared later.
-    unhealthy: BTreeMap<(DeviceUuid, GpuPart), PartHealth>,
+    unhealthy: BTreeMap<(DeviceUuid, GpuPart, Concerned), PartHealth>,
     /// Nothing is written before.
     muted: Option<Instant>,
     /// When a failure was last logged as a warning: they come in crowds.
@@ -305,7 +307,7 @@ impl Reporting {
     }
 
     fn health_changed(&mut self, changed: PartHealth) {
-        let key = (changed.gpu.clone(), changed.part);
+        let key = (changed.gpu.clone(), changed.part, changed.concerned.clone());
         let before = self.unhealthy.get(&key);
         let is_news = match changed.health.problem() {
             None => before.is_some(),
@@ -339,12 +341,13 @@ impl Reporting {
             health.insert(held.uuid.clone(), Health::Unhealthy(problem));
         }
         // What was gone, and is there again or held by nobody.
-        let board = |(gpu, part): &(DeviceUuid, GpuPart)| (*part == GpuPart::Board).then(|| gpu.clone());
-        for gpu in self.unhealthy.keys().filter_map(board) {
+        let boards = self.unhealthy.keys().filter(|(_, part, _)| *part == GpuPart::Board);
+        for gpu in boards.map(|(gpu, _, _)| gpu.clone()) {
             health.entry(gpu).or_insert(Health::Healthy);
         }
         for (gpu, health) in health {
-            self.health_changed(PartHealth { gpu, part: GpuPart::Board, health });
+            let concerned = Concerned::EveryClaim;
+            self.health_changed(PartHealth { gpu, concerned, part: GpuPart::Board, health });
         }
     }
 
@@ -445,7 +448,8 @@ impl Known {
 
     /// Applies the change if the claim holds a device of that GPU.
     fn health_changed(&mut self, changed: &PartHealth, again: Duration) {
-        if self.devices.iter().any(|held| held.gpu == changed.gpu || held.uuid == changed.gpu) {
+        let is_on = |held: &HeldDevice| held.gpu == changed.gpu || held.uuid == changed.gpu;
+        if changed.concerned.has(&self.claim.uid) && self.devices.iter().any(is_on) {
             let turned = self.claim_health.set_part_health(changed);
             self.news(turned, conditions::health_event(changed), again);
         }

@@ -25,7 +25,7 @@ use super::reporter::{Reporter, Reporting};
 use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, ClaimMetrics, DcgmMetrics, LISTS_LIMIT, Watchdog};
-use super::{device_faults, findings, health, sweeper};
+use super::{daemon_reports, device_faults, findings, health, sweeper};
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster, NodeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
@@ -253,10 +253,10 @@ fn report(
     let records = executor.store.all();
     let ready = records.iter().filter(|record| record.phase == Phase::Ready);
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
-    tasks.spawn("reporter", reporting.run(told.inventory_with_faults, tasks.stop()));
-    let daemons =
-        device_faults::report_daemons(told.device_faults, told.states, reporter.clone(), tasks.stop());
-    tasks.spawn("daemon reports", daemons);
+    tasks.spawn("reporter", reporting.run(told.inventory_with_faults.clone(), tasks.stop()));
+    let device_faults::FaultReceivers { device_faults, states, daemons_down, .. } = told;
+    let sources = daemon_reports::Sources { device_faults, states, daemons_down };
+    tasks.spawn("daemon reports", daemon_reports::run(sources, reporter.clone(), tasks.stop()));
     reporter
 }
 

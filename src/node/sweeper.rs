@@ -29,7 +29,7 @@ use super::holders::{AGAIN, ReleaseCause};
 use super::preparer::{PrepareError, Preparer};
 use crate::cdi;
 use crate::cluster::ClaimState;
-use crate::conditions::{GpuPart, PartHealth};
+use crate::conditions::{Concerned, GpuPart, PartHealth};
 use crate::host::{durable, memory};
 use crate::ledger::{self, Phase, Record};
 use crate::model::claim::{AllocatedClaim, PodRef};
@@ -205,7 +205,12 @@ impl DriverFiles {
     /// To the claims on these GPUs; what they know already is no news to them.
     fn report(self, preparer: &Preparer) {
         for (gpu, health) in self.0 {
-            preparer.reporter.health_changed(PartHealth { gpu, part: GpuPart::DriverFiles, health });
+            preparer.reporter.health_changed(PartHealth {
+                gpu,
+                concerned: Concerned::EveryClaim,
+                part: GpuPart::DriverFiles,
+                health,
+            });
         }
     }
 }

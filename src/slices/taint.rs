@@ -34,10 +34,9 @@ fn taint(fault: &DeviceFault) -> Option<Taint> {
 mod tests {
     use super::super::content::tests::{node_gpus, whole};
     use super::*;
-    use crate::inventory::{DaemonDown, Inventory, Xid};
+    use crate::inventory::{DaemonsDown, Inventory, Xid};
     use crate::model::gpu::Health;
     use crate::model::names::NodeName;
-    use crate::model::share::MpsGroup;
     use crate::slices::{PublishOptions, desired, violations};
 
     #[test]
@@ -46,8 +45,7 @@ mod tests {
         gpus.gpus[1].health = Health::Unhealthy("it fails".into());
         gpus.gpus[3].health = Health::Lost("it has left the bus".into());
         let xid = |code| Xid { gpu: gpus.gpus[0].uuid.clone(), code, gpu_instance: None };
-        let down =
-            DaemonDown { group: MpsGroup::new([gpus.gpus[0].uuid.clone()]), reason: "it exited".into() };
+        let down = DaemonsDown { device: gpus.gpus[0].uuid.clone(), reason: "it exited".into() };
         let device_faults = [63, 48, 79, u64::MAX]
             .iter()
             .fold(DeviceFaults::default(), |all, code| all.with_xid(&xid(*code), 1));

@@ -9,8 +9,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::status::{ClaimReports, ReportError};
 use tranche::cluster::{KubeCluster, NodeCluster};
-use tranche::conditions::{GpuPart, GrantEvent, GrantEventKind, GrantUsage, PartHealth};
-use tranche::inventory::{DaemonDown, DeviceFaults, Inventory};
+use tranche::conditions::{
+    Concerned, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
+};
+use tranche::inventory::{DeviceFaults, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
@@ -18,7 +20,8 @@ use tranche::model::gpu::{Gpu, Health, MigMode, NodeGpus};
 use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
-use tranche::node::device_faults::report_daemons;
+use tranche::node::daemon_reports;
+use tranche::node::device_faults::DaemonDown;
 use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState};
 
@@ -258,10 +261,48 @@ async fn a_claim_that_comes_later_is_told_what_is_unhealthy_already() {
     put_claim(&api, &intent);
     let running = RunningReporter::start(&api, quick(), Vec::new());
     let health = Health::Unhealthy("its server is in state FAULT".to_owned());
-    running.reporter.health_changed(PartHealth { gpu: DeviceUuid::new("GPU-0"), part: GpuPart::Mps, health });
+    running.reporter.health_changed(PartHealth {
+        gpu: DeviceUuid::new("GPU-0"),
+        concerned: Concerned::EveryClaim,
+        part: GpuPart::Mps,
+        health,
+    });
     running.reporter.prepared(intent);
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
     running.stop().await;
+}
+
+/// What claims are told of their daemons.
+struct DaemonNews {
+    down: watch::Sender<Vec<DaemonDown>>,
+    states: watch::Sender<Vec<DaemonState>>,
+    _device_faults: watch::Sender<DeviceFaults>,
+}
+
+impl DaemonNews {
+    fn start(running: &mut RunningReporter, states: Vec<DaemonState>) -> Self {
+        let (down, daemons_down) = watch::channel(Vec::new());
+        let (device_faults, faults) = watch::channel(DeviceFaults::default());
+        let (states, known) = watch::channel(states);
+        let sources = daemon_reports::Sources { device_faults: faults, states: known, daemons_down };
+        let run = daemon_reports::run(sources, running.reporter.clone(), running.stop.clone());
+        running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+        Self { down, states, _device_faults: device_faults }
+    }
+}
+
+fn serving(group: MpsGroup, deaths: u32) -> DaemonState {
+    DaemonState {
+        group,
+        exclusive: true,
+        phase: DaemonPhase::Serving { pid: 7 + deaths },
+        limits: None,
+        memory_answers: Vec::new(),
+        compute_answer: String::new(),
+        deaths,
+        servers: Vec::new(),
+        shm: None,
+    }
 }
 
 #[tokio::test]
@@ -270,17 +311,46 @@ async fn a_share_whose_mps_daemon_dies_is_told_so_and_of_its_return() {
     let intent = intent("train", share());
     put_claim(&api, &intent);
     let mut running = RunningReporter::start(&api, quick(), vec![intent]);
-    let (device_faults, told) = watch::channel(DeviceFaults::default());
-    let (_states, states) = watch::channel(Vec::new());
-    let run = report_daemons(told, states, running.reporter.clone(), running.stop.clone());
-    running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+    let news = DaemonNews::start(&mut running, Vec::new());
     let down = DaemonDown { group: MpsGroup::new(["GPU-0".into()]), reason: "it exited".to_owned() };
-    device_faults.send_replace(DeviceFaults::default().with_facts(&Inventory::Unknown, &[down], 1));
+    news.down.send_replace(vec![down]);
     api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
     let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
     assert!(unhealthy["message"].as_str().unwrap().contains("it exited"), "{unhealthy}");
-    device_faults.send_replace(DeviceFaults::default());
+    news.down.send_replace(Vec::new());
     api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn the_death_of_one_claims_own_daemon_is_told_to_that_claim_alone() {
+    let api = MockApi::new();
+    let claims = vec![intent("train", share()), intent("other", share())];
+    claims.iter().for_each(|intent| put_claim(&api, intent));
+    let own = |name: &str| MpsGroup::new(["GPU-0".into()]).of_claim(claim_ref(name).uid);
+    let mut running = RunningReporter::start(&api, quick(), claims);
+    let news = DaemonNews::start(&mut running, vec![serving(own("train"), 0), serving(own("other"), 0)]);
+    api.until("the claims' conditions", |api| {
+        ["train", "other"].iter().all(|claim| status(api, claim, "DeviceHealthy").is_some())
+    })
+    .await;
+    news.down.send_replace(vec![DaemonDown { group: own("train"), reason: "it exited".to_owned() }]);
+    api.until("the illness", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    news.down.send_replace(Vec::new());
+    api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
+    // What one look did not see, of the other: it is told after all that was told before.
+    news.states.send_replace(vec![serving(own("train"), 0), serving(own("other"), 1)]);
+    let of_claims = |api: &MockApi, reason| {
+        events(api, reason).into_iter().filter(|(kind, _)| kind == "ResourceClaim").count()
+    };
+    api.until("the other's return", |api| of_claims(api, "MpsRecovered") == 2).await;
+    // Each claim heard of its own daemon.
+    let told = events(&api, "MpsUnhealthy");
+    for words in ["the claim's own MPS daemon does not serve: it exited", "the daemon ended; it was started again"] {
+        let of_claims = told.iter().filter(|(kind, said)| kind == "ResourceClaim" && said.contains(words));
+        assert_eq!(of_claims.count(), 1, "{told:?}");
+    }
+    assert_eq!(status(&api, "other", "DeviceHealthy").as_deref(), Some("True"));
     running.stop().await;
 }
 
@@ -290,28 +360,13 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
     let api = MockApi::new();
     let claims = vec![intent("train", share()), intent("slice", HoldMode::Mig)];
     claims.iter().for_each(|intent| put_claim(&api, intent));
-    let serving = |pid, deaths| {
-        vec![DaemonState {
-            group: MpsGroup::new(["GPU-0".into()]),
-            exclusive: true,
-            phase: DaemonPhase::Serving { pid },
-            limits: None,
-            memory_answers: Vec::new(),
-            compute_answer: String::new(),
-            deaths,
-            servers: Vec::new(),
-            shm: None,
-        }]
-    };
+    let serving = |deaths| vec![serving(MpsGroup::new(["GPU-0".into()]), deaths)];
     let mut running = RunningReporter::start(&api, quick(), claims);
-    let (_device_faults, told) = watch::channel(DeviceFaults::default());
-    let (states, known) = watch::channel(serving(7, 3));
-    let run = report_daemons(told, known, running.reporter.clone(), running.stop.clone());
-    running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
+    let news = DaemonNews::start(&mut running, serving(3));
     api.until("the claim's conditions", |api| status(api, "train", "DeviceHealthy").is_some()).await;
     assert!(events(&api, "MpsUnhealthy").is_empty(), "deaths of before are no news");
     assert_eq!(entry(&api, "slice"), None, "nothing to say of it yet");
-    states.send_replace(serving(8, 4));
+    news.states.send_replace(serving(4));
     api.until("the death", |api| events(api, "MpsUnhealthy").len() == 4).await;
     let (_, message) = &events(&api, "MpsUnhealthy")[0];
     assert_eq!(message, "MPS on GPU-0 does not work: the daemon ended; it was started again");
@@ -319,6 +374,24 @@ async fn a_death_that_no_look_saw_is_told_all_the_same() {
     // Whether or not a visit fell between the two: who finds the events finds what is so now, too.
     for claim in ["train", "slice"] {
         assert_eq!(status(&api, claim, "DeviceHealthy").as_deref(), Some("True"), "{claim}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_hears_that_one_of_its_processes_went_around_mps_and_what_to_leave_alone() {
+    let api = MockApi::new();
+    let intent = intent("train", share());
+    put_claim(&api, &intent);
+    let running = RunningReporter::start(&api, quick(), vec![intent]);
+    for stage in [DetourStage::Found, DetourStage::Ended] {
+        let detour = MpsDetour { claim: claim_ref("train"), gpu: DeviceUuid::new("GPU-0"), pid: 4711, stage };
+        running.reporter.went_around_mps(detour);
+    }
+    for reason in ["AroundMps", "ProcessEnded"] {
+        api.until(reason, |api| events(api, reason).len() == 2).await;
+        let told = events(&api, reason);
+        assert!(told.iter().all(|(_, message)| message.contains("CUDA_MPS_PIPE_DIRECTORY")), "{told:?}");
     }
     running.stop().await;
 }
