@@ -62,12 +62,16 @@ pub fn detour_event(detour: &MpsDetour) -> ClaimEvent {
         DetourStage::Found => claim_event(
             "AroundMps",
             EventType::Warning,
-            format!("process {pid} works on {gpu} without the claim's MPS daemon, and has no limits. {what_to_do}"),
+            format!(
+                "process {pid} works on {gpu} without the claim's MPS daemon, and has no limits. {what_to_do}"
+            ),
         ),
         DetourStage::Ended => claim_event(
             "ProcessEnded",
             EventType::Warning,
-            format!("process {pid} was ended: it worked on {gpu} without the claim's MPS daemon. {what_to_do}"),
+            format!(
+                "process {pid} was ended: it worked on {gpu} without the claim's MPS daemon. {what_to_do}"
+            ),
         ),
     }
 }
@@ -271,9 +275,8 @@ pub(super) mod tests {
     #[test]
     fn who_goes_around_mps_is_told_what_to_leave_alone() {
         let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "c".into() };
-        let told = |stage| {
-            detour_event(&MpsDetour { claim: claim.clone(), gpu: "GPU-0".into(), pid: 4711, stage })
-        };
+        let told =
+            |stage| detour_event(&MpsDetour { claim: claim.clone(), gpu: "GPU-0".into(), pid: 4711, stage });
         for (stage, reason) in [(DetourStage::Found, "AroundMps"), (DetourStage::Ended, "ProcessEnded")] {
             let told = told(stage);
             assert_eq!((told.reason, told.event_type), (reason, EventType::Warning));

@@ -13,7 +13,8 @@ mod entries;
 mod messages;
 
 pub use claim_health::{
-    ClaimHealth, Concerned, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
+    ClaimHealth, Concerned, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour,
+    PartHealth,
 };
 pub use entries::{CONDITIONS, differ, entries};
 pub use messages::{

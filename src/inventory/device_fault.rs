@@ -452,7 +452,8 @@ mod tests {
         let mut sick: NodeGpus = found(2);
         sick.gpus[1].health = Health::Unhealthy("it fails".into());
         let (sick, well) = (Inventory::Found(sick), Inventory::Found(found(2)));
-        let down = [gpu(0).uuid, "MIG-7".into()].map(|device| DaemonsDown { device, reason: "it exited".into() });
+        let down =
+            [gpu(0).uuid, "MIG-7".into()].map(|device| DaemonsDown { device, reason: "it exited".into() });
         let first = DeviceFaults::default().with_facts(&sick, &down, 5);
         let again = first.with_facts(&sick, &down, 9);
         assert_eq!(first, again, "since 5");

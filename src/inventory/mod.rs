@@ -24,7 +24,8 @@ use crate::model::names::DeviceUuid;
 
 pub use change::Change;
 pub use device_fault::{
-    DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultEffect, FaultKind, FaultLocation, ShmFull, Xid,
+    DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultEffect, FaultKind, FaultLocation, ShmFull,
+    Xid,
 };
 pub use fold::{ABSENT_LOOKS, FORGET_AFTER, InventoryTracker, UNHEALTHY_AFTER};
 pub use xid::{Class, xid};

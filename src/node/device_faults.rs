@@ -26,12 +26,9 @@ use super::discovery::Discovered;
 use super::executor::Executor;
 use super::holders::{self, Withheld};
 use crate::host::{Durability, boot};
-use crate::inventory::{
-    DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultKind, FaultLocation, Inventory, ShmFull, Xid,
-};
+use crate::inventory::{DaemonsDown, DeviceFault, DeviceFaults, DriverSession, Inventory, ShmFull, Xid};
 use crate::ledger::Phase;
 use crate::model::error_chain;
-use crate::model::gpu::Health;
 use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
@@ -607,7 +604,8 @@ mod tests {
             daemons.take(&needed, Some(Ok(states)), at(Instant::now(), 0));
             daemons.dead_devices()
         };
-        let (down, serving) = (DaemonPhase::Down { reason: "it exited".into() }, DaemonPhase::Serving { pid: 1 });
+        let (down, serving) =
+            (DaemonPhase::Down { reason: "it exited".into() }, DaemonPhase::Serving { pid: 1 });
         assert_eq!(dead(down.clone(), serving.clone()), [], "that is one claim's concern");
         assert_eq!(dead(serving.clone(), serving), []);
         let all = [DaemonsDown { device: "a".into(), reason: "it exited".into() }];

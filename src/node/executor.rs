@@ -28,7 +28,7 @@ use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
 use crate::model::share::{MpsGroup, MpsLimits};
-use crate::prepare::{self, Facts, Refusal, Site};
+use crate::prepare::{self, Facts, Plan, Refusal, Site};
 use crate::sharing::{self, SharingPolicy};
 use crate::supervisor::{Daemons, SupervisorError};
 
@@ -140,13 +140,7 @@ impl Executor {
             None => None,
         };
         let ready = recorded.as_ref().filter(|record| record.phase == Phase::Ready);
-        let on = self.store.held_on(&gpus_of(claim, gpus));
-        let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
-        // Checked before the driver's files are looked for: the clearer word comes first.
-        let targets = prepare::targets(claim, site).map_err(|refusal| self.explained(refusal))?;
-        let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
-        let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
-        let mut plan = prepare::plan(claim, &targets, site, facts)?;
+        let mut plan = self.plan(claim, gpus)?;
         let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
         if ready.is_some() && !same {
             let why = "an earlier preparation is no longer valid";
@@ -164,6 +158,17 @@ impl Executor {
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
     }
 
+    /// What preparing a claim means now. Blocks on file calls.
+    fn plan(&self, claim: &AllocatedClaim, gpus: &NodeGpus) -> Result<Plan, ExecuteError> {
+        let on = self.store.held_on(&gpus_of(claim, gpus));
+        let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
+        // Checked before the driver's files are looked for: the clearer word comes first.
+        let targets = prepare::targets(claim, site).map_err(|refusal| self.explained(refusal))?;
+        let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
+        let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
+        Ok(prepare::plan(claim, &targets, site, facts)?)
+    }
+
     /// The container edits of a ready claim, if what is written is not what would be written now. The driver's files,
     /// its sockets and its device nodes can be replaced while pods run, and the container runtime reads the edits each
     /// time that it starts one of their containers. Blocks on file calls.
@@ -176,13 +181,12 @@ impl Executor {
         claim: &AllocatedClaim,
         gpus: &NodeGpus,
     ) -> Result<Option<CdiFile>, ExecuteError> {
-        let on = self.store.held_on(&gpus_of(claim, gpus));
-        let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
-        // A device that would not be given out now (it is not healthy, say) keeps its edits.
-        let Ok(targets) = prepare::targets(claim, site) else { return Ok(None) };
-        let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
-        let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
-        let Ok(plan) = prepare::plan(claim, &targets, site, facts) else { return Ok(None) };
+        let plan = match self.plan(claim, gpus) {
+            Ok(plan) => plan,
+            // A device that would not be given out now (it is not healthy, say) keeps its edits.
+            Err(ExecuteError::Refused(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         if !record.intent.holds_as(&plan.intent) {
             return Ok(None);
         }

@@ -46,7 +46,8 @@ enum ClaimFinding {
 fn claim_finding(finding: Finding) -> Option<ClaimFinding> {
     let Finding { claim, gpu, kind, .. } = finding;
     let claim = claim?;
-    let detour = |pid, stage| ClaimFinding::Detour(MpsDetour { claim: claim.clone(), gpu: gpu.clone(), pid, stage });
+    let detour =
+        |pid, stage| ClaimFinding::Detour(MpsDetour { claim: claim.clone(), gpu: gpu.clone(), pid, stage });
     let (numbers, kind) = match kind {
         FindingKind::OverGrant(numbers) => (numbers, GrantEventKind::Over),
         FindingKind::Ended { process, reason: EndReason::OverGrant(numbers), .. } => {
@@ -91,12 +92,8 @@ mod tests {
         let numbers =
             Numbers { limit: mib(1000), used: mib(3000), peak: mib(3000), processes: 2, uncounted: 0 };
         let process = ProcessKey { pid: 7, started: 1 };
-        let ended = |reason| FindingKind::Ended {
-            process,
-            used: Some(mib(2500)),
-            how: EndMethod::Terminate,
-            reason,
-        };
+        let ended =
+            |reason| FindingKind::Ended { process, used: Some(mib(2500)), how: EndMethod::Terminate, reason };
         for (kind, expected) in [
             (FindingKind::OverGrant(numbers), GrantEventKind::Over),
             (ended(EndReason::OverGrant(numbers)), GrantEventKind::Ended { pid: 7 }),

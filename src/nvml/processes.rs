@@ -308,7 +308,12 @@ mod tests {
         };
         assert_eq!(
             found(Some(&[listed(2, Some(440)), listed(3, None)])),
-            [(1, Some(418), Compute), (2, Some(440), MpsClient), (3, None, MpsClient), (4, Some(7), Graphics)]
+            [
+                (1, Some(418), Compute),
+                (2, Some(440), MpsClient),
+                (3, None, MpsClient),
+                (4, Some(7), Graphics)
+            ]
         );
         let untold = ComputeOfUnknownKind;
         assert_eq!(

@@ -1,5 +1,6 @@
 //! The log of a process, as a collector reads it: one JSON object per line.
 
+use std::fs;
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
@@ -42,8 +43,24 @@ fn uid(line: &Value) -> Option<&str> {
     line["spans"].as_array()?.iter().find_map(|span| span["claim.uid"].as_str())
 }
 
+/// Lines of a module within a span.
+fn of(target: &str, span: &str) -> Vec<(ThreadId, Value)> {
+    let is = |line: &Value| line["target"] == target && line["spans"][0]["name"] == span;
+    lines().into_iter().filter(|(_, line)| is(line)).collect()
+}
+
+fn messages(lines: &[(ThreadId, Value)]) -> Vec<&str> {
+    lines.iter().filter_map(|(_, line)| line["message"].as_str()).collect()
+}
+
+/// How many lines there are, none of which is of the calling thread.
+fn elsewhere(lines: &[(ThreadId, Value)]) -> usize {
+    assert!(lines.iter().all(|(thread, _)| *thread != thread::current().id()), "{lines:?}");
+    lines.len()
+}
+
 #[tokio::test]
-async fn all_lines_of_a_claim_carry_its_uid_those_of_the_executors_thread_too() {
+async fn all_lines_of_a_claim_carry_its_uid_the_sweepers_and_those_of_the_executors_thread_too() {
     init_to(|| Lines, Format::Json, "info,tranche::node=debug").unwrap();
     let (site, claim) = (Site::new(), Claim::new(NAME, &["gpu-0"]).interval("Long"));
     site.api.put(&claim);
@@ -51,23 +68,28 @@ async fn all_lines_of_a_claim_carry_its_uid_those_of_the_executors_thread_too() 
     plugin.prepared(&claim, "logged").await;
     plugin.unprepare(&claim).await.unwrap();
 
+    for (span, told) in [("prepare", "claim prepared"), ("unprepare", "claim released")] {
+        assert_eq!(messages(&of("tranche::node::preparer", span)), [told]);
+        // The time slice and the container edits.
+        assert_eq!(elsewhere(&of("tranche::node::executor", span)), 2);
+    }
+
+    // The sweeper writes container edits that somebody removed, and takes back what the API server does not know any more.
+    plugin.prepared(&claim, "logged again").await;
+    fs::remove_file(site.path("cdi").join(&site.files()[0])).unwrap();
+    assert_eq!(plugin.sweep().await.unwrap().restored, 1);
+    assert_eq!(elsewhere(&of("tranche::node::executor", "sweep")), 1);
+    site.api.remove(&claim);
+    assert_eq!(plugin.sweep().await.unwrap().released, 1);
+    assert_eq!(elsewhere(&of("tranche::node::executor", "sweep")), 3);
+    assert_eq!(messages(&of("tranche::node::sweeper", "sweep")), ["nothing should use this any longer"]);
+
     let lines = lines();
     let strangers: Vec<&Value> =
         lines.iter().map(|(_, line)| line).filter(|line| uid(line) != Some(UID)).collect();
     assert!(strangers.is_empty(), "{strangers:?}");
-    let of = |target: &str, span: &str| -> Vec<&(ThreadId, Value)> {
-        let is = |line: &Value| line["target"] == target && line["spans"][0]["name"] == span;
-        lines.iter().filter(|(_, line)| is(line)).collect()
-    };
-    for (span, told) in [("prepare", "claim prepared"), ("unprepare", "claim released")] {
-        let words: Vec<&Value> =
-            of("tranche::node::preparer", span).iter().map(|(_, line)| &line["message"]).collect();
-        assert_eq!(words, [told], "{lines:?}");
-        // The time slice and the container edits.
-        let steps = of("tranche::node::executor", span);
-        assert_eq!(steps.len(), 2, "{lines:?}");
-        assert!(steps.iter().all(|(thread, _)| *thread != thread::current().id()), "{lines:?}");
+    for (_, line) in &lines {
+        let span = &line["spans"][0];
+        assert_eq!((&span["claim.namespace"], &span["claim.name"]), (&"team".into(), &NAME.into()), "{line}");
     }
-    let span = &lines[0].1["spans"][0];
-    assert_eq!((&span["claim.namespace"], &span["claim.name"]), (&"team".into(), &NAME.into()));
 }

@@ -21,7 +21,8 @@ use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::node::discovery::{Discovered, Discovery, Policy, watch_files};
 use tranche::nvml::{
-    BoardProcesses, ComputeMode, ComputeModes, ContextKind, GpuEvent, Gpus, Load, Nvml, NvmlError, ProcessWatch, Settings,
+    BoardProcesses, ComputeMode, ComputeModes, ContextKind, GpuEvent, Gpus, Load, Nvml, NvmlError,
+    ProcessWatch, Settings,
 };
 
 /// What a test waits for must have come within this time.
@@ -511,7 +512,10 @@ fn boards(names: &[&str]) -> Vec<DeviceUuid> {
 /// PID, MiB and whether it is an MPS client.
 fn listed(board: &BoardProcesses) -> Vec<(u32, Option<u64>, bool)> {
     let processes = board.processes.as_ref().unwrap();
-    processes.iter().map(|p| (p.pid, p.used.map(Bytes::mib_floor), p.context == ContextKind::MpsClient)).collect()
+    processes
+        .iter()
+        .map(|p| (p.pid, p.used.map(Bytes::mib_floor), p.context == ContextKind::MpsClient))
+        .collect()
 }
 
 #[tokio::test]

@@ -346,7 +346,9 @@ async fn the_death_of_one_claims_own_daemon_is_told_to_that_claim_alone() {
     api.until("the other's return", |api| of_claims(api, "MpsRecovered") == 2).await;
     // Each claim heard of its own daemon.
     let told = events(&api, "MpsUnhealthy");
-    for words in ["the claim's own MPS daemon does not serve: it exited", "the daemon ended; it was started again"] {
+    for words in
+        ["the claim's own MPS daemon does not serve: it exited", "the daemon ended; it was started again"]
+    {
         let of_claims = told.iter().filter(|(kind, said)| kind == "ResourceClaim" && said.contains(words));
         assert_eq!(of_claims.count(), 1, "{told:?}");
     }

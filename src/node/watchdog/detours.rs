@@ -105,7 +105,11 @@ impl Detours {
                 let lost_its_server = !route.servers.is_empty() && route.servers.is_disjoint(&own.servers);
                 let awaits_server = self.note_servers(own, now);
                 let is_around = self.is_around(process.pid, own, (since, now));
-                if is_around && !lost_its_server && !awaits_server { Access::AroundMps } else { Access::Other }
+                if is_around && !lost_its_server && !awaits_server {
+                    Access::AroundMps
+                } else {
+                    Access::Other
+                }
             }
         }
     }

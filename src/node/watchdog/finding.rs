@@ -100,7 +100,10 @@ impl fmt::Display for FindingKind {
                 }
             }
             Self::AroundMps { process } => {
-                write!(f, "process {process} works on the GPU around the claim's MPS daemon, without its limits")
+                write!(
+                    f,
+                    "process {process} works on the GPU around the claim's MPS daemon, without its limits"
+                )
             }
             Self::Ended { process, used, how, reason } => {
                 let how = match how {

@@ -21,15 +21,18 @@ use crate::sharing::watch::{Access, BoardLook, ObservedProcess};
 
 impl Watchdog {
     /// The devices' processes, each on its account.
-    pub(super) fn looks(&mut self, answers: Vec<(DeviceUuid, Vec<GpuProcess>)>, now: Moment) -> Vec<BoardLook> {
+    pub(super) fn looks(
+        &mut self,
+        answers: Vec<(DeviceUuid, Vec<GpuProcess>)>,
+        now: Moment,
+    ) -> Vec<BoardLook> {
         let Some(table) = &self.table else { return Vec::new() };
         let all = answers.iter().flat_map(|(_, list)| list.iter());
         if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now) {
             self.rosters.clear();
         }
-        let is_there = |process: &ProcessKey| {
-            table.get(process.pid).is_some_and(|known| known.process == *process)
-        };
+        let is_there =
+            |process: &ProcessKey| table.get(process.pid).is_some_and(|known| known.process == *process);
         let groups: HashSet<&MpsGroup> = self.devices.values().flat_map(|device| &device.groups).collect();
         self.detours.keep(is_there, &groups);
         let (mut looks, mut untold) = (Vec::new(), false);
@@ -97,9 +100,7 @@ fn own_daemons<'a>(
     knowledge: &Knowledge,
     (table, list): (&Table, &[GpuProcess]),
 ) -> Option<OwnDaemons<'a>> {
-    let is_pods = |claim: &ClaimRef| {
-        knowledge.pods(&claim.uid).iter().any(|user| user.uid == *pod)
-    };
+    let is_pods = |claim: &ClaimRef| knowledge.pods(&claim.uid).iter().any(|user| user.uid == *pod);
     if !device.has_own_daemons() || device.admins.iter().any(is_pods) {
         return None;
     }
@@ -108,9 +109,8 @@ fn own_daemons<'a>(
     let is_own = |group: &&MpsGroup| group.claim().is_some_and(|claim| claims.contains(claim));
     let groups: Vec<&MpsGroup> = device.groups.iter().filter(is_own).collect();
     let known = list.iter().filter_map(|one| table.get(one.pid));
-    let serves = |known: &&KnownProcess| {
-        knowledge.served_claim(known).is_some_and(|claim| claims.contains(claim))
-    };
+    let serves =
+        |known: &&KnownProcess| knowledge.served_claim(known).is_some_and(|claim| claims.contains(claim));
     let servers = known.filter(serves).map(|known| known.process).collect();
     (!groups.is_empty()).then_some(OwnDaemons { groups, servers })
 }

@@ -24,7 +24,12 @@ fn trace() -> Trace {
 /// A client of an MPS server; its PID is its start time too, so that a higher one is newer.
 fn client(pid: u32, mib: u64) -> ObservedProcess {
     let process = ProcessKey { pid, started: pid.into() };
-    ObservedProcess { process, used: Some(Bytes::from_mib(mib)), access: Access::Client, pod: Some("pod".into()) }
+    ObservedProcess {
+        process,
+        used: Some(Bytes::from_mib(mib)),
+        access: Access::Client,
+        pod: Some("pod".into()),
+    }
 }
 
 fn bare(pid: u32, mib: u64) -> ObservedProcess {

@@ -172,9 +172,8 @@ async fn each_share_may_have_an_mps_daemon_of_its_own() {
     // One that goes around its daemon, which has no server here: the real daemon is asked, and names nobody.
     let around = Process::of_kind(&cluster, &board, &large, (100, "compute"));
     for reason in ["AroundMps", "ProcessEnded"] {
-        let told = || async {
-            cluster.events("large").await.into_iter().find(|event| event.starts_with(reason))
-        };
+        let told =
+            || async { cluster.events("large").await.into_iter().find(|event| event.starts_with(reason)) };
         let event = wait_until(&format!("the event {reason}"), PATIENCE, told).await;
         assert!(event.contains("CUDA_MPS_PIPE_DIRECTORY"), "{event}");
     }
