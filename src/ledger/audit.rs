@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{HeldDevice, HoldMode, Record, Step};
-use crate::model::names::{ClaimUid, DeviceUuid};
+use super::{HeldDevice, HoldMode, Record, RecordKey, Step};
+use crate::model::names::DeviceUuid;
 use crate::model::share::MpsGroup;
 
 /// A contradiction between records.
@@ -12,9 +12,9 @@ use crate::model::share::MpsGroup;
 pub enum LedgerConflict {
     /// Two claims hold one device, or a part of a board that another holds as a whole, or shares of it that
     /// the scheduler and our controller placed.
-    HeldTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
+    HeldTwice { device: DeviceUuid, claims: (RecordKey, RecordKey) },
     /// Two claims need different MPS daemons for one device.
-    ServedTwice { device: DeviceUuid, claims: (ClaimUid, ClaimUid) },
+    ServedTwice { device: DeviceUuid, claims: (RecordKey, RecordKey) },
 }
 
 impl fmt::Display for LedgerConflict {
@@ -38,19 +38,19 @@ pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<L
 }
 
 fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
-    let mut daemons: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &MpsGroup)>> = BTreeMap::new();
+    let mut daemons: BTreeMap<&DeviceUuid, Vec<(RecordKey, &MpsGroup)>> = BTreeMap::new();
     let mut findings = Vec::new();
     for record in records {
-        let claim = &record.intent.claim.uid;
+        let claim = record.intent.key();
         for step in &record.intent.steps {
             let Step::Mps { group, .. } = step else { continue };
             for device in group.devices() {
                 let known = daemons.entry(device).or_default();
                 if let Some((other, _)) = known.iter().find(|(_, other)| group.excludes(other)) {
-                    let claims = ((*other).clone(), claim.clone());
+                    let claims = (other.clone(), claim.clone());
                     findings.push(LedgerConflict::ServedTwice { device: device.clone(), claims });
                 } else {
-                    known.push((claim, group));
+                    known.push((claim.clone(), group));
                 }
             }
         }
@@ -59,11 +59,11 @@ fn served_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Ledger
 }
 
 fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
-    let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(&ClaimUid, &HeldDevice)>> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<&DeviceUuid, Vec<(RecordKey, &HeldDevice)>> = BTreeMap::new();
     for record in records {
         for held in &record.intent.devices {
             if held.mode != HoldMode::Admin {
-                by_gpu.entry(&held.gpu).or_default().push((&record.intent.claim.uid, held));
+                by_gpu.entry(&held.gpu).or_default().push((record.intent.key(), held));
             }
         }
     }
@@ -74,7 +74,7 @@ fn held_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerCo
                 if claim != other_claim && exclude(held, other) {
                     findings.push(LedgerConflict::HeldTwice {
                         device: held.uuid.clone(),
-                        claims: ((*other_claim).clone(), (*claim).clone()),
+                        claims: (other_claim.clone(), claim.clone()),
                     });
                 }
             }

@@ -1,7 +1,8 @@
 //! Bytes of a record: one line per entry, each `<crc32 of the JSON, 8 hex digits> <JSON>\n`.
 //!
 //! The first line is the intent with the format's version, written to a new file in one go. Marks are
-//! appended. The checksum covers the bytes as written, so a field that a later version adds harms nothing.
+//! appended. A record of what a claim owes has the claim's UID with `-owed-` and a number behind it, as the first release
+//! wrote it ([`super::Standing`]). The checksum covers the bytes as written, so a field that a later version adds harms nothing.
 //! A last line without its newline is an append that a crash cut off: it is dropped and said so. Any other
 //! damage is an error; a damaged record is never overwritten.
 
@@ -49,7 +50,7 @@ struct Header<T> {
 
 /// The first line: a whole new record in phase `Applying(0)`.
 pub fn encode_intent(intent: &Intent) -> Result<Vec<u8>, serde_json::Error> {
-    line(&Header { version: VERSION, intent })
+    line(&Header { version: VERSION, intent: intent.as_written() })
 }
 
 /// A line to append.
@@ -93,7 +94,7 @@ fn intent(json: &str) -> Result<Intent, Damage> {
     if version != VERSION {
         return Err(Damage::Version(version));
     }
-    serde_json::from_str::<Header<Intent>>(json).map(|h| h.intent).map_err(|e| content(1, &e))
+    serde_json::from_str::<Header<Intent>>(json).map(|h| h.intent.from_written()).map_err(|e| content(1, &e))
 }
 
 fn verified(line: usize, text: &[u8]) -> Result<&str, Damage> {

@@ -19,7 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::model::claim::{ClaimRef, PodRef, PreparedDevice};
-use crate::model::names::{BootId, DeviceUuid};
+use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{Grant, MpsGroup, MpsLimits};
 
 /// What is written before the first effect: everything that a release will need.
@@ -35,7 +35,61 @@ pub struct Intent {
     /// of the claim. Empty in records of before they were kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodRef>,
+    /// On disk it is a part of the claim's UID: see [`codec`].
+    #[serde(skip)]
+    pub standing: Standing,
 }
+
+/// What a record is to its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Standing {
+    /// What the claim holds, or is about to hold.
+    #[default]
+    Current,
+    /// What is still to be undone, or held by pods, of an earlier allocation of the claim: one of several, by its number.
+    Owed(u32),
+}
+
+/// Whose record it is: no two records have the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RecordKey {
+    /// The claim's own.
+    Claim(ClaimUid),
+    /// As [`Standing::Owed`].
+    Owed { claim: ClaimUid, number: u32 },
+}
+
+impl RecordKey {
+    /// By its name: the other way round from `Display`.
+    pub fn of_name(name: &str) -> Self {
+        let parts = name.rsplit_once(OWED).filter(|(claim, _)| !claim.is_empty());
+        let owed = parts.and_then(|(claim, number)| Some((ClaimUid::new(claim), number.parse().ok()?)));
+        match owed.map(|(claim, number)| Self::Owed { claim, number }) {
+            Some(key) if key.to_string() == name => key,
+            _ => Self::Claim(ClaimUid::new(name)),
+        }
+    }
+}
+
+impl From<ClaimUid> for RecordKey {
+    fn from(claim: ClaimUid) -> Self {
+        Self::Claim(claim)
+    }
+}
+
+/// The name of its file, without the ending. It may be too long for one.
+impl fmt::Display for RecordKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(claim) => claim.fmt(f),
+            Self::Owed { claim, number } => write!(f, "{claim}{OWED}{number}"),
+        }
+    }
+}
+
+/// Between a claim's UID and a number in the UID that the record of what the claim owes has on disk. No API server makes
+/// such a UID.
+const OWED: &str = "-owed-";
 
 /// Pods that one record names at most. A claim is reserved for 256 at a time; more than these have used it one
 /// after the other, and the first of them are long gone.
@@ -191,8 +245,39 @@ impl Record {
 impl Intent {
     /// True if the claim holds the same in the same way, whoever its pods are.
     pub fn holds_as(&self, other: &Self) -> bool {
-        let Self { claim, boot, devices, steps, pods: _ } = self;
-        (claim, boot, devices, steps) == (&other.claim, &other.boot, &other.devices, &other.steps)
+        let Self { claim, boot, devices, steps, standing, pods: _ } = self;
+        let other = (&other.claim, &other.boot, &other.devices, &other.steps, &other.standing);
+        (claim, boot, devices, steps, standing) == other
+    }
+
+    /// Whose record it is.
+    pub fn key(&self) -> RecordKey {
+        let claim = self.claim.uid.clone();
+        match self.standing {
+            Standing::Current => RecordKey::Claim(claim),
+            Standing::Owed(number) => RecordKey::Owed { claim, number },
+        }
+    }
+
+    /// True if it says what this claim holds now, and not what it owes or what another holds.
+    pub fn is_current_of(&self, claim: &ClaimUid) -> bool {
+        self.standing == Standing::Current && self.claim.uid == *claim
+    }
+
+    /// With the UID by which it is known on disk and in the state document.
+    #[must_use]
+    pub fn as_written(&self) -> Self {
+        let uid = ClaimUid::new(self.key().to_string());
+        Self { claim: ClaimRef { uid, ..self.claim.clone() }, standing: Standing::Current, ..self.clone() }
+    }
+
+    /// The other way round.
+    #[must_use]
+    fn from_written(mut self) -> Self {
+        if let RecordKey::Owed { claim, number } = RecordKey::of_name(self.claim.uid.as_str()) {
+            (self.claim.uid, self.standing) = (claim, Standing::Owed(number));
+        }
+        self
     }
 
     /// Its pods and these, each once, the latest of them where they are too many.

@@ -27,6 +27,7 @@ pub fn intent() -> Intent {
             Step::WriteCdi { file: "k8s.gpu.nvidia.com-claim_c-1.json".into() },
         ],
         pods: Vec::new(),
+        standing: Standing::Current,
     }
 }
 
@@ -53,6 +54,29 @@ fn a_record_reads_back_as_it_was_written() {
         assert_eq!(decoded.record.phase, phase);
         assert_eq!(decoded.record.undo().count(), undone, "{marks:?}");
     }
+}
+
+#[test]
+fn what_a_claim_owes_is_written_as_the_first_release_did() {
+    let mut owed = intent();
+    owed.standing = Standing::Owed(7);
+    let bytes = encode_intent(&owed).unwrap();
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    assert!(text.contains(r#""uid":"c-1-owed-7""#) && !text.contains("standing"), "{text}");
+    assert_eq!(decode(&bytes).unwrap().record.intent, owed);
+    assert_eq!(owed.key().to_string(), "c-1-owed-7");
+    assert!(!owed.is_current_of(&"c-1".into()) && intent().is_current_of(&"c-1".into()));
+    // What only looks like it is a claim's own.
+    for uid in ["c-1-owed-", "c-1-owed-07", "c-1-owed-x", "-owed-1", "c-1-owed-99999999999"] {
+        let mut odd = intent();
+        odd.claim.uid = uid.into();
+        let read = decode(&encode_intent(&odd).unwrap()).unwrap().record.intent;
+        assert_eq!(read, odd, "{uid}");
+    }
+    let mut twice = intent();
+    twice.claim.uid = "c-1-owed-1-owed-2".into();
+    let read = decode(&encode_intent(&twice).unwrap()).unwrap().record.intent;
+    assert_eq!((read.claim.uid.as_str(), read.standing), ("c-1-owed-1", Standing::Owed(2)));
 }
 
 #[test]

@@ -27,9 +27,9 @@ use super::executor::Executor;
 use super::holders::{self, Withheld};
 use crate::host::{Durability, boot};
 use crate::inventory::{DaemonsDown, DeviceFault, DeviceFaults, DriverSession, Inventory, ShmFull, Xid};
-use crate::ledger::Phase;
+use crate::ledger::{Phase, RecordKey};
 use crate::model::error_chain;
-use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::model::names::DeviceUuid;
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::nvml::GpuEvent;
 use crate::supervisor::protocol::{DaemonPhase, DaemonState};
@@ -246,7 +246,7 @@ impl FaultWatcher {
 
     /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free,
     /// so that neither scheduler nor controller can tell what is left beside it. Who is there already goes on.
-    fn take_withheld(&mut self, withheld: &BTreeMap<ClaimUid, Withheld>) {
+    fn take_withheld(&mut self, withheld: &BTreeMap<RecordKey, Withheld>) {
         self.withheld = holders::by_device(withheld);
         self.set(self.known.with_withheld(&self.withheld, now()));
     }

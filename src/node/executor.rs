@@ -22,11 +22,11 @@ use super::store::{Store, StoreError};
 use crate::cdi::CdiFile;
 use crate::host::driver_root::{DriverError, DriverRootCache, MissingPath, check};
 use crate::host::{Durability, Host, ProgramError};
-use crate::ledger::{Intent, Mark, Phase, Record, Step};
+use crate::ledger::{Intent, Mark, Phase, Record, RecordKey, Step};
 use crate::model::claim::{AllocatedClaim, PodRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
-use crate::model::names::{BootId, ClaimUid, DeviceUuid, NodeName, PoolName};
+use crate::model::names::{BootId, DeviceUuid, NodeName, PoolName};
 use crate::model::share::{MpsGroup, MpsLimits};
 use crate::prepare::{self, Facts, Plan, Refusal, Site};
 use crate::sharing::{self, SharingPolicy};
@@ -118,14 +118,14 @@ impl Executor {
         gpus: &NodeGpus,
     ) -> Result<Outcome, ExecuteError> {
         self.store.refresh(held)?;
-        let uid = &claim.claim.uid;
-        let recorded = match self.store.get(uid) {
+        let key = RecordKey::Claim(claim.claim.uid.clone());
+        let recorded = match self.store.get(&key) {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
                 let same = prepare::as_recorded(claim, &record.intent);
                 if same && self.is_real(&record) && self.serve_again(&record).is_ok() {
                     let changed = self.changed_edits(&record, claim, gpus)?;
                     self.note_pods(held, &record, &claim.pods)?;
-                    self.holders.settle(uid);
+                    self.holders.settle(&key);
                     let Some(edits) = changed else { return Ok(Outcome::Already(record.answer())) };
                     self.write_cdi(&edits).map_err(|source| ExecuteError::Edits { source })?;
                     return Ok(Outcome::Renewed(record.answer()));
@@ -144,7 +144,7 @@ impl Executor {
         let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
         if ready.is_some() && !same {
             let why = "an earlier preparation is no longer valid";
-            self.release(held, uid, ReleaseCause::Anew).map_err(stuck(why))?;
+            self.release(held, &key, ReleaseCause::Anew).map_err(stuck(why))?;
         }
         // Pods that had the devices before may have them still.
         if let Some(record) = recorded.as_ref().filter(|record| record.intent.boot == self.boot) {
@@ -154,7 +154,7 @@ impl Executor {
         if let Some(record) = recorded.filter(|_| same) {
             self.note_pods(held, &record, &claim.pods)?;
         }
-        self.holders.settle(uid);
+        self.holders.settle(&key);
         Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
     }
 
@@ -198,15 +198,15 @@ impl Executor {
     fn note_pods(&self, held: &Held, record: &Record, pods: &[PodRef]) -> Result<(), StoreError> {
         match pods.iter().all(|pod| record.intent.pods.contains(pod)) {
             true => Ok(()),
-            false => self.store.set_pods(held, &record.intent.claim.uid, record.intent.pods_with(pods)),
+            false => self.store.set_pods(held, &record.intent.key(), record.intent.pods_with(pods)),
         }
     }
 
     /// Brings a ready record's pods to those that the claim is reserved for now, and those that were and still run.
     pub fn review_pods(&self, held: &Held, expected: &Record, now: &[PodRef]) -> Result<(), StoreError> {
         self.store.refresh(held)?;
-        let uid = &expected.intent.claim.uid;
-        let Some(record) = self.store.get(uid).filter(|record| record.intent == expected.intent) else {
+        let key = expected.intent.key();
+        let Some(record) = self.store.get(&key).filter(|record| record.intent == expected.intent) else {
             return Ok(());
         };
         let gone: Vec<_> = record.intent.pods.iter().filter(|pod| !now.contains(pod)).cloned().collect();
@@ -215,20 +215,22 @@ impl Executor {
         let pods = Intent { pods: still, ..record.intent.clone() }.pods_with(now);
         let same =
             pods.len() == record.intent.pods.len() && pods.iter().all(|pod| record.intent.pods.contains(pod));
-        if same { Ok(()) } else { self.store.set_pods(held, uid, pods) }
+        if same { Ok(()) } else { self.store.set_pods(held, &key, pods) }
     }
 
     /// A refusal in the words that are known here only: who holds the device, if its claim does not.
     fn explained(&self, refusal: Refusal) -> Refusal {
         match refusal {
-            Refusal::InUse { device, holder } => match self.holders.withheld_of(&holder.uid) {
+            Refusal::InUse { device, holder } => match self.holders.withheld_by(&holder.uid, &device) {
                 Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
                 None => Refusal::InUse { device, holder },
             },
-            Refusal::OtherPlacer { device, holder, placer } => match self.holders.withheld_of(&holder.uid) {
-                Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
-                None => Refusal::OtherPlacer { device, holder, placer },
-            },
+            Refusal::OtherPlacer { device, holder, placer } => {
+                match self.holders.withheld_by(&holder.uid, &device) {
+                    Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
+                    None => Refusal::OtherPlacer { device, holder, placer },
+                }
+            }
             Refusal::Share { device, source } if source.is_for_want_of_room() => {
                 match self.holders.withheld_on(&device) {
                     Some(withheld) => {
@@ -252,14 +254,14 @@ impl Executor {
         gpus: &[DeviceUuid],
         same: bool,
     ) -> Result<(), ExecuteError> {
-        let uid = &record.intent.claim.uid;
+        let (uid, key) = (&record.intent.claim.uid, record.intent.key());
         let cause =
             if same && record.phase != Phase::Releasing { ReleaseCause::Anew } else { ReleaseCause::Kubelet };
-        match self.release(held, uid, cause) {
+        match self.release(held, &key, cause) {
             Err(ReleaseError::Held(withheld)) if !same => {
                 warn!(claim = %record.intent.claim, %withheld, "still held, and recorded separately");
                 self.store.set_aside(held, uid)?;
-                self.holders.settle(uid);
+                self.holders.settle(&key);
                 Ok(())
             }
             Err(ReleaseError::Owing(words)) if !record.gpus().iter().any(|gpu| gpus.contains(gpu)) => {
@@ -270,10 +272,9 @@ impl Executor {
         }
     }
 
-    /// Takes a claim back. Needs nothing but the record and a look at the node's processes; a claim without a
-    /// record is fine.
-    pub fn release(&self, held: &Held, claim: &ClaimUid, cause: ReleaseCause) -> Result<(), ReleaseError> {
-        self.release_telling(held, claim, cause, || {})
+    /// Takes back what a record says. Needs nothing but the record and a look at the node's processes; none is fine.
+    pub fn release(&self, held: &Held, key: &RecordKey, cause: ReleaseCause) -> Result<(), ReleaseError> {
+        self.release_telling(held, key, cause, || {})
     }
 
     /// The same, and calls `certain` once nothing can keep the claim from being taken back in the end, though settings
@@ -282,17 +283,17 @@ impl Executor {
     pub fn release_telling(
         &self,
         held: &Held,
-        claim: &ClaimUid,
+        key: &RecordKey,
         cause: ReleaseCause,
         certain: impl FnOnce(),
     ) -> Result<(), ReleaseError> {
         self.store.refresh(held)?;
-        let Some(record) = self.store.get(claim) else {
-            self.holders.settle(claim);
+        let Some(record) = self.store.get(key) else {
+            self.holders.settle(key);
             return Ok(());
         };
         if !held.covers(&record.gpus()) {
-            return Err(StoreError::NoLane(claim.clone()).into());
+            return Err(StoreError::NoLane(key.clone()).into());
         }
         // What only the API server calls gone stays ready until it is free, and its MPS daemon as it is. What kubelet
         // has seen end needs no daemon; its memory stays granted until it is free.
@@ -310,19 +311,19 @@ impl Executor {
         let (edits, settings): (Vec<_>, Vec<_>) =
             record.undo().partition(|step| matches!(step, Step::WriteCdi { .. }));
         let undo_all = |steps: Vec<&Step>| -> Vec<String> {
-            steps.into_iter().filter_map(|step| self.undo(step, claim, same_boot).err()).collect()
+            steps.into_iter().filter_map(|step| self.undo(step, key, same_boot).err()).collect()
         };
         let usable = undo_all(edits);
         // A ready record without its mark would be kept by the next start.
-        let is_marked = self.store.get(claim).is_some_and(|record| record.phase != Phase::Ready);
+        let is_marked = self.store.get(key).is_some_and(|record| record.phase != Phase::Ready);
         if usable.is_empty() && is_marked && !settings.is_empty() {
             certain();
         }
         let owing = undo_all(settings);
         match (usable.is_empty(), owing.is_empty()) {
             (true, true) => {
-                self.store.end(held, claim)?;
-                self.holders.settle(claim);
+                self.store.end(held, key)?;
+                self.holders.settle(key);
                 Ok(())
             }
             (false, _) => Err(ReleaseError::Undo([usable, owing].concat())),
@@ -332,12 +333,12 @@ impl Executor {
 
     /// The steps of an unfinished preparation stay known by its phase until they are undone.
     fn mark_releasing(&self, held: &Held, record: &Record) {
-        let claim = &record.intent.claim.uid;
+        let key = record.intent.key();
         if record.phase == Phase::Ready
-            && let Err(error) = self.store.mark(held, claim, Mark::Releasing)
+            && let Err(error) = self.store.mark(held, &key, Mark::Releasing)
         {
             // A full disk keeps no pod from ending. Only a crash in the next moments would miss the mark.
-            warn!(%claim, error = error_chain(&error), "the release goes on without its mark in the ledger");
+            warn!(claim = %key, error = error_chain(&error), "the release goes on without its mark in the ledger");
         }
     }
 
@@ -362,7 +363,7 @@ impl Executor {
             record.intent == expected.intent
                 && (record.phase == Phase::Ready) == (expected.phase == Phase::Ready)
         };
-        Ok(self.store.get(&expected.intent.claim.uid).is_some_and(same))
+        Ok(self.store.get(&expected.intent.key()).is_some_and(same))
     }
 
     /// True if the claim is ready, in this boot, and its container edits are where the runtime looks.
@@ -381,16 +382,16 @@ impl Executor {
         cdi: &CdiFile,
         ready: bool,
     ) -> Result<(), ExecuteError> {
-        let uid = &intent.claim.uid;
+        let key = intent.key();
         if ready {
             let lasting = |step: &&Step| !matches!(step, Step::TimeSlice { .. });
             for step in intent.steps.iter().filter(lasting) {
-                self.apply(step, uid, cdi).map_err(|source| step_error(step, source))?;
+                self.apply(step, &key, cdi).map_err(|source| step_error(step, source))?;
             }
             return Ok(());
         }
         self.apply_all(held, intent, cdi).map_err(|problem| {
-            match self.release(held, uid, ReleaseCause::Anew) {
+            match self.release(held, &key, ReleaseCause::Anew) {
                 Ok(()) => problem,
                 Err(left) => stuck(&error_chain(&problem))(left),
             }
@@ -399,20 +400,20 @@ impl Executor {
 
     /// Stops at the first failure, with whatever was done until then in the ledger.
     fn apply_all(&self, held: &Held, intent: &Intent, cdi: &CdiFile) -> Result<(), ExecuteError> {
-        let uid = &intent.claim.uid;
+        let key = intent.key();
         self.store.begin(held, intent)?;
         for (index, step) in intent.steps.iter().enumerate() {
-            self.apply(step, uid, cdi).map_err(|source| step_error(step, source))?;
-            self.store.mark(held, uid, Mark::Applied(index))?;
+            self.apply(step, &key, cdi).map_err(|source| step_error(step, source))?;
+            self.store.mark(held, &key, Mark::Applied(index))?;
         }
-        Ok(self.store.mark(held, uid, Mark::Ready)?)
+        Ok(self.store.mark(held, &key, Mark::Ready)?)
     }
 
-    fn apply(&self, step: &Step, claim: &ClaimUid, cdi: &CdiFile) -> Result<(), StepError> {
+    fn apply(&self, step: &Step, key: &RecordKey, cdi: &CdiFile) -> Result<(), StepError> {
         debug!(step = describe(step), "begun");
         match step {
             Step::TimeSlice { gpu, level } => Ok(self.host.set_time_slice(gpu, *level)?),
-            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, claim, needs),
+            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, key, needs),
             Step::WriteCdi { .. } => self.write_cdi(cdi),
         }
     }
@@ -431,15 +432,15 @@ impl Executor {
         )?)
     }
 
-    /// Gives the group's daemon what `claim` and all other claims on it need together.
+    /// Gives the group's daemon what the claim of `key` and all others on it need together.
     fn serve(
         &self,
         group: &MpsGroup,
         exclusive: bool,
-        claim: &ClaimUid,
+        key: &RecordKey,
         needs: &MpsLimits,
     ) -> Result<(), StepError> {
-        let others = self.store.mps_needs(group, Some(claim), &self.boot);
+        let others = self.store.mps_needs(group, Some(key), &self.boot);
         let limits = sharing::loosest(others.iter().chain([needs])).unwrap_or_else(|| needs.clone());
         let state = self.daemons.keep(group, exclusive, &limits)?;
         match state.limits.as_ref().is_some_and(|kept| kept.allow(needs)) {
@@ -450,9 +451,9 @@ impl Executor {
 
     /// The daemons of a ready claim, asked for again: they may have ended meanwhile.
     fn serve_again(&self, record: &Record) -> Result<(), StepError> {
-        let claim = &record.intent.claim.uid;
+        let key = record.intent.key();
         record.intent.steps.iter().try_for_each(|step| match step {
-            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, claim, needs),
+            Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, &key, needs),
             Step::TimeSlice { .. } | Step::WriteCdi { .. } => Ok(()),
         })
     }
@@ -475,13 +476,13 @@ impl Executor {
         Ok(())
     }
 
-    fn undo(&self, step: &Step, claim: &ClaimUid, same_boot: bool) -> Result<(), String> {
+    fn undo(&self, step: &Step, key: &RecordKey, same_boot: bool) -> Result<(), String> {
         debug!(step = describe(step), "is undone");
         let undone = match step {
             // Daemons and modes do not outlive a boot; others that need the daemon ask for it themselves.
             Step::Mps { .. } if !same_boot => Ok(()),
             Step::Mps { group, exclusive, .. } => {
-                self.leave_to(&self.store.mps_needs(group, Some(claim), &self.boot), group, *exclusive)
+                self.leave_to(&self.store.mps_needs(group, Some(key), &self.boot), group, *exclusive)
             }
             // The driver was loaded anew since: its default is in force.
             Step::TimeSlice { .. } if !same_boot => Ok(()),

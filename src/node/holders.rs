@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::host::Processes;
 use crate::host::cgroup::ProcessOwner;
-use crate::ledger::{HeldDevice, HoldMode, Record};
+use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
 
@@ -38,6 +38,7 @@ pub struct Holder {
 /// A claim whose devices are not free, though nobody should have them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
+    pub key: RecordKey,
     pub claim: ClaimRef,
     pub cause: ReleaseCause,
     pub devices: Vec<HeldDevice>,
@@ -64,7 +65,7 @@ pub struct Holders {
     own_pod: Option<PodUid>,
     /// One look serves all who asked before it began.
     last: Mutex<Option<(Instant, Arc<ByPod>)>>,
-    withheld: watch::Sender<BTreeMap<ClaimUid, Withheld>>,
+    withheld: watch::Sender<BTreeMap<RecordKey, Withheld>>,
 }
 
 impl Holders {
@@ -128,48 +129,55 @@ impl Holders {
         if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
-        let claim = record.intent.claim.clone();
+        let (key, claim) = (record.intent.key(), record.intent.claim.clone());
         match self.of(&record.intent.pods) {
             Ok(by) if by.is_empty() => None,
             Err(problem) if cause == ReleaseCause::Kubelet => {
                 tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
                 None
             }
-            by => Some(Withheld { claim, cause, devices, by }),
+            by => Some(Withheld { key, claim, cause, devices, by }),
         }
     }
 
-    /// What is withheld, by claim.
-    pub fn withheld(&self) -> watch::Receiver<BTreeMap<ClaimUid, Withheld>> {
+    /// What is withheld, by record.
+    pub fn withheld(&self) -> watch::Receiver<BTreeMap<RecordKey, Withheld>> {
         self.withheld.subscribe()
     }
 
-    /// What is withheld of a claim.
-    pub fn withheld_of(&self, claim: &ClaimUid) -> Option<Withheld> {
-        self.withheld.borrow().get(claim).cloned()
+    /// What is withheld by a record.
+    pub fn withheld_of(&self, key: &RecordKey) -> Option<Withheld> {
+        self.withheld.borrow().get(key).cloned()
+    }
+
+    /// What is withheld by a claim, or what it owes; of several records the one with this device.
+    pub fn withheld_by(&self, claim: &ClaimUid, device: &DeviceName) -> Option<Withheld> {
+        let all = self.withheld.borrow();
+        let of_claim = || all.values().filter(|one| one.claim.uid == *claim);
+        of_claim().find(|one| one.has(device)).or_else(|| of_claim().next()).cloned()
     }
 
     /// A claim of which the device, or a share of it, is withheld.
     pub fn withheld_on(&self, device: &DeviceName) -> Option<Withheld> {
         let all = self.withheld.borrow();
-        all.values().find(|one| one.devices.iter().any(|held| held.answer.device == *device)).cloned()
+        all.values().find(|one| one.has(device)).cloned()
     }
 
     pub fn withhold(&self, what: &Withheld) {
         self.withheld
-            .send_if_modified(|all| all.insert(what.claim.uid.clone(), what.clone()).as_ref() != Some(what));
+            .send_if_modified(|all| all.insert(what.key.clone(), what.clone()).as_ref() != Some(what));
     }
 
-    /// The claim holds its devices by right, or holds nothing any more.
-    pub fn settle(&self, claim: &ClaimUid) {
-        self.withheld.send_if_modified(|all| all.remove(claim).is_some());
+    /// What the record names is held by right, or by nobody any more.
+    pub fn settle(&self, key: &RecordKey) {
+        self.withheld.send_if_modified(|all| all.remove(key).is_some());
     }
 
-    /// Forgets claims that are not recorded any more: another process has released them.
-    pub fn keep(&self, recorded: impl Fn(&ClaimUid) -> bool) {
+    /// Forgets records that are no more: another process has released them.
+    pub fn keep(&self, recorded: impl Fn(&RecordKey) -> bool) {
         self.withheld.send_if_modified(|all| {
             let before = all.len();
-            all.retain(|claim, _| recorded(claim));
+            all.retain(|key, _| recorded(key));
             all.len() != before
         });
     }
@@ -199,6 +207,10 @@ impl fmt::Display for Withheld {
 }
 
 impl Withheld {
+    fn has(&self, device: &DeviceName) -> bool {
+        self.devices.iter().any(|held| held.answer.device == *device)
+    }
+
     /// Who holds the devices, in words.
     pub fn holders(&self) -> String {
         let by = match &self.by {
@@ -216,7 +228,7 @@ impl Withheld {
 /// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told. The share of a pod that
 /// kubelet has ended keeps nobody off the device: its processes end within moments, at each pod that is deleted without a
 /// grace period.
-pub fn by_device(withheld: &BTreeMap<ClaimUid, Withheld>) -> BTreeMap<DeviceUuid, String> {
+pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<DeviceUuid, String> {
     let mut found = BTreeMap::<DeviceUuid, Vec<String>>::new();
     for one in withheld.values() {
         let keeps_off = |held: &&HeldDevice| match held.mode {
@@ -336,7 +348,8 @@ mod tests {
         assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
         let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
         let by = Ok(vec![holder("train-0", &[7]); 20]);
-        let words = Withheld { claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
+        let key = RecordKey::Claim(claim.uid.clone());
+        let words = Withheld { key, claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
         assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
     }
 }

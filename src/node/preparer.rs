@@ -22,7 +22,7 @@ use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
 use crate::inventory::Inventory;
 use crate::kubelet::{Claims, Prepared};
-use crate::ledger::{HeldDevice, HoldMode, Record, Step};
+use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey, Step};
 use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
@@ -186,7 +186,7 @@ impl Preparer {
     }
 
     fn tell(&self, claim: &ClaimRef, outcome: &Outcome) {
-        let record = || self.executor.store.get(&claim.uid);
+        let record = || self.executor.store.get(&RecordKey::Claim(claim.uid.clone()));
         match outcome {
             Outcome::Already(_) => {}
             Outcome::Made(_) => _ = record().map(|record| self.reporter.prepared(record.intent)),
@@ -248,14 +248,15 @@ impl Preparer {
         if gpus.is_empty() {
             return Ok(false);
         }
-        let before = self.executor.holders.withheld_of(&claim.uid);
+        let key = RecordKey::Claim(claim.uid.clone());
+        let before = self.executor.holders.withheld_of(&key);
         let (tell, certain) = oneshot::channel();
         let claim = claim.clone();
         let release = move |executor: &Executor, held: &Held| {
             let mut told = false;
             // Nobody listens: kubelet has given up waiting.
             let tell = || told = tell.send(()).is_ok();
-            let released = executor.release_telling(held, &claim.uid, ReleaseCause::Kubelet, tell);
+            let released = executor.release_telling(held, &key, ReleaseCause::Kubelet, tell);
             // The record stays, and the sweeper goes on.
             if told && let Err(error) = &released {
                 warn!(%claim, error = error_chain(error), "claim released, its GPU is not free yet");
@@ -275,15 +276,17 @@ impl Preparer {
     /// Takes a claim back, if its record still is as it was `expected`. False, and nothing done, if it is not:
     /// kubelet has released it meanwhile, or prepared it for another allocation.
     pub async fn take_back(&self, expected: Record, cause: ReleaseCause) -> Result<bool, PrepareError> {
-        let (gpus, claim) = (expected.gpus(), expected.intent.claim.clone());
-        let before = self.executor.holders.withheld_of(&claim.uid);
+        let (gpus, claim, key) = (expected.gpus(), expected.intent.claim.clone(), expected.intent.key());
+        let is_current = expected.intent.is_current_of(&claim.uid);
+        let before = self.executor.holders.withheld_of(&key);
         let release = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
-            true => Ok(executor.release(held, &expected.intent.claim.uid, cause).map(|()| true)?),
+            true => Ok(executor.release(held, &key, cause).map(|()| true)?),
             false => Ok(false),
         };
         let done = self.within(gpus, release).await;
         self.tell_withheld(before.as_ref(), &done);
-        if !matches!(done, Ok(false)) {
+        // What it owes is not what it has.
+        if is_current && !matches!(done, Ok(false)) {
             self.reporter.released(claim);
         }
         done

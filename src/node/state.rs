@@ -147,10 +147,10 @@ fn claims(preparer: &Preparer) -> Value {
             json!({
                 "namespace": claim.namespace,
                 "name": claim.name,
-                "uid": claim.uid,
+                "uid": record.intent.key().to_string(),
                 "phase": format!("{:?}", record.phase),
-                "withheld": preparer.executor.holders.withheld_of(&claim.uid).map(|one| one.holders()),
-                "intent": record.intent,
+                "withheld": preparer.executor.holders.withheld_of(&record.intent.key()).map(|one| one.holders()),
+                "intent": record.intent.as_written(),
                 "devices": record.intent.devices.iter().map(|held| json!({
                     "device": held.answer.device,
                     "mode": held.mode.to_string(),

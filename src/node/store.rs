@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::lanes::Held;
 use crate::host::{Durability, FileLock, Host, LockError, durable};
-use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, Step};
+use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, RecordKey, Standing, Step};
 use crate::model::claim::PodRef;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{MpsGroup, MpsLimits};
@@ -33,18 +33,18 @@ pub enum StoreError {
     )]
     Damaged { path: PathBuf, source: Damage },
     #[error(
-        "the ledger record {path} is that of claim {uid}, whose record has another name; it is left as it is: \
+        "the ledger record {path} is that of claim {key}, whose record has another name; it is left as it is: \
          move it away and start again"
     )]
-    Foreign { path: PathBuf, uid: ClaimUid },
-    #[error("claim UID {0:?} cannot be a file name")]
-    Name(ClaimUid),
+    Foreign { path: PathBuf, key: RecordKey },
+    #[error("claim UID {:?} cannot be a file name", .0.to_string())]
+    Name(RecordKey),
     #[error("a record cannot be written as JSON")]
     Encode(#[from] serde_json::Error),
     #[error("claim {0} has no record to mark")]
-    NoRecord(ClaimUid),
+    NoRecord(RecordKey),
     #[error("the lanes of claim {0} are not held")]
-    NoLane(ClaimUid),
+    NoLane(RecordKey),
     #[error(transparent)]
     Lane(#[from] LockError),
 }
@@ -66,7 +66,7 @@ pub struct Store {
 
 #[derive(Default)]
 struct Index {
-    records: BTreeMap<ClaimUid, Stored>,
+    records: BTreeMap<RecordKey, Stored>,
     /// Number of each lane when the index was last known to be true; none for a lane that was busy then.
     lane_numbers: LaneNumbers,
 }
@@ -123,14 +123,14 @@ impl Store {
         Ok(())
     }
 
-    /// A claim's record, straight from the disk: valid without a lane for finding out which lanes to take.
+    /// A claim's own record, straight from the disk: valid without a lane for finding out which lanes to take.
     pub fn read(&self, claim: &ClaimUid) -> Result<Option<Record>, StoreError> {
-        Ok(read_one(&self.path(claim)?)?.map(|stored| stored.record))
+        Ok(read_one(&self.path(&RecordKey::Claim(claim.clone()))?)?.map(|stored| stored.record))
     }
 
-    /// A claim's record as the index has it. Call with its lanes held and refreshed.
-    pub fn get(&self, claim: &ClaimUid) -> Option<Record> {
-        self.index().records.get(claim).map(|stored| stored.record.clone())
+    /// A record as the index has it. Call with its lanes held and refreshed.
+    pub fn get(&self, key: &RecordKey) -> Option<Record> {
+        self.index().records.get(key).map(|stored| stored.record.clone())
     }
 
     /// All records, for the sweeper, metrics and `inspect`.
@@ -185,13 +185,13 @@ impl Store {
         groups
     }
 
-    /// What the claims of this boot, but for one, need of a group's MPS daemon. Those that are being
+    /// What the records of this boot, but for one, need of a group's MPS daemon. Those that are being
     /// released need nothing.
-    pub fn mps_needs(&self, group: &MpsGroup, except: Option<&ClaimUid>, boot: &BootId) -> Vec<MpsLimits> {
+    pub fn mps_needs(&self, group: &MpsGroup, except: Option<&RecordKey>, boot: &BootId) -> Vec<MpsLimits> {
         let index = self.index();
-        let others = index.records.iter().filter(|(uid, stored)| {
+        let others = index.records.iter().filter(|(key, stored)| {
             let record = &stored.record;
-            Some(*uid) != except && record.intent.boot == *boot && record.phase != Phase::Releasing
+            Some(*key) != except && record.intent.boot == *boot && record.phase != Phase::Releasing
         });
         let steps = others.flat_map(|(_, stored)| &stored.record.intent.steps);
         let needs = steps.filter_map(|step| match step {
@@ -203,10 +203,10 @@ impl Store {
 
     /// Writes a claim's intent, durably, in place of whatever record it had.
     pub fn begin(&self, held: &Held, intent: &Intent) -> Result<(), StoreError> {
-        let uid = &intent.claim.uid;
-        let name = file_name(uid)?;
+        let key = intent.key();
+        let name = file_name(&key)?;
         let bytes = ledger::encode_intent(intent)?;
-        self.bump(held, uid, &intent.gpus())?;
+        self.bump(held, &key, &intent.gpus())?;
         let path = self.folder.join(&name);
         let written = self
             .host
@@ -218,21 +218,21 @@ impl Store {
         let stored = if written.is_ok() { Some(stored) } else { read_one(&path).unwrap_or(Some(stored)) };
         let mut index = self.index();
         match stored {
-            Some(stored) => drop(index.records.insert(uid.clone(), stored)),
-            None => drop(index.records.remove(uid)),
+            Some(stored) => drop(index.records.insert(key, stored)),
+            None => drop(index.records.remove(&key)),
         }
         self.tell_of_change();
         written
     }
 
-    /// Writes a claim's record anew, durably and in one go, with other pods. Its phase stays.
-    pub fn set_pods(&self, held: &Held, claim: &ClaimUid, pods: Vec<PodRef>) -> Result<(), StoreError> {
-        let record = self.get(claim).ok_or_else(|| StoreError::NoRecord(claim.clone()))?;
+    /// Writes a record anew, durably and in one go, with other pods. Its phase stays.
+    pub fn set_pods(&self, held: &Held, key: &RecordKey, pods: Vec<PodRef>) -> Result<(), StoreError> {
+        let record = self.get(key).ok_or_else(|| StoreError::NoRecord(key.clone()))?;
         let (phase, intent) = (record.phase, Intent { pods, ..record.intent });
-        let name = file_name(claim)?;
+        let name = file_name(key)?;
         let mut bytes = ledger::encode_intent(&intent)?;
         bytes.extend(phase.mark().map(ledger::encode_mark).transpose()?.unwrap_or_default());
-        self.bump(held, claim, &intent.gpus())?;
+        self.bump(held, key, &intent.gpus())?;
         let path = self.folder.join(&name);
         let written = self
             .host
@@ -244,27 +244,27 @@ impl Store {
             Err(_) => read_one(&path).ok().flatten(),
         };
         if let Some(stored) = stored {
-            self.index().records.insert(claim.clone(), stored);
+            self.index().records.insert(key.clone(), stored);
         }
         self.tell_of_change();
         written
     }
 
-    /// Appends a mark to a claim's record.
+    /// Appends a mark to a record.
     ///
     /// Not flushed to the disk: after a power failure the boot is another one, and what the mark told of is
     /// gone with the old boot.
-    pub fn mark(&self, held: &Held, claim: &ClaimUid, mark: Mark) -> Result<(), StoreError> {
-        let path = self.path(claim)?;
+    pub fn mark(&self, held: &Held, key: &RecordKey, mark: Mark) -> Result<(), StoreError> {
+        let path = self.path(key)?;
         let bytes = ledger::encode_mark(mark)?;
         // Other marks follow a `begin` under the same lanes, which has told of the change already.
         if mark == Mark::Releasing {
-            self.bump(held, claim, &self.get(claim).map(|record| record.gpus()).unwrap_or_default())?;
+            self.bump(held, key, &self.get(key).map(|record| record.gpus()).unwrap_or_default())?;
         }
         let mut index = self.index();
-        let stored = index.records.get_mut(claim).ok_or_else(|| StoreError::NoRecord(claim.clone()))?;
+        let stored = index.records.get_mut(key).ok_or_else(|| StoreError::NoRecord(key.clone()))?;
         if !held.covers(&stored.record.gpus()) {
-            return Err(StoreError::NoLane(claim.clone()));
+            return Err(StoreError::NoLane(key.clone()));
         }
         self.host.append_at(&path, stored.len as u64, &bytes).map_err(io_error("append to", &path))?;
         stored.len += bytes.len();
@@ -277,45 +277,46 @@ impl Store {
         Ok(())
     }
 
-    /// Gives what a claim owes, but for its container edits, a record under another name, so that the claim itself
-    /// has none and can be prepared anew. A crash in between leaves both: what is undone twice does no harm.
+    /// Gives what a claim owes, but for its container edits, a record apart, so that the claim itself has none and can be
+    /// prepared anew. A crash in between leaves both: what is undone twice does no harm.
     pub fn set_aside(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
-        let Some(record) = self.get(claim) else { return Ok(()) };
+        let own = RecordKey::Claim(claim.clone());
+        let Some(record) = self.get(&own) else { return Ok(()) };
         let mut intent = record.intent;
         intent.steps.retain(|step| !matches!(step, Step::WriteCdi { .. }));
-        intent.claim.uid = self.name_aside(claim);
+        intent.standing = Standing::Owed(self.free_number(claim));
         self.begin(held, &intent)?;
-        self.mark(held, &intent.claim.uid, Mark::Releasing)?;
-        self.end(held, claim)
+        self.mark(held, &intent.key(), Mark::Releasing)?;
+        self.end(held, &own)
     }
 
-    /// No API server makes such a UID.
-    fn name_aside(&self, claim: &ClaimUid) -> ClaimUid {
+    fn free_number(&self, claim: &ClaimUid) -> u32 {
         let index = self.index();
-        let names = (0_u32..).map(|nth| ClaimUid::new(format!("{claim}-owed-{nth}")));
-        let mut free = names.filter(|name| !index.records.contains_key(name));
-        free.next().unwrap_or_else(|| claim.clone())
+        let is_free = |number: &u32| {
+            !index.records.contains_key(&RecordKey::Owed { claim: claim.clone(), number: *number })
+        };
+        (0..).find(is_free).unwrap_or(u32::MAX)
     }
 
-    /// Removes a claim's record: the last act of a release.
-    pub fn end(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
-        let path = self.path(claim)?;
-        let gpus = self.get(claim).map(|record| record.gpus()).unwrap_or_default();
+    /// Removes a record: the last act of a release.
+    pub fn end(&self, held: &Held, key: &RecordKey) -> Result<(), StoreError> {
+        let path = self.path(key)?;
+        let gpus = self.get(key).map(|record| record.gpus()).unwrap_or_default();
         if !held.covers(&gpus) {
-            return Err(StoreError::NoLane(claim.clone()));
+            return Err(StoreError::NoLane(key.clone()));
         }
         // A process that is not told of the release refuses the GPU: no reason to keep it from ending.
-        let told = self.bump(held, claim, &gpus);
+        let told = self.bump(held, key, &gpus);
         self.host.remove(&path).map_err(io_error("remove", &path))?;
-        self.index().records.remove(claim);
+        self.index().records.remove(key);
         self.tell_of_change();
         told
     }
 
     /// Tells other processes that something in these lanes changes.
-    fn bump(&self, held: &Held, claim: &ClaimUid, gpus: &[DeviceUuid]) -> Result<(), StoreError> {
+    fn bump(&self, held: &Held, key: &RecordKey, gpus: &[DeviceUuid]) -> Result<(), StoreError> {
         if !held.covers(gpus) {
-            return Err(StoreError::NoLane(claim.clone()));
+            return Err(StoreError::NoLane(key.clone()));
         }
         let mut index = self.index();
         for (gpu, lock) in held.locks().filter(|(gpu, _)| gpus.contains(gpu)) {
@@ -330,8 +331,8 @@ impl Store {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn path(&self, claim: &ClaimUid) -> Result<PathBuf, StoreError> {
-        Ok(self.folder.join(file_name(claim)?))
+    fn path(&self, key: &RecordKey) -> Result<PathBuf, StoreError> {
+        Ok(self.folder.join(file_name(key)?))
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -340,10 +341,12 @@ impl Store {
     }
 }
 
-fn file_name(claim: &ClaimUid) -> Result<String, StoreError> {
-    match claim.is_well_formed() {
-        true => Ok(format!("{claim}{SUFFIX}")),
-        false => Err(StoreError::Name(claim.clone())),
+fn file_name(key: &RecordKey) -> Result<String, StoreError> {
+    let name = key.to_string();
+    // A claim's UID must not be taken for the name of what another claim owes.
+    match ClaimUid::new(&*name).is_well_formed() && RecordKey::of_name(&name) == *key {
+        true => Ok(format!("{key}{SUFFIX}")),
+        false => Err(StoreError::Name(key.clone())),
     }
 }
 
@@ -366,7 +369,7 @@ fn lanes_at_rest(lanes: &Path) -> Result<(Vec<FileLock>, LaneNumbers), StoreErro
     Ok((at_rest, lane_numbers))
 }
 
-fn read_all(folder: &Path) -> Result<BTreeMap<ClaimUid, Stored>, StoreError> {
+fn read_all(folder: &Path) -> Result<BTreeMap<RecordKey, Stored>, StoreError> {
     let mut records = BTreeMap::new();
     for name in durable::names(folder).map_err(io_error("list", folder))? {
         if name.starts_with(durable::TEMP_PREFIX) || !name.ends_with(SUFFIX) {
@@ -375,11 +378,11 @@ fn read_all(folder: &Path) -> Result<BTreeMap<ClaimUid, Stored>, StoreError> {
         // A record that went away since the listing was released by another process.
         let path = folder.join(&name);
         if let Some(stored) = read_one(&path)? {
-            let uid = stored.record.intent.claim.uid.clone();
-            if file_name(&uid)? != name {
-                return Err(StoreError::Foreign { path, uid });
+            let key = stored.record.intent.key();
+            if file_name(&key)? != name {
+                return Err(StoreError::Foreign { path, key });
             }
-            records.insert(uid, stored);
+            records.insert(key, stored);
         }
     }
     Ok(records)

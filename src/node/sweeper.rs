@@ -31,11 +31,11 @@ use crate::cdi;
 use crate::cluster::ClaimState;
 use crate::conditions::{Concerned, GpuPart, PartHealth};
 use crate::host::{durable, memory};
-use crate::ledger::{self, Phase, Record};
+use crate::ledger::{self, Phase, Record, RecordKey};
 use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
 use crate::model::gpu::Health;
-use crate::model::names::{ClaimUid, DeviceUuid, PoolName};
+use crate::model::names::{DeviceUuid, PoolName};
 
 /// No write takes as long; what is older was left by a process that is no more.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
@@ -66,13 +66,13 @@ pub async fn run(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut withheld = preparer.executor.holders.withheld();
     loop {
-        let claims: Vec<ClaimUid> = withheld.borrow_and_update().keys().cloned().collect();
+        let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
-            () = tokio::time::sleep(AGAIN), if !claims.is_empty() => {
-                let sweep = look_again(&preparer, &claims).await;
+            () = tokio::time::sleep(AGAIN), if !records.is_empty() => {
+                let sweep = look_again(&preparer, &records).await;
                 if sweep.released + sweep.rolled_back > 0 {
                     info!(?sweep, "what was withheld is free");
                 }
@@ -97,7 +97,7 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
         error!(%finding, "the ledger contradicts itself");
         preparer.metrics.repair("contradiction");
     }
-    executor.holders.keep(|claim| records.iter().any(|record| record.intent.claim.uid == *claim));
+    executor.holders.keep(|key| records.iter().any(|record| record.intent.key() == *key));
     let mut files = DriverFiles::default();
     for record in records {
         settle(preparer, record, &mut sweep, &mut files).await;
@@ -113,13 +113,13 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
     sweep
 }
 
-/// One look at these claims alone.
-async fn look_again(preparer: &Preparer, claims: &[ClaimUid]) -> Sweep {
+/// One look at these records alone.
+async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> Sweep {
     let (mut sweep, mut files) = (Sweep::default(), DriverFiles::default());
-    for claim in claims {
-        match preparer.executor.store.get(claim) {
+    for key in records {
+        match preparer.executor.store.get(key) {
             Some(record) => settle(preparer, record, &mut sweep, &mut files).await,
-            None => preparer.executor.holders.settle(claim),
+            None => preparer.executor.holders.settle(key),
         }
     }
     files.report(preparer);
@@ -142,7 +142,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
     let (what, result) = match verdict(preparer, &record, &executor.pool).await {
         Verdict::Unknown => return,
         Verdict::Fine(allocated) => {
-            executor.holders.settle(&claim.uid);
+            executor.holders.settle(&record.intent.key());
             let gpus = record.gpus();
             review(preparer, record.clone(), allocated.pods.clone()).await;
             let renewed = renew(preparer, record, allocated).await;
@@ -229,7 +229,7 @@ async fn release(preparer: &Preparer, mut record: Record, why: &str) -> Result<b
             record.intent.pods = pods;
         }
     }
-    if preparer.executor.holders.withheld_of(&claim.uid).is_none() {
+    if preparer.executor.holders.withheld_of(&record.intent.key()).is_none() {
         info!(%claim, why, "nothing should use this any longer");
     }
     preparer.take_back(record, ReleaseCause::Api).await

@@ -130,7 +130,7 @@ fn for_shares(
 /// That of the claim's own record, of the shares which the boards have already, or, where they have none, the node's.
 /// So a changed setting takes effect on a board when its last share has left, and touches no share that is there.
 fn scope(claim: &AllocatedClaim, devices: &[DeviceUuid], site: Site<'_>) -> DaemonScope {
-    let is_own = |holder: &&Intent| holder.claim.uid == claim.claim.uid;
+    let is_own = |holder: &&Intent| holder.is_current_of(&claim.claim.uid);
     let (own, others): (Vec<_>, Vec<_>) = site.held.iter().partition(is_own);
     scope_on(own.into_iter().chain(others), devices).unwrap_or(site.sharing.daemon)
 }

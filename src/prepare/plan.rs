@@ -2,7 +2,7 @@
 
 use super::{Refusal, Site, Target, mps};
 use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
-use crate::ledger::{HeldDevice, Intent, Step};
+use crate::ledger::{HeldDevice, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::Device;
 use crate::model::names::BootId;
@@ -48,7 +48,8 @@ pub fn plan(
     steps.push(Step::WriteCdi { file: cdi.file_name.clone() });
     let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id)).collect();
     let (boot, pods) = (facts.boot.clone(), claim.pods.clone());
-    let intent = Intent { claim: claim.claim.clone(), boot, devices: held, steps, pods };
+    let (claim, standing) = (claim.claim.clone(), Standing::Current);
+    let intent = Intent { claim, boot, devices: held, steps, pods, standing };
     Ok(Plan { intent, cdi })
 }
 

@@ -143,7 +143,7 @@ pub(super) fn fits(claim: &AllocatedClaim, part: &Part<'_>, site: Site<'_>) -> R
 
 /// A board has one MPS daemon: that of another group stands in the way.
 pub(super) fn check_group(claim: &AllocatedClaim, group: &MpsGroup, site: Site<'_>) -> Result<(), Refusal> {
-    for holder in site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid) {
+    for holder in site.held.iter().filter(|holder| !holder.is_current_of(&claim.claim.uid)) {
         for step in &holder.steps {
             if let Step::Mps { group: other, .. } = step
                 && group.excludes(other)
@@ -164,7 +164,7 @@ fn grants_of_others<'a>(
     gpu: &'a Gpu,
     site: Site<'a>,
 ) -> impl Iterator<Item = (&'a Intent, &'a HeldDevice, &'a Grant)> {
-    let others = site.held.iter().filter(|holder| holder.claim.uid != claim.claim.uid);
+    let others = site.held.iter().filter(|holder| !holder.is_current_of(&claim.claim.uid));
     others.flat_map(|holder| holder.devices.iter().map(move |held| (holder, held))).filter_map(
         move |(holder, held)| match &held.mode {
             HoldMode::Share(grant) if held.gpu == gpu.uuid => Some((holder, held, grant)),

@@ -163,7 +163,7 @@ fn holder<'a>(
     site: Site<'a>,
 ) -> Option<&'a Intent> {
     let shared = |mode: HoldMode| matches!(mode, HoldMode::Share(_));
-    site.held.iter().filter(|held| held.claim.uid != claim.claim.uid).find(|held| {
+    site.held.iter().filter(|held| !held.is_current_of(&claim.claim.uid)).find(|held| {
         held.devices.iter().any(|other| {
             let same_board = other.gpu == device.gpu().uuid;
             let whole = mode == HoldMode::Whole || other.mode == HoldMode::Whole;

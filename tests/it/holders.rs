@@ -1,14 +1,15 @@
 //! What processes hold, nobody else is given: whatever the API server says of the claim, whoever is restarted.
 
+use std::fs;
 use std::time::Duration;
 
-use serde_json::json;
-use tranche::ledger::Phase;
+use serde_json::{Value, json};
+use tranche::ledger::{Phase, Standing};
 use tranche::model::names::PodUid;
 use tranche::node::sweeper::Sweep;
 
 use crate::nvml::Node;
-use crate::site::{Claim, Site};
+use crate::site::{Claim, NODE, Site};
 use crate::stop_at::{EIO, Fault, Verb, When};
 
 const POD: &str = "11111111-0000-4000-8000-000000000001";
@@ -280,6 +281,7 @@ async fn a_claim_that_is_allocated_anew_leaves_its_old_device_held() {
     site.api.put(&anew);
     site.api.put(&next());
     plugin.prepared(&anew, "on another GPU").await;
+    assert!(site.path("ledger/uid-mine-owed-0.rec").exists(), "as earlier versions have it");
     plugin.refused(&next(), &["gpu-0"]).await;
     assert_eq!(plugin.sweep().await.unwrap(), withheld());
     plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
@@ -288,6 +290,49 @@ async fn a_claim_that_is_allocated_anew_leaves_its_old_device_held() {
     plugin.sweep().await.unwrap();
     plugin.prepared(&next(), "free").await;
     assert_eq!(site.records().len(), 2);
+    plugin.unprepare(&anew).await.unwrap();
+    plugin.unprepare(&next()).await.unwrap();
+    site.check_empty("at the end");
+}
+
+/// As versions before wrote it: its claim has a UID that is none.
+#[tokio::test]
+async fn what_a_claim_owes_by_an_earlier_versions_record_is_held_and_undone() {
+    let site = Site::new();
+    let anew = Claim::new("mine", &["gpu-1"]).reserved_for(&[LATER]);
+    site.api.put(&anew);
+    site.api.put(&next());
+    let answer =
+        json!({"requests": ["r0"], "pool": NODE, "device": "gpu-0", "cdi_ids": [], "share_id": null});
+    let owed = json!({
+        "version": 1,
+        "claim": {"namespace": "team", "name": "mine", "uid": "uid-mine-owed-0"},
+        "boot": site.boot(),
+        "devices": [{"answer": answer, "uuid": "GPU-0", "gpu": "GPU-0", "mode": "Whole"}],
+        "steps": [{"TimeSlice": {"gpu": "GPU-0", "level": 3}}],
+        "pods": [{"namespace": "team", "name": "p", "uid": POD}],
+    });
+    let line = |entry: &Value| {
+        let json = entry.to_string();
+        format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
+    };
+    let file = site.path("ledger/uid-mine-owed-0.rec");
+    fs::create_dir_all(site.path("ledger")).unwrap();
+    fs::write(&file, [line(&owed), line(&json!("Releasing"))].concat()).unwrap();
+    site.runs(PID, POD);
+
+    let plugin = site.start_plugin();
+    let record = site.records().remove(0);
+    let (claim, standing) = (record.intent.claim.clone(), record.intent.standing);
+    assert_eq!((claim, standing, record.phase), (anew.id(), Standing::Owed(0), Phase::Releasing));
+    // The claim itself owes nothing of it.
+    plugin.prepared(&anew, "on another GPU").await;
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
+    site.ends(PID);
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+    assert!(!file.exists());
+    plugin.prepared(&next(), "free").await;
     plugin.unprepare(&anew).await.unwrap();
     plugin.unprepare(&next()).await.unwrap();
     site.check_empty("at the end");

@@ -13,7 +13,7 @@ use tranche::conditions::{
     Concerned, DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
 };
 use tranche::inventory::{DeviceFaults, Inventory};
-use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer};
+use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
 use tranche::model::gpu::{Gpu, Health, MigMode, NodeGpus};
@@ -60,7 +60,14 @@ fn intent(name: &str, mode: HoldMode) -> Intent {
     };
     let gpu = DeviceUuid::new("GPU-0");
     let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode, placer: Placer::default() }];
-    Intent { claim: claim_ref(name), boot: BootId::new("boot"), devices, steps: Vec::new(), pods: Vec::new() }
+    Intent {
+        claim: claim_ref(name),
+        boot: BootId::new("boot"),
+        devices,
+        steps: Vec::new(),
+        pods: Vec::new(),
+        standing: Standing::Current,
+    }
 }
 
 /// The claim as the scheduler left it, with the device of [`intent`], one of another driver, and one pod.

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
 use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNamespace, Processes};
-use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
+use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::gpu::MigMode;
 use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
@@ -307,14 +307,14 @@ impl Bench {
     async fn begin_with(&self, claim: &Claim, device: HeldDevice, (steps, pods): (Vec<Step>, Vec<PodRef>)) {
         let uuid = device.gpu.clone();
         let (claim, boot) = (claim.id(), self.site.boot());
-        let intent = Intent { claim, boot, devices: vec![device], steps, pods };
+        let intent = Intent { claim, boot, devices: vec![device], steps, pods, standing: Standing::Current };
         let held = self.plugin.preparer.lanes.queue(vec![uuid]).await.unwrap().hold().unwrap();
         self.plugin.preparer.executor.store.begin(&held, &intent).unwrap();
     }
 
     async fn release(&self, claim: &Claim) {
         let held = self.plugin.preparer.lanes.queue(vec![gpu(0)]).await.unwrap().hold().unwrap();
-        self.plugin.preparer.executor.store.end(&held, &claim.id().uid).unwrap();
+        self.plugin.preparer.executor.store.end(&held, &claim.id().uid.into()).unwrap();
     }
 
     fn start(&mut self, action: WatchdogAction) {

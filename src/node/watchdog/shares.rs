@@ -62,7 +62,11 @@ pub(super) fn watched(intents: &[Intent]) -> BTreeMap<DeviceUuid, WatchedDevice>
 
 /// The pods that the ledger names, by claim.
 pub(super) fn pods(intents: Vec<Intent>) -> HashMap<ClaimUid, Vec<PodRef>> {
-    intents.into_iter().map(|intent| (intent.claim.uid, intent.pods)).collect()
+    let mut pods: HashMap<ClaimUid, Vec<PodRef>> = HashMap::new();
+    for intent in intents {
+        pods.entry(intent.claim.uid).or_default().extend(intent.pods);
+    }
+    pods
 }
 
 fn groups<'a>(intent: &'a Intent, device: &'a DeviceUuid) -> impl Iterator<Item = MpsGroup> + 'a {
