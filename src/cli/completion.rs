@@ -15,8 +15,8 @@ pub const SUBCOMMAND: &str = "__complete";
 pub const HELP: &str = "To complete `kubectl tranche`, put the program that `completion kubectl` prints on your PATH:\n\n  \
                         kubectl tranche completion kubectl > kubectl_complete-tranche\n  \
                         chmod +x kubectl_complete-tranche && sudo mv kubectl_complete-tranche /usr/local/bin/";
-/// The program `kubectl_complete-tranche`.
-const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-tranche __complete \"$@\"\n";
+/// The program `kubectl_complete-tranche`, as the release archives have it.
+const FOR_KUBECTL: &str = include_str!("../../hack/release/kubectl_complete-tranche");
 
 /// Nothing but these words may follow (Cobra's ShellCompDirectiveNoFileComp).
 const NO_FILES: u8 = 4;
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(words("expl"), (vec!["explain".to_owned()], ":4".to_owned()));
         let of = |all: &[&str]| all.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>();
         assert_eq!(words("top --cont"), (of(&["--context"]), ":4".to_owned()));
-        assert_eq!(words("top -o "), (of(&["map", "json", "yaml"]), ":4".to_owned()));
+        assert_eq!(words("top -o "), (of(&["map", "table", "json", "yaml"]), ":4".to_owned()));
         assert_eq!(words("top --output=j"), (of(&["--output=json"]), ":4".to_owned()));
         assert_eq!(words("explain stat"), (of(&["statefulset/"]), ":6".to_owned()));
         assert_eq!(words("explain -f po"), (of(&[]), ":0".to_owned()));

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Usage;
-use crate::cluster::{CallError, Endpoint, KubeCluster};
+use crate::cluster::{CallError, Endpoint, Impersonation, KubeCluster};
 
 /// How an administrator lets somebody see what `tranche top` and `tranche explain` look at: all pods, so not a tenant.
 pub const BINDING: &str =
     "kubectl create clusterrolebinding tranche-viewer --clusterrole tranche-viewer --user NAME";
 /// Kinds that belong to no namespace.
-const OF_CLUSTER: [&str; 5] = ["nodes", "namespaces", "resourceslices", "deviceclasses", "devicetaintrules"];
+const OF_CLUSTER: [&str; 8] =
+    ["nodes", "namespaces", "resourceslices", "deviceclasses", "devicetaintrules", "users", "groups", "uids"];
 
 /// As kubectl is told it.
 #[derive(Debug, Clone, Default, Args)]
@@ -24,16 +25,48 @@ pub struct ReachArgs {
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
+    /// Ask as this user, or as system:serviceaccount:NAMESPACE:NAME, in place of yourself.
+    #[arg(long = "as", value_name = "USER")]
+    pub as_user: Option<String>,
+    /// Ask as a member of this group, too; may be given several times.
+    #[arg(long, value_name = "GROUP")]
+    pub as_group: Vec<String>,
+    /// Ask as the user of this UID.
+    #[arg(long, value_name = "UID")]
+    pub as_uid: Option<String>,
 }
 
 impl ReachArgs {
     /// A client for the cluster that is meant. Connects at the first call.
     ///
     /// # Errors
-    /// [`Usage`]: no cluster is named, or the kubeconfig cannot be used.
+    /// [`Usage`]: no cluster is named, the kubeconfig cannot be used, or a group is named without a user.
     pub async fn connect(&self) -> Result<KubeCluster, Usage> {
-        let endpoint = self.endpoint()?;
-        KubeCluster::connect(&endpoint).await.map_err(|error| Usage(crate::model::error_chain(&error)))
+        let (endpoint, impersonation) = (self.endpoint()?, self.impersonation()?);
+        let connected = KubeCluster::connect_as(&endpoint, impersonation.as_ref()).await;
+        connected.map_err(|error| Usage(crate::model::error_chain(&error)))
+    }
+
+    /// Whom to ask as. As kubectl has it, groups and a UID are somebody's.
+    fn impersonation(&self) -> Result<Option<Impersonation>, Usage> {
+        let given = |flag: &str, value: &str| match value.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
+            true => Ok(value.to_owned()),
+            false => {
+                Err(Usage(format!("{flag} {value:?}: a name in a request's header has printable ASCII only")))
+            }
+        };
+        let groups: Result<Vec<String>, Usage> =
+            self.as_group.iter().map(|group| given("--as-group", group)).collect();
+        let uid = self.as_uid.as_deref().map(|uid| given("--as-uid", uid)).transpose()?;
+        match (self.as_user.as_deref().filter(|user| !user.is_empty()), groups?) {
+            (Some(user), groups) => Ok(Some(Impersonation { user: given("--as", user)?, groups, uid })),
+            (None, groups) if groups.is_empty() && uid.is_none() => Ok(None),
+            (None, _) => Err(Usage(
+                "--as-group and --as-uid are of a user: give --as USER as well (kubectl says: requesting \
+                 impersonation without impersonating a user)"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// The kubeconfig that was named, else the pod's service account, else `~/.kube/config`.
@@ -67,6 +100,10 @@ pub fn for_people(error: CallError) -> anyhow::Error {
             "Error from server (Unauthorized): the API server does not know who you are; has the token or the \
              certificate of your kubeconfig expired?"
         ),
+        CallError::Forbidden { message, .. } if message.contains("cannot impersonate") => {
+            let check = can_i(&message).map_or(String::new(), |command| format!("; see {command}"));
+            anyhow::anyhow!("Error from server (Forbidden): {message}{check}")
+        }
         CallError::Forbidden { message, .. } => {
             let check = can_i(&message).map_or(String::new(), |command| format!("see {command}, and "));
             anyhow::anyhow!(
@@ -149,6 +186,8 @@ mod tests {
         let nodes = r#"User "eve" cannot get resource "nodes" in API group "" at the cluster scope"#;
         assert_eq!(can_i(nodes).as_deref(), Some("kubectl auth can-i get nodes"));
         assert_eq!(can_i("no"), None);
+        let other = r#"users "eve" is forbidden: User "bob" cannot impersonate resource "users" in API group "" at the cluster scope"#;
+        assert_eq!(can_i(other).as_deref(), Some("kubectl auth can-i impersonate users"));
     }
 
     #[test]

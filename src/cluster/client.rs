@@ -52,6 +52,14 @@ impl From<PathBuf> for Endpoint {
     }
 }
 
+/// Whom to ask as, in place of oneself. The API server lets those do it who have the right `impersonate`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Impersonation {
+    pub user: String,
+    pub groups: Vec<String>,
+    pub uid: Option<String>,
+}
+
 /// Why there is no client. Nothing has been asked of the API server yet.
 #[derive(Debug, Error)]
 pub enum ConnectError {
@@ -81,6 +89,17 @@ pub struct KubeCluster {
 impl KubeCluster {
     /// A client for `endpoint`. Connects at the first call.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self, ConnectError> {
+        Self::connect_as(endpoint, None).await
+    }
+
+    /// The same as somebody else: what a kubeconfig says of that (`as`, `as-groups`) counts no more then.
+    ///
+    /// # Errors
+    /// There is no endpoint, or no client can be made for it.
+    pub async fn connect_as(
+        endpoint: &Endpoint,
+        impersonation: Option<&Impersonation>,
+    ) -> Result<Self, ConnectError> {
         // Chosen here once, so that no other crate's default can be in force. Err: it is chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = match endpoint {
@@ -89,6 +108,13 @@ impl KubeCluster {
                 .await
                 .map_err(|problem| ConnectError::Kubeconfig { path: path.clone(), problem })?,
         };
+        if let Some(Impersonation { user, groups, uid }) = impersonation {
+            let auth = &mut config.auth_info;
+            auth.impersonate = Some(user.clone());
+            auth.impersonate_groups = Some(groups.clone()).filter(|groups| !groups.is_empty());
+            auth.impersonate_uid.clone_from(uid);
+            auth.impersonate_user_extra = None;
+        }
         config.connect_timeout = Some(CALL_LIMIT);
         config.write_timeout = Some(CALL_LIMIT);
         config.headers.push((USER_AGENT, HeaderValue::from_static(OURSELVES)));

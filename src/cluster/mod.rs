@@ -17,6 +17,8 @@
 //!   `sieve` passes on what is wanted, for `guarded` to parse
 //! * [`events`]: events on claims and pods, best effort
 //! * [`Workload`]: what makes pods; with quotas, templates and events, for people who ask about one pod
+//! * [`KubeCluster::node_pages`]: what node plugins answer, through the API server's pod proxy, for people who look at
+//!   what is used
 //! * [`webhooks`]: certificates, webhook configurations, the controller's class
 //!
 //! May import: model. May name: kube, k8s-openapi, rustls, fastrand, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
@@ -31,6 +33,7 @@ mod guarded;
 pub mod lease;
 mod lookups;
 mod node;
+mod proxied;
 pub mod read_claim;
 mod reader;
 mod sieve;
@@ -45,10 +48,11 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
-pub use client::{ConnectError, Endpoint, KubeCluster};
+pub use client::{ConnectError, Endpoint, Impersonation, KubeCluster};
 pub use error::{CallError, ClaimError, ClaimState};
 pub use lookups::{Told, Workload, WorkloadKind};
 pub use node::NodeCluster;
+pub use proxied::{NodePage, NodePlugin, PAGE_BYTES_MAX};
 pub use survey::{Denied, Survey};
 
 use crate::model::claim::{AllocatedClaim, ClaimRef};

@@ -218,6 +218,15 @@ pub(super) async fn object<K: Known>(client: &Client, request: Request<Vec<u8>>)
 
 /// What a request is answered with.
 pub(super) async fn answer(client: &Client, request: Request<Vec<u8>>) -> Result<Piece, kube::Error> {
+    answer_up_to(OBJECT_BYTES_MAX, client, request).await
+}
+
+/// The same; of an answer of more than `most` bytes the beginning.
+pub(super) async fn answer_up_to(
+    most: usize,
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> Result<Piece, kube::Error> {
     let mut body = open(client, request).await?;
     let (mut bytes, mut whole) = (Vec::new(), true);
     loop {
@@ -226,7 +235,7 @@ pub(super) async fn answer(client: &Client, request: Request<Vec<u8>>) -> Result
         if part.is_empty() {
             break;
         }
-        let room = OBJECT_BYTES_MAX - bytes.len();
+        let room = most - bytes.len();
         whole &= part.len() <= room;
         bytes.extend_from_slice(&part[..part.len().min(room)]);
         let used = part.len();

@@ -10,6 +10,7 @@ mod placed;
 mod refusals;
 mod rest;
 mod settings;
+mod top;
 mod watchdog;
 mod whole_only;
 

@@ -14,6 +14,7 @@ use crate::objects::{put_node, share};
 
 const NOW: &str = "2026-01-01T00:10:00Z";
 const DRIVER: &str = "gpu.nvidia.com";
+const SHAPE: top::Look = top::Look { width: 82, reverse: false };
 
 fn cluster(api: &MockApi) -> KubeCluster {
     KubeCluster::with_client(api.client())
@@ -809,13 +810,16 @@ node-b: 2 devices, 0 whole, 0 in shares, 2 free
 ";
     let looked = async |line: &str| {
         let Command::Top(args) = parsed(line) else { panic!("{line}") };
-        top::look(&cluster(&api), &args, 82).await.unwrap()
+        top::look(&cluster(&api), &args, SHAPE).await.unwrap()
     };
-    assert_eq!(looked("top").await, expected);
+    assert_eq!(looked("top --use=false").await, expected);
+    let told = looked("top").await;
+    let lack = "\nwhat is used is not known: no node plugin is ready in namespace tranche-system; ";
+    assert!(told.starts_with(expected) && told.contains(lack), "{told}");
     let one = looked("top --node node-b").await;
     assert!(one.starts_with("1 node, 2 devices: 2 free") && !one.contains("node-a"), "{one}");
     let Command::Top(nope) = parsed("top --node nope") else { panic!() };
-    let error = top::look(&cluster(&api), &nope, 82).await.unwrap_err().to_string();
+    let error = top::look(&cluster(&api), &nope, SHAPE).await.unwrap_err().to_string();
     assert_eq!(error, "no GPUs are published for node nope; nodes that have some: node-a, node-b");
     let json: Value = serde_json::from_str(&looked("top -o json").await).unwrap();
     assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["claim"], "running");
@@ -824,6 +828,6 @@ node-b: 2 devices, 0 whole, 0 in shares, 2 free
     let own = looked("top -n ml").await;
     assert!(own.starts_with("1 node, 2 devices: 0 free") && !own.contains("node-b"), "{own}");
     let Command::Top(none) = parsed("top -n team") else { panic!() };
-    let error = top::look(&cluster(&api), &none, 82).await.unwrap_err().to_string();
+    let error = top::look(&cluster(&api), &none, SHAPE).await.unwrap_err().to_string();
     assert!(error.starts_with("no claim of namespace team has a part of a GPU"), "{error}");
 }

@@ -7,8 +7,9 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const KUBECONFIG: &str = "current-context: here\n\
     contexts: [{name: here, context: {cluster: c, user: u, namespace: ml}}, {name: there, context: {cluster: d, user: u}}]\n\
@@ -253,6 +254,14 @@ const CLUSTER: &[Case] = &[
         &["Error from server (Unauthorized): the API server does not know who you are"],
     ),
     case(
+        "top --kubeconfig no-impersonation --as eve",
+        1,
+        &[
+            "Error from server (Forbidden): users \"eve\" is forbidden: User \"bob\" cannot impersonate",
+            "; see kubectl auth can-i impersonate users\n",
+        ],
+    ),
+    case(
         "plan -f train -n ml --gpus gpus.json --kubeconfig absent",
         1,
         &["Error from server (NotFound): resourceclaims.resource.k8s.io \"train\" not found in namespace ml"],
@@ -260,11 +269,19 @@ const CLUSTER: &[Case] = &[
 ];
 
 const ARGUMENTS: &[Case] = &[
+    case(
+        "top --kubeconfig refused --as-group a",
+        2,
+        &["error: --as-group and --as-uid are of a user: give --as USER"],
+    ),
+    case("explain train --kubeconfig refused --as-uid 7", 2, &["give --as USER as well"]),
+    case("plan -f ml/train --kubeconfig refused --as \u{e9}", 2, &["printable ASCII only"]),
+    case("top --use=no", 2, &["error: invalid value 'no' for '--use"]),
     case("explian", 2, &["error: unrecognized subcommand 'explian'", "'explain'"]),
     case(
         "top -o yml",
         2,
-        &["error: invalid value 'yml' for '--output", "[possible values: map, json, yaml]"],
+        &["error: invalid value 'yml' for '--output", "[possible values: map, table, json, yaml]"],
     ),
     case("explain", 2, &["error: the following required arguments were not provided"]),
     case("explain a/b/c", 2, &["error: \"a/b/c\" has too many parts; give NAME, NAMESPACE/NAME, pod/NAME"]),
@@ -325,6 +342,9 @@ fn folder() -> tempfile::TempDir {
     kubeconfig(at, "forbidden", &api_server(403, "Forbidden", forbidden).to_string());
     kubeconfig(at, "unauthorized", &api_server(401, "Unauthorized", "Unauthorized").to_string());
     let absent = "resourceclaims.resource.k8s.io \"train\" not found";
+    let other = "users \"eve\" is forbidden: User \"bob\" cannot impersonate resource \"users\" in API group \"\" at the \
+                 cluster scope";
+    kubeconfig(at, "no-impersonation", &api_server(403, "Forbidden", other).to_string());
     kubeconfig(at, "absent", &api_server(404, "NotFound", absent).to_string());
     folder
 }
@@ -449,4 +469,167 @@ fn every_shipped_example_is_read() {
         planned += 1;
     }
     assert!(planned > 3, "only {planned} examples have claims");
+}
+
+/// A cluster of two nodes, each with a GPU that is shared: node-a's plugin answers what is used, node-b's as the test says.
+fn cluster(node_b: &'static str) -> (SocketAddr, Heads) {
+    let slice = |node: &str| {
+        json!({"metadata": {"name": node}, "spec": {"driver": "gpu.nvidia.com", "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"},
+                "productName": {"string": "NVIDIA T4"}, "isolation": {"string": "mps"},
+                "grantableMemoryMiB": {"int": 16_000}, "shareSlots": {"int": 16}, "processesPerSlot": {"int": 3}}}]}})
+    };
+    let claim = |name: &str, node: &str| {
+        json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {}, "status": {
+            "reservedFor": [{"resource": "pods", "name": name, "uid": "u"}],
+            "allocation": {"devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com", "pool": node,
+                "device": "gpu-0", "shareID": "s", "consumedCapacity": {"memory": "4000Mi", "compute": "25"}}]}}}})
+    };
+    let pod = |node: &str| {
+        json!({"metadata": {"name": format!("plugin-{node}"), "namespace": "tranche-system"}, "spec": {
+            "nodeName": node, "containers": [{"name": "node", "ports": [{"name": "ops", "containerPort": 8080}]}]},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
+    };
+    let list = |items: Value| {
+        json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}).to_string()
+    };
+    let row = |name: &str, value: &str| {
+        format!(
+            "tranche_claim_{name}{{namespace=\"ml\",pod=\"a\",container=\"\",claim=\"a\",request=\"gpu\",device=\"gpu-0\",\
+             pool=\"node-a\",UUID=\"GPU-0\"}} {value}\n"
+        )
+    };
+    let page = [row("memory_used_bytes", "1048576000"), row("multiprocessor_activity_ratio", "0.5")].concat();
+    let proxy = "/api/v1/namespaces/tranche-system/pods/";
+    let answers = vec![
+        (
+            "/apis/resource.k8s.io/v1/resourceslices".to_owned(),
+            list(json!([slice("node-a"), slice("node-b")])),
+        ),
+        (
+            "/apis/resource.k8s.io/v1/resourceclaims".to_owned(),
+            list(json!([claim("a", "node-a"), claim("b", "node-b")])),
+        ),
+        (format!("{proxy}plugin-node-a:8080/proxy/metrics"), page),
+        (format!("{proxy}plugin-node-b:8080/proxy/metrics"), node_b.to_owned()),
+        ("/api/v1/namespaces/tranche-system/pods".to_owned(), list(json!([pod("node-a"), pod("node-b")]))),
+    ];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let heads = Heads::default();
+    let seen = heads.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = [0; 8192];
+            let length = stream.read(&mut head).unwrap_or(0);
+            let head = String::from_utf8_lossy(&head[..length]).into_owned();
+            let path = head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default();
+            let body = answers.iter().find(|(known, _)| known == path).map_or("", |(_, body)| body.as_str());
+            seen.lock().unwrap().push(head.clone());
+            // A body that begins with a number is refused with this status.
+            let code = body.get(..3).and_then(|code| code.parse::<u16>().ok()).unwrap_or(200);
+            let body = if code == 200 { body } else { &body[3..] };
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {code} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    (address, heads)
+}
+
+/// The heads of all requests.
+type Heads = Arc<Mutex<Vec<String>>>;
+
+fn top(node_b: &'static str, line: &str) -> (String, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, heads) = cluster(node_b);
+    kubeconfig(folder.path(), "k", &address.to_string());
+    let (code, out, said) = run(folder.path(), &format!("top --kubeconfig k {line}"), "");
+    assert_eq!((code, said.as_str()), (Some(0), ""), "{out}");
+    (out, heads.lock().unwrap().clone())
+}
+
+#[test]
+fn top_reads_what_is_used_through_the_pod_proxy_and_says_what_it_may_not_read() {
+    let refused = "403{\"kind\":\"Status\",\"status\":\"Failure\",\"code\":403,\"message\":\"pods \\\"x\\\" is forbidden: User \
+                   \\\"eve\\\" cannot get resource \\\"pods/proxy\\\" in API group\"}";
+    let (table, _) = top(refused, "-o table");
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(
+        rows[1],
+        ["node-a", "gpu-0", "ml", "a", "a", "4000", "25%", "1000", "-", "50%", "-"],
+        "{table}"
+    );
+    assert_eq!(rows[2], ["node-b", "gpu-0", "ml", "b", "b", "4000", "25%", "-", "-", "-", "-"], "{table}");
+    let lack = "\n\nwhat is used on node-b is not known: you may not get pods/proxy in namespace tranche-system; ask for \
+                Role tranche-use-viewer (kubectl -n tranche-system create rolebinding tranche-use-viewer --role \
+                tranche-use-viewer --user NAME)\n";
+    assert!(table.ends_with(lack), "{table}");
+    let (map, heads) = top(refused, "");
+    assert!(
+        map.contains(
+            "A ml/a                                     4000 MiB, 25 %   1000 MiB used, 50 % active\n"
+        ),
+        "{map}"
+    );
+    assert!(map.contains("A ml/b                                     4000 MiB, 25 %\n"), "{map}");
+    assert!(map.ends_with(lack) && !map.contains('\u{1b}'), "no terminal, no colours: {map}");
+    let asked = heads.iter().find(|head| head.contains("/pods?")).expect("it looked for the plugins");
+    assert!(asked.contains("fieldSelector=spec.serviceAccountName%3Dtranche-node"), "{asked}");
+    let (json, _) = top(refused, "-o json");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["use"][0]["memoryUsedMiB"], 1000);
+    assert_eq!(json["lacks"].as_array().map(Vec::len), Some(1), "{json}");
+    let (yaml, _) = top(refused, "-o yaml");
+    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
+}
+
+#[test]
+fn top_goes_on_whatever_a_node_answers() {
+    let (map, _) = top("502<html>bad gateway</html>", "");
+    assert!(
+        map.contains("what is used on node-b is not known: status 502: <html>bad gateway</html>\n"),
+        "{map}"
+    );
+    let (map, _) = top("# nothing\n", "");
+    let silent = "what is used on node-b is not measured: watchdog.action is off, or it has just begun\n";
+    assert!(map.contains("4000 MiB, 25 %   used: -\n") && map.ends_with(silent), "{map}");
+    let (map, heads) = top("", "--use=false");
+    assert!(!map.contains("used") && !heads.iter().any(|head| head.contains("/pods")), "{map}");
+}
+
+#[test]
+fn a_page_without_an_end_is_cut_and_told() {
+    static LONG: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| "# x\n".repeat(2 << 20));
+    let (map, _) = top(LONG.as_str(), "");
+    assert!(
+        map.contains("what is used on node-b is not known: its metrics have more than 4 MiB; the rest"),
+        "{map}"
+    );
+}
+
+#[test]
+fn every_tool_that_asks_the_cluster_asks_as_somebody_else_where_that_is_said() {
+    for line in ["top", "explain ml/a", "plan -f ml/a --node node-a"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (address, heads) = cluster("");
+        kubeconfig(folder.path(), "k", &address.to_string());
+        let whole = format!("{line} --kubeconfig k --as eve --as-group ml --as-group dev --as-uid 7");
+        let (_, out, said) = run(folder.path(), &whole, "");
+        let heads = heads.lock().unwrap();
+        assert!(!heads.is_empty(), "{line}: {out}{said}");
+        for head in heads.iter().map(|head| head.to_lowercase()) {
+            for header in [
+                "impersonate-user: eve",
+                "impersonate-group: ml",
+                "impersonate-group: dev",
+                "impersonate-uid: 7",
+            ] {
+                assert!(head.contains(&format!("\r\n{header}\r\n")), "{line}: no {header} in\n{head}");
+            }
+        }
+    }
 }

@@ -1,6 +1,8 @@
-//! The map as text: a bar for each GPU, a line for each share.
+//! The map as text: a bar for each GPU, a line for each share; or a table with a row for each pod.
 
+use super::super::table;
 use super::map::{Holder, Map, Node, Part, Row};
+use super::used::PodUse;
 
 /// Letters for the shares of a GPU, in the bar and before the claim. A GPU has at most as many client slots.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -11,20 +13,108 @@ const BAR_MAX: usize = 64;
 /// Columns of a line that are not the bar.
 const BESIDE_THE_BAR: usize = 62;
 
-/// Lines no wider than `width` as far as names allow.
-pub fn draw(map: &Map, width: usize) -> String {
-    let bar = width.saturating_sub(BESIDE_THE_BAR).clamp(BAR_MIN, BAR_MAX);
+/// Around the cells of a bar that are used, on a terminal that bears it: letters in reverse.
+const REVERSE: &str = "\x1b[7m";
+const UPRIGHT: &str = "\x1b[27m";
+/// Where a figure is not known.
+const UNKNOWN: &str = "-";
+
+/// How a picture may look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Columns.
+    pub width: usize,
+    /// Whether used parts of bars may be set off by the terminal's means.
+    pub reverse: bool,
+}
+
+/// Lines no wider than the terminal as far as names allow.
+pub fn draw(map: &Map, look: Look) -> String {
+    let bar = look.width.saturating_sub(BESIDE_THE_BAR).clamp(BAR_MIN, BAR_MAX);
     let mut text = total(map);
     for node in &map.nodes {
         text.push_str(&format!("\n{}\n", head(node)));
         for row in &node.devices {
-            text.push_str(&line(row, bar));
+            text.push_str(&line(row, bar, look));
             for (letter, holder) in letters(row) {
                 text.push_str(&share(letter, holder));
             }
         }
     }
-    text
+    text + &lacks(map)
+}
+
+/// A row for each pod of each claim; of a claim that no pod has, one.
+pub fn table(map: &Map) -> String {
+    let header = [
+        "NODE",
+        "DEVICE",
+        "NAMESPACE",
+        "POD",
+        "CLAIM",
+        "GRANTED(MiB)",
+        "COMPUTE",
+        "USED(MiB)",
+        "PEAK(MiB)",
+        "ACTIVE",
+        "PROCESSES",
+    ];
+    let mut rows = Vec::new();
+    for node in &map.nodes {
+        for row in &node.devices {
+            for holder in &row.claims {
+                rows.extend(pods(holder).into_iter().map(|one| cells(node, row, holder, &one)));
+            }
+        }
+    }
+    table::render(&header, rows) + &lacks(map)
+}
+
+fn cells(node: &Node, row: &Row, holder: &Holder, one: &PodUse) -> Vec<String> {
+    let number = |figure: Option<u64>| figure.map_or(UNKNOWN.to_owned(), |figure| figure.to_string());
+    let percent = |figure: Option<u64>| figure.map_or(UNKNOWN.to_owned(), |figure| format!("{figure}%"));
+    let (granted, compute) = match holder.part {
+        Part::Share { memory_mib, compute } => (memory_mib.to_string(), percent(compute)),
+        Part::Whole => ("whole".to_owned(), UNKNOWN.to_owned()),
+        Part::Admin => ("admin".to_owned(), UNKNOWN.to_owned()),
+    };
+    let pod = one.pod.clone().unwrap_or_else(|| table::NONE.to_owned());
+    vec![
+        node.name.clone(),
+        row.device.clone(),
+        holder.namespace.clone(),
+        pod,
+        holder.claim.clone(),
+        granted,
+        compute,
+        number(one.memory_used),
+        number(one.memory_peak),
+        percent(one.activity),
+        number(one.processes),
+    ]
+}
+
+/// What each pod uses: those that the node told of, then those of which nothing is known.
+fn pods(holder: &Holder) -> Vec<PodUse> {
+    let mut all = holder.used.clone().unwrap_or_default();
+    for pod in &holder.pods {
+        if !all.iter().any(|one| one.pod.as_ref() == Some(pod)) {
+            all.push(PodUse { pod: Some(pod.clone()), ..PodUse::default() });
+        }
+    }
+    // Which pod it is becomes known a moment later.
+    if all.iter().any(|one| one.pod.is_some()) {
+        all.retain(|one| one.pod.is_some() || one.memory_used.is_some_and(|used| used > 0));
+    }
+    if all.is_empty() {
+        all.push(PodUse::default());
+    }
+    all
+}
+
+fn lacks(map: &Map) -> String {
+    let lines: String = map.lacks.iter().map(|words| format!("{}\n", table::plain(words))).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
 fn total(map: &Map) -> String {
@@ -56,9 +146,10 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn line(row: &Row, bar: usize) -> String {
-    let amount = match (row.grantable_mib, row.claims.iter().find(|holder| holder.part == Part::Whole)) {
-        (_, Some(holder)) => name(holder),
+fn line(row: &Row, bar: usize, look: Look) -> String {
+    let whole = row.claims.iter().find(|holder| holder.part == Part::Whole);
+    let amount = match (row.grantable_mib, whole) {
+        (_, Some(holder)) => format!("{}{}", name(holder), usage(holder)),
         (Some(grantable), None) => format!("{} of {grantable} MiB", row.granted_mib()),
         (None, None) => "free".to_owned(),
     };
@@ -71,24 +162,42 @@ fn line(row: &Row, bar: usize) -> String {
     }
     marks.extend(row.taints.iter().map(|taint| format!("tainted {taint}")));
     let marks = if marks.is_empty() { String::new() } else { format!("   {}", marks.join(", ")) };
-    format!("  {:<22} [{}] {amount}{marks}\n", row.device, filled(row, bar))
+    let each = whole.map_or(String::new(), each_pod);
+    format!("  {:<22} [{}] {amount}{marks}\n{each}", row.device, filled(row, bar, look))
 }
 
-/// A cell stands for an equal part of the memory; each share has at least one while there is room.
-fn filled(row: &Row, bar: usize) -> String {
-    if row.claims.iter().any(|holder| holder.part == Part::Whole) {
-        return WHOLE.to_string().repeat(bar);
+/// A cell stands for an equal part of the memory; each share has at least one while there is room, and so has what is used
+/// of it.
+fn filled(row: &Row, bar: usize, look: Look) -> String {
+    let of = |mib: u64, all: u64| {
+        usize::try_from(mib.saturating_mul(bar as u64) / all.max(1)).unwrap_or(bar).clamp(1, bar)
+    };
+    if let Some(holder) = row.claims.iter().find(|holder| holder.part == Part::Whole) {
+        let limit = holder.used.iter().flatten().find_map(|one| one.memory_limit).or(row.grantable_mib);
+        let used = holder.used_mib().filter(|mib| *mib > 0).zip(limit);
+        return cells_of(WHOLE, bar, used.map_or(0, |(mib, all)| of(mib, all)), look);
     }
-    let all = row.grantable_mib.unwrap_or(0).max(1);
-    let mut text = String::with_capacity(bar);
+    let all = row.grantable_mib.unwrap_or(0);
+    let (mut text, mut taken) = (String::with_capacity(bar), 0);
     for (letter, holder) in letters(row) {
         let Part::Share { memory_mib, .. } = holder.part else { continue };
-        let cells = usize::try_from(memory_mib.saturating_mul(bar as u64) / all).unwrap_or(bar).max(1);
-        let room = bar.saturating_sub(text.len());
-        text.extend(std::iter::repeat_n(letter, cells.min(room)));
+        let cells = of(memory_mib, all).min(bar - taken);
+        let used = holder.used_mib().filter(|mib| *mib > 0).map_or(0, |mib| of(mib, all));
+        text.push_str(&cells_of(letter, cells, used.min(cells), look));
+        taken += cells;
     }
-    text.extend(std::iter::repeat_n(FREE, bar.saturating_sub(text.len())));
+    text.extend(std::iter::repeat_n(FREE, bar - taken));
     text
+}
+
+/// So many cells, the first `used` of them set off.
+fn cells_of(letter: char, cells: usize, used: usize, look: Look) -> String {
+    let row = |count: usize| letter.to_string().repeat(count);
+    match used {
+        0 => row(cells),
+        _ if !look.reverse => row(cells),
+        used => format!("{REVERSE}{}{UPRIGHT}{}", row(used), row(cells - used)),
+    }
 }
 
 fn letters(row: &Row) -> impl Iterator<Item = (char, &Holder)> {
@@ -99,7 +208,40 @@ fn letters(row: &Row) -> impl Iterator<Item = (char, &Holder)> {
 fn share(letter: char, holder: &Holder) -> String {
     let Part::Share { memory_mib, compute } = holder.part else { return String::new() };
     let compute = compute.map_or(String::new(), |percent| format!(", {percent} %"));
-    format!("    {letter} {:<40} {memory_mib} MiB{compute}\n", name(holder))
+    let (usage, each) = (usage(holder), each_pod(holder));
+    format!("    {letter} {:<40} {memory_mib} MiB{compute}{usage}\n{each}", name(holder))
+}
+
+/// What a claim uses, behind what it was granted. Nothing where nobody asked.
+fn usage(holder: &Holder) -> String {
+    match holder.used.as_deref() {
+        None => String::new(),
+        Some([one]) => format!("   {}", in_words(one)),
+        Some([]) => format!("   used: {UNKNOWN}"),
+        Some(_) => {
+            let used = holder.used_mib().map_or(UNKNOWN.to_owned(), |mib| format!("{mib} MiB"));
+            format!("   {used} used")
+        }
+    }
+}
+
+/// A line for each pod of a claim that several use.
+fn each_pod(holder: &Holder) -> String {
+    let all = match holder.used.as_deref() {
+        Some(all @ [_, _, ..]) => all,
+        Some([_] | []) | None => return String::new(),
+    };
+    let line = |one: &PodUse| {
+        let pod = one.pod.as_deref().unwrap_or("a pod that is not known yet");
+        format!("        {:<36} {}\n", format!("{}/{pod}", holder.namespace), in_words(one))
+    };
+    all.iter().map(line).collect()
+}
+
+fn in_words(one: &PodUse) -> String {
+    let used = one.memory_used.map_or(UNKNOWN.to_owned(), |mib| format!("{mib} MiB"));
+    let active = one.activity.map_or(String::new(), |percent| format!(", {percent} % active"));
+    format!("{used} used{active}")
 }
 
 /// The pods that have the claim, and the claim if its name is not made from the pod's; of a claim that no pod has, the

@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde::Serialize;
 
+use super::used::PodUse;
 use crate::model::names::{DRIVER, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::params::{self, Params};
@@ -19,6 +20,9 @@ const FROM_CLASS: &str = "FromClass";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Map {
     pub nodes: Vec<Node>,
+    /// What could not be read, and why, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -59,6 +63,9 @@ pub struct Holder {
     /// Pods that the claim is reserved for.
     pub pods: Vec<String>,
     pub part: Part,
+    /// What its pods use. None: not asked for, or the node did not say.
+    #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
+    pub used: Option<Vec<PodUse>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -76,12 +83,34 @@ pub enum Part {
 }
 
 impl Map {
+    /// Nodes of which something is given to a claim.
+    pub fn used_nodes(&self) -> impl Iterator<Item = &str> {
+        let is_used = |node: &&Node| node.devices.iter().any(|row| !row.claims.is_empty());
+        self.nodes.iter().filter(is_used).map(|node| node.name.as_str())
+    }
+
     /// Leaves the devices of which claims of the namespace have a part, with all who share them.
     pub fn keep_only(&mut self, namespace: &str) {
         for node in &mut self.nodes {
             node.devices.retain(|row| row.claims.iter().any(|holder| holder.namespace == namespace));
         }
         self.nodes.retain(|node| !node.devices.is_empty());
+    }
+}
+
+impl Node {
+    /// Something is known of what is used here.
+    pub fn tells_use(&self) -> bool {
+        let mut parts = self.devices.iter().flat_map(|row| &row.claims);
+        parts.any(|holder| holder.used.as_ref().is_some_and(|pods| !pods.is_empty()))
+    }
+}
+
+impl Holder {
+    /// MiB that all of its pods use together. None: not known.
+    pub fn used_mib(&self) -> Option<u64> {
+        let known = self.used.as_ref()?.iter().filter_map(|one| one.memory_used);
+        known.reduce(u64::saturating_add)
     }
 }
 
@@ -137,7 +166,7 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
     }
     let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect();
     nodes.iter_mut().for_each(close);
-    Map { nodes }
+    Map { nodes, lacks: Vec::new() }
 }
 
 /// Marks the GPUs of claims that have shares of several.
@@ -220,6 +249,7 @@ fn found(
         claim: claim.metadata.name.clone().unwrap_or_default(),
         pods: reserved.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),
         part,
+        used: None,
     })
 }
 

@@ -1,7 +1,13 @@
 use serde_json::{Value, json};
 
-use super::draw::{cut, draw};
+use super::draw::{Look, cut, table};
 use super::map::{Map, map};
+use super::used::Uses;
+
+/// As it is printed into a file, 82 columns wide.
+fn draw(map: &Map, width: usize) -> String {
+    super::draw::draw(map, Look { width, reverse: false })
+}
 
 fn device(name: &str, grantable: Option<i64>) -> Value {
     let mut device = json!({"name": name, "attributes": {
@@ -118,6 +124,92 @@ fn gpus_of_a_claim_with_shares_of_several_are_closed_to_others() {
         "{text}"
     );
     assert_eq!(text.matches("20000 of 80000 MiB   closed to other claims\n").count(), 2, "{text}");
+}
+
+/// A line of a page of metrics about node-a.
+fn used(name: &str, device: &str, claim: &str, pod: &str, value: &str) -> String {
+    format!(
+        "tranche_claim_{name}{{namespace=\"team\",pod=\"{pod}\",container=\"\",claim=\"{claim}\",request=\"gpu\",\
+         device=\"{device}\",pool=\"node-a\",UUID=\"GPU-x\"}} {value}\n"
+    )
+}
+
+/// node-a answers, node-b does not.
+fn seen_with_use() -> Map {
+    let mib = |mib: u64| (mib << 20).to_string();
+    let page = [
+        used("memory_used_bytes", "gpu-0", "small", "small-pod", &mib(8_000)),
+        used("memory_peak_bytes", "gpu-0", "small", "small-pod", &mib(9_000)),
+        used("multiprocessor_activity_ratio", "gpu-0", "small", "small-pod", "0.4"),
+        used("gpu_processes", "gpu-0", "small", "small-pod", "2"),
+        used("memory_used_bytes", "gpu-1", "placed", "placed-pod", &mib(100)),
+        used("memory_used_bytes", "gpu-1", "placed", "another", &mib(300)),
+    ];
+    let (mut map, mut uses) = (seen(), Uses::default());
+    assert!(uses.read("node-a", &page.concat()));
+    uses.put_on(&mut map, |node| node == "node-a");
+    map.lacks.push("what is used on node-b is not known: no answer within 5 s".to_owned());
+    map
+}
+
+#[test]
+fn what_is_used_stands_beside_what_was_granted() {
+    let text = draw(&seen_with_use(), 82);
+    let expected = "\
+2 nodes, 4 devices: 1 free, 138000 MiB left in shares, 78000 MiB at most on one GPU
+
+node-a: 3 devices, 0 whole, 2 in shares, 1 free
+  gpu-0                  [AAAAA...............] 20000 of 80000 MiB
+    A team/small-pod (claim small)             20000 MiB, 25 %   8000 MiB used, 40 % active
+  gpu-1                  [A...................] 2000 of 80000 MiB   held
+    A team/placed-pod (claim placed)           2000 MiB   400 MiB used
+        team/another                         300 MiB used
+        team/placed-pod                      100 MiB used
+  gpu-2                  [....................] free
+
+node-b: 1 device, 1 whole, 0 in shares, 0 free
+  gpu-0                  [####################] team/whole-pod (claim whole)
+
+what is used on node-b is not known: no answer within 5 s
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn on_a_terminal_the_used_part_of_a_share_is_set_off_within_it() {
+    let text = super::draw::draw(&seen_with_use(), Look { width: 82, reverse: true });
+    assert!(text.contains("[\x1b[7mAA\x1b[27mAAA...............]"), "{text:?}");
+    assert!(text.contains("[\x1b[7mA\x1b[27m...................]"), "a little is seen, too: {text:?}");
+    assert!(text.contains("[####################] team/whole-pod"), "of node-b nothing is known: {text:?}");
+    let mut whole = seen();
+    let mut uses = Uses::default();
+    let page = used("memory_used_bytes", "gpu-0", "whole", "whole-pod", &(20_000_u64 << 20).to_string());
+    let limit = used("memory_limit_bytes", "gpu-0", "whole", "whole-pod", &(40_000_u64 << 20).to_string());
+    uses.read("node-b", &format!("{page}{limit}").replace("node-a", "node-b"));
+    uses.put_on(&mut whole, |node| node == "node-b");
+    let text = super::draw::draw(&whole, Look { width: 82, reverse: true });
+    assert!(text.contains("[\x1b[7m##########\x1b[27m##########] team/whole-pod"), "{text:?}");
+}
+
+#[test]
+fn a_table_has_a_row_for_each_pod_and_a_dash_for_what_is_not_known() {
+    let expected = "\
+NODE     DEVICE   NAMESPACE   POD          CLAIM    GRANTED(MiB)   COMPUTE   USED(MiB)   PEAK(MiB)   ACTIVE   PROCESSES
+node-a   gpu-0    team        small-pod    small    20000          25%       8000        9000        40%      2
+node-a   gpu-1    team        another      placed   2000           -         300         -           -        -
+node-a   gpu-1    team        placed-pod   placed   2000           -         100         -           -        -
+node-b   gpu-0    team        whole-pod    whole    whole          -         -           -           -        -
+
+what is used on node-b is not known: no answer within 5 s
+";
+    assert_eq!(table(&seen_with_use()), expected);
+    let json = serde_json::to_value(seen_with_use()).unwrap();
+    let small = &json["nodes"][0]["devices"][0]["claims"][0];
+    let expected = json!([{"pod": "small-pod", "memoryUsedMiB": 8000, "memoryPeakMiB": 9000, "memoryLimitMiB": null,
+        "activityPercent": 40, "processes": 2}]);
+    assert_eq!(small["use"], expected);
+    assert_eq!(json["nodes"][1]["devices"][0]["claims"][0].get("use"), None, "node-b did not answer");
+    assert!(json["lacks"][0].as_str().unwrap().contains("node-b"));
 }
 
 #[test]

@@ -71,8 +71,10 @@ async fn whoever_looks_at_the_cluster_sees_who_has_what() {
     let kubeconfig = cluster.rig.run(&["kubeconfig"]);
     let top = |output: &str| {
         let mut top = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"));
-        let out =
-            top.args(["top", "--once", "-o", output, "--kubeconfig", kubeconfig.trim()]).output().unwrap();
+        let out = top
+            .args(["top", "--once", "--use=false", "-o", output, "--kubeconfig", kubeconfig.trim()])
+            .output()
+            .unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };

@@ -11,20 +11,20 @@ use crate::test_cluster::{SOON, TestCluster, minor_of};
 const MIB: f64 = 1_048_576.0;
 
 /// A simulated process of a pod on a board, gone when dropped.
-struct Work<'a> {
+pub(super) struct Work<'a> {
     cluster: &'a TestCluster,
     board: &'a Board,
     pid: String,
 }
 
 impl<'a> Work<'a> {
-    fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, kind: &str) -> Self {
+    pub(super) fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, kind: &str) -> Self {
         let work = Self { cluster, board, pid: cluster.pid_of(&board.node, pod).to_string() };
         work.is(100, 1, kind);
         work
     }
 
-    fn is(&self, mib: u32, percent: u32, kind: &str) {
+    pub(super) fn is(&self, mib: u32, percent: u32, kind: &str) {
         let (minor, mib) = (minor_of(&self.board.device).to_string(), mib.to_string());
         let percent = percent.to_string();
         let words = ["process", "add", &minor, &self.pid, &mib, "--kind", kind, "--sm-util", &percent];

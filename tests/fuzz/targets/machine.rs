@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use tranche::cdi::CdiNodes;
 use tranche::cli::simulate::trace;
+use tranche::cli::top::used::Uses;
 use tranche::cli::{manifest, reading};
 use tranche::daemon::protocol;
 use tranche::host::cgroup::{self, ProcessOwner};
@@ -69,6 +70,33 @@ pub fn targets() -> Vec<Target> {
             form: Form::Text,
             limits: Limits { millis: 1000, ..Limits::PARSER },
             run: files_of_proc,
+        },
+        Target {
+            name: "metrics-page",
+            seeds: || {
+                texts(&[
+                    "tranche_claim_memory_used_bytes{namespace=\"ml\",pod=\"a\",container=\"\",claim=\"c\",request=\"gpu\",\
+                         device=\"gpu-0\",pool=\"node-a\",UUID=\"GPU-0\"} 1048576\n",
+                ])
+            },
+            words: &[
+                "tranche_claim_",
+                "multiprocessor_activity_ratio",
+                "gpu_processes",
+                "{",
+                "}",
+                "=\"",
+                "\",",
+                "\\\"",
+                "\\n",
+                "pool=\"node-a\"",
+                "} 1e308",
+                "} NaN",
+                "\n",
+            ],
+            form: Form::Text,
+            limits: Limits { per_byte: 200, ..Limits::PARSER },
+            run: metrics_page,
         },
         Target {
             name: "cgroup",
@@ -228,6 +256,15 @@ fn files_of_proc(input: &[u8]) {
     let nodes = CdiNodes::Mig { parent_minor: 0, gpu_instance: 1, compute_instance: 0 };
     let _ = look(&DevRoot { view, proc: root.clone() }, &[nodes]).map_err(|error| error.to_string());
     fs::remove_file(PathBuf::from(&path)).unwrap();
+}
+
+/// What a node plugin, or whoever answers in its place, tells `tranche top`.
+fn metrics_page(input: &[u8]) {
+    let page = String::from_utf8_lossy(input);
+    let mut uses = Uses::default();
+    let known = uses.read("node-a", &page);
+    assert_eq!(known, uses != Uses::default());
+    assert!(page.contains("tranche_claim_") || !known, "{page:?}");
 }
 
 fn whose(input: &[u8]) {
