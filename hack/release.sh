@@ -12,7 +12,7 @@
 #   tranche-VERSION-linux-ARCH.oci.tar   the image for one architecture, an OCI layout
 #   tranche-VERSION.oci.tar              all of them under one OCI index
 #   tranche-VERSION.tgz                  the chart
-#   kubectl-tranche-VERSION-linux-ARCH.tar.gz, tranche.yaml   the kubectl plugin, and its krew manifest
+#   kubectl-tranche-VERSION-linux-ARCH.tar.gz, tranche.yaml   the kubectl plugin with its completion, and its krew manifest
 #   notes.md                             what CHANGELOG.md says of this version
 #   SHA256SUMS
 set -euo pipefail

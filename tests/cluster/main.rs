@@ -29,6 +29,7 @@ mod shares;
 mod sharing;
 mod tenants;
 mod test_cluster;
+mod tools;
 mod tried;
 mod upgrade;
 mod webhook;

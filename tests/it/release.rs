@@ -104,6 +104,32 @@ fn the_krew_manifest_names_each_archive_and_its_sum() {
     }
 }
 
+/// What `kubectl __complete tranche top ''` runs: kubectl_complete-tranche from the PATH, with the words behind the plugin's
+/// name.
+#[test]
+fn an_unpacked_archive_on_the_path_completes_words_for_kubectl() {
+    let (folder, unpacked) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut pack = script("release/plugin.sh");
+    // The program itself, unoptimised, would take a minute to pack.
+    let program = folder.path().join("program");
+    fs::write(&program, format!("#!/bin/sh\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_tranche"))).unwrap();
+    let archive = run(pack.args(["1.2.3", "amd64"]).arg(&program).arg(folder.path()));
+    run(Command::new("tar").args(["-xzf", archive.trim()]).arg("-C").arg(unpacked.path()));
+    let path = format!("{}:{}", unpacked.path().display(), std::env::var("PATH").unwrap());
+    let mut names: Vec<_> =
+        fs::read_dir(unpacked.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["LICENSE", "kubectl-tranche", "kubectl_complete-tranche"]);
+    let complete = |words: &[&str]| {
+        let mut complete = Command::new(unpacked.path().join("kubectl_complete-tranche"));
+        run(complete.args(words).env("PATH", &path))
+    };
+    let flags = complete(&["top", "--as"]);
+    assert!(flags.starts_with("--as\t") && flags.ends_with(":4\n"), "{flags}");
+    assert!(complete(&["top", "-o", ""]).starts_with("map\t"));
+    assert!(complete(&["ex"]).starts_with("explain\t"));
+}
+
 #[test]
 fn the_same_program_gives_the_same_archive() {
     let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
