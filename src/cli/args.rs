@@ -73,6 +73,10 @@ pub struct NodeArgs {
     /// or off [default: off].
     #[arg(long, env = "TRANCHE_DCGM_METRICS", hide_env_values = true)]
     pub dcgm_metrics: Option<String>,
+    /// Whether the node gets the labels nvidia.com/gpu.product, .count, .memory and .present: on, off, or remove, which
+    /// takes those away that this program has set [default: off].
+    #[arg(long, env = "TRANCHE_NODE_LABELS", hide_env_values = true)]
+    pub node_labels: Option<String>,
 }
 
 /// How to supervise MPS daemons.

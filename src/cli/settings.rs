@@ -17,7 +17,7 @@ use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::DaemonScope;
 use crate::mps::config::{MpsSettings, Timing};
-use crate::node::config::{HostPaths, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
+use crate::node::config::{HostPaths, NodeLabels, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
 use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, DefaultRequest, GpuSelector, SharingPolicy, ShmScope};
@@ -191,6 +191,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sharing,
         watchdog,
         dcgm_metrics,
+        node_labels,
     } = args;
     let mut reader = Reader::default();
     let settings = NodeSettings {
@@ -206,6 +207,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sharing: reader.sharing(sharing),
         watchdog: reader.watchdog(watchdog),
         dcgm_metrics: reader.parsed("--dcgm-metrics", dcgm_metrics, false, on_or_off),
+        labels: reader.parsed("--node-labels", node_labels, NodeLabels::Off, labels),
     };
     reader.finish(settings)
 }
@@ -390,6 +392,15 @@ fn on_or_off(text: &str) -> Result<bool, String> {
         "on" => Ok(true),
         "off" => Ok(false),
         _ => Err(format!("{text:?} is neither on nor off")),
+    }
+}
+
+fn labels(text: &str) -> Result<NodeLabels, String> {
+    match text {
+        "on" => Ok(NodeLabels::On),
+        "off" => Ok(NodeLabels::Off),
+        "remove" => Ok(NodeLabels::Remove),
+        _ => Err(format!("{text:?} is not known; write on, off or remove")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The API server, seen from one node: the slices and the Node object are that node's, and so are the entries of a
 //! claim's `status.devices` ([`super::status`]).
 
+use std::collections::BTreeMap;
 use std::future::Future;
 
 use futures::future::BoxFuture;
@@ -8,9 +9,10 @@ use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, PartialObjectMeta, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use serde_json::json;
 
 use super::client::{KubeCluster, call, post};
 use super::events::{Events, ReportingInstance};
@@ -20,6 +22,9 @@ use super::{CallError, ClaimError, Cluster, SliceEvent, SliceRef, StoredSlice};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, NodeName};
+
+/// Who sets the node's labels, in `metadata.managedFields`.
+pub const LABEL_MANAGER: &str = "tranche-node-labels";
 
 /// A client of the API server that reads and writes what belongs to one node.
 #[derive(Clone)]
@@ -44,6 +49,21 @@ impl NodeCluster {
     /// A queue for events that this node reports, and the task that posts them ([`KubeCluster::events`]).
     pub fn events(&self) -> (Events, impl Future<Output = ()> + Send + use<>) {
         self.api.events(ReportingInstance::from(&self.node))
+    }
+
+    /// Makes these our labels of the Node object, by server-side apply (one PATCH). Those that we have set before and that
+    /// are not among them go, unless somebody else has set them as well.
+    ///
+    /// # Errors
+    /// [`CallError::Conflict`]: somebody else has set one of them to another value; nothing is changed then.
+    pub async fn set_labels(&self, labels: &BTreeMap<&'static str, String>) -> Result<(), CallError> {
+        let what = || format!("PATCH nodes {}", self.node);
+        let ours = Patch::Apply(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": self.node.as_str(), "labels": labels},
+        }));
+        let (api, apply) = (Api::<Node>::all(self.api.client()), PatchParams::apply(LABEL_MANAGER));
+        call(self.api.limit(), what, api.patch_metadata(self.node.as_str(), &apply, &ours)).await.map(|_| ())
     }
 
     fn all_slices(&self) -> Api<ResourceSlice> {

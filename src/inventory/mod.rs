@@ -6,12 +6,14 @@
 //! * [`Change`]: what became different, in words for logs and events
 //! * [`DeviceFaults`]: what is wrong with GPUs, computed from Xids, looks and MPS daemons; [`xid()`]: what an
 //!   Xid says of its board
+//! * [`labels`]: the node's labels as GPU feature discovery has them
 //!
 //! Pure. May import: model. May name: serde.
 
 mod change;
 mod device_fault;
 mod fold;
+pub mod labels;
 mod normalize;
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,18 @@ pub struct NodeSettings {
     pub watchdog: Watchdog,
     /// Serve the claims' metrics under DCGM's names, too.
     pub dcgm_metrics: bool,
+    pub labels: NodeLabels,
+}
+
+/// What becomes of the node's labels that GPU feature discovery sets elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeLabels {
+    /// They are none of our business, and no permission for them is needed.
+    Off,
+    /// They say what GPUs the node has.
+    On,
+    /// Those that we have set go.
+    Remove,
 }
 
 /// How claims' memory is watched.

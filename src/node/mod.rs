@@ -3,6 +3,7 @@
 //! ```text
 //! NVML ─→ discovery ─→ watch<Inventory> ─→ publisher ─→ ResourceSlices
 //!             │              ├──────────→ health ────→ kubelet's health stream
+//!             │              ├──────────→ labels ────→ the Node's labels (off by default)
 //!             └→ device_faults ─→ watch<DeviceFaults>: to both
 //!                            └──────────→ preparer ←── kubelet's calls
 //!                                           └→ lanes → executor → ledger (store), CDI file, GPU
@@ -24,6 +25,7 @@ pub mod executor;
 mod findings;
 pub mod health;
 pub mod holders;
+pub mod labels;
 pub mod lanes;
 mod metrics;
 pub mod offering;

@@ -13,10 +13,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::config::{NodeSettings, Roots};
+use super::config::{NodeLabels, NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
 use super::holders::Holders;
+use super::labels::LabelKeeper;
 use super::lanes::Lanes;
 use super::metrics::NodeMetrics;
 use super::preparer::Preparer;
@@ -26,6 +27,7 @@ use super::state::{self, Parts};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, ClaimMetrics, DcgmMetrics, LISTS_LIMIT, Watchdog};
 use super::{daemon_reports, device_faults, findings, health, sweeper};
+use crate::cluster::events::Subject;
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster, NodeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
@@ -39,7 +41,7 @@ use crate::nvml::{Nvml, ProcessWatch, Settings};
 use crate::ops::OpsError;
 use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
-use crate::ops::metrics;
+use crate::ops::metrics::{self, Registry};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
 use crate::ops::tasks::Tasks;
@@ -84,6 +86,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &mut tasks, looked);
+    keep_labels(&settings, &api, &discovered, &mut registry, &mut tasks);
     let told = watch_device_faults(&settings, &ledger.executor, &discovered, &mut tasks);
     let (device_faults, daemons) = (told.device_faults.clone(), told.states.clone());
     let reporter = report(api, &ledger.executor, told, &mut tasks);
@@ -258,6 +261,35 @@ fn report(
     let sources = daemon_reports::Sources { device_faults, states, daemons_down };
     tasks.spawn("daemon reports", daemon_reports::run(sources, reporter.clone(), tasks.stop()));
     reporter
+}
+
+/// The loop that labels the node, if that is wanted.
+fn keep_labels(
+    settings: &NodeSettings,
+    api: &Arc<NodeCluster>,
+    discovered: &Discovered,
+    registry: &mut Registry,
+    tasks: &mut Tasks,
+) {
+    if settings.labels == NodeLabels::Off {
+        return;
+    }
+    let keeper = LabelKeeper::new(api.clone(), settings.labels, discovered.inventory.clone());
+    let mut keeper = keeper.counting(registry);
+    if let (Some(pod), Some(uid)) = (&settings.pod, &settings.pod_uid) {
+        let (events, posting) = api.events();
+        let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+        keeper = keeper.telling(Subject::Pod { namespace, name, uid: uid.clone() }, events);
+        let until = tasks.stop();
+        tasks.spawn("label events", async move {
+            tokio::select! {
+                () = posting => until.cancelled().await,
+                () = until.cancelled() => {}
+            }
+            Ok::<_, Infallible>(())
+        });
+    }
+    tasks.spawn("labels", keeper.run(tasks.stop()));
 }
 
 fn watch_device_faults(

@@ -19,6 +19,7 @@ mod controller;
 mod deploy;
 mod discovery;
 mod hollow;
+mod labels;
 mod machine;
 mod manifests;
 mod nvidia;

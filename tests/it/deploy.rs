@@ -14,8 +14,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tranche::cli::args::{ControllerArgs, LogArgs, MpsArgs, WebhookRunArgs};
+use tranche::inventory::labels;
 use tranche::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
-use tranche::node::config::WatchdogAction;
+use tranche::node::config::{NodeLabels, WatchdogAction};
 use tranche::sharing::SharingPolicy;
 use tranche::webhook::Certificates;
 
@@ -215,6 +216,7 @@ fn every_value_reaches_the_manifests() {
         &[
             r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key",{"name":"other"}]}"#,
             r#"deviceClasses.extendedResource=false"#,
+            "nodeLabels=true",
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
                 "hostPath":"off","root":"off","sharedMemory":"off","hints":"off",
@@ -281,6 +283,7 @@ fn every_value_reaches_the_manifests() {
         "--watchdog-period=500ms",
         "--watchdog-grace=128Mi",
         "--dcgm-metrics=on",
+        "--node-labels=on",
         "--one=1",
         r#""path":"/run/nvidia/driver""#,
         r#""mountPath":"/data/kubelet/plugins_registry""#,
@@ -536,6 +539,46 @@ fn the_controller_understands_what_the_chart_tells_it() {
         .filter_map(|rule| rule["resourceNames"][0].as_str())
         .collect();
     assert_eq!(names, [told.controller.lease.name.as_str()], "its own lease, and no other");
+}
+
+/// Who labels nodes may patch them, and a policy says which and how; who does not has no such right.
+#[test]
+#[ignore = "needs helm"]
+fn the_right_to_label_nodes_comes_with_the_policy_that_confines_it_and_with_the_flag() {
+    let helm = helm();
+    for (value, flag) in
+        [("false", None), ("true", Some("--node-labels=on")), ("\"remove\"", Some("--node-labels=remove"))]
+    {
+        let yaml = render(&helm, &[&format!("nodeLabels={value}")]).unwrap_or_else(|said| panic!("{said}"));
+        let all = objects(&yaml);
+        let named = |kind: &str, name: &str| {
+            all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == name)
+        };
+        let role = named("ClusterRole", "tranche-node").expect("the node plugin has a role");
+        let rules = role["rules"].as_array().expect("with rules").iter();
+        let of_nodes: Vec<&Value> = rules.filter(|rule| rule["resources"] == json!(["nodes"])).collect();
+        let verbs: Vec<&Value> = of_nodes.iter().flat_map(|rule| rule["verbs"].as_array().unwrap()).collect();
+        assert_eq!(verbs.contains(&&json!("patch")), flag.is_some(), "{value}: {verbs:?}");
+        let policy = named("ValidatingAdmissionPolicy", "tranche-node-labels");
+        assert_eq!(policy.is_some(), flag.is_some(), "{value}");
+        let args =
+            daemonset(&yaml, "tranche-node")["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+        let given = args.as_array().expect("args").iter().filter_map(Value::as_str);
+        let given: Vec<&str> = given.filter(|arg| arg.starts_with("--node-labels")).collect();
+        assert_eq!(given, flag.into_iter().collect::<Vec<_>>(), "{value}");
+        if let Some(flag) = flag {
+            let cli = tranche::cli::parse(["tranche", "node", "--node-name=a", flag].map(Into::into));
+            let tranche::cli::Command::Node(args) = cli.expect("a flag of the program").command else {
+                panic!()
+            };
+            let labels = tranche::cli::settings::node(*args).expect("a value of the flag").labels;
+            assert_eq!(labels == NodeLabels::On, value == "true");
+        }
+        let ours = policy.map(ToString::to_string).unwrap_or_default();
+        for key in [labels::PRODUCT, labels::COUNT, labels::MEMORY, labels::PRESENT] {
+            assert_eq!(ours.contains(key), flag.is_some(), "{key}");
+        }
+    }
 }
 
 #[test]
@@ -898,6 +941,7 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"image.repository="tranche:dev""#, "/image/repository"),
         (r#"image.pullPolicy="Sometimes""#, "/image/pullPolicy"),
         (r#"admissionPolicy.enabled="yes""#, "/admissionPolicy/enabled"),
+        ("nodeLabels=\"off\"", "/nodeLabels"),
         (r#"podPolicy.env="deny""#, "/podPolicy/env"),
         ("podPolicy.root=true", "/podPolicy/root"),
         ("podPolicy.all=false", "'all' not allowed"),

@@ -17,6 +17,7 @@ mod fake_mps;
 mod feed;
 mod holders;
 mod kubelet;
+mod labels;
 mod logs;
 mod memory;
 mod metrics;
