@@ -24,7 +24,7 @@ part() {
   mv "$2/$1.yaml.new" "$2/$1.yaml"
 }
 
-for name in deviceclasses rbac policy podpolicy shmpolicy hints daemonset mps controller webhook networkpolicy viewer disruption; do
+for name in deviceclasses rbac policy podpolicy shmpolicy hints classpolicy daemonset mps controller webhook networkpolicy viewer disruption; do
   part "$name" "$out"
 done
 part claimpolicy "$out/since-1.36"

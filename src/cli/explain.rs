@@ -5,6 +5,7 @@
 //! [`draw`], or [`report`] as JSON
 
 mod carried;
+mod classes;
 mod draw;
 mod file;
 mod find;

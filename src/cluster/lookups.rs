@@ -170,6 +170,15 @@ impl KubeCluster {
         Ok(all)
     }
 
+    /// The DeviceClass of this name, which may be read by who may not list them.
+    ///
+    /// # Errors
+    /// The caller may not read it, there is none, or the API server does not answer.
+    pub async fn class_named(&self, name: &str) -> Result<DeviceClass, CallError> {
+        let get = kube::core::Request::new(DeviceClass::url_path(&(), None)).get(name, &GetParams::default());
+        call(self.limit(), || format!("GET deviceclasses {name}"), self.ask(get)).await
+    }
+
     /// Whether there is such a namespace, as far as the caller may know: yes, unless the API server says no.
     pub async fn has_namespace(&self, name: &str) -> bool {
         !matches!(self.namespace(name).await, Err(CallError::NotFound { .. }))

@@ -1,6 +1,7 @@
 //! deploy/ and charts/ on a real API server: both forms are taken, a node's plugin can write what is
 //! its own and nothing else, and the chart refuses what cannot work.
 
+mod classes;
 mod events;
 mod pods;
 mod reports;

@@ -1,4 +1,4 @@
-//! Pods that are tried and not stored: what the API server says to their author, warnings included.
+//! Pods and DeviceClasses that are tried and not stored: what the API server says to their author, warnings included.
 
 use http::Request;
 use kube::Client;
@@ -9,6 +9,12 @@ use serde_json::{Value, json};
 pub async fn tried(client: &Client, namespace: &str, pod: &Value) -> Result<Vec<String>, String> {
     let path = format!("/api/v1/namespaces/{namespace}/pods?dryRun=All");
     answer(client, Request::post(path).header("content-type", "application/json"), pod).await
+}
+
+/// The same for a DeviceClass.
+pub async fn tried_class(client: &Client, class: &Value) -> Result<Vec<String>, String> {
+    let path = "/apis/resource.k8s.io/v1/deviceclasses?dryRun=All";
+    answer(client, Request::post(path).header("content-type", "application/json"), class).await
 }
 
 /// The same for a debug container in a pod that is there.

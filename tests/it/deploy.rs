@@ -17,6 +17,7 @@ use tranche::cli::args::{ControllerArgs, LogArgs, MpsArgs, WebhookRunArgs};
 use tranche::inventory::labels;
 use tranche::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 use tranche::node::config::{NodeLabels, WatchdogAction};
+use tranche::select::NOT_FOR_THE_SCHEDULER;
 use tranche::sharing::SharingPolicy;
 use tranche::webhook::Certificates;
 
@@ -215,7 +216,7 @@ fn every_value_reaches_the_manifests() {
         &helm,
         &[
             r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key",{"name":"other"}]}"#,
-            r#"deviceClasses.extendedResource=false"#,
+            r#"deviceClasses={"extendedResource":false,"hints":"off"}"#,
             "nodeLabels=true",
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
@@ -583,6 +584,25 @@ fn the_right_to_label_nodes_comes_with_the_policy_that_confines_it_and_with_the_
 
 #[test]
 #[ignore = "needs helm"]
+fn near_misses_of_the_controllers_classes_are_warned_of_refused_or_left_alone() {
+    let helm = helm();
+    for (value, action) in [("Warn", Some("Warn")), ("Deny", Some("Deny")), ("off", None)] {
+        let set = format!("deviceClasses={{\"hints\":\"{value}\"}}");
+        let yaml = render(&helm, &[&set]).unwrap_or_else(|said| panic!("{said}"));
+        let all = objects(&yaml);
+        let of = |kind: &str| {
+            all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == "tranche-class-hints")
+        };
+        let binding = of("ValidatingAdmissionPolicyBinding");
+        assert_eq!(binding.and_then(|one| one["spec"]["validationActions"][0].as_str()), action, "{value}");
+        let policy = of("ValidatingAdmissionPolicy").map(ToString::to_string).unwrap_or_default();
+        let plain: String = NOT_FOR_THE_SCHEDULER.chars().filter(|c| !c.is_whitespace()).collect();
+        assert_eq!(policy.contains(&plain), action.is_some(), "the policy knows the program's selector");
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
 fn each_rule_for_pods_has_the_action_that_is_asked_for() {
     let helm = helm();
     let actions = |set: &[&str]| -> Vec<String> {
@@ -942,6 +962,7 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"image.pullPolicy="Sometimes""#, "/image/pullPolicy"),
         (r#"admissionPolicy.enabled="yes""#, "/admissionPolicy/enabled"),
         ("nodeLabels=\"off\"", "/nodeLabels"),
+        ("deviceClasses.hints=true", "/deviceClasses/hints"),
         (r#"podPolicy.env="deny""#, "/podPolicy/env"),
         ("podPolicy.root=true", "/podPolicy/root"),
         ("podPolicy.all=false", "'all' not allowed"),

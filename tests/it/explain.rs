@@ -625,6 +625,42 @@ async fn an_edit_user_is_told_what_can_be_told_and_whom_to_ask() {
     let said = answered(&api, "explain pod/big -n ml").await;
     let event = "Event:      FailedScheduling, 60s ago: 0/2 nodes are available: 2 cannot allocate\n";
     has(&said, &["waits (not-visible)\nWhy:        kube-scheduler allocates it; you may not list", event], 3);
+    assert!(!said.contains("could not be read"), "whose the shipped classes are is known: {said}");
+
+    let mut own = whole("own");
+    own["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = json!("team-a-shares");
+    api.put("resourceclaims", own);
+    put_pod(&api, "own", &["own"]);
+    let said = answered(&api, "explain pod/own -n ml").await;
+    let unread = "Note:       DeviceClass team-a-shares could not be read, so whether the controller or kube-scheduler places \
+                  such claims, and how much of a GPU they get, is not known: see kubectl auth can-i get deviceclasses.";
+    has(&said, &[unread, &format!("Note:       {denied}")], 3);
+}
+
+/// With the right to get classes, and none to list them.
+#[tokio::test]
+async fn classes_that_may_be_read_and_not_listed_are_asked_for_by_name() {
+    let api = busy();
+    let mark = tranche::select::NOT_FOR_THE_SCHEDULER;
+    let config = json!([{"opaque": {"driver": DRIVER, "parameters": {"apiVersion": "tranche.dev/v1alpha1",
+        "kind": "GpuShare", "memory": "1Gi"}}}]);
+    api.put(
+        "deviceclasses",
+        json!({"metadata": {"name": "team-a-shares", "uid": "c"},
+            "spec": {"selectors": [{"cel": {"expression": mark}}], "config": config}}),
+    );
+    let mut own = whole("own");
+    own["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = json!("team-a-shares");
+    api.put("resourceclaims", own);
+    put_pod(&api, "own", &["own"]);
+    api.fail(Verb::List, "deviceclasses", Failure::Status(403, "Forbidden"));
+    let said = answered(&api, "explain pod/own -n ml").await;
+    has(
+        &said,
+        &["Answer:     there is room now on node ", "you may not list deviceclasses.resource.k8s.io in"],
+        0,
+    );
+    assert!(api.has_failed() && !said.contains("could not be read"), "{said}");
 }
 
 #[tokio::test]

@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::resource::v1::DeviceClass;
 
 use super::super::reach::BINDING;
 use super::ExplainArgs;
+use super::classes::Named;
 use super::file::FileObjects;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::{CallError, Denied, KubeCluster};
@@ -41,10 +43,11 @@ impl Site {
     ) -> Result<Self, CallError> {
         let mut core = Core::new(rules, &args.controller_namespace);
         let mut listing = Listing::new(namespace);
-        let (mut holders, mut in_cluster) = (BTreeSet::new(), Vec::new());
+        let (mut holders, mut in_cluster, mut named) = (BTreeSet::new(), Vec::new(), Named::default());
         let denied = cluster
             .tour(namespace, |mut change| {
                 holders.extend(holder(&change));
+                named.see(&change, namespace);
                 if file.is_some_and(|file| file.stand_aside(&mut change)) {
                     in_cluster.extend(name(&change));
                 }
@@ -53,8 +56,19 @@ impl Site {
             })
             .await?;
         for change in file.iter().flat_map(|file| file.changes()) {
+            named.see(&change, namespace);
             listing.see(&change);
             core.apply(change, Moment::ZERO);
+        }
+        let mut remarks = Vec::new();
+        if denied.contains(&Denied::of::<DeviceClass>()) {
+            let (read, unread) = named.read(cluster).await?;
+            for class in read {
+                let change = Change::Class(WatchEvent::Stored(Box::new(class)));
+                listing.see(&change);
+                core.apply(change, Moment::ZERO);
+            }
+            remarks.extend(unread);
         }
         let quotas = cluster.quotas(namespace).await;
         let quotas_denied = matches!(quotas, Err(CallError::Forbidden { .. }));
@@ -63,7 +77,6 @@ impl Site {
             Err(CallError::Forbidden { .. }) => {}
             Err(error) => return Err(error),
         }
-        let mut remarks = Vec::new();
         if !denied.is_empty() {
             remarks.push(format!("{} ({BINDING})", may_not(&denied)));
         }
