@@ -31,7 +31,7 @@ trap ended EXIT
 # Each in a process group of its own, so that its compilers end with it.
 set -m
 # shellcheck disable=SC2086
-nice -n 5 hack/prefetch.sh driver helm $releases "${machine[@]}" &
+nice -n 5 hack/prefetch.sh driver helm prometheus $releases adapter "${machine[@]}" &
 jobs+=($!)
 nice -n 5 hack/build.sh &
 jobs+=($!)

@@ -87,9 +87,9 @@ build_etcd() { [[ -d $CACHE/etcd/$ETCD_VERSION ]] || need_go; in_cache "etcd/$ET
 build_containerd() { [[ -d $CACHE/containerd/$CONTAINERD_VERSION ]] || need_go; in_cache "containerd/$CONTAINERD_VERSION" make_containerd "$CONTAINERD_VERSION"; }
 build_helm() { [[ -d $CACHE/helm/$HELM_VERSION ]] || need_go; in_cache "helm/$HELM_VERSION" make_helm "$HELM_VERSION"; }
 
-# build_promtool: sets PROMTOOL to Prometheus' promtool, from the package prometheus of the Debian that this is, unpacked
-# and not installed.
-build_promtool() {
+# build_prometheus: sets PROMETHEUS to the folder with prometheus and promtool, from the package prometheus of the Debian
+# that this is, unpacked and not installed.
+build_prometheus() {
   local version
   version="$(apt-cache policy prometheus 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" {print $2}')"
   if [[ -z $version ]]; then
@@ -97,19 +97,45 @@ build_promtool() {
     version="$(apt-cache policy prometheus 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" {print $2}')"
   fi
   [[ -n $version ]] || die "apt knows no package prometheus; is there a Debian mirror in /etc/apt?"
-  in_cache "promtool/${version//[^[:alnum:].+~-]/_}" make_promtool "$version"
+  in_cache "prometheus/${version//[^[:alnum:].+~-]/_}" make_prometheus "$version"
   # shellcheck disable=SC2034 # hack/rig/rig prints it
-  PROMTOOL="$CACHE/promtool/${version//[^[:alnum:].+~-]/_}/promtool"
+  PROMETHEUS="$CACHE/prometheus/${version//[^[:alnum:].+~-]/_}"
 }
 
-make_promtool() {
+make_prometheus() {
   local out=$1 version=$2 work
   work="$(mktemp -d)"
   # shellcheck disable=SC2064
   trap "rm -rf '$work'" EXIT
   (cd "$work" && apt-get -q download -o APT::Sandbox::User=root "prometheus=$version") >"$work/log" 2>&1 ||
     { tail -n 5 "$work/log" >&2; die "Debian's package prometheus $version could not be fetched"; }
-  dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$out" --strip-components=3 ./usr/bin/promtool
+  dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb |
+    tar -x -C "$out" --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool
+}
+
+# build_adapter: sets ADAPTER to the program that answers HorizontalPodAutoscalers from Prometheus: adapter/main.go on
+# the library that prometheus-adapter is made of, of which the Go module proxy has no release. By what it is made from,
+# so that a change of the source is a new entry.
+build_adapter() {
+  local key
+  key="adapter/$ADAPTER_LIBRARY_VERSION-$(sha256sum <"$RIG_HOME/adapter/main.go" | cut -c1-12)"
+  [[ -d $CACHE/$key ]] || need_go
+  in_cache "$key" make_adapter "$ADAPTER_LIBRARY_VERSION"
+  # shellcheck disable=SC2034 # hack/rig/rig prints it
+  ADAPTER="$CACHE/$key/adapter"
+}
+
+make_adapter() {
+  local out=$1 version=$2 work
+  work="$(mktemp -d)"
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  cd "$work" || exit
+  printf 'module rig.invalid/adapter\n' >go.mod
+  cp "$RIG_HOME/adapter/main.go" .
+  go_quiet get "sigs.k8s.io/custom-metrics-apiserver@v$version"
+  go_quiet mod tidy
+  go_quiet build -trimpath -ldflags "-s -w" -o "$out/adapter" .
 }
 
 # absent: what the cache lacks of all that a cluster needs, and about how many seconds it takes two idle processors to

@@ -132,7 +132,7 @@ start_component() {
         "--kubeconfig=$etc/controller-manager.kubeconfig" "--root-ca-file=$etc/ca.crt" \
         "--service-account-private-key-file=$etc/sa.key" --use-service-account-credentials=true \
         --bind-address=127.0.0.1 --leader-elect=false --kube-api-qps=500 --kube-api-burst=1000 \
-        "${emulate[@]}" "${gates[@]}"
+        --horizontal-pod-autoscaler-sync-period=2s "${emulate[@]}" "${gates[@]}"
       ;;
     scheduler)
       spawn_first scheduler "$bin/kube-scheduler" "--kubeconfig=$etc/scheduler.kubeconfig" \
