@@ -7,8 +7,8 @@ use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::{
-    apps::v1 as apps, batch::v1 as batch, core::v1 as core, networking::v1 as networking,
-    policy::v1 as disruption, rbac::v1 as rbac, resource::v1 as resource,
+    apps::v1 as apps, autoscaling::v2 as autoscaling, batch::v1 as batch, core::v1 as core,
+    networking::v1 as networking, policy::v1 as disruption, rbac::v1 as rbac, resource::v1 as resource,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,11 +21,11 @@ use tranche::select::NOT_FOR_THE_SCHEDULER;
 use tranche::sharing::SharingPolicy;
 use tranche::webhook::Certificates;
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn helm() -> PathBuf {
+pub fn helm() -> PathBuf {
     std::env::var_os("HELM").map(PathBuf::from).expect("HELM names what hack/rig/rig build-helm prints")
 }
 
@@ -39,7 +39,7 @@ fn render_on_openshift(helm: &Path, set: &[&str]) -> Result<String, String> {
     render_with(helm, set, &["--api-versions", "security.openshift.io/v1"])
 }
 
-fn render_with(helm: &Path, set: &[&str], more: &[&str]) -> Result<String, String> {
+pub fn render_with(helm: &Path, set: &[&str], more: &[&str]) -> Result<String, String> {
     let mut command = Command::new(helm);
     command.args([
         "template",
@@ -61,7 +61,7 @@ fn render_with(helm: &Path, set: &[&str], more: &[&str]) -> Result<String, Strin
     if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
 }
 
-fn objects(yaml: &str) -> Vec<Value> {
+pub fn objects(yaml: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(yaml).unwrap_or_else(|err| panic!("not YAML: {err}\n{yaml}"))
 }
 
@@ -100,6 +100,7 @@ fn only_known_fields(object: &Value, place: &str) {
         "Deployment" => through::<apps::Deployment>(object, place),
         "DaemonSet" => through::<apps::DaemonSet>(object, place),
         "Job" => through::<batch::Job>(object, place),
+        "HorizontalPodAutoscaler" => through::<autoscaling::HorizontalPodAutoscaler>(object, place),
         "Service" => through::<core::Service>(object, place),
         "Secret" => through::<core::Secret>(object, place),
         "Role" => through::<rbac::Role>(object, place),

@@ -22,6 +22,7 @@ mod logs;
 mod memory;
 mod metrics;
 mod mock_api;
+mod monitoring;
 mod mps;
 mod node;
 mod nvml;

@@ -3,7 +3,7 @@
 //! here is a change for users, and has a line in CHANGELOG.md.
 //! `TRANCHE_WRITE_METRICS=1 cargo test --test it metrics` writes the files anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -93,6 +93,17 @@ fn webhook() -> Registry {
 fn all() -> [(&'static str, Registry); 5] {
     let (node, dcgm) = node();
     [("node", node), ("dcgm", dcgm), ("mps", mps()), ("controller", controller()), ("webhook", webhook())]
+}
+
+/// The names of all families but DCGM's.
+pub fn families() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (_, registry) in all() {
+        let text = plain_text(&registry).unwrap();
+        let heads = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        names.extend(heads.filter(|name| !name.starts_with(NOT_OURS)).map(str::to_owned));
+    }
+    names
 }
 
 /// Families in their order; the series of one family have none, so they are sorted. Without the build.
