@@ -280,6 +280,10 @@ count="$(find "$run/waits" -type f | wc -l)"
 for release in "${releases[@]}"; do
   [[ -z "$(waiting "$release.*")" ]] || RIG_K8S="$release" "$rig" build
 done
+if [[ -n "$(waiting "*.autoscaling::*")" ]]; then
+  "$rig" build-prometheus >/dev/null
+  "$rig" build-adapter >/dev/null
+fi
 if [[ -n "$(waiting "*.staged.vm.*")" ]]; then
   rc=0
   "$rig" build-machine || rc=$?

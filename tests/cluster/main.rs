@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::too_many_lines, clippy::disallowed_methods)]
 
 mod api;
+mod autoscaling;
 mod bad_input;
 mod churn;
 mod controller;
@@ -22,6 +23,7 @@ mod hollow;
 mod labels;
 mod machine;
 mod manifests;
+mod monitoring;
 mod nvidia;
 mod pods;
 mod restarts;

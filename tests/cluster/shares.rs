@@ -5,7 +5,7 @@ mod churn;
 pub mod daemons;
 mod ear;
 mod grants;
-mod metrics;
+pub mod metrics;
 mod placed;
 mod refusals;
 mod rest;

@@ -10,33 +10,40 @@ use crate::test_cluster::{SOON, TestCluster, minor_of};
 
 const MIB: f64 = 1_048_576.0;
 
-/// A simulated process of a pod on a board, gone when dropped.
-pub(super) struct Work<'a> {
+/// A simulated process of a pod on a GPU of its node, gone when dropped.
+pub struct Work<'a> {
     cluster: &'a TestCluster,
-    board: &'a Board,
+    node: String,
+    device: String,
     pid: String,
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn of(cluster: &'a TestCluster, board: &'a Board, pod: &Pod, kind: &str) -> Self {
-        let work = Self { cluster, board, pid: cluster.pid_of(&board.node, pod).to_string() };
+    pub(super) fn of(cluster: &'a TestCluster, board: &Board, pod: &Pod, kind: &str) -> Self {
+        Self::on(cluster, &board.node, &board.device, pod, kind)
+    }
+
+    pub fn on(cluster: &'a TestCluster, node: &str, device: &str, pod: &Pod, kind: &str) -> Self {
+        let (node, device, pid) = (node.to_owned(), device.to_owned(), cluster.pid_of(node, pod).to_string());
+        let work = Self { cluster, node, device, pid };
         work.is(100, 1, kind);
         work
     }
 
-    pub(super) fn is(&self, mib: u32, percent: u32, kind: &str) {
-        let (minor, mib) = (minor_of(&self.board.device).to_string(), mib.to_string());
+    /// What it has of the GPU from now on: memory in MiB, and part of the time in percent.
+    pub fn is(&self, mib: u32, percent: u32, kind: &str) {
+        let (minor, mib) = (minor_of(&self.device).to_string(), mib.to_string());
         let percent = percent.to_string();
         let words = ["process", "add", &minor, &self.pid, &mib, "--kind", kind, "--sm-util", &percent];
-        self.cluster.fake(&self.board.node, &[&words[..], &["--only-if-alive"]].concat());
+        self.cluster.fake(&self.node, &[&words[..], &["--only-if-alive"]].concat());
     }
 }
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        let minor = minor_of(&self.board.device).to_string();
+        let minor = minor_of(&self.device).to_string();
         let words = ["process", "remove", &minor, &self.pid];
-        if let Err(said) = self.cluster.try_fake(&self.board.node, &words) {
+        if let Err(said) = self.cluster.try_fake(&self.node, &words) {
             println!("putting the node right: {said}");
         }
     }

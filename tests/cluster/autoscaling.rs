@@ -1,0 +1,299 @@
+//! HorizontalPodAutoscalers on what pods use of their GPUs: `deploy/examples/autoscale-*.yaml` as they are, with a real
+//! Prometheus and the rules for prometheus-adapter. And what the chart has for Prometheus and Grafana, asked of the
+//! same Prometheus.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use crate::manifests::{as_nobody, claim, gpu, on, user_of};
+use crate::monitoring::{Monitoring, SEEN, apply, milli};
+use crate::rig::{root, wait_until};
+use crate::shares::metrics::Work;
+use crate::test_cluster::{PATIENCE, TestCluster, is_ready};
+
+const NODE: &str = "node-a";
+const MEMORY: &str = "gpu_memory_ratio";
+const ACTIVITY: &str = "gpu_activity_ratio";
+
+/// A test cluster on which only one node takes pods: whose GPU is loaded is then known.
+async fn cluster(test: &str) -> TestCluster {
+    let cluster = TestCluster::of_env(test).await;
+    for node in cluster.nodes.iter().filter(|node| *node != NODE) {
+        cluster.rig.on_end(&["kubectl", "uncordon", node]);
+        cluster.rig.kubectl(&["cordon", node]);
+    }
+    cluster
+}
+
+/// spec.devices of a claim for a share of a GPU that the controller chooses.
+fn share(memory: &str) -> Value {
+    let config = crate::manifests::parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": memory}));
+    json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}], "config": config})
+}
+
+/// A Deployment of the examples with its autoscaler.
+struct Scaled<'a> {
+    cluster: &'a TestCluster,
+    name: &'a str,
+}
+
+impl<'a> Scaled<'a> {
+    /// Applies the file with an image that the rig has, and with no wait before pods are taken away.
+    async fn of(cluster: &'a TestCluster, name: &'a str) -> Self {
+        let path = root().join(format!("deploy/examples/{name}.yaml"));
+        let example = std::fs::read_to_string(path).expect("it is there");
+        let window = "stabilizationWindowSeconds: ";
+        assert!(example.contains(&format!("{window}300")), "the example waits");
+        let example = example
+            .replace("docker.io/library/ubuntu:24.04", "docker.io/local/glibc:1")
+            .replace(&format!("{window}300"), &format!("{window}0"));
+        apply(cluster, &example, true);
+        cluster.rig.on_end(&[
+            "kubectl",
+            "-n",
+            &cluster.namespace,
+            "delete",
+            "hpa",
+            name,
+            "--ignore-not-found",
+        ]);
+        let scaled = Self { cluster, name };
+        scaled.wait_pods(1).await;
+        scaled
+    }
+
+    async fn pods(&self) -> Vec<Pod> {
+        let label = format!("app={}", self.name);
+        let list = self.cluster.api::<Pod>().list(&ListParams::default().labels(&label)).await;
+        let mut pods = list.map(|list| list.items).unwrap_or_default();
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
+        pods
+    }
+
+    /// Waits until there are so many, all of them ready, the oldest first.
+    async fn wait_pods(&self, wanted: usize) -> Vec<Pod> {
+        let there = || async {
+            let pods = self.pods().await;
+            (pods.len() == wanted && pods.iter().all(is_ready)).then_some(pods)
+        };
+        wait_until(&format!("{} to have {wanted} pods", self.name), PATIENCE, there).await
+    }
+
+    /// Waits until the autoscaler has counted with this mean of its pods, in thousandths.
+    async fn wait_looked(&self, wanted: std::ops::RangeInclusive<i64>) {
+        let looked = || async {
+            let scaler = self.cluster.api::<HorizontalPodAutoscaler>().get(self.name).await.ok()?;
+            let metrics = scaler.status?.current_metrics?;
+            let value = metrics.first()?.pods.as_ref()?.current.average_value.as_ref()?;
+            wanted.contains(&milli(&value.0)?).then_some(())
+        };
+        wait_until(&format!("the autoscaler of {} to see {wanted:?} thousandths", self.name), SEEN, looked)
+            .await;
+    }
+
+    async fn replicas(&self) -> Option<i32> {
+        self.cluster.api::<Deployment>().get(self.name).await.expect("it is there").spec.replicas
+    }
+
+    async fn device_of(&self, pod: &Pod) -> String {
+        let name = pod.metadata.name.as_deref().expect("it has a name");
+        crate::test_cluster::devices_of(&self.cluster.claim_of(name).await).remove(0)
+    }
+
+    /// A process of this pod on its GPU.
+    async fn work(&self, pod: &Pod, kind: &str) -> Work<'a> {
+        Work::on(self.cluster, NODE, &self.device_of(pod).await, pod, kind)
+    }
+
+    /// Ends it before its pods, so that no more come.
+    fn end(self) {
+        self.cluster.rig.kubectl(&["-n", &self.cluster.namespace, "delete", "hpa", self.name]);
+    }
+}
+
+fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().expect("it has a name")
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_with_shares_are_scaled_by_their_own_memory_and_not_by_a_neighbours() {
+    let cluster = cluster("pods_with_shares_are_scaled_by_their_own_memory_and_not_by_a_neighbours").await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let scaled = Scaled::of(&cluster, "autoscale-share").await;
+    let first = scaled.pods().await.remove(0);
+    cluster.create(claim("neighbour", share("8Gi"))).await;
+    cluster.create(as_nobody(user_of("neighbour", "neighbour"))).await;
+    let neighbour = cluster.wait_ready("neighbour").await;
+    let device = scaled.device_of(&first).await;
+    assert_eq!(cluster.devices_of("neighbour").await, [device.clone()], "both have a part of one GPU");
+
+    // Of 8192 MiB.
+    let mine = scaled.work(&first, "mps").await;
+    mine.is(100, 1, "mps");
+    scaled.wait_looked(5..=20).await;
+    let others = Work::on(&cluster, NODE, &device, &neighbour, "mps");
+    others.is(7800, 90, "mps");
+    monitoring.wait_milli(MEMORY, "neighbour", 940..=960).await;
+    // The autoscaler has looked since: it knows of what came later.
+    mine.is(1640, 1, "mps");
+    scaled.wait_looked(190..=210).await;
+    assert_eq!(scaled.replicas().await, Some(1), "a neighbour's load is not theirs");
+
+    mine.is(7370, 1, "mps");
+    let both = scaled.wait_pods(2).await;
+    // The second has nothing to do: half of 0.9 is not too much for two.
+    scaled.wait_looked(440..=460).await;
+    assert_eq!(scaled.replicas().await, Some(2));
+    let second = both.iter().find(|pod| name(pod) != name(&first)).expect("there are two");
+    let second = scaled.work(second, "mps").await;
+    second.is(7370, 1, "mps");
+    scaled.wait_pods(3).await;
+
+    mine.is(400, 1, "mps");
+    second.is(400, 1, "mps");
+    scaled.wait_pods(1).await;
+    monitoring.wait_milli(MEMORY, "neighbour", 940..=960).await;
+
+    drop((mine, second, others));
+    scaled.end();
+    monitoring.end();
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_with_whole_gpus_are_scaled_by_their_own_activity_and_not_by_another_teams() {
+    let test = "pods_with_whole_gpus_are_scaled_by_their_own_activity_and_not_by_another_teams";
+    let cluster = cluster(test).await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let scaled = Scaled::of(&cluster, "autoscale-gpu").await;
+    let first = scaled.pods().await.remove(0);
+    cluster.create(claim("other", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, user_of("other", "other"))).await;
+    let other = cluster.wait_ready("other").await;
+
+    // Idle ones are known, too.
+    scaled.wait_looked(0..=0).await;
+    let mine = scaled.work(&first, "compute").await;
+    let others = Work::on(&cluster, NODE, &cluster.devices_of("other").await[0], &other, "compute");
+    others.is(70_000, 100, "compute");
+    monitoring.wait_milli(ACTIVITY, "other", 990..=1000).await;
+    mine.is(1000, 30, "compute");
+    scaled.wait_looked(290..=310).await;
+    assert_eq!(scaled.replicas().await, Some(1), "another team's load is not theirs");
+
+    mine.is(1000, 90, "compute");
+    scaled.wait_pods(2).await;
+    scaled.wait_looked(440..=460).await;
+    assert_eq!(scaled.replicas().await, Some(2), "half of 0.9 is not too much for two");
+    mine.is(1000, 10, "compute");
+    scaled.wait_pods(1).await;
+
+    drop((mine, others));
+    scaled.end();
+    monitoring.end();
+    cluster.end().await;
+}
+
+/// Panels that rightly have no rows: all is well, and no MPS server runs without a GPU (`it/watchdog` has that series).
+const EMPTY_PANELS: &[&str] = &["GPUs that ail", "Activity of all shares of a GPU"];
+
+/// Every query of the dashboard: the panel, and the query as Grafana asks it for everything.
+fn panels() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(root().join("charts/tranche/monitoring/dashboard.json"))
+        .expect("it is there");
+    let dashboard: Value = serde_json::from_str(&text).expect("it is JSON");
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().expect("it has panels") {
+        let title = panel["title"].as_str().expect("a panel has a title");
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().expect("a target has a query");
+            let query =
+                query.replace("$__rate_interval", "1m").replace("$node", ".*").replace("$namespace", ".*");
+            assert!(!query.contains('$'), "{title}: a variable that is not known here: {query}");
+            queries.push((title.to_owned(), query));
+        }
+    }
+    queries
+}
+
+/// The names of all series in a text.
+fn series(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("tranche_")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn every_panel_and_every_alert_finds_its_series() {
+    let cluster = cluster("every_panel_and_every_alert_finds_its_series").await;
+    // Of everything something: a share, a whole GPU, a MIG device, and a pod that waits.
+    cluster.create(claim("part", share("8Gi"))).await;
+    cluster.create(as_nobody(user_of("part", "part"))).await;
+    cluster.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, user_of("whole", "whole"))).await;
+    let mig = json!({"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com"}});
+    cluster.create(claim("mig", json!({"requests": [mig]}))).await;
+    cluster.create(on(NODE, user_of("mig", "mig"))).await;
+    cluster.create(claim("large", share("9000Gi"))).await;
+    cluster.create(as_nobody(user_of("large", "large"))).await;
+    let (part, whole) = (cluster.wait_ready("part").await, cluster.wait_ready("whole").await);
+    cluster.wait_ready("mig").await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let device = cluster.devices_of("part").await.remove(0);
+    let at_share = Work::on(&cluster, NODE, &device, &part, "mps");
+    at_share.is(8000, 40, "mps");
+    let at_whole = Work::on(&cluster, NODE, &cluster.devices_of("whole").await[0], &whole, "compute");
+    at_whole.is(1000, 50, "compute");
+
+    let queries = panels();
+    assert!(queries.len() > 30, "{}", queries.len());
+    for (title, query) in queries {
+        if EMPTY_PANELS.contains(&title.as_str()) {
+            monitoring.wait_none(&query).await;
+        } else {
+            let rows = monitoring.rows_of(&query).await;
+            println!("{title}: {} rows, {}", rows.len(), rows[0]);
+        }
+    }
+    // What the panels of the cluster say is what there is.
+    let value = async |query: &str| {
+        let rows = monitoring.rows_of(query).await;
+        rows[0]["value"][1].as_str().and_then(|text| text.parse::<f64>().ok()).expect("a number")
+    };
+    assert_eq!(value("count(count by (pool, device) (tranche_claim_violations_total))").await, 1.0);
+    let namespace = &cluster.namespace;
+    let of_part = format!("{{namespace=\"{namespace}\",pod=\"part\",claim=\"part\"}}");
+    let rows = monitoring.rows_of(&format!("tranche_claim_memory_used_bytes{of_part}")).await;
+    let labels = &rows[0]["metric"];
+    assert_eq!((rows.len(), &labels["node"], &labels["pool"]), (1, &json!(NODE), &json!(NODE)), "{labels}");
+    assert!(labels["container"].is_null(), "not the name of our own container: {labels}");
+
+    let rules = monitoring.rules().await;
+    assert!(rules.len() >= 7, "{rules:?}");
+    for rule in &rules {
+        let (name, query) = (&rule["name"], rule["query"].as_str().expect("a rule has a query"));
+        assert_eq!((&rule["health"], &rule["lastError"]), (&json!("ok"), &Value::Null), "{name}");
+        for series in series(query) {
+            monitoring.rows_of(&series).await;
+        }
+        // 8000 of 8192 MiB.
+        let wanted = if name == "TrancheClaimAtItsLimit" { "pending" } else { "inactive" };
+        let state = || async {
+            let rules = monitoring.rules().await;
+            rules.iter().any(|one| one["name"] == *name && one["state"] == wanted).then_some(())
+        };
+        wait_until(&format!("{name} to be {wanted}"), SEEN, state).await;
+    }
+
+    drop((at_share, at_whole));
+    monitoring.end();
+    cluster.end().await;
+}
