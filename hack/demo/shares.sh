@@ -116,3 +116,16 @@ kubectl -n shared wait --for=condition=Ready pod/medium pod/quarter pod/rest --t
 for pod in medium quarter rest; do
   [ "$(kubectl -n shared get pod "$pod" -o jsonpath='{.status.containerStatuses[0].restartCount}')" = 0 ] || fail "$pod was disturbed"
 done
+
+printf '\nWhat Prometheus is told of them (tranche-node, /metrics):\n'
+plugin="$(kubectl -n tranche-system get pods -l app.kubernetes.io/component=node --field-selector "spec.nodeName=$node" \
+  -o 'jsonpath={.items[0].metadata.name}')"
+rows() {
+  kubectl get --raw "/api/v1/namespaces/tranche-system/pods/$plugin:8080/proxy/metrics" |
+    grep -E '^tranche_claim_(memory_(limit|used|peak)_bytes|violations_total|terminations_total)\{namespace="shared"'
+}
+# medium, quarter and rest run on; small, which was ended, runs again.
+all_four() { [ "$(rows | grep -c '^tranche_claim_memory_limit_bytes')" = 4 ]; }
+until_true 30 "the series of four claims" all_four
+rows | grep -v '} 0$' | sed -E 's/container="",//; s/,UUID="[^"]*"//' || fail "no series of the claims"
+echo "charts/tranche/monitoring/dashboard.json shows these in Grafana (metrics.dashboard.enabled); docs/metrics.md explains them"
