@@ -164,6 +164,10 @@ pub struct ControllerArgs {
     /// others are placed there in between [default: 60s].
     #[arg(long, alias = "keep", env = "TRANCHE_RESERVATION_DURATION", hide_env_values = true)]
     pub reservation_duration: Option<String>,
+    /// Schedulers that put every pod into a PodGroup, separated by commas, or none. For pods of theirs nothing is placed
+    /// before their PodGroup says how many start together [default: volcano,kai-scheduler].
+    #[arg(long, env = "TRANCHE_GROUPING_SCHEDULERS", hide_env_values = true)]
+    pub grouping_schedulers: Option<String>,
 }
 
 /// How the controller takes GPUs and gives them back.

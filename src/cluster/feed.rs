@@ -13,6 +13,10 @@ use tokio::time::Instant;
 
 use super::KubeCluster;
 use super::guarded::{Known, Misfit, read};
+use super::pod_groups::{
+    Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, Of, PodGroup, PodGroupApi, Served,
+    Volcano, of_any,
+};
 use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Watch, WatchItem, version_of};
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
@@ -42,6 +46,7 @@ pub enum Change {
     TaintRule(WatchEvent<DeviceTaintRule>),
     /// One that has opted in.
     Namespace(WatchEvent<Namespace>),
+    PodGroup(PodGroupApi, WatchEvent<PodGroup>),
 }
 
 /// What a watch tells of the objects of a kind, or of itself.
@@ -70,10 +75,11 @@ pub enum WatchEvent<K> {
 }
 
 impl KubeCluster {
-    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, and the
-    /// namespaces that have opted in. Each list is consistent: nothing older than the moment at which it was asked for.
+    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, the
+    /// namespaces that have opted in, and PodGroups of every API that has some. Each list is consistent: nothing older than the moment at which it was asked for.
     ///
-    /// API servers before 1.37 serve no taint rules of version v1: there are none then, and it is asked again.
+    /// API servers before 1.37 serve no taint rules of version v1, and PodGroups are served where their scheduler is
+    /// installed: elsewhere there are none, and it is asked again.
     pub fn feed(&self) -> BoxStream<'static, Change> {
         let slices = format!("spec.driver={DRIVER}");
         let client = || self.client();
@@ -85,8 +91,18 @@ impl KubeCluster {
             Follower::new(client(), Which::All).changes(Change::Class),
             Follower { may_lack: true, ..Follower::new(client(), Which::All) }.changes(Change::TaintRule),
             Follower::new(client(), Which::Labels(opted_in())).changes(Change::Namespace),
+            self.pod_groups::<Volcano>(PodGroupApi::Volcano),
+            self.pod_groups::<Kai>(PodGroupApi::Kai),
+            self.pod_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1),
+            self.pod_groups::<KubernetesV1Alpha3>(PodGroupApi::KubernetesV1Alpha3),
+            self.pod_groups::<KubernetesV1Alpha2>(PodGroupApi::KubernetesV1Alpha2),
         ])
         .boxed()
+    }
+
+    fn pod_groups<S: Served>(&self, api: PodGroupApi) -> BoxStream<'static, Change> {
+        let follower = Follower::<Of<S>>::new(self.client(), Which::All);
+        Follower { may_lack: true, ..follower }.changes(move |seen| Change::PodGroup(api, of_any(seen)))
     }
 }
 
@@ -180,12 +196,12 @@ impl<K: Known> Follower<K> {
         Self { client, which, may_lack: false, at: Position::Anew, failures: 0, due }
     }
 
-    fn changes(self, wrap: fn(WatchEvent<K>) -> Change) -> BoxStream<'static, Change> {
-        let next = move |mut follower: Self| async move {
+    fn changes(self, wrap: impl Fn(WatchEvent<K>) -> Change + Send + 'static) -> BoxStream<'static, Change> {
+        let events = stream::unfold(self, |mut follower: Self| async move {
             let seen = follower.next().await;
-            Some((wrap(seen), follower))
-        };
-        stream::unfold(self, next).boxed()
+            Some((seen, follower))
+        });
+        events.map(wrap).boxed()
     }
 
     async fn next(&mut self) -> WatchEvent<K> {

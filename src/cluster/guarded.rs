@@ -13,6 +13,7 @@ use kube::Resource;
 use serde::de::DeserializeOwned;
 
 use super::cut::{OBJECT_BYTES_MAX, Piece};
+use super::pod_groups::{Of, Served};
 use super::sieve::{Keep, fields, sieve};
 use crate::model::error_chain;
 
@@ -122,6 +123,23 @@ impl Known for Node {
 
 impl Known for Namespace {
     const KEEP: Keep = Keep::Only(&[("metadata", IDENTITY)]);
+}
+
+impl<S: Served> Known for Of<S> {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", BARE),
+        (
+            "spec",
+            Keep::Only(&[
+                ("minMember", Keep::All),
+                ("minTaskMember", Keep::All),
+                ("schedulingPolicy", Keep::All),
+                ("subGroups", Keep::All),
+            ]),
+        ),
+        ("status", Keep::Only(&[("schedulingConditions", Keep::All), ("succeeded", Keep::All)])),
+    ]);
+    const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }
 
 impl Known for ResourceSlice {

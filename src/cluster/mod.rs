@@ -11,7 +11,7 @@
 //!   real API server for whatever belongs to no node
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
-//! * [`feed`]: everything that the controller follows; [`allocation`]: its writes to claims, `verbatim` those that no
+//! * [`feed`]: everything that the controller follows, [`pod_groups`] of whoever groups pods among it; [`allocation`]: its writes to claims, `verbatim` those that no
 //!   JSON can do; [`lease`]: its lease
 //! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
 //!   `sieve` passes on what is wanted, for `guarded` to parse
@@ -33,6 +33,7 @@ mod guarded;
 pub mod lease;
 mod lookups;
 mod node;
+pub mod pod_groups;
 mod proxied;
 pub mod read_claim;
 mod reader;

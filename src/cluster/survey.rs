@@ -12,6 +12,9 @@ use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::{Change, LIVE_PODS, WatchEvent, Which, opted_in, seen};
 use super::guarded::{Known, Misfit};
+use super::pod_groups::{
+    Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, PodGroupApi, Served, Volcano, of_any,
+};
 use crate::model::names::DRIVER;
 
 /// The longest that a page may take: its objects may be as large as the API server takes them.
@@ -112,6 +115,11 @@ impl KubeCluster {
                 Err(error) => return Err(error),
             }
         }
+        self.tour_groups::<Volcano>(PodGroupApi::Volcano, namespace, &mut each).await?;
+        self.tour_groups::<Kai>(PodGroupApi::Kai, namespace, &mut each).await?;
+        self.tour_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1, namespace, &mut each).await?;
+        self.tour_groups::<KubernetesV1Alpha3>(PodGroupApi::KubernetesV1Alpha3, namespace, &mut each).await?;
+        self.tour_groups::<KubernetesV1Alpha2>(PodGroupApi::KubernetesV1Alpha2, namespace, &mut each).await?;
         let claims = self.through::<ResourceClaim>(Which::All, |seen| each(Change::Claim(seen))).await;
         if let Some(kind) = or_denied::<ResourceClaim>(claims)? {
             denied.push(kind);
@@ -124,6 +132,31 @@ impl KubeCluster {
             self.through::<Pod>(here(LIVE_PODS), |seen| each(Change::Pod(seen))).await?;
         }
         Ok(denied)
+    }
+
+    /// PodGroups of one API, of the whole cluster or of `namespace` alone; none where they are not served. Where the
+    /// caller may list neither, the list is never complete.
+    async fn tour_groups<S: Served>(
+        &self,
+        api: PodGroupApi,
+        namespace: &str,
+        each: &mut impl FnMut(Change),
+    ) -> Result<(), CallError> {
+        let here = Which::In { namespace: namespace.to_owned(), fields: String::new() };
+        each(Change::PodGroup(api, WatchEvent::Anew));
+        for which in [Which::All, here] {
+            let what = || format!("LIST podgroups.{}", api.group());
+            let add = |object| each(Change::PodGroup(api, of_any::<S>(seen(object, true))));
+            match self.each_object(&which, PAGE_LIMIT, what, add).await {
+                Ok(()) | Err(CallError::Refused { code: 404, .. } | CallError::NotFound { .. }) => {
+                    each(Change::PodGroup(api, WatchEvent::Complete));
+                    return Ok(());
+                }
+                Err(CallError::Forbidden { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     async fn through<K: Known>(

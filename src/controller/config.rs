@@ -36,12 +36,17 @@ impl Leasing {
     pub const DURATION: Duration = Duration::from_secs(10);
 }
 
+/// The schedulers that are known to put every pod into a PodGroup: Volcano's and KAI's, by their usual names.
+pub const GROUPING: [&str; 2] = ["volcano", "kai-scheduler"];
+
 /// How to decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     pub policy: Policy,
     pub holds: Pace,
     pub patience: Patience,
+    /// Schedulers that put every pod into a PodGroup: nothing is placed for a pod of theirs before its group is known.
+    pub grouping_schedulers: Vec<String>,
     /// Parts of products' names, UUIDs, or nodes' names: GPUs that are never held.
     pub never_hold: Vec<String>,
     /// The same: GPUs that are held whenever they are free, and never given back. Those of both are never held.
@@ -58,6 +63,7 @@ impl Default for Rules {
             policy: Policy::Pack,
             holds: Pace::default(),
             patience: Patience::default(),
+            grouping_schedulers: GROUPING.iter().map(|name| (*name).to_owned()).collect(),
             never_hold: Vec::new(),
             always_hold: Vec::new(),
             unused: Duration::from_secs(30),

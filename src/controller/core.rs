@@ -5,6 +5,7 @@
 use crate::controller::capacity::Capacity;
 use crate::controller::config::Rules;
 use crate::controller::demand::Demand;
+use crate::controller::gang::Minimum;
 use crate::controller::gpus::Gpus;
 use crate::controller::holds::Holds;
 use crate::controller::node_filter::NodeFilterCache;
@@ -40,7 +41,7 @@ impl Core {
     /// `namespace`: of the holds.
     pub fn new(rules: Rules, namespace: &str) -> Self {
         Self {
-            view: ClusterView::new(namespace),
+            view: ClusterView::new(namespace, &rules.grouping_schedulers),
             capacity: Capacity::default(),
             node_filter: NodeFilterCache::default(),
             holds: Holds::new(rules.holds),
@@ -58,6 +59,13 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The unit that a pod belongs to.
+    pub(super) fn unit_of(&self, pod: &Pod) -> UnitKey {
+        unit(pod, &self.view.minimum(pod))
+    }
+}
+
 /// A claim, as far as plans depend on it.
 pub(super) fn stored(view: &ClusterView, claim: ClaimKey) -> Stored {
     match view.claim(claim).filter(|claim| !claim.is_planned()) {
@@ -67,10 +75,14 @@ pub(super) fn stored(view: &ClusterView, claim: ClaimKey) -> Stored {
     }
 }
 
-/// The unit that a pod belongs to.
-pub fn unit(pod: &Pod) -> UnitKey {
-    match &pod.gang {
-        Some(gang) => UnitKey::Gang { namespace: pod.at.namespace.clone(), name: gang.name.clone() },
+/// The unit that a pod belongs to. A gang of which each pod may start by itself is none.
+pub(super) fn unit(pod: &Pod, minimum: &Minimum) -> UnitKey {
+    match pod.gang.as_ref().filter(|_| !minimum.is_one()) {
+        Some(gang) => UnitKey::Gang {
+            namespace: pod.at.namespace.clone(),
+            family: gang.family,
+            name: gang.name.clone(),
+        },
         None => UnitKey::Pod(pod.at.uid.clone()),
     }
 }

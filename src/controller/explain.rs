@@ -25,10 +25,11 @@ use k8s_openapi::api::resource::v1::DeviceClaim;
 use crate::cluster::Denied;
 use crate::controller::Moment;
 use crate::controller::classes::{POLICY, names};
-use crate::controller::core::{Core, unit};
+use crate::controller::core::Core;
+use crate::controller::gang::Minimum;
 use crate::controller::holds::Phase;
 use crate::controller::queue::UnitKey;
-use crate::controller::recorder::{KEPT_FOR, Reason, gathering};
+use crate::controller::recorder::{KEPT_FOR, Reason, gathering, obstacle_words};
 use crate::controller::view::{Asks, Claim, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
 use crate::model::claim::ClaimKey;
@@ -427,18 +428,25 @@ fn not_ready(core: &Core, listing: &Listing, claim: &Claim) -> Option<Answer> {
         let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
         return Some(waits(Because::OtherClaims, words));
     }
-    if let (UnitKey::Gang { name: gang, .. }, Some(own)) = (unit(pod), &pod.gang) {
-        let key = unit(pod);
-        let there = view.pods().filter(|other| unit(other) == key);
-        let ready = there.filter(|other| other.is_ready()).count();
-        if own.pods().is_none_or(|size| ready >= size) {
-            return None;
+    match view.minimum(pod) {
+        Minimum::AllThere => None,
+        Minimum::None(obstacle) => {
+            let group = pod.gang.as_ref().map(|gang| gang.name.as_str()).unwrap_or_default();
+            Some(waits(Because::Gang, obstacle_words(group, &obstacle)))
         }
-        let size = own.pods().map_or("some".to_owned(), |size| size.to_string());
-        let words = gathering(&gang, ready, &size);
-        return Some(waits(Because::Gang, words));
+        Minimum::Pods(need) => {
+            let UnitKey::Gang { name: gang, .. } = core.unit_of(pod) else { return None };
+            let ready = ready(core, pod);
+            let words = || gathering(&gang, ready, &need.count().to_string());
+            (ready < need.count()).then(|| waits(Because::Gang, words()))
+        }
     }
-    None
+}
+
+/// How many pods of a pod's unit are ready to be placed, or have been.
+fn ready(core: &Core, pod: &Pod) -> usize {
+    let key = core.unit_of(pod);
+    core.view.pods().filter(|other| core.unit_of(other) == key && other.is_ready()).count()
 }
 
 /// Why the claim has no turn, though nothing of it is missing.
@@ -447,9 +455,8 @@ fn no_turn(core: &Core, claim: &Claim) -> Answer {
     let Some(pod) = pods.into_iter().next() else {
         return waits(Because::NoPod, "no pod names it");
     };
-    if let UnitKey::Gang { name: gang, .. } = unit(pod) {
-        let ready = core.view.pods().filter(|other| unit(other) == unit(pod) && other.is_ready()).count();
-        return waits(Because::Gang, gathering(&gang, ready, "some"));
+    if let UnitKey::Gang { name: gang, .. } = core.unit_of(pod) {
+        return waits(Because::Gang, gathering(&gang, ready(core, pod), "some"));
     }
     let words = format!("pod {} is not ready to be placed; `kubectl describe pod` tells more", pod.at.name);
     waits(Because::OtherClaims, words)

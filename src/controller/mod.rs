@@ -4,7 +4,7 @@
 //! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
 //! * owners of state, each with private fields: `capacity`, [`holds`], [`queue`], `tracker`, `reserve`, `purse`, `pods`,
-//!   `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of them
+//!   `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller; `status`: how
 //!   things are
@@ -25,6 +25,7 @@ pub mod config;
 pub mod core;
 mod demand;
 pub mod explain;
+mod gang;
 mod gpus;
 mod grant;
 pub mod holds;

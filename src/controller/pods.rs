@@ -65,6 +65,11 @@ impl Pods {
         gang
     }
 
+    /// The unit that the pod is of.
+    pub fn unit_of(&self, pod: &PodUid) -> UnitKey {
+        self.gang_of.get(pod).cloned().unwrap_or_else(|| UnitKey::Pod(pod.clone()))
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub fn gangs(&self) -> usize {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::controller::Moment;
+use crate::controller::gang::{Minimum, Need, Obstacle, Placed};
+use crate::controller::view::groups::Family;
 use crate::model::names::{NodeName, PodUid};
 
 /// First exclusion of a node for a pod; doubled each time, up to the last.
@@ -14,14 +16,15 @@ const EXCLUDE_FIRST: Duration = Duration::from_secs(10);
 const EXCLUDE_LAST: Duration = Duration::from_secs(300);
 /// After so long without a refusal, an exclusion begins anew.
 const FORGET: Duration = Duration::from_secs(600);
-/// A gang without a size is complete when no pod of it has come for so long.
+/// A gang of which nobody says how many start together is complete when no pod of it has come for so long. Who waits
+/// for a PodGroup is told after so long.
 const GANG_QUIET: Duration = Duration::from_secs(2);
 
 /// A pod on its own, or all pods of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UnitKey {
     Pod(PodUid),
-    Gang { namespace: String, name: String },
+    Gang { namespace: String, family: Family, name: String },
 }
 
 /// When what waits is no longer passed by what came later, and for how long.
@@ -44,8 +47,10 @@ impl Default for Patience {
 pub struct Waiter {
     pub priority: i32,
     pub created: Option<Timestamp>,
-    /// How many pods its gang has; none: nobody says.
-    pub size: Option<usize>,
+    /// How many pods of its gang start together.
+    pub minimum: Minimum,
+    /// The part of the gang that it is.
+    pub part: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -101,15 +106,41 @@ pub struct Turn {
     pub since: Moment,
     /// It has been passed for too long.
     pub starving: bool,
+    pub together: Together,
 }
 
-/// A gang of which pods are still to come.
+/// How many of the pods of a turn are placed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Together {
+    All,
+    /// All, or so many if not all have room.
+    AtLeast(Need),
+}
+
+/// A unit that has no turn, as something is still to come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathering {
-    pub name: String,
     pub pods: Vec<PodUid>,
-    pub there: usize,
-    pub size: usize,
+    pub lacks: Lacks,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lacks {
+    /// Pods of a gang.
+    Pods {
+        gang: String,
+        there: usize,
+        size: usize,
+    },
+    Cleared(Obstacle),
+}
+
+/// Which of a unit's pods may be placed now.
+enum Start {
+    NotYet,
+    Together(Together),
+    /// As many are placed as start together: each of the others starts by itself.
+    Each,
 }
 
 impl Queue {
@@ -169,23 +200,45 @@ impl Queue {
         self.of_pods.keys()
     }
 
-    /// Units in order. `members`: how many pods of a gang are placed already.
-    pub fn turns(&self, now: Moment, placed: impl Fn(&UnitKey) -> usize) -> Vec<Turn> {
-        let complete = |(key, unit): &(&UnitKey, &Unit)| unit.is_complete(key, placed(key), now);
-        let mut units: Vec<(&UnitKey, &Unit)> = self.units.iter().filter(complete).collect();
-        units.sort_by_cached_key(|(key, unit)| {
+    /// Units in order, and the pods of a unit one by one where each starts by itself. `placed`: which pods of a gang are
+    /// placed already.
+    pub fn turns(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Turn> {
+        let start = |(key, unit): (&UnitKey, &Unit)| unit.start(key, &placed(key), now);
+        let starts = self.units.iter().map(|(key, unit)| (key, unit, start((key, unit))));
+        let mut units: Vec<(&UnitKey, &Unit, Start)> =
+            starts.filter(|(_, _, start)| !matches!(start, Start::NotYet)).collect();
+        units.sort_by_cached_key(|(key, unit, _)| {
             (-i64::from(unit.priority()), unit.created(), unit.since, (*key).clone())
         });
-        units.into_iter().map(|(key, unit)| unit.turn(key, self.patience, now)).collect()
+        let turns = units.into_iter().flat_map(|(key, unit, start)| {
+            let turn = |pods, together| unit.turn(key, pods, together, self.patience, now);
+            match start {
+                Start::NotYet => Vec::new(),
+                Start::Together(together) => vec![turn(unit.in_order(), together)],
+                Start::Each => {
+                    unit.in_order().into_iter().map(|pod| turn(vec![pod], Together::All)).collect()
+                }
+            }
+        });
+        turns.collect()
     }
 
-    /// Gangs that say how many they are, and are not yet. `placed`: how many pods of a gang are placed already.
-    pub fn gathering(&self, placed: impl Fn(&UnitKey) -> usize) -> Vec<Gathering> {
+    /// Units that wait for something else than room, and what that is. `placed`: which pods of a gang are placed
+    /// already.
+    pub fn gathering(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Gathering> {
         let one = |(key, unit): (&UnitKey, &Unit)| {
-            let (UnitKey::Gang { name, .. }, Some(size)) = (key, unit.size()) else { return None };
-            let pods: Vec<PodUid> = unit.pods.keys().cloned().collect();
-            let there = pods.len();
-            (placed(key) == 0 && there < size).then(|| Gathering { name: name.clone(), pods, there, size })
+            let placed = placed(key);
+            if !matches!(unit.start(key, &placed, now), Start::NotYet) {
+                return None;
+            }
+            let lacks = match (unit.minimum(), key) {
+                (Minimum::None(obstacle), _) if unit.is_quiet(now) => Lacks::Cleared(obstacle),
+                (Minimum::Pods(need), UnitKey::Gang { name, .. }) => {
+                    Lacks::Pods { gang: name.clone(), there: unit.pods.len(), size: need.count() }
+                }
+                _ => return None,
+            };
+            Some(Gathering { pods: unit.in_order(), lacks })
         };
         self.units.iter().filter_map(one).collect()
     }
@@ -273,8 +326,10 @@ impl Queue {
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let exclusions = self.excluded.iter().filter(|(pod, _)| self.of_pods.contains_key(pod));
         let exclusions = exclusions.flat_map(|(_, of_pod)| of_pod.values()).map(|one| one.until);
-        let gangs = self.units.iter().filter(|(key, _)| matches!(key, UnitKey::Gang { .. }));
-        let gangs = gangs.map(|(_, unit)| unit.grown + GANG_QUIET);
+        let quiet = |(key, unit): &(&UnitKey, &Unit)| {
+            matches!(key, UnitKey::Gang { .. }) || matches!(unit.minimum(), Minimum::None(_))
+        };
+        let gangs = self.units.iter().filter(quiet).map(|(_, unit)| unit.grown + GANG_QUIET);
         exclusions.chain(gangs).filter(|due| *due > now).min()
     }
 }
@@ -301,28 +356,60 @@ impl Unit {
         self.pods.values().filter_map(|pod| pod.created).min()
     }
 
-    fn is_complete(&self, key: &UnitKey, placed: usize, now: Moment) -> bool {
-        if matches!(key, UnitKey::Pod(_)) {
-            return true;
-        }
-        // One that has members in their places was complete when they got them; some may have ended since.
-        match self.size() {
-            _ if placed > 0 => true,
-            Some(size) => self.pods.len() >= size,
-            None => self.grown + GANG_QUIET <= now,
+    fn minimum(&self) -> Minimum {
+        let said = self.pods.values().map(|pod| pod.minimum.clone());
+        said.reduce(Minimum::stronger).unwrap_or(Minimum::ONE)
+    }
+
+    /// No pod of it has come for a while.
+    fn is_quiet(&self, now: Moment) -> bool {
+        self.grown + GANG_QUIET <= now
+    }
+
+    /// The most urgent first, then the oldest.
+    fn in_order(&self) -> Vec<PodUid> {
+        let mut pods: Vec<(&PodUid, &Waiter)> = self.pods.iter().collect();
+        pods.sort_by_key(|(uid, pod)| (-i64::from(pod.priority), pod.created, *uid));
+        pods.into_iter().map(|(uid, _)| uid.clone()).collect()
+    }
+
+    fn start(&self, key: &UnitKey, placed: &Placed, now: Moment) -> Start {
+        let all = || Start::Together(Together::All);
+        match self.minimum() {
+            // A status may be older than what has been started since.
+            Minimum::None(Obstacle::Refused { .. }) if !placed.is_none() => Start::Each,
+            Minimum::None(_) => Start::NotYet,
+            _ if matches!(key, UnitKey::Pod(_)) => all(),
+            Minimum::AllThere if !placed.is_none() || self.is_quiet(now) => all(),
+            Minimum::AllThere => Start::NotYet,
+            Minimum::Pods(need) => {
+                let need = need.beside(placed);
+                let parts: Vec<Option<&str>> = self.pods.values().map(|pod| pod.part.as_deref()).collect();
+                match need.count() {
+                    0 => Start::Each,
+                    _ if need.choose(&parts).is_some() => Start::Together(Together::AtLeast(need)),
+                    // It was complete once; some of it have ended since.
+                    _ if !placed.is_none() => all(),
+                    _ => Start::NotYet,
+                }
+            }
         }
     }
 
-    fn size(&self) -> Option<usize> {
-        self.pods.values().filter_map(|pod| pod.size).max()
-    }
-
-    fn turn(&self, key: &UnitKey, patience: Patience, now: Moment) -> Turn {
+    fn turn(
+        &self,
+        key: &UnitKey,
+        pods: Vec<PodUid>,
+        together: Together,
+        patience: Patience,
+        now: Moment,
+    ) -> Turn {
         let waited = now.saturating_sub(self.since);
         Turn {
             key: key.clone(),
             priority: self.priority(),
-            pods: self.pods.keys().cloned().collect(),
+            pods,
+            together,
             tried: self.tried,
             looked_at: self.looked_at,
             left_over: self.left == Left::Over,

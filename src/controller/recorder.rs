@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use crate::allocate::Shortage;
 use crate::cluster::events::{Note, Severity, Subject};
 use crate::controller::Moment;
+use crate::controller::gang::Obstacle;
 use crate::controller::view::{Claim, Pod};
 use crate::model::claim::ClaimRef;
 use crate::model::names::{NodeName, PodUid};
@@ -217,6 +218,28 @@ pub fn gathering(name: &str, there: usize, size: &str) -> String {
     format!(
         "the gang {name} has {there} of {size} pods ready; its pods are placed together once all are there"
     )
+}
+
+/// Why no pod of a gang may start. `group`: its PodGroup, where it names one.
+pub fn obstacle_words(group: &str, obstacle: &Obstacle) -> String {
+    match obstacle {
+        Obstacle::NoGroup { scheduler } => format!(
+            "scheduler {scheduler} puts its pods into PodGroups and has put this pod into none yet; its share is chosen \
+             once the pod names its PodGroup; is {scheduler} running?"
+        ),
+        Obstacle::NoObject { scheduler } => format!(
+            "PodGroup {group}, which the pod names, does not exist yet; its share is chosen once {scheduler} has made it"
+        ),
+        Obstacle::NotListed { api } => format!(
+            "nobody knows how many pods of PodGroup {group} start together: podgroups.{api} cannot be listed; is that \
+             API well, and may tranche-controller list it?"
+        ),
+        Obstacle::Refused { words } => {
+            format!(
+                "PodGroup {group} is kept out by its queue ({words}); its shares are chosen once it is let in"
+            )
+        }
+    }
 }
 
 /// As a claim carries it.

@@ -47,7 +47,7 @@ impl Core {
             self.queue.again(&uid);
             self.tell_unpromised(&uid, now);
         }
-        for one in self.queue.gathering(|key| self.placed(key)) {
+        for one in self.queue.gathering(now, |key| self.placed(key)) {
             self.tell_gathering(&one, now);
         }
         let mut waiting: Vec<UnitKey> = Vec::new();
@@ -76,10 +76,13 @@ impl Core {
                     }
                 }
             }
-            if turn.starving {
+            // Of pods that start one by one the first has what is kept for their gang.
+            if turn.starving && waiting.last() != Some(&turn.key) {
                 self.keep_for(&turn, &mut keeping, now);
             }
-            waiting.push(turn.key);
+            if waiting.last() != Some(&turn.key) {
+                waiting.push(turn.key);
+            }
         }
         self.close_purse();
         self.capacity.lift_all();

@@ -8,6 +8,7 @@ use super::{TOP, files};
 /// In this order: what the API has told; owners of state, which do not know one another; all of them together; steps;
 /// what runs the steps, and what has effects.
 const ORDER: &[&str] = &[
+    "gang",
     "requests",
     "classes",
     "wants",

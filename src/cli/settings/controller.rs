@@ -40,6 +40,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         max_overtakes,
         starvation_timeout,
         reservation_duration,
+        grouping_schedulers,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
@@ -61,6 +62,11 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),
             always_hold: reader.gpus("--always-hold", &holds.always_hold),
+            grouping_schedulers: match given(grouping_schedulers) {
+                None => usual.grouping_schedulers,
+                Some(text) if text == "none" => Vec::new(),
+                Some(text) => list(&text),
+            },
             holds: reader.holds(holds),
             patience: Patience {
                 passes: reader.parsed("--max-overtakes", max_overtakes, usual.patience.passes, count),
@@ -161,9 +167,11 @@ mod tests {
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
         args.reservation_duration = Some("90s".to_owned());
+        args.grouping_schedulers = Some("volcano, batch".to_owned());
         let rules = controller(args).unwrap().controller.rules;
         assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
+        assert_eq!(rules.grouping_schedulers, ["volcano", "batch"]);
         assert_eq!(
             (rules.never_hold, rules.always_hold),
             (vec!["node-a".into(), "T4".into()], vec!["GPU-1".into()])

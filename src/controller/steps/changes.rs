@@ -4,7 +4,7 @@ use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::classes::POLICY;
-use crate::controller::core::{Core, unit};
+use crate::controller::core::Core;
 use crate::controller::holds::Phase;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
@@ -130,6 +130,7 @@ impl Core {
                 self.capacity.set_grants(key, Vec::new());
             }
         }
+        self.take_back_gangs(key, now);
         let node = before.allocation.as_ref().and_then(|allocation| allocation.node.as_ref());
         let Some(node) = node.filter(|_| !ours) else { return };
         // Cleared because its users ended, or for the sake of a pod that cannot go there?
@@ -164,7 +165,7 @@ impl Core {
     // Pods.
 
     pub(in crate::controller) fn pod(&mut self, uid: &PodUid, now: Moment) {
-        if let Some(key) = self.view.pod(uid).map(unit)
+        if let Some(key) = self.view.pod(uid).map(|pod| self.unit_of(pod))
             && let Some(old) = self.pods.set_unit(uid, key)
             && self.tracker.node_of(&old, uid).is_some()
         {

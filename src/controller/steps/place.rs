@@ -9,11 +9,11 @@ use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape,
 use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
-use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::queue::{Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
 
-use crate::controller::view::pod::{GANG_SIZE, GangSize};
+use crate::controller::view::groups::GangSize;
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
 use crate::controller::wants::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX, Wants, combinations, wants};
 use crate::controller::{Moment, ask, multi_gpu};
@@ -78,6 +78,12 @@ impl Part {
     }
 }
 
+/// Those of the parts that stand at these places, which are in order.
+pub(super) fn those(parts: Vec<Part>, places: &[usize]) -> Vec<Part> {
+    let chosen = parts.into_iter().enumerate().filter(|(at, _)| places.binary_search(at).is_ok());
+    chosen.map(|(_, part)| part).collect()
+}
+
 /// Why a unit is not placed.
 pub(in crate::controller) struct Refused {
     pub(in crate::controller) pod: PodUid,
@@ -105,7 +111,15 @@ impl Core {
                 return Ok(false);
             }
         }
-        let (nth, decision) = self.first_way(&parts)?;
+        let Some(least) = self.least(turn, &parts) else { return Ok(false) };
+        let found = self.first_way(&parts);
+        let (nth, decision) = match found {
+            Err(_) if least.len() < parts.len() => {
+                parts = those(parts, &least);
+                self.first_way(&parts)?
+            }
+            found => found?,
+        };
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
             let node = &placement.node;
@@ -121,6 +135,15 @@ impl Core {
         parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
         Ok(true)
+    }
+
+    /// Which of the parts are to be placed together at least, by their places in the list. None: too few of the pods can
+    /// be placed now.
+    pub(super) fn least(&self, turn: &Turn, parts: &[Part]) -> Option<Vec<usize>> {
+        let Together::AtLeast(need) = &turn.together else { return Some((0..parts.len()).collect()) };
+        let of = |part: &Part| self.view.pod(&part.pod).and_then(|pod| pod.gang.as_ref()?.part.as_deref());
+        let there: Vec<Option<&str>> = parts.iter().map(of).collect();
+        need.choose(&there)
     }
 
     /// The first of the ways in which all of the parts can be served, and how.
@@ -212,10 +235,8 @@ impl Core {
         if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(&claim.key)) {
             return Err(bad(words.clone()));
         }
-        if let Some(GangSize::Unreadable(text)) = pod.gang.as_ref().map(|gang| &gang.size) {
-            return Err(bad(format!(
-                "{GANG_SIZE}: {text:?} is no number of pods; write how many the gang has"
-            )));
+        if let Some(GangSize::Unreadable { name, text }) = pod.gang.as_ref().map(|gang| &gang.size) {
+            return Err(bad(format!("{name}: {text:?} is no number of pods; write how many the gang has")));
         }
         // Where it is counted already, the pod needs no second place among the pods.
         let pods = if self.pods.has_place(uid) { 0 } else { pod.room.pods };

@@ -2,8 +2,9 @@
 
 use crate::controller::Moment;
 use crate::controller::core::Core;
-use crate::controller::queue::Gathering;
-use crate::controller::recorder::{Reason, gathering, short};
+use crate::controller::gang::Obstacle;
+use crate::controller::queue::{Gathering, Lacks};
+use crate::controller::recorder::{Reason, gathering, obstacle_words, short};
 use crate::controller::steps::place::Refused;
 use crate::controller::tracker::Plan;
 use crate::model::names::PodUid;
@@ -31,14 +32,22 @@ impl Core {
         }
     }
 
-    /// Tells the pods of a gang that not all of it is there.
+    /// Tells the pods of a unit what is still to come before they have a turn.
     pub(in crate::controller) fn tell_gathering(&mut self, one: &Gathering, now: Moment) {
-        let Gathering { name, pods, there, size } = one;
-        let words = gathering(name, *there, &size.to_string());
-        for uid in pods {
+        let words = match &one.lacks {
+            Lacks::Pods { gang, there, size } => gathering(gang, *there, &size.to_string()),
+            Lacks::Cleared(obstacle) => self.obstacle(one.pods.first(), obstacle),
+        };
+        for uid in &one.pods {
             let refused = Refused { pod: uid.clone(), reason: Reason::Gang, words: words.clone() };
             self.tell(std::slice::from_ref(uid), &refused, now);
         }
+    }
+
+    /// Why a pod may not start, in words. `pod`: of the unit.
+    pub(in crate::controller) fn obstacle(&self, pod: Option<&PodUid>, obstacle: &Obstacle) -> String {
+        let gang = pod.and_then(|uid| self.view.pod(uid)?.gang.as_ref()).map(|gang| gang.name.as_str());
+        obstacle_words(gang.unwrap_or_default(), obstacle)
     }
 
     /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.

@@ -1,11 +1,13 @@
 //! Units: where their pods take room, whether they wait, and the plans that they get and lose.
 
+use std::collections::BTreeSet;
+
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored, unit};
+use crate::controller::gang::{Minimum, Placed};
 use crate::controller::pods::Change;
 use crate::controller::queue::{UnitKey, Waiter};
 use crate::controller::tracker::Plan;
-use crate::controller::view::pod::Gang;
 use crate::controller::view::{Claim, Pod};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid};
@@ -36,7 +38,7 @@ impl Core {
         if let Some(node) = &pod.node {
             return Some(node.clone());
         }
-        if let Some(node) = self.tracker.node_of(&unit(pod), &pod.at.uid) {
+        if let Some(node) = self.tracker.node_of(&self.pods.unit_of(&pod.at.uid), &pod.at.uid) {
             return Some(node.clone());
         }
         let claims = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
@@ -55,23 +57,54 @@ impl Core {
                 && !self.tracker.is_decided(claim.key)
         };
         let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
-        let (key, waiter) = (unit(pod), waiter(pod));
         match waits {
-            true => self.queue.add(uid, key, waiter, now),
+            true => {
+                let minimum = self.view.minimum(pod);
+                let key = unit(pod, &minimum);
+                self.queue.add(uid, key, waiter(pod, minimum), now);
+            }
             false => self.queue.remove(uid),
         }
         self.note_needs(uid);
     }
 
     /// Pods of a gang that have their place. Those that ask for no share (a launcher) are none of them.
-    pub(in crate::controller) fn placed(&self, key: &UnitKey) -> usize {
+    pub(in crate::controller) fn placed(&self, key: &UnitKey) -> Placed {
         let shares = |pod: &Pod| {
             let claims = self.view.claims_of(pod);
             claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
         };
-        let stays = |pod: &&PodUid| self.view.pod(pod).is_some_and(|pod| !pod.ending && shares(pod));
-        let placed = |pod: &&PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
-        self.pods.members(key).filter(stays).filter(placed).count()
+        let has_place = |pod: &&PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
+        let mut placed = Placed::default();
+        if let UnitKey::Pod(_) = key {
+            return placed;
+        }
+        for uid in self.pods.members(key).filter(has_place) {
+            if let Some(pod) = self.view.pod(uid).filter(|pod| !pod.ending && shares(pod)) {
+                placed.add(pod.gang.as_ref().and_then(|gang| gang.part.as_deref()));
+            }
+        }
+        placed
+    }
+
+    /// A claim has lost its allocation: of a gang of which no pod is bound, the others lose theirs too. A part of it that
+    /// kept its GPUs would keep them from whoever could start.
+    pub(super) fn take_back_gangs(&mut self, claim: ClaimKey, now: Moment) {
+        let Some(claim) = self.view.claim(claim) else { return };
+        let units = self.view.pods_of(claim).map(|pod| self.pods.unit_of(&pod.at.uid));
+        let gangs: BTreeSet<UnitKey> = units.filter(|key| matches!(key, UnitKey::Gang { .. })).collect();
+        for gang in gangs {
+            let pods: Vec<&Pod> = self.pods.members(&gang).filter_map(|uid| self.view.pod(uid)).collect();
+            let claims = pods.iter().flat_map(|pod| self.view.claims_of(pod).into_iter().flatten());
+            let claims: Vec<&Claim> = claims.filter(|claim| claim.is_shares()).collect();
+            let is_bound = pods.iter().any(|pod| pod.node.is_some() && !pod.ending);
+            if is_bound || claims.iter().any(|claim| claim.is_reserved()) {
+                continue;
+            }
+            let given = claims.iter().filter(|claim| claim.allocation.is_some() && !claim.ending);
+            let given: Vec<ClaimKey> = given.map(|claim| claim.key).collect();
+            given.into_iter().for_each(|claim| self.tracker.clear(claim, now));
+        }
     }
 
     // Plans.
@@ -102,6 +135,7 @@ impl Core {
     }
 }
 
-fn waiter(pod: &Pod) -> Waiter {
-    Waiter { priority: pod.priority, created: pod.created, size: pod.gang.as_ref().and_then(Gang::pods) }
+fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
+    let part = pod.gang.as_ref().and_then(|gang| gang.part.clone());
+    Waiter { priority: pod.priority, created: pod.created, minimum, part }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
 use crate::cluster::feed::{Change, WatchEvent};
+use crate::cluster::pod_groups::{PodGroup, PodGroupApi};
 use crate::controller::Moment;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
@@ -26,7 +27,7 @@ pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Of objects that are watched, each on its own.
-pub const KINDS: u8 = 7;
+pub const KINDS: u8 = 8;
 
 pub type Name = (String, String);
 
@@ -50,6 +51,7 @@ pub struct Cluster {
     pub rules: BTreeMap<String, DeviceTaintRule>,
     /// Those that have opted in.
     pub namespaces: BTreeMap<String, Namespace>,
+    pub groups: BTreeMap<(PodGroupApi, String), PodGroup>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -80,6 +82,7 @@ impl Cluster {
             classes: BTreeMap::new(),
             rules: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            groups: BTreeMap::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             answers: Vec::new(),
@@ -314,8 +317,34 @@ impl Cluster {
             3 => list(&mut self.feed, self.slices.values().cloned(), Change::Slice),
             4 => list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule),
             5 => list(&mut self.feed, self.namespaces.values().cloned(), Change::Namespace),
-            _ => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
+            6 => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
+            _ => self.relist_groups(),
         }
+    }
+
+    fn relist_groups(&mut self) {
+        self.feed.retain(|change| !matches!(change, Change::PodGroup(..)));
+        for api in PodGroupApi::ALL {
+            self.feed.push_back(Change::PodGroup(api, WatchEvent::Anew));
+            let of_api = self.groups.iter().filter(|((of, _), _)| *of == api);
+            let listed = of_api.map(|(_, group)| WatchEvent::Listed(Box::new(group.clone())));
+            self.feed.extend(listed.map(|one| Change::PodGroup(api, one)));
+            self.feed.push_back(Change::PodGroup(api, WatchEvent::Complete));
+        }
+    }
+
+    /// PodGroup `name` of namespace `ml`, as one of the APIs has it.
+    pub fn put_group(&mut self, api: PodGroupApi, name: &str, object: Value) {
+        let mut group: PodGroup = serde_json::from_value(object).unwrap();
+        (group.metadata.name, group.metadata.namespace) = (Some(name.to_owned()), Some("ml".to_owned()));
+        self.stamp(&mut group.metadata);
+        self.groups.insert((api, name.to_owned()), group.clone());
+        self.feed.push_back(Change::PodGroup(api, WatchEvent::Stored(Box::new(group))));
+    }
+
+    pub fn drop_group(&mut self, api: PodGroupApi, name: &str) {
+        let gone = self.groups.remove(&(api, name.to_owned())).unwrap();
+        self.feed.push_back(Change::PodGroup(api, WatchEvent::Deleted(Box::new(gone.metadata))));
     }
 
     pub fn deliver(&mut self, most: usize) {

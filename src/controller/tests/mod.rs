@@ -6,6 +6,7 @@ mod budgets;
 mod cluster;
 mod explain;
 mod gates;
+mod groups;
 mod hostile;
 mod keeping;
 mod language;

@@ -13,7 +13,7 @@ use crate::controller::write::{Failure, Write};
 const KAI: &str = "kai-gpu-share";
 
 /// `pod: REASON words` of each event of a pod since this was last asked.
-fn told(cluster: &mut Cluster) -> Vec<String> {
+pub(super) fn told(cluster: &mut Cluster) -> Vec<String> {
     let of_pod = |note: Note| match note.subject {
         Subject::Pod { name, .. } => Some(format!("{name}: {} {}", note.reason, note.message)),
         _ => None,

@@ -5,6 +5,7 @@ pub mod claim;
 mod claims;
 pub mod class;
 mod gpu_users;
+pub mod groups;
 pub mod node;
 mod opted_in;
 pub mod pod;
@@ -19,16 +20,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub use claim::{Allocation, Asks, Claim, GpuRef, Presence, Use};
 pub use class::{Need, Sought};
 pub use gpu_users::Sight;
+pub use groups::Gang;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
 use claims::ClaimTable;
 use class::Classes;
+use groups::Groups;
 use opted_in::OptedIn;
 use pod::PodTable;
 use pools::Pools;
 
 use crate::cluster::feed::{Change, WatchEvent};
+use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::classes::OurClasses;
 use crate::model::claim::ClaimKey;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
@@ -73,6 +77,7 @@ pub struct ClusterView {
     pools: Pools,
     classes: Classes,
     opted_in: OptedIn,
+    groups: Groups,
     lists: Lists,
     /// Objects whose present state does not fit our types.
     unreadable: BTreeSet<(Kind, String)>,
@@ -96,16 +101,19 @@ enum Kind {
     Classes,
     TaintRules,
     Namespaces,
+    PodGroups(PodGroupApi),
 }
 
 /// What has to be known before anything is decided. Not who has opted in: where that cannot be read nobody has, and all
-/// others go on.
+/// others go on. Nor PodGroups: those who are in one wait for them alone.
 const NEEDED: [Kind; 6] =
     [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules];
 
 impl ClusterView {
-    pub fn new(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), ..Self::default() }
+    /// `grouping`: schedulers that put every pod into a PodGroup.
+    pub fn new(namespace: &str, grouping: &[String]) -> Self {
+        let groups = Groups::new(grouping);
+        Self { namespace: namespace.to_owned(), groups, ..Self::default() }
     }
 
     /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
@@ -125,6 +133,7 @@ impl ClusterView {
             Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
             Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
             Change::Namespace(seen) => self.follow_namespaces(seen),
+            Change::PodGroup(api, seen) => self.follow_groups(api, seen),
         }
     }
 
@@ -203,6 +212,7 @@ impl ClusterView {
             Kind::Classes => self.classes.names().collect(),
             Kind::TaintRules => self.pools.rules().cloned().collect(),
             Kind::Namespaces => self.opted_in.names.iter().cloned().collect(),
+            Kind::PodGroups(api) => self.groups.keys(api).cloned().collect(),
         }
     }
 
@@ -307,6 +317,7 @@ impl ClusterView {
         let before = self.forget_pod(&uid);
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.opted_in.asks(&fresh);
+        self.groups.joins(&fresh);
         self.pods.insert(fresh);
         self.promise(&uid);
         vec![News::Pod { uid, demands_changed }]
@@ -340,6 +351,7 @@ impl ClusterView {
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(uid)?;
         self.opted_in.asks_no_more(&pod);
+        self.groups.leaves(&pod);
         Some(pod)
     }
 
@@ -516,6 +528,8 @@ fn key(kind: Kind, meta: &ObjectMeta) -> String {
     let part = match kind {
         Kind::Pods | Kind::Claims => &meta.uid,
         Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
+        // By which pods name them: they are of their namespace.
+        Kind::PodGroups(_) => return groups::key_of(meta),
     };
     part.clone().unwrap_or_default()
 }
@@ -531,4 +545,8 @@ fn is_older(fresh: &str, known: &str) -> bool {
 
 fn is_same_node(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
     a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
+}
+
+fn same_pod(uid: PodUid) -> News {
+    News::Pod { uid, demands_changed: false }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 
 use crate::admission::SHARE_ANNOTATION;
 use crate::cluster::feed::WatchEvent;
-use crate::controller::view::{ClusterView, Kind, News, Pod};
+use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
@@ -99,8 +99,4 @@ impl ClusterView {
             )
         })
     }
-}
-
-fn same_pod(uid: PodUid) -> News {
-    News::Pod { uid, demands_changed: false }
 }

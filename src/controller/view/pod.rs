@@ -8,23 +8,19 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::admission::SHARE_ANNOTATION;
 use crate::controller::view::class;
+use crate::controller::view::groups::{self, Gang};
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
-/// The pods of a gang are placed together or not at all.
-pub const GANG: &str = "tranche.dev/gang";
-/// How many pods it has; none: all that are there when no more have come for a while.
-pub const GANG_SIZE: &str = "tranche.dev/gang-size";
-/// The names that others have for the same: as annotation or as label.
-const GROUPS: [&str; 4] =
-    [GANG, "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "pod-group-name"];
 /// The webhook's entry in a pod's claims: the claim of that name is ours to create.
 const SHARE_ENTRY: &str = "gpu-share";
 
 /// Bytes of what the webhook makes of KAI's annotations: some hundred.
 const SHARE_BYTES_MAX: usize = 4 << 10;
-/// Bytes of a gang's name, and of what stands in place of its size. Names of objects have at most 253.
+/// The name of kube-scheduler's usual profile.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
+/// Bytes of a scheduler's name: it is a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
 
 /// Claims of a pod. With more it is as if some were still to be made: it is never placed.
@@ -51,36 +47,14 @@ pub struct Pod {
     /// What it asks for by names among its containers' limits. Only of a pod without a node.
     pub resources: BTreeMap<String, u32>,
     pub gang: Option<Gang>,
+    /// Who is to bind it; empty: kube-scheduler by its usual name, or it is bound.
+    pub scheduler: String,
     /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
     pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
     pub room: Resources,
     /// Of its node, while it is not bound.
     pub demands: Option<Arc<Demands>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gang {
-    pub name: String,
-    pub size: GangSize,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GangSize {
-    NotSaid,
-    Pods(usize),
-    /// What stands there instead of a number.
-    Unreadable(String),
-}
-
-impl Gang {
-    /// How many pods it has, if that is said and can be read.
-    pub fn pods(&self) -> Option<usize> {
-        match self.size {
-            GangSize::Pods(pods) => Some(pods),
-            GangSize::NotSaid | GangSize::Unreadable(_) => None,
-        }
-    }
 }
 
 impl Pod {
@@ -145,6 +119,8 @@ pub fn read(object: &core::Pod) -> Pod {
     let meta = &object.metadata;
     let spec = object.spec.as_ref();
     let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let scheduler = spec.and_then(|spec| spec.scheduler_name.as_ref()).filter(|_| node.is_none());
+    let scheduler = scheduler.filter(|name| *name != DEFAULT_SCHEDULER && name.len() <= NAME_BYTES_MAX);
     let (claims, unnamed) = claims(object);
     let waits = !claims.is_empty() || unnamed;
     Pod {
@@ -162,7 +138,8 @@ pub fn read(object: &core::Pod) -> Pod {
         claims,
         unnamed,
         resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
-        gang: gang(object),
+        gang: groups::gang(object),
+        scheduler: scheduler.cloned().unwrap_or_default(),
         share: share(object),
         room: match node {
             Some(_) => feasible::taken(object),
@@ -208,24 +185,4 @@ fn unschedulable(object: &core::Pod) -> bool {
     // A pod that has just lost its gates is not tried yet.
     let tried = |reason: Option<&str>| reason != Some(SCHEDULING_GATED);
     conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False" && tried(one.reason.as_deref()))
-}
-
-fn gang(object: &core::Pod) -> Option<Gang> {
-    let meta = &object.metadata;
-    let text = |name: &str| {
-        let annotation = meta.annotations.as_ref().and_then(|all| all.get(name));
-        annotation.or_else(|| meta.labels.as_ref().and_then(|all| all.get(name)))
-    };
-    let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
-    let typed = typed.and_then(|group| group.pod_group_name.clone());
-    let name = GROUPS.into_iter().find_map(text).cloned().or(typed);
-    let name = name.filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()))?;
-    let size = match text(GANG_SIZE) {
-        None => GangSize::NotSaid,
-        Some(size) => match size.parse() {
-            Ok(pods) if pods > 0 => GangSize::Pods(pods),
-            _ => GangSize::Unreadable(size[..size.floor_char_boundary(NAME_BYTES_MAX)].to_owned()),
-        },
-    };
-    Some(Gang { name, size })
 }

@@ -9,7 +9,7 @@ use crate::controller::Moment;
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
 use crate::controller::queue::Turn;
-use crate::controller::steps::place::Part;
+use crate::controller::steps::place::{Part, those};
 use crate::controller::view::{GpuRef, Pod};
 use crate::feasible::Resources;
 use crate::model::claim::ClaimKey;
@@ -91,14 +91,15 @@ impl Core {
         self.freest(turn, &parts, &nodes, &mut capacity)
     }
 
-    /// The parts of all pods of a unit that wait; none: one of them can have no place.
+    /// The parts of the pods of a unit that are placed together at least; none: one of them can have no place.
     pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
         let mut parts: Vec<Part> = Vec::new();
         for pod in &turn.pods {
             let part = self.part(pod, &parts, now).ok()?;
             parts.extend(part);
         }
-        (!parts.is_empty()).then_some(parts)
+        let least = self.least(turn, &parts)?;
+        Some(those(parts, &least)).filter(|parts| !parts.is_empty())
     }
 
     /// From as few of the first nodes as it takes.

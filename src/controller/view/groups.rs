@@ -1,0 +1,325 @@
+//! Which gang a pod is in, by the names that those who group pods have for it; and their PodGroups, which say how many
+//! pods of a gang start together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::cluster::feed::WatchEvent;
+use crate::cluster::pod_groups::{PodGroup, PodGroupApi, PodGroupSpec, PodGroupStatus};
+use crate::controller::gang::{Minimum, Need, Obstacle};
+use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
+use crate::model::names::PodUid;
+
+/// The pods of a gang start together.
+pub const GANG: &str = "tranche.dev/gang";
+/// How many of its pods start together at least; none: what its PodGroup says, else all that are there when no more have
+/// come for a while.
+pub const GANG_SIZE: &str = "tranche.dev/gang-size";
+
+/// Volcano's names: its API's and the older one.
+const OF_VOLCANO: [&str; 2] = ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"];
+const TASK_OF_VOLCANO: &str = "volcano.sh/task-spec";
+const OF_KAI: &str = "pod-group-name";
+const SUBGROUP_OF_KAI: &str = "kai.scheduler/subgroup-name";
+const OF_KUEUE: &str = "kueue.x-k8s.io/pod-group-name";
+const COUNT_OF_KUEUE: &str = "kueue.x-k8s.io/pod-group-total-count";
+
+/// Bytes of a gang's name, and of what stands in place of its size. Names of objects have at most 253.
+const NAME_BYTES_MAX: usize = 253;
+/// Parts of a gang. Of a PodGroup with more the number of pods in all counts alone.
+const PARTS_MAX: usize = 64;
+/// Bytes of what a PodGroup's status says that are told.
+const WORDS_BYTES_MAX: usize = 200;
+
+/// The reasons of KAI's with which its queue keeps a PodGroup out, room or not.
+const KEPT_OUT: [&str; 2] = ["OverLimit", "NonPreemptibleOverQuota"];
+
+/// Whose word it is that pods belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// The annotation `tranche.dev/gang`.
+    Ours,
+    Volcano,
+    Kai,
+    Kubernetes,
+    Kueue,
+}
+
+impl Family {
+    /// Where its PodGroups are served; the first that has one counts.
+    fn apis(self) -> &'static [PodGroupApi] {
+        match self {
+            Self::Ours | Self::Kueue => &[],
+            Self::Volcano => &[PodGroupApi::Volcano],
+            Self::Kai => &[PodGroupApi::Kai],
+            Self::Kubernetes => &[
+                PodGroupApi::KubernetesV1Beta1,
+                PodGroupApi::KubernetesV1Alpha3,
+                PodGroupApi::KubernetesV1Alpha2,
+            ],
+        }
+    }
+
+    fn of(api: PodGroupApi) -> Self {
+        match api {
+            PodGroupApi::Volcano => Self::Volcano,
+            PodGroupApi::Kai => Self::Kai,
+            PodGroupApi::KubernetesV1Beta1
+            | PodGroupApi::KubernetesV1Alpha3
+            | PodGroupApi::KubernetesV1Alpha2 => Self::Kubernetes,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gang {
+    pub family: Family,
+    pub name: String,
+    pub size: GangSize,
+    /// The pod's part of it: Volcano's task, KAI's subgroup.
+    pub part: Option<String>,
+}
+
+/// What the pod itself says of how many start together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GangSize {
+    NotSaid,
+    Pods(usize),
+    /// What stands there instead of a number.
+    Unreadable {
+        name: &'static str,
+        text: String,
+    },
+}
+
+/// The gang that a pod says it is in. Of several names the first counts: ours, Volcano's, KAI's, Kueue's, Kubernetes'.
+pub(super) fn gang(object: &core::Pod) -> Option<Gang> {
+    let meta = &object.metadata;
+    let text = |name: &str| {
+        let annotation = meta.annotations.as_ref().and_then(|all| all.get(name));
+        annotation.or_else(|| meta.labels.as_ref().and_then(|all| all.get(name)))
+    };
+    let typed = object.spec.as_ref().and_then(|spec| spec.scheduling_group.as_ref());
+    let typed = typed.and_then(|group| group.pod_group_name.as_ref());
+    let named = |family: Family, name: &str| Some((family, text(name)?));
+    let (family, name) = named(Family::Ours, GANG)
+        .or_else(|| OF_VOLCANO.into_iter().find_map(|name| named(Family::Volcano, name)))
+        .or_else(|| named(Family::Kai, OF_KAI))
+        .or_else(|| named(Family::Kueue, OF_KUEUE))
+        .or_else(|| Some((Family::Kubernetes, typed?)))?;
+    if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return None;
+    }
+    let part = match family {
+        Family::Volcano => text(TASK_OF_VOLCANO),
+        Family::Kai => text(SUBGROUP_OF_KAI),
+        Family::Ours | Family::Kubernetes | Family::Kueue => None,
+    };
+    let part = part.filter(|part| part.len() <= NAME_BYTES_MAX).cloned();
+    let count = (family == Family::Kueue).then_some(COUNT_OF_KUEUE);
+    let size = [Some(GANG_SIZE), count].into_iter().flatten().find_map(|name| Some(size(name, text(name)?)));
+    Some(Gang { family, name: name.clone(), size: size.unwrap_or(GangSize::NotSaid), part })
+}
+
+fn size(name: &'static str, text: &str) -> GangSize {
+    match text.parse() {
+        Ok(pods) if pods > 0 => GangSize::Pods(pods),
+        _ => GangSize::Unreadable { name, text: text[..text.floor_char_boundary(NAME_BYTES_MAX)].to_owned() },
+    }
+}
+
+/// What a PodGroup says, and who is in it.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// Schedulers that put every pod into a PodGroup.
+    grouping: BTreeSet<String>,
+    /// By namespace and name, as one text.
+    said: BTreeMap<PodGroupApi, BTreeMap<String, Minimum>>,
+    members: BTreeMap<(Family, String), BTreeSet<PodUid>>,
+}
+
+impl Groups {
+    /// `grouping`: schedulers that put every pod into a PodGroup.
+    pub fn new(grouping: &[String]) -> Self {
+        Self { grouping: grouping.iter().cloned().collect(), ..Self::default() }
+    }
+
+    pub fn joins(&mut self, pod: &Pod) {
+        if let Some(at) = at(pod) {
+            self.members.entry(at).or_default().insert(pod.at.uid.clone());
+        }
+    }
+
+    pub fn leaves(&mut self, pod: &Pod) {
+        let Some(at) = at(pod) else { return };
+        if let Some(members) = self.members.get_mut(&at) {
+            members.remove(&pod.at.uid);
+            if members.is_empty() {
+                self.members.remove(&at);
+            }
+        }
+    }
+
+    /// The names of PodGroups that are known.
+    pub fn keys(&self, api: PodGroupApi) -> impl Iterator<Item = &String> {
+        self.said.get(&api).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    fn members_of(&self, api: PodGroupApi, key: &str) -> Vec<News> {
+        let members = self.members.get(&(Family::of(api), key.to_owned()));
+        members.into_iter().flatten().cloned().map(same_pod).collect()
+    }
+
+    fn all_members(&self, api: PodGroupApi) -> Vec<News> {
+        let of_api = self.members.iter().filter(|((family, _), _)| *family == Family::of(api));
+        of_api.flat_map(|(_, members)| members).cloned().map(same_pod).collect()
+    }
+}
+
+/// A gang that may have a PodGroup.
+fn at(pod: &Pod) -> Option<(Family, String)> {
+    let gang = pod.gang.as_ref().filter(|gang| !gang.family.apis().is_empty())?;
+    Some((gang.family, key(&pod.at.namespace, &gang.name)))
+}
+
+/// How a PodGroup is found.
+pub(super) fn key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl ClusterView {
+    pub(super) fn follow_groups(&mut self, api: PodGroupApi, seen: WatchEvent<PodGroup>) -> Vec<News> {
+        let kind = Kind::PodGroups(api);
+        let known = self.lists.complete.contains(&kind);
+        let mut news = match api {
+            PodGroupApi::Volcano => self.follow(
+                kind,
+                seen,
+                |view, group| view.set_group(PodGroupApi::Volcano, &group),
+                |view, key| view.drop_group(PodGroupApi::Volcano, key),
+            ),
+            PodGroupApi::Kai => self.follow(
+                kind,
+                seen,
+                |view, group| view.set_group(PodGroupApi::Kai, &group),
+                |view, key| view.drop_group(PodGroupApi::Kai, key),
+            ),
+            PodGroupApi::KubernetesV1Beta1 => self.follow(
+                kind,
+                seen,
+                |view, group| view.set_group(PodGroupApi::KubernetesV1Beta1, &group),
+                |view, key| view.drop_group(PodGroupApi::KubernetesV1Beta1, key),
+            ),
+            PodGroupApi::KubernetesV1Alpha3 => self.follow(
+                kind,
+                seen,
+                |view, group| view.set_group(PodGroupApi::KubernetesV1Alpha3, &group),
+                |view, key| view.drop_group(PodGroupApi::KubernetesV1Alpha3, key),
+            ),
+            PodGroupApi::KubernetesV1Alpha2 => self.follow(
+                kind,
+                seen,
+                |view, group| view.set_group(PodGroupApi::KubernetesV1Alpha2, &group),
+                |view, key| view.drop_group(PodGroupApi::KubernetesV1Alpha2, key),
+            ),
+        };
+        // Only now is it known of which gangs there is no PodGroup.
+        if !known && self.lists.complete.contains(&kind) {
+            news.extend(self.groups.all_members(api));
+        }
+        news
+    }
+
+    fn set_group(&mut self, api: PodGroupApi, object: &PodGroup) -> Vec<News> {
+        let key = key_of(&object.metadata);
+        let fresh = minimum(api, &object.spec, &object.status);
+        let said = self.groups.said.entry(api).or_default();
+        if said.insert(key.clone(), fresh.clone()) == Some(fresh) {
+            return Vec::new();
+        }
+        self.groups.members_of(api, &key)
+    }
+
+    fn drop_group(&mut self, api: PodGroupApi, key: &str) -> Vec<News> {
+        let gone = self.groups.said.get_mut(&api).and_then(|said| said.remove(key));
+        gone.map(|_| self.groups.members_of(api, key)).unwrap_or_default()
+    }
+
+    /// How many pods of a pod's gang start together at least: what the pod says, else what its PodGroup says. Where its
+    /// scheduler puts every pod into a PodGroup, nothing starts before that one is known.
+    pub fn minimum(&self, pod: &Pod) -> Minimum {
+        let grouped = self.groups.grouping.contains(&pod.scheduler);
+        let scheduler = || pod.scheduler.clone();
+        let Some(gang) = &pod.gang else {
+            return match grouped {
+                true => Minimum::None(Obstacle::NoGroup { scheduler: scheduler() }),
+                false => Minimum::ONE,
+            };
+        };
+        if let GangSize::Pods(pods) = gang.size {
+            return Minimum::pods(pods);
+        }
+        let apis = gang.family.apis();
+        let key = key(&pod.at.namespace, &gang.name);
+        if let Some(said) = apis.iter().find_map(|api| self.groups.said.get(api)?.get(&key)) {
+            return said.clone();
+        }
+        let unlisted = |api: &&PodGroupApi| !self.lists.complete.contains(&Kind::PodGroups(**api));
+        match apis.iter().find(unlisted) {
+            Some(api) => Minimum::None(Obstacle::NotListed { api: api.group() }),
+            None if grouped && !apis.is_empty() => {
+                Minimum::None(Obstacle::NoObject { scheduler: scheduler() })
+            }
+            None => Minimum::AllThere,
+        }
+    }
+}
+
+pub(super) fn key_of(meta: &ObjectMeta) -> String {
+    key(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+}
+
+fn minimum(api: PodGroupApi, spec: &PodGroupSpec, status: &PodGroupStatus) -> Minimum {
+    if let Some(words) = kept_out(status) {
+        return Minimum::None(Obstacle::Refused { words });
+    }
+    let number = |pods: Option<i64>| pods.and_then(|pods| usize::try_from(pods).ok()).unwrap_or(0);
+    let (pods, parts) = match api {
+        PodGroupApi::Volcano => {
+            let tasks = spec.min_task_member.iter().flatten();
+            (number(spec.min_member), tasks.map(|(task, pods)| (task.clone(), number(Some(*pods)))).collect())
+        }
+        PodGroupApi::Kai => {
+            let all = spec.sub_groups.as_deref().unwrap_or_default();
+            let parents: BTreeSet<&String> = all.iter().filter_map(|one| one.parent.as_ref()).collect();
+            let leaves = all.iter().filter(|one| !parents.contains(&one.name));
+            let parts = leaves.map(|one| (one.name.clone(), number(one.min_member).max(1)));
+            (number(spec.min_member), parts.collect::<BTreeMap<_, _>>())
+        }
+        PodGroupApi::KubernetesV1Beta1
+        | PodGroupApi::KubernetesV1Alpha3
+        | PodGroupApi::KubernetesV1Alpha2 => {
+            let gang = spec.scheduling_policy.as_ref().and_then(|policy| policy.gang.as_ref());
+            (number(gang.map(|gang| gang.min_count)), BTreeMap::new())
+        }
+    };
+    let parts = if parts.len() > PARTS_MAX { BTreeMap::new() } else { parts };
+    // Pods that have done their work count for whoever grouped them.
+    let pods = pods.saturating_sub(number(status.succeeded));
+    Minimum::Pods(Need::new(pods.max(1), parts))
+}
+
+/// Why its queue does not let it start.
+fn kept_out(status: &PodGroupStatus) -> Option<String> {
+    let holds = status.scheduling_conditions.iter().flatten();
+    let mut reasons = holds
+        .filter(|one| one.status.as_deref() == Some("True"))
+        .flat_map(|one| one.reasons.iter().flatten());
+    let found = reasons.find(|one| one.reason.as_deref().is_some_and(|reason| KEPT_OUT.contains(&reason)))?;
+    let reason = found.reason.as_deref().unwrap_or_default();
+    let message = found.message.as_deref().unwrap_or_default();
+    let message = &message[..message.floor_char_boundary(WORDS_BYTES_MAX.min(message.len()))];
+    Some(format!("{reason}: {message}"))
+}
