@@ -1,5 +1,6 @@
 //! Which pods wait, and in which order they are looked at: by priority, then by age. Pods of a gang are one unit.
-//! Nodes that have refused a pod are left out for it for a while, longer each time.
+//! Nodes that have refused a pod are left out for it for a while, longer each time. A pod that its scheduler keeps out
+//! is itself left out for a while, longer each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +15,10 @@ use crate::model::names::{NodeName, PodUid};
 /// First exclusion of a node for a pod; doubled each time, up to the last.
 const EXCLUDE_FIRST: Duration = Duration::from_secs(10);
 const EXCLUDE_LAST: Duration = Duration::from_secs(300);
-/// After so long without a refusal, an exclusion begins anew.
+/// First pause of a pod that its scheduler did not bind; doubled each time, up to the last.
+const PAUSE_FIRST: Duration = Duration::from_secs(30);
+const PAUSE_LAST: Duration = Duration::from_secs(480);
+/// After so long without a refusal, an exclusion or a pause begins anew.
 const FORGET: Duration = Duration::from_secs(600);
 /// A gang of which nobody says how many start together is complete when no pod of it has come for so long. Who waits
 /// for a PodGroup is told after so long.
@@ -59,6 +63,7 @@ pub struct Queue {
     units: BTreeMap<UnitKey, Unit>,
     of_pods: BTreeMap<PodUid, UnitKey>,
     excluded: BTreeMap<PodUid, BTreeMap<NodeName, Exclusion>>,
+    paused: BTreeMap<PodUid, Exclusion>,
 }
 
 #[derive(Debug)]
@@ -133,6 +138,8 @@ pub enum Lacks {
         size: usize,
     },
     Cleared(Obstacle),
+    /// Its scheduler did not bind a pod of it to the share that it had: no other is chosen before then.
+    Paused(Moment),
 }
 
 /// Which of a unit's pods may be placed now.
@@ -151,11 +158,15 @@ impl Queue {
     pub fn add(&mut self, pod: &PodUid, key: UnitKey, waiter: Waiter, now: Moment) {
         if self.of_pods.get(pod).is_some_and(|old| *old != key) {
             self.remove(pod);
+            self.paused.remove(pod);
         }
         let unit = self.units.entry(key.clone()).or_insert_with(|| Unit::new(now));
         if unit.pods.get(pod) != Some(&waiter) {
             if !unit.pods.contains_key(pod) {
                 unit.grown = now;
+            } else {
+                // What it asks for, or what its group says, is another now.
+                self.paused.remove(pod);
             }
             unit.pods.insert(pod.clone(), waiter);
             unit.tried = None;
@@ -178,6 +189,7 @@ impl Queue {
     pub fn forget(&mut self, pod: &PodUid) {
         self.remove(pod);
         self.excluded.remove(pod);
+        self.paused.remove(pod);
     }
 
     pub fn contains(&self, pod: &PodUid) -> bool {
@@ -203,8 +215,8 @@ impl Queue {
     /// Units in order, and the pods of a unit one by one where each starts by itself. `placed`: which pods of a gang are
     /// placed already.
     pub fn turns(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Turn> {
-        let start = |(key, unit): (&UnitKey, &Unit)| unit.start(key, &placed(key), now);
-        let starts = self.units.iter().map(|(key, unit)| (key, unit, start((key, unit))));
+        let awake = self.units.iter().filter(|(_, unit)| self.paused_until(unit, now).is_none());
+        let starts = awake.map(|(key, unit)| (key, unit, unit.start(key, &placed(key), now)));
         let mut units: Vec<(&UnitKey, &Unit, Start)> =
             starts.filter(|(_, _, start)| !matches!(start, Start::NotYet)).collect();
         units.sort_by_cached_key(|(key, unit, _)| {
@@ -227,8 +239,10 @@ impl Queue {
     /// already.
     pub fn gathering(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Gathering> {
         let one = |(key, unit): (&UnitKey, &Unit)| {
-            let placed = placed(key);
-            if !matches!(unit.start(key, &placed, now), Start::NotYet) {
+            if let Some(until) = self.paused_until(unit, now) {
+                return Some(Gathering { pods: unit.in_order(), lacks: Lacks::Paused(until) });
+            }
+            if !matches!(unit.start(key, &placed(key), now), Start::NotYet) {
                 return None;
             }
             let lacks = match (unit.minimum(), key) {
@@ -298,6 +312,28 @@ impl Queue {
         of_pod.insert(node.clone(), exclusion);
     }
 
+    /// A pod was not bound though it had its share: it keeps no GPU for a while.
+    pub fn pause(&mut self, pod: &PodUid, now: Moment) {
+        let before = self.paused.get(pod).filter(|one| now < one.until + FORGET);
+        if before.is_some_and(|one| now < one.until) {
+            return;
+        }
+        let times = before.map_or(0, |one| one.times);
+        let until =
+            now + PAUSE_FIRST.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX)).min(PAUSE_LAST);
+        let pause = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
+        self.paused.insert(pod.clone(), pause);
+    }
+
+    /// Until when a unit is left out: its pods start together, so the last of their pauses counts.
+    fn paused_until(&self, unit: &Unit, now: Moment) -> Option<Moment> {
+        if self.paused.is_empty() {
+            return None;
+        }
+        let pauses = unit.pods.keys().filter_map(|pod| self.paused.get(pod)).map(|one| one.until);
+        pauses.filter(|until| *until > now).max()
+    }
+
     /// True if a node is open again to a pod, since this was last asked.
     pub fn expire(&mut self, now: Moment) -> bool {
         let mut any = false;
@@ -305,6 +341,7 @@ impl Queue {
             .excluded
             .values_mut()
             .flat_map(BTreeMap::values_mut)
+            .chain(self.paused.values_mut())
             .filter(|one| !one.over && one.until <= now)
         {
             one.over = true;
@@ -314,6 +351,7 @@ impl Queue {
             of_pod.retain(|_, one| now < one.until + FORGET);
             !of_pod.is_empty()
         });
+        self.paused.retain(|_, one| now < one.until + FORGET);
         any
     }
 
@@ -330,7 +368,9 @@ impl Queue {
             matches!(key, UnitKey::Gang { .. }) || matches!(unit.minimum(), Minimum::None(_))
         };
         let gangs = self.units.iter().filter(quiet).map(|(_, unit)| unit.grown + GANG_QUIET);
-        exclusions.chain(gangs).filter(|due| *due > now).min()
+        let pauses = self.paused.iter().filter(|(pod, _)| self.of_pods.contains_key(pod));
+        let pauses = pauses.map(|(_, one)| one.until);
+        exclusions.chain(gangs).chain(pauses).filter(|due| *due > now).min()
     }
 }
 

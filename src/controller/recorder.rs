@@ -53,10 +53,12 @@ pub enum Reason {
     Reserved,
     /// Not all pods of its gang are there.
     Gang,
+    /// Its scheduler did not bind it.
+    Scheduler,
 }
 
 impl Reason {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Memory,
         Self::Compute,
         Self::Slots,
@@ -65,6 +67,7 @@ impl Reason {
         Self::Claim,
         Self::Reserved,
         Self::Gang,
+        Self::Scheduler,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -77,6 +80,7 @@ impl Reason {
             Self::Claim => "claim",
             Self::Reserved => "reserved",
             Self::Gang => "gang",
+            Self::Scheduler => "scheduler",
         }
     }
 

@@ -5,6 +5,7 @@ mod books;
 mod explain;
 mod explained;
 mod fail_over;
+mod groups;
 mod harm;
 mod kai;
 mod kinds;

@@ -42,6 +42,7 @@ impl Core {
     }
 
     fn take_back(&mut self, key: ClaimKey, because: Because, now: Moment) {
+        let is_young = because == Because::Young;
         let why = match because {
             Because::Unfit(why) => why,
             Because::Young => "the scheduler has not bound the pod to it".to_owned(),
@@ -52,6 +53,10 @@ impl Core {
             return;
         };
         for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
+            // Who starts pods by groups keeps out what is over a queue's limit, wherever it would go.
+            if is_young && self.view.is_grouped(pod) {
+                self.queue.pause(&pod.at.uid, now);
+            }
             self.queue.exclude(&pod.at.uid, node, now);
             self.recorder.moved(pod, node, &why);
         }

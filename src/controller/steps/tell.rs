@@ -37,9 +37,14 @@ impl Core {
         let words = match &one.lacks {
             Lacks::Pods { gang, there, size } => gathering(gang, *there, &size.to_string()),
             Lacks::Cleared(obstacle) => self.obstacle(one.pods.first(), obstacle),
+            Lacks::Paused(until) => self.paused(one.pods.first(), *until),
+        };
+        let reason = match one.lacks {
+            Lacks::Paused(_) => Reason::Scheduler,
+            Lacks::Pods { .. } | Lacks::Cleared(_) => Reason::Gang,
         };
         for uid in &one.pods {
-            let refused = Refused { pod: uid.clone(), reason: Reason::Gang, words: words.clone() };
+            let refused = Refused { pod: uid.clone(), reason, words: words.clone() };
             self.tell(std::slice::from_ref(uid), &refused, now);
         }
     }
@@ -48,6 +53,16 @@ impl Core {
     pub(in crate::controller) fn obstacle(&self, pod: Option<&PodUid>, obstacle: &Obstacle) -> String {
         let gang = pod.and_then(|uid| self.view.pod(uid)?.gang.as_ref()).map(|gang| gang.name.as_str());
         obstacle_words(gang.unwrap_or_default(), obstacle)
+    }
+
+    fn paused(&self, pod: Option<&PodUid>, until: Moment) -> String {
+        let scheduler = pod.and_then(|uid| self.view.pod(uid)).map(|pod| pod.scheduler.as_str());
+        let until = self.recorder.time_of(until).map(|until| format!(" before {until}")).unwrap_or_default();
+        format!(
+            "{} did not bind it to the share that it had, and may keep it out on any node (a queue's limit?); no other \
+             share is chosen{until}",
+            scheduler.unwrap_or("its scheduler")
+        )
     }
 
     /// Tells all pods of a unit, each once: they wait together, whichever of them could not be placed.

@@ -312,3 +312,35 @@ fn numbers_without_sense_cost_their_own_gang_alone() {
         }
     }
 }
+
+/// Its queue is at its limit: wherever its share would be, nobody binds it.
+#[test]
+fn a_pod_that_its_scheduler_keeps_out_has_a_gpu_less_often_each_time() {
+    for scheduler in ["volcano", "another"] {
+        let mut cluster = cluster(4, 1);
+        cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 1}}));
+        let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}},
+            "spec": {"schedulerName": scheduler}});
+        member(&mut cluster, "a", &pod);
+        let mut had = Vec::new();
+        for _ in 0..40 {
+            cluster.settle(30 * SECOND);
+            had.push(placed(&cluster, "a"));
+        }
+        let times: usize = had.iter().sum();
+        let words = told(&mut cluster).join("\n");
+        match scheduler {
+            "volcano" => {
+                assert!((4..20).contains(&times), "{had:?}");
+                assert!(words.contains("volcano did not bind it to the share that it had"), "{words}");
+                // Its queue has room again: its group says so.
+                cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 2}}));
+                cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 1}}));
+                cluster.settle(SECOND);
+                assert_eq!(placed(&cluster, "a"), 1);
+            }
+            _ => assert!(times > 30, "it goes from node to node: {had:?}"),
+        }
+        cluster.check();
+    }
+}

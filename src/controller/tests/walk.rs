@@ -12,9 +12,10 @@ use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::json;
 
 use super::cluster::{Cluster, KINDS, claims_of, results};
+use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Rules;
 use crate::controller::holds::Pace;
-use crate::controller::queue::Patience;
+use crate::controller::queue::{Lacks, Patience};
 use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
 use crate::model::names::PodUid;
@@ -149,7 +150,8 @@ impl Walk {
             }
             46..48 => self.drop_any_claim(),
             48..50 => self.clear_any(),
-            50..52 => {
+            50 => self.change_group(),
+            51 => {
                 let (node, cordoned) = (self.node(), self.rng.bool());
                 if self.cluster.nodes.contains_key(&node) {
                     self.cluster.put_node_object(&node, json!({"unschedulable": cordoned}));
@@ -222,11 +224,34 @@ impl Walk {
         let priority = self.rng.u8(0..2);
         let mut more = json!({"spec": {"priority": priority}});
         if self.rng.u8(0..5) == 0 {
-            more["metadata"]["annotations"] = json!({"tranche.dev/gang": format!("g{}", self.made / 3)});
+            let name = format!("g{}", self.made / 3);
+            more["metadata"]["annotations"] = match self.rng.bool() {
+                true => json!({"tranche.dev/gang": name}),
+                false => {
+                    more["spec"]["schedulerName"] = self.rng.choice(["volcano", "another"]).into();
+                    json!({"scheduling.k8s.io/group-name": name})
+                }
+            };
+            self.put_group(&name);
         } else if gpus == 1 {
             self.asks.insert(name.clone(), Ask { mib, percent, slots: processes.div_ceil(3), priority });
         }
         self.cluster.put_pod(&name, &[&name], more);
+    }
+
+    fn put_group(&mut self, name: &str) {
+        let minimum = self.rng.u8(1..4);
+        self.cluster.put_group(PodGroupApi::Volcano, name, json!({"spec": {"minMember": minimum}}));
+    }
+
+    /// Its owner wants another minimum, or it goes.
+    fn change_group(&mut self) {
+        let names: Vec<String> = self.cluster.groups.keys().map(|(_, name)| name.clone()).collect();
+        let Some(name) = self.rng.choice(names) else { return };
+        match self.rng.bool() {
+            true => self.put_group(&name),
+            false => self.cluster.drop_group(PodGroupApi::Volcano, &name),
+        }
     }
 
     fn create_promised(&mut self) {
@@ -355,8 +380,9 @@ impl Walk {
             self.cluster.round();
         }
         let mut quiet = Duration::ZERO;
-        while quiet < Duration::from_secs(400) {
-            let tick = Duration::from_secs(25);
+        // Longer than a pod is left out that its scheduler did not bind.
+        while quiet < Duration::from_secs(600) {
+            let tick = Duration::from_secs(40);
             self.cluster.settle(tick);
             quiet += tick;
             let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
@@ -374,7 +400,8 @@ impl Walk {
     /// Who waits has no place: as the API has it, and for a controller that has missed nothing.
     fn waits_in_need(&self) {
         let cluster = &self.cluster;
-        let waiting = self.waiting();
+        let gathering = self.gathering();
+        let waiting: BTreeSet<String> = self.waiting().difference(&gathering).cloned().collect();
         // What is kept for a pod that has been passed for too long is no place for those after it.
         let mut kept: BTreeSet<GpuRef> = BTreeSet::new();
         let mut kept_before: BTreeMap<PodUid, BTreeSet<GpuRef>> = BTreeMap::new();
@@ -401,12 +428,34 @@ impl Walk {
             let place = claims.iter().find_map(|claim| other.place(claim));
             // What is kept is counted as it would be taken, so that it may be in the way anywhere.
             let allowed = place.is_none() || !kept.is_empty();
-            assert!(allowed, "{name} waits, and another controller places it: {place:?}");
+            let why = cluster.core.queue.gathering(cluster.now, |key| cluster.core.placed(key));
+            assert!(allowed, "{name} waits ({why:?}), and another controller places it: {place:?}");
         }
+    }
+
+    /// Pods that wait for others of their gang, or for their group.
+    fn gathering(&self) -> BTreeSet<String> {
+        let core = &self.cluster.core;
+        let all = core.queue.gathering(self.cluster.now, |key| core.placed(key));
+        let lack = all.into_iter().filter(|one| !matches!(one.lacks, Lacks::Paused(_)));
+        let pods = lack.flat_map(|one| one.pods).filter_map(|uid| Some(core.view.pod(&uid)?.at.name.clone()));
+        pods.collect()
+    }
+
+    /// Every group lets its pods start one by one.
+    fn let_all_groups_go(&mut self) {
+        let annotations = self.cluster.pods.values().filter_map(|pod| pod.metadata.annotations.as_ref());
+        let groups = annotations.filter_map(|all| all.get("scheduling.k8s.io/group-name")).cloned();
+        for name in groups.collect::<BTreeSet<String>>() {
+            self.cluster.put_group(PodGroupApi::Volcano, &name, json!({"spec": {"minMember": 1}}));
+        }
+        self.rest();
+        self.waits_in_need();
     }
 
     /// Once those before them have ended, who waits has a place.
     fn drain(&mut self) {
+        self.let_all_groups_go();
         loop {
             let waiting = self.waiting();
             let gone = self.cluster.pods.keys().filter(|(_, name)| !waiting.contains(name));

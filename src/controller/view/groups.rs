@@ -247,10 +247,15 @@ impl ClusterView {
         gone.map(|_| self.groups.members_of(api, key)).unwrap_or_default()
     }
 
+    /// The pod's scheduler puts every pod into a PodGroup.
+    pub fn is_grouped(&self, pod: &Pod) -> bool {
+        self.groups.grouping.contains(&pod.scheduler)
+    }
+
     /// How many pods of a pod's gang start together at least: what the pod says, else what its PodGroup says. Where its
     /// scheduler puts every pod into a PodGroup, nothing starts before that one is known.
     pub fn minimum(&self, pod: &Pod) -> Minimum {
-        let grouped = self.groups.grouping.contains(&pod.scheduler);
+        let grouped = self.is_grouped(pod);
         let scheduler = || pod.scheduler.clone();
         let Some(gang) = &pod.gang else {
             return match grouped {

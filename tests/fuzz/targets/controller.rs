@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tranche::allocate::{AuditFinding, audit};
 use tranche::cluster::allocation::{ClaimVersion, Marks};
 use tranche::cluster::feed::{Change, WatchEvent};
+use tranche::cluster::pod_groups::{PodGroup, PodGroupApi};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
 use tranche::controller::explain::{Listing, Subject, explain};
@@ -107,6 +108,22 @@ fn rule() -> Value {
         "device": "gpu-0"}, "taint": {"key": "k", "effect": "NoSchedule"}}})
 }
 
+fn grouped() -> Value {
+    let mut pod = pod();
+    pod["metadata"]["name"] = "m".into();
+    pod["metadata"]["annotations"] =
+        json!({"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": "t", "pod-group-name": "g"});
+    pod["spec"]["schedulerName"] = "volcano".into();
+    pod
+}
+
+fn group() -> Value {
+    json!({"metadata": {"name": "g", "namespace": EVIL, "uid": "g-1"},
+        "spec": {"minMember": 1, "minTaskMember": {"t": 1}, "subGroups": [{"name": "t", "minMember": 1, "parent": "u"}]},
+        "status": {"succeeded": 0, "schedulingConditions": [{"status": "True", "reasons": [{"reason": "OverLimit",
+            "message": "x"}]}]}})
+}
+
 /// What a step may begin from.
 fn templates() -> Vec<Value> {
     let hold = json!({"claim": {"metadata": {"name": "hold.gpu-0.node-0", "namespace": NS, "uid": "h-1",
@@ -119,6 +136,9 @@ fn templates() -> Vec<Value> {
         json!({"pod": pod()}),
         json!({"pod": pod()}),
         json!({"pod": promised()}),
+        json!({"pod": grouped()}),
+        json!({"volcano": group()}),
+        json!({"kai": group()}),
         json!({"node": node("node-0")}),
         json!({"slice": slice()}),
         json!({"class": class()}),
@@ -243,7 +263,7 @@ impl Api {
             placed: BTreeSet::new(),
             forged: false,
         };
-        (0..6).for_each(|kind| api.list(kind, false));
+        (0..8).for_each(|kind| api.list(kind, false));
         for name in ["node-0", "node-1"] {
             api.store(node(name), Change::Node);
             let mut slice = slice();
@@ -260,7 +280,7 @@ impl Api {
             api.store(slice, Change::Slice);
         }
         api.store(class(), Change::Class);
-        (0..6).for_each(|kind| api.list(kind, true));
+        (0..8).for_each(|kind| api.list(kind, true));
         api.deliver();
         api
     }
@@ -276,7 +296,9 @@ impl Api {
             2 => Change::Claim(mark(complete)),
             3 => Change::Slice(mark(complete)),
             4 => Change::Class(mark(complete)),
-            _ => Change::TaintRule(mark(complete)),
+            5 => Change::TaintRule(mark(complete)),
+            6 => Change::PodGroup(PodGroupApi::Volcano, mark(complete)),
+            _ => Change::PodGroup(PodGroupApi::Kai, mark(complete)),
         });
     }
 
@@ -286,6 +308,10 @@ impl Api {
         match what {
             "claim" => self.store_claim(object.clone()),
             "pod" => self.store_pod(object.clone()),
+            "volcano" => {
+                self.store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::Volcano, seen))
+            }
+            "kai" => self.store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::Kai, seen)),
             "gone" => self.gone(&text("kind"), (text("namespace"), text("name"))),
             "wait" => self.now += Duration::from_millis(object.as_u64().unwrap_or_default().min(600_000)),
             "unreadable" => self.unreadable(object.clone()),
@@ -328,6 +354,13 @@ impl Api {
             }
             _ => self.feed.push_back(wrap(WatchEvent::Interrupted { problem: "no object".to_owned() })),
         }
+    }
+
+    fn store_group(&mut self, mut object: Value, wrap: fn(WatchEvent<PodGroup>) -> Change) {
+        if self.tenant && object.is_object() {
+            object["metadata"]["namespace"] = EVIL.into();
+        }
+        self.store(object, wrap);
     }
 
     /// What the API server does to the metadata of whatever a tenant stores. False: it does not store this.
