@@ -77,7 +77,7 @@ pub(super) fn stored(view: &ClusterView, claim: ClaimKey) -> Stored {
 
 /// The unit that a pod belongs to. A gang of which each pod may start by itself is none.
 pub(super) fn unit(pod: &Pod, minimum: &Minimum) -> UnitKey {
-    match pod.gang.as_ref().filter(|_| !minimum.is_one()) {
+    match pod.gang().filter(|_| !minimum.is_one()) {
         Some(gang) => UnitKey::Gang {
             namespace: pod.at.namespace.clone(),
             family: gang.family,

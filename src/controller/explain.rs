@@ -431,7 +431,7 @@ fn not_ready(core: &Core, listing: &Listing, claim: &Claim) -> Option<Answer> {
     match view.minimum(pod) {
         Minimum::AllThere => None,
         Minimum::None(obstacle) => {
-            let group = pod.gang.as_ref().map(|gang| gang.name.as_str()).unwrap_or_default();
+            let group = pod.gang().map(|gang| gang.name.as_str()).unwrap_or_default();
             Some(waits(Because::Gang, obstacle_words(group, &obstacle)))
         }
         Minimum::Pods(need) => {

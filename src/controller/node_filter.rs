@@ -34,6 +34,11 @@ impl NodeFilterCache {
         found
     }
 
+    /// What keeps pods off nodes is another now, whichever node.
+    pub fn forget(&mut self) {
+        self.nodes.clear();
+    }
+
     /// A node has come, gone or changed.
     pub fn judge(&mut self, name: &NodeName, is_barred: impl Fn(&Demands) -> bool) {
         for (demands, nodes) in &mut self.nodes {

@@ -24,6 +24,7 @@ struct Said {
     node_selector: BTreeMap<String, String>,
     affinity: Option<NodeSelector>,
     tolerations: Vec<Toleration>,
+    others: BTreeMap<String, u64>,
 }
 
 impl Demands {
@@ -35,6 +36,7 @@ impl Demands {
                 node_selector: BTreeMap::new(),
                 affinity: None,
                 tolerations: Vec::new(),
+                others: BTreeMap::new(),
             };
             return Self { said, too_large: Some(bytes) };
         }
@@ -45,6 +47,7 @@ impl Demands {
             affinity: affinity
                 .and_then(|one| one.required_during_scheduling_ignored_during_execution.clone()),
             tolerations: pod.tolerations.clone().unwrap_or_default(),
+            others: super::other_requests(pod),
         };
         Self { said, too_large: None }
     }
@@ -66,6 +69,11 @@ impl Demands {
     /// The required part of node affinity.
     pub(super) fn affinity(&self) -> Option<&NodeSelector> {
         self.said.affinity.as_ref()
+    }
+
+    /// What the pod asks of resources other than CPU and memory, in units.
+    pub(super) fn others(&self) -> &BTreeMap<String, u64> {
+        &self.said.others
     }
 
     pub(super) fn tolerations(&self) -> &[Toleration] {
@@ -92,7 +100,8 @@ fn bytes(pod: &PodSpec) -> usize {
         ENTRY + one.sum::<usize>()
     };
     let terms = required.into_iter().flat_map(|required| &required.node_selector_terms).map(term);
-    labels.chain(tolerations).chain(terms).sum()
+    let others = super::other_requests(pod).into_keys().map(|name| text(&[Some(&name)])).sum::<usize>();
+    labels.chain(tolerations).chain(terms).sum::<usize>() + others
 }
 
 impl PartialEq for Demands {
@@ -122,6 +131,7 @@ impl Said {
         self.node_name
             .cmp(&other.node_name)
             .then_with(|| self.node_selector.cmp(&other.node_selector))
+            .then_with(|| self.others.cmp(&other.others))
             .then_with(|| borne(&self.tolerations).cmp(borne(&other.tolerations)))
             .then_with(|| terms(self).cmp(&terms(other)))
             .then_with(|| required(self.affinity.as_ref()).cmp(required(other.affinity.as_ref())))

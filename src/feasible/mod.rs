@@ -2,6 +2,7 @@
 //! on a node that the scheduler would refuse.
 //!
 //! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints, against a pod's [`Demands`]
+//! * [`lacking`]: other resources of which a node has too few in all
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods; [`other_requests`],
 //!   [`allocatable_of`]: the other resources, for who wants to know what kube-scheduler will say
 //!
@@ -32,7 +33,7 @@ use crate::model::quantity::Bytes;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Unfit {
     /// Of no node more than of another: what the pod asks for was not kept.
-    #[error("cannot be matched: nodeSelector, required node affinity and tolerations of the pod have {0} bytes (64 more for each entry), and {max} are read at most; write fewer", max = demands::BYTES_MAX)]
+    #[error("cannot be matched: nodeSelector, required node affinity, tolerations and names of resources of the pod have {0} bytes (64 more for each entry), and {max} are read at most; write fewer", max = demands::BYTES_MAX)]
     TooLarge(usize),
     #[error("is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it")]
     Cordoned,
@@ -55,6 +56,9 @@ pub enum Unfit {
     Memory { needed: Bytes, left: Bytes },
     #[error("is at its pod limit")]
     Pods,
+    /// Whatever pods have taken of it.
+    #[error("has {all} of {resource}, {needed} are needed")]
+    Resource { resource: String, needed: u64, all: u64 },
 }
 
 /// For people: whole MiB, except where that would hide the difference between little and nothing.
@@ -81,4 +85,14 @@ pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
         .or_else(|| taint::not_ready(pod, node))
         .or_else(|| taint::untolerated(pod, node))
         .or_else(|| affinity::unmatched(pod, node))
+}
+
+/// The first resource, other than CPU and memory, of which the node has less in all than the pod asks for. `by_claim`:
+/// devices of the resource are given by claims (KEP-5004), whatever the node says that it has.
+pub fn lacking(pod: &Demands, node: &Node, by_claim: impl Fn(&str) -> bool) -> Option<Unfit> {
+    pod.others().iter().find_map(|(resource, needed)| {
+        let all = allocatable_of(node, resource);
+        let lacks = all < *needed && !by_claim(resource);
+        lacks.then(|| Unfit::Resource { resource: resource.clone(), needed: *needed, all })
+    })
 }

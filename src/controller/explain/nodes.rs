@@ -165,7 +165,7 @@ impl Verdict {
             Self::Elsewhere(_) => Kind::Elsewhere,
             Self::NoNode => Kind::NoNode,
             Self::NoGpus | Self::NoDevices => Kind::NoGpus,
-            Self::Lacks(_) => Kind::Resource,
+            Self::Lacks(_) | Self::Barred(Unfit::Resource { .. }) => Kind::Resource,
             Self::Barred(Unfit::Cordoned) => Kind::Cordoned,
             Self::Barred(Unfit::OtherNode(_)) => Kind::OtherNode,
             Self::Barred(Unfit::NotReady(_)) => Kind::NotReady,

@@ -8,7 +8,7 @@ use crate::controller::core::Core;
 use crate::controller::holds::Phase;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
-use crate::feasible::why_not;
+use crate::feasible::Demands;
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid};
 
@@ -37,7 +37,12 @@ impl Core {
             News::PodGone(pod) => self.pod_gone(&pod, now),
             News::Node(name) => self.node(&name),
             News::Class(name) => self.class(&name),
-            News::OtherClass => self.note_all_needs(),
+            News::OtherClass => {
+                // A resource may be given by claims now, or no longer.
+                self.node_filter.forget();
+                self.capacity.news();
+                self.note_all_needs();
+            }
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }
@@ -194,7 +199,9 @@ impl Core {
         let state = self.view.node(name);
         self.capacity.set_node(name, state);
         let object = state.and_then(|state| state.object.as_deref());
-        self.node_filter.judge(name, |demands| object.is_none_or(|node| why_not(demands, node).is_some()));
+        let view = &self.view;
+        let is_barred = |demands: &Demands| object.is_none_or(|node| view.keeps_off(demands, node).is_some());
+        self.node_filter.judge(name, is_barred);
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
         self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
     }

@@ -141,7 +141,7 @@ impl Core {
     /// be placed now.
     pub(super) fn least(&self, turn: &Turn, parts: &[Part]) -> Option<Vec<usize>> {
         let Together::AtLeast(need) = &turn.together else { return Some((0..parts.len()).collect()) };
-        let of = |part: &Part| self.view.pod(&part.pod).and_then(|pod| pod.gang.as_ref()?.part.as_deref());
+        let of = |part: &Part| self.view.pod(&part.pod).and_then(|pod| pod.gang()?.part.as_deref());
         let there: Vec<Option<&str>> = parts.iter().map(of).collect();
         need.choose(&there)
     }
@@ -235,7 +235,7 @@ impl Core {
         if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(&claim.key)) {
             return Err(bad(words.clone()));
         }
-        if let Some(GangSize::Unreadable { name, text }) = pod.gang.as_ref().map(|gang| &gang.size) {
+        if let Some(GangSize::Unreadable { name, text }) = pod.gang().map(|gang| &gang.size) {
             return Err(bad(format!("{name}: {text:?} is no number of pods; write how many the gang has")));
         }
         // Where it is counted already, the pod needs no second place among the pods.
@@ -301,7 +301,7 @@ impl Core {
         let Some(demands) = demands else { return Arc::default() };
         let object = |name: &NodeName| self.view.node(name)?.object.as_deref();
         let is_barred =
-            |name: &NodeName| object(name).is_none_or(|node| feasible::why_not(demands, node).is_some());
+            |name: &NodeName| object(name).is_none_or(|node| self.view.keeps_off(demands, node).is_some());
         let all = self.capacity.index.nodes().map(|view| view.name());
         self.node_filter.by(demands, all, is_barred)
     }
@@ -316,7 +316,7 @@ impl Core {
     pub(in crate::controller) fn barred(&self, pod: &Pod, node: &NodeName) -> Option<String> {
         let object = self.view.node(node).and_then(|state| state.object.as_deref());
         let Some(object): Option<&Node> = object else { return Some("is not there".to_owned()) };
-        feasible::why_not(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
+        self.view.keeps_off(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
     pub(in crate::controller) fn explained(&self, part: &Part, explanation: &Explanation) -> Refused {

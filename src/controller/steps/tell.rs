@@ -51,12 +51,12 @@ impl Core {
 
     /// Why a pod may not start, in words. `pod`: of the unit.
     pub(in crate::controller) fn obstacle(&self, pod: Option<&PodUid>, obstacle: &Obstacle) -> String {
-        let gang = pod.and_then(|uid| self.view.pod(uid)?.gang.as_ref()).map(|gang| gang.name.as_str());
+        let gang = pod.and_then(|uid| self.view.pod(uid)?.gang()).map(|gang| gang.name.as_str());
         obstacle_words(gang.unwrap_or_default(), obstacle)
     }
 
     fn paused(&self, pod: Option<&PodUid>, until: Moment) -> String {
-        let scheduler = pod.and_then(|uid| self.view.pod(uid)).map(|pod| pod.scheduler.as_str());
+        let scheduler = pod.and_then(|uid| self.view.pod(uid)).map(|pod| pod.grouping.scheduler.as_str());
         let until = self.recorder.time_of(until).map(|until| format!(" before {until}")).unwrap_or_default();
         format!(
             "{} did not bind it to the share that it had, and may keep it out on any node (a queue's limit?); no other \

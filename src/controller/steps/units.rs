@@ -81,7 +81,7 @@ impl Core {
         }
         for uid in self.pods.members(key).filter(has_place) {
             if let Some(pod) = self.view.pod(uid).filter(|pod| !pod.ending && shares(pod)) {
-                placed.add(pod.gang.as_ref().and_then(|gang| gang.part.as_deref()));
+                placed.add(pod.gang().and_then(|gang| gang.part.as_deref()));
             }
         }
         placed
@@ -136,6 +136,6 @@ impl Core {
 }
 
 fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
-    let part = pod.gang.as_ref().and_then(|gang| gang.part.clone());
+    let part = pod.gang().and_then(|gang| gang.part.clone());
     Waiter { priority: pod.priority, created: pod.created, minimum, part }
 }

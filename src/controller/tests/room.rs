@@ -1,10 +1,12 @@
-//! What pods of a gang take of their nodes is counted while the others of it are placed.
+//! What pods take of their nodes: of a gang's pods it is counted while the others are placed, and of other resources
+//! than CPU and memory what the node has in all.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
+use super::scenes;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
 
@@ -120,4 +122,56 @@ fn a_pod_that_is_counted_on_its_node_finds_its_other_claims_there() {
     assert_eq!(places(&cluster, &["own"]), [Some("a".to_owned())]);
     assert_eq!(cluster.core.capacity.left(&"a".into()).pods, 0);
     cluster.check();
+}
+
+/// A node has room, and so many of a resource that a device plugin offers.
+fn offers(cluster: &mut Cluster, node: &str, resource: &str, count: u32) {
+    let room = json!({"cpu": "32", "memory": "256Gi", "pods": "110", resource: count.to_string()});
+    set_room(cluster, node, &room);
+}
+
+/// Forty nodes, of which the last has what the pod needs beside its share.
+#[test]
+fn a_pod_goes_at_once_where_the_other_resources_that_it_asks_for_are() {
+    let mut cluster = scenes::cluster(40, 1);
+    let asks = |count: u32| {
+        json!({"spec": {"containers": [{"name": "main", "resources":
+            {"requests": {"rdma/hca": count.to_string()}, "limits": {"rdma/hca": count.to_string()}}}]}})
+    };
+    cluster.put_share("a", json!({"memory": "10Gi"}), 1);
+    cluster.put_pod("a", &["a"], asks(2));
+    cluster.settle(scenes::LONG);
+    assert_eq!(cluster.place("a"), None);
+    let waiting = cluster.claim("a").metadata.annotations.clone().unwrap_or_default();
+    assert!(waiting["tranche.dev/waiting"].contains("has 0 of rdma/hca, 2 are needed"), "{waiting:?}");
+    // One is too few; its plugin comes to it later.
+    offers(&mut cluster, "node-11", "rdma/hca", 1);
+    cluster.settle(scenes::LONG);
+    assert_eq!(cluster.place("a"), None);
+    offers(&mut cluster, "node-39", "rdma/hca", 2);
+    cluster.settle(scenes::SECOND);
+    assert_eq!(cluster.place("a").map(|(node, _)| node), Some("node-39".to_owned()));
+    cluster.check();
+}
+
+/// Devices that a DeviceClass gives by that name are nothing that a node says it has (KEP-5004).
+#[test]
+fn a_resource_that_is_given_by_claims_keeps_no_pod_off_a_node() {
+    let mut cluster = scenes::cluster(1, 2);
+    cluster.put_share("a", json!({"memory": "10Gi"}), 1);
+    let by_name = |resource: &str| {
+        json!({"spec": {"containers": [{"name": "main",
+            "resources": {"requests": {resource: "1"}, "limits": {resource: "1"}}}]}})
+    };
+    cluster.put_pod("a", &["a"], by_name("nvidia.com/gpu"));
+    cluster.settle(scenes::LONG);
+    assert!(cluster.place("a").is_some());
+    // A class that comes later gives another by its name.
+    cluster.put_share("b", json!({"memory": "10Gi"}), 1);
+    cluster.put_pod("b", &["b"], by_name("example.com/nic"));
+    cluster.settle(scenes::LONG);
+    assert_eq!(cluster.place("b"), None);
+    cluster.put_class("nic.example.com", json!({}), json!({"extendedResourceName": "example.com/nic"}));
+    cluster.settle(scenes::LONG);
+    assert!(cluster.place("b").is_some());
 }

@@ -73,6 +73,14 @@ impl Family {
     }
 }
 
+/// Who starts a pod, and with which others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grouping {
+    pub gang: Option<Gang>,
+    /// Who is to bind it; empty: kube-scheduler by its usual name, or it is bound.
+    pub scheduler: String,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gang {
     pub family: Family,
@@ -180,7 +188,7 @@ impl Groups {
 
 /// A gang that may have a PodGroup.
 fn at(pod: &Pod) -> Option<(Family, String)> {
-    let gang = pod.gang.as_ref().filter(|gang| !gang.family.apis().is_empty())?;
+    let gang = pod.gang().filter(|gang| !gang.family.apis().is_empty())?;
     Some((gang.family, key(&pod.at.namespace, &gang.name)))
 }
 
@@ -249,15 +257,15 @@ impl ClusterView {
 
     /// The pod's scheduler puts every pod into a PodGroup.
     pub fn is_grouped(&self, pod: &Pod) -> bool {
-        self.groups.grouping.contains(&pod.scheduler)
+        self.groups.grouping.contains(&pod.grouping.scheduler)
     }
 
     /// How many pods of a pod's gang start together at least: what the pod says, else what its PodGroup says. Where its
     /// scheduler puts every pod into a PodGroup, nothing starts before that one is known.
     pub fn minimum(&self, pod: &Pod) -> Minimum {
         let grouped = self.is_grouped(pod);
-        let scheduler = || pod.scheduler.clone();
-        let Some(gang) = &pod.gang else {
+        let scheduler = || pod.grouping.scheduler.clone();
+        let Some(gang) = pod.gang() else {
             return match grouped {
                 true => Minimum::None(Obstacle::NoGroup { scheduler: scheduler() }),
                 false => Minimum::ONE,

@@ -14,6 +14,7 @@ mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -34,6 +35,7 @@ use pools::Pools;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::classes::OurClasses;
+use crate::feasible::{self, Demands, Unfit};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 
@@ -368,6 +370,12 @@ impl ClusterView {
 
     pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
         self.nodes.iter()
+    }
+
+    /// Why a pod cannot run on a node, however empty it is.
+    pub fn keeps_off(&self, pod: &Demands, node: &Node) -> Option<Unfit> {
+        let by_claim = |name: &str| class::of_resource(name, self.classes.others()).is_some();
+        feasible::why_not(pod, node).or_else(|| feasible::lacking(pod, node, by_claim))
     }
 
     fn set_node(&mut self, object: k8s_openapi::api::core::v1::Node) -> Vec<News> {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::admission::SHARE_ANNOTATION;
 use crate::controller::view::class;
-use crate::controller::view::groups::{self, Gang};
+use crate::controller::view::groups::{self, Gang, Grouping};
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
@@ -46,9 +46,7 @@ pub struct Pod {
     pub unnamed: bool,
     /// What it asks for by names among its containers' limits. Only of a pod without a node.
     pub resources: BTreeMap<String, u32>,
-    pub gang: Option<Gang>,
-    /// Who is to bind it; empty: kube-scheduler by its usual name, or it is bound.
-    pub scheduler: String,
+    pub grouping: Grouping,
     /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
     pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
@@ -58,6 +56,11 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// The gang that it is in.
+    pub fn gang(&self) -> Option<&Gang> {
+        self.grouping.gang.as_ref()
+    }
+
     /// It may be placed now.
     pub fn is_ready(&self) -> bool {
         !self.ending && !self.gated && !self.unnamed
@@ -138,8 +141,7 @@ pub fn read(object: &core::Pod) -> Pod {
         claims,
         unnamed,
         resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
-        gang: groups::gang(object),
-        scheduler: scheduler.cloned().unwrap_or_default(),
+        grouping: Grouping { gang: groups::gang(object), scheduler: scheduler.cloned().unwrap_or_default() },
         share: share(object),
         room: match node {
             Some(_) => feasible::taken(object),
