@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +33,7 @@ use crate::ops::logs::LogControl;
 use crate::ops::metrics::{self, Registry, gauge_value};
 use crate::ops::readiness::{Readiness, Token};
 use crate::ops::server::{Ops, StateDump};
-use crate::ops::tasks::Tasks;
+use crate::ops::tasks::{Tasks, Thread};
 
 /// Writes under way may end; a pod has 30 s.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
@@ -174,7 +173,7 @@ pub async fn start(
 }
 
 /// A client whose connections that thread serves.
-fn on_thread(thread: &Handle, api: &KubeCluster) -> Result<KubeCluster, ConnectError> {
+fn on_thread(thread: &Thread, api: &KubeCluster) -> Result<KubeCluster, ConnectError> {
     let _entered = thread.enter();
     api.with_own_connections()
 }

@@ -1,14 +1,14 @@
 //! The process's tasks. One that ends before its time ends the process, with its name and its error:
 //! a driver that lives on without its publisher is worse than one that is restarted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -28,14 +28,36 @@ const BLOCKING_THREADS_MAX: usize = 4;
 pub struct Tasks {
     set: JoinSet<Outcome>,
     names: HashMap<Id, &'static str>,
+    /// Of the tasks that were given a thread, its name.
+    places: BTreeMap<&'static str, &'static str>,
     stop: CancellationToken,
     /// Dropped, they end the threads.
     threads: Vec<oneshot::Sender<Infallible>>,
 }
 
+/// A thread for some of the tasks.
+#[derive(Debug)]
+pub struct Thread {
+    name: &'static str,
+    handle: Handle,
+}
+
+impl Thread {
+    /// What is made while the guard lives is served by this thread.
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.handle.enter()
+    }
+}
+
 impl Tasks {
     pub fn new(stop: CancellationToken) -> Self {
-        Self { set: JoinSet::new(), names: HashMap::new(), stop, threads: Vec::new() }
+        let (names, places) = (HashMap::new(), BTreeMap::new());
+        Self { set: JoinSet::new(), names, places, stop, threads: Vec::new() }
+    }
+
+    /// The thread of each task that was given one, both by their names.
+    pub fn places(&self) -> &BTreeMap<&'static str, &'static str> {
+        &self.places
     }
 
     /// The token that is cancelled when the process is to end.
@@ -57,7 +79,7 @@ impl Tasks {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub fn thread(&mut self, name: &'static str) -> Result<Handle, OpsError> {
+    pub fn thread(&mut self, name: &'static str) -> Result<Thread, OpsError> {
         let failed = |source| OpsError::Thread { name, source };
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -74,19 +96,20 @@ impl Tasks {
         let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(THREAD_STACK_BYTES);
         thread.spawn(work).map_err(failed)?;
         self.threads.push(stop);
-        Ok(handle)
+        Ok(Thread { name, handle })
     }
 
     /// [`Self::spawn`], on a thread of [`Self::thread`].
     pub fn spawn_on<E>(
         &mut self,
-        thread: &Handle,
+        thread: &Thread,
         name: &'static str,
         task: impl Future<Output = Result<(), E>> + Send + 'static,
     ) where
         E: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
-        let handle = self.set.spawn_on(async move { task.await.map_err(Into::into) }, thread);
+        let handle = self.set.spawn_on(async move { task.await.map_err(Into::into) }, &thread.handle);
+        self.places.insert(name, thread.name);
         self.names.insert(handle.id(), name);
     }
 

@@ -112,6 +112,21 @@ fn holds(api: &MockApi) -> Vec<Value> {
     all.into_iter().filter(|one| one["metadata"]["labels"]["tranche.dev/hold"] == "true").collect()
 }
 
+/// However long a round takes, the lease is renewed.
+#[tokio::test]
+async fn the_lease_has_a_thread_without_rounds_and_writes() {
+    let api = cluster(1);
+    let mut tasks = Tasks::new(CancellationToken::new());
+    let client = KubeCluster::with_client(api.client());
+    let metrics = ControllerMetrics::register(&mut registry());
+    start(&settings("one"), client, metrics, None, &mut tasks).await.unwrap();
+    let of =
+        |task: &str| *tasks.places().get(task).unwrap_or_else(|| panic!("{task} has no thread of its own"));
+    for other in ["controller", "writer", "events"] {
+        assert_ne!(of("lease"), of(other), "{other} may hold up the lease");
+    }
+}
+
 #[tokio::test]
 async fn claims_that_nobody_can_read_cost_nobody_else() {
     let api = cluster(1);
