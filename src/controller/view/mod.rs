@@ -495,8 +495,7 @@ impl ClusterView {
 
     /// All pods that name the claim are gated. False: there is none, and who names it may not be known yet.
     fn is_gated(&self, claim: &Claim) -> bool {
-        let mut pods = self.pods_of(claim).peekable();
-        pods.peek().is_some() && pods.all(|pod| pod.gated)
+        self.pods.are_gated(claim.namespace(), claim.name())
     }
 
     /// What the scheduler may be giving to claims just now: those without an allocation. Holds of ours that are being

@@ -72,7 +72,15 @@ impl Pod {
 pub(super) struct PodTable {
     all: BTreeMap<PodUid, Pod>,
     /// By (namespace, claim).
-    users: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    users: BTreeMap<(String, String), Users>,
+}
+
+/// The pods that name a claim.
+#[derive(Debug, Default)]
+struct Users {
+    pods: BTreeSet<PodUid>,
+    /// How many of them are not gated.
+    open: usize,
 }
 
 impl PodTable {
@@ -87,14 +95,20 @@ impl PodTable {
     /// Those that name this claim.
     pub fn naming<'a>(&'a self, namespace: &str, claim: &str) -> impl Iterator<Item = &'a Pod> + use<'a> {
         let users = self.users.get(&(namespace.to_owned(), claim.to_owned()));
-        users.into_iter().flatten().filter_map(|uid| self.all.get(uid))
+        users.into_iter().flat_map(|users| &users.pods).filter_map(|uid| self.all.get(uid))
+    }
+
+    /// Pods name this claim, and all of them are gated.
+    pub fn are_gated(&self, namespace: &str, claim: &str) -> bool {
+        self.users.get(&(namespace.to_owned(), claim.to_owned())).is_some_and(|users| users.open == 0)
     }
 
     /// Adds a pod that was not there, or that was removed.
     pub fn insert(&mut self, pod: Pod) {
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
-            self.users.entry(at).or_default().insert(pod.at.uid.clone());
+            let users = self.users.entry(at).or_default();
+            users.open += usize::from(users.pods.insert(pod.at.uid.clone()) && !pod.gated);
         }
         self.all.insert(pod.at.uid.clone(), pod);
     }
@@ -104,8 +118,8 @@ impl PodTable {
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {
-                users.remove(uid);
-                if users.is_empty() {
+                users.open -= usize::from(users.pods.remove(uid) && !pod.gated);
+                if users.pods.is_empty() {
                     self.users.remove(&at);
                 }
             }
