@@ -97,8 +97,21 @@ pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Pr
     found
 }
 
-/// What the author of a good claim may not expect: shares of several GPUs have one MPS daemon, which serves no others.
+/// What the author of a good claim may not expect: shares of several GPUs have one MPS daemon, which serves no others;
+/// and not all of the claim could be checked.
 pub(super) fn warning(spec: &Value, classes: &KnownClasses) -> Option<&'static str> {
+    let named = |body: &Value| classes.is_beyond(text(&body["deviceClassName"]));
+    let unread = list(&spec["devices"]["requests"]).any(|request| {
+        let alternatives = || list(&request["firstAvailable"]);
+        match alternatives().next() {
+            Some(_) => alternatives().any(named),
+            None if request["exactly"].is_null() => named(request),
+            None => named(&request["exactly"]),
+        }
+    });
+    if unread {
+        return Some(messages::CLASS_NOT_READ);
+    }
     let shares = |request: &Value| {
         let count = |body: &Value| body["count"].as_u64().unwrap_or(1);
         let part =

@@ -35,6 +35,8 @@ pub(super) enum Whose {
 pub struct KnownClasses {
     /// None: they could not be read.
     all: Option<BTreeMap<String, Whose>>,
+    /// There are more, which were not read.
+    is_cut: bool,
 }
 
 impl KnownClasses {
@@ -44,17 +46,28 @@ impl KnownClasses {
             Placer::Scheduler | Placer::Doubtful => Whose::Scheduler,
         };
         let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
-        Self { all: Some(classes.iter().map(|class| (name(class), whose(class))).collect()) }
+        Self { all: Some(classes.iter().map(|class| (name(class), whose(class))).collect()), is_cut: false }
+    }
+
+    /// The same of a cluster that has more classes than these: of the others nothing is known.
+    pub fn of_some(classes: &[DeviceClass]) -> Self {
+        Self { is_cut: true, ..Self::of(classes) }
     }
 
     pub(super) fn whose(&self, class: &str) -> Whose {
         match (self.all.as_ref().map(|all| all.get(class)), class) {
             (Some(Some(whose)), _) => *whose,
-            (Some(None), SHARED_CLASS) => Whose::Controller(ClassAmount::NotSaid),
-            (None, SHARED_CLASS) => Whose::Controller(ClassAmount::Unknown),
+            (Some(None), SHARED_CLASS) if !self.is_cut => Whose::Controller(ClassAmount::NotSaid),
+            (_, SHARED_CLASS) => Whose::Controller(ClassAmount::Unknown),
             _ if OF_THE_SCHEDULER.contains(&class) => Whose::Scheduler,
             _ => Whose::Unknown,
         }
+    }
+
+    /// The cluster has more classes than are read, and this may be one of the others.
+    pub(super) fn is_beyond(&self, class: &str) -> bool {
+        let unread = self.all.as_ref().is_some_and(|all| !all.contains_key(class));
+        self.is_cut && unread && !OF_THE_SCHEDULER.contains(&class)
     }
 
     pub(super) fn is_controllers(&self, class: &str) -> bool {
@@ -106,5 +119,18 @@ mod tests {
         assert_eq!(unread.whose(SHARED_CLASS), Whose::Controller(ClassAmount::Unknown));
         assert_eq!(unread.whose("gpu.nvidia.com"), Whose::Scheduler);
         assert_eq!(unread.whose("small"), Whose::Unknown);
+    }
+
+    #[test]
+    fn of_a_class_beyond_those_that_are_read_nothing_is_known() {
+        let first = class("a-whole", "device.driver == 'gpu.nvidia.com'", json!({}));
+        let known = KnownClasses::of_some(std::slice::from_ref(&first));
+        assert_eq!(known.whose("a-whole"), Whose::Scheduler);
+        assert_eq!(known.whose(SHARED_CLASS), Whose::Controller(ClassAmount::Unknown));
+        assert_eq!(known.whose("z-small"), Whose::Unknown);
+        let beyond = ["a-whole", SHARED_CLASS, "z-small", "gpu.nvidia.com"].map(|name| known.is_beyond(name));
+        assert_eq!(beyond, [false, true, true, false]);
+        assert!(!KnownClasses::of(&[first]).is_beyond("z-small"));
+        assert!(!KnownClasses::default().is_beyond("z-small"));
     }
 }

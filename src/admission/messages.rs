@@ -12,6 +12,9 @@ pub const SEVERAL_SHARES: &str = "the claim has shares of several GPUs, which on
                                   apart";
 pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare says how much";
 
+pub const CLASS_NOT_READ: &str = "the claim names a DeviceClass that is not among the 500 that the webhook reads: whose \
+                                  it is, and whether it says how much a share is, the controller finds out later";
+
 /// Parameters of other kinds than GpuShare that are no mistake beside a share: they name no request, and ask for
 /// nothing that a share cannot have.
 pub fn may_stand_beside_shares(params: &Params, names_no_request: bool) -> bool {

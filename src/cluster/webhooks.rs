@@ -41,6 +41,14 @@ pub struct StoredSecret {
     secret: Box<Secret>,
 }
 
+/// The DeviceClasses that were read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReadClasses {
+    pub classes: Vec<DeviceClass>,
+    /// There are no others.
+    pub is_all: bool,
+}
+
 /// A configuration as it was read.
 #[derive(Debug, Clone)]
 pub struct Configuration {
@@ -152,12 +160,14 @@ impl WebhookApi {
         self.watch::<DeviceClass>(watcher::Config::default())
     }
 
-    /// The DeviceClasses of the cluster; of very many, only some.
-    pub async fn device_classes(&self) -> Result<Vec<DeviceClass>, CallError> {
+    /// The DeviceClasses of the cluster; of very many, only the first by name.
+    pub async fn device_classes(&self) -> Result<ReadClasses, CallError> {
         let what = || "LIST deviceclasses".to_owned();
         let api: Api<DeviceClass> = Api::all(self.0.clone());
         let params = ListParams::default().limit(CLASSES_MAX);
-        call(CALL_LIMIT, what, api.list(&params)).await.map(|list| list.items)
+        let list = call(CALL_LIMIT, what, api.list(&params)).await?;
+        let is_all = list.metadata.continue_.is_none_or(|next| next.is_empty());
+        Ok(ReadClasses { classes: list.items, is_all })
     }
 }
 

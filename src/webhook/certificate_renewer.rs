@@ -202,7 +202,8 @@ impl CertificateRenewer {
     /// Classes that cannot be read are not known: nothing is refused because of them.
     async fn learn_classes(&self) {
         let known = match self.api.device_classes().await {
-            Ok(classes) => KnownClasses::of(&classes),
+            Ok(read) if read.is_all => KnownClasses::of(&read.classes),
+            Ok(read) => KnownClasses::of_some(&read.classes),
             Err(error) => {
                 warn!(error = error_chain(&error), "claims without an amount are left to the controller");
                 KnownClasses::default()
