@@ -8,7 +8,7 @@ use super::review::Problem;
 use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
-use crate::params::{self, GpuShare, Params, ShareGrant};
+use crate::params::{self, AskedError, Params, Said, ShareGrant};
 use crate::select::CLAIM_ENTRIES_MAX;
 
 /// The API server takes 32 requests and 32 configurations.
@@ -43,6 +43,12 @@ impl ClaimRequest<'_> {
 
     fn has_capacity(&self) -> bool {
         has_capacity(self.body)
+    }
+
+    /// Names and quantities of its capacities. What is no text is no quantity either.
+    fn capacity(&self) -> impl Iterator<Item = (&str, &str)> {
+        let requests = self.body["capacity"]["requests"].as_object();
+        requests.into_iter().flatten().map(|(name, quantity)| (name.as_str(), text(quantity)))
     }
 }
 
@@ -250,38 +256,49 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> 
             }),
         }
     }
-    let advice = r#"write memory (such as 2000Mi) or fraction (such as "0.25")"#;
-    let class = request.class;
     let Whose::Controller(amount) = request.whose else { return found };
-    match (share, amount) {
-        (_, ClassAmount::Said | ClassAmount::Unknown) | (Some((_, GpuShare { amount: Some(_), .. })), _) => {}
-        (Some((config, _)), ClassAmount::NotSaid) => found.push(Problem {
+    let said = share.map_or(Said::Nowhere, |(_, share)| Said::ByClaim(share));
+    let error = match (params::asked(said, request.capacity()), amount) {
+        (Ok(_), _) | (Err(AskedError::Missing), ClassAmount::Said | ClassAmount::Unknown) => return found,
+        (Err(error), _) => error,
+    };
+    found.push(match (error.field(), share) {
+        (Some(field), _) => Problem { field: format!("{}.{field}", request.at), words: error.to_string() },
+        (None, share) => without_amount(request, share.map(|(config, _)| config)),
+    });
+    found
+}
+
+/// A request of which nobody says how much it is for. `config`: its GpuShare.
+fn without_amount(request: &ClaimRequest<'_>, config: Option<&Config<'_>>) -> Problem {
+    let advice = r#"write memory (such as 2000Mi) or fraction (such as "0.25")"#;
+    let (class, dropped) = (request.class, messages::CAPACITY_DROPPED);
+    match config {
+        Some(config) => Problem {
             field: config.at.clone(),
             words: format!(
-                "does not say how much of a GPU request \"{}\" of class {class} is for; {advice}",
+                "does not say how much of a GPU request \"{}\" of class {class} is for; {advice}; {dropped}",
                 request.name
             ),
-        }),
-        (None, ClassAmount::NotSaid) => found.push(Problem {
+        },
+        None => Problem {
             field: request.at.clone(),
             words: format!(
                 "class {class} needs to know how much of a GPU the claim asks for; add to config an opaque \
-                 entry for driver {DRIVER} of kind GpuShare, and there {advice}"
+                 entry for driver {DRIVER} of kind GpuShare, and there {advice}, or write capacity.requests.memory in \
+                 the request (Kubernetes 1.36 and newer); {dropped}"
             ),
-        }),
+        },
     }
-    found
 }
 
 /// Fields of a request that the controller's classes have no use for.
 fn without_meaning(request: &ClaimRequest<'_>) -> Vec<Problem> {
     let ClaimRequest { body, at, .. } = request;
     let mode = text(&body["allocationMode"]);
-    let capacity = request.has_capacity();
     let told = [
         (!matches!(mode, "" | "ExactCount"), "allocationMode", messages::ALLOCATION_MODE),
         (body["adminAccess"] == true, "adminAccess", messages::ADMIN_ACCESS),
-        (capacity, "capacity", messages::CAPACITY),
     ];
     let told = told.into_iter().filter(|(given, ..)| *given);
     told.map(|(_, field, words)| Problem { field: format!("{at}.{field}"), words: words.to_owned() })
@@ -656,19 +673,63 @@ mod tests {
 
     #[test]
     fn fields_without_meaning_for_shares_are_refused() {
-        let fields = json!({"deviceClassName": SHARED_CLASS, "allocationMode": "All", "adminAccess": true,
-            "capacity": {"requests": {"memory": "1Gi"}}});
+        let fields = json!({"deviceClassName": SHARED_CLASS, "allocationMode": "All", "adminAccess": true});
         let lines = told(json!({"requests": [{"name": "gpu", "exactly": fields}],
             "config": [share(json!([]), json!({"memory": "1Gi"}))]}));
         let at = "spec.devices.requests[0].exactly";
-        assert_eq!(lines.len(), 3, "{lines:?}");
-        for (line, field) in lines.iter().zip(["allocationMode", "adminAccess", "capacity"]) {
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        for (line, field) in lines.iter().zip(["allocationMode", "adminAccess"]) {
             assert!(line.starts_with(&format!("{at}.{field}: ")), "{line}");
         }
         let counted = json!({"deviceClassName": SHARED_CLASS, "allocationMode": "ExactCount", "count": 2});
         let devices = json!({"requests": [{"name": "gpu", "exactly": counted}],
             "config": [share(json!([]), json!({"memory": "1Gi"}))]});
         assert_eq!(told(devices), [""; 0]);
+    }
+
+    #[test]
+    fn the_amount_may_stand_in_the_request_where_queues_and_quotas_count_it() {
+        let asks = |class: &str, capacity: Value, config: Vec<Value>| {
+            let exactly = json!({"deviceClassName": class, "capacity": {"requests": capacity}});
+            json!({"requests": [{"name": "gpu", "exactly": exactly}], "config": config})
+        };
+        let gib = |gib: u32| json!({"memory": format!("{gib}Gi")});
+        let said = |fields: Value| vec![share(json!(["gpu"]), fields)];
+        for class in [SHARED_CLASS, "team-a-shares"] {
+            for config in
+                [vec![], said(gib(20)), said(json!({"compute": 25})), said(json!({"memory": "20480Mi"}))]
+            {
+                assert_eq!(told(asks(class, gib(20), config.clone())), [""; 0], "{config:?}");
+            }
+        }
+        let at = "spec.devices.requests[0].exactly.capacity.requests";
+        let line = only(asks(SHARED_CLASS, gib(20), said(gib(10))));
+        assert!(line.starts_with(&format!("{at}[memory]: asks for 20480 MiB, but")), "{line}");
+        assert!(line.contains("GpuShare says 10240 MiB"), "{line}");
+        let line = only(asks("team-a-shares", json!({"memory": "20Gi", "compute": "25"}), vec![]));
+        assert!(line.starts_with(&format!("{at}[compute]: ")), "{line}");
+        assert!(
+            only(asks(SHARED_CLASS, json!({"memory": 20}), vec![])).starts_with(&format!("{at}[memory]: "))
+        );
+        // As an API server that does not keep the field hands it on.
+        let line = only(json!({"requests": [shared("gpu")]}));
+        assert!(line.contains("feature gate DRAConsumableCapacity"), "{line}");
+        let alternative =
+            json!({"name": "a", "deviceClassName": SHARED_CLASS, "capacity": {"requests": gib(1)}});
+        assert_eq!(told(json!({"requests": [{"name": "gpu", "firstAvailable": [alternative]}]})), [""; 0]);
+    }
+
+    #[test]
+    fn a_claim_of_a_class_that_is_not_read_is_taken_with_a_warning() {
+        let whole = serde_json::from_value(json!({"metadata": {"name": "a-whole"}, "spec": {}})).unwrap();
+        let known = KnownClasses::of_some(&[whole]);
+        let spec = |class: &str| json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": class}}]}});
+        assert_eq!(problems(&spec(SHARED_CLASS), "spec", &known), [], "it may say how much by itself");
+        for class in [SHARED_CLASS, "z-small"] {
+            assert_eq!(warning(&spec(class), &known), Some(messages::CLASS_NOT_READ), "{class}");
+        }
+        assert_eq!(warning(&spec("a-whole"), &known), None);
+        assert_eq!(warning(&spec("gpu.nvidia.com"), &known), None);
     }
 
     #[test]

@@ -10,7 +10,9 @@ pub const ADMIN_ACCESS: &str = "is for class gpu.nvidia.com; shares have no admi
 pub const SEVERAL_SHARES: &str = "the claim has shares of several GPUs, which one MPS daemon serves: while it lasts, no \
                                   share of a single GPU is placed on them by the controller. Write a claim for each GPU if programs use them \
                                   apart";
-pub const CAPACITY: &str = "is for class gpu.nvidia.com; for a share a GpuShare says how much";
+/// Behind the words about a request without an amount. The API server leaves the field out before anybody sees it.
+pub const CAPACITY_DROPPED: &str = "if the request had capacity.requests, the API server has dropped it: Kubernetes 1.34 \
+                                    and 1.35 keep it only with the feature gate DRAConsumableCapacity";
 
 pub const CLASS_NOT_READ: &str = "the claim names a DeviceClass that is not among the 500 that the webhook reads: whose \
                                   it is, and whether it says how much a share is, the controller finds out later";

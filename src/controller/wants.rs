@@ -13,7 +13,7 @@ use crate::controller::classes::OurClasses;
 use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
-use crate::params::{GpuShare, Params, decode};
+use crate::params::{self, GpuShare, Params, Said, decode};
 use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
 /// One request: the same share on each of so many GPUs.
@@ -240,11 +240,13 @@ fn want(request: &NamedRequest, classes: &OurClasses, configs: &[Entry<'_>]) -> 
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
     let gpus = gpus.ok_or_else(|| format!("{path}.count: must be at least 1"))?;
-    let share = share(request, configs)?.ok_or_else(|| {
-        format!(
-            "{path}: says not how much of a GPU; add a config entry for driver {DRIVER} with a GpuShare that has \
-             memory or fraction"
-        )
+    let share = params::asked(said(request, configs)?, capacity(exactly)).map_err(|error| match error.field() {
+        Some(field) => format!("{path}.{field}: {error}"),
+        None => format!(
+            "{path}: {error}; add a config entry for driver {DRIVER} with a GpuShare that has memory or fraction, or \
+             write capacity.requests.memory in the request (Kubernetes 1.36 and newer); {}",
+            messages::CAPACITY_DROPPED
+        ),
     })?;
     Ok(Want {
         request: name.clone(),
@@ -260,19 +262,22 @@ fn plain(path: &str, exactly: &ExactDeviceRequest) -> Result<(), String> {
     if exactly.admin_access == Some(true) {
         return Err(format!("{path}.adminAccess: {}", messages::ADMIN_ACCESS));
     }
-    let capacity = exactly.capacity.as_ref().and_then(|one| one.requests.as_ref());
-    if capacity.is_some_and(|requests| !requests.is_empty()) {
-        return Err(format!("{path}.capacity: {}", messages::CAPACITY));
-    }
     Ok(())
 }
 
+/// Names and quantities of a request's capacities.
+fn capacity(exactly: &ExactDeviceRequest) -> impl Iterator<Item = (&str, &str)> {
+    let requests = exactly.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
+    requests.map(|(name, quantity)| (name.as_str(), quantity.0.as_str()))
+}
+
 /// The last GpuShare that is meant for the request counts, as a whole.
-fn share(request: &NamedRequest, configs: &[Entry<'_>]) -> Result<Option<GpuShare>, String> {
-    let mut last = None;
+fn said<'a>(request: &NamedRequest, configs: &'a [Entry<'_>]) -> Result<Said<'a>, String> {
+    let mut last = Said::Nowhere;
     for entry in configs.iter().filter(|entry| entry.is_for(request)) {
         match &entry.params {
-            Params::Share(share) => last = Some(share),
+            Params::Share(share) if entry.class.is_some() => last = Said::ByClass(share),
+            Params::Share(share) => last = Said::ByClaim(share),
             other if messages::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
             // The node would refuse it, again and again.
             other => {
@@ -280,7 +285,7 @@ fn share(request: &NamedRequest, configs: &[Entry<'_>]) -> Result<Option<GpuShar
             }
         }
     }
-    Ok(last.filter(|share| share.amount.is_some()).copied())
+    Ok(last)
 }
 
 fn constraints(claim: &DeviceClaim) -> Result<Vec<Constraint>, String> {
@@ -403,6 +408,31 @@ mod tests {
     }
 
     #[test]
+    fn the_amount_may_stand_in_the_request_itself() {
+        let capacity = |quantity: &str| request("a", json!({"capacity": {"requests": {"memory": quantity}}}));
+        let mut classes = OurClasses::default();
+        let config =
+            serde_json::from_value(json!([share_of(json!({"memory": "1Gi", "compute": 7}))])).unwrap();
+        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
+        for (config, classes, compute) in [
+            (vec![], OurClasses::default(), None),
+            (vec![share_of(json!({"compute": 20}))], OurClasses::default(), Some(20)),
+            (vec![share_of(json!({"memory": "20Gi"}))], OurClasses::default(), None),
+            // As with a GpuShare of the claim's, what the class says is for claims that do not say it.
+            (vec![], classes, Some(7)),
+        ] {
+            let claim = claim(json!({"requests": [capacity("20Gi")], "config": config}));
+            let want = wants(&claim, &classes).unwrap().remove(0).requests.remove(0);
+            assert_eq!(want.share.amount, Some(Amount::Memory(Bytes::from_mib(20_480))));
+            assert_eq!(want.share.compute.map(|percent| percent.get()), compute);
+        }
+        let part = json!({"capacity": {"requests": {"thousandths": "250"}}});
+        let claim = claim(json!({"requests": [request("a", part)]}));
+        let share = wants(&claim, &OurClasses::default()).unwrap()[0].requests[0].share;
+        assert_eq!(share.amount, Some(Amount::Fraction("0.25".parse().unwrap())));
+    }
+
+    #[test]
     fn what_cannot_be_placed_says_why_and_where() {
         let good = || share_of(json!({"memory": "1Gi"}));
         let with = |request: Value, config: Value| json!({"requests": [request], "config": [config]});
@@ -421,8 +451,8 @@ mod tests {
             "apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
                 {"device": "gpu-0", "gpu": "GPU-0", "memory": "1Gi", "slots": 1, "isolation": "mps"}]}}});
         for (devices, words) in [
-            (json!({"requests": [request("a", json!({}))]}), "says not how much"),
-            (with(request("a", json!({})), share_of(json!({"compute": 20}))), "says not how much"),
+            (json!({"requests": [request("a", json!({}))]}), "does not say how much"),
+            (with(request("a", json!({})), share_of(json!({"compute": 20}))), "gate DRAConsumableCapacity"),
             (
                 with(request("a", json!({})), share_of(json!({"memory": "0"}))),
                 "config[0].opaque.parameters.memory",
@@ -451,7 +481,14 @@ mod tests {
             (with(request("a", json!({"count": 33})), good()), "at most 32"),
             (with(request("a", json!({"allocationMode": "All"})), good()), "allocationMode"),
             (with(request("a", json!({"adminAccess": true})), good()), "adminAccess"),
-            (with(request("a", json!({"capacity": {"requests": {"memory": "1Gi"}}})), good()), "capacity"),
+            (
+                with(request("a", json!({"capacity": {"requests": {"memory": "2Gi"}}})), good()),
+                "requests[0].exactly.capacity.requests[memory]: asks for 2048 MiB, but the claim's GpuShare says 1024 MiB",
+            ),
+            (
+                with(request("a", json!({"capacity": {"requests": {"compute": "20"}}})), good()),
+                "requests[0].exactly.capacity.requests[compute]",
+            ),
             (with(other, good()), "two claims"),
             (with(first, good()), "requests[0].firstAvailable[1].deviceClassName: \"gpu.nvidia.com\""),
             (json!({"requests": many, "config": [good()]}), "more than 64 combinations"),

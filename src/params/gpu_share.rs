@@ -1,8 +1,10 @@
 //! `GpuShare`: what a claim says of its part of a GPU.
 //!
-//! For class `shared.gpu.nvidia.com` it says how much. For a share that kube-scheduler places, the amount
-//! stands in `capacity.requests`, and `GpuShare` adds only how firmly it must hold and for how many processes.
+//! For class `shared.gpu.nvidia.com` it says how much, unless the request does so itself (`asked`). For a share that
+//! kube-scheduler places, the amount stands in `capacity.requests`, and `GpuShare` adds only how firmly it must hold and
+//! for how many processes.
 
+use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -100,6 +102,14 @@ impl Fraction {
     /// In percent, rounded down, at least 1.
     pub fn percent(self) -> Option<Percent> {
         Percent::try_from(u64::from(self.billionths / (BILLION / 100)).max(1)).ok()
+    }
+}
+
+/// A decimal number: `0.25`.
+impl fmt::Display for Fraction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{}.{:09}", self.billionths / BILLION, self.billionths % BILLION);
+        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
     }
 }
 

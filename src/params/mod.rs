@@ -3,15 +3,18 @@
 //! The kinds are those that users of NVIDIA's driver already write, `GpuConfig` and `MigDeviceConfig` of
 //! `resource.nvidia.com/v1beta1`, and our own `GpuShare` of `tranche.dev/v1alpha1`, all with the same
 //! strictness: an unknown field is an error. `ShareGrant` is what our controller writes into allocations.
-//! [`decode`] turns one JSON object into [`Params`]; [`resolve`] picks what one device gets.
+//! [`decode`] turns one JSON object into [`Params`]; [`resolve`] picks what one device gets; [`asked()`] is how much a
+//! request for a share asks for, wherever that stands.
 //!
 //! May import: model. May name: serde_json, serde_path_to_error.
 
+mod asked;
 mod decode;
 mod gpu_share;
 mod grant;
 mod resolve;
 
+pub use asked::{AskedError, Said, asked};
 pub use decode::{ParamsError, decode};
 pub use gpu_share::{Amount, Fraction, GpuShare, limit_of_scheduled_share, limit_of_whole};
 pub use grant::{GrantedDevice, ShareGrant};
