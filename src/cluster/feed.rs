@@ -19,7 +19,7 @@ use super::pod_groups::{
 };
 use super::reader::{PAGE, PAGES_MAX, Page, ReadError, Watch, WatchItem, version_of};
 use crate::model::error_chain;
-use crate::model::names::{DRIVER, OPT_IN_LABEL, OPT_IN_VALUE};
+use crate::model::names::DRIVER;
 use crate::model::time::back_off;
 
 /// Pods that have ended use nothing: they leave the watch as if they were deleted.
@@ -44,7 +44,6 @@ pub enum Change {
     Slice(WatchEvent<ResourceSlice>),
     Class(WatchEvent<DeviceClass>),
     TaintRule(WatchEvent<DeviceTaintRule>),
-    /// One that has opted in.
     Namespace(WatchEvent<Namespace>),
     PodGroup(PodGroupApi, WatchEvent<PodGroup>),
 }
@@ -71,12 +70,15 @@ pub enum WatchEvent<K> {
     /// The watch is interrupted; it is tried again.
     Interrupted {
         problem: String,
+        /// Not to be had: the API server lets us see none of the kind.
+        is_forbidden: bool,
     },
 }
 
 impl KubeCluster {
-    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, the
-    /// namespaces that have opted in, and PodGroups of every API that has some. Each list is consistent: nothing older than the moment at which it was asked for.
+    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, namespaces, and
+    /// PodGroups of every API that has some. Each list is consistent: nothing older than the moment at which it was
+    /// asked for.
     ///
     /// API servers before 1.37 serve no taint rules of version v1, and PodGroups are served where their scheduler is
     /// installed: elsewhere there are none, and it is asked again.
@@ -90,7 +92,7 @@ impl KubeCluster {
             Follower::new(client(), Which::Fields(slices)).changes(Change::Slice),
             Follower::new(client(), Which::All).changes(Change::Class),
             Follower { may_lack: true, ..Follower::new(client(), Which::All) }.changes(Change::TaintRule),
-            Follower::new(client(), Which::Labels(opted_in())).changes(Change::Namespace),
+            Follower::new(client(), Which::All).changes(Change::Namespace),
             self.pod_groups::<Volcano>(PodGroupApi::Volcano),
             self.pod_groups::<Kai>(PodGroupApi::Kai),
             self.pod_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1),
@@ -112,8 +114,6 @@ pub(super) enum Which {
     All,
     /// Those that a field selector is true of.
     Fields(String),
-    /// Those that a label selector is true of.
-    Labels(String),
     /// Those of a namespace, and of these the ones that a field selector is true of; empty: all.
     In {
         namespace: String,
@@ -122,27 +122,22 @@ pub(super) enum Which {
 }
 
 impl Which {
-    /// Of fields and of labels.
-    fn selectors(&self) -> (Option<String>, Option<String>) {
+    /// Of fields.
+    fn selector(&self) -> Option<String> {
         match self {
-            Self::All => (None, None),
-            Self::Fields(fields) => (Some(fields.clone()), None),
-            Self::Labels(labels) => (None, Some(labels.clone())),
-            Self::In { fields, .. } => (Some(fields.clone()).filter(|fields| !fields.is_empty()), None),
+            Self::All => None,
+            Self::Fields(fields) | Self::In { fields, .. } => {
+                Some(fields.clone()).filter(|all| !all.is_empty())
+            }
         }
     }
 
     fn namespace(&self) -> Option<&str> {
         match self {
             Self::In { namespace, .. } => Some(namespace),
-            Self::All | Self::Fields(_) | Self::Labels(_) => None,
+            Self::All | Self::Fields(_) => None,
         }
     }
-}
-
-/// A namespace that loses the label leaves the list, as if it were deleted.
-pub(super) fn opted_in() -> String {
-    format!("{OPT_IN_LABEL}={OPT_IN_VALUE}")
 }
 
 /// The kind is not served, or not to us: then there are none that anybody could be meant by.
@@ -305,7 +300,8 @@ impl<K: Known> Follower<K> {
             self.due.extend([WatchEvent::Anew, WatchEvent::Complete]);
         }
         if !lacks || code == Some(FORBIDDEN) {
-            self.due.push_back(WatchEvent::Interrupted { problem: error_chain(error) });
+            let is_forbidden = code == Some(FORBIDDEN);
+            self.due.push_back(WatchEvent::Interrupted { problem: error_chain(error), is_forbidden });
         }
     }
 }
@@ -322,7 +318,7 @@ async fn rest(failures: u32) {
 /// A page of a list, the first if `next` is empty.
 pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut params = ListParams::default().limit(PAGE);
-    (params.field_selector, params.label_selector) = which.selectors();
+    params.field_selector = which.selector();
     if !next.is_empty() {
         params = params.continue_token(next);
     }
@@ -332,7 +328,7 @@ pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<
 
 fn watch<K: Known>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut params = WatchParams::default().timeout(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX));
-    (params.field_selector, params.label_selector) = which.selectors();
+    params.field_selector = which.selector();
     let request = kube::core::Request::new(K::url_path(&(), which.namespace())).watch(&params, version);
     request.map_err(kube::Error::BuildRequest)
 }

@@ -16,6 +16,7 @@ use super::cut::{OBJECT_BYTES_MAX, Piece};
 use super::pod_groups::{Of, Served};
 use super::sieve::{Keep, fields, sieve};
 use crate::model::error_chain;
+use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY, OPT_IN_LABEL};
 
 /// A kind that is read here.
 pub(super) trait Known:
@@ -121,8 +122,21 @@ impl Known for Node {
     ]);
 }
 
+/// Whether it has opted in, and its bounds: there may be thousands, and anybody's tools write into them.
+const OF_NAMESPACE: Keep = Keep::Only(&[(
+    "metadata",
+    Keep::Only(&[
+        ("name", Keep::All),
+        ("uid", Keep::All),
+        ("resourceVersion", Keep::All),
+        ("labels", Keep::Only(&[(OPT_IN_LABEL, Keep::All)])),
+        ("annotations", Keep::Only(&[(MAX_SHARE_MEMORY, Keep::All), (MAX_SHARE_GPUS, Keep::All)])),
+    ]),
+)]);
+
 impl Known for Namespace {
-    const KEEP: Keep = Keep::Only(&[("metadata", IDENTITY)]);
+    const KEEP: Keep = OF_NAMESPACE;
+    const LEAST: Keep = OF_NAMESPACE;
 }
 
 impl<S: Served> Known for Of<S> {
@@ -316,6 +330,22 @@ mod tests {
         assert_eq!(identity(&misfit.rest.metadata), [None, Some("bad"), Some("1")]);
         let nameless = read::<Pod>(&whole(r#"{"spec":{"containers":"none"}}"#)).unwrap_err();
         assert_eq!(identity(&nameless.rest.metadata), [None; 3]);
+    }
+
+    #[test]
+    fn of_a_namespace_only_what_is_ours_is_kept() {
+        let annotations =
+            json!({MAX_SHARE_MEMORY: "64Gi", "kubectl.kubernetes.io/last-applied": "x".repeat(9999)});
+        let labels = json!({OPT_IN_LABEL: "enabled", "team": "ml"});
+        let namespace = json!({"metadata": {"name": "ml", "annotations": annotations, "labels": labels,
+            "finalizers": ["a"]}, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}});
+        let Namespace { metadata, spec, status } = read(&whole(namespace.to_string())).unwrap();
+        let kept = |map: Option<std::collections::BTreeMap<String, String>>| {
+            map.unwrap().into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(kept(metadata.annotations), [(MAX_SHARE_MEMORY.to_owned(), "64Gi".to_owned())]);
+        assert_eq!(kept(metadata.labels), [(OPT_IN_LABEL.to_owned(), "enabled".to_owned())]);
+        assert_eq!((metadata.finalizers, spec, status), (None, None, None));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 
 use super::client::{KubeCluster, call};
 use super::error::CallError;
-use super::feed::{Change, LIVE_PODS, WatchEvent, Which, opted_in, seen};
+use super::feed::{Change, LIVE_PODS, WatchEvent, Which, seen};
 use super::guarded::{Known, Misfit};
 use super::pod_groups::{
     Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, PodGroupApi, Served, Volcano, of_any,
@@ -80,7 +80,7 @@ impl KubeCluster {
     /// its objects and is complete. Pods come last: they are most, and none is kept here.
     ///
     /// Returns the kinds that the caller may not list in the whole cluster. Of pods and claims those of `namespace` are
-    /// told of then, and whether `namespace` has opted in is asked of it alone; of the other kinds nothing is told.
+    /// told of then, and of namespaces `namespace` alone; of the other kinds nothing is told.
     ///
     /// # Errors
     /// The API server does not answer, or does not let the caller look at `namespace` either.
@@ -105,9 +105,8 @@ impl KubeCluster {
             }
             result => result?,
         }
-        let opted = Which::Labels(opted_in());
-        let opted = self.through::<Namespace>(opted, |seen| each(Change::Namespace(seen))).await;
-        if let Some(kind) = or_denied::<Namespace>(opted)? {
+        let namespaces = self.through::<Namespace>(Which::All, |seen| each(Change::Namespace(seen))).await;
+        if let Some(kind) = or_denied::<Namespace>(namespaces)? {
             denied.push(kind);
             match self.namespace(namespace).await {
                 Ok(own) => each(Change::Namespace(WatchEvent::Listed(Box::new(own)))),
@@ -167,7 +166,7 @@ impl KubeCluster {
         each(WatchEvent::Anew);
         let of = match &which {
             Which::In { namespace, .. } => format!(" of namespace {namespace}"),
-            Which::All | Which::Fields(_) | Which::Labels(_) => String::new(),
+            Which::All | Which::Fields(_) => String::new(),
         };
         let what = || format!("LIST {}{of}", K::plural(&()));
         let listed = self.each_object(&which, PAGE_LIMIT, what, |object| each(seen(object, true))).await;

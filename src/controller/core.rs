@@ -2,6 +2,7 @@
 //!
 //! Time is an argument. Nothing that is not in the API is needed to begin anew: holds and grants are read from it.
 
+use crate::controller::bounds::Usage;
 use crate::controller::capacity::Capacity;
 use crate::controller::config::Rules;
 use crate::controller::demand::Demand;
@@ -23,6 +24,7 @@ pub struct Core {
     pub rules: Rules,
     pub view: ClusterView,
     pub capacity: Capacity,
+    pub(super) usage: Usage,
     pub(super) node_filter: NodeFilterCache,
     pub holds: Holds,
     pub queue: Queue,
@@ -43,6 +45,7 @@ impl Core {
         Self {
             view: ClusterView::new(namespace, &rules.grouping_schedulers),
             capacity: Capacity::default(),
+            usage: Usage::default(),
             node_filter: NodeFilterCache::default(),
             holds: Holds::new(rules.holds),
             queue: Queue::new(rules.patience),

@@ -3,8 +3,9 @@
 //! docs/architecture.md follows a claim through it. Pure, time being an argument:
 //! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
-//! * owners of state, each with private fields: `capacity`, [`holds`], [`queue`], `tracker`, `reserve`, `purse`, `pods`,
-//!   `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of them; `gang`: how many pods start together
+//! * owners of state, each with private fields: `bounds` (what namespaces may have, and have), `capacity`, [`holds`],
+//!   [`queue`], `tracker`, `reserve`, `purse`, `pods`, `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
+//!   them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller; `status`: how
 //!   things are
@@ -19,6 +20,7 @@
 
 mod ask;
 mod backlog;
+mod bounds;
 mod capacity;
 mod classes;
 pub mod config;

@@ -76,6 +76,8 @@ struct Unit {
     tried: Option<u64>,
     looked_at: bool,
     left: Left,
+    /// Its namespace may not have more: it waits for nobody else.
+    bounded: bool,
 }
 
 /// What the last round did with a unit that was due.
@@ -112,6 +114,8 @@ pub struct Turn {
     /// It has been passed for too long.
     pub starving: bool,
     pub together: Together,
+    /// When it was last tried, its namespace could not have more: nobody passes it.
+    pub bounded: bool,
 }
 
 /// How many of the pods of a turn are placed together.
@@ -266,7 +270,16 @@ impl Queue {
 
     pub fn tried(&mut self, key: &UnitKey, epoch: u64) {
         if let Some(unit) = self.units.get_mut(key) {
-            unit.tried = Some(epoch);
+            (unit.tried, unit.bounded) = (Some(epoch), false);
+        }
+    }
+
+    /// It was tried, and its namespace may not have more. It is as patient then as one that has just come: others go
+    /// before it for no fault of theirs.
+    pub fn over_bounds(&mut self, key: &UnitKey, epoch: u64, now: Moment) {
+        if let Some(unit) = self.units.get_mut(key) {
+            (unit.tried, unit.bounded) = (Some(epoch), true);
+            (unit.passes, unit.since) = (0, now);
         }
     }
 
@@ -384,6 +397,7 @@ impl Unit {
             tried: None,
             looked_at: false,
             left: Left::Not,
+            bounded: false,
         }
     }
 
@@ -455,6 +469,7 @@ impl Unit {
             left_over: self.left == Left::Over,
             since: self.since,
             starving: self.passes >= patience.passes || (self.passes > 0 && waited >= patience.time),
+            bounded: self.bounded,
         }
     }
 }

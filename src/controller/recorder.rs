@@ -55,10 +55,12 @@ pub enum Reason {
     Gang,
     /// Its scheduler did not bind it.
     Scheduler,
+    /// Its namespace may not have more.
+    Bound,
 }
 
 impl Reason {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Compute,
         Self::Slots,
@@ -68,6 +70,7 @@ impl Reason {
         Self::Reserved,
         Self::Gang,
         Self::Scheduler,
+        Self::Bound,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -81,6 +84,7 @@ impl Reason {
             Self::Reserved => "reserved",
             Self::Gang => "gang",
             Self::Scheduler => "scheduler",
+            Self::Bound => "namespace-bound",
         }
     }
 

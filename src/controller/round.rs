@@ -4,6 +4,7 @@
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::queue::UnitKey;
+use crate::controller::recorder::Reason;
 use crate::controller::write::Round;
 
 impl Core {
@@ -69,12 +70,23 @@ impl Core {
                     }
                     // It waits for something else than a decision.
                     Ok(false) => continue,
+                    // Nothing is kept for it, and nobody passes it.
+                    Err(refused) if refused.reason == Reason::Bound => {
+                        round.refused += 1;
+                        self.tell(&turn.pods, &refused, now);
+                        self.queue.over_bounds(&turn.key, epoch, now);
+                        self.no_longer_kept(&turn.key, now);
+                        continue;
+                    }
                     Err(refused) => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
                         self.queue.tried(&turn.key, epoch);
                     }
                 }
+            }
+            if turn.bounded && turn.tried == Some(epoch) {
+                continue;
             }
             // Of pods that start one by one the first has what is kept for their gang.
             if turn.starving && waiting.last() != Some(&turn.key) {

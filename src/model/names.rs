@@ -19,6 +19,9 @@ pub const HOLD_LABEL: &str = "tranche.dev/hold";
 /// On namespaces whose pods may have claims made for them. Who may label namespaces decides, not who may create pods.
 pub const OPT_IN_LABEL: &str = "tranche.dev/kai-annotations";
 pub const OPT_IN_VALUE: &str = "enabled";
+/// On namespaces, as annotations: what the shares that our controller places there may come to together.
+pub const MAX_SHARE_MEMORY: &str = "tranche.dev/max-share-memory";
+pub const MAX_SHARE_GPUS: &str = "tranche.dev/max-share-gpus";
 
 /// Bytes of an identifier: as many as a text of a DRA attribute may have. A UUID has 36, NVML's with its prefix 40.
 const ID_BYTES_MAX: usize = 64;

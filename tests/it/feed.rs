@@ -50,7 +50,7 @@ fn words<K: Metadata<Ty = ObjectMeta>>(seen: WatchEvent<K>) -> String {
         WatchEvent::Unreadable { rest, listed, .. } => {
             format!("unreadable {} {listed}", name(rest.metadata()))
         }
-        WatchEvent::Interrupted { problem } => format!("interrupted: {problem}"),
+        WatchEvent::Interrupted { problem, .. } => format!("interrupted: {problem}"),
     }
 }
 

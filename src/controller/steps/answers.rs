@@ -147,7 +147,7 @@ impl Core {
     pub(super) fn confirm_absent(&mut self, claim: ClaimKey, now: Moment) {
         let open = self.view.claim(claim).is_none_or(|claim| claim.allocation.is_none());
         if self.tracker.confirmed(claim) && open {
-            self.capacity.set_grants(claim, Vec::new());
+            self.set_grants(claim, Vec::new());
             self.review_users(claim, now);
         }
     }

@@ -3,6 +3,7 @@
 use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
+use crate::controller::bounds::Bounds;
 use crate::controller::classes::POLICY;
 use crate::controller::core::Core;
 use crate::controller::holds::Phase;
@@ -43,6 +44,7 @@ impl Core {
                 self.capacity.news();
                 self.note_all_needs();
             }
+            News::Bounds(namespace) => self.bounds(&namespace),
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }
@@ -57,6 +59,16 @@ impl Core {
             self.recorder.trouble(format!(
                 "DeviceClass {name}: annotation {POLICY}: {words}; until then it is {}",
                 self.rules.policy
+            ));
+        }
+    }
+
+    /// A namespace may have more than before, or less.
+    fn bounds(&mut self, namespace: &str) {
+        self.capacity.news();
+        for problem in self.view.bounds(namespace).into_iter().flat_map(Bounds::problems) {
+            self.recorder.trouble(format!(
+                "Namespace {namespace}: annotation {problem}; until then no more shares are placed there"
             ));
         }
     }
@@ -106,7 +118,7 @@ impl Core {
             self.cancel(&unit, now);
         }
         self.tracker.gone(key, false);
-        self.capacity.set_grants(key, Vec::new());
+        self.set_grants(key, Vec::new());
     }
 
     pub(in crate::controller) fn allocated(&mut self, key: ClaimKey, now: Moment) {
@@ -116,8 +128,10 @@ impl Core {
             Use::Share(granted) => Some((gpu.clone(), as_grant(granted))),
             _ => None,
         });
-        self.capacity.set_grants(key, shares.collect());
-        match self.tracker.allocated(key, allocation.node.as_ref(), claim.is_reserved(), now) {
+        let shares = shares.collect();
+        let (node, is_reserved) = (allocation.node.clone(), claim.is_reserved());
+        self.set_grants(key, shares);
+        match self.tracker.allocated(key, node.as_ref(), is_reserved, now) {
             Arrival::Expected => {}
             // Somebody else was first.
             Arrival::Elsewhere(unit) => self.cancel(&unit, now),
@@ -132,7 +146,7 @@ impl Core {
             Some(unit) => self.cancel(&unit, now),
             None => {
                 self.tracker.confirmed(key);
-                self.capacity.set_grants(key, Vec::new());
+                self.set_grants(key, Vec::new());
             }
         }
         self.take_back_gangs(key, now);
@@ -160,7 +174,7 @@ impl Core {
             self.cancel(&unit, now);
         }
         if self.tracker.gone(key, claim.is_planned()) {
-            self.capacity.set_grants(key, Vec::new());
+            self.set_grants(key, Vec::new());
         }
         self.purse.dear.remove(&key);
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();

@@ -3,12 +3,13 @@
 //!
 //! * `changes`: a change in the API; `answers`: what became of a write
 //! * `units`: what follows for a unit; `gpus`: what follows for a GPU
-//! * `spend`: what a unit may cost; `place`: where it goes; `reserving`: what is kept for it
+//! * `spend`: what a unit may cost; `bounded`: whether its namespace may have more; `place`: where it goes; `reserving`: what is kept for it
 //! * `tell`: what its pods are told
 //! * `holding`: which GPUs are held; `contenders`: who may still be given one that was just taken
 //! * `reclaim`: allocations that nobody uses; `send`: the writes
 
 mod answers;
+mod bounded;
 mod changes;
 mod contenders;
 mod gpus;

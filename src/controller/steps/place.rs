@@ -47,6 +47,14 @@ impl Part {
         &self.ways[nth.min(self.ways.len() - 1)]
     }
 
+    pub(super) fn ways(&self) -> usize {
+        self.ways.len()
+    }
+
+    pub(super) fn shape(&self, nth: usize) -> &Shape {
+        &self.way(nth).shape
+    }
+
     /// A claim of it wants several GPUs, in one of the ways.
     pub(in crate::controller) fn is_several(&self) -> bool {
         self.ways.iter().any(|way| ask::is_several(&way.shape))
@@ -105,13 +113,20 @@ impl Core {
         if parts.is_empty() {
             return Ok(false);
         }
+        let Some(least) = self.least(turn, &parts) else { return Ok(false) };
+        if let Err(refused) = self.check_bounds(&parts) {
+            if least.len() == parts.len() {
+                return Err(refused);
+            }
+            parts = those(parts, &least);
+            self.check_bounds(&parts)?;
+        }
         for part in &parts {
             if !self.study(part)? {
                 self.queue.leave(&turn.key, true);
                 return Ok(false);
             }
         }
-        let Some(least) = self.least(turn, &parts) else { return Ok(false) };
         let found = self.first_way(&parts);
         let (nth, decision) = match found {
             Err(_) if least.len() < parts.len() => {
@@ -160,7 +175,11 @@ impl Core {
             };
             nth += 1;
             match decision {
-                Ok(decision) => return Ok((nth - 1, decision)),
+                Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
+                    None => return Ok((nth - 1, decision)),
+                    Some(_) if nth < ways => {}
+                    Some(words) => return Err(parts[0].refused(Reason::Bound, words)),
+                },
                 Err(_) if nth < ways => {}
                 Err(explanation) => {
                     let mut refused = self.explained(&parts[0], &explanation);

@@ -56,7 +56,7 @@ impl Core {
             self.capacity.lift();
         }
         let Err(mut refused) = placed else { return placed };
-        if refused.reason != Reason::Claim
+        if !matches!(refused.reason, Reason::Claim | Reason::Bound)
             && let Some(words) = self.words_of_kept(&namespace)
             && self.fits_otherwise(turn, now)
         {

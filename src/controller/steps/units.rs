@@ -113,7 +113,7 @@ impl Core {
         let (claims, pods): (Vec<ClaimKey>, Vec<PodUid>) =
             (plan.claims.keys().copied().collect(), plan.pods.keys().cloned().collect());
         for (key, claim) in &plan.claims {
-            self.capacity.set_grants(*key, claim.grants());
+            self.set_grants(*key, claim.grants());
             claim.gpus().for_each(|gpu| self.holds.want(&gpu));
         }
         self.tracker.plan(key, plan, now);
@@ -126,7 +126,7 @@ impl Core {
         let Some(cancelled) = self.tracker.cancel(key, |claim| stored(&self.view, claim), now) else {
             return;
         };
-        cancelled.freed.into_iter().for_each(|claim| self.capacity.set_grants(claim, Vec::new()));
+        cancelled.freed.into_iter().for_each(|claim| self.set_grants(claim, Vec::new()));
         for pod in &cancelled.pods {
             self.recount(pod);
             self.review(pod, now);

@@ -170,17 +170,29 @@ impl Cluster {
 
     /// The namespace is given the label.
     pub fn opt_in(&mut self, name: &str) {
-        let labels = json!({OPT_IN_LABEL: OPT_IN_VALUE});
-        let namespace: Namespace = object(json!({"metadata": {"name": name, "labels": labels}}));
-        self.namespaces.insert(name.to_owned(), namespace.clone());
-        self.feed.push_back(Change::Namespace(WatchEvent::Stored(Box::new(namespace))));
+        self.change_namespace(name, |meta| {
+            meta.labels = Some(BTreeMap::from([(OPT_IN_LABEL.to_owned(), OPT_IN_VALUE.to_owned())]));
+        });
     }
 
-    /// The label is taken away: to a watch that selects by it the namespace is gone.
+    /// The label is taken away.
     pub fn opt_out(&mut self, name: &str) {
-        if let Some(namespace) = self.namespaces.remove(name) {
-            self.feed.push_back(Change::Namespace(WatchEvent::Deleted(Box::new(namespace.metadata))));
-        }
+        self.change_namespace(name, |meta| meta.labels = None);
+    }
+
+    /// The namespace has these annotations, and no others.
+    pub fn annotate(&mut self, name: &str, annotations: Value) {
+        self.change_namespace(name, |meta| meta.annotations = Some(object(annotations)));
+    }
+
+    fn change_namespace(&mut self, name: &str, change: impl FnOnce(&mut ObjectMeta)) {
+        let namespace = self.namespaces.entry(name.to_owned()).or_insert_with(|| Namespace {
+            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            ..Namespace::default()
+        });
+        change(&mut namespace.metadata);
+        let namespace = namespace.clone();
+        self.feed.push_back(Change::Namespace(WatchEvent::Stored(Box::new(namespace))));
     }
 
     /// A claim of our class: `count` GPUs with this share.

@@ -2,6 +2,7 @@
 //! news, a controller-manager, and a watch that lags, repeats itself and begins anew.
 
 mod books;
+mod bounds;
 mod budgets;
 mod cluster;
 mod explain;

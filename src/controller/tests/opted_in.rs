@@ -107,7 +107,7 @@ fn a_controller_that_may_not_read_namespaces_serves_claims_and_makes_none() {
     cluster.fail_over(rules());
     cluster.feed.retain(|change| !matches!(change, Change::Namespace(_)));
     let problem = "namespaces is forbidden".to_owned();
-    cluster.feed.push_back(Change::Namespace(WatchEvent::Interrupted { problem }));
+    cluster.feed.push_back(Change::Namespace(WatchEvent::Interrupted { problem, is_forbidden: true }));
     put_kai(&mut cluster);
     cluster.put_share("plain", json!({"memory": "2Gi"}), 1);
     cluster.put_pod("plain", &["plain"], json!({}));

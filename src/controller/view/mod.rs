@@ -6,8 +6,8 @@ mod claims;
 pub mod class;
 mod gpu_users;
 pub mod groups;
+mod namespaces;
 pub mod node;
-mod opted_in;
 pub mod pod;
 mod pools;
 mod unreadable;
@@ -28,7 +28,7 @@ pub use pod::Pod;
 use claims::ClaimTable;
 use class::Classes;
 use groups::Groups;
-use opted_in::OptedIn;
+use namespaces::Namespaces;
 use pod::PodTable;
 use pools::Pools;
 
@@ -59,6 +59,8 @@ pub enum News {
     Class(String),
     /// One that the scheduler gives devices of.
     OtherClass,
+    /// What the shares of this namespace may come to.
+    Bounds(String),
     /// Something that somebody should look at.
     Trouble(String),
 }
@@ -78,7 +80,7 @@ pub struct ClusterView {
     nodes: BTreeMap<NodeName, NodeState>,
     pools: Pools,
     classes: Classes,
-    opted_in: OptedIn,
+    namespaces: Namespaces,
     groups: Groups,
     lists: Lists,
     /// Objects whose present state does not fit our types.
@@ -92,6 +94,8 @@ struct Lists {
     /// Lists with an object of which not even the name could be read: it may be any.
     doubtful: BTreeSet<Kind>,
     complete: BTreeSet<Kind>,
+    /// Kinds that we may not see.
+    forbidden: BTreeSet<Kind>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,8 +110,8 @@ enum Kind {
     PodGroups(PodGroupApi),
 }
 
-/// What has to be known before anything is decided. Not who has opted in: where that cannot be read nobody has, and all
-/// others go on. Nor PodGroups: those who are in one wait for them alone.
+/// What has to be known before anything is decided. Of namespaces see [`ClusterView::is_complete`]; who is in a PodGroup
+/// waits for PodGroups alone.
 const NEEDED: [Kind; 6] =
     [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules];
 
@@ -120,7 +124,10 @@ impl ClusterView {
 
     /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
     pub fn is_complete(&self) -> bool {
-        NEEDED.iter().all(|kind| self.lists.complete.contains(kind))
+        // Where we may not see namespaces, none has opted in and none has bounds, and all others go on.
+        let Lists { complete, forbidden, .. } = &self.lists;
+        let namespaces = [complete, forbidden].iter().any(|kinds| kinds.contains(&Kind::Namespaces));
+        namespaces && NEEDED.iter().all(|kind| complete.contains(kind))
     }
 
     pub fn apply(&mut self, change: Change) -> Vec<News> {
@@ -183,7 +190,8 @@ impl ClusterView {
             WatchEvent::Unreadable { rest, problem, .. } => {
                 self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
             }
-            WatchEvent::Interrupted { problem } => {
+            WatchEvent::Interrupted { problem, is_forbidden } => {
+                self.lists.forbidden.extend(is_forbidden.then_some(kind));
                 vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
             }
         }
@@ -213,7 +221,9 @@ impl ClusterView {
             Kind::Slices => self.pools.slices().cloned().collect(),
             Kind::Classes => self.classes.names().collect(),
             Kind::TaintRules => self.pools.rules().cloned().collect(),
-            Kind::Namespaces => self.opted_in.names.iter().cloned().collect(),
+            Kind::Namespaces => {
+                self.namespaces.opted_in.iter().chain(self.namespaces.bounds.keys()).cloned().collect()
+            }
             Kind::PodGroups(api) => self.groups.keys(api).cloned().collect(),
         }
     }
@@ -318,7 +328,7 @@ impl ClusterView {
         let uid = fresh.at.uid.clone();
         let before = self.forget_pod(&uid);
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
-        self.opted_in.asks(&fresh);
+        self.namespaces.asks(&fresh);
         self.groups.joins(&fresh);
         self.pods.insert(fresh);
         self.promise(&uid);
@@ -330,7 +340,7 @@ impl ClusterView {
     fn promise(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
         let Some((text, name)) = &pod.share else { return };
-        if !self.opted_in.names.contains(&pod.at.namespace) {
+        if !self.namespaces.opted_in.contains(&pod.at.namespace) {
             return;
         }
         if self.claims.named(&pod.at.namespace, name).is_none() {
@@ -352,7 +362,7 @@ impl ClusterView {
 
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(uid)?;
-        self.opted_in.asks_no_more(&pod);
+        self.namespaces.asks_no_more(&pod);
         self.groups.leaves(&pod);
         Some(pod)
     }

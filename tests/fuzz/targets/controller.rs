@@ -352,7 +352,10 @@ impl Api {
                     problem: error.to_string(),
                 }));
             }
-            _ => self.feed.push_back(wrap(WatchEvent::Interrupted { problem: "no object".to_owned() })),
+            _ => self.feed.push_back(wrap(WatchEvent::Interrupted {
+                problem: "no object".to_owned(),
+                is_forbidden: false,
+            })),
         }
     }
 

@@ -1,5 +1,6 @@
-//! Namespaces whose administrator lets the controller make claims for pods. The webhook's annotation counts in them
-//! alone: anybody who may create a pod can write it, and the controller's right to create claims is not theirs.
+//! What namespaces say: how much their shares may come to, and whether their administrator lets the controller make claims
+//! for pods. The webhook's annotation counts in those alone that have opted in: anybody who may create a pod can write
+//! it, and the controller's right to create claims is not theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +8,20 @@ use k8s_openapi::api::core::v1::Namespace;
 
 use crate::admission::SHARE_ANNOTATION;
 use crate::cluster::feed::WatchEvent;
+use crate::controller::bounds::Bounds;
 use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
 #[derive(Debug, Default)]
-pub(super) struct OptedIn {
-    pub names: BTreeSet<String>,
+pub(super) struct Namespaces {
+    pub opted_in: BTreeSet<String>,
+    pub bounds: BTreeMap<String, Bounds>,
     /// Pods with the annotation, by their namespaces.
     askers: BTreeMap<String, BTreeSet<PodUid>>,
 }
 
-impl OptedIn {
+impl Namespaces {
     pub fn asks(&mut self, pod: &Pod) {
         if pod.share.is_some() {
             self.askers.entry(pod.at.namespace.clone()).or_default().insert(pod.at.uid.clone());
@@ -45,32 +48,58 @@ impl ClusterView {
         let mut news = self.follow(Kind::Namespaces, seen, Self::set_namespace, Self::drop_namespace);
         // Only now is it known who has not opted in: their pods are to be told.
         if !known && self.lists.complete.contains(&Kind::Namespaces) {
-            let pods: Vec<PodUid> = self.opted_in.askers.values().flatten().cloned().collect();
+            let pods: Vec<PodUid> = self.namespaces.askers.values().flatten().cloned().collect();
             news.extend(pods.into_iter().map(same_pod));
         }
         news
     }
 
+    /// What the shares of a namespace may come to; none: it does not say.
+    pub fn bounds(&self, namespace: &str) -> Option<&Bounds> {
+        self.namespaces.bounds.get(namespace)
+    }
+
     fn set_namespace(&mut self, object: Namespace) -> Vec<News> {
         let name = object.metadata.name.unwrap_or_default();
+        let mut news = self.set_bounds(&name, Bounds::of(object.metadata.annotations.as_ref()));
         let labels = object.metadata.labels.unwrap_or_default();
-        if labels.get(OPT_IN_LABEL).is_none_or(|value| value != OPT_IN_VALUE) {
-            return self.drop_namespace(&name);
-        }
-        if !self.opted_in.names.insert(name.clone()) {
+        news.extend(match labels.get(OPT_IN_LABEL).is_some_and(|value| value == OPT_IN_VALUE) {
+            true => self.opt_in(&name),
+            false => self.opt_out(&name),
+        });
+        news
+    }
+
+    fn drop_namespace(&mut self, name: &str) -> Vec<News> {
+        let mut news = self.set_bounds(name, Bounds::default());
+        news.extend(self.opt_out(name));
+        news
+    }
+
+    fn set_bounds(&mut self, name: &str, bounds: Bounds) -> Vec<News> {
+        let before = match bounds.is_none() {
+            true => self.namespaces.bounds.remove(name),
+            false => self.namespaces.bounds.insert(name.to_owned(), bounds.clone()),
+        };
+        let is_same = before.unwrap_or_default() == bounds;
+        if is_same { Vec::new() } else { vec![News::Bounds(name.to_owned())] }
+    }
+
+    fn opt_in(&mut self, name: &str) -> Vec<News> {
+        if !self.namespaces.opted_in.insert(name.to_owned()) {
             return Vec::new();
         }
-        let pods = self.opted_in.of(&name);
+        let pods = self.namespaces.of(name);
         pods.iter().for_each(|pod| self.promise(pod));
         pods.into_iter().map(same_pod).collect()
     }
 
     /// Claims that exist, and their pods, go on; what was promised only is taken back.
-    fn drop_namespace(&mut self, name: &str) -> Vec<News> {
-        if !self.opted_in.names.remove(name) {
+    fn opt_out(&mut self, name: &str) -> Vec<News> {
+        if !self.namespaces.opted_in.remove(name) {
             return Vec::new();
         }
-        let pods = self.opted_in.of(name);
+        let pods = self.namespaces.of(name);
         let shares = pods.iter().filter_map(|uid| self.pods.get(uid)?.share.as_ref().map(|(_, claim)| claim));
         let planned: Vec<ClaimKey> = shares
             .filter_map(|claim| self.claim_named(name, claim).filter(|claim| claim.is_planned()))
@@ -89,7 +118,7 @@ impl ClusterView {
         let (_, claim) = pod.share.as_ref().filter(|_| !pod.ending)?;
         let namespace = &pod.at.namespace;
         let refused = self.lists.complete.contains(&Kind::Namespaces)
-            && !self.opted_in.names.contains(namespace)
+            && !self.namespaces.opted_in.contains(namespace)
             && self.claim_named(namespace, claim).is_none();
         refused.then(|| {
             format!(
