@@ -3,7 +3,7 @@
 //!
 //! * [`validate`]: ResourceClaims and ResourceClaimTemplates, `resource.k8s.io/v1`, `v1beta2`, `v1beta1`
 //! * [`problems`]: the same of a spec by itself, for people who ask before they send it
-//! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`
+//! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`, and what makes such pods of a template
 //! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
 //! * [`KnownClasses`]: which DeviceClasses are the controller's, and which say by themselves how much a share is
 //! * [`messages`]: the messages that the controller uses, too
@@ -23,12 +23,13 @@ mod reading;
 mod review;
 mod selectors;
 mod share;
+mod workload;
 
 use serde_json::Value;
 
 pub use classes::{ClassAmount, KnownClasses};
 pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
-pub use share::{SHARE_ANNOTATION, ShareAnnotationError, claim_spec};
+pub use share::{SHARE_ANNOTATION, ShareAnnotationError, UNCOUNTED, claim_spec, template_spec};
 
 use review::{Decision, Operation, Request};
 
@@ -73,19 +74,20 @@ pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<Answer, ReviewErr
     Ok(request.answer(decision))
 }
 
-/// Gives a new pod with KAI's annotations its claim. Doing it again changes nothing.
+/// Gives a new pod with KAI's annotations its claim, and what makes pods of a template (a Job) the template of one. Doing
+/// it again changes nothing.
 ///
 /// # Errors
 /// The body is no review that can be answered.
 pub fn mutate(body: &[u8]) -> Result<Answer, ReviewError> {
     let request = Request::read(body)?;
-    let is_new_pod = request.subject() == Subject::Pod
-        && request.operation == Operation::Create
-        && !request.is_of_subresource();
-    let decision = match request.too_much() {
-        _ if !is_new_pod => Decision::Allow,
-        Some(problem) => Decision::Refuse(vec![problem]),
-        None => pod::with_share(&request),
+    let is_new = request.operation == Operation::Create && !request.is_of_subresource();
+    let decision = match (request.too_much(), request.subject()) {
+        (_, Subject::Claim | Subject::Template) => Decision::Allow,
+        _ if !is_new => Decision::Allow,
+        (Some(problem), _) => Decision::Refuse(vec![problem]),
+        (None, Subject::Pod) => pod::with_share(&request),
+        (None, Subject::Other) => workload::with_share(&request),
     };
     Ok(request.answer(decision))
 }

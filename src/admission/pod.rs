@@ -9,13 +9,20 @@ use serde_json::{Value, json};
 use super::kai::{self, Amount, ContainerRef, WantedShare};
 use super::review::{Decision, Problem, Request};
 use super::share::{SHARE_ANNOTATION, annotation, parameters};
+use crate::model::names::{QUEUE_LABEL, WORKLOAD_ANNOTATION};
 
 /// The pod's entry in `spec.resourceClaims`.
 const ENTRY: &str = "gpu-share";
 /// What images made for KAI read: the part of a GPU that they have. With a given amount of memory it is known
 /// only when the GPU is, so it is left out then.
 const PORTIONS: [&str; 2] = ["GPU_PORTION", "RUNAI_NUM_OF_GPUS"];
-const KAI_SCHEDULER: &str = "kai-scheduler";
+pub(super) const KAI_SCHEDULER: &str = "kai-scheduler";
+const BEYOND_QUOTA: &str = "a queue of Kueue has admitted what this pod is of without counting the share that its \
+                            annotations ask for; name a ResourceClaimTemplate of class shared.gpu.nvidia.com in the pod's \
+                            template instead of the annotations, or have the kind of object added to webhook.podTemplates";
+/// Behind the queue's name.
+const NOT_COUNTED: &str = "counts no share of a pod by itself, since Kueue knows templates of claims alone; let a Job make \
+                           the pod";
 /// kubelet's image of a static pod: it cannot have claims.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Of the pod's name, within a claim's.
@@ -43,15 +50,39 @@ pub(super) fn with_share(request: &Request) -> Decision {
             words: format!("is not a valid pod: {error}"),
         }]);
     }
-    match changed(pod, &wanted, &claim_name(request)) {
-        Ok(changed) => Decision::Change(json_patch::diff(pod, &changed)),
+    if is_of_template(pod) {
+        return Decision::Allow;
+    }
+    let metadata = &pod["metadata"];
+    if !metadata["annotations"][WORKLOAD_ANNOTATION].is_null() {
+        return Decision::Refuse(vec![Problem {
+            field: format!("metadata.annotations[{WORKLOAD_ANNOTATION}]"),
+            words: BEYOND_QUOTA.to_owned(),
+        }]);
+    }
+    let queue = metadata["labels"][QUEUE_LABEL].as_str();
+    let warning = queue.map(|queue| format!("metadata.labels[{QUEUE_LABEL}]: queue {queue} {NOT_COUNTED}"));
+    match changed(pod, &wanted, ClaimOf::Pod(&claim_name(request))) {
+        Ok(changed) => Decision::Change(json_patch::diff(pod, &changed), warning),
         Err(problem) => Decision::Refuse(vec![problem]),
     }
 }
 
+/// What made the pod got the template of a claim (`workload`): the pod has its share by that.
+fn is_of_template(pod: &Value) -> bool {
+    let entries = pod["spec"]["resourceClaims"].as_array();
+    let entry = entries.into_iter().flatten().find(|entry| entry["name"] == ENTRY);
+    let template = entry.and_then(|entry| entry["resourceClaimTemplateName"].as_str());
+    let digits = template.and_then(|name| name.rsplit_once(&format!("-{ENTRY}-"))).map(|(_, digits)| digits);
+    let is_ours = digits.is_some_and(|digits| {
+        digits.len() == UNIQUE_DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+    });
+    is_ours && pod["metadata"]["annotations"][SHARE_ANNOTATION].is_null()
+}
+
 /// `<pod's name>-gpu-share-<digits>`. The pod may have no name yet (generateName), and one that is created
 /// again must not meet the claim of its predecessor: what is unique is taken from the request.
-fn claim_name(request: &Request) -> String {
+pub(super) fn claim_name(request: &Request) -> String {
     let metadata = &request.object["metadata"];
     let name = ["name", "generateName"].into_iter().find_map(|field| metadata[field].as_str());
     // Both are DNS subdomains, in ASCII.
@@ -63,20 +94,41 @@ fn claim_name(request: &Request) -> String {
     format!("{name}-{ENTRY}-{}", unique.to_ascii_lowercase())
 }
 
-fn changed(pod: &Value, wanted: &WantedShare, claim: &str) -> Result<Value, Problem> {
-    let mut pod = pod.clone();
+/// What the pod's entry names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClaimOf<'a> {
+    /// A claim that the controller is to create.
+    Pod(&'a str),
+    /// A ResourceClaimTemplate that the controller is to create.
+    Template(&'a str),
+}
+
+/// What the annotation says of a share.
+pub(super) fn share_text(wanted: &WantedShare) -> String {
     let share = match &wanted.amount {
         Amount::Memory(quantity) => parameters("memory", quantity),
         Amount::Fraction(decimal) => parameters("fraction", decimal),
     };
-    let had_annotation = !pod["metadata"]["annotations"][SHARE_ANNOTATION].is_null();
-    pod["metadata"]["annotations"][SHARE_ANNOTATION] = json!(annotation(share, wanted.count));
+    annotation(share, wanted.count)
+}
+
+pub(super) fn changed(pod: &Value, wanted: &WantedShare, claim: ClaimOf<'_>) -> Result<Value, Problem> {
+    let mut pod = pod.clone();
+    let (entry, was_ours) = match claim {
+        ClaimOf::Pod(name) => {
+            let had_annotation = !pod["metadata"]["annotations"][SHARE_ANNOTATION].is_null();
+            pod["metadata"]["annotations"][SHARE_ANNOTATION] = json!(share_text(wanted));
+            (json!({"name": ENTRY, "resourceClaimName": name}), had_annotation)
+        }
+        ClaimOf::Template(name) => {
+            (json!({"name": ENTRY, "resourceClaimTemplateName": name}), is_of_template(&pod))
+        }
+    };
     let mut entries = items(&pod["spec"]["resourceClaims"]);
-    let entry = json!({"name": ENTRY, "resourceClaimName": claim});
     match entries.iter().position(|entry| entry["name"] == ENTRY) {
         None => entries.push(entry),
         // Our own, asked for a second time, or copied along with the pod: then the claim is another pod's.
-        Some(index) if had_annotation => entries[index] = entry,
+        Some(index) if was_ours => entries[index] = entry,
         Some(index) => {
             return Err(Problem {
                 field: format!("spec.resourceClaims[{index}].name"),
@@ -315,6 +367,25 @@ mod tests {
         ] {
             assert_eq!(asked(UID, "CREATE", &odd).verdict, Verdict::Allowed, "{odd}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_a_queue_has_admitted_without_its_share_is_refused_and_one_that_may_be_is_warned() {
+        let mut admitted = pod(json!({"gpu-memory": "2000", WORKLOAD_ANNOTATION: "job-train-1"}));
+        let answer = asked(UID, "CREATE", &admitted);
+        assert_eq!(answer.verdict, Verdict::Refused);
+        let message = answer.review["response"]["status"]["message"].as_str().unwrap();
+        assert!(message.starts_with("metadata.annotations[kueue.x-k8s.io/workload]: a queue"), "{message}");
+        assert!(message.contains("ResourceClaimTemplate"), "{message}");
+        admitted["metadata"]["annotations"].as_object_mut().unwrap().remove("gpu-memory");
+        assert_eq!(asked(UID, "CREATE", &admitted).verdict, Verdict::Allowed, "it asks for no share");
+        let mut queued = pod(json!({"gpu-memory": "2000"}));
+        queued["metadata"]["labels"] = json!({QUEUE_LABEL: "ml"});
+        let answer = asked(UID, "CREATE", &queued);
+        assert_eq!(answer.verdict, Verdict::Changed);
+        let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
+        assert!(warning.contains("queue ml counts no share of a pod by itself"), "{warning}");
+        assert!(warning.ends_with("let a Job make the pod"), "{warning}");
     }
 
     #[test]

@@ -38,19 +38,17 @@ const NAMES: Keep = Keep::Fields(&[("name", Keep::All), ("generateName", Keep::A
 pub(super) const CLAIM: Keep = Keep::Fields(&[("metadata", NAMES), ("spec", SPEC)]);
 pub(super) const TEMPLATE: Keep =
     Keep::Fields(&[("metadata", NAMES), ("spec", Keep::Fields(&[("spec", SPEC)]))]);
-pub(super) const POD: Keep = Keep::Fields(&[
-    (
-        "metadata",
-        Keep::Fields(&[
-            ("name", Keep::All),
-            ("generateName", Keep::All),
-            ("namespace", Keep::All),
-            ("labels", Keep::All),
-            ("annotations", Keep::All),
-        ]),
-    ),
-    ("spec", Keep::All),
+const LABELLED: Keep = Keep::Fields(&[
+    ("name", Keep::All),
+    ("generateName", Keep::All),
+    ("namespace", Keep::All),
+    ("labels", Keep::All),
+    ("annotations", Keep::All),
 ]);
+pub(super) const POD: Keep = Keep::Fields(&[("metadata", LABELLED), ("spec", Keep::All)]);
+/// What makes pods of a template, such as a Job.
+pub(super) const WORKLOAD: Keep =
+    Keep::Fields(&[("metadata", LABELLED), ("spec", Keep::Fields(&[("template", POD)]))]);
 
 /// Before and after, each `null` if it is not there.
 #[derive(Debug, Default)]

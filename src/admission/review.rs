@@ -132,7 +132,8 @@ pub(super) enum Decision {
     Allow,
     /// Left as it is, with a word to its author.
     Warn(String),
-    Change(Patch),
+    /// Changed, perhaps with a word to its author.
+    Change(Patch, Option<String>),
     Refuse(Vec<Problem>),
 }
 
@@ -195,7 +196,7 @@ impl Request {
             Subject::Claim => Some(&reading::CLAIM),
             Subject::Template => Some(&reading::TEMPLATE),
             Subject::Pod => Some(&reading::POD),
-            Subject::Other => None,
+            Subject::Other => Some(&reading::WORKLOAD),
         }
     }
 
@@ -231,8 +232,11 @@ impl Request {
                 response["warnings"] = json!([shortened(words)]);
                 Verdict::Allowed
             }
-            Decision::Change(patch) if patch.0.is_empty() => Verdict::Allowed,
-            Decision::Change(patch) => {
+            Decision::Change(patch, _) if patch.0.is_empty() => Verdict::Allowed,
+            Decision::Change(patch, words) => {
+                if let Some(words) = words {
+                    response["warnings"] = json!([shortened(words)]);
+                }
                 response["patchType"] = json!("JSONPatch");
                 response["patch"] = json!(base64(patch.to_string().as_bytes()));
                 Verdict::Changed

@@ -1,16 +1,21 @@
 //! What the webhook tells the controller of a pod's share: one annotation, and the claim that follows from it.
 
-use k8s_openapi::api::resource::v1::ResourceClaimSpec;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{CapacityRequirements, ResourceClaimSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::model::names::{DRIVER, SHARED_CLASS, WORKLOAD_ANNOTATION};
 use crate::params::{self, GpuShare, Params, ParamsError};
 
-/// On a pod: the claim that it wants, as JSON `{"share": {GpuShare parameters}, "count": n}`. The claim's name
-/// is that of the pod's entry `gpu-share` in `spec.resourceClaims`.
-pub const SHARE_ANNOTATION: &str = "tranche.dev/gpu-share";
+pub use crate::model::names::SHARE_ANNOTATION;
+
+/// In place of the annotation's text, where a queue has admitted the pod without counting its share. The webhook writes no
+/// such text.
+pub const UNCOUNTED: &str = "uncounted";
 /// The only request of such a claim.
 const REQUEST: &str = "gpu";
 /// The API server allocates no more devices to one claim (KEP-4381).
@@ -35,6 +40,11 @@ pub enum ShareAnnotationError {
          gpu-fraction can ask for; remove the rest, or create a claim with it"
     )]
     More,
+    #[error(
+        "the annotation {SHARE_ANNOTATION} makes no claim: a queue of Kueue has admitted what this pod is of \
+         ({WORKLOAD_ANNOTATION}) without counting the share; name a ResourceClaimTemplate in the pod's template instead"
+    )]
+    Uncounted,
     #[error("the annotation {SHARE_ANNOTATION}: count is {0}; a claim has 1 to {COUNT_MAX} GPUs")]
     Count(u32),
 }
@@ -65,6 +75,9 @@ pub(super) fn parameters(field: &str, amount: &str) -> Value {
 /// The text is none that the webhook writes: anyone who may create a pod may write annotations, and is to get nothing by
 /// them that the webhook would not have given.
 pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
+    if annotation == UNCOUNTED {
+        return Err(ShareAnnotationError::Uncounted);
+    }
     let Written { share, count } =
         serde_json::from_str(annotation).map_err(ShareAnnotationError::Unreadable)?;
     match params::decode(&share).map_err(ShareAnnotationError::Params)? {
@@ -87,6 +100,27 @@ pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotation
     serde_json::from_value(spec).map_err(ShareAnnotationError::Unreadable)
 }
 
+/// The same for a template that a queue counts: the request says the amount itself as well, in MiB, or in thousandths of a
+/// GPU where the fraction is so many.
+///
+/// # Errors
+/// As [`claim_spec`].
+pub fn template_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
+    let mut spec = claim_spec(annotation)?;
+    let devices = spec.devices.get_or_insert_default();
+    let share = devices.config.iter().flatten().filter_map(|one| one.opaque.as_ref()).next();
+    let share = share.and_then(|opaque| match params::decode(&opaque.parameters.0) {
+        Ok(Params::Share(share)) => share.amount,
+        _ => None,
+    });
+    let Some((name, quantity)) = share.and_then(params::capacity_of) else { return Ok(spec) };
+    for exactly in devices.requests.iter_mut().flatten().filter_map(|request| request.exactly.as_mut()) {
+        let requests = Some(BTreeMap::from([(name.to_owned(), Quantity(quantity.clone()))]));
+        exactly.capacity = Some(CapacityRequirements { requests });
+    }
+    Ok(spec)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +136,22 @@ mod tests {
         let request = &spec["devices"]["requests"][0]["exactly"];
         assert_eq!((&request["deviceClassName"], &request["count"]), (&json!(SHARED_CLASS), &json!(2)));
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");
+    }
+
+    #[test]
+    fn a_template_says_its_amount_where_a_queue_counts_it_and_passes_the_webhook() {
+        for (field, amount, capacity) in [
+            ("memory", "2000Mi", json!({"memory": "2000Mi"})),
+            ("fraction", "0.25", json!({"thousandths": "250"})),
+            ("fraction", "0.333333333", Value::Null),
+        ] {
+            let text = annotation(parameters(field, amount), 2);
+            let spec = serde_json::to_value(template_spec(&text).unwrap()).unwrap();
+            assert_eq!(spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"], capacity);
+            assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"][field], amount);
+            assert_eq!(problems(&spec, "spec", &KnownClasses::of(&[])), []);
+        }
+        assert!(claim_spec(UNCOUNTED).unwrap_err().to_string().contains("without counting the share"));
     }
 
     #[test]

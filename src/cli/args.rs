@@ -152,6 +152,13 @@ pub struct ControllerArgs {
     pub policy: Option<String>,
     #[command(flatten)]
     pub holds: HoldArgs,
+    /// Publish slices that no node has, by which queues such as Kueue count shares: true or false [default: false].
+    #[arg(long, env = "TRANCHE_MIRROR_SLICES", hide_env_values = true)]
+    pub mirror_slices: Option<String>,
+    /// What makes pods of a template at spec.template, and gets a ResourceClaimTemplate where the webhook has named one,
+    /// separated by commas, such as batch/v1/jobs/Job [default: none].
+    #[arg(long, env = "TRANCHE_POD_TEMPLATES", hide_env_values = true)]
+    pub pod_templates: Option<String>,
     #[command(flatten)]
     pub webhook: WebhookArgs,
     /// How many pods that are not more urgent may overtake a waiting pod before room is kept for it [default: 32].

@@ -332,6 +332,25 @@ mod tests {
     }
 
     #[test]
+    fn two_amounts_that_differ_are_told_with_both_numbers() {
+        let asks = |mib: u32| {
+            let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": format!("{mib}Mi")});
+            let exactly =
+                json!({"deviceClassName": SHARED_CLASS, "capacity": {"requests": {"memory": "2000Mi"}}});
+            let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": exactly}],
+                "config": [{"opaque": {"driver": DRIVER, "parameters": share}}]}});
+            let object =
+                json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": spec});
+            Manifest::new(document(object)).unwrap().problems()
+        };
+        assert_eq!(asks(2000), [""; 0]);
+        let told = asks(1000);
+        let words = "spec.devices.requests[0].exactly.capacity.requests[memory] would be refused: asks for 2000 MiB, but \
+                     the claim's GpuShare says 1000 MiB; write the same in both, or remove one";
+        assert_eq!(told, [words]);
+    }
+
+    #[test]
     fn requests_are_told_with_their_alternatives() {
         let object = json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"devices": {
         "requests": [

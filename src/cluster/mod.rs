@@ -32,6 +32,8 @@ pub mod feed;
 mod guarded;
 pub mod lease;
 mod lookups;
+pub mod makers;
+mod mirror;
 mod node;
 pub mod pod_groups;
 mod proxied;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::allocate::Policy;
+use crate::cluster::makers::MakerKind;
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
 use crate::ops::addresses::Addresses;
@@ -20,6 +21,10 @@ pub struct ControllerSettings {
     pub deployment: Option<String>,
     pub kubeconfig: Option<PathBuf>,
     pub ops_address: Addresses,
+    /// Mirror the cluster's products for queues that count shares.
+    pub mirror: bool,
+    /// What makes pods of a template, and may need a ResourceClaimTemplate for it.
+    pub makers: Vec<MakerKind>,
     pub rules: Rules,
 }
 

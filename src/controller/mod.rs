@@ -11,7 +11,7 @@
 //!   things are
 //! * [`mod@write`]: what is to be written, and the answers; `pending`: in which order; `backlog`: when people are told
 //!
-//! With effects: `lease` (who may write), `writer` (the writes), [`run()`] (the loop), [`config`], `metrics`.
+//! With effects: `lease` (who may write), `writer` (the writes), `mirror` and `templates` (for queues that count shares), [`run()`] (the loop), [`config`], `metrics`.
 //!
 //! A module uses only modules that stand before it in the order of `tests/tidy/controller.rs`.
 //!
@@ -33,6 +33,7 @@ mod grant;
 pub mod holds;
 mod lease;
 mod metrics;
+mod mirror;
 mod multi_gpu;
 mod node_filter;
 mod pending;
@@ -46,6 +47,7 @@ mod round;
 mod run;
 mod status;
 mod steps;
+mod templates;
 #[cfg(test)]
 mod tests;
 mod tracker;

@@ -24,7 +24,9 @@ use crate::controller::config::ControllerSettings;
 use crate::controller::core::Core;
 use crate::controller::lease::{Gate, Leasing};
 use crate::controller::metrics::ControllerMetrics;
+use crate::controller::mirror::{Mirror, Wanted, products};
 use crate::controller::pending::Pending;
+use crate::controller::templates::Templates;
 use crate::controller::write::{Outcome, Write};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::ops::OpsError;
@@ -154,7 +156,8 @@ pub async fn start(
     });
     let (writes, queue) = mpsc::channel(QUEUE_CAPACITY);
     let (answers, outcomes) = mpsc::channel(ANSWERS_MAX);
-    let writer = Writer { api: api.clone(), gate, namespace: settings.namespace.clone(), owner };
+    let writer =
+        Writer { api: api.clone(), gate: gate.clone(), namespace: settings.namespace.clone(), owner };
     let until = tasks.stop();
     tasks.spawn_on(&thread, "writer", async move {
         writer.run(queue, answers).await;
@@ -162,12 +165,18 @@ pub async fn start(
         until.cancelled().await;
         Ok::<_, Infallible>(())
     });
+    let (products, wanted) = watch::channel(None);
+    let mirror = Mirror { api: api.clone(), gate: gate.clone(), wanted };
+    tasks.spawn_on(&thread, "mirror", mirror.run(tasks.stop()));
+    let templates = Templates { api: api.clone(), gate, kinds: settings.makers.clone() };
+    tasks.spawn_on(&thread, "templates", templates.run(led.clone(), tasks.stop()));
     let core = Core::new(settings.rules.clone(), &settings.namespace);
     let (state, told) = watch::channel(json!({"leading": false}));
     let (pending, notes) = (Pending::default(), EventBacklog::default());
     let failed_events = 0;
+    let shown = Shown { state, products, mirrored: settings.mirror };
     let turning =
-        ControllerLoop { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, state };
+        ControllerLoop { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, shown };
     tasks.spawn_on(&thread, "controller", turning.run(led, tasks.stop()));
     Ok(told)
 }
@@ -205,6 +214,13 @@ enum Wakeup {
     Nothing,
 }
 
+/// What others are told of how things are.
+struct Shown {
+    state: watch::Sender<Value>,
+    products: watch::Sender<Wanted>,
+    mirrored: bool,
+}
+
 struct ControllerLoop {
     core: Core,
     api: KubeCluster,
@@ -216,7 +232,7 @@ struct ControllerLoop {
     /// Decided, and not yet in the writer's queue.
     pending: Pending,
     metrics: ControllerMetrics,
-    state: watch::Sender<Value>,
+    shown: Shown,
 }
 
 impl ControllerLoop {
@@ -333,7 +349,16 @@ impl ControllerLoop {
         metrics.dropped_events.inc_by(failed - std::mem::replace(&mut self.failed_events, failed));
         let mut state = self.core.state();
         state["leading"] = true.into();
-        self.state.send_replace(state);
+        self.shown.state.send_replace(state);
+        if self.core.view.is_complete() {
+            let nodes = self.core.view.nodes().map(|(_, node)| node).filter(|_| self.shown.mirrored);
+            let fresh = Some(products(nodes));
+            self.shown.products.send_if_modified(|known| {
+                let is_other = *known != fresh;
+                *known = fresh;
+                is_other
+            });
+        }
     }
 
     fn turn(&mut self, now: Moment) -> Option<Moment> {

@@ -16,9 +16,21 @@ pub const DRIVER: &str = "gpu.nvidia.com";
 pub const SHARED_CLASS: &str = "shared.gpu.nvidia.com";
 /// On claims with which our controller takes a GPU for shares.
 pub const HOLD_LABEL: &str = "tranche.dev/hold";
+/// On slices that mirror the cluster's products, and the name of a label in their selectors of nodes, which no node fulfils.
+pub const MIRROR_LABEL: &str = "tranche.dev/mirror";
 /// On namespaces whose pods may have claims made for them. Who may label namespaces decides, not who may create pods.
 pub const OPT_IN_LABEL: &str = "tranche.dev/kai-annotations";
 pub const OPT_IN_VALUE: &str = "enabled";
+/// On a pod: the claim that it wants, as JSON `{"share": {GpuShare parameters}, "count": n}`. The claim's name is that of the
+/// pod's entry `gpu-share` in `spec.resourceClaims`. On what makes pods of a template: the same, of each pod.
+pub const SHARE_ANNOTATION: &str = "tranche.dev/gpu-share";
+/// On what makes pods of a template (a Job) whose share a queue is to count: a label by which the controller finds it, and
+/// as an annotation the name of the ResourceClaimTemplate that is to be created for it.
+pub const TEMPLATE_LABEL: &str = "tranche.dev/share-template";
+pub const TEMPLATE_ANNOTATION: &str = "tranche.dev/share-template-name";
+/// Kueue's: the queue of what carries the label, and on the pods of what was admitted the workload that they are of.
+pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+pub const WORKLOAD_ANNOTATION: &str = "kueue.x-k8s.io/workload";
 /// On namespaces, as annotations: what the shares that our controller places there may come to together.
 pub const MAX_SHARE_MEMORY: &str = "tranche.dev/max-share-memory";
 pub const MAX_SHARE_GPUS: &str = "tranche.dev/max-share-gpus";

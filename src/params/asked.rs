@@ -152,6 +152,15 @@ fn fraction(text: &str) -> Result<Fraction, AskedError> {
     fraction.ok_or_else(|| AskedError::Thousandths { quantity: text.to_owned() })
 }
 
+/// How a request says so much itself: name and quantity of a capacity. None: it cannot, since it is no whole number of
+/// thousandths.
+pub fn capacity_of(amount: Amount) -> Option<(&'static str, String)> {
+    match amount {
+        Amount::Memory(bytes) => Some((MEMORY, format!("{}Mi", bytes.mib_ceil()))),
+        Amount::Fraction(fraction) => Some((THOUSANDTHS, fraction.thousandths()?.to_string())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -99,6 +99,12 @@ impl Fraction {
         Bytes::from_mib(Bytes(u64::try_from(part).unwrap_or(total.0)).mib_floor())
     }
 
+    /// None: it is no whole number of them.
+    pub fn thousandths(self) -> Option<u32> {
+        let each = BILLION / 1000;
+        self.billionths.is_multiple_of(each).then_some(self.billionths / each)
+    }
+
     /// In percent, rounded down, at least 1.
     pub fn percent(self) -> Option<Percent> {
         Percent::try_from(u64::from(self.billionths / (BILLION / 100)).max(1)).ok()

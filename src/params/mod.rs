@@ -14,7 +14,7 @@ mod gpu_share;
 mod grant;
 mod resolve;
 
-pub use asked::{AskedError, Said, asked};
+pub use asked::{AskedError, MEMORY, Said, THOUSANDTHS, asked, capacity_of};
 pub use decode::{ParamsError, decode};
 pub use gpu_share::{Amount, Fraction, GpuShare, limit_of_scheduled_share, limit_of_whole};
 pub use grant::{GrantedDevice, ShareGrant};

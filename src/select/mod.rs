@@ -38,7 +38,7 @@ pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
 pub use expr::{Reads, ValuesRead};
 pub use facts::{AttributeValue, DeviceFacts, QualifiedName};
 pub use named::Named;
-pub use placer::{NOT_FOR_THE_SCHEDULER, Placer, chosen_by, placer};
+pub use placer::{NOT_FOR_THE_SCHEDULER, Placer, TYPE_OF_SHARES, chosen_by, placer};
 pub use taint::{Effect, Taint, Toleration, untolerated};
 
 /// The API server's limit.

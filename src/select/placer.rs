@@ -1,6 +1,6 @@
 //! Who places claims of a DeviceClass: kube-scheduler, or our controller. A class is the controller's if one of its
-//! selectors is [`NOT_FOR_THE_SCHEDULER`], which no device fulfils: kube-scheduler never finds any for such a class, so
-//! that no class is placed by both.
+//! selectors is [`NOT_FOR_THE_SCHEDULER`], which no device of any node fulfils: kube-scheduler never finds any for such a
+//! class, so that no class is placed by both.
 
 use k8s_openapi::api::resource::v1::DeviceClass;
 
@@ -10,8 +10,8 @@ use crate::model::names::SHARED_CLASS;
 /// must hold. The driver is tested first: devices of other drivers lack the attribute, which would be an error.
 pub const NOT_FOR_THE_SCHEDULER: &str =
     "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'placed-by-controller'";
-/// What nobody writes into a selector for another purpose.
-const TYPE: &str = "placed-by-controller";
+/// The type that this selector asks for. No GPU has it. What nobody writes into a selector for another purpose.
+pub const TYPE_OF_SHARES: &str = "placed-by-controller";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placer {
@@ -27,7 +27,7 @@ pub fn placer(class: &DeviceClass) -> Placer {
     // The shipped class is the controller's whatever becomes of it.
     if class.metadata.name.as_deref() == Some(SHARED_CLASS) || texts.clone().any(is_mark) {
         Placer::Controller
-    } else if texts.any(|text| text.contains(TYPE)) {
+    } else if texts.any(|text| text.contains(TYPE_OF_SHARES)) {
         Placer::Doubtful
     } else {
         Placer::Scheduler

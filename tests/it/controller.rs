@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::KubeCluster;
+use tranche::cluster::makers::MakerKind;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
 use tranche::controller::holds::Pace;
 use tranche::controller::{ControllerMetrics, start};
@@ -46,6 +47,8 @@ fn settings(identity: &str) -> ControllerSettings {
         deployment: Some("tranche-controller".to_owned()),
         kubeconfig: None,
         ops_address: "127.0.0.1:0".parse().unwrap(),
+        mirror: false,
+        makers: vec![],
         rules: Rules {
             holds: Pace {
                 settle: Duration::from_millis(50),
@@ -112,6 +115,75 @@ fn holds(api: &MockApi) -> Vec<Value> {
     all.into_iter().filter(|one| one["metadata"]["labels"]["tranche.dev/hold"] == "true").collect()
 }
 
+#[tokio::test]
+async fn products_are_mirrored_for_queues_until_that_is_switched_off() {
+    let api = cluster(2);
+    let mirrors = |api: &MockApi| -> Vec<Value> {
+        let all = api.list("resourceslices").into_iter();
+        all.filter(|slice| slice["metadata"]["labels"]["tranche.dev/mirror"] == "true").collect()
+    };
+    let on = ControllerSettings { mirror: true, ..settings("one") };
+    let controller = begin(&api, on).await;
+    api.until("the only product to be mirrored", |api| mirrors(api).len() == 1).await;
+    let slice = mirrors(&api).remove(0);
+    assert_eq!((&slice["spec"]["nodeName"], &slice["spec"]["driver"]), (&Value::Null, &json!(DRIVER)));
+    assert_eq!(slice["spec"]["devices"].as_array().map(Vec::len), Some(32));
+    // What is mirrored is no GPU to the controller.
+    put_claim(&api, "small", json!({"memory": "2000Mi"}));
+    put_pod(&api, "user", &["small"]);
+    api.until("the claim is allocated", |api| is_allocated(api, "small")).await;
+    assert_eq!(results(&claim(&api, "small"))[0]["pool"], "node-a");
+    controller.end().await;
+    let controller = begin(&api, settings("two")).await;
+    api.until("no product to be mirrored", |api| mirrors(api).is_empty()).await;
+    assert!(!api.list("resourceslices").is_empty(), "the nodes' own slices stay");
+    controller.end().await;
+}
+
+#[tokio::test]
+async fn a_labelled_job_gets_its_template_where_an_administrator_allows_it() {
+    let api = cluster(1);
+    let opted = json!({"tranche.dev/kai-annotations": "enabled"});
+    api.put("namespaces", json!({"metadata": {"name": "ml", "labels": opted}}));
+    api.put("namespaces", json!({"metadata": {"name": "other"}}));
+    let share = |amount: &str| {
+        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": amount});
+        json!({"share": share, "count": 1}).to_string()
+    };
+    let put_job = |namespace: &str, name: &str, share: &str| {
+        let annotations = json!({"tranche.dev/share-template-name": format!("{name}-gpu-share"),
+            "tranche.dev/gpu-share": share});
+        api.put(
+            "jobs",
+            json!({"metadata": {"name": name, "namespace": namespace, "uid": name,
+            "labels": {"tranche.dev/share-template": "true"}, "annotations": annotations}, "spec": {}}),
+        );
+    };
+    put_job("other", "stranger", &share("2000Mi"));
+    put_job("ml", "odd", "none that the webhook writes");
+    put_job("ml", "train", &share("2000Mi"));
+    let kind = |part: &str| part.to_owned();
+    let makers = vec![MakerKind {
+        group: kind("batch"),
+        version: kind("v1"),
+        plural: kind("jobs"),
+        kind: kind("Job"),
+    }];
+    let controller = begin(&api, ControllerSettings { makers, ..settings("one") }).await;
+    let there = |api: &MockApi| !api.list("resourceclaimtemplates").is_empty();
+    api.until("the template", there).await;
+    put_job("ml", "later", &share("1Gi"));
+    let both = |api: &MockApi| api.list("resourceclaimtemplates").len() == 2;
+    api.until("the template of what came later", both).await;
+    let all = api.list("resourceclaimtemplates");
+    let named: Vec<&Value> = all.iter().map(|one| &one["metadata"]["ownerReferences"][0]["name"]).collect();
+    assert!(named.contains(&&json!("train")) && named.contains(&&json!("later")), "{named:?}");
+    let train = all.iter().find(|one| one["metadata"]["name"] == "train-gpu-share").unwrap();
+    let request = &train["spec"]["spec"]["devices"]["requests"][0]["exactly"];
+    assert_eq!(request["capacity"]["requests"]["memory"], "2000Mi");
+    controller.end().await;
+}
+
 /// However long a round takes, the lease is renewed.
 #[tokio::test]
 async fn the_lease_has_a_thread_without_rounds_and_writes() {
@@ -122,7 +194,7 @@ async fn the_lease_has_a_thread_without_rounds_and_writes() {
     start(&settings("one"), client, metrics, None, &mut tasks).await.unwrap();
     let of =
         |task: &str| *tasks.places().get(task).unwrap_or_else(|| panic!("{task} has no thread of its own"));
-    for other in ["controller", "writer", "events"] {
+    for other in ["controller", "writer", "events", "mirror", "templates"] {
         assert_ne!(of("lease"), of(other), "{other} may hold up the lease");
     }
 }

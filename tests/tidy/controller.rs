@@ -39,6 +39,8 @@ const ORDER: &[&str] = &[
     "pending",
     "backlog",
     "lease",
+    "mirror",
+    "templates",
     "writer",
     "run",
 ];

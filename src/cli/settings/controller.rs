@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{BadSettings, Reader, given, interval};
 use crate::allocate::Policy;
 use crate::cli::args::{ControllerArgs, HoldArgs};
+use crate::cluster::makers::MakerKind;
 use crate::controller::config::{ControllerSettings, Leasing, Rules};
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
@@ -36,6 +37,8 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         kubeconfig,
         policy,
         holds,
+        mirror_slices,
+        pod_templates,
         webhook,
         max_overtakes,
         starvation_timeout,
@@ -58,6 +61,8 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         },
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
         ops_address: reader.ops(ops),
+        mirror: reader.parsed("--mirror-slices", mirror_slices, false, yes_or_no),
+        makers: reader.parsed("--pod-templates", pod_templates, Vec::new(), maker_kinds),
         rules: Rules {
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),
@@ -126,6 +131,23 @@ fn lease_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn maker_kinds(text: &str) -> Result<Vec<MakerKind>, String> {
+    let one = |text: String| match text.split('/').collect::<Vec<_>>()[..] {
+        [group, version, plural, kind] if ![group, version, plural, kind].contains(&"") => {
+            let [group, version, plural, kind] = [group, version, plural, kind].map(str::to_owned);
+            Ok(MakerKind { group, version, plural, kind })
+        }
+        _ => Err(format!(
+            "{text:?} is no kind of object; write group/version/plural/Kind, such as batch/v1/jobs/Job"
+        )),
+    };
+    list(text).into_iter().map(one).collect()
+}
+
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("{text:?} is not known; write true or false"))
+}
+
 fn policy_of(text: &str) -> Result<Policy, String> {
     let found = Policy::ALL.into_iter().find(|policy| policy.as_str() == text);
     found.ok_or_else(|| format!("{text:?} is not known; write pack, spread or fragmentation"))
@@ -163,12 +185,16 @@ mod tests {
     fn every_flag_is_heard_and_all_mistakes_are_told() {
         let mut args = named();
         args.policy = Some("spread".to_owned());
+        args.mirror_slices = Some("true".to_owned());
+        args.pod_templates = Some("batch/v1/jobs/Job".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
         args.reservation_duration = Some("90s".to_owned());
         args.grouping_schedulers = Some("volcano, batch".to_owned());
-        let rules = controller(args).unwrap().controller.rules;
+        let ControllerSettings { rules, mirror, makers, .. } = controller(args).unwrap().controller;
+        assert!(mirror);
+        assert_eq!((makers[0].group.as_str(), makers[0].kind.as_str(), makers.len()), ("batch", "Job", 1));
         assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
         assert_eq!(rules.grouping_schedulers, ["volcano", "batch"]);
@@ -180,12 +206,16 @@ mod tests {
             lease_duration: Some("1s".to_owned()),
             policy: Some("best".to_owned()),
             max_overtakes: Some("-1".to_owned()),
+            mirror_slices: Some("yes".to_owned()),
+            pod_templates: Some("jobs".to_owned()),
             ..ControllerArgs::default()
         };
         bad.holds.hold_settle_duration = Some("soon".to_owned());
         let words = controller(bad).unwrap_err().to_string();
         for part in [
-            "6 to change",
+            "8 to change",
+            "batch/v1/jobs/Job",
+            "--mirror-slices",
             "--pod-name",
             "--pod-namespace",
             "5s to 5m",

@@ -153,7 +153,9 @@ enum Found {
 pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
     let mut holders = holders(claims);
     let mut nodes: BTreeMap<String, Vec<Row>> = BTreeMap::new();
-    let mut slices: Vec<&ResourceSlice> = slices.iter().filter(|slice| slice.spec.driver == DRIVER).collect();
+    // One with a selector of nodes is no node's: it mirrors products for queues that count shares.
+    let of_node = |slice: &&ResourceSlice| slice.spec.driver == DRIVER && slice.spec.node_selector.is_none();
+    let mut slices: Vec<&ResourceSlice> = slices.iter().filter(of_node).collect();
     slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     for slice in slices {
         let pool = &slice.spec.pool.name;

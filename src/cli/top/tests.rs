@@ -38,7 +38,12 @@ fn claim(name: &str, result: Value, config: Value) -> Value {
 
 fn seen() -> Map {
     let all = json!([device("gpu-0", Some(80_000)), device("gpu-1", Some(80_000)), device("gpu-2", None)]);
-    let slices = json!([slice("node-b", json!([device("gpu-0", Some(40_000))])), slice("node-a", all)]);
+    // No GPUs of anybody's: what queues count shares by.
+    let mut mirror = slice("mirror.tranche.dev/1", json!([device("share-0", None)]));
+    mirror["spec"].as_object_mut().unwrap().remove("nodeName");
+    mirror["spec"]["nodeSelector"] = json!({"nodeSelectorTerms": []});
+    let slices =
+        json!([slice("node-b", json!([device("gpu-0", Some(40_000))])), mirror, slice("node-a", all)]);
     let by_scheduler = json!({"pool": "node-a", "device": "gpu-0", "shareID": "s",
         "consumedCapacity": {"memory": "20000Mi", "compute": "25", "shares": "1"}});
     let grant = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
-use crate::admission::SHARE_ANNOTATION;
+use crate::admission::{SHARE_ANNOTATION, UNCOUNTED};
 use crate::controller::view::class;
 use crate::controller::view::groups::{self, Gang, Grouping};
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
-use crate::model::names::{NodeName, PodUid};
+use crate::model::names::{NodeName, PodUid, WORKLOAD_ANNOTATION};
 
 /// The webhook's entry in a pod's claims: the claim of that name is ours to create.
 const SHARE_ENTRY: &str = "gpu-share";
@@ -191,8 +191,13 @@ fn share(object: &core::Pod) -> Option<(String, String)> {
     let text = object.metadata.annotations.as_ref()?.get(SHARE_ANNOTATION)?;
     let mut entries = object.spec.as_ref()?.resource_claims.iter().flatten();
     let entry = entries.find(|one| one.name == SHARE_ENTRY)?;
-    // One that is too long is none that can be read.
-    let text = if text.len() <= SHARE_BYTES_MAX { text.clone() } else { String::new() };
+    let is_counted = !object.metadata.annotations.as_ref()?.contains_key(WORKLOAD_ANNOTATION);
+    let text = match text.len() <= SHARE_BYTES_MAX {
+        _ if !is_counted => UNCOUNTED.to_owned(),
+        true => text.clone(),
+        // One that is too long is none that can be read.
+        false => String::new(),
+    };
     Some((text, entry.resource_claim_name.clone()?))
 }
 
