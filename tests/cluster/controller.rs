@@ -15,6 +15,7 @@ mod nodes;
 mod own_class;
 mod place;
 mod protected;
+mod quota;
 mod race;
 mod settings;
 mod starving;

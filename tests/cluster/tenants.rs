@@ -19,7 +19,7 @@ use crate::test_cluster::TestCluster;
 
 /// A client with the credentials of a service account of the test's own namespace whose role is `edit` there.
 #[allow(dead_code, reason = "the tests that follow are tenants")]
-async fn tenant(cluster: &TestCluster) -> Client {
+pub async fn tenant(cluster: &TestCluster) -> Client {
     let user = format!("--serviceaccount={}:tenant", cluster.namespace);
     cluster.rig.kubectl(&["-n", &cluster.namespace, "create", "serviceaccount", "tenant"]);
     cluster.rig.kubectl(&[

@@ -297,7 +297,7 @@ async fn claims_that_can_never_be_placed_are_refused_through_kubectl() {
     };
     let alternatives = json!([{"name": "share", "deviceClassName": "shared.gpu.nvidia.com"},
         {"name": "whole", "deviceClassName": "gpu.nvidia.com"}]);
-    let quantity = json!({"requests": {"memory": "1Gi"}});
+    let quantity = json!({"requests": {"memory": "2Gi"}});
     let never = [
         (
             json!([{"name": "gpu", "exactly": shared}, {"name": "whole", "exactly": whole}]),
@@ -309,7 +309,10 @@ async fn claims_that_can_never_be_placed_are_refused_through_kubectl() {
             with("adminAccess", json!(true)),
             "adminAccess: is for class gpu.nvidia.com; shares have no administrative access",
         ),
-        (with("capacity", quantity.clone()), "capacity: is for class gpu.nvidia.com; for a share a GpuShare"),
+        (
+            with("capacity", quantity.clone()),
+            "capacity.requests[memory]: asks for 2048 MiB, but the claim's GpuShare says 1024 MiB",
+        ),
     ];
     // Clusters that do not know capacities drop them.
     let mut whole = manifests::claim("whole", json!({"requests": [manifests::gpu("gpu")]}));

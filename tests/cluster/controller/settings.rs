@@ -18,7 +18,7 @@ const DEPLOYMENT: &str = "deployment/tranche-controller";
 
 /// Sets a variable of the controller until the test ends, and waits until a replica leads that has it: one that is
 /// replaced may lead, and give back, a moment longer than the rollout lasts. `before`: what it is by default.
-async fn set(cluster: &TestCluster, name: &str, value: &str, before: &str) {
+pub(super) async fn set(cluster: &TestCluster, name: &str, value: &str, before: &str) {
     let of = |value: &str| format!("{name}={value}");
     let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
     cluster.rig.on_end(&rollout);
