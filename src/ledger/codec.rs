@@ -94,7 +94,7 @@ fn intent(json: &str) -> Result<Intent, Damage> {
     if version != VERSION {
         return Err(Damage::Version(version));
     }
-    serde_json::from_str::<Header<Intent>>(json).map(|h| h.intent.from_written()).map_err(|e| content(1, &e))
+    serde_json::from_str::<Header<Intent>>(json).map(|h| h.intent.interpreted()).map_err(|e| content(1, &e))
 }
 
 fn verified(line: usize, text: &[u8]) -> Result<&str, Damage> {

@@ -273,7 +273,7 @@ impl Intent {
 
     /// The other way round.
     #[must_use]
-    fn from_written(mut self) -> Self {
+    fn interpreted(mut self) -> Self {
         if let RecordKey::Owed { claim, number } = RecordKey::of_name(self.claim.uid.as_str()) {
             (self.claim.uid, self.standing) = (claim, Standing::Owed(number));
         }

@@ -132,7 +132,7 @@ async fn pods_with_shares_are_scaled_by_their_own_memory_and_not_by_a_neighbours
     cluster.create(as_nobody(user_of("neighbour", "neighbour"))).await;
     let neighbour = cluster.wait_ready("neighbour").await;
     let device = scaled.device_of(&first).await;
-    assert_eq!(cluster.devices_of("neighbour").await, [device.clone()], "both have a part of one GPU");
+    assert_eq!(cluster.devices_of("neighbour").await.first(), Some(&device), "both have a part of one GPU");
 
     // Of 8192 MiB.
     let mine = scaled.work(&first, "mps").await;
