@@ -210,6 +210,8 @@ pub(super) fn of_any<S>(seen: WatchEvent<Of<S>>) -> WatchEvent<PodGroup> {
         WatchEvent::Unreadable { rest, listed, problem } => {
             WatchEvent::Unreadable { rest: Box::new(rest.object), listed, problem }
         }
-        WatchEvent::Interrupted { problem } => WatchEvent::Interrupted { problem },
+        WatchEvent::Interrupted { problem, is_forbidden } => {
+            WatchEvent::Interrupted { problem, is_forbidden }
+        }
     }
 }
