@@ -156,7 +156,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "TRANCHE_MIRROR_SLICES", hide_env_values = true)]
     pub mirror_slices: Option<String>,
     /// What makes pods of a template at spec.template, and gets a ResourceClaimTemplate where the webhook has named one,
-    /// separated by commas, such as batch/v1/jobs/Job [default: none].
+    /// separated by commas; none: nothing [default: batch/v1/jobs/Job].
     #[arg(long, env = "TRANCHE_POD_TEMPLATES", hide_env_values = true)]
     pub pod_templates: Option<String>,
     #[command(flatten)]

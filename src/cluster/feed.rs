@@ -91,7 +91,8 @@ impl KubeCluster {
             Follower::new(client(), Which::All).changes(Change::Claim),
             Follower::new(client(), Which::Fields(slices)).changes(Change::Slice),
             Follower::new(client(), Which::All).changes(Change::Class),
-            Follower { may_lack: true, ..Follower::new(client(), Which::All) }.changes(Change::TaintRule),
+            Follower { may_lack: Lack::ServedOrSeen, ..Follower::new(client(), Which::All) }
+                .changes(Change::TaintRule),
             Follower::new(client(), Which::All).changes(Change::Namespace),
             self.pod_groups::<Volcano>(PodGroupApi::Volcano),
             self.pod_groups::<Kai>(PodGroupApi::Kai),
@@ -104,7 +105,8 @@ impl KubeCluster {
 
     fn pod_groups<S: Served>(&self, api: PodGroupApi) -> BoxStream<'static, Change> {
         let follower = Follower::<Of<S>>::new(self.client(), Which::All);
-        Follower { may_lack: true, ..follower }.changes(move |seen| Change::PodGroup(api, of_any(seen)))
+        Follower { may_lack: Lack::Served, ..follower }
+            .changes(move |seen| Change::PodGroup(api, of_any(seen)))
     }
 }
 
@@ -173,12 +175,23 @@ enum Position {
     },
 }
 
+/// What may be missing for a kind, so that there is none of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    Nothing,
+    /// The API server may not serve it.
+    Served,
+    /// The same, or it may not let us see it.
+    ServedOrSeen,
+}
+
 /// Lists a kind, watches it from there, and begins again when it must.
 struct Follower<K> {
     client: Client,
     which: Which,
-    /// The API server may not serve the kind.
-    may_lack: bool,
+    may_lack: Lack,
+    /// A list was read to its end.
+    listed: bool,
     at: Position,
     /// In a row.
     failures: u32,
@@ -188,7 +201,7 @@ struct Follower<K> {
 impl<K: Known> Follower<K> {
     fn new(client: Client, which: Which) -> Self {
         let due = VecDeque::new();
-        Self { client, which, may_lack: false, at: Position::Anew, failures: 0, due }
+        Self { client, which, may_lack: Lack::Nothing, listed: false, at: Position::Anew, failures: 0, due }
     }
 
     fn changes(self, wrap: impl Fn(WatchEvent<K>) -> Change + Send + 'static) -> BoxStream<'static, Change> {
@@ -267,7 +280,7 @@ impl<K: Known> Follower<K> {
         // All pages are of one version: that of the first.
         let version = if version.is_empty() { about.resource_version } else { version };
         if about.next.is_empty() {
-            self.failures = 0;
+            (self.failures, self.listed) = (0, true);
             self.due.push_back(WatchEvent::Complete);
             self.at = Position::Watch { version };
         } else {
@@ -290,17 +303,22 @@ impl<K: Known> Follower<K> {
         self.failures = self.failures.saturating_add(1);
         let code = error.code();
         let at = std::mem::replace(&mut self.at, Position::Anew);
+        let lacks = match code {
+            Some(NOT_SERVED) => self.may_lack != Lack::Nothing,
+            // What has been seen is not gone because a right is.
+            Some(FORBIDDEN) => self.may_lack == Lack::ServedOrSeen && !self.listed,
+            _ => false,
+        };
         if let (Position::Watch { version } | Position::Watching { version, .. }, true) =
-            (at, !EXPIRED.contains(&code))
+            (at, !lacks && !EXPIRED.contains(&code))
         {
             self.at = Position::Watch { version };
         }
-        let lacks = self.may_lack && matches!(code, Some(NOT_SERVED | FORBIDDEN));
         if lacks {
             self.due.extend([WatchEvent::Anew, WatchEvent::Complete]);
         }
-        if !lacks || code == Some(FORBIDDEN) {
-            let is_forbidden = code == Some(FORBIDDEN);
+        let is_forbidden = code == Some(FORBIDDEN);
+        if !lacks || is_forbidden {
             self.due.push_back(WatchEvent::Interrupted { problem: error_chain(error), is_forbidden });
         }
     }

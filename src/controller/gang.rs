@@ -1,6 +1,7 @@
 //! How many pods of a gang start together, and who says so. Pure: it knows neither pods nor their groups' objects.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How many pods of a unit start together at least.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,19 +30,26 @@ pub enum Obstacle {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Need {
     pods: usize,
-    parts: BTreeMap<String, usize>,
+    /// None: any of them.
+    parts: Option<Arc<BTreeMap<String, usize>>>,
+    /// Pods that ask for no share are counted as well: a launcher.
+    counts_all: bool,
 }
 
-/// Pods of a gang that have their place.
+/// Pods of a gang that need no place any more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placed {
+    /// They have their place.
     pods: usize,
     parts: BTreeMap<String, usize>,
+    /// They ask for no share.
+    others: usize,
+    others_parts: BTreeMap<String, usize>,
 }
 
 impl Minimum {
     /// Of a pod that is in no gang.
-    pub const ONE: Self = Self::Pods(Need { pods: 1, parts: BTreeMap::new() });
+    pub const ONE: Self = Self::Pods(Need { pods: 1, parts: None, counts_all: false });
 
     pub fn pods(pods: usize) -> Self {
         Self::Pods(Need::new(pods, BTreeMap::new()))
@@ -67,7 +75,14 @@ impl Need {
     pub fn new(pods: usize, mut parts: BTreeMap<String, usize>) -> Self {
         parts.retain(|_, pods| *pods > 0);
         let together = parts.values().fold(0, |sum: usize, pods| sum.saturating_add(*pods));
-        Self { pods: pods.max(together), parts }
+        let parts = (!parts.is_empty()).then(|| Arc::new(parts));
+        Self { pods: pods.max(together), parts, counts_all: false }
+    }
+
+    /// As whoever groups pods counts them: those that ask for no share among them.
+    #[must_use]
+    pub fn of_all(self) -> Self {
+        Self { counts_all: true, ..self }
     }
 
     pub fn count(&self) -> usize {
@@ -76,17 +91,21 @@ impl Need {
 
     /// What is still needed beside pods that have their place.
     pub fn beside(&self, placed: &Placed) -> Self {
+        let of = |parts: &BTreeMap<String, usize>, part: &String| parts.get(part).copied().unwrap_or(0);
         let left = |(part, pods): (&String, &usize)| {
-            let there = placed.parts.get(part).copied().unwrap_or(0);
-            (part.clone(), pods.saturating_sub(there))
+            let others = if self.counts_all { of(&placed.others_parts, part) } else { 0 };
+            (part.clone(), pods.saturating_sub(of(&placed.parts, part)).saturating_sub(others))
         };
-        Self::new(self.pods.saturating_sub(placed.pods), self.parts.iter().map(left).collect())
+        let others = if self.counts_all { placed.others } else { 0 };
+        let pods = self.pods.saturating_sub(placed.pods).saturating_sub(others);
+        let parts = self.parts.iter().flat_map(|parts| parts.iter()).map(left).collect();
+        Self { counts_all: self.counts_all, ..Self::new(pods, parts) }
     }
 
     /// Which of these pods start together, by their places in the list: of each part the first ones, then the first of
     /// all. `there`: each pod's part. None: they are too few.
     pub fn choose(&self, there: &[Option<&str>]) -> Option<Vec<usize>> {
-        let mut left = self.parts.clone();
+        let mut left = self.parts.as_deref().cloned().unwrap_or_default();
         let (mut chosen, mut others) = (Vec::new(), Vec::new());
         for (at, part) in there.iter().enumerate() {
             match part.and_then(|part| left.get_mut(part)).filter(|left| **left > 0) {
@@ -114,6 +133,20 @@ impl Placed {
         }
     }
 
+    /// A pod that asks for no share.
+    pub fn add_other(&mut self, part: Option<&str>) {
+        self.others += 1;
+        if let Some(part) = part {
+            *self.others_parts.entry(part.to_owned()).or_default() += 1;
+        }
+    }
+
+    /// How many of them count for this need.
+    pub fn counted(&self, need: &Need) -> usize {
+        self.pods + if need.counts_all { self.others } else { 0 }
+    }
+
+    /// No pod has its place; others do not count.
     pub fn is_none(&self) -> bool {
         self.pods == 0
     }
@@ -150,6 +183,16 @@ mod tests {
         assert_eq!(whole.beside(&placed), need(1, &[("master", 1)]));
         placed.add(Some("master"));
         assert_eq!(whole.beside(&placed).count(), 0);
+    }
+
+    #[test]
+    fn a_launcher_counts_where_all_pods_are_counted() {
+        let mut placed = Placed::default();
+        placed.add_other(Some("launcher"));
+        let whole = need(5, &[("launcher", 1), ("worker", 4)]);
+        assert_eq!(whole.beside(&placed), whole);
+        assert_eq!(whole.clone().of_all().beside(&placed), need(4, &[("worker", 4)]).of_all());
+        assert!(placed.is_none());
     }
 
     #[test]

@@ -74,6 +74,8 @@ struct Unit {
     grown: Moment,
     passes: u32,
     tried: Option<u64>,
+    /// The same of pods that start by themselves.
+    each_tried: BTreeMap<PodUid, u64>,
     looked_at: bool,
     left: Left,
     /// Its namespace may not have more: it waits for nobody else.
@@ -124,6 +126,8 @@ pub enum Together {
     All,
     /// All, or so many if not all have room.
     AtLeast(Need),
+    /// It is one of a gang of which as many are placed as start together.
+    Alone,
 }
 
 /// A unit that has no turn, as something is still to come.
@@ -173,7 +177,7 @@ impl Queue {
                 self.paused.remove(pod);
             }
             unit.pods.insert(pod.clone(), waiter);
-            unit.tried = None;
+            unit.forget_trial(pod);
         }
         self.of_pods.insert(pod.clone(), key);
     }
@@ -182,7 +186,7 @@ impl Queue {
         let Some(key) = self.of_pods.remove(pod) else { return };
         if let Some(unit) = self.units.get_mut(&key) {
             unit.pods.remove(pod);
-            unit.tried = None;
+            unit.forget_trial(pod);
             if unit.pods.is_empty() {
                 self.units.remove(&key);
             }
@@ -232,7 +236,8 @@ impl Queue {
                 Start::NotYet => Vec::new(),
                 Start::Together(together) => vec![turn(unit.in_order(), together)],
                 Start::Each => {
-                    unit.in_order().into_iter().map(|pod| turn(vec![pod], Together::All)).collect()
+                    let pods = unit.in_order().into_iter();
+                    pods.map(|pod| turn(vec![pod], Together::Alone)).collect()
                 }
             }
         });
@@ -246,13 +251,15 @@ impl Queue {
             if let Some(until) = self.paused_until(unit, now) {
                 return Some(Gathering { pods: unit.in_order(), lacks: Lacks::Paused(until) });
             }
-            if !matches!(unit.start(key, &placed(key), now), Start::NotYet) {
+            let placed = placed(key);
+            if !matches!(unit.start(key, &placed, now), Start::NotYet) {
                 return None;
             }
             let lacks = match (unit.minimum(), key) {
                 (Minimum::None(obstacle), _) if unit.is_quiet(now) => Lacks::Cleared(obstacle),
                 (Minimum::Pods(need), UnitKey::Gang { name, .. }) => {
-                    Lacks::Pods { gang: name.clone(), there: unit.pods.len(), size: need.count() }
+                    let there = unit.pods.len() + placed.counted(&need);
+                    Lacks::Pods { gang: name.clone(), there, size: need.count() }
                 }
                 _ => return None,
             };
@@ -264,21 +271,24 @@ impl Queue {
     /// The unit of the pod is to be tried again, though nothing has changed.
     pub fn again(&mut self, pod: &PodUid) {
         if let Some(unit) = self.of_pods.get(pod).and_then(|key| self.units.get_mut(key)) {
-            unit.tried = None;
+            unit.forget_trial(pod);
         }
     }
 
-    pub fn tried(&mut self, key: &UnitKey, epoch: u64) {
-        if let Some(unit) = self.units.get_mut(key) {
-            (unit.tried, unit.bounded) = (Some(epoch), false);
+    /// It was tried in vain.
+    pub fn tried(&mut self, turn: &Turn, epoch: u64) {
+        if let Some(unit) = self.units.get_mut(&turn.key) {
+            unit.bounded = false;
+            unit.note_trial(turn, epoch);
         }
     }
 
     /// It was tried, and its namespace may not have more. It is as patient then as one that has just come: others go
     /// before it for no fault of theirs.
-    pub fn over_bounds(&mut self, key: &UnitKey, epoch: u64, now: Moment) {
-        if let Some(unit) = self.units.get_mut(key) {
-            (unit.tried, unit.bounded) = (Some(epoch), true);
+    pub fn over_bounds(&mut self, turn: &Turn, epoch: u64, now: Moment) {
+        if let Some(unit) = self.units.get_mut(&turn.key) {
+            unit.bounded = true;
+            unit.note_trial(turn, epoch);
             (unit.passes, unit.since) = (0, now);
         }
     }
@@ -395,10 +405,24 @@ impl Unit {
             grown: now,
             passes: 0,
             tried: None,
+            each_tried: BTreeMap::new(),
             looked_at: false,
             left: Left::Not,
             bounded: false,
         }
+    }
+
+    fn note_trial(&mut self, turn: &Turn, epoch: u64) {
+        match turn.together {
+            Together::Alone => self.each_tried.extend(turn.pods.iter().map(|pod| (pod.clone(), epoch))),
+            Together::All | Together::AtLeast(_) => self.tried = Some(epoch),
+        }
+    }
+
+    /// Something of a pod is another now.
+    fn forget_trial(&mut self, pod: &PodUid) {
+        self.tried = None;
+        self.each_tried.remove(pod);
     }
 
     /// The lowest of its pods: a gang is as urgent as its least.
@@ -459,12 +483,16 @@ impl Unit {
         now: Moment,
     ) -> Turn {
         let waited = now.saturating_sub(self.since);
+        let tried = match (&together, pods.first()) {
+            (Together::Alone, Some(pod)) => self.each_tried.get(pod).copied(),
+            _ => self.tried,
+        };
         Turn {
             key: key.clone(),
             priority: self.priority(),
             pods,
             together,
-            tried: self.tried,
+            tried,
             looked_at: self.looked_at,
             left_over: self.left == Left::Over,
             since: self.since,

@@ -15,6 +15,7 @@ impl Core {
             return round;
         }
         self.start(now);
+        self.regroup(now);
         self.reevaluate_gpus(now);
         self.reclaim_unused(now);
         if self.queue.expire(now) {
@@ -74,14 +75,14 @@ impl Core {
                     Err(refused) if refused.reason == Reason::Bound => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
-                        self.queue.over_bounds(&turn.key, epoch, now);
+                        self.queue.over_bounds(&turn, epoch, now);
                         self.no_longer_kept(&turn.key, now);
                         continue;
                     }
                     Err(refused) => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
-                        self.queue.tried(&turn.key, epoch);
+                        self.queue.tried(&turn, epoch);
                     }
                 }
             }

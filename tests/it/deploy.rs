@@ -218,7 +218,6 @@ fn every_value_reaches_the_manifests() {
         &[
             r#"image={"repository":"registry.example.com:5000/gpu/tranche","tag":"1.2.3","pullPolicy":"Always","pullSecrets":["key",{"name":"other"}]}"#,
             r#"deviceClasses={"extendedResource":false,"hints":"off"}"#,
-            "nodeLabels=true",
             r#"admissionPolicy.enabled=false"#,
             r#"podPolicy={"env":"off","privileged":"off","capabilities":"off","procMount":false,"hostNamespaces":false,
                 "hostPath":"off","root":"off","sharedMemory":"off","hints":"off",
@@ -548,6 +547,9 @@ fn the_controller_understands_what_the_chart_tells_it() {
 #[ignore = "needs helm"]
 fn the_right_to_label_nodes_comes_with_the_policy_that_confines_it_and_with_the_flag() {
     let helm = helm();
+    let unconfined = ["nodeLabels=true", "admissionPolicy.enabled=false"];
+    let said = render(&helm, &unconfined).expect_err("each node could change every Node");
+    assert!(said.contains("nodeLabels: needs admissionPolicy.enabled"), "{said}");
     for (value, flag) in
         [("false", None), ("true", Some("--node-labels=on")), ("\"remove\"", Some("--node-labels=remove"))]
     {
@@ -758,7 +760,7 @@ fn a_webhook_that_is_down_stops_only_pods_that_ask_for_shares() {
         assert_eq!(webhook["sideEffects"], "None", "{name}");
         assert!(webhook["timeoutSeconds"].as_u64().expect("a number") <= 5, "{name}");
     }
-    assert_eq!(webhooks(&text).len(), 3);
+    assert_eq!(webhooks(&text).len(), 4);
 }
 
 #[test]

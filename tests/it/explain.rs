@@ -634,7 +634,7 @@ async fn an_edit_user_is_told_what_can_be_told_and_whom_to_ask() {
     let said = answered(&api, "explain pod/own -n ml").await;
     let unread = "Note:       DeviceClass team-a-shares could not be read, so whether the controller or kube-scheduler places \
                   such claims, and how much of a GPU they get, is not known: see kubectl auth can-i get deviceclasses.";
-    has(&said, &[unread, &format!("Note:       {denied}")], 3);
+    has(&said, &[unread, denied], 3);
 }
 
 /// With the right to get classes, and none to list them.

@@ -7,11 +7,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, WatchEvent};
+use tranche::cluster::pod_groups::PodGroupApi;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
 use crate::objects::share;
 
 const CLAIMS: &str = "resourceclaims";
+const RULES: &str = "devicetaintrules";
+const GROUPS: &str = "podgroups";
 
 /// What is told of claims, in words.
 struct Told(BoxStream<'static, Change>);
@@ -22,14 +25,23 @@ impl Told {
     }
 
     async fn next(&mut self) -> String {
+        let of_claim = |change| match change {
+            Change::Claim(seen) => Some(words(seen)),
+            _ => None,
+        };
+        self.next_of(of_claim).await
+    }
+
+    /// The next thing that is told of a kind.
+    async fn next_of(&mut self, kind: impl Fn(Change) -> Option<String>) -> String {
         let next = async {
             loop {
-                if let Change::Claim(seen) = self.0.next().await.unwrap() {
-                    return words(seen);
+                if let Some(words) = kind(self.0.next().await.unwrap()) {
+                    return words;
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, next).await.expect("something is told of a claim")
+        tokio::time::timeout(PATIENCE, next).await.expect("something is told")
     }
 
     async fn expect(&mut self, expected: &[&str]) {
@@ -152,4 +164,51 @@ async fn a_watch_that_ends_goes_on_where_it_was_and_one_from_history_begins_anew
     }
     api.put(CLAIMS, share("e", json!({"memory": "1Gi"})));
     told.expect(&["stored e"]).await;
+}
+
+/// A right that is taken away for a moment, as while roles are written anew.
+#[tokio::test]
+async fn what_was_seen_is_not_gone_because_it_may_not_be_seen() {
+    let api = MockApi::new();
+    let rule = |name: &str| json!({"metadata": {"name": name}, "spec": {"taint": {"key": "k", "effect": "NoSchedule"}}});
+    api.put(RULES, rule("a"));
+    let mut told = Told::of(&api);
+    let of_rule = |change| match change {
+        Change::TaintRule(seen) => Some(words(seen)),
+        _ => None,
+    };
+    for expected in ["anew", "listed a", "complete"] {
+        assert_eq!(told.next_of(of_rule).await, expected);
+    }
+    api.fail(Verb::Watch, RULES, Failure::Status(403, "Forbidden"));
+    api.cut_watches(false);
+    let words = told.next_of(of_rule).await;
+    assert!(words.starts_with("interrupted: "), "{words}");
+    api.put(RULES, rule("b"));
+    assert_eq!(told.next_of(of_rule).await, "stored b");
+}
+
+/// Without the right nobody knows which groups there are; without the API there are none.
+#[tokio::test]
+async fn podgroups_that_may_not_be_seen_are_not_none() {
+    let of_volcano = |change| match change {
+        Change::PodGroup(PodGroupApi::Volcano, seen) => Some(words(seen)),
+        _ => None,
+    };
+    let api = MockApi::new();
+    PodGroupApi::ALL.iter().for_each(|_| api.fail(Verb::List, GROUPS, Failure::Status(403, "Forbidden")));
+    let mut told = Told::of(&api);
+    assert_eq!(told.next_of(of_volcano).await, "anew");
+    let said = told.next_of(of_volcano).await;
+    assert!(said.starts_with("interrupted: "), "{said}");
+    api.put(GROUPS, json!({"metadata": {"name": "g", "namespace": "ml"}, "spec": {"minMember": 2}}));
+    for expected in ["anew", "listed g", "complete"] {
+        assert_eq!(told.next_of(of_volcano).await, expected);
+    }
+    let without = MockApi::new();
+    without.unserve(GROUPS);
+    let mut told = Told::of(&without);
+    for expected in ["anew", "anew", "complete"] {
+        assert_eq!(told.next_of(of_volcano).await, expected);
+    }
 }

@@ -98,8 +98,11 @@ async fn a_node_is_labelled_with_what_it_has_and_again_when_that_changes() {
     assert_eq!(applied(&next(&mut writes).await), expected, "and nothing while nothing was known");
     inventory.send_replace(found(7));
     assert_eq!(applied(&next(&mut writes).await)[COUNT], "7");
+    // While the driver is replaced the labels stay: whoever selects by them is not to be driven off.
     inventory.send_replace(Inventory::Unavailable { reason: "no driver".to_owned() });
+    inventory.send_replace(found(0));
     assert_eq!(applied(&next(&mut writes).await), BTreeMap::new(), "without GPUs no labels");
+    assert!(writes.try_recv().is_err(), "nothing was written for the driver's absence");
     stop.cancel();
     timeout(PATIENCE, keeper).await.expect("it ends").unwrap().unwrap();
     assert!(writes.try_recv().is_err(), "the labels stay when the process ends");

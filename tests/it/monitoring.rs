@@ -25,10 +25,12 @@ fn yaml(path: &str) -> Value {
     serde_saphyr::from_str(&text(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every series that a process may serve. The listener's own is made with the listener (`ops::server`).
+/// Every series that a process may serve. The listener's own is made with the listener (`ops::server`), that of labels with
+/// who keeps them (`node::labels`).
 fn served() -> BTreeSet<String> {
     let mut all = families();
     all.insert("tranche_ops_dropped_connections_total".to_owned());
+    all.insert("tranche_node_label_conflicts_total".to_owned());
     all
 }
 

@@ -502,7 +502,7 @@ fn cluster(node_b: &'static str) -> (SocketAddr, Heads) {
     };
     let page = [row("memory_used_bytes", "1048576000"), row("multiprocessor_activity_ratio", "0.5")].concat();
     let proxy = "/api/v1/namespaces/tranche-system/pods/";
-    let answers = vec![
+    let answers = [
         (
             "/apis/resource.k8s.io/v1/resourceslices".to_owned(),
             list(json!([slice("node-a"), slice("node-b")])),

@@ -1,5 +1,5 @@
-//! DeviceClasses for who may not list them: those that the namespace's claims name are asked for one by one, and which
-//! could not be read is said. Reads from the API server.
+//! DeviceClasses for who may not list them: those that claims name are asked for one by one, and which could not be read is
+//! said. Reads from the API server.
 
 use std::collections::BTreeSet;
 
@@ -11,40 +11,66 @@ use crate::model::names::SHARED_CLASS;
 
 /// Classes that are asked for; of more it is said that they were not read.
 const ASKED_MAX: usize = 32;
-/// Classes of ours, whose claims' placer is known without reading them.
+/// Names that are remembered.
+const NAMED_MAX: usize = 256;
+/// Classes of ours, whose claims' placer is known without reading them. They are asked for in any case: of one may be
+/// what pods ask for by their limits.
 const SHIPPED: [&str; 3] = [SHARED_CLASS, "gpu.nvidia.com", "mig.nvidia.com"];
 
-/// The classes that claims of a namespace name.
+/// The classes that claims name: those of the namespace that is asked about, and all.
 #[derive(Debug, Default)]
-pub struct Named(BTreeSet<String>);
+pub struct Named {
+    here: BTreeSet<String>,
+    elsewhere: BTreeSet<String>,
+}
+
+/// What became of asking for them.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub read: Vec<DeviceClass>,
+    /// All that claims name were read, or do not exist.
+    pub complete: bool,
+    /// Words about those of the namespace that were not.
+    pub unread: Option<String>,
+}
 
 impl Named {
-    /// Remembers what a claim of the namespace names.
+    /// Remembers what a claim names.
     pub fn see(&mut self, change: &Change, namespace: &str) {
         let Change::Claim(WatchEvent::Listed(claim) | WatchEvent::Stored(claim)) = change else { return };
-        if claim.metadata.namespace.as_deref() == Some(namespace) {
-            let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-            self.0.extend(devices.into_iter().flat_map(names).map(str::to_owned));
+        let is_here = claim.metadata.namespace.as_deref() == Some(namespace);
+        let names = if is_here { &mut self.here } else { &mut self.elsewhere };
+        let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
+        for name in devices.into_iter().flat_map(classes_of) {
+            if names.len() < NAMED_MAX && !names.contains(name) {
+                names.insert(name.to_owned());
+            }
         }
     }
 
-    /// Asks for them: those that are read, and words about the others.
+    /// Asks for them.
     ///
     /// # Errors
     /// The API server does not answer.
-    pub async fn read(&self, cluster: &KubeCluster) -> Result<(Vec<DeviceClass>, Option<String>), CallError> {
-        let (mut read, mut unread) = (Vec::new(), Vec::new());
-        for (nth, name) in self.0.iter().enumerate() {
+    pub async fn read(&self, cluster: &KubeCluster) -> Result<Asked, CallError> {
+        let first = SHIPPED.into_iter().chain(self.here.iter().map(String::as_str));
+        let mut left: Vec<&str> = first.chain(self.elsewhere.iter().map(String::as_str)).collect();
+        let mut known = BTreeSet::new();
+        left.retain(|name| known.insert(*name));
+        let (mut asked, mut unread) = (Asked::default(), Vec::new());
+        for (nth, name) in left.into_iter().enumerate() {
             match if nth < ASKED_MAX { Some(cluster.class_named(name).await) } else { None } {
-                Some(Ok(class)) => read.push(class),
+                Some(Ok(class)) => asked.read.push(class),
                 // There is none: a claim waits for it.
                 Some(Err(CallError::NotFound { .. })) => {}
-                Some(Err(CallError::Forbidden { .. })) | None => unread.push(name.as_str()),
+                Some(Err(CallError::Forbidden { .. })) | None => unread.push(name),
                 Some(Err(error)) => return Err(error),
             }
         }
-        unread.retain(|name| !SHIPPED.contains(name));
-        Ok((read, words(&unread)))
+        asked.complete = unread.is_empty();
+        unread.retain(|name| self.here.contains(*name) && !SHIPPED.contains(name));
+        asked.unread = words(&unread);
+        Ok(asked)
     }
 }
 
@@ -60,7 +86,7 @@ fn words(unread: &[&str]) -> Option<String> {
     ))
 }
 
-fn names(claim: &DeviceClaim) -> impl Iterator<Item = &str> {
+fn classes_of(claim: &DeviceClaim) -> impl Iterator<Item = &str> {
     claim.requests.iter().flatten().flat_map(|request| {
         let exactly = request.exactly.iter().map(|one| one.device_class_name.as_str());
         let alternatives = request.first_available.iter().flatten();

@@ -60,15 +60,16 @@ impl Site {
             listing.see(&change);
             core.apply(change, Moment::ZERO);
         }
-        let mut remarks = Vec::new();
+        let (mut remarks, mut classes_known) = (Vec::new(), false);
         if denied.contains(&Denied::of::<DeviceClass>()) {
-            let (read, unread) = named.read(cluster).await?;
-            for class in read {
+            let asked = named.read(cluster).await?;
+            for class in asked.read {
                 let change = Change::Class(WatchEvent::Stored(Box::new(class)));
                 listing.see(&change);
                 core.apply(change, Moment::ZERO);
             }
-            remarks.extend(unread);
+            remarks.extend(asked.unread);
+            classes_known = asked.complete;
         }
         let quotas = cluster.quotas(namespace).await;
         let quotas_denied = matches!(quotas, Err(CallError::Forbidden { .. }));
@@ -82,7 +83,9 @@ impl Site {
         }
         // Who has opted in decides for claims that are promised, which are others'; the own namespace was asked.
         let opted = Denied::of::<Namespace>();
-        listing.deny(denied.into_iter().filter(|kind| *kind != opted).collect());
+        let classes = Denied::of::<DeviceClass>();
+        let is_lack = |kind: &Denied| *kind != opted && !(classes_known && *kind == classes);
+        listing.deny(denied.into_iter().filter(is_lack).collect());
         let (_, troubles) = core.recorder.take();
         remarks.extend(troubles);
         remarks.extend(elsewhere(&holders, &args.controller_namespace));

@@ -62,7 +62,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
         ops_address: reader.ops(ops),
         mirror: reader.parsed("--mirror-slices", mirror_slices, false, yes_or_no),
-        makers: reader.parsed("--pod-templates", pod_templates, Vec::new(), maker_kinds),
+        makers: reader.parsed("--pod-templates", pod_templates, vec![jobs()], maker_kinds),
         rules: Rules {
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),
@@ -131,6 +131,12 @@ fn lease_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn jobs() -> MakerKind {
+    let [group, version, plural, kind] = ["batch", "v1", "jobs", "Job"].map(str::to_owned);
+    MakerKind { group, version, plural, kind }
+}
+
+/// `none`, or kinds of objects.
 fn maker_kinds(text: &str) -> Result<Vec<MakerKind>, String> {
     let one = |text: String| match text.split('/').collect::<Vec<_>>()[..] {
         [group, version, plural, kind] if ![group, version, plural, kind].contains(&"") => {
@@ -141,7 +147,7 @@ fn maker_kinds(text: &str) -> Result<Vec<MakerKind>, String> {
             "{text:?} is no kind of object; write group/version/plural/Kind, such as batch/v1/jobs/Job"
         )),
     };
-    list(text).into_iter().map(one).collect()
+    if text == "none" { Ok(Vec::new()) } else { list(text).into_iter().map(one).collect() }
 }
 
 fn yes_or_no(text: &str) -> Result<bool, String> {
@@ -178,7 +184,9 @@ mod tests {
         let settings = controller(named()).unwrap().controller;
         assert_eq!(settings.lease.name, "tranche-controller");
         assert_eq!((settings.lease.duration, settings.lease.renew_every.as_secs()), (Leasing::DURATION, 2));
-        assert_eq!(settings.rules, Rules::default());
+        assert_eq!((settings.rules, settings.makers), (Rules::default(), vec![jobs()]));
+        let off = ControllerArgs { pod_templates: Some("none".to_owned()), ..named() };
+        assert_eq!(controller(off).unwrap().controller.makers, []);
     }
 
     #[test]
@@ -186,7 +194,7 @@ mod tests {
         let mut args = named();
         args.policy = Some("spread".to_owned());
         args.mirror_slices = Some("true".to_owned());
-        args.pod_templates = Some("batch/v1/jobs/Job".to_owned());
+        args.pod_templates = Some("example.com/v1/trains/Train".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
@@ -194,7 +202,10 @@ mod tests {
         args.grouping_schedulers = Some("volcano, batch".to_owned());
         let ControllerSettings { rules, mirror, makers, .. } = controller(args).unwrap().controller;
         assert!(mirror);
-        assert_eq!((makers[0].group.as_str(), makers[0].kind.as_str(), makers.len()), ("batch", "Job", 1));
+        assert_eq!(
+            (makers[0].group.as_str(), makers[0].kind.as_str(), makers.len()),
+            ("example.com", "Train", 1)
+        );
         assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
         assert_eq!(rules.grouping_schedulers, ["volcano", "batch"]);

@@ -195,6 +195,13 @@ impl Core {
         self.tell_unpromised(uid, now);
     }
 
+    /// Pods whose gang's minimum may be another now.
+    pub(in crate::controller) fn regroup(&mut self, now: Moment) {
+        for pod in self.view.take_regrouped() {
+            self.pod(&pod, now);
+        }
+    }
+
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {
         let uid = &pod.at.uid;
         let key = self.pods.forget_unit(uid);

@@ -92,6 +92,19 @@ pub(super) fn those(parts: Vec<Part>, places: &[usize]) -> Vec<Part> {
     chosen.map(|(_, part)| part).collect()
 }
 
+impl Turn {
+    /// A pod cannot be placed as it is: others may start without it. The first refusal is kept.
+    fn may_go_without(&self, refused: Refused, first: &mut Option<Refused>) -> Result<(), Refused> {
+        match self.together {
+            Together::AtLeast(_) => {
+                first.get_or_insert(refused);
+                Ok(())
+            }
+            Together::All | Together::Alone => Err(refused),
+        }
+    }
+}
+
 /// Why a unit is not placed.
 pub(in crate::controller) struct Refused {
     pub(in crate::controller) pod: PodUid,
@@ -102,38 +115,15 @@ pub(in crate::controller) struct Refused {
 impl Core {
     /// True if the unit was placed, false if there is nothing to decide now.
     pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
-        let mut parts: Vec<Part> = Vec::new();
-        for pod in &turn.pods {
-            match self.part(pod, &parts, now)? {
-                Some(part) => parts.push(part),
-                None if matches!(turn.key, UnitKey::Gang { .. }) => {}
-                None => return Ok(false),
-            }
-        }
-        if parts.is_empty() {
-            return Ok(false);
-        }
-        let Some(least) = self.least(turn, &parts) else { return Ok(false) };
-        if let Err(refused) = self.check_bounds(&parts) {
-            if least.len() == parts.len() {
-                return Err(refused);
-            }
-            parts = those(parts, &least);
-            self.check_bounds(&parts)?;
-        }
-        for part in &parts {
-            if !self.study(part)? {
-                self.queue.leave(&turn.key, true);
-                return Ok(false);
-            }
-        }
-        let found = self.first_way(&parts);
+        let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
+        let found = self.check_bounds(&parts).and_then(|()| self.first_way(&parts));
         let (nth, decision) = match found {
-            Err(_) if least.len() < parts.len() => {
-                parts = those(parts, &least);
+            Ok(found) => found,
+            Err(refused) => {
+                parts = self.fewest(turn, parts, refused)?;
+                self.check_bounds(&parts)?;
                 self.first_way(&parts)?
             }
-            found => found?,
         };
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
         for (part, placement) in parts.iter().zip(&decision.placements) {
@@ -150,6 +140,56 @@ impl Core {
         parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
         Ok(true)
+    }
+
+    /// The parts of a unit's pods, as many as start together at least. None: nothing is to be decided now.
+    ///
+    /// # Errors
+    /// A pod cannot be placed as it is, and without it there are too few.
+    fn ready_parts(&mut self, turn: &Turn, now: Moment) -> Result<Option<Vec<Part>>, Refused> {
+        let (mut parts, mut first): (Vec<Part>, Option<Refused>) = (Vec::new(), None);
+        for pod in &turn.pods {
+            let part = match self.part(pod, &parts, now) {
+                Ok(Some(part)) => part,
+                Ok(None) if matches!(turn.key, UnitKey::Gang { .. }) => continue,
+                Ok(None) => return Ok(None),
+                Err(refused) => {
+                    turn.may_go_without(refused, &mut first)?;
+                    continue;
+                }
+            };
+            match self.study(&part) {
+                Ok(true) => parts.push(part),
+                Ok(false) => {
+                    self.queue.leave(&turn.key, true);
+                    return Ok(None);
+                }
+                Err(refused) => turn.may_go_without(refused, &mut first)?,
+            }
+        }
+        let enough = !parts.is_empty() && self.least(turn, &parts).is_some();
+        match first {
+            Some(refused) if !enough => Err(refused),
+            _ => Ok(enough.then_some(parts)),
+        }
+    }
+
+    /// Of parts that cannot be placed all together as few as start together: of those that fit somewhere by themselves.
+    ///
+    /// # Errors
+    /// As many as there are start together, or too few of them fit anywhere.
+    fn fewest(&mut self, turn: &Turn, parts: Vec<Part>, refused: Refused) -> Result<Vec<Part>, Refused> {
+        match self.least(turn, &parts) {
+            Some(least) if least.len() < parts.len() => {}
+            _ => return Err(refused),
+        }
+        let fits = |core: &mut Self, part: &Part| core.first_way(std::slice::from_ref(part)).is_ok();
+        let fitting: Vec<usize> = (0..parts.len()).filter(|at| fits(self, &parts[*at])).collect();
+        let parts = those(parts, &fitting);
+        match self.least(turn, &parts) {
+            Some(least) => Ok(those(parts, &least)),
+            None => Err(refused),
+        }
     }
 
     /// Which of the parts are to be placed together at least, by their places in the list. None: too few of the pods can

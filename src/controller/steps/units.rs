@@ -68,20 +68,23 @@ impl Core {
         self.note_needs(uid);
     }
 
-    /// Pods of a gang that have their place. Those that ask for no share (a launcher) are none of them.
+    /// Pods of a gang that have their place, and those that ask for no share (a launcher).
     pub(in crate::controller) fn placed(&self, key: &UnitKey) -> Placed {
         let shares = |pod: &Pod| {
             let claims = self.view.claims_of(pod);
             claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
         };
-        let has_place = |pod: &&PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
+        let has_place = |pod: &PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
         let mut placed = Placed::default();
         if let UnitKey::Pod(_) = key {
             return placed;
         }
-        for uid in self.pods.members(key).filter(has_place) {
-            if let Some(pod) = self.view.pod(uid).filter(|pod| !pod.ending && shares(pod)) {
-                placed.add(pod.gang().and_then(|gang| gang.part.as_deref()));
+        for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)).filter(|pod| !pod.ending) {
+            let part = pod.gang().and_then(|gang| gang.part.as_deref());
+            match (has_place(&pod.at.uid), shares(pod)) {
+                (true, true) => placed.add(part),
+                (_, false) if self.view.asks_for_nothing(pod) => placed.add_other(part),
+                _ => {}
             }
         }
         placed

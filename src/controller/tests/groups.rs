@@ -281,7 +281,8 @@ fn a_gang_that_loses_a_member_before_any_is_bound_is_taken_back_whole() {
 #[test]
 fn pods_that_have_done_their_work_count() {
     let mut cluster = cluster(1, 1);
-    let group = json!({"spec": {"minMember": 4}, "status": {"succeeded": 3}});
+    let group =
+        json!({"spec": {"minMember": 4, "minTaskMember": {"a": 1, "b": 3}}, "status": {"succeeded": 3}});
     cluster.put_group(PodGroupApi::Volcano, "g", group);
     let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}});
     member(&mut cluster, "m3-again", &pod);
@@ -335,6 +336,7 @@ fn a_pod_that_its_scheduler_keeps_out_has_a_gpu_less_often_each_time() {
                 assert!(words.contains("volcano did not bind it to the share that it had"), "{words}");
                 // Its queue has room again: its group says so.
                 cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 2}}));
+                cluster.settle(MOMENT);
                 cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 1}}));
                 cluster.settle(SECOND);
                 assert_eq!(placed(&cluster, "a"), 1);
@@ -343,4 +345,92 @@ fn a_pod_that_its_scheduler_keeps_out_has_a_gpu_less_often_each_time() {
         }
         cluster.check();
     }
+}
+
+/// KAI and Volcano count a launcher that asks for no GPU.
+#[test]
+fn a_launcher_without_a_share_counts_where_its_podgroup_counts_it() {
+    let pod = |part: &str| {
+        json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": part}},
+            "spec": {"schedulerName": "volcano"}})
+    };
+    for group in [
+        json!({"spec": {"minMember": 4}}),
+        json!({"spec": {"minMember": 4, "minTaskMember": {"launcher": 1, "worker": 3}}}),
+    ] {
+        let mut cluster = cluster(1, 3);
+        cluster.put_group(PodGroupApi::Volcano, "g", group.clone());
+        (0..3).for_each(|nth| member(&mut cluster, &format!("worker-{nth}"), &pod("worker")));
+        cluster.settle(LONG);
+        assert_eq!(placed(&cluster, "worker"), 0, "{group}: the launcher is missing");
+        cluster.put_pod("launcher", &[], pod("launcher"));
+        cluster.settle(LONG);
+        assert_eq!(placed(&cluster, "worker"), 3, "{group}");
+        cluster.check();
+    }
+}
+
+/// The numbers of Volcano's tasks count only where the minimum has room for all of them: it writes each task's replicas.
+#[test]
+fn a_minimum_below_the_sum_of_its_tasks_is_the_minimum() {
+    let mut cluster = cluster(1, 3);
+    let group = json!({"spec": {"minMember": 2, "minTaskMember": {"t": 4}}});
+    cluster.put_group(PodGroupApi::Volcano, "g", group);
+    let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": "t"}}});
+    (0..4).for_each(|nth| member(&mut cluster, &format!("m{nth}"), &pod));
+    cluster.settle(LONG);
+    assert_eq!(placed(&cluster, "m"), 3);
+}
+
+/// Of three pods two start together; one of the three can run nowhere, or its claim cannot be read.
+#[test]
+fn who_can_be_placed_starts_without_who_cannot() {
+    for (what, bad) in [
+        ("too large", json!({"memory": "200Gi"})),
+        ("a selector that no node has", json!({"memory": "50Gi"})),
+        ("a claim that cannot be read", json!({"memory": "a lot"})),
+    ] {
+        let mut cluster = cluster(1, 2);
+        cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 2}}));
+        let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}});
+        let mut first = pod.clone();
+        first["spec"]["priority"] = json!(1);
+        if what.starts_with("a selector") {
+            first["spec"]["nodeSelector"] = json!({"zone": "nowhere"});
+        }
+        cluster.put_share("m0", bad, 1);
+        cluster.put_pod("m0", &["m0"], first);
+        ["m1", "m2"].iter().for_each(|name| member(&mut cluster, name, &pod));
+        cluster.settle(LONG);
+        assert_eq!(placed(&cluster, "m"), 2, "{what}");
+        assert_eq!(cluster.place("m0"), None, "{what}");
+        cluster.check();
+    }
+}
+
+/// However often a tenant's group changes, its pods are looked at once in a round.
+#[test]
+fn a_group_that_changes_often_is_looked_at_once_in_a_round() {
+    let mut cluster = cluster(1, 2);
+    let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}});
+    ["m0", "m1"].iter().for_each(|name| member(&mut cluster, name, &pod));
+    for nth in 0..50 {
+        let minimum = if nth % 2 == 0 { 3 } else { 2 };
+        cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": minimum}}));
+    }
+    cluster.deliver(usize::MAX);
+    let regrouped = cluster.core.view.take_regrouped();
+    assert_eq!(regrouped.len(), 2, "each of its pods once: {regrouped:?}");
+}
+
+#[test]
+fn names_of_parts_that_no_object_can_have_are_not_kept() {
+    let mut cluster = cluster(1, 1);
+    let name = "t".repeat(300);
+    let group = json!({"spec": {"minMember": 1, "minTaskMember": {name.as_str(): 1}}});
+    cluster.put_group(PodGroupApi::Volcano, "g", group);
+    let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": name}}});
+    member(&mut cluster, "m", &pod);
+    cluster.settle(LONG);
+    assert_eq!(placed(&cluster, "m"), 1, "the number of all counts alone");
 }

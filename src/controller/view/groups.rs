@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::cluster::feed::WatchEvent;
 use crate::cluster::pod_groups::{PodGroup, PodGroupApi, PodGroupSpec, PodGroupStatus};
 use crate::controller::gang::{Minimum, Need, Obstacle};
-use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
+use crate::controller::view::{ClusterView, Kind, News, Pod};
 use crate::model::names::PodUid;
 
 /// The pods of a gang start together.
@@ -94,7 +94,11 @@ pub struct Gang {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GangSize {
     NotSaid,
-    Pods(usize),
+    /// `counts_all`: those that ask for no share as well.
+    Pods {
+        pods: usize,
+        counts_all: bool,
+    },
     /// What stands there instead of a number.
     Unreadable {
         name: &'static str,
@@ -133,7 +137,7 @@ pub(super) fn gang(object: &core::Pod) -> Option<Gang> {
 
 fn size(name: &'static str, text: &str) -> GangSize {
     match text.parse() {
-        Ok(pods) if pods > 0 => GangSize::Pods(pods),
+        Ok(pods) if pods > 0 => GangSize::Pods { pods, counts_all: name == COUNT_OF_KUEUE },
         _ => GangSize::Unreadable { name, text: text[..text.floor_char_boundary(NAME_BYTES_MAX)].to_owned() },
     }
 }
@@ -146,6 +150,8 @@ pub(super) struct Groups {
     /// By namespace and name, as one text.
     said: BTreeMap<PodGroupApi, BTreeMap<String, Minimum>>,
     members: BTreeMap<(Family, String), BTreeSet<PodUid>>,
+    /// Gangs of which something else is said than before.
+    changed: BTreeSet<(Family, String)>,
 }
 
 impl Groups {
@@ -175,14 +181,9 @@ impl Groups {
         self.said.get(&api).into_iter().flat_map(BTreeMap::keys)
     }
 
-    fn members_of(&self, api: PodGroupApi, key: &str) -> Vec<News> {
-        let members = self.members.get(&(Family::of(api), key.to_owned()));
-        members.into_iter().flatten().cloned().map(same_pod).collect()
-    }
-
-    fn all_members(&self, api: PodGroupApi) -> Vec<News> {
-        let of_api = self.members.iter().filter(|((family, _), _)| *family == Family::of(api));
-        of_api.flat_map(|(_, members)| members).cloned().map(same_pod).collect()
+    fn note_all(&mut self, api: PodGroupApi) {
+        let of_api = self.members.keys().filter(|(family, _)| *family == Family::of(api));
+        self.changed.extend(of_api.cloned());
     }
 }
 
@@ -201,7 +202,7 @@ impl ClusterView {
     pub(super) fn follow_groups(&mut self, api: PodGroupApi, seen: WatchEvent<PodGroup>) -> Vec<News> {
         let kind = Kind::PodGroups(api);
         let known = self.lists.complete.contains(&kind);
-        let mut news = match api {
+        let news = match api {
             PodGroupApi::Volcano => self.follow(
                 kind,
                 seen,
@@ -235,7 +236,7 @@ impl ClusterView {
         };
         // Only now is it known of which gangs there is no PodGroup.
         if !known && self.lists.complete.contains(&kind) {
-            news.extend(self.groups.all_members(api));
+            self.groups.note_all(api);
         }
         news
     }
@@ -244,15 +245,30 @@ impl ClusterView {
         let key = key_of(&object.metadata);
         let fresh = minimum(api, &object.spec, &object.status);
         let said = self.groups.said.entry(api).or_default();
-        if said.insert(key.clone(), fresh.clone()) == Some(fresh) {
-            return Vec::new();
+        if said.insert(key.clone(), fresh.clone()) != Some(fresh) {
+            self.groups.changed.insert((Family::of(api), key));
         }
-        self.groups.members_of(api, &key)
+        Vec::new()
     }
 
     fn drop_group(&mut self, api: PodGroupApi, key: &str) -> Vec<News> {
-        let gone = self.groups.said.get_mut(&api).and_then(|said| said.remove(key));
-        gone.map(|_| self.groups.members_of(api, key)).unwrap_or_default()
+        if self.groups.said.get_mut(&api).and_then(|said| said.remove(key)).is_some() {
+            self.groups.changed.insert((Family::of(api), key.to_owned()));
+        }
+        Vec::new()
+    }
+
+    /// Pods of gangs of which something else is said than when this was last asked: each once, however often it was said.
+    pub fn take_regrouped(&mut self) -> Vec<PodUid> {
+        let changed = std::mem::take(&mut self.groups.changed);
+        let members = changed.iter().filter_map(|at| self.groups.members.get(at));
+        members.flatten().cloned().collect()
+    }
+
+    /// None of the pod's claims is for a share, and none is still to come.
+    pub fn asks_for_nothing(&self, pod: &Pod) -> bool {
+        let claims = self.claims_of(pod);
+        !pod.unnamed && claims.is_some_and(|claims| claims.iter().all(|claim| !claim.is_shares()))
     }
 
     /// The pod's scheduler puts every pod into a PodGroup.
@@ -271,8 +287,9 @@ impl ClusterView {
                 false => Minimum::ONE,
             };
         };
-        if let GangSize::Pods(pods) = gang.size {
-            return Minimum::pods(pods);
+        if let GangSize::Pods { pods, counts_all } = gang.size {
+            let need = Need::new(pods, BTreeMap::new());
+            return Minimum::Pods(if counts_all { need.of_all() } else { need });
         }
         let apis = gang.family.apis();
         let key = key(&pod.at.namespace, &gang.name);
@@ -318,10 +335,14 @@ fn minimum(api: PodGroupApi, spec: &PodGroupSpec, status: &PodGroupStatus) -> Mi
             (number(gang.map(|gang| gang.min_count)), BTreeMap::new())
         }
     };
-    let parts = if parts.len() > PARTS_MAX { BTreeMap::new() } else { parts };
-    // Pods that have done their work count for whoever grouped them.
-    let pods = pods.saturating_sub(number(status.succeeded));
-    Minimum::Pods(Need::new(pods.max(1), parts))
+    let succeeded = number(status.succeeded);
+    let together = parts.values().fold(0, |sum: usize, pods| sum.saturating_add(*pods));
+    let too_much = parts.len() > PARTS_MAX || parts.keys().any(|part| part.len() > NAME_BYTES_MAX);
+    // Volcano has its tasks' numbers count only where the minimum has room for all of them. Of pods that have done their
+    // work nobody says which part they were.
+    let alone = too_much || succeeded > 0 || (api == PodGroupApi::Volcano && pods < together);
+    let parts = if alone { BTreeMap::new() } else { parts };
+    Minimum::Pods(Need::new(pods.saturating_sub(succeeded).max(1), parts).of_all())
 }
 
 /// Why its queue does not let it start.

@@ -232,7 +232,7 @@ async fn a_queued_job_with_kais_annotations_gets_a_template_that_its_queue_can_c
         .await
         .expect("a suspended Job can change");
     let named = ListParams::default().labels("batch.kubernetes.io/job-name=train");
-    let run = || async { Some(cluster.api::<Pod>().list(&named).await.ok()?.items.pop()?.metadata.name?) };
+    let run = || async { cluster.api::<Pod>().list(&named).await.ok()?.items.pop()?.metadata.name };
     let run = wait_until("the Job's pod", PATIENCE, run).await;
     cluster.wait_ready(&run).await;
     assert!(env(&cluster, &run).contains(&"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M".to_owned()));

@@ -23,7 +23,7 @@ fn top(cluster: &TestCluster, more: &[&str]) -> String {
 
 /// The cells of the rows of the test's namespace, behind the namespace.
 fn rows(cluster: &TestCluster, more: &[&str]) -> Vec<String> {
-    let table = top(cluster, &[&["-o", "table", "-n", &cluster.namespace], more].concat());
+    let table = top(cluster, &[&["-o", "table", "-n", &cluster.namespace][..], more].concat());
     let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let own = table.lines().map(cells).filter(|row| row.get(2) == Some(&cluster.namespace));
     own.map(|row| row[3..].join(" ")).collect()

@@ -8,7 +8,7 @@ use crate::allocate::{GpuGrant, Nodes};
 use crate::controller::Moment;
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
-use crate::controller::queue::Turn;
+use crate::controller::queue::{Together, Turn};
 use crate::controller::steps::place::{Part, those};
 use crate::controller::view::{GpuRef, Pod};
 use crate::feasible::Resources;
@@ -95,8 +95,12 @@ impl Core {
     pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
         let mut parts: Vec<Part> = Vec::new();
         for pod in &turn.pods {
-            let part = self.part(pod, &parts, now).ok()?;
-            parts.extend(part);
+            let part = self.part(pod, &parts, now);
+            match (part, &turn.together) {
+                (Ok(part), _) => parts.extend(part),
+                (Err(_), Together::AtLeast(_)) => {}
+                (Err(_), Together::All | Together::Alone) => return None,
+            }
         }
         let least = self.least(turn, &parts)?;
         Some(those(parts, &least)).filter(|parts| !parts.is_empty())
