@@ -284,7 +284,6 @@ fn every_value_reaches_the_manifests() {
         "--watchdog-period=500ms",
         "--watchdog-grace=128Mi",
         "--dcgm-metrics=on",
-        "--node-labels=on",
         "--one=1",
         r#""path":"/run/nvidia/driver""#,
         r#""mountPath":"/data/kubelet/plugins_registry""#,
