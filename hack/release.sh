@@ -61,8 +61,8 @@ build() {
   local arch=$1 gnu triple name
   binary="" why=""
   if [[ $arch == "$(own_arch)" ]]; then
-    cargo build --release --locked --bin tranche || die "the program does not build"
-    binary="$target/release/tranche"
+    cargo build --profile published --locked --bin tranche || die "the program does not build"
+    binary="$target/published/tranche"
     return
   fi
   gnu="$(gnu_of "$arch")"
@@ -75,8 +75,9 @@ build() {
     why="Rust's standard library for it cannot be had; the line above says why (rustup target add $triple)"
   else
     env "CC_$name=$gnu-gcc" "CARGO_TARGET_${name^^}_LINKER=$gnu-gcc" \
-      cargo build --release --locked --bin tranche --target "$triple" || die "the program does not build for $arch"
-    binary="$target/$triple/release/tranche"
+      cargo build --profile published --locked --bin tranche --target "$triple" ||
+      die "the program does not build for $arch"
+    binary="$target/$triple/published/tranche"
   fi
 }
 
