@@ -124,9 +124,11 @@ fn each_part_of_a_gang_has_its_number() {
     let groups = json!({"spec": {"minMember": 3, "subGroups": [
         {"name": "all"}, {"name": "master", "minMember": 1, "parent": "all"},
         {"name": "worker", "minMember": 2, "parent": "all"}]}});
-    let ways: [(PodGroupApi, Value, &dyn Fn(&str) -> Value); 2] =
-        [(PodGroupApi::Volcano, tasks, &of_volcano), (PodGroupApi::Kai, groups, &of_kai)];
-    for (api, group, pod) in ways {
+    for (api, group) in [(PodGroupApi::Volcano, tasks), (PodGroupApi::Kai, groups)] {
+        let pod = |part: &str| match api {
+            PodGroupApi::Volcano => of_volcano(part),
+            _ => of_kai(part),
+        };
         let mut cluster = cluster(1, 3);
         cluster.put_group(api, "g", group);
         (0..4).for_each(|nth| member(&mut cluster, &format!("worker-{nth}"), &pod("worker")));
