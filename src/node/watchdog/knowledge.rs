@@ -172,6 +172,11 @@ impl Knowledge {
 
     /// Returns the owner of the process. Questions that must be answered first are marked as wanted.
     pub fn owner(&mut self, device: &WatchedDevice, known: &KnownProcess) -> Owner {
+        // As long as the supervisor does not name it: whom it serves is to be known, and it came after the last answer.
+        let may_be_server = pod(known).is_some_and(|pod| self.servers.pods.contains(pod));
+        if may_be_server && !device.groups.is_empty() && !self.is_server(known) {
+            self.servers_question.wanted = true;
+        }
         if let Some(owner) = self.belongs(device, known) {
             return owner;
         }

@@ -262,3 +262,23 @@ fn servers_are_known_by_pid_and_start_time() {
     assert!(knowledge.is_server(&process(77, ProcessOwner::Host)));
     assert!(!knowledge.is_server(&process(78, ProcessOwner::Host)));
 }
+
+#[test]
+fn the_supervisor_is_asked_about_a_server_that_came_later_until_it_names_it() {
+    let knowledge = &mut informed(1000);
+    let asks = |knowledge: &mut Knowledge, pid: u32, now_ms: u64| {
+        assert_eq!(owner(knowledge, &in_pod(pid, "pod-of-mps"), now_ms), Owner::Exempt);
+        knowledge.questions([device()].iter(), at(now_ms)).servers
+    };
+    assert!(!asks(knowledge, 77, 2000), "it is known");
+    assert!(asks(knowledge, 78, 2000));
+    // The supervisor had not seen it itself.
+    knowledge.servers_answered(at(2000), Some(servers()));
+    assert!(!asks(knowledge, 78, 2250), "once in a second");
+    assert!(asks(knowledge, 78, 3000));
+    let mut servers = servers();
+    servers.processes.insert(ProcessKey { pid: 78, started: 1 }, Some("a".into()));
+    knowledge.servers_answered(at(3000), Some(servers));
+    assert!(!asks(knowledge, 78, 4000));
+    assert_eq!(knowledge.served_claim(&in_pod(78, "pod-of-mps")), Some(&"a".into()));
+}
