@@ -26,6 +26,9 @@ pub trait Processes: Send + Sync + 'static {
     /// When the process started; none if there is no such process, or only its remains.
     fn started(&self, pid: u32) -> io::Result<Option<u64>>;
 
+    /// The time now, as processes' starts are counted: clock ticks since the boot.
+    fn now(&self) -> io::Result<u64>;
+
     /// Whose process it is; none if there is no such process any more.
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>>;
 
@@ -121,6 +124,13 @@ impl Processes for LocalProcesses {
             return Err(io::Error::new(ErrorKind::InvalidData, words));
         };
         Ok((!first_ended || self.has_other_threads(pid)).then_some(started))
+    }
+
+    fn now(&self) -> io::Result<u64> {
+        let path = self.root.join("uptime");
+        uptime(&std::fs::read_to_string(&path)?).ok_or_else(|| {
+            io::Error::new(ErrorKind::InvalidData, format!("{} is not understood", path.display()))
+        })
     }
 
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
@@ -234,6 +244,14 @@ fn started(stat: &str) -> Option<(u64, bool)> {
     Some((started, matches!(state, "Z" | "X" | "x")))
 }
 
+/// The first number of proc_uptime(5), seconds with two decimals, in clock ticks: a hundred a second, as Linux has them
+/// for programs on every architecture that this one is built for.
+fn uptime(text: &str) -> Option<u64> {
+    let (seconds, hundredths) = text.split_ascii_whitespace().next()?.split_once('.')?;
+    let hundredths: u64 = hundredths.parse().ok().filter(|_| hundredths.len() == 2)?;
+    seconds.parse::<u64>().ok()?.checked_mul(100)?.checked_add(hundredths)
+}
+
 /// `pidfd_open(2)`
 #[allow(unsafe_code)]
 fn handle(pid: u32) -> Result<OwnedFd, Errno> {
@@ -287,6 +305,21 @@ mod tests {
         for bad in ["", "42 sleep S", "42 (sleep) S 1 2 3", "42 (sleep)"] {
             assert_eq!(started(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_time_is_counted_as_the_starts_of_processes_are() {
+        assert_eq!(uptime("123.45 678.90\n"), Some(12_345));
+        for bad in ["", "123 4", "123.4 5", "x.45 6", "184467440737095517.00 1"] {
+            assert_eq!(uptime(bad), None, "{bad:?}");
+        }
+        let before = real().now().unwrap();
+        let mut child = child();
+        let started = real().started(child.id()).unwrap().unwrap();
+        let after = real().now().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!((before..=after).contains(&started), "{before} {started} {after}");
     }
 
     /// A /proc of the test's making with one process, its state, control group and threads.

@@ -283,6 +283,9 @@ mod tests {
         fn started(&self, _: u32) -> io::Result<Option<u64>> {
             Ok(Some(1))
         }
+        fn now(&self) -> io::Result<u64> {
+            Ok(2)
+        }
         fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
             Ok(Some(ProcessOwner::Pod { pod: "uid".into(), container: None }))
         }

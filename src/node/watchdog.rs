@@ -139,6 +139,15 @@ enum Turn {
     Confirming,
 }
 
+/// What there was before the watchdog looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// No claim held a device when it was last seen.
+    Nothing,
+    /// Claims held devices and this watchdog did not look: it was not there, or another one had the lock.
+    Claims,
+}
+
 /// The result of a task that runs beside the looks.
 enum TaskResult {
     Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
@@ -195,32 +204,34 @@ impl Watchdog {
             return Ok(());
         }
         loop {
+            let before = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                before = self.until_held() => before,
+            };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                () = self.until_held() => {}
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return Ok(()),
-                () = self.while_held() => {}
+                () = self.while_held(before) => {}
             }
         }
     }
 
     /// Waits for the first claim. A change is looked into a period later: a burst of claims is looked at once,
     /// and no container starts within that time.
-    async fn until_held(&mut self) {
+    async fn until_held(&mut self) -> Before {
         self.parts.lists.rest();
         (self.table, self.threads) = (None, None);
         (self.watch, self.detours) = Default::default();
         (self.usage, self.measured, self.measured_at) = Default::default();
         self.show();
+        let mut before = Before::Claims;
         loop {
             self.read_ledger();
             if !self.devices.is_empty() {
-                return;
+                return before;
             }
+            before = Before::Nothing;
             // The sender lives as long as the ledger, which is ours too.
             let _ = self.changes.changed().await;
             tokio::time::sleep(self.parts.settings.period).await;
@@ -228,9 +239,14 @@ impl Watchdog {
     }
 
     /// Watches until no claim holds a device.
-    async fn while_held(&mut self) {
-        let _lock = self.lock().await;
-        self.threads = Some(start_threads().await);
+    async fn while_held(&mut self, before: Before) {
+        let (_lock, before) = self.lock(before).await;
+        let threads = start_threads().await;
+        self.detours = match before {
+            Before::Nothing => Detours::default(),
+            Before::Claims => detours_from_now(&threads, self.parts.processes.clone()).await,
+        };
+        self.threads = Some(threads);
         let table = Table::new(self.parts.processes.clone());
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
@@ -271,16 +287,17 @@ impl Watchdog {
     }
 
     /// Waits until no other instance watches.
-    async fn lock(&mut self) -> FileLock {
+    async fn lock(&mut self, mut before: Before) -> (FileLock, Before) {
         loop {
             match FileLock::try_acquire(&self.parts.lock) {
-                Ok(Some(lock)) => return lock,
+                Ok(Some(lock)) => return (lock, before),
                 Ok(None) => {}
                 Err(error) if !std::mem::replace(&mut self.logged_failures.lock, true) => {
                     warn!(error = error_chain(&error), "cannot take the watchdog's lock; trying again");
                 }
                 Err(_) => {}
             }
+            before = Before::Claims;
             tokio::time::sleep(LOCK_RETRY).await;
         }
     }
@@ -393,17 +410,19 @@ impl Watchdog {
     async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         let Some(mut table) = self.table.take() else { return };
-        let asked = pids.clone();
+        let (asked, remembered) = (pids.clone(), self.detours.to_check(pids.len()));
         let read = move || {
             table.look(&asked);
-            table
+            let ended = table.ended(&remembered);
+            (table, ended)
         };
         let read = match &self.threads {
             Some(threads) => threads.reader.run(read).await,
             None => None,
         };
         // A reader that broke took its memory along: all is read anew.
-        let table = read.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
+        let (table, ended) = read.unwrap_or_else(|| (Table::new(self.parts.processes.clone()), Vec::new()));
+        self.detours.forget(&ended);
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);
         self.logged_failures.unseen_looks =
@@ -542,6 +561,20 @@ async fn start_threads() -> WorkerThreads {
         }
         tokio::time::sleep(THREADS_RETRY).await;
     }
+}
+
+/// What is remembered when the watchdog begins to look: nothing, and since when. Where the time cannot be told, every
+/// process counts as older than the watchdog, so that nobody is ended for what may have happened before.
+async fn detours_from_now(threads: &WorkerThreads, processes: Arc<dyn Processes>) -> Detours {
+    let began = match threads.reader.run(move || processes.now()).await {
+        Some(Ok(now)) => now,
+        Some(Err(error)) => {
+            warn!(%error, "cannot tell which processes are older than this watchdog; all are taken for older");
+            u64::MAX
+        }
+        None => u64::MAX,
+    };
+    Detours::since(began)
 }
 
 /// Who may use a claim; none if the API server's answer, or its silence, tells nothing.

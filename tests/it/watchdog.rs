@@ -59,8 +59,9 @@ struct Told {
     terminated: Vec<MpsClient>,
     /// Whose daemon it is; none: that of all shares of GPU-0.
     group: Option<MpsGroup>,
-    /// How often it was asked for its clients.
+    /// How often it was asked for its clients, and for its servers.
     asked: usize,
+    asked_for_servers: usize,
     /// Done at a termination, before it is noted.
     hook: Option<Box<dyn FnMut() + Send>>,
     /// Done when it is asked for its clients.
@@ -89,7 +90,8 @@ impl Daemons for FakeDaemons {
         unimplemented!("the watchdog keeps no daemons")
     }
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
-        let told = self.heard()?;
+        let mut told = self.heard()?;
+        told.asked_for_servers += 1;
         let servers = told.servers.iter().map(|pid| Server { pid: *pid, state: "ACTIVE".into() }).collect();
         Ok(vec![DaemonState {
             group: told.group.clone().unwrap_or_else(group),
@@ -140,6 +142,7 @@ impl Proc {
         fs::create_dir_all(proc.path(&format!("{own}/ns"))).unwrap();
         symlink(&own, proc.path("self")).unwrap();
         symlink("pid:[4026531836]", proc.path(&format!("{own}/ns/pid"))).unwrap();
+        fs::copy("/proc/uptime", proc.path("uptime")).unwrap();
         proc
     }
 
@@ -544,12 +547,17 @@ struct Detour {
 
 impl Detour {
     async fn new() -> Self {
+        let case = Self::without_claim();
+        case.bench.own_share("mine", MINE).await;
+        case
+    }
+
+    fn without_claim() -> Self {
         let bench = Bench::new();
         let [client, server, around] = std::array::from_fn(|_| Sleeper::new());
         for (process, pod) in [(&client, MINE), (&server, MPS), (&around, MINE)] {
             bench.proc.show(process.pid(), Some(pod));
         }
-        bench.own_share("mine", MINE).await;
         bench.daemons.told().servers = vec![server.pid()];
         bench.daemons.told().clients = vec![MpsClient { server: server.pid(), pid: client.pid() }];
         let detour = Self { bench, client, server, around };
@@ -626,6 +634,66 @@ async fn whom_the_daemon_names_or_nvml_does_not_tell_apart_does_not_go_around_mp
     case.bench.wait_for_looks(10).await;
     assert!(case.around.lives() && case.client.lives());
     assert_eq!(case.bench.daemons.told().asked, 0);
+}
+
+#[tokio::test]
+async fn a_list_that_fails_once_makes_nobody_forget_who_lost_its_server() {
+    let mut case = Detour::new().await;
+    // The claim's second server, later on.
+    let second = std::mem::replace(&mut case.around, Sleeper::new());
+    case.bench.proc.show(second.pid(), Some(MPS));
+    let (client, first) = (case.client.pid(), case.server.pid());
+    case.bench.node.set(control(vec![process(client, 100, "mps"), process(first, 66, "server")]));
+    case.bench.start(WatchdogAction::Terminate);
+    until("the server is known", || case.bench.daemons.told().asked_for_servers > 0).await;
+    case.bench.wait_for_looks(10).await;
+
+    let after = vec![process(client, 100, "compute"), process(second.pid(), 66, "server")];
+    let mut failing = control(after.clone());
+    failing["faults"] = json!({"nvmlDeviceGetComputeRunningProcesses_v3": {"return": "UNKNOWN"}});
+    case.bench.node.set(failing);
+    let failed = |bench: &Bench| bench.metric("tranche_watchdog_failed_looks_total");
+    until("a look fails", || failed(&case.bench).is_some_and(|count| count > 0.0)).await;
+    let asked = {
+        let mut told = case.bench.daemons.told();
+        (told.servers, told.clients) = (vec![second.pid()], Vec::new());
+        told.asked_for_servers
+    };
+    case.bench.node.set(control(after));
+    until("the daemon is asked for its clients", || case.bench.daemons.told().asked > 0).await;
+    until("the second server is known", || case.bench.daemons.told().asked_for_servers > asked).await;
+    case.bench.wait_for_looks(10).await;
+    assert!(case.client.lives());
+    case.bench.take_findings();
+    assert!(case.bench.found.is_empty(), "{:?}", case.bench.found);
+}
+
+#[tokio::test]
+async fn who_was_there_before_the_watchdog_may_have_lost_its_server_and_is_left_alone() {
+    for (is_older, claim_is_older) in [(true, true), (false, true), (true, false)] {
+        let mut case = Detour::without_claim();
+        // Its claim's server is a newer one.
+        case.bench.proc.set_started(case.server.pid(), 1 << 40);
+        if is_older {
+            fs::write(case.bench.proc.path("uptime"), "9000000000.00 1.00\n").unwrap();
+        }
+        if claim_is_older {
+            case.bench.own_share("mine", MINE).await;
+            case.bench.start(WatchdogAction::Terminate);
+        } else {
+            // The watchdog waits for the first claim, so that no claim's process is unknown to it.
+            case.bench.start(WatchdogAction::Terminate);
+            wait_a_moment().await;
+            case.bench.own_share("mine", MINE).await;
+        }
+        until("the daemon is asked", || case.bench.daemons.told().asked > 0).await;
+        if is_older && claim_is_older {
+            case.bench.wait_for_looks(10).await;
+            assert!(case.around.lives());
+        } else {
+            until("it is killed", || case.around.was_killed()).await;
+        }
+    }
 }
 
 #[tokio::test]
@@ -878,6 +946,9 @@ impl Processes for Counted {
     fn started(&self, pid: u32) -> io::Result<Option<u64>> {
         self.started.fetch_add(1, Ordering::SeqCst);
         Ok(self.pods.contains_key(&pid).then_some(1))
+    }
+    fn now(&self) -> io::Result<u64> {
+        Ok(1)
     }
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
         let Some(pod) = self.pods.get(&pid) else { return Ok(None) };

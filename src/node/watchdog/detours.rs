@@ -8,14 +8,19 @@
 //! | a process that NVML lists as no client | is |
 //! |---|---|
 //! | was a client, and the server of that time has gone since | left alone: the server's end took its contexts along |
+//! | began before the watchdog, and its claim has no server on the GPU that is older | left alone: the same may have happened unseen |
 //! | is named by its claim's daemon, asked after it was first seen so | left alone |
 //! | has a claim whose server is not on the GPU, for 10 s since the claim was first seen so | left alone: it may wait for the server |
 //! | has a claim whose daemon does not answer within 10 s | around MPS, if NVML is known to list clients on this node |
 //! | otherwise, once the daemon has answered | around MPS |
 //!
 //! The daemon's silence does not excuse for ever, because a tenant can keep the daemon busy.
+//!
+//! Who was a client is remembered for as long as the process lives. A look that does not show it proves nothing: NVML
+//! fails now and then.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use super::knowledge::{QuestionState, want};
@@ -28,6 +33,9 @@ use crate::supervisor::protocol::MpsClient;
 
 /// How long a server may take to come up, and a daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// At each look, of so many remembered processes beyond those that NVML lists it is asked whether they still live. So many
+/// at once, because a tenant can have thousands that were clients once.
+const CHECKS: usize = 64;
 
 /// A process's claims that have a daemon of their own on the GPU.
 pub(super) struct OwnDaemons<'a> {
@@ -39,7 +47,11 @@ pub(super) struct OwnDaemons<'a> {
 /// What is remembered from look to look.
 #[derive(Debug, Default)]
 pub(super) struct Detours {
-    processes: HashMap<ProcessKey, Route>,
+    processes: BTreeMap<ProcessKey, Route>,
+    /// The last of them that was checked.
+    checked: Option<ProcessKey>,
+    /// When the watchdog began to look, in clock ticks since the boot: who is older may have been a client before.
+    began: u64,
     daemons: HashMap<MpsGroup, DaemonWord>,
     lists: ListTrust,
 }
@@ -73,10 +85,36 @@ enum ListTrust {
 }
 
 impl Detours {
-    /// Forgets processes that have ended and daemons that serve nobody.
-    pub fn keep(&mut self, is_there: impl Fn(&ProcessKey) -> bool, groups: &HashSet<&MpsGroup>) {
-        self.processes.retain(|process, _| is_there(process));
+    /// Of a watchdog that begins to look now: so many clock ticks after the boot.
+    pub fn since(began: u64) -> Self {
+        Self { began, ..Self::default() }
+    }
+
+    /// Forgets daemons that serve nobody, and how long processes have gone around MPS that this look does not show: before
+    /// anything follows for them, their daemons are asked anew. Who was a client is not forgotten.
+    pub fn keep(&mut self, is_listed: impl Fn(&ProcessKey) -> bool, groups: &HashSet<&MpsGroup>) {
+        for (process, route) in &mut self.processes {
+            if !is_listed(process) {
+                route.bare_since = None;
+            }
+        }
         self.daemons.retain(|group, _| groups.contains(group));
+    }
+
+    /// Returns remembered processes that may have ended, others each time; NVML lists this many.
+    pub fn to_check(&mut self, listed: usize) -> Vec<ProcessKey> {
+        let after = self.checked.map_or(Unbounded, Excluded);
+        let most = listed.saturating_add(CHECKS);
+        let due: Vec<_> = self.processes.range((after, Unbounded)).map(|(key, _)| *key).take(most).collect();
+        self.checked = due.last().copied().filter(|_| due.len() == most);
+        due
+    }
+
+    /// Forgets processes that have ended.
+    pub fn forget(&mut self, ended: &[ProcessKey]) {
+        for process in ended {
+            self.processes.remove(process);
+        }
     }
 
     /// How the process of claims with these daemons works on the GPU. Questions that must be answered first are marked as
@@ -102,7 +140,10 @@ impl Detours {
             ContextKind::ComputeOfUnknownKind | ContextKind::Graphics => Access::Other,
             ContextKind::Compute => {
                 let since = *route.bare_since.get_or_insert(now);
-                let lost_its_server = !route.servers.is_empty() && route.servers.is_disjoint(&own.servers);
+                let lost_its_server = match route.servers.is_empty() {
+                    true => may_have_lost_a_server(process, &own.servers, self.began),
+                    false => route.servers.is_disjoint(&own.servers),
+                };
                 let awaits_server = self.note_servers(own, now);
                 let is_around = self.is_around(process.pid, own, (since, now));
                 if is_around && !lost_its_server && !awaits_server {
@@ -162,6 +203,12 @@ impl Detours {
     }
 }
 
+/// True if nobody looked when the process may have been a client, and each server that the claims have now came after it.
+/// A client is older than the server that followed its own.
+fn may_have_lost_a_server(process: ProcessKey, servers: &BTreeSet<ProcessKey>, began: u64) -> bool {
+    process.started < began && servers.iter().all(|server| process.started < server.started)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +266,7 @@ mod tests {
         assert_eq!(case.bare(250), Access::AroundMps);
         assert!(!case.ask(5000, Some(&[2])), "it is known");
         assert_eq!(case.bare(5000), Access::AroundMps);
-        // The PID comes again: the daemon is asked anew.
+        // It leaves the GPU and comes again: the daemon is asked anew.
         case.detours.keep(|process| process.pid == 2, &HashSet::from([&group()]));
         assert_eq!(case.bare(6000), Access::Other);
     }
@@ -252,6 +299,68 @@ mod tests {
         for ms in [250, 500, 60_000] {
             assert_eq!(case.bare(ms), Access::Other, "the server is another one");
             case.ask(ms, Some(&[]));
+        }
+    }
+
+    #[test]
+    fn a_look_that_shows_nobody_makes_nobody_forget_who_lost_its_server() {
+        for servers in [vec![ProcessKey { pid: 91, started: 7 }], Vec::new()] {
+            let mut case = Case::new();
+            case.look(0, 1, ContextKind::MpsClient);
+            case.detours.keep(|_| false, &HashSet::from([&group()]));
+            case.servers = servers;
+            for ms in [250, 500, 60_000] {
+                assert_eq!(case.bare(ms), Access::Other, "its server is gone");
+                case.ask(ms, Some(&[]));
+            }
+        }
+    }
+
+    #[test]
+    fn who_began_before_the_watchdog_and_before_its_claims_servers_is_left_alone() {
+        let server = |started| vec![ProcessKey { pid: 90, started }];
+        // Of a process that began at 1.
+        for (began, servers, expected) in [
+            (2, server(2), Access::Other),
+            (2, Vec::new(), Access::Other),
+            (2, server(1), Access::AroundMps),
+            (2, [server(0), server(2)].concat(), Access::AroundMps),
+            (1, server(2), Access::AroundMps),
+            (1, Vec::new(), Access::AroundMps),
+        ] {
+            let mut case = Case { detours: Detours::since(began), servers };
+            case.bare(0);
+            case.ask(0, Some(&[]));
+            assert_eq!(case.bare(10_000), expected, "{began} {:?}", case.servers);
+        }
+        // Whom this watchdog has seen as a client, it knows.
+        let mut case = Case { detours: Detours::since(2), servers: server(2) };
+        case.look(0, 1, ContextKind::MpsClient);
+        case.bare(250);
+        case.ask(250, Some(&[]));
+        assert_eq!(case.bare(500), Access::AroundMps);
+    }
+
+    #[test]
+    fn processes_are_forgotten_once_they_have_ended_and_a_few_are_checked_at_each_look() {
+        let mut case = Case::new();
+        let processes = u32::try_from(2 * CHECKS).unwrap() + 10;
+        for pid in 0..processes {
+            case.look(0, pid, ContextKind::MpsClient);
+        }
+        let checked: Vec<Vec<u32>> =
+            (0..4).map(|_| case.detours.to_check(5).iter().map(|process| process.pid).collect()).collect();
+        let most = u32::try_from(CHECKS).unwrap() + 5;
+        let (first, second): (Vec<_>, Vec<_>) = ((0..most).collect(), (most..processes).collect());
+        assert_eq!(checked[0], first);
+        assert_eq!([checked[1].as_slice(), &checked[2]].concat(), second);
+        assert_eq!(checked[3], first, "from the beginning");
+        case.servers = vec![ProcessKey { pid: 91, started: 7 }];
+        case.detours.forget(&[ProcessKey { pid: 1, started: 1 }]);
+        for (pid, expected) in [(1, Access::AroundMps), (2, Access::Other)] {
+            case.look(250, pid, ContextKind::Compute);
+            case.ask(250 + 1000 * u64::from(pid), Some(&[]));
+            assert_eq!(case.look(5000, pid, ContextKind::Compute), expected);
         }
     }
 

@@ -31,10 +31,10 @@ impl Watchdog {
         if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now) {
             self.rosters.clear();
         }
-        let is_there =
+        let is_listed =
             |process: &ProcessKey| table.get(process.pid).is_some_and(|known| known.process == *process);
         let groups: HashSet<&MpsGroup> = self.devices.values().flat_map(|device| &device.groups).collect();
-        self.detours.keep(is_there, &groups);
+        self.detours.keep(is_listed, &groups);
         let (mut looks, mut untold) = (Vec::new(), false);
         for (gpu, list) in answers {
             let Some(device) = self.devices.get(&gpu) else { continue };

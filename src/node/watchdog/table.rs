@@ -44,6 +44,16 @@ impl Table {
         }
     }
 
+    /// Returns those of these processes that have ended. A process that cannot be read has not.
+    pub fn ended(&self, processes: &[ProcessKey]) -> Vec<ProcessKey> {
+        let has_ended = |process: &&ProcessKey| {
+            let is_known = self.get(process.pid).is_some_and(|known| known.process == **process);
+            !is_known
+                && self.processes.started(process.pid).is_ok_and(|started| started != Some(process.started))
+        };
+        processes.iter().filter(has_ended).copied().collect()
+    }
+
     fn read(&self, process: ProcessKey) -> Option<KnownProcess> {
         let owner = self.processes.owner(process.pid).ok().flatten()?;
         let sure = self.on_host && owner != ProcessOwner::Host;
@@ -60,5 +70,28 @@ impl KnownProcess {
     /// Nothing about it changes any more. A process of the host may yet be moved into a pod.
     fn is_settled(&self) -> bool {
         self.believed && self.owner != ProcessOwner::Host
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::host::{LocalProcesses, PidNamespace};
+
+    #[test]
+    fn a_process_has_ended_if_proc_says_so_and_not_if_it_cannot_be_read() {
+        let root = tempfile::tempdir().unwrap();
+        let stat = |started: &str| format!("1 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n");
+        // One that goes on, one whose PID came again, one that cannot be read.
+        for (pid, text) in [("11", stat("7")), ("12", stat("9")), ("13", "?".to_owned())] {
+            fs::create_dir(root.path().join(pid)).unwrap();
+            fs::write(root.path().join(pid).join("stat"), text).unwrap();
+        }
+        let processes = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Own };
+        let table = Table::new(Arc::new(processes));
+        let key = |pid| ProcessKey { pid, started: 7 };
+        assert_eq!(table.ended(&[11, 12, 13, 14].map(key)), [12, 14].map(key));
     }
 }
