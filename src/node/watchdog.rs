@@ -410,7 +410,7 @@ impl Watchdog {
     async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         let Some(mut table) = self.table.take() else { return };
-        let (asked, remembered) = (pids.clone(), self.detours.to_check(pids.len()));
+        let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
         let read = move || {
             table.look(&asked);
             let ended = table.ended(&remembered);

@@ -102,7 +102,7 @@ impl Detours {
     }
 
     /// Returns remembered processes that may have ended, others each time; NVML lists this many.
-    pub fn to_check(&mut self, listed: usize) -> Vec<ProcessKey> {
+    pub fn take_due(&mut self, listed: usize) -> Vec<ProcessKey> {
         let after = self.checked.map_or(Unbounded, Excluded);
         let most = listed.saturating_add(CHECKS);
         let due: Vec<_> = self.processes.range((after, Unbounded)).map(|(key, _)| *key).take(most).collect();
@@ -349,7 +349,7 @@ mod tests {
             case.look(0, pid, ContextKind::MpsClient);
         }
         let checked: Vec<Vec<u32>> =
-            (0..4).map(|_| case.detours.to_check(5).iter().map(|process| process.pid).collect()).collect();
+            (0..4).map(|_| case.detours.take_due(5).iter().map(|process| process.pid).collect()).collect();
         let most = u32::try_from(CHECKS).unwrap() + 5;
         let (first, second): (Vec<_>, Vec<_>) = ((0..most).collect(), (most..processes).collect());
         assert_eq!(checked[0], first);
