@@ -287,8 +287,12 @@ impl Queue {
     /// before it for no fault of theirs.
     pub fn over_bounds(&mut self, turn: &Turn, epoch: u64, now: Moment) {
         if let Some(unit) = self.units.get_mut(&turn.key) {
-            unit.bounded = true;
             unit.note_trial(turn, epoch);
+            // Of pods that start one by one the others may have what they need.
+            if turn.together == Together::Alone {
+                return;
+            }
+            unit.bounded = true;
             (unit.passes, unit.since) = (0, now);
         }
     }

@@ -9,19 +9,39 @@ use futures::stream::{pending, select_all};
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::template_spec;
-use crate::cluster::KubeCluster;
-use crate::cluster::makers::{Maker, MakerKind};
+use crate::cluster::makers::{Maker, MakerChange, MakerKind};
+use crate::cluster::{CallError, KubeCluster};
 use crate::controller::lease::Gate;
 use crate::model::error_chain;
+use crate::model::time::back_off;
 
-/// One that could not be created is tried again after so long, or when its object changes.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
-/// So many are remembered for that; the others wait until the watch begins anew.
+/// One that could not be created is tried again after so long, or when its object changes; then after twice as long, up
+/// to the last.
+const RETRY_FIRST: Duration = Duration::from_secs(10);
+const RETRY_LAST: Duration = Duration::from_secs(640);
+/// So many are remembered for that, and of one namespace so many; the others wait until the watch begins anew.
 const FAILED_MAX: usize = 1024;
+const FAILED_OF_NAMESPACE_MAX: usize = 64;
+
+/// One that could not be created.
+struct Failed {
+    maker: Maker,
+    times: u32,
+    due: Instant,
+}
+
+/// Why a template was not created.
+enum Refusal {
+    /// It is tried again.
+    Later(String),
+    /// It never will be: its namespace or its name is none.
+    Never(String),
+}
 
 pub struct Templates {
     pub api: KubeCluster,
@@ -47,31 +67,42 @@ impl Templates {
         }
         let watches = self.kinds.iter().map(|kind| self.api.labelled_makers(kind));
         let mut makers = select_all(watches).chain(pending()).boxed();
-        let mut failed: Vec<Maker> = Vec::new();
+        let mut failed: Vec<Failed> = Vec::new();
         loop {
+            let next = failed.iter().map(|one| one.due).min();
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                Some(maker) = makers.next() => {
-                    failed.retain(|one| one.owner.uid != maker.owner.uid);
-                    self.serve(maker, &mut failed).await;
-                }
-                () = tokio::time::sleep(RETRY_AFTER), if !failed.is_empty() => {
-                    for maker in std::mem::take(&mut failed) {
-                        self.serve(maker, &mut failed).await;
+                Some(change) = makers.next() => match change {
+                    MakerChange::Stored(maker) => {
+                        failed.retain(|one| one.maker.owner.uid != maker.owner.uid);
+                        self.serve(maker, 0, &mut failed).await;
+                    }
+                    MakerChange::Gone(uid) => failed.retain(|one| one.maker.owner.uid != uid),
+                },
+                () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                    let now = Instant::now();
+                    if let Some(at) = failed.iter().position(|one| one.due <= now) {
+                        let Failed { maker, times, .. } = failed.swap_remove(at);
+                        self.serve(maker, times, &mut failed).await;
                     }
                 }
             }
         }
     }
 
-    async fn serve(&self, maker: Maker, failed: &mut Vec<Maker>) {
-        match self.create(&maker).await {
-            Ok(()) => {}
-            Err(words) => {
-                let Maker { namespace, template, owner, .. } = &maker;
+    async fn serve(&self, maker: Maker, times: u32, failed: &mut Vec<Failed>) {
+        let Err(refusal) = self.create(&maker).await else { return };
+        let Maker { namespace, template, owner, .. } = &maker;
+        match refusal {
+            Refusal::Never(words) => {
                 warn!(namespace, template, of = owner.name, "no ResourceClaimTemplate: {words}");
-                if failed.len() < FAILED_MAX {
-                    failed.push(maker);
+            }
+            Refusal::Later(words) => {
+                warn!(namespace, template, of = owner.name, times, "no ResourceClaimTemplate yet: {words}");
+                let of_namespace = failed.iter().filter(|one| one.maker.namespace == *namespace).count();
+                if failed.len() < FAILED_MAX && of_namespace < FAILED_OF_NAMESPACE_MAX {
+                    let pause = back_off(RETRY_FIRST, times + 1, RETRY_LAST);
+                    failed.push(Failed { maker, times: times + 1, due: Instant::now() + pause });
                 }
             }
         }
@@ -79,7 +110,7 @@ impl Templates {
 
     /// Whoever may create a Job can write the label and the annotations, so that nothing is done where an administrator
     /// does not let the controller create claims, and nothing that the webhook would not have asked for.
-    async fn create(&self, maker: &Maker) -> Result<(), String> {
+    async fn create(&self, maker: &Maker) -> Result<(), Refusal> {
         let spec = match template_spec(&maker.share) {
             Ok(spec) => spec,
             Err(error) => {
@@ -88,7 +119,7 @@ impl Templates {
             }
         };
         let opted_in = self.api.has_opted_in(&maker.namespace).await;
-        if !opted_in.map_err(|error| error_chain(&error))? {
+        if !opted_in.map_err(refusal)? {
             return Ok(());
         }
         let metadata = ObjectMeta {
@@ -100,9 +131,18 @@ impl Templates {
         let spec = ResourceClaimTemplateSpec { spec: Some(spec), ..ResourceClaimTemplateSpec::default() };
         let spec = Some(spec);
         if !self.gate.is_open() {
-            return Err("another controller may be leading".to_owned());
+            return Err(Refusal::Later("another controller may be leading".to_owned()));
         }
         let made = self.api.create_template(&ResourceClaimTemplate { metadata, spec }).await;
-        made.map_err(|error| error_chain(&error))
+        made.map_err(refusal)
+    }
+}
+
+fn refusal(error: CallError) -> Refusal {
+    let words = error_chain(&error);
+    match error {
+        // No such namespace, or a name that no template can have.
+        CallError::NotFound { .. } | CallError::Refused { code: 400 | 422, .. } => Refusal::Never(words),
+        _ => Refusal::Later(words),
     }
 }

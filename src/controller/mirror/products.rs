@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::view::{Gpu, NodeState};
-use crate::model::fnv1a;
 use crate::model::names::{DRIVER, MIRROR_LABEL};
+use crate::model::{fnv1a, quantity};
 use crate::params::{MEMORY, THOUSANDTHS};
 use crate::select::{AttributeValue, QualifiedName, TYPE_OF_SHARES};
 
@@ -179,13 +179,21 @@ fn no_node() -> NodeSelector {
 
 /// The slice that is there says what is wanted, as far as the API server keeps it.
 pub fn is_same(stored: &ResourceSlice, wanted: &ResourceSlice) -> bool {
-    type Seen<'a> = (&'a str, &'a Option<BTreeMap<String, DeviceAttribute>>, Vec<(&'a str, &'a str)>);
+    type Seen<'a> = (
+        &'a str,
+        &'a Option<BTreeMap<String, DeviceAttribute>>,
+        Vec<(&'a str, Result<quantity::Quantity, &'a str>)>,
+    );
     fn seen(slice: &ResourceSlice) -> Vec<Seen<'_>> {
         let devices = slice.spec.devices.iter().flatten();
         devices
             .map(|device| {
                 let all = device.capacity.iter().flatten();
-                let values = all.map(|(name, capacity)| (name.as_str(), capacity.value.0.as_str())).collect();
+                // The API server writes amounts in its own form: 80Gi for 81920Mi.
+                let amount = |one: &'_ DeviceCapacity| one.value.0.parse::<quantity::Quantity>();
+                let values = all
+                    .map(|(name, one)| (name.as_str(), amount(one).map_err(|_| one.value.0.as_str())))
+                    .collect();
                 (device.name.as_str(), &device.attributes, values)
             })
             .collect()
@@ -271,6 +279,12 @@ mod tests {
         assert!(device.capacity.as_ref().unwrap().values().all(|one| one.request_policy.is_none()));
         let kept = products([node(&[json!({})], true)].iter())[0].slice();
         assert!(is_same(&wanted, &kept), "the fields that may be dropped do not count");
+        let mut canonical = kept.clone();
+        for device in canonical.spec.devices.iter_mut().flatten() {
+            device.capacity.as_mut().unwrap().get_mut("thousandths").unwrap().value =
+                Quantity("1k".to_owned());
+        }
+        assert!(is_same(&canonical, &wanted), "1k is 1000");
         let other = products([node(&[json!({"architecture": {"string": "Ada"}})], true)].iter())[0].slice();
         assert!(!is_same(&kept, &other));
         assert_eq!(products([NodeState::default()].iter()), []);

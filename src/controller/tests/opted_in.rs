@@ -107,7 +107,11 @@ fn a_controller_that_may_not_read_namespaces_serves_claims_and_makes_none() {
     cluster.fail_over(rules());
     cluster.feed.retain(|change| !matches!(change, Change::Namespace(_)));
     let problem = "namespaces is forbidden".to_owned();
-    cluster.feed.push_back(Change::Namespace(WatchEvent::Interrupted { problem, is_forbidden: true }));
+    let refused = WatchEvent::Interrupted { problem, is_forbidden: true };
+    cluster.feed.push_back(Change::Namespace(refused.clone()));
+    cluster.settle(MOMENT);
+    assert!(!cluster.core.view.is_complete(), "once may be a role that is being written anew");
+    (1..5).for_each(|_| cluster.feed.push_back(Change::Namespace(refused.clone())));
     put_kai(&mut cluster);
     cluster.put_share("plain", json!({"memory": "2Gi"}), 1);
     cluster.put_pod("plain", &["plain"], json!({}));

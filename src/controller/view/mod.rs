@@ -94,8 +94,8 @@ struct Lists {
     /// Lists with an object of which not even the name could be read: it may be any.
     doubtful: BTreeSet<Kind>,
     complete: BTreeSet<Kind>,
-    /// Kinds that we may not see.
-    forbidden: BTreeSet<Kind>,
+    /// Kinds that we may not see, and how often in a row that was said.
+    forbidden: BTreeMap<Kind, u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -109,6 +109,10 @@ enum Kind {
     Namespaces,
     PodGroups(PodGroupApi),
 }
+
+/// A kind that was refused so often in a row is not for us to see: with growing pauses in between these are some 12 s, in
+/// which an API server that has just started reads its roles.
+const FORBIDDEN_TIMES: u32 = 5;
 
 /// What has to be known before anything is decided. Of namespaces see [`ClusterView::is_complete`]; who is in a PodGroup
 /// waits for PodGroups alone.
@@ -126,7 +130,8 @@ impl ClusterView {
     pub fn is_complete(&self) -> bool {
         // Where we may not see namespaces, none has opted in and none has bounds, and all others go on.
         let Lists { complete, forbidden, .. } = &self.lists;
-        let namespaces = [complete, forbidden].iter().any(|kinds| kinds.contains(&Kind::Namespaces));
+        let refused = forbidden.get(&Kind::Namespaces).is_some_and(|times| *times >= FORBIDDEN_TIMES);
+        let namespaces = refused || complete.contains(&Kind::Namespaces);
         namespaces && NEEDED.iter().all(|kind| complete.contains(kind))
     }
 
@@ -180,6 +185,7 @@ impl ClusterView {
             WatchEvent::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
                 self.lists.complete.insert(kind);
+                self.lists.forbidden.remove(&kind);
                 if self.lists.doubtful.remove(&kind) {
                     return Vec::new();
                 }
@@ -191,7 +197,9 @@ impl ClusterView {
                 self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
             }
             WatchEvent::Interrupted { problem, is_forbidden } => {
-                self.lists.forbidden.extend(is_forbidden.then_some(kind));
+                if is_forbidden {
+                    *self.lists.forbidden.entry(kind).or_default() += 1;
+                }
                 vec![News::Trouble(format!("the watch of {kind:?} is interrupted: {problem}"))]
             }
         }

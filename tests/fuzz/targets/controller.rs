@@ -263,7 +263,7 @@ impl Api {
             placed: BTreeSet::new(),
             forged: false,
         };
-        (0..8).for_each(|kind| api.list(kind, false));
+        (0..9).for_each(|kind| api.list(kind, false));
         for name in ["node-0", "node-1"] {
             api.store(node(name), Change::Node);
             let mut slice = slice();
@@ -280,7 +280,7 @@ impl Api {
             api.store(slice, Change::Slice);
         }
         api.store(class(), Change::Class);
-        (0..8).for_each(|kind| api.list(kind, true));
+        (0..9).for_each(|kind| api.list(kind, true));
         api.deliver();
         api
     }
@@ -297,7 +297,8 @@ impl Api {
             3 => Change::Slice(mark(complete)),
             4 => Change::Class(mark(complete)),
             5 => Change::TaintRule(mark(complete)),
-            6 => Change::PodGroup(PodGroupApi::Volcano, mark(complete)),
+            6 => Change::Namespace(mark(complete)),
+            7 => Change::PodGroup(PodGroupApi::Volcano, mark(complete)),
             _ => Change::PodGroup(PodGroupApi::Kai, mark(complete)),
         });
     }
