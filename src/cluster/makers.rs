@@ -6,17 +6,18 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt};
-use http::header::{ACCEPT, HeaderValue};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, WatchParams};
 use kube::{Client, Resource};
+use tracing::warn;
 
 use super::CallError;
 use super::client::{KubeCluster, call, post};
 use super::cut::Piece;
 use super::reader::{Page, ReadError, Watch, WatchItem, version_of};
 use super::sieve::{Keep, sieve};
+use crate::model::error_chain;
 use crate::model::names::{
     OPT_IN_LABEL, OPT_IN_VALUE, SHARE_ANNOTATION, TEMPLATE_ANNOTATION, TEMPLATE_LABEL,
 };
@@ -34,11 +35,6 @@ const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// The pause after a failure, and the longest after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// Metadata is enough.
-const METADATA: HeaderValue = HeaderValue::from_static(
-    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, \
-     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-);
 const KEEP: Keep = Keep::Only(&[(
     "metadata",
     Keep::Only(&[
@@ -152,6 +148,11 @@ impl Followed {
             }
             let Err(error) = self.step().await else { continue };
             self.watch = None;
+            warn!(
+                error = error_chain(&error),
+                kind = self.kind.kind,
+                "the watch of what makes pods is interrupted"
+            );
             // What is asked for may be history.
             if let (Position::List { .. }, _) | (_, Some(400 | 404 | 410)) = (&self.at, error.code()) {
                 self.at = Position::ANEW;
@@ -176,7 +177,8 @@ impl Followed {
                 if !next.is_empty() {
                     params = params.continue_token(next);
                 }
-                let mut page = Page::open(&self.client, request(&self.kind, |to| to.list(&params))?).await?;
+                let mut page =
+                    Page::open(&self.client, request(&self.kind, |to| to.list_metadata(&params))?).await?;
                 while let Some(piece) = page.next().await? {
                     self.due.extend(self.kind.change(&piece, false));
                 }
@@ -191,7 +193,7 @@ impl Followed {
             Position::Watch { version } => {
                 let seconds = u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX);
                 let params = WatchParams::default().labels(&labels).timeout(seconds);
-                let asked = request(&self.kind, |to| to.watch(&params, version))?;
+                let asked = request(&self.kind, |to| to.watch_metadata(&params, version))?;
                 self.watch = Some(Watch::open(&self.client, asked, WATCH + WATCH_GRACE).await?);
             }
         }
@@ -226,9 +228,7 @@ fn request(
     of: impl FnOnce(&kube::core::Request) -> Result<http::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let to = kube::core::Request::new(DynamicObject::url_path(&kind.resource(), None));
-    let mut request = of(&to).map_err(kube::Error::BuildRequest)?;
-    request.headers_mut().insert(ACCEPT, METADATA);
-    Ok(request)
+    of(&to).map_err(kube::Error::BuildRequest)
 }
 
 impl KubeCluster {

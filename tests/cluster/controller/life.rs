@@ -119,6 +119,9 @@ async fn a_gated_pod_takes_no_idle_gpu_away_and_no_share_waits_for_it() {
     let looks = async || {
         sum(&super::metrics(&cluster).await, "tranche_controller_writes_total{what=\"look\",result=\"ok\"")
     };
+    // GPUs that a test before this one has left held are given back after a while; `c` is to take one that nobody holds.
+    let only = || async { (holds(&cluster).await == [device.clone()]).then_some(()) };
+    wait_until("nothing else to be held", PATIENCE, only).await;
     let before = looks().await;
     create(&cluster, "c", json!({"memory": "1Gi"})).await;
     cluster.wait_ready("c").await;
