@@ -202,38 +202,9 @@ impl ClusterView {
     pub(super) fn follow_groups(&mut self, api: PodGroupApi, seen: WatchEvent<PodGroup>) -> Vec<News> {
         let kind = Kind::PodGroups(api);
         let known = self.lists.complete.contains(&kind);
-        let news = match api {
-            PodGroupApi::Volcano => self.follow(
-                kind,
-                seen,
-                |view, group| view.set_group(PodGroupApi::Volcano, &group),
-                |view, key| view.drop_group(PodGroupApi::Volcano, key),
-            ),
-            PodGroupApi::Kai => self.follow(
-                kind,
-                seen,
-                |view, group| view.set_group(PodGroupApi::Kai, &group),
-                |view, key| view.drop_group(PodGroupApi::Kai, key),
-            ),
-            PodGroupApi::KubernetesV1Beta1 => self.follow(
-                kind,
-                seen,
-                |view, group| view.set_group(PodGroupApi::KubernetesV1Beta1, &group),
-                |view, key| view.drop_group(PodGroupApi::KubernetesV1Beta1, key),
-            ),
-            PodGroupApi::KubernetesV1Alpha3 => self.follow(
-                kind,
-                seen,
-                |view, group| view.set_group(PodGroupApi::KubernetesV1Alpha3, &group),
-                |view, key| view.drop_group(PodGroupApi::KubernetesV1Alpha3, key),
-            ),
-            PodGroupApi::KubernetesV1Alpha2 => self.follow(
-                kind,
-                seen,
-                |view, group| view.set_group(PodGroupApi::KubernetesV1Alpha2, &group),
-                |view, key| view.drop_group(PodGroupApi::KubernetesV1Alpha2, key),
-            ),
-        };
+        let set = |view: &mut Self, group: PodGroup| view.set_group(api, &group);
+        let drop = |view: &mut Self, key: &str| view.drop_group(api, key);
+        let news = self.follow(kind, seen, set, drop);
         // Only now is it known of which gangs there is no PodGroup.
         if !known && self.lists.complete.contains(&kind) {
             self.groups.note_all(api);

@@ -155,8 +155,8 @@ impl ClusterView {
         &mut self,
         kind: Kind,
         seen: WatchEvent<K>,
-        set: fn(&mut Self, K) -> Vec<News>,
-        drop: fn(&mut Self, &str) -> Vec<News>,
+        set: impl Fn(&mut Self, K) -> Vec<News>,
+        drop: impl Fn(&mut Self, &str) -> Vec<News>,
     ) -> Vec<News>
     where
         K: k8s_openapi::Metadata<Ty = ObjectMeta>,
@@ -180,7 +180,7 @@ impl ClusterView {
             }
             WatchEvent::Deleted(meta) => {
                 self.readable(kind, &meta);
-                self.end(kind, &key(kind, &meta), drop)
+                self.end(kind, &key(kind, &meta), &drop)
             }
             WatchEvent::Complete => {
                 let Some(named) = self.lists.under_way.remove(&kind) else { return Vec::new() };
@@ -191,7 +191,7 @@ impl ClusterView {
                 }
                 self.unreadable.retain(|(of, key)| *of != kind || named.contains(key));
                 let gone = self.keys(kind).into_iter().filter(|key| !named.contains(key));
-                gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, drop)).collect()
+                gone.collect::<Vec<_>>().iter().flat_map(|key| self.end(kind, key, &drop)).collect()
             }
             WatchEvent::Unreadable { rest, problem, .. } => {
                 self.unreadable(kind, rest.metadata(), &problem).into_iter().collect()
@@ -205,7 +205,7 @@ impl ClusterView {
         }
     }
 
-    fn end(&mut self, kind: Kind, key: &str, drop: fn(&mut Self, &str) -> Vec<News>) -> Vec<News> {
+    fn end(&mut self, kind: Kind, key: &str, drop: &impl Fn(&mut Self, &str) -> Vec<News>) -> Vec<News> {
         if kind == Kind::Claims {
             self.claims.note_gone(ClaimUid::new(key));
         }
