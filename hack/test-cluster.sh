@@ -9,6 +9,8 @@
 #   TRANCHE_RELEASES     ("1.37.0 1.34.4") of Kubernetes. All that can run there run on the first; on the others
 #                        the tests that depend on the release
 #   TRANCHE_EVERYWHERE   1: all tests on every release that they can run on, and those on a virtual machine
+#   TRANCHE_NODES        2: all rigs have two nodes of different GPUs. Otherwise some tests of one node run on such a
+#                        rig and some do not, as it happens; this shows which of them take its only node for granted
 #   RIG_NAME             (test) the rigs are RIG_NAME-1 and so on
 #   TRANCHE_RESULTS      a file to which one row per group is added, for hack/summary.sh
 #
@@ -201,7 +203,7 @@ worker() {
     export RIG_K8S=$release RIG_NODES=$nodes RIG_MACHINE=""
     nodes_spec=("${spec[@]}") bare=("$release.bare.1.*") parts=("$release.staged.1.*")
     case $nodes in
-      1) nodes_spec=("${spec[0]}") ;;
+      1) if [[ ${TRANCHE_NODES:-1} == 2 ]]; then RIG_NODES=2; else nodes_spec=("${spec[0]}"); fi ;;
       2) parts=("$release.staged.2.*" "${parts[@]}") ;;
       vm)
         RIG_NODES=0 RIG_MACHINE=1
@@ -211,7 +213,7 @@ worker() {
     start=$SECONDS
     "$rig" up >"$run/logs/$RIG_NAME.up.log" 2>&1 ||
       { cat "$run/logs/$RIG_NAME.up.log" >&2; return 1; }
-    say "$RIG_NAME: Kubernetes $release is up (nodes: $nodes) after $((SECONDS - start)) s"
+    say "$RIG_NAME: Kubernetes $release is up (nodes: $RIG_NODES) after $((SECONDS - start)) s"
     if drain "${bare[@]}"; then
       staged=""
       for part in "${parts[@]}"; do [[ -z "$(waiting "$part")" ]] || staged=1; done

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -149,12 +149,19 @@ async fn products_are_mirrored_for_queues_and_nobody_else_takes_them_for_gpus() 
     }
     cluster.rig.kubectl(&["apply", "-f", &file.display().to_string()]);
     set(&cluster, "TRANCHE_MIRROR_SLICES", "true", "false").await;
-    let there = || async { Some(mirrors(&cluster).await).filter(|all| !all.is_empty()) };
-    let slices = wait_until("the products to be mirrored", PATIENCE, there).await;
-    let devices = slices[0].spec.devices.clone().expect("it has devices");
-    assert_eq!((devices.len(), slices[0].spec.node_name.as_ref()), (32, None));
-    let grantable =
-        super::place::grantable_mib(&cluster, &cluster.shareable(super::NODE).await[0].name).await;
+    // Other nodes of the rig have other products.
+    let gpu_here = cluster.shareable(super::NODE).await[0].clone();
+    let product = |device: &Device| device.attributes.as_ref()?.get("productName")?.string.clone();
+    let mirror = || async {
+        mirrors(&cluster)
+            .await
+            .into_iter()
+            .find(|slice| slice.spec.devices.iter().flatten().any(|one| product(one) == product(&gpu_here)))
+    };
+    let slice = wait_until("the product to be mirrored", PATIENCE, mirror).await;
+    let devices = slice.spec.devices.clone().expect("it has devices");
+    assert_eq!((devices.len(), slice.spec.node_name.as_ref()), (32, None));
+    let grantable = super::place::grantable_mib(&cluster, &gpu_here.name).await;
     let memory = &devices[0].capacity.as_ref().expect("it has capacities")["memory"];
     assert_eq!(memory.value.0, format!("{grantable}Mi"));
     assert_eq!(memory.request_policy.is_some(), cluster.release().await >= 36);
@@ -174,8 +181,8 @@ async fn products_are_mirrored_for_queues_and_nobody_else_takes_them_for_gpus() 
         let claim = cluster.api::<ResourceClaim>().get(name).await.expect("the claim is there");
         assert_eq!(pool(&claim).as_deref(), Some(super::NODE));
     }
-    let version = slices[0].metadata.resource_version.clone();
-    assert_eq!(mirrors(&cluster).await[0].metadata.resource_version, version, "written once");
+    let after = mirror().await.expect("the product is still mirrored");
+    assert_eq!(after.metadata.resource_version, slice.metadata.resource_version, "written once");
 
     // The controller's account writes such slices and no others.
     let other = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "tranche-mirror-x"},
