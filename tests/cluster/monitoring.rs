@@ -67,8 +67,8 @@ impl<'a> Monitoring<'a> {
         fs::write(folder.join("targets.json"), targets(cluster).await.to_string())
             .expect("it can be written");
         // Means over seconds, where the rules have a minute.
-        let rules = text("deploy/autoscaling/prometheus-adapter.yaml").replace("[1m]", "[5s]");
-        assert!(rules.contains("[5s]"), "the rules have a mean over a minute");
+        let rules = text("deploy/autoscaling/prometheus-adapter.yaml").replace("[1m]", "[10s]");
+        assert!(rules.contains("[10s]"), "the rules have a mean over a minute");
         let data = json!({
             "prometheus.yaml": text("tests/cluster/data/monitoring/prometheus.yaml"),
             "alerts.yaml": text("charts/tranche/monitoring/alerts.yaml"),
