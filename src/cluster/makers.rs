@@ -75,6 +75,8 @@ pub enum MakerChange {
     Stored(Maker),
     /// The object of this UID is gone, being deleted, or names no template any more.
     Gone(String),
+    /// Nobody can tell which object it is.
+    Unreadable,
 }
 
 #[derive(serde::Deserialize)]
@@ -89,8 +91,11 @@ impl MakerKind {
         ApiResource { group, version, api_version, kind: self.kind.clone(), plural: self.plural.clone() }
     }
 
-    /// None: nobody can tell which object it is.
-    fn change(&self, piece: &Piece, is_deleted: bool) -> Option<MakerChange> {
+    fn change(&self, piece: &Piece, is_deleted: bool) -> MakerChange {
+        self.read(piece, is_deleted).unwrap_or(MakerChange::Unreadable)
+    }
+
+    fn read(&self, piece: &Piece, is_deleted: bool) -> Option<MakerChange> {
         let wanted = sieve(&piece.bytes, KEEP).ok()?;
         let mut meta = serde_json::from_slice::<Bare>(&wanted).ok()?.metadata;
         let uid = meta.uid.take()?;
@@ -180,7 +185,7 @@ impl Followed {
                 let mut page =
                     Page::open(&self.client, request(&self.kind, |to| to.list_metadata(&params))?).await?;
                 while let Some(piece) = page.next().await? {
-                    self.due.extend(self.kind.change(&piece, false));
+                    self.due.push_back(self.kind.change(&piece, false));
                 }
                 let about = page.about();
                 let version =
@@ -203,11 +208,11 @@ impl Followed {
     fn take_in(&mut self, item: Option<WatchItem>) -> Result<(), ReadError> {
         let fresh = match item {
             Some(WatchItem::Stored(piece)) => {
-                self.due.extend(self.kind.change(&piece, false));
+                self.due.push_back(self.kind.change(&piece, false));
                 version_of(&piece.bytes)
             }
             Some(WatchItem::Deleted(piece)) => {
-                self.due.extend(self.kind.change(&piece, true));
+                self.due.push_back(self.kind.change(&piece, true));
                 version_of(&piece.bytes)
             }
             Some(WatchItem::Bookmark(fresh)) => Some(fresh),
@@ -281,7 +286,7 @@ mod tests {
         MakerKind { group: text("batch"), version: text("v1"), plural: text("jobs"), kind: text("Job") }
     }
 
-    fn seen(more: &Value, is_deleted: bool) -> Option<MakerChange> {
+    fn seen(more: &Value, is_deleted: bool) -> MakerChange {
         let mut object = json!({"metadata": {"name": "train", "namespace": "ml", "uid": "u",
             "annotations": {TEMPLATE_ANNOTATION: "train-gpu-share", SHARE_ANNOTATION: "{}"}}});
         for (name, value) in more.as_object().unwrap() {
@@ -295,7 +300,7 @@ mod tests {
         let mut deep = json!({});
         (0..500).for_each(|_| deep = json!({"f:a": deep.take()}));
         for more in [json!({}), json!({"managedFields": [{"fieldsV1": deep}], "labels": {"a": "b"}})] {
-            let Some(MakerChange::Stored(maker)) = seen(&more, false) else { panic!("{more}") };
+            let MakerChange::Stored(maker) = seen(&more, false) else { panic!("{more}") };
             assert_eq!((maker.namespace.as_str(), maker.template.as_str()), ("ml", "train-gpu-share"));
             assert_eq!((maker.owner.api_version.as_str(), maker.owner.uid.as_str()), ("batch/v1", "u"));
         }
@@ -303,13 +308,13 @@ mod tests {
 
     #[test]
     fn what_the_webhook_would_not_have_written_is_as_good_as_gone() {
-        let gone = Some(MakerChange::Gone("u".to_owned()));
+        let gone = MakerChange::Gone("u".to_owned());
         let annotations = |template: String, share: String| json!({"annotations": {TEMPLATE_ANNOTATION: template, SHARE_ANNOTATION: share}});
         assert_eq!(seen(&annotations("t".to_owned(), " ".repeat(SHARE_BYTES_MAX + 1)), false), gone);
         assert_eq!(seen(&annotations("t".repeat(NAME_BYTES_MAX + 1), "{}".to_owned()), false), gone);
         assert_eq!(seen(&json!({"annotations": {}}), false), gone);
         assert_eq!(seen(&json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), false), gone);
         assert_eq!(seen(&json!({}), true), gone);
-        assert_eq!(seen(&json!({"uid": null}), false), None);
+        assert_eq!(seen(&json!({"uid": null}), false), MakerChange::Unreadable);
     }
 }

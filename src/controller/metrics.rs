@@ -26,6 +26,11 @@ struct WriteLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NodeLabels {
     node: String,
 }
@@ -48,6 +53,13 @@ pub struct ControllerMetrics {
     pub dropped_events: Counter,
     pub gpus: GpuMetrics,
     pub kept: KeptMetrics,
+    pub templates: TemplateMetrics,
+}
+
+/// ResourceClaimTemplates that are created for queued Jobs and the like.
+#[derive(Debug, Clone, Default)]
+pub struct TemplateMetrics {
+    results: Family<ResultLabels, Counter>,
 }
 
 /// The GPUs of the cluster, and what is left of them for shares.
@@ -102,10 +114,16 @@ impl ControllerMetrics {
             dropped_events: Counter::default(),
             gpus: GpuMetrics::default(),
             kept: KeptMetrics::default(),
+            templates: TemplateMetrics::default(),
         };
         metrics.register_work(registry.sub_registry_with_prefix("controller"));
         metrics.gpus.register(registry.sub_registry_with_prefix("controller"));
         metrics.kept.register(registry.sub_registry_with_prefix("controller"));
+        registry.sub_registry_with_prefix("controller").register(
+            "templates",
+            "ResourceClaimTemplates for queued Jobs, by what came of each try",
+            metrics.templates.results.clone(),
+        );
         metrics
     }
 
@@ -156,6 +174,13 @@ impl ControllerMetrics {
 
     pub fn write(&self, what: &'static str, result: &'static str) {
         self.writes.get_or_create(&WriteLabels { what, result }).inc();
+    }
+}
+
+impl TemplateMetrics {
+    /// One try, or one object that cannot be read, with what came of it.
+    pub fn count(&self, result: &'static str) {
+        self.results.get_or_create(&ResultLabels { result }).inc();
     }
 }
 

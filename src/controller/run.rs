@@ -168,7 +168,12 @@ pub async fn start(
     let (products, wanted) = watch::channel(None);
     let mirror = Mirror { api: api.clone(), gate: gate.clone(), wanted };
     tasks.spawn_on(&thread, "mirror", mirror.run(tasks.stop()));
-    let templates = Templates { api: api.clone(), gate, kinds: settings.makers.clone() };
+    let templates = Templates {
+        api: api.clone(),
+        gate,
+        kinds: settings.makers.clone(),
+        metrics: metrics.templates.clone(),
+    };
     tasks.spawn_on(&thread, "templates", templates.run(led.clone(), tasks.stop()));
     let core = Core::new(settings.rules.clone(), &settings.namespace);
     let (state, told) = watch::channel(json!({"leading": false}));

@@ -17,6 +17,7 @@ use crate::admission::template_spec;
 use crate::cluster::makers::{Maker, MakerChange, MakerKind};
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::lease::Gate;
+use crate::controller::metrics::TemplateMetrics;
 use crate::model::error_chain;
 use crate::model::time::back_off;
 
@@ -35,6 +36,12 @@ struct Failed {
     due: Instant,
 }
 
+enum Created {
+    Yes,
+    /// The webhook would not have asked for it, or its namespace has not opted in.
+    NotWanted,
+}
+
 /// Why a template was not created.
 enum Refusal {
     /// It is tried again.
@@ -47,6 +54,7 @@ pub struct Templates {
     pub api: KubeCluster,
     pub gate: Gate,
     pub kinds: Vec<MakerKind>,
+    pub metrics: TemplateMetrics,
 }
 
 impl Templates {
@@ -78,6 +86,7 @@ impl Templates {
                         self.serve(maker, 0, &mut failed).await;
                     }
                     MakerChange::Gone(uid) => failed.retain(|one| one.maker.owner.uid != uid),
+                    MakerChange::Unreadable => self.metrics.count("unreadable"),
                 },
                 () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                     let now = Instant::now();
@@ -91,10 +100,15 @@ impl Templates {
     }
 
     async fn serve(&self, maker: Maker, times: u32, failed: &mut Vec<Failed>) {
-        let Err(refusal) = self.create(&maker).await else { return };
+        let refusal = match self.create(&maker).await {
+            Ok(Created::Yes) => return self.metrics.count("created"),
+            Ok(Created::NotWanted) => return self.metrics.count("not_wanted"),
+            Err(refusal) => refusal,
+        };
         let Maker { namespace, template, owner, .. } = &maker;
         match refusal {
             Refusal::Never(words) => {
+                self.metrics.count("refused");
                 warn!(namespace, template, of = owner.name, "no ResourceClaimTemplate: {words}");
             }
             Refusal::Later(words) => {
@@ -103,6 +117,9 @@ impl Templates {
                 if failed.len() < FAILED_MAX && of_namespace < FAILED_OF_NAMESPACE_MAX {
                     let pause = back_off(RETRY_FIRST, times + 1, RETRY_LAST);
                     failed.push(Failed { maker, times: times + 1, due: Instant::now() + pause });
+                    self.metrics.count("retried");
+                } else {
+                    self.metrics.count("forgotten");
                 }
             }
         }
@@ -110,17 +127,17 @@ impl Templates {
 
     /// Whoever may create a Job can write the label and the annotations, so that nothing is done where an administrator
     /// does not let the controller create claims, and nothing that the webhook would not have asked for.
-    async fn create(&self, maker: &Maker) -> Result<(), Refusal> {
+    async fn create(&self, maker: &Maker) -> Result<Created, Refusal> {
         let spec = match template_spec(&maker.share) {
             Ok(spec) => spec,
             Err(error) => {
                 info!(namespace = maker.namespace, of = maker.owner.name, "{}", error_chain(&error));
-                return Ok(());
+                return Ok(Created::NotWanted);
             }
         };
         let opted_in = self.api.has_opted_in(&maker.namespace).await;
         if !opted_in.map_err(refusal)? {
-            return Ok(());
+            return Ok(Created::NotWanted);
         }
         let metadata = ObjectMeta {
             namespace: Some(maker.namespace.clone()),
@@ -134,7 +151,7 @@ impl Templates {
             return Err(Refusal::Later("another controller may be leading".to_owned()));
         }
         let made = self.api.create_template(&ResourceClaimTemplate { metadata, spec }).await;
-        made.map_err(refusal)
+        made.map_err(refusal).map(|()| Created::Yes)
     }
 }
 
