@@ -182,6 +182,12 @@ impl Choices {
         Some(choice)
     }
 
+    /// What they choose, if all facts were looked at; nothing is worked out for it, or paid.
+    pub fn known(&self, texts: &Arc<[String]>, facts: &Facts) -> Option<&Bits> {
+        let kept = self.kept.get(texts).filter(|kept| kept.follows(facts))?;
+        Some(&kept.choice.chosen)
+    }
+
     /// The same for lists of a pod's wants, before they are used.
     pub fn study<'a>(&mut self, lists: impl Iterator<Item = &'a Arc<[String]>>, facts: &Facts) -> Studied {
         let (mut spent, mut kinds, mut told) = (0_u64, 0, Vec::new());

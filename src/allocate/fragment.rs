@@ -16,8 +16,12 @@ mod tests;
 use std::collections::BTreeMap;
 
 use super::ask::{Shape, Want};
+use super::choice::Choices;
 use super::fit::{Terms, needs};
+use super::index::Nodes;
 use super::node::{Class, Gpu, Node};
+use super::score::Policy;
+use super::sought::Sought;
 
 /// Most frequent shapes that are looked at: bounds the cost of a score.
 const TARGETS_MAX: usize = 128;
@@ -42,7 +46,8 @@ pub(super) struct Workload {
 #[derive(Debug, Default)]
 pub(super) struct Targets {
     /// Grows with each change.
-    pub epoch: u64,
+    epoch: u64,
+    pub sought: Sought,
     weights: Vec<u32>,
     weight: u64,
     gpus: Vec<i32>,
@@ -69,7 +74,7 @@ const NEVER: i32 = i32::MAX;
 
 impl Workload {
     /// Pods without GPUs leave the same GPU memory unused wherever they are.
-    pub fn seen(&mut self, shape: &Shape, classes: &[Class]) {
+    pub fn seen(&mut self, shape: &Shape, nodes: &Nodes, choices: &Choices) {
         if shape.gpus() == 0 {
             return;
         }
@@ -89,7 +94,8 @@ impl Workload {
         }
         if self.total >= self.next {
             self.next = self.total + self.total.div_ceil(4);
-            self.renew(classes);
+            self.renew(&nodes.classes);
+            self.targets.sought.renew(&self.shapes, nodes, choices);
         }
     }
 
@@ -102,6 +108,15 @@ impl Workload {
         if differ(&self.shapes, &shapes) {
             self.shapes = shapes;
             self.make(classes);
+        }
+    }
+
+    /// Scores by a policy are of no use once this has changed.
+    pub fn epoch(&self, policy: Policy) -> u64 {
+        match policy {
+            Policy::Pack => self.targets.sought.epoch,
+            Policy::Spread => 0,
+            Policy::Fragmentation => self.targets.epoch,
         }
     }
 
@@ -127,6 +142,7 @@ impl Workload {
         let weights = self.shapes.iter().map(|(_, weight)| *weight as u32);
         self.targets = Targets {
             epoch: self.targets.epoch + 1,
+            sought: std::mem::take(&mut self.targets.sought),
             weights: weights.collect(),
             weight: self.shapes.iter().map(|(_, weight)| weight).sum(),
             gpus: wants.iter().map(|(_, gpus)| narrow(u64::from(*gpus))).collect(),

@@ -296,9 +296,9 @@ impl Index {
         Some(placement)
     }
 
-    /// Counts a pod that arrived, once: the policy `fragmentation` expects more like it.
+    /// Counts a pod that arrived, once: the policies `pack` and `fragmentation` expect more like it.
     pub fn seen(&mut self, shape: &Shape) {
-        self.workload.seen(shape, &self.nodes.classes);
+        self.workload.seen(shape, &self.nodes, &self.score_tables.choices);
     }
 
     pub fn placement(&self, key: impl Into<PlacementKey>) -> Option<&Placement> {

@@ -25,6 +25,7 @@ mod node;
 mod score;
 mod score_table;
 mod search;
+mod sought;
 mod taints;
 #[cfg(test)]
 mod tests;

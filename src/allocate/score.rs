@@ -101,7 +101,7 @@ pub(super) fn rate(
     let Some(want) = terms.single() else { return rate_several(policy, node, terms, targets, scratch) };
     for (at, gpu) in node.gpus.iter().enumerate().take(if want.gpus == 0 { 0 } else { usize::MAX }) {
         if let Some(left) = want.left(gpu) {
-            scratch.fitting.push((cost(policy, gpu, left, gpu.free_mib() - left), at));
+            scratch.fitting.push((cost(policy, targets, gpu, left, gpu.free_mib() - left), at));
         }
     }
     if scratch.fitting.len() < want.gpus {
@@ -133,7 +133,8 @@ fn rate_several(
     targets: &Targets,
     scratch: &mut Scratch,
 ) -> Score {
-    let found = search::run(node, terms, &|gpu, left, mib| cost(policy, gpu, left, mib), &mut scratch.tried);
+    let found =
+        search::run(node, terms, &|gpu, left, mib| cost(policy, targets, gpu, left, mib), &mut scratch.tried);
     let Some(picks) = found else { return DOES_NOT_FIT };
     scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
@@ -185,12 +186,15 @@ const MAX_SECOND: u64 = (1 << SECOND_BITS) - 1;
 const MAX_THIRD: u64 = (1 << THIRD_BITS) - 1;
 
 /// What it costs to use a GPU of a node, for choosing among them.
-fn cost(policy: Policy, gpu: &Gpu, left: u64, mib: u64) -> u64 {
+fn cost(policy: Policy, targets: &Targets, gpu: &Gpu, left: u64, mib: u64) -> u64 {
     match policy {
-        // On this rung a limit is exact where all shares have one size: mixing two weighs as much as leaving
-        // room for one more share.
-        Policy::Pack if gpu.isolation == Isolation::Mps && gpu.mixes(mib) => left.saturating_add(mib),
-        Policy::Pack | Policy::Fragmentation => left,
+        Policy::Pack => {
+            // On this rung a limit is exact where all shares have one size: mixing two weighs as much as leaving
+            // room for one more share.
+            let mixed = if gpu.isolation == Isolation::Mps && gpu.mixes(mib) { mib } else { 0 };
+            left.saturating_add(mixed).min(MAX_SECOND) | targets.sought.rank(gpu.class) << SECOND_BITS
+        }
+        Policy::Fragmentation => left,
         Policy::Spread => MAX_SECOND - left.min(MAX_SECOND),
     }
 }

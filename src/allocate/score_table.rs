@@ -145,8 +145,7 @@ impl ScoreTable {
 
     /// Not one score can be kept.
     fn stale(&self, nodes: &Nodes, workload: &Workload, policy: Policy) -> bool {
-        self.scores.len() != nodes.all.len()
-            || policy == Policy::Fragmentation && self.epoch != workload.targets.epoch
+        self.scores.len() != nodes.all.len() || self.epoch != workload.epoch(policy)
     }
 
     fn renew(&mut self, nodes: &Nodes, workload: &Workload, policy: Policy, scratch: &mut Scratch) {
@@ -154,7 +153,7 @@ impl ScoreTable {
         self.scores.extend(nodes.all.iter().map(|node| score(node, &self.terms, workload, policy, scratch)));
         self.best.clear();
         self.best.extend(self.scores.chunks(BLOCK).map(|scores| (least(scores), false)));
-        (self.at, self.epoch) = (nodes.now(), workload.targets.epoch);
+        (self.at, self.epoch) = (nodes.now(), workload.epoch(policy));
     }
 
     /// Renews the scores of nodes that changed, the earliest changes first, until so many are renewed; how many were.
