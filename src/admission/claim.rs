@@ -1,6 +1,8 @@
 //! What can be known of a claim before it is allocated: that its parameters can be read, that they are meant
 //! for requests that are there, and that each share says how much it is.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::classes::{ClassAmount, KnownClasses, Whose};
@@ -81,11 +83,7 @@ pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Pr
     }
     let requests = requests(devices, &at, classes);
     let mut found = Vec::new();
-    let configs: Vec<Config<'_>> = list(&devices["config"])
-        .enumerate()
-        .filter(|(_, config)| config["opaque"]["driver"] == DRIVER)
-        .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &requests, &mut found))
-        .collect();
+    let configs = configs(devices, &at, &requests, &mut found);
     for request in requests.iter().filter(|request| request.is_controllers()) {
         if found.len() >= PROBLEMS_MAX {
             break;
@@ -118,16 +116,15 @@ pub(super) fn warning(spec: &Value, classes: &KnownClasses) -> Option<&'static s
     if unread {
         return Some(messages::CLASS_NOT_READ);
     }
-    let shares = |request: &Value| {
-        let count = |body: &Value| body["count"].as_u64().unwrap_or(1);
-        let part =
-            |body: &Value| classes.is_controllers(text(&body["deviceClassName"])) || has_capacity(body);
-        let exactly =
-            [&request["exactly"], request].into_iter().find(|body| !body["deviceClassName"].is_null());
-        let bodies = exactly.into_iter().chain(list(&request["firstAvailable"]));
-        bodies.filter(|body| part(body)).map(count).max().unwrap_or(0)
-    };
-    let all = list(&spec["devices"]["requests"]).map(shares).fold(0, u64::saturating_add);
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let requests = requests(&spec["devices"], "", classes);
+    let configs = configs(&spec["devices"], "", &requests, &mut Vec::new());
+    for request in requests.iter().filter(|request| request.is_share() && !is_whole(request, &configs)) {
+        // Of alternatives one is taken.
+        let most = counts.entry(request.name.base()).or_default();
+        *most = (*most).max(request.body["count"].as_u64().unwrap_or(1));
+    }
+    let all = counts.into_values().fold(0, u64::saturating_add);
     (all > 1).then_some(messages::SEVERAL_SHARES)
 }
 
@@ -204,6 +201,31 @@ fn requests<'a>(devices: &'a Value, at: &str, classes: &KnownClasses) -> Vec<Cla
     all
 }
 
+/// Those for our driver. What is wrong with them is put into `found`.
+fn configs<'a>(
+    devices: &'a Value,
+    at: &str,
+    requests: &[ClaimRequest<'_>],
+    found: &mut Vec<Problem>,
+) -> Vec<Config<'a>> {
+    list(&devices["config"])
+        .enumerate()
+        .filter(|(_, config)| config["opaque"]["driver"] == DRIVER)
+        .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), requests, found))
+        .collect()
+}
+
+/// The claim asks the controller for whole GPUs by this request.
+fn is_whole(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
+    let shares = configs.iter().filter(|config| config.applies_to(&request.name));
+    let share = shares.filter_map(|config| match &config.params {
+        Some(Params::Share(share)) => Some(share),
+        _ => None,
+    });
+    let said = share.last().map_or(Said::Nowhere, Said::ByClaim);
+    request.is_controllers() && params::asked(said, request.capacity()).is_ok_and(|share| share.is_whole())
+}
+
 fn read<'a>(config: &'a Value, at: &str, known: &[ClaimRequest<'_>], found: &mut Vec<Problem>) -> Config<'a> {
     let requests: Vec<&str> = list(&config["requests"]).map(text).collect();
     for (index, name) in requests.iter().enumerate() {
@@ -262,9 +284,12 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> 
         (Ok(_), _) | (Err(AskedError::Missing), ClassAmount::Said | ClassAmount::Unknown) => return found,
         (Err(error), _) => error,
     };
-    found.push(match (error.field(), share) {
-        (Some(field), _) => Problem { field: format!("{}.{field}", request.at), words: error.to_string() },
-        (None, share) => without_amount(request, share.map(|(config, _)| config)),
+    found.push(match (error.field(), &error, share) {
+        (Some(field), ..) => Problem { field: format!("{}.{field}", request.at), words: error.to_string() },
+        (None, AskedError::LimitOfWhole { field }, Some((config, _))) => {
+            Problem { field: format!("{}.{field}", config.at), words: error.to_string() }
+        }
+        (None, _, share) => without_amount(request, share.map(|(config, _)| config)),
     });
     found
 }
@@ -507,6 +532,12 @@ mod tests {
             (share(json!({"fraction": "NaN"})), ".fraction: ", "NaN"),
             (share(json!({"memory": "1Gi", "compute": 0})), ".compute: ", "1 to 100"),
             (share(json!({"memory": "1Gi", "maxProcesses": 99})), ".maxProcesses: ", "99"),
+            (
+                share(json!({"fraction": 1, "maxProcesses": 4})),
+                ".maxProcesses: ",
+                "the fraction 1 is the whole GPU",
+            ),
+            (share(json!({"fraction": "1", "compute": 50})), ".compute: ", "nothing would enforce the limit"),
             (share(json!({"memory": "1Gi", "minimumIsolation": "hard"})), ".minimumIsolation: ", "kernel"),
             (share(json!({"memroy": "1Gi"})), ".memroy: ", "unknown field"),
             (share(json!({})), ": ", "does not say how much"),
@@ -652,6 +683,21 @@ mod tests {
         assert!(warned(json!([{"name": "gpu", "deviceClassName": SHARED_CLASS, "count": 3}])));
         assert!(!warned(json!([shared("a")])));
         assert!(!warned(json!([either])));
+        // Whole GPUs have no MPS daemon.
+        let thousandths = |count: u32, thousandths: &str| {
+            let capacity = json!({"requests": {"thousandths": thousandths}});
+            json!({"deviceClassName": SHARED_CLASS, "count": count, "capacity": capacity})
+        };
+        let warning = |requests: Value, config: Value| {
+            let devices = json!({"requests": requests, "config": config});
+            let answer = asked("ResourceClaim", "CREATE", claim(&devices), Value::Null);
+            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            !answer.review["response"]["warnings"].is_null()
+        };
+        let all = json!([share(json!([]), json!({"fraction": "1"}))]);
+        assert!(!warning(json!([two, shared("b")]), all));
+        assert!(!warning(json!([{"name": "gpu", "exactly": thousandths(2, "1k")}]), json!([])));
+        assert!(warning(json!([{"name": "gpu", "exactly": thousandths(2, "999")}]), json!([])));
     }
 
     #[test]

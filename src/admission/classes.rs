@@ -69,10 +69,6 @@ impl KnownClasses {
         let unread = self.all.as_ref().is_some_and(|all| !all.contains_key(class));
         self.is_cut && unread && !OF_THE_SCHEDULER.contains(&class)
     }
-
-    pub(super) fn is_controllers(&self, class: &str) -> bool {
-        matches!(self.whose(class), Whose::Controller(_))
-    }
 }
 
 fn amount(class: &DeviceClass) -> ClassAmount {

@@ -135,8 +135,12 @@ impl Want {
     }
 
     /// What a claim's parameters ask of each of `gpus` GPUs. No amount: whole GPUs. A fraction's compute
-    /// follows from it unless it is given.
+    /// follows from it unless it is given. The fraction 1 is the whole GPU, which nobody else uses: it meets every
+    /// level of isolation.
     pub fn of(share: &GpuShare, gpus: u32) -> Self {
+        if share.is_whole() {
+            return Self { compute: Percent::try_from(100_u8).ok(), ..Self::whole(gpus) };
+        }
         let (part, follows) = match share.amount {
             None => (Part::Whole, None),
             Some(Amount::Memory(bytes)) => (Part::Memory(bytes), None),

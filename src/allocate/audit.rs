@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::index::Index;
 use super::node::{COMPUTE_ALL, Gpu, GpuGrant};
 use crate::model::names::{DeviceName, NodeName};
+use crate::model::share::Extent;
 
 /// What must never be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -23,6 +24,11 @@ pub enum AuditFinding {
          of its claims"
     )]
     Slots { node: NodeName, device: DeviceName, granted: u32, all: u32 },
+    #[error(
+        "{node}/{device}: {grants} claims are granted it, and one of them has all of it for itself; delete one of its \
+         claims"
+    )]
+    Whole { node: NodeName, device: DeviceName, grants: u32 },
     #[error("{node}/{device}: the index does not agree with the sum of its placements; this is a bug")]
     Count { node: NodeName, device: DeviceName },
 }
@@ -51,6 +57,9 @@ struct Granted {
     mib: u64,
     percent: u32,
     slots: u32,
+    /// Grants of something, and grants of all of it.
+    grants: u32,
+    whole: u32,
 }
 
 impl Granted {
@@ -59,11 +68,13 @@ impl Granted {
         self.mib = self.mib.saturating_add(grant.memory.mib_ceil());
         self.percent = self.percent.saturating_add(grant.percent());
         self.slots = self.slots.saturating_add(grant.slots);
+        self.grants += u32::from(grant.memory.0 > 0);
+        self.whole += u32::from(grant.extent == Extent::Whole);
     }
 }
 
 fn check(node: &NodeName, gpu: &Gpu, sum: Granted) -> Vec<AuditFinding> {
-    let Granted { mib, percent, slots } = sum;
+    let Granted { mib, percent, slots, grants, whole } = sum;
     let name = || (node.clone(), gpu.device.clone());
     let mut findings = Vec::new();
     if mib > gpu.memory_mib {
@@ -78,7 +89,11 @@ fn check(node: &NodeName, gpu: &Gpu, sum: Granted) -> Vec<AuditFinding> {
         let (node, device) = name();
         findings.push(AuditFinding::Slots { node, device, granted: slots, all: gpu.slots });
     }
-    if sum != (Granted { mib: gpu.used_mib, percent: gpu.used_compute, slots: gpu.used_slots }) {
+    if whole > 0 && grants > 1 {
+        let (node, device) = name();
+        findings.push(AuditFinding::Whole { node, device, grants });
+    }
+    if (mib, percent, slots, whole) != (gpu.used_mib, gpu.used_compute, gpu.used_slots, gpu.used_whole) {
         let (node, device) = name();
         findings.push(AuditFinding::Count { node, device });
     }

@@ -7,6 +7,7 @@ use super::index::Nodes;
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
 use super::search;
 use crate::model::quantity::Bytes;
+use crate::model::share::Extent;
 
 /// Of reading an attribute of one GPU, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const ALIKE_TICKS: u64 = 50;
@@ -192,7 +193,8 @@ pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, picked: &[(us
         let gpu = &node.gpus[at];
         let (mib, slots) = terms.wants[want].need(gpu).unwrap_or((0, 0));
         let (device, memory) = (gpu.device.clone(), Bytes::from_mib(mib));
-        GpuGrant { want, device, memory, compute: shape.wants[want].compute, slots }
+        let extent = if shape.wants[want].part == Part::Whole { Extent::Whole } else { Extent::Part };
+        GpuGrant { want, device, memory, compute: shape.wants[want].compute, slots, extent }
     };
     Placement {
         node: node.name.clone(),

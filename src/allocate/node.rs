@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Isolation, Percent};
+use crate::model::share::{Extent, Isolation, Percent};
 use crate::select::DeviceFacts;
 
 /// A node as the cluster tells of it.
@@ -55,6 +55,7 @@ pub struct GpuGrant {
     pub memory: Bytes,
     pub compute: Option<Percent>,
     pub slots: u32,
+    pub extent: Extent,
 }
 
 impl GpuGrant {
@@ -108,6 +109,8 @@ pub(super) struct Gpu {
     pub used_mib: u64,
     pub used_compute: u32,
     pub used_slots: u32,
+    /// Grants of all of it: whatever its numbers become, nothing goes beside them.
+    pub used_whole: u32,
     /// Sizes of the shares, in MiB, and how many of each. Few: a GPU has few slots.
     pub sizes: Vec<(u64, u32)>,
 }
@@ -126,18 +129,19 @@ impl Gpu {
             used_mib: 0,
             used_compute: 0,
             used_slots: 0,
+            used_whole: 0,
             sizes: Vec::new(),
         }
     }
 
     pub fn free_mib(&self) -> u64 {
-        self.memory_mib.saturating_sub(self.used_mib)
+        if self.used_whole > 0 { 0 } else { self.memory_mib.saturating_sub(self.used_mib) }
     }
     pub fn free_compute(&self) -> u32 {
-        COMPUTE_ALL.saturating_sub(self.used_compute)
+        if self.used_whole > 0 { 0 } else { COMPUTE_ALL.saturating_sub(self.used_compute) }
     }
     pub fn free_slots(&self) -> u32 {
-        self.slots.saturating_sub(self.used_slots)
+        if self.used_whole > 0 { 0 } else { self.slots.saturating_sub(self.used_slots) }
     }
 
     /// Memory that somebody could still get.
@@ -155,6 +159,7 @@ impl Gpu {
         self.used_mib = self.used_mib.saturating_add(mib);
         self.used_compute = self.used_compute.saturating_add(grant.percent());
         self.used_slots = self.used_slots.saturating_add(grant.slots);
+        self.used_whole += u32::from(grant.extent == Extent::Whole);
         match self.sizes.iter_mut().find(|(size, _)| *size == mib) {
             Some((_, count)) => *count += 1,
             None => self.sizes.push((mib, 1)),
@@ -166,6 +171,7 @@ impl Gpu {
         self.used_mib = self.used_mib.saturating_sub(mib);
         self.used_compute = self.used_compute.saturating_sub(grant.percent());
         self.used_slots = self.used_slots.saturating_sub(grant.slots);
+        self.used_whole = self.used_whole.saturating_sub(u32::from(grant.extent == Extent::Whole));
         if let Some((_, count)) = self.sizes.iter_mut().find(|(size, _)| *size == mib) {
             *count -= 1;
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Isolation, Percent};
+use crate::model::share::{Extent, Isolation, Percent};
 use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
@@ -852,7 +852,7 @@ proptest! {
             let used = used.min(&all) / 30 * 30;
             free.push(all - used);
             let (device, memory) = (spec.gpus[nth].device.clone(), Bytes::from_mib(used));
-            let grant = GpuGrant { want: 0, device, memory, compute: None, slots: 0 };
+            let grant = GpuGrant { want: 0, device, memory, compute: None, slots: 0, extent: Extent::Part };
             let placement = Placement { node: "a".into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0), pods: 0 };
             index.apply(&PodUid::new(nth.to_string()), &placement).unwrap();
         }
@@ -868,6 +868,34 @@ proptest! {
     }
 }
 
+/// What can be granted of a GPU may change under a claim that has it whole.
+#[test]
+fn nothing_goes_beside_a_whole_gpu_whatever_its_numbers_are() {
+    let mut index = index(&[node("a", 2, 10_000)]);
+    let all = GpuShare { amount: Some(Amount::Fraction("1".parse().unwrap())), ..GpuShare::default() };
+    assert_eq!(put(&mut index, "all", Shape::one(Want::of(&all, 1)), Policy::Pack), "a/gpu-0");
+    let mut larger = node("a", 2, 20_000);
+    larger.gpus.iter_mut().for_each(|gpu| gpu.slots = 32);
+    index.insert_node(&larger);
+    for name in ["x", "y"] {
+        assert_eq!(put(&mut index, name, mib(9_000), Policy::Spread), "a/gpu-1");
+    }
+    assert!(decide(&mut index, &[mib(9_000).into()], Policy::Spread).is_err());
+    assert_eq!(audit(&index), []);
+    // Somebody else gives a part of the same GPU.
+    let mut at = index.placement(&PodUid::new("all")).unwrap().clone();
+    at.gpus[0] = GpuGrant {
+        memory: Bytes::from_mib(1),
+        slots: 1,
+        compute: None,
+        extent: Extent::Part,
+        ..at.gpus[0].clone()
+    };
+    index.apply(&PodUid::new("forged"), &at).unwrap();
+    let findings = audit(&index);
+    assert!(matches!(findings[..], [AuditFinding::Whole { grants: 2, .. }]), "{findings:?}");
+}
+
 /// Whatever somebody forged, and however often.
 #[test]
 fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
@@ -879,6 +907,7 @@ fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
             memory: Bytes(u64::MAX),
             compute: Percent::try_from(100_u8).ok(),
             slots: u32::MAX,
+            extent: Extent::Part,
         };
         let placement = Placement {
             node: "a".into(),

@@ -92,10 +92,13 @@ fn entry(held: &HeldDevice, claim_health: &ClaimHealth, now: Timestamp) -> Alloc
     }
 }
 
+/// In place of a rung: nobody else uses the device.
+const WHOLE: &str = "whole";
+
 /// For programs. What does not apply is left out, so that no 0 is taken for a grant.
 fn data(held: &HeldDevice) -> Value {
     let mut data = match held.mode {
-        HoldMode::Whole => json!({"exclusive": true}),
+        HoldMode::Whole => json!({"exclusive": true, "isolation": WHOLE}),
         HoldMode::Mig => json!({"exclusive": true, "isolation": Isolation::Mig.as_str()}),
         HoldMode::Admin => json!({"adminAccess": true}),
         HoldMode::Share(grant) => granted(&grant),
@@ -214,6 +217,13 @@ mod tests {
             assert!(!data.contains_key("memoryMiB") && !data.contains_key("computePercent"), "{data:?}");
             let limits = entries[0].conditions.iter().flatten().any(|one| one.type_ == "WithinLimits");
             assert_eq!(limits, matches!(mode, HoldMode::Share(_)), "only a share has limits");
+            let alone = data.get("exclusive").map(|_| data["isolation"].as_str().unwrap());
+            let expected = match mode {
+                HoldMode::Whole => Some("whole"),
+                HoldMode::Mig => Some("mig"),
+                HoldMode::Admin | HoldMode::Share(_) => None,
+            };
+            assert_eq!(alone, expected, "{data:?}");
         }
     }
 

@@ -3,7 +3,7 @@
 use super::claim_health::{
     DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
 };
-use crate::ledger::{HeldDevice, HoldMode};
+use crate::ledger::{HeldDevice, HoldMode, Placer};
 use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
 use crate::model::share::Grant;
@@ -23,11 +23,16 @@ pub enum EventType {
     Warning,
 }
 
-/// A claim with shares is ready. None without a share: there is no number to tell.
+/// A claim that asked for shares is ready. None for devices that the scheduler gave whole: there is no number to tell.
 pub fn prepared(devices: &[HeldDevice]) -> Option<ClaimEvent> {
+    let is_share = |held: &&HeldDevice| match held.mode {
+        HoldMode::Share(_) => true,
+        HoldMode::Whole => held.placer == Placer::Controller,
+        HoldMode::Mig | HoldMode::Admin => false,
+    };
     let shares: Vec<String> = devices
         .iter()
-        .filter(|held| matches!(held.mode, HoldMode::Share(_)))
+        .filter(is_share)
         .map(|held| format!("{}: {}", held.answer.device, self::held(held)))
         .collect();
     (!shares.is_empty()).then(|| claim_event("SharePrepared", EventType::Normal, shares.join("; ")))
@@ -252,6 +257,9 @@ pub(super) mod tests {
             "gpu-0: 2000 MiB for at most 4 processes (500 MiB each), 25 % of compute, isolation mps on GPU-0"
         );
         assert_eq!(prepared(&[held(HoldMode::Whole), held(HoldMode::Mig)]), None);
+        // Its author wrote a GpuShare, with the fraction 1.
+        let whole = HeldDevice { placer: Placer::Controller, ..held(HoldMode::Whole) };
+        assert_eq!(prepared(&[whole]).unwrap().message, "gpu-0: all of GPU-0, for this claim alone");
     }
 
     #[test]

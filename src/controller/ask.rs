@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::allocate::{AttributeConstraint, GpuGrant, Placement, Rule, Shape, Want};
+use crate::allocate::{AttributeConstraint, GpuGrant, Part, Placement, Rule, Shape, Want};
 use crate::controller::wants::{Constraint, Wants};
 use crate::feasible::Resources;
 use crate::select::QualifiedName;
@@ -35,21 +35,25 @@ pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
     Ok(shape)
 }
 
-/// A claim among them wants several GPUs.
+/// A claim among them wants shares of several GPUs, which one MPS daemon serves. Whole GPUs have none.
 pub fn is_several(shape: &Shape) -> bool {
     let mut gpus: BTreeMap<u32, u32> = BTreeMap::new();
-    shape.wants.iter().any(|want| {
+    parts_of_gpus(shape).any(|want| {
         let of_claim = gpus.entry(want.claim).or_default();
         *of_claim = of_claim.saturating_add(want.gpus);
         *of_claim > 1
     })
 }
 
+fn parts_of_gpus(shape: &Shape) -> impl Iterator<Item = &Want> {
+    shape.wants.iter().filter(|want| want.part != Part::Whole)
+}
+
 /// MPS has one compute limit for all GPUs of a process.
 fn same_compute(shape: &Shape) -> Result<(), String> {
     let mut first = BTreeMap::new();
     let mut differs = |want: &Want| *first.entry(want.claim).or_insert(want.compute) != want.compute;
-    match shape.wants.iter().any(&mut differs) {
+    match parts_of_gpus(shape).any(&mut differs) {
         true => {
             Err("its requests have different compute, and MPS has one limit for all GPUs of a process; give \
                      each the same compute, or write a claim for each"
@@ -91,6 +95,7 @@ mod tests {
     use super::*;
     use crate::model::names::RequestName;
     use crate::model::quantity::Bytes;
+    use crate::model::share::Extent;
     use crate::params::{Amount, GpuShare};
 
     fn want(request: &str, selectors: &[&str]) -> crate::controller::wants::Want {
@@ -137,12 +142,29 @@ mod tests {
             memory: Bytes::from_mib(1000),
             compute: None,
             slots: 1,
+            extent: Extent::Part,
         };
         let gpus = vec![grant(2, "gpu-0"), grant(0, "gpu-1"), grant(1, "gpu-1")];
         let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0), pods: 0 };
         let devices = parts(&claims, &placement);
         let names = |at: usize, request: usize| devices[at][request][0].device.to_string();
         assert_eq!([names(0, 0), names(1, 0), names(1, 1)], ["gpu-1", "gpu-1", "gpu-0"]);
+    }
+
+    #[test]
+    fn whole_gpus_are_no_group_and_have_no_compute_limit() {
+        let whole = |gpus| crate::controller::wants::Want {
+            share: GpuShare { amount: Some(Amount::Fraction("1".parse().unwrap())), ..GpuShare::default() },
+            gpus,
+            ..want("whole", &[])
+        };
+        let of = |requests| shape(&[Wants { requests, constraints: vec![] }], Resources::default()).unwrap();
+        let four = of(vec![whole(4)]);
+        assert!(!is_several(&four));
+        assert_eq!(four.wants[0].compute.map(|percent| percent.get()), Some(100));
+        assert!(!is_several(&of(vec![whole(4), want("part", &[])])), "one share has no group either");
+        let two = crate::controller::wants::Want { gpus: 2, ..want("parts", &[]) };
+        assert!(is_several(&of(vec![whole(1), two])));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::feasible::{self, Resources};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
+use crate::model::share::Extent;
 
 #[derive(Debug, Default)]
 pub struct Capacity {
@@ -317,16 +318,25 @@ impl Capacity {
     }
 
     /// A claim has shares of this GPU and of others: one MPS daemon serves all of them, and a process is the client
-    /// of one daemon only, so that shares of this GPU alone cannot be there.
+    /// of one daemon only, so that shares of this GPU alone cannot be there. Nor can they beside a claim that has the GPU
+    /// whole, which the index knows.
     pub fn is_grouped(&self, gpu: &GpuRef) -> bool {
         let mut claims = self.grants.get(gpu).into_iter().flatten();
-        claims.any(|(claim, _)| self.of_claims.get(claim).is_some_and(|gpus| gpus.len() > 1))
+        claims.any(|(claim, grant)| grant.extent == Extent::Part && self.shares_of(*claim).nth(1).is_some())
     }
 
-    /// The sets of so many GPUs that claims have together.
+    /// The sets of so many GPUs of which claims have shares together.
     pub fn groups(&self, size: usize) -> BTreeSet<BTreeSet<GpuRef>> {
-        let several = self.of_claims.values().filter(|gpus| gpus.len() == size && size > 1);
-        several.map(|gpus| gpus.iter().cloned().collect()).collect()
+        let several = self.of_claims.iter().filter(|(_, gpus)| size > 1 && gpus.len() >= size);
+        let several = several.map(|(claim, _)| self.shares_of(*claim).cloned().collect::<BTreeSet<_>>());
+        several.filter(|gpus| gpus.len() == size).collect()
+    }
+
+    /// The GPUs of which the claim has a share, and not all.
+    fn shares_of(&self, claim: ClaimKey) -> impl Iterator<Item = &GpuRef> {
+        let is_part =
+            move |gpu: &&GpuRef| self.granted(gpu, claim).is_some_and(|grant| grant.extent == Extent::Part);
+        self.of_claims.get(&claim).into_iter().flatten().filter(is_part)
     }
 
     /// Decides with other GPUs open than usual, and with so much more taken of nodes; the index is afterwards as

@@ -156,7 +156,7 @@ mod tests {
     use crate::controller::classes::Class;
     use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
-    use crate::model::share::{Isolation, Percent};
+    use crate::model::share::{Extent, Isolation, Percent};
 
     fn given() -> Given {
         let device = GrantedDevice {
@@ -166,6 +166,7 @@ mod tests {
             compute: Percent::try_from(25_u8).ok(),
             slots: 1,
             isolation: Isolation::Mps,
+            extent: Extent::Part,
         };
         Given { request: RequestName::new("gpu"), devices: vec![device], tolerations: vec![] }
     }

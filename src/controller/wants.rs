@@ -13,7 +13,7 @@ use crate::controller::classes::OurClasses;
 use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
-use crate::params::{self, GpuShare, Params, Said, decode};
+use crate::params::{self, AskedError, GpuShare, Params, Said, decode};
 use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
 /// One request: the same share on each of so many GPUs.
@@ -240,9 +240,10 @@ fn want(request: &NamedRequest, classes: &OurClasses, configs: &[Entry<'_>]) -> 
     };
     let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 0);
     let gpus = gpus.ok_or_else(|| format!("{path}.count: must be at least 1"))?;
-    let share = params::asked(said(request, configs)?, capacity(exactly)).map_err(|error| match error.field() {
-        Some(field) => format!("{path}.{field}: {error}"),
-        None => format!(
+    let share = params::asked(said(request, configs)?, capacity(exactly)).map_err(|error| match (error.field(), &error) {
+        (Some(field), _) => format!("{path}.{field}: {error}"),
+        (None, AskedError::LimitOfWhole { field }) => format!("{path}: GpuShare.{field} {error}"),
+        (None, _) => format!(
             "{path}: {error}; add a config entry for driver {DRIVER} with a GpuShare that has memory or fraction, or \
              write capacity.requests.memory in the request (Kubernetes 1.36 and newer); {}",
             messages::CAPACITY_DROPPED
@@ -477,6 +478,10 @@ mod tests {
                 "config[0].opaque.parameters: ",
             ),
             (with(request("a", json!({})), grant), "ShareGrant"),
+            (
+                with(request("a", json!({})), share_of(json!({"fraction": 1, "maxProcesses": 4}))),
+                "requests[0].exactly: GpuShare.maxProcesses limits a share, but the fraction 1 is the whole GPU",
+            ),
             (with(request("a", json!({"count": 0})), good()), "count"),
             (with(request("a", json!({"count": 33})), good()), "at most 32"),
             (with(request("a", json!({"allocationMode": "All"})), good()), "allocationMode"),

@@ -86,6 +86,16 @@ impl fmt::Display for Percent {
     }
 }
 
+/// How a grant of our controller's has its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Extent {
+    /// A share: others may have shares beside it, and MPS keeps its limits.
+    #[default]
+    Part,
+    /// All of the GPU, for the claim alone and without MPS.
+    Whole,
+}
+
 /// What an allocation gives a claim of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {

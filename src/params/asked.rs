@@ -47,15 +47,21 @@ pub enum AskedError {
         "asks for {request}, but the claim's GpuShare says {share}; write the same in both, or remove one"
     )]
     Disagree { name: &'static str, request: Shown, share: Shown },
+    /// Where the GPU is given whole, nothing enforces what this field of the GpuShare limits.
+    #[error(
+        "limits a share, but the fraction 1 is the whole GPU, for the claim alone and without MPS, and nothing would \
+         enforce the limit; remove it, or write memory, or a fraction below 1 such as \"0.999\""
+    )]
+    LimitOfWhole { field: &'static str },
     #[error("{mib} MiB divided by the GpuShare's maxProcesses {processes} leaves less than 1 MiB for each")]
     Processes { mib: u64, processes: u32 },
 }
 
 impl AskedError {
-    /// The field, below the request's own; none: the request.
+    /// The field, below the request's own; none: the request, or a field of the GpuShare.
     pub fn field(&self) -> Option<String> {
         let name = match self {
-            Self::Missing => return None,
+            Self::Missing | Self::LimitOfWhole { .. } => return None,
             Self::Other { name } => name,
             Self::Memory { .. } | Self::Processes { .. } => MEMORY,
             Self::Thousandths { .. } | Self::Both => THOUSANDTHS,
@@ -94,7 +100,7 @@ pub fn asked<'a>(
         Said::ByClaim(share) => (*share, true),
     };
     let Some(request) = own else {
-        return if share.amount.is_some() { Ok(share) } else { Err(AskedError::Missing) };
+        return if share.amount.is_some() { without_limit_of_whole(share) } else { Err(AskedError::Missing) };
     };
     let name = match request {
         Amount::Memory(_) => MEMORY,
@@ -107,7 +113,15 @@ pub fn asked<'a>(
         (Amount::Memory(memory), Some(processes)) if memory.mib_ceil() < u64::from(processes) => {
             Err(AskedError::Processes { mib: memory.mib_ceil(), processes })
         }
-        _ => Ok(GpuShare { amount: Some(request), ..share }),
+        _ => without_limit_of_whole(GpuShare { amount: Some(request), ..share }),
+    }
+}
+
+/// A limit that cannot be enforced is refused.
+fn without_limit_of_whole(share: GpuShare) -> Result<GpuShare, AskedError> {
+    match share.limit_beside_whole().filter(|_| share.is_whole()) {
+        Some(field) => Err(AskedError::LimitOfWhole { field }),
+        None => Ok(share),
     }
 }
 
@@ -210,7 +224,11 @@ mod tests {
     #[test]
     fn what_says_no_amount_or_two_is_refused_with_both_numbers_and_the_field() {
         let four = GpuShare { max_processes: Some(4), ..GpuShare::default() };
+        let whole_of_four = GpuShare { max_processes: Some(4), ..part("1") };
         for (said, capacity, field, words) in [
+            (Said::ByClaim(&whole_of_four), vec![], None, "the fraction 1 is the whole GPU"),
+            (Said::ByClaim(&four), vec![("thousandths", "1k")], None, "nothing would enforce the limit"),
+            (Said::ByClass(&four), vec![("thousandths", "1k")], None, "nothing would enforce the limit"),
             (Said::Nowhere, vec![], None, "does not say how much"),
             (Said::ByClaim(&four), vec![], None, "does not say how much"),
             (

@@ -43,6 +43,19 @@ impl GpuShare {
         amount.or(self.compute.map(|_| "compute")).or(self.max_processes.map(|_| "maxProcesses"))
     }
 
+    /// It asks for the whole GPU: `fraction: "1"`. A `memory` that is all of a GPU is a share like any other: which GPU it
+    /// would be all of is known only once one is chosen.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.amount, Some(Amount::Fraction(fraction)) if fraction.is_whole())
+    }
+
+    /// The first field, by its name, that would limit a claim which has the GPU whole, where nothing enforces a limit.
+    /// `compute: 100` and `maxProcesses: 1` limit nothing.
+    pub fn limit_beside_whole(&self) -> Option<&'static str> {
+        let compute = self.compute.filter(|percent| percent.get() < 100).map(|_| "compute");
+        compute.or(self.max_processes.filter(|most| *most > 1).map(|_| "maxProcesses"))
+    }
+
     /// The first field, by its name, that stands in the request itself where kube-scheduler places the share.
     pub fn requested(&self) -> Option<&'static str> {
         self.amount.map(Amount::field).or(self.compute.map(|_| "compute"))
@@ -97,6 +110,11 @@ impl Fraction {
         let part = u128::from(total.0) * u128::from(self.billionths) / u128::from(BILLION);
         // Not more than `total`, which is a u64.
         Bytes::from_mib(Bytes(u64::try_from(part).unwrap_or(total.0)).mib_floor())
+    }
+
+    /// All of it: `1`.
+    pub fn is_whole(self) -> bool {
+        self.billionths == BILLION
     }
 
     /// None: it is no whole number of them.
@@ -302,6 +320,25 @@ mod tests {
             (percent("0.25"), percent("0.251"), percent("1"), percent("0.001")),
             (Some(25), Some(25), Some(100), Some(1))
         );
+    }
+
+    #[test]
+    fn a_fraction_of_1_is_the_whole_gpu_and_nothing_else_is() {
+        for (fields, whole) in [
+            (json!({"fraction": "1"}), true),
+            (json!({"fraction": 1}), true),
+            (json!({"fraction": "1.000"}), true),
+            (json!({"fraction": "0.999999999"}), false),
+            (json!({"memory": "80Gi"}), false),
+            (json!({}), false),
+        ] {
+            assert_eq!(share(fields.clone()).unwrap().is_whole(), whole, "{fields}");
+        }
+        let limit = |fields: Value| share(fields).unwrap().limit_beside_whole();
+        assert_eq!(limit(json!({"fraction": 1, "compute": 100, "maxProcesses": 1})), None);
+        assert_eq!(limit(json!({"fraction": 1, "minimumIsolation": "mig"})), None);
+        assert_eq!(limit(json!({"fraction": 1, "compute": 99})), Some("compute"));
+        assert_eq!(limit(json!({"fraction": 1, "maxProcesses": 2})), Some("maxProcesses"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::decode::read;
 use super::gpu_share::API_VERSION;
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::quantity::{Bytes, MIB, Quantity};
-use crate::model::share::{Isolation, Percent};
+use crate::model::share::{Extent, Isolation, Percent};
 
 pub(super) const KIND: &str = "ShareGrant";
 
@@ -38,6 +38,8 @@ pub struct GrantedDevice {
     pub slots: u32,
     /// The rung that was promised; the node may do better.
     pub isolation: Isolation,
+    /// Of a GPU that is granted whole, memory, compute and slots are all that it has.
+    pub extent: Extent,
 }
 
 impl ShareGrant {
@@ -65,6 +67,10 @@ impl GrantedDevice {
         if let (Some(percent), Some(fields)) = (self.compute, object.as_object_mut()) {
             fields.insert("compute".to_owned(), percent.get().into());
         }
+        // A share is written as nodes of earlier versions read it.
+        if let (Extent::Whole, Some(fields)) = (self.extent, object.as_object_mut()) {
+            fields.insert("whole".to_owned(), true.into());
+        }
         object
     }
 }
@@ -88,6 +94,8 @@ struct RawDevice {
     compute: Option<u64>,
     slots: u32,
     isolation: String,
+    #[serde(default)]
+    whole: bool,
 }
 
 pub(super) fn decode(parameters: &Value) -> Result<ShareGrant, ParamsError> {
@@ -134,6 +142,7 @@ fn granted(at: &str, raw: RawDevice) -> Result<GrantedDevice, ParamsError> {
         compute,
         slots: raw.slots,
         isolation,
+        extent: if raw.whole { Extent::Whole } else { Extent::Part },
     })
 }
 
@@ -190,6 +199,7 @@ mod tests {
             compute: Percent::try_from(25_u8).ok(),
             slots: 1,
             isolation: Isolation::Mps,
+            extent: Extent::Part,
         };
         assert_eq!(found.of(&"gpu-3".into()), Some(&first));
         let second = found.of(&"gpu-4".into()).unwrap();
@@ -202,6 +212,9 @@ mod tests {
         let parameters =
             grant(&[device(json!({"compute": 25})), device(json!({"device": "gpu-4", "gpu": "GPU-4"}))]);
         assert_eq!(decoded(&parameters).unwrap().to_parameters(), parameters);
+        let whole = grant(&[device(json!({"whole": true}))]);
+        let read = decoded(&whole).unwrap();
+        assert_eq!((read.devices[0].extent, read.to_parameters()), (Extent::Whole, whole));
     }
 
     #[test]
@@ -226,6 +239,7 @@ mod tests {
             (one(json!({"compute": 0})), "devices[1].compute", "1 to 100"),
             (one(json!({"compute": 101})), "devices[1].compute", "101"),
             (one(json!({"compute": "25"})), "devices[1].compute", "string"),
+            (one(json!({"whole": "yes"})), "devices[1].whole", "true or false"),
             (one(json!({"slots": 0})), "devices[1].slots", "at least 1"),
             (one(json!({"slots": -1})), "devices[1].slots", "-1"),
             (one(json!({"isolation": "hard"})), "devices[1].isolation", "hard"),
@@ -250,15 +264,19 @@ mod tests {
     proptest! {
         #[test]
         fn writing_and_reading_are_inverse(
-            parts in proptest::collection::vec((1..1_u64 << 30, 0..=100_u8, 1..=u32::MAX, 0..4_usize), 1..32),
+            parts in proptest::collection::vec(
+                (1..1_u64 << 30, 0..=100_u8, 1..=u32::MAX, 0..4_usize, any::<bool>()),
+                1..32,
+            ),
         ) {
-            let devices = parts.into_iter().enumerate().map(|(n, (mib, percent, slots, rung))| GrantedDevice {
+            let devices = parts.into_iter().enumerate().map(|(n, (mib, percent, slots, rung, whole))| GrantedDevice {
                 device: DeviceName::new(format!("gpu-{n}")),
                 gpu: DeviceUuid::new(format!("GPU-{n}")),
                 memory: Bytes::from_mib(mib),
                 compute: Percent::try_from(percent).ok(),
                 slots,
                 isolation: Isolation::ALL[rung],
+                extent: if whole { Extent::Whole } else { Extent::Part },
             });
             let grant = ShareGrant { devices: devices.collect() };
             prop_assert_eq!(decoded(&grant.to_parameters()), Ok(grant));

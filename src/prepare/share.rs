@@ -1,4 +1,4 @@
-//! A share of a board: what the allocation gives, and whether it can stand beside what is there.
+//! What the allocation gives of a board, a share or all of it, and whether a share can stand beside what is there.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::model::claim::{Access, AllocatedClaim};
 use crate::model::gpu::{Device, Gpu};
 use crate::model::names::DeviceName;
 use crate::model::quantity::{Bytes, Quantity};
-use crate::model::share::{DaemonScope, Grant, Isolation, MpsGroup};
+use crate::model::share::{DaemonScope, Extent, Grant, Isolation, MpsGroup};
 use crate::params::{self, DeviceSettings, GrantedDevice};
 use crate::sharing::{self, DefaultRequest, ShareRequest, Shareable, SharingPolicy};
 
@@ -37,6 +37,8 @@ pub(super) fn mode(
 /// What our controller gave of the device: exactly those numbers, on that very board. If that board is no longer on the
 /// node (it was replaced, or the node moved to another machine), the one that has its name now stands in for it:
 /// allocations are counted by that name. Where the API server keeps the scheduler's form as well, both must say the same.
+///
+/// A board that was granted whole is held like one that the scheduler gives whole, whether the node shares it or not.
 pub(super) fn granted(
     device: &Device<'_>,
     access: &Access,
@@ -50,11 +52,14 @@ pub(super) fn granted(
         let (granted, found) = (granted.gpu.clone(), device.uuid().clone());
         return Err(Refusal::OtherBoard { device: name, granted, found });
     }
-    let offered = board(device, site)?.isolation;
+    let GrantedDevice { memory, compute, slots, extent, .. } = *granted;
+    let offered = match (extent, device) {
+        (Extent::Whole, Device::Whole(_)) => granted.isolation,
+        _ => board(device, site)?.isolation,
+    };
     if granted.isolation > offered {
         return Err(Refusal::Promised { device: name, promised: granted.isolation, offered });
     }
-    let GrantedDevice { memory, compute, slots, .. } = *granted;
     // Never lower than what was promised, and as high as the board can.
     let grant = Grant { memory, compute, slots, processes: processes(settings), isolation: offered };
     if let Access::Share { consumed, .. } = access {
@@ -62,7 +67,10 @@ pub(super) fn granted(
         sharing::agree(consumed, &grant).map_err(wrong)?;
     }
     check_settings(&name, settings)?;
-    Ok(HoldMode::Share(grant))
+    Ok(match extent {
+        Extent::Part => HoldMode::Share(grant),
+        Extent::Whole => HoldMode::Whole,
+    })
 }
 
 /// What may be granted of the board. While its shares have daemons as an earlier setting had them, the more generous of
@@ -99,13 +107,17 @@ fn check_settings(device: &DeviceName, settings: &DeviceSettings) -> Result<(), 
 }
 
 /// A `GpuShare` that limits a device which the claim has whole. An entry that names no request means the claim's
-/// shares, if it has some.
+/// shares, if it has some. One that asks the controller for the whole device says so by its amount.
 pub(super) fn check_whole(targets: &[Target<'_>]) -> Result<(), Refusal> {
     let is_share = |target: &Target<'_>| matches!(target.mode, HoldMode::Share(_));
     let has_shares = targets.iter().any(is_share);
     let whole = targets.iter().filter(|target| matches!(target.mode, HoldMode::Whole | HoldMode::Mig));
     let mut meant = whole.filter(|target| target.settings.share_is_named || !has_shares);
-    match meant.find_map(|target| Some((target, target.settings.share.limit()?))) {
+    let limit = |target: &Target<'_>| match target.placer() {
+        Placer::Scheduler => target.settings.share.limit(),
+        Placer::Controller => target.settings.share.limit_beside_whole(),
+    };
+    match meant.find_map(|target| Some((target, limit(target)?))) {
         Some((target, field)) => Err(Refusal::LimitOfWhole { device: target.name.clone(), field }),
         None => Ok(()),
     }
@@ -189,8 +201,12 @@ fn as_granted(claim: &AllocatedClaim, held: &HeldDevice) -> bool {
     let Ok(granted) = result.map_or(Ok(None), |result| params::grant_of(claim, result)) else { return false };
     match (granted, held.placer, held.mode) {
         (None, Placer::Scheduler, _) => true,
+        (Some(granted), Placer::Controller, HoldMode::Whole) => {
+            granted.gpu == held.gpu && granted.extent == Extent::Whole
+        }
         (Some(granted), Placer::Controller, HoldMode::Share(grant)) => {
             granted.gpu == held.gpu
+                && granted.extent == Extent::Part
                 && (granted.memory, granted.compute, granted.slots)
                     == (grant.memory, grant.compute, grant.slots)
         }

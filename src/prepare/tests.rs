@@ -15,6 +15,8 @@ use crate::model::quantity::Bytes;
 use crate::model::share::{DaemonScope, Isolation, MpsGroup, MpsLimits, Percent};
 use crate::sharing::{DefaultRequest, SharingPolicy, ShmScope};
 
+mod whole;
+
 fn gpu(minor: u32, mig: MigMode) -> Gpu {
     Gpu {
         uuid: DeviceUuid::new(format!("GPU-{minor}")),

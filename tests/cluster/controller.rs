@@ -23,6 +23,7 @@ mod together;
 mod told;
 mod uninstall;
 mod verbatim;
+mod whole;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;

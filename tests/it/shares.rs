@@ -1,6 +1,7 @@
 //! Shares on a node, placed by the scheduler or by the controller: each claim has its own limits, the daemon is as loose as its loosest claim and no
 //! looser, no board is granted twice, and a supervisor that fails fails the claim and nothing else.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -313,6 +314,57 @@ async fn the_controllers_shares_are_served_like_any_other_with_and_without_share
     plugin.unprepare(&counted).await.unwrap();
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
     plugin.unprepare(&bare).await.unwrap();
+    site.check_empty("at the end");
+}
+
+/// Two GPUs that the controller gave whole: as kube-scheduler's, and no MPS daemon starts for them.
+#[tokio::test]
+async fn what_the_controller_gives_whole_has_no_daemon_and_nobody_else_gets_a_part_of_it() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    let whole = || Claim::new("whole", &["gpu-0", "gpu-1"]).granted(81_408, 100).whole();
+    let (claim, part) = (whole(), granted("part", 1, 0));
+    put(&site, &[&claim, &part]);
+    prepared(&plugin, &[&claim]).await;
+    assert_eq!(site.mps.kept(), BTreeMap::new());
+    let edits = site.edits(&claim).expect("container edits").to_string();
+    assert!(!edits.contains("CUDA_MPS") && edits.contains("/dev/nvidia1"), "{edits}");
+    plugin.refused(&part, &["in use by claim team/whole"]).await;
+    assert_eq!(plugin.metric("tranche_refused_double_allocations_total"), 1.0);
+    // A restart, and a boot, know it from the ledger.
+    drop(plugin);
+    site.reboot();
+    let plugin = site.start_plugin();
+    plugin.refused(&part, &["in use by claim team/whole"]).await;
+    prepared(&plugin, &[&claim]).await;
+    plugin.unprepare(&claim).await.unwrap();
+    site.check_empty("shares may come");
+    // The other way round.
+    prepared(&plugin, &[&part]).await;
+    plugin.refused(&claim, &["in use by claim team/part"]).await;
+    plugin.unprepare(&part).await.unwrap();
+    site.check_empty("at the end");
+}
+
+/// A share that is all of its GPU, from before shares of the fraction 1 were whole GPUs: its daemon stays until it ends,
+/// and the next allocation of the same claim has none.
+#[tokio::test]
+async fn a_share_of_all_of_a_gpu_goes_on_with_its_daemon_until_it_is_allocated_anew() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    let before = granted("all", 81_408, 100);
+    put(&site, &[&before]);
+    prepared(&plugin, &[&before]).await;
+    drop(plugin);
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap().failed, 0);
+    prepared(&plugin, &[&before]).await;
+    assert_eq!(served(&site), Some((Some(81_408), Some(100))));
+    let after = granted("all", 81_408, 100).whole();
+    put(&site, &[&after]);
+    prepared(&plugin, &[&after]).await;
+    assert_eq!(served(&site), None);
+    plugin.unprepare(&after).await.unwrap();
     site.check_empty("at the end");
 }
 

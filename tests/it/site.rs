@@ -134,6 +134,16 @@ impl Claim {
         self
     }
 
+    /// The controller gave all of the GPUs, for the fraction 1: after [`Claim::granted`].
+    pub fn whole(mut self) -> Self {
+        let configs = self.0["status"]["allocation"]["devices"]["config"].as_array_mut().unwrap();
+        for config in configs.iter_mut().filter(|config| config["source"] == "FromClass") {
+            config["opaque"]["parameters"]["devices"][0]["whole"] = json!(true);
+        }
+        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "1"});
+        self.config(&[], share)
+    }
+
     /// Changes the first configuration, as nobody should.
     pub fn tampered(self, field: &str, value: Value) -> Self {
         self.with(&format!("/status/allocation/devices/config/0/{field}"), value)

@@ -4,7 +4,7 @@ use super::*;
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Part, Placement};
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
-use crate::model::share::Isolation;
+use crate::model::share::{Extent, Isolation};
 
 /// What is lost, as the first lines of the module say it: target by target, in wide numbers, with division.
 fn plainly(index: &Index, node: &Node, (cpu, memory): (u64, u64), free: &[u64]) -> u64 {
@@ -63,7 +63,7 @@ proptest! {
         shapes.iter().for_each(|shape| index.seen(shape));
         let grant = |(nth, used): (usize, &u64)| {
             let (device, memory) = (DeviceName::whole(nth as u32), Bytes::from_mib(*used));
-            GpuGrant { want: 0, device, memory, compute: None, slots: 1 }
+            GpuGrant { want: 0, device, memory, compute: None, slots: 1, extent: Extent::Part }
         };
         let gpus = used.iter().enumerate().map(grant).collect();
         let placement = Placement { node: "a".into(), gpus, cpu_milli: 0, memory: Bytes(0), pods: 0 };

@@ -7,6 +7,7 @@ use super::super::table::{plain, render};
 use super::report::{ExplainedClaim, Report};
 use crate::controller::explain::{Answer, Explained, How, Kind, Origin, Part, Place, User, Verdict};
 use crate::model::names::NodeName;
+use crate::model::share::Extent;
 
 /// More rows than this, and verdicts of one kind are told in one row, the nearest for all.
 const ROWS_MAX: usize = 24;
@@ -173,6 +174,9 @@ fn part(part: &Part, place: &Place) -> String {
     };
     let compute = |percent: Option<u64>| percent.map_or(String::new(), |one| format!(", {one} % of compute"));
     match &part.how {
+        How::Granted(share) if share.extent == Extent::Whole => {
+            format!("{name}: the whole GPU, for this claim alone and without MPS")
+        }
         How::Granted(share) => format!(
             "{name}: {} MiB{}, isolation {}",
             share.memory.mib_floor(),

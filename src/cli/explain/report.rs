@@ -8,6 +8,7 @@ use super::find::Named;
 use crate::cluster::Told;
 use crate::cluster::lease::{LeaseName, StoredLease};
 use crate::controller::explain::{Answer, Explained, How, Origin, Place};
+use crate::model::share::Extent;
 
 #[derive(Debug)]
 pub struct Report {
@@ -146,9 +147,12 @@ fn place(place: &Place) -> Value {
             How::Whole => (Value::Null, false),
             How::Granted(share) => {
                 let compute = share.compute.map(|one| one.get());
-                let share = json!({"memoryMiB": share.memory.mib_floor(), "computePercent": compute,
+                let mut told = json!({"memoryMiB": share.memory.mib_floor(), "computePercent": compute,
                     "slots": share.slots, "isolation": share.isolation.as_str()});
-                (share, false)
+                if share.extent == Extent::Whole {
+                    told["whole"] = true.into();
+                }
+                (told, false)
             }
             How::Scheduled { memory_mib, compute } => {
                 (json!({"memoryMiB": memory_mib, "computePercent": compute}), true)

@@ -151,7 +151,7 @@ fn because(claim: &AllocatedClaim, target: &Target<'_>) -> String {
     let entry = |aspect| why::meant(claim, target, aspect).last().map(|index| why::entry(claim, *index));
     match (target.mode, target.placer()) {
         (HoldMode::Admin, _) => "administrative access changes no settings".to_owned(),
-        (HoldMode::Share(_), Placer::Controller) => {
+        (HoldMode::Share(_) | HoldMode::Whole, Placer::Controller) => {
             let granted = entry(why::Aspect::Grant).unwrap_or_default();
             format!("the controller granted it: {granted}")
         }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::used::PodUse;
 use crate::model::names::{DRIVER, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
+use crate::model::share::Extent;
 use crate::params::{self, Params};
 use crate::sharing::{COMPUTE, MEMORY};
 use crate::slices::Grantable;
@@ -271,7 +272,10 @@ fn granted(
         .find_map(|grant| {
             let device = grant.devices.into_iter().find(|one| one.device.as_str() == result.device)?;
             let compute = device.compute.map(|percent| u64::from(percent.get()));
-            Some(Part::Share { memory_mib: device.memory.mib_floor(), compute })
+            Some(match device.extent {
+                Extent::Whole => Part::Whole,
+                Extent::Part => Part::Share { memory_mib: device.memory.mib_floor(), compute },
+            })
         })
 }
 

@@ -418,6 +418,7 @@ impl Core {
                 compute: grant.compute,
                 slots: grant.slots,
                 isolation: gpu.grantable.isolation,
+                extent: grant.extent,
             })
         };
         let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {

@@ -8,6 +8,8 @@ use crate::controller::recorder::{Reason, gathering, obstacle_words, short};
 use crate::controller::steps::place::Refused;
 use crate::controller::tracker::Plan;
 use crate::model::names::PodUid;
+use crate::model::share::Extent;
+use crate::params::GrantedDevice;
 
 impl Core {
     /// Where its shares are, once they stand in the API.
@@ -17,9 +19,11 @@ impl Core {
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let planned = claims.filter_map(|claim| plan.claims.get(&claim.key));
             let devices = planned.flat_map(|claim| &claim.given).flat_map(|given| &given.devices);
-            let words: Vec<String> = devices
-                .map(|device| format!("{} MiB of {}", device.memory.mib_floor(), device.device))
-                .collect();
+            let words = |device: &GrantedDevice| match device.extent {
+                Extent::Part => format!("{} MiB of {}", device.memory.mib_floor(), device.device),
+                Extent::Whole => format!("all of {}", device.device),
+            };
+            let words: Vec<String> = devices.map(words).collect();
             self.recorder.placed(pod, format!("{} on node {node}", words.join(", ")));
         }
     }

@@ -21,6 +21,7 @@ use crate::controller::holds::ReleaseStep;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{Failure, Outcome, Write};
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
+use crate::model::share::Extent;
 use crate::params::{Params, decode};
 
 pub const NS: &str = "tranche-system";
@@ -709,6 +710,16 @@ impl Cluster {
             let hold = self.claims.get(&(NS.to_owned(), format!("hold.{device}.{node}")));
             let open = hold.is_some_and(|hold| results(hold).is_empty());
             assert!(open, "{node}/{device} is in no book, and nobody can know");
+        }
+        let given = self.claims.values().flat_map(|claim| {
+            let grants = grants(claim);
+            let extent = move |gpu: &(String, String)| grants.get(&gpu.1).map(|grant| grant.extent);
+            results(claim).into_iter().filter_map(move |gpu| Some((extent(&gpu)?, gpu)))
+        });
+        let given: Vec<(Extent, (String, String))> = given.collect();
+        for (_, gpu) in given.iter().filter(|(extent, _)| *extent == Extent::Whole) {
+            let grants = given.iter().filter(|(_, other)| other == gpu).count();
+            assert_eq!(grants, 1, "{gpu:?} is given whole, and to others");
         }
         let companies: Vec<BTreeSet<(String, String)>> = self
             .claims

@@ -307,7 +307,7 @@ fn what_is_kept_is_told_to_both_with_numbers_and_until_when() {
             |subject: &Subject| matches!(subject, Subject::Pod { name: pod, .. } if pod.starts_with(name));
         told.iter().any(|note| of(&note.subject) && words.iter().all(|one| note.message.contains(one)))
     };
-    let words = ["kept for it until 1970-01-01T00:", "Z: 81920 MiB of node-0/gpu-0; needs 81920 MiB"];
+    let words = ["kept for it until 1970-01-01T00:", "Z: 81920 MiB of node-0/gpu-0; needs a whole GPU"];
     assert!(says("a", &words), "{told:?}");
     let words = "; kept for a pod of another namespace, which goes first, until 1970-01-01T00:";
     assert!(says("s", &[words, "Z: 81920 MiB of node-0/gpu-0"]), "{told:?}");

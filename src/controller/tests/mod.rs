@@ -17,3 +17,4 @@ mod room;
 mod scenes;
 mod told;
 mod walk;
+mod whole;

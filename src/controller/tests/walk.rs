@@ -206,16 +206,19 @@ impl Walk {
     fn create_share(&mut self) {
         self.made += 1;
         let name = format!("p{}", self.made);
-        let (mut share, mib, percent) = match self.rng.u8(0..4) {
+        let (mut share, mib, percent) = match self.rng.u8(0..5) {
             0 => (json!({"fraction": "0.25"}), 20 << 10, 25),
             1 => (json!({"memory": "30Gi", "compute": 40}), 30 << 10, 40),
             2 => (json!({"memory": "79Gi"}), 79 << 10, 0),
+            3 => (json!({"fraction": "1"}), 80 << 10, 100),
             _ => {
                 let mib = self.rng.u64(24..20_000);
                 (json!({"memory": format!("{mib}Mi")}), mib, 0)
             }
         };
-        let processes = if self.rng.u8(0..4) == 0 { self.rng.u32(1..=24) } else { 1 };
+        let whole = share["fraction"] == "1";
+        let several = self.rng.u8(0..4) == 0 && !whole;
+        let processes = if several { self.rng.u32(1..=24) } else { 1 };
         if processes > 1 {
             share["maxProcesses"] = processes.into();
         }
@@ -234,7 +237,8 @@ impl Walk {
             };
             self.put_group(&name);
         } else if gpus == 1 {
-            self.asks.insert(name.clone(), Ask { mib, percent, slots: processes.div_ceil(3), priority });
+            let slots = if whole { 16 } else { processes.div_ceil(3) };
+            self.asks.insert(name.clone(), Ask { mib, percent, slots, priority });
         }
         self.cluster.put_pod(&name, &[&name], more);
     }

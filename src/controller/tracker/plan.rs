@@ -50,6 +50,7 @@ pub fn as_grant(device: &GrantedDevice) -> GpuGrant {
         memory: device.memory,
         compute: device.compute,
         slots: device.slots,
+        extent: device.extent,
     }
 }
 
