@@ -15,6 +15,26 @@ const DEVICES: &str = "gpu-fraction-num-devices";
 const CONTAINER: &str = "gpu-fraction-container-name";
 const MPS: &str = "mps";
 const WHOLE_GPUS: &str = "nvidia.com/gpu";
+/// The annotation by which kubectl knows a pod's main container.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+/// Containers that meshes and platforms put beside a pod's own: none of them uses a GPU.
+const SIDECARS: [&str; 13] = [
+    "cloud-sql-proxy",
+    "cloudsql-proxy",
+    "consul-dataplane",
+    "daprd",
+    "envoy",
+    "envoy-sidecar",
+    "istio-proxy",
+    "kube-rbac-proxy",
+    "kuma-sidecar",
+    "linkerd-proxy",
+    "oauth2-proxy",
+    "queue-proxy",
+    "vault-agent",
+];
+/// What the annotations are called that KAI reads an amount from, and what goes with it.
+pub(super) const OF_A_SHARE: [&str; 5] = [FRACTION, MEMORY, DEVICES, CONTAINER, MPS];
 /// A claim's amount ends where the API server's quantities do, at 2^63 - 1 bytes.
 const MIB_MAX: u64 = i64::MAX as u64 >> 20;
 const BILLION: u64 = 1_000_000_000;
@@ -25,6 +45,8 @@ pub(super) struct WantedShare {
     pub amount: Amount,
     pub count: u32,
     pub container: ContainerRef,
+    /// Which of several containers that is, and why, if the pod does not name it for the share.
+    pub chosen: Option<String>,
 }
 
 /// As `GpuShare` writes it.
@@ -61,8 +83,8 @@ pub(super) fn wanted(pod: &Value) -> Result<Option<WantedShare>, Vec<Problem>> {
     let count = annotation(DEVICES).map_or(Ok(1), count);
     let container = container(pod, annotation(CONTAINER));
     match (amount, count, container) {
-        (Ok(amount), Ok(count), Ok(container)) if problems.is_empty() => {
-            Ok(Some(WantedShare { amount, count, container }))
+        (Ok(amount), Ok(count), Ok((container, chosen))) if problems.is_empty() => {
+            Ok(Some(WantedShare { amount, count, container, chosen }))
         }
         (amount, count, container) => {
             problems.extend(amount.err());
@@ -165,17 +187,12 @@ fn whole_gpus(pod: &Value) -> Option<Problem> {
     })
 }
 
-/// The one that is named, regular or init, or else the first regular one.
-fn container(pod: &Value, named: Option<&str>) -> Result<ContainerRef, Problem> {
-    let Some(name) = named else {
-        let first = all_containers(pod).map(|(place, _)| place).find(|place| place.list == "containers");
-        return first.ok_or_else(|| Problem {
-            field: "spec.containers".to_owned(),
-            words: "the pod has no container that could get the share".to_owned(),
-        });
-    };
+/// The one that is named, regular or init. Else of the regular ones the pod's main one, as kubectl knows it, or the
+/// first that is no sidecar; of several it is told which.
+fn container(pod: &Value, named: Option<&str>) -> Result<(ContainerRef, Option<String>), Problem> {
+    let Some(name) = named else { return main_container(pod) };
     let found = all_containers(pod).find(|(_, container)| container["name"] == name);
-    found.map(|(place, _)| place).ok_or_else(|| {
+    found.map(|(place, _)| (place, None)).ok_or_else(|| {
         let names: Vec<&str> =
             all_containers(pod).filter_map(|(_, container)| container["name"].as_str()).collect();
         problem(
@@ -183,6 +200,31 @@ fn container(pod: &Value, named: Option<&str>) -> Result<ContainerRef, Problem> 
             format!("the pod has no container {name:?}; its containers are {}", names.join(", ")),
         )
     })
+}
+
+fn main_container(pod: &Value) -> Result<(ContainerRef, Option<String>), Problem> {
+    let regular: Vec<(ContainerRef, &str)> = all_containers(pod)
+        .filter(|(place, _)| place.list == "containers")
+        .map(|(place, container)| (place, container["name"].as_str().unwrap_or_default()))
+        .collect();
+    let said = pod["metadata"]["annotations"][DEFAULT_CONTAINER].as_str();
+    let main = regular.iter().find(|(_, name)| Some(*name) == said);
+    let first = || regular.iter().find(|(_, name)| !SIDECARS.contains(name)).or(regular.first());
+    let (chosen, why) = match main {
+        Some(main) => (Some(main), format!("as {DEFAULT_CONTAINER} says")),
+        None => (first(), "the first that is no known sidecar".to_owned()),
+    };
+    let Some((place, name)) = chosen else {
+        return Err(Problem {
+            field: "spec.containers".to_owned(),
+            words: "the pod has no container that could get the share".to_owned(),
+        });
+    };
+    let words = format!(
+        "metadata.annotations[{CONTAINER}]: not set, so container {name:?} gets the share, {why}; name another if that is \
+         wrong"
+    );
+    Ok((place.clone(), (regular.len() > 1).then_some(words)))
 }
 
 #[cfg(test)]
@@ -321,6 +363,50 @@ mod tests {
         // All at once.
         let told = refused(&pod(json!({FRACTION: "2", DEVICES: "0", CONTAINER: "none"})));
         assert_eq!(told.len(), 3, "{told:?}");
+    }
+
+    #[test]
+    fn of_several_containers_the_main_one_gets_the_share_and_a_warning_says_which() {
+        let chosen = |containers: &[&str], annotations: Value| {
+            let containers: Vec<Value> = containers.iter().map(|name| json!({"name": name})).collect();
+            let mut all = json!({FRACTION: "0.5"});
+            all.as_object_mut().unwrap().extend(annotations.as_object().unwrap().clone());
+            let pod = json!({"metadata": {"annotations": all}, "spec": {"containers": containers}});
+            let wanted = wanted(&pod).unwrap().unwrap();
+            (wanted.container.index, wanted.chosen)
+        };
+        let main = |name: &str| json!({DEFAULT_CONTAINER: name});
+        for (containers, annotations, index, words) in [
+            (
+                &["istio-proxy", "train"][..],
+                json!({}),
+                1,
+                Some("container \"train\" gets the share, the first that"),
+            ),
+            (
+                &["a", "b"],
+                json!({}),
+                0,
+                Some("container \"a\" gets the share, the first that is no known sidecar;"),
+            ),
+            (
+                &["a", "b"],
+                main("b"),
+                1,
+                Some("container \"b\" gets the share, as kubectl.kubernetes.io/default-container"),
+            ),
+            (&["a", "b"], main("gone"), 0, Some("container \"a\"")),
+            // Nothing but sidecars: one of them must be meant.
+            (&["envoy", "istio-proxy"], json!({}), 0, Some("container \"envoy\"")),
+            (&["envoy"], json!({}), 0, None),
+            (&["a"], main("a"), 0, None),
+            (&["a", "b"], json!({CONTAINER: "b"}), 1, None),
+        ] {
+            let (found, told) = chosen(containers, annotations.clone());
+            assert_eq!(found, index, "{containers:?} {annotations}: {told:?}");
+            assert_eq!(told.is_some(), words.is_some(), "{containers:?} {annotations}: {told:?}");
+            assert!(told.iter().all(|told| told.contains(words.unwrap())), "{told:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! A pod with KAI's annotations gets a claim of its own, which is named here and created by the controller
 //! once it has decided: until then the scheduler does not try the pod (KEP-4381), so that nothing is tried in
 //! vain.
+//!
+//! The pod's annotations stay, but for a pod that KAI is to bind: KAI would give it a part of a GPU by its own books, beside
+//! the claim.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
@@ -16,7 +19,7 @@ const ENTRY: &str = "gpu-share";
 /// What images made for KAI read: the part of a GPU that they have. With a given amount of memory it is known
 /// only when the GPU is, so it is left out then.
 const PORTIONS: [&str; 2] = ["GPU_PORTION", "RUNAI_NUM_OF_GPUS"];
-pub(super) const KAI_SCHEDULER: &str = "kai-scheduler";
+const KAI_SCHEDULER: &str = "kai-scheduler";
 const BEYOND_QUOTA: &str = "a queue of Kueue has admitted what this pod is of without counting the share that its \
                             annotations ask for; name a ResourceClaimTemplate of class shared.gpu.nvidia.com in the pod's \
                             template instead of the annotations, or have the kind of object added to webhook.podTemplates";
@@ -35,10 +38,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
     if !pod["metadata"]["annotations"][MIRROR].is_null() {
         return Decision::Allow;
     }
-    if pod["spec"]["schedulerName"] == KAI_SCHEDULER {
-        return left_to_kai(pod);
-    }
-    let wanted = match kai::wanted(pod) {
+    let mut wanted = match kai::wanted(pod) {
         Ok(None) => return Decision::Allow,
         Ok(Some(wanted)) => wanted,
         Err(problems) => return Decision::Refuse(problems),
@@ -51,8 +51,14 @@ pub(super) fn with_share(request: &Request) -> Decision {
         }]);
     }
     if is_of_template(pod) {
-        return Decision::Allow;
+        return match is_kais(pod) {
+            true => {
+                Decision::Change(json_patch::diff(pod, &without_kais_annotations(pod.clone())), Vec::new())
+            }
+            false => Decision::Allow,
+        };
     }
+    keep_container(pod, &mut wanted);
     let metadata = &pod["metadata"];
     if !metadata["annotations"][WORKLOAD_ANNOTATION].is_null() {
         return Decision::Refuse(vec![Problem {
@@ -62,9 +68,40 @@ pub(super) fn with_share(request: &Request) -> Decision {
     }
     let queue = metadata["labels"][QUEUE_LABEL].as_str();
     let warning = queue.map(|queue| format!("metadata.labels[{QUEUE_LABEL}]: queue {queue} {NOT_COUNTED}"));
+    let warnings = warning.into_iter().chain(wanted.chosen.clone()).collect();
     match changed(pod, &wanted, ClaimOf::Pod(&claim_name(request))) {
-        Ok(changed) => Decision::Change(json_patch::diff(pod, &changed), warning),
+        Ok(changed) => {
+            let changed = if is_kais(pod) { without_kais_annotations(changed) } else { changed };
+            Decision::Change(json_patch::diff(pod, &changed), warnings)
+        }
         Err(problem) => Decision::Refuse(vec![problem]),
+    }
+}
+
+/// KAI is to bind it.
+fn is_kais(pod: &Value) -> bool {
+    pod["spec"]["schedulerName"] == KAI_SCHEDULER
+}
+
+/// What KAI would serve by itself says the claim now.
+fn without_kais_annotations(mut pod: Value) -> Value {
+    if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {
+        annotations.retain(|name, _| !kai::OF_A_SHARE.contains(&name.as_str()));
+    }
+    pod
+}
+
+/// A pod that is asked for a second time keeps its share where it is, whatever containers were added meanwhile.
+fn keep_container(pod: &Value, wanted: &mut WantedShare) {
+    let has_share = |index: &usize| {
+        let uses = pod["spec"]["containers"][*index]["resources"]["claims"].as_array();
+        uses.into_iter().flatten().any(|one| one["name"] == ENTRY)
+    };
+    let was_ours = !pod["metadata"]["annotations"][SHARE_ANNOTATION].is_null();
+    let count = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
+    if let (true, true, Some(index)) = (was_ours, wanted.chosen.is_some(), (0..count).find(has_share)) {
+        wanted.container = ContainerRef { list: "containers", index };
+        wanted.chosen = None;
     }
 }
 
@@ -166,17 +203,6 @@ fn tell_portion(container: &mut Value, decimal: &str) {
 
 fn items(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_default()
-}
-
-/// KAI serves the annotations of its own pods by itself, and would not bind them with a claim of ours.
-fn left_to_kai(pod: &Value) -> Decision {
-    if matches!(kai::wanted(pod), Ok(None)) {
-        return Decision::Allow;
-    }
-    Decision::Warn(format!(
-        "spec.schedulerName {KAI_SCHEDULER}: KAI schedules this pod, on nodes whose GPUs KAI serves, and \
-         nothing enforces its share; for a share from Tranche, use default-scheduler"
-    ))
 }
 
 #[cfg(test)]
@@ -389,18 +415,49 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_kais_scheduler_is_left_to_it_with_a_warning() {
-        let mut kai = pod(json!({"gpu-fraction": "0.5"}));
+    fn a_pod_of_kais_scheduler_gets_its_claim_and_loses_what_kai_would_serve() {
+        let annotations = json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2", "mps": "true",
+            "gpu-fraction-container-name": "side", "other": "stays"});
+        let mut kai = pod(annotations.clone());
+        kai["metadata"]["labels"] = json!({"kai.scheduler/queue": "default-queue"});
+        let ours = patched(UID, &kai);
         kai["spec"]["schedulerName"] = json!("kai-scheduler");
         let answer = asked(UID, "CREATE", &kai);
-        let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
-        assert!(warning.contains("use default-scheduler"), "{warning}");
-        assert_eq!(answer.verdict, Verdict::Allowed);
-        assert_eq!(patched(UID, &kai), kai);
-        // What KAI refuses is KAI's to refuse.
+        assert_eq!(answer.verdict, Verdict::Changed);
+        assert!(answer.review["response"]["warnings"].is_null(), "{}", answer.review);
+        let after = patched(UID, &kai);
+        let mut names: Vec<&String> = after["metadata"]["annotations"].as_object().unwrap().keys().collect();
+        names.sort();
+        assert_eq!(names, ["other", SHARE_ANNOTATION]);
+        // All the rest is as for other schedulers, whose pods keep their annotations.
+        let mut expected = ours;
+        expected["metadata"]["annotations"] =
+            json!({"other": "stays", SHARE_ANNOTATION: after["metadata"]["annotations"][SHARE_ANNOTATION]});
+        expected["spec"]["schedulerName"] = json!("kai-scheduler");
+        assert_eq!(after, expected);
+        assert_eq!(asked(UID, "CREATE", &after).verdict, Verdict::Allowed, "asked again");
+        assert_eq!(patched(UID, &after), after);
+        // A pod of a Job whose template names a template of claims.
+        let mut made = pod(annotations);
+        made["spec"]["schedulerName"] = json!("kai-scheduler");
+        made["spec"]["resourceClaims"] =
+            json!([{"name": "gpu-share", "resourceClaimTemplateName": "job-gpu-share-0123456789ab"}]);
+        assert_eq!(patched(UID, &made)["metadata"]["annotations"], json!({"other": "stays"}));
+        // What KAI refuses is refused.
         kai["metadata"]["annotations"]["gpu-fraction"] = json!("2");
-        assert_eq!(asked(UID, "CREATE", &kai).verdict, Verdict::Allowed);
-        kai["metadata"]["annotations"] = json!({});
-        assert!(asked(UID, "CREATE", &kai).review["response"]["warnings"].is_null());
+        assert_eq!(asked(UID, "CREATE", &kai).verdict, Verdict::Refused);
+    }
+
+    #[test]
+    fn the_container_of_a_share_is_told_and_stays_whatever_is_put_beside_it() {
+        let before = pod(json!({"gpu-fraction": "0.5"}));
+        let answer = asked(UID, "CREATE", &before);
+        let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
+        assert!(warning.contains("container \"main\" gets the share"), "{warning}");
+        let mut more = patched(UID, &before);
+        more["spec"]["containers"].as_array_mut().unwrap().insert(0, json!({"name": "agent", "image": "z"}));
+        let after = patched(UID, &more);
+        assert_eq!(after["spec"]["containers"][1]["resources"]["claims"], json!([{"name": "gpu-share"}]));
+        assert!(after["spec"]["containers"][0]["resources"].is_null(), "{after}");
     }
 }

@@ -132,8 +132,8 @@ pub(super) enum Decision {
     Allow,
     /// Left as it is, with a word to its author.
     Warn(String),
-    /// Changed, perhaps with a word to its author.
-    Change(Patch, Option<String>),
+    /// Changed, perhaps with words to its author.
+    Change(Patch, Vec<String>),
     Refuse(Vec<Problem>),
 }
 
@@ -234,8 +234,8 @@ impl Request {
             }
             Decision::Change(patch, _) if patch.0.is_empty() => Verdict::Allowed,
             Decision::Change(patch, words) => {
-                if let Some(words) = words {
-                    response["warnings"] = json!([shortened(words)]);
+                if !words.is_empty() {
+                    response["warnings"] = words.into_iter().map(shortened).collect();
                 }
                 response["patchType"] = json!("JSONPatch");
                 response["patch"] = json!(base64(patch.to_string().as_bytes()));

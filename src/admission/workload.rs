@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::kai;
-use super::pod::{ClaimOf, KAI_SCHEDULER, changed, claim_name, share_text};
+use super::pod::{ClaimOf, changed, claim_name, share_text};
 use super::review::{Decision, Problem, Request};
 use super::share::SHARE_ANNOTATION;
 use crate::model::names::{TEMPLATE_ANNOTATION, TEMPLATE_LABEL};
@@ -18,7 +18,7 @@ const AT: &str = "spec.template";
 
 pub(super) fn with_share(request: &Request) -> Decision {
     let template = &request.object["spec"]["template"];
-    if !template.is_object() || template["spec"]["schedulerName"] == KAI_SCHEDULER {
+    if !template.is_object() {
         return Decision::Allow;
     }
     let below = |problem: Problem| Problem { field: format!("{AT}.{}", problem.field), ..problem };
@@ -46,7 +46,8 @@ pub(super) fn with_share(request: &Request) -> Decision {
             metadata["labels"][TEMPLATE_LABEL] = json!("true");
             metadata["annotations"][TEMPLATE_ANNOTATION] = json!(name);
             metadata["annotations"][SHARE_ANNOTATION] = json!(share_text(&wanted));
-            Decision::Change(json_patch::diff(&request.object, &object), None)
+            let words = wanted.chosen.map(|words| format!("{AT}.{words}"));
+            Decision::Change(json_patch::diff(&request.object, &object), words.into_iter().collect())
         }
     }
 }
@@ -128,9 +129,6 @@ mod tests {
             assert_eq!(asked("batch", "Job", operation, &share).verdict, Verdict::Allowed);
         }
         assert_eq!(asked("batch", "Job", "CREATE", &job(json!({}))).verdict, Verdict::Allowed);
-        let mut kai = share.clone();
-        kai["spec"]["template"]["spec"]["schedulerName"] = json!(KAI_SCHEDULER);
-        assert_eq!(asked("batch", "Job", "CREATE", &kai).verdict, Verdict::Allowed);
         let mut own = share;
         own["spec"]["template"]["spec"]["resourceClaims"] =
             json!([{"name": "gpu-share", "resourceClaimName": "mine"}]);
