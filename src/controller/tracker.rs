@@ -106,6 +106,8 @@ enum Decision {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Writing {
     Allocation,
+    /// Without an allocation, which is written later.
+    Creation,
     Clearing,
     /// Why it waits.
     Reason(String),
@@ -151,6 +153,8 @@ pub enum Verdict {
     Wait,
     /// The allocation was not written, and will not be ([`Tracker::confirmed`]).
     NotWritten,
+    /// The claim was not created, which is tried again after a rest; no allocation was written.
+    NotCreated,
     /// The plan of this unit comes to nothing.
     Cancel(UnitKey),
     /// The same: the API server refuses the claim's allocation.
@@ -399,6 +403,11 @@ impl Tracker {
         }
     }
 
+    /// A claim that does not exist may be created now: nothing of it is being written, and it was not refused a moment ago.
+    pub fn may_create(&self, claim: ClaimKey, now: Moment) -> bool {
+        !self.is_under_way(claim) && !self.rests(claim, now)
+    }
+
     /// A write of the claim begins.
     pub fn begin(&mut self, claim: ClaimKey, write: Writing) {
         if self.record(claim).write.replace(write).is_none() {
@@ -422,6 +431,16 @@ impl Tracker {
     pub fn failed(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
         match self.end(claim) {
             Some(Writing::Allocation) => return self.not_allocated(claim, failure, stored, now),
+            Some(Writing::Creation) => {
+                // If it was created all the same, the watch tells, and ends the rest.
+                let rest = if matches!(failure, Failure::Refused(_)) { AFTER_REFUSAL } else { RETRY_AFTER };
+                self.record(claim).rests_until = Some(now + rest);
+                let Some(progress) = self.progress_mut(claim) else { return Verdict::NotCreated };
+                if matches!(failure, Failure::Refused(_)) {
+                    return Verdict::Refused(progress.unit.clone());
+                }
+                progress.next = Next::From(now + rest);
+            }
             Some(Writing::Clearing) => {
                 // If it still is to go, the next review says so again.
                 self.keep(claim);

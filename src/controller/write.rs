@@ -37,8 +37,8 @@ pub enum Write {
     /// Tell of a claim on the claim.
     Mark(ClaimKey, ClaimVersion, Marks),
     /// Create a claim that was planned, and write its allocation at once: the scheduler tries the pod as soon as
-    /// the claim is there.
-    Create(ClaimKey, Box<ResourceClaim>, Box<AllocationResult>),
+    /// the claim is there. None: for a pod whose scheduler drops it while a claim that it names is not there.
+    Create(ClaimKey, Box<ResourceClaim>, Option<Box<AllocationResult>>),
 }
 
 /// The answer to each [`Write`], in any order.

@@ -102,7 +102,7 @@ impl Writer {
             }
             Write::Create(claim, object, allocation) => {
                 let made = self.gated(|| self.api.create_claim(&object)).await;
-                Outcome::Created(claim, self.after_creation(made, *allocation).await.map(Box::new))
+                Outcome::Created(claim, self.after_creation(made, allocation).await.map(Box::new))
             }
         }
     }
@@ -140,11 +140,12 @@ impl Writer {
     async fn after_creation(
         &self,
         made: Result<ResourceClaim, Failure>,
-        allocation: AllocationResult,
+        allocation: Option<Box<AllocationResult>>,
     ) -> Result<ResourceClaim, Failure> {
         let made = made?;
+        let Some(allocation) = allocation else { return Ok(made) };
         let at = version(&made.metadata);
-        Ok(self.allocate(at, &Marks::default(), allocation).await.unwrap_or(made))
+        Ok(self.allocate(at, &Marks::default(), *allocation).await.unwrap_or(made))
     }
 
     async fn allocate(

@@ -157,6 +157,12 @@ impl Core {
         match verdict {
             Verdict::Wait => {}
             Verdict::NotWritten => self.confirm_absent(key, now),
+            Verdict::NotCreated => {
+                if let (Failure::Refused(words), Some(claim)) = (failure, self.view.claim(key)) {
+                    self.recorder.not_taken(claim, self.view.pods_of(claim), words, now);
+                }
+                self.confirm_absent(key, now);
+            }
             Verdict::Cancel(unit) => self.cancel(&unit, now),
             Verdict::Refused(unit) => {
                 if let Some(claim) = self.view.claim(key) {

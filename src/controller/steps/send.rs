@@ -1,5 +1,7 @@
 //! What of the plans can be written now, and in which state of its claim.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, ResourceClaim, ResourceClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
@@ -9,6 +11,7 @@ use crate::controller::core::Core;
 use crate::controller::grant::{Configs, allocation};
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
+use crate::controller::view::groups::QUEUE_OF_KAI;
 use crate::controller::view::{Asks, Claim, Presence};
 use crate::controller::write::{FINALIZER, Round, Write};
 use crate::model::claim::{ClaimKey, PodRef};
@@ -29,6 +32,7 @@ impl Core {
                 round.writes.push(write);
             }
         }
+        self.create_early(now, round);
         self.make_sure(now, round);
         for key in self.tracker.to_clear() {
             let claim = self.view.claim(key).filter(|claim| claim.is_placed() && !claim.is_reserved());
@@ -55,6 +59,23 @@ impl Core {
                 let marks = Marks { finalizers: None, annotations };
                 round.writes.push(Write::Mark(key, at.clone(), marks));
                 self.tracker.begin(key, Writing::Reason(text));
+            }
+        }
+    }
+
+    /// Creates claims before they have a place, for pods whose scheduler has forgotten them by then.
+    fn create_early(&mut self, now: Moment, round: &mut Round) {
+        for key in self.view.wanted_early() {
+            if !self.tracker.has_room() || !self.tracker.may_create(key, now) {
+                continue;
+            }
+            let Some(claim) = self.view.claim(key) else { continue };
+            let (Presence::Planned { pod, name }, Asks::Shares(spec)) = (&claim.at, &claim.asks) else {
+                continue;
+            };
+            if let Some(write) = self.created(key, (pod, name), spec, None) {
+                self.tracker.begin(key, Writing::Creation);
+                round.writes.push(write);
             }
         }
     }
@@ -91,7 +112,7 @@ impl Core {
         );
         self.tracker.tries(key, &claim.at);
         let at = match &claim.at {
-            Presence::Planned { pod, name } => return self.created(key, (pod, name), spec, made),
+            Presence::Planned { pod, name } => return self.created(key, (pod, name), spec, Some(made)),
             Presence::Exists(at) => at.clone(),
         };
         let mut finalizers = claim.finalizers.clone();
@@ -104,15 +125,19 @@ impl Core {
         Some(Write::Allocate { claim: key, at, marks, allocation: Box::new(made) })
     }
 
-    /// The claim of this name that is planned for a pod, with everything that it needs from the beginning.
+    /// The claim of this name that is planned for a pod, with everything that it needs from the beginning: the queue that
+    /// KAI charges it to, too, without which KAI does not bind a pod that names its claim.
     pub(in crate::controller) fn created(
         &self,
         key: ClaimKey,
         (pod, name): (&PodRef, &str),
         spec: &DeviceClaim,
-        allocation: AllocationResult,
+        allocation: Option<AllocationResult>,
     ) -> Option<Write> {
-        let pod = &self.view.pod(&pod.uid)?.at;
+        let pod = self.view.pod(&pod.uid)?;
+        let queue = pod.grouping.queue.as_ref().filter(|_| self.view.is_grouped(pod));
+        let labels = queue.map(|queue| BTreeMap::from([(QUEUE_OF_KAI.to_owned(), queue.clone())]));
+        let pod = &pod.at;
         let owner = OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Pod".to_owned(),
@@ -124,12 +149,13 @@ impl Core {
         let metadata = ObjectMeta {
             namespace: Some(pod.namespace.clone()),
             name: Some(name.to_owned()),
+            labels,
             finalizers: Some(vec![FINALIZER.to_owned()]),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         };
         let spec = ResourceClaimSpec { devices: Some(spec.clone()) };
         let made = ResourceClaim { metadata, spec: Some(spec), status: None };
-        Some(Write::Create(key, Box::new(made), Box::new(allocation)))
+        Some(Write::Create(key, Box::new(made), allocation.map(Box::new)))
     }
 }

@@ -521,7 +521,11 @@ impl Cluster {
                 }
                 let made = self.store(*object);
                 let at = version(&made.metadata);
-                Outcome::Created(claim, hear(self.allocate(&at, Some(*allocation))))
+                let made = match allocation {
+                    Some(allocation) => self.allocate(&at, Some(*allocation)),
+                    None => Ok(made),
+                };
+                Outcome::Created(claim, hear(made))
             }
         }
     }

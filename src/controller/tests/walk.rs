@@ -263,14 +263,19 @@ impl Walk {
         let name = format!("k{}", self.made);
         let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.5"}, "count": 1});
         let claim = format!("{name}-gpu-share");
-        self.asks.insert(name.clone(), Ask { mib: 40 << 10, percent: 50, slots: 1, priority: 0 });
-        self.cluster.put_pod(
-            &name,
-            &[],
-            json!({
+        let mut more = json!({
             "metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string()}},
-            "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": claim}]}}),
-        );
+            "spec": {"resourceClaims": [{"name": "gpu-share", "resourceClaimName": claim}]}});
+        // Then the claim is created before it has a place.
+        if self.rng.u8(0..3) == 0 {
+            let group = format!("g{}", self.made / 3);
+            more["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = json!(group);
+            more["spec"]["schedulerName"] = json!("volcano");
+            self.put_group(&group);
+        } else {
+            self.asks.insert(name.clone(), Ask { mib: 40 << 10, percent: 50, slots: 1, priority: 0 });
+        }
+        self.cluster.put_pod(&name, &[], more);
     }
 
     fn create_whole(&mut self) {

@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::cluster::feed::WatchEvent;
 use crate::cluster::pod_groups::{PodGroup, PodGroupApi, PodGroupSpec, PodGroupStatus};
 use crate::controller::gang::{Minimum, Need, Obstacle};
-use crate::controller::view::{ClusterView, Kind, News, Pod};
+use crate::controller::view::{Claim, ClusterView, Kind, News, Pod};
+use crate::model::claim::ClaimKey;
 use crate::model::names::PodUid;
 
 /// The pods of a gang start together.
@@ -22,6 +23,8 @@ pub const GANG_SIZE: &str = "tranche.dev/gang-size";
 const OF_VOLCANO: [&str; 2] = ["scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"];
 const TASK_OF_VOLCANO: &str = "volcano.sh/task-spec";
 const OF_KAI: &str = "pod-group-name";
+/// On pods, and on claims that are no template's: the queue of KAI's that they are charged to.
+pub const QUEUE_OF_KAI: &str = "kai.scheduler/queue";
 const SUBGROUP_OF_KAI: &str = "kai.scheduler/subgroup-name";
 const OF_KUEUE: &str = "kueue.x-k8s.io/pod-group-name";
 const COUNT_OF_KUEUE: &str = "kueue.x-k8s.io/pod-group-total-count";
@@ -79,6 +82,8 @@ pub struct Grouping {
     pub gang: Option<Gang>,
     /// Who is to bind it; empty: kube-scheduler by its usual name, or it is bound.
     pub scheduler: String,
+    /// KAI's, of a pod that is promised a claim and has no node.
+    pub queue: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +109,12 @@ pub enum GangSize {
         name: &'static str,
         text: String,
     },
+}
+
+/// The queue of KAI's that a pod is charged to.
+pub(super) fn queue(object: &core::Pod) -> Option<String> {
+    let queue = object.metadata.labels.as_ref()?.get(QUEUE_OF_KAI)?;
+    (queue.len() <= NAME_BYTES_MAX).then(|| queue.clone())
 }
 
 /// The gang that a pod says it is in. Of several names the first counts: ours, Volcano's, KAI's, Kueue's, Kubernetes'.
@@ -152,6 +163,8 @@ pub(super) struct Groups {
     members: BTreeMap<(Family, String), BTreeSet<PodUid>>,
     /// Gangs of which something else is said than before.
     changed: BTreeSet<(Family, String)>,
+    /// Claims that were promised to pods of schedulers that group pods; some of them may exist by now.
+    promised: BTreeSet<ClaimKey>,
 }
 
 impl Groups {
@@ -240,6 +253,26 @@ impl ClusterView {
     pub fn asks_for_nothing(&self, pod: &Pod) -> bool {
         let claims = self.claims_of(pod);
         !pod.unnamed && claims.is_some_and(|claims| claims.iter().all(|claim| !claim.is_shares()))
+    }
+
+    /// A claim was promised to the pod, and is not created yet.
+    pub(super) fn note_promised(&mut self, claim: ClaimKey, pod: &PodUid) {
+        if self.pod(pod).is_some_and(|pod| self.is_grouped(pod)) {
+            self.groups.promised.insert(claim);
+        }
+    }
+
+    /// Claims that are created before they have a place: those of pods whose scheduler puts every pod into a PodGroup.
+    /// Volcano forgets a pod that names a claim which is not there, until the pod changes. kube-scheduler tries a pod as
+    /// soon as its claim is there: for that it is created with its place.
+    pub fn wanted_early(&mut self) -> Vec<ClaimKey> {
+        let claims = &self.claims;
+        self.groups.promised.retain(|claim| claims.get(*claim).is_some_and(Claim::is_planned));
+        let is_open = |claim: &&ClaimKey| {
+            let owner = claims.get(**claim).and_then(|claim| claim.owner.as_ref());
+            owner.and_then(|pod| self.pods.get(pod)).is_some_and(|pod| !pod.ending && !pod.gated)
+        };
+        self.groups.promised.iter().filter(is_open).copied().collect()
     }
 
     /// The pod's scheduler puts every pod into a PodGroup.

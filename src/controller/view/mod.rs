@@ -354,6 +354,7 @@ impl ClusterView {
         if self.claims.named(&pod.at.namespace, name).is_none() {
             let key = self.claims.new_key();
             self.claims.insert(claim::planned(key, &pod.at, text, name));
+            self.note_promised(key, uid);
         }
     }
 

@@ -140,6 +140,7 @@ pub fn read(object: &core::Pod) -> Pod {
     let scheduler = scheduler.filter(|name| *name != DEFAULT_SCHEDULER && name.len() <= NAME_BYTES_MAX);
     let (claims, unnamed) = claims(object);
     let waits = !claims.is_empty() || unnamed;
+    let share = share(object);
     Pod {
         at: PodRef {
             namespace: meta.namespace.clone().unwrap_or_default(),
@@ -155,8 +156,12 @@ pub fn read(object: &core::Pod) -> Pod {
         claims,
         unnamed,
         resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
-        grouping: Grouping { gang: groups::gang(object), scheduler: scheduler.cloned().unwrap_or_default() },
-        share: share(object),
+        grouping: Grouping {
+            gang: groups::gang(object),
+            scheduler: scheduler.cloned().unwrap_or_default(),
+            queue: share.as_ref().filter(|_| node.is_none()).and_then(|_| groups::queue(object)),
+        },
+        share,
         room: match node {
             Some(_) => feasible::taken(object),
             None => spec.map(feasible::requests).unwrap_or_default(),

@@ -557,7 +557,7 @@ impl Api {
                 Outcome::Marked(claim, boxed(done))
             }
             Write::Create(claim, object, allocation) => {
-                let done = self.create(*object, *allocation);
+                let done = self.create(*object, allocation.map(|one| *one));
                 Outcome::Created(claim, boxed(done))
             }
         }
@@ -571,7 +571,7 @@ impl Api {
     fn create(
         &mut self,
         mut claim: ResourceClaim,
-        allocation: AllocationResult,
+        allocation: Option<AllocationResult>,
     ) -> Result<ResourceClaim, Failure> {
         self.admit()?;
         if self.claims.contains_key(&named(&claim.metadata)) {
@@ -581,7 +581,7 @@ impl Api {
         self.version += 1;
         claim.metadata.uid = Some(format!("uid-{}", self.made));
         claim.metadata.resource_version = Some(self.version.to_string());
-        claim.status.get_or_insert_default().allocation = Some(allocation);
+        claim.status.get_or_insert_default().allocation = allocation;
         Ok(self.put(claim))
     }
 
@@ -590,7 +590,7 @@ impl Api {
                 "labels": {HOLD_LABEL: "true"}, "annotations": {HOLD_NODE: node, HOLD_DEVICE: device}},
             "spec": {"devices": {"requests": [
                 {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 1}}]}}});
-        self.create(serde_json::from_value(claim).unwrap(), of_hold(node, device))
+        self.create(serde_json::from_value(claim).unwrap(), Some(of_hold(node, device)))
     }
 
     fn current(&mut self, at: &ClaimVersion) -> Result<ResourceClaim, Failure> {
