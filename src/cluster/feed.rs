@@ -12,6 +12,7 @@ use kube::api::{ListParams, WatchParams};
 use tokio::time::Instant;
 
 use super::KubeCluster;
+use super::bind_requests::BindRequest;
 use super::guarded::{Known, Misfit, read};
 use super::pod_groups::{
     Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, Of, PodGroup, PodGroupApi, Served,
@@ -46,6 +47,7 @@ pub enum Change {
     TaintRule(WatchEvent<DeviceTaintRule>),
     Namespace(WatchEvent<Namespace>),
     PodGroup(PodGroupApi, WatchEvent<PodGroup>),
+    BindRequest(WatchEvent<BindRequest>),
 }
 
 /// What a watch tells of the objects of a kind, or of itself.
@@ -76,12 +78,12 @@ pub enum WatchEvent<K> {
 }
 
 impl KubeCluster {
-    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, namespaces, and
-    /// PodGroups of every API that has some. Each list is consistent: nothing older than the moment at which it was
+    /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, namespaces,
+    /// PodGroups of every API that has some, and KAI's BindRequests. Each list is consistent: nothing older than the moment at which it was
     /// asked for.
     ///
-    /// API servers before 1.37 serve no taint rules of version v1, and PodGroups are served where their scheduler is
-    /// installed: elsewhere there are none, and it is asked again.
+    /// API servers before 1.37 serve no taint rules of version v1, and PodGroups and BindRequests are served where their
+    /// scheduler is installed: elsewhere there are none, and it is asked again.
     pub fn feed(&self) -> BoxStream<'static, Change> {
         let slices = format!("spec.driver={DRIVER}");
         let client = || self.client();
@@ -99,6 +101,8 @@ impl KubeCluster {
             self.pod_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1),
             self.pod_groups::<KubernetesV1Alpha3>(PodGroupApi::KubernetesV1Alpha3),
             self.pod_groups::<KubernetesV1Alpha2>(PodGroupApi::KubernetesV1Alpha2),
+            Follower { may_lack: Lack::ServedOrSeen, ..Follower::new(client(), Which::All) }
+                .changes(Change::BindRequest),
         ])
         .boxed()
     }

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::DeserializeOwned;
 
+use super::bind_requests::BindRequest;
 use super::cut::{OBJECT_BYTES_MAX, Piece};
 use super::pod_groups::{Of, Served};
 use super::sieve::{Keep, fields, sieve};
@@ -137,6 +138,24 @@ const OF_NAMESPACE: Keep = Keep::Only(&[(
 impl Known for Namespace {
     const KEEP: Keep = OF_NAMESPACE;
     const LEAST: Keep = OF_NAMESPACE;
+}
+
+impl Known for BindRequest {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", BARE),
+        (
+            "spec",
+            Keep::Only(&[
+                ("podName", Keep::All),
+                (
+                    "resourceClaimAllocations",
+                    Keep::Only(&[("allocation", Keep::Only(&[("devices", DEVICES)]))]),
+                ),
+            ]),
+        ),
+        ("status", Keep::Only(&[("phase", Keep::All)])),
+    ]);
+    const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }
 
 impl<S: Served> Known for Of<S> {

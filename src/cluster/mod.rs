@@ -11,8 +11,9 @@
 //!   real API server for whatever belongs to no node
 //! * [`read_claim`]: a ResourceClaim, reduced to our driver's part
 //! * [`status`]: `status.devices` of claims, by server-side apply
-//! * [`feed`]: everything that the controller follows, [`pod_groups`] of whoever groups pods among it; [`allocation`]: its writes to claims, `verbatim` those that no
-//!   JSON can do; [`lease`]: its lease
+//! * [`feed`]: everything that the controller follows, [`pod_groups`] of whoever groups pods and KAI's
+//!   [`bind_requests`] among it; [`allocation`]: its writes to claims, `verbatim` those that no JSON can do; [`lease`]:
+//!   its lease
 //! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
 //!   `sieve` passes on what is wanted, for `guarded` to parse
 //! * [`events`]: events on claims and pods, best effort
@@ -24,6 +25,7 @@
 //! May import: model. May name: kube, k8s-openapi, rustls, fastrand, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
 
 pub mod allocation;
+pub mod bind_requests;
 mod client;
 mod cut;
 mod error;

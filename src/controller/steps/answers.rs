@@ -121,7 +121,9 @@ impl Core {
     /// `well`: what is known is at least as of when the look began.
     pub(in crate::controller) fn looked(&mut self, well: bool, now: Moment) {
         let contested = if well { self.contestable(self.holds.looking()) } else { BTreeSet::new() };
-        let others = |gpu: &GpuRef| match (self.view.is_anothers(gpu), contested.contains(gpu)) {
+        let requested = self.view.named_by_bind_requests();
+        let is_named = |gpu: &GpuRef| self.view.is_anothers(gpu) || requested.contains(gpu);
+        let others = |gpu: &GpuRef| match (is_named(gpu), contested.contains(gpu)) {
             (true, _) => Others::Named,
             (false, true) => Others::MayCome,
             (false, false) => Others::Nobody,

@@ -5,6 +5,7 @@ mod books;
 mod bounds;
 mod budgets;
 mod cluster;
+mod early;
 mod explain;
 mod gates;
 mod groups;

@@ -1,6 +1,7 @@
 //! What the API server has told: claims, pods, nodes and GPUs, and who names which GPU. Tells what has changed by
 //! it, and decides nothing.
 
+mod bind_requests;
 pub mod claim;
 mod claims;
 pub mod class;
@@ -25,6 +26,7 @@ pub use groups::Gang;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
+use bind_requests::BindRequests;
 use claims::ClaimTable;
 use class::Classes;
 use groups::Groups;
@@ -82,6 +84,7 @@ pub struct ClusterView {
     classes: Classes,
     namespaces: Namespaces,
     groups: Groups,
+    bind_requests: BindRequests,
     lists: Lists,
     /// Objects whose present state does not fit our types.
     unreadable: BTreeSet<(Kind, String)>,
@@ -108,6 +111,7 @@ enum Kind {
     TaintRules,
     Namespaces,
     PodGroups(PodGroupApi),
+    BindRequests,
 }
 
 /// A kind that was refused so often in a row is not for us to see: with growing pauses in between these are some 12 s, in
@@ -148,6 +152,7 @@ impl ClusterView {
             Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
             Change::Namespace(seen) => self.follow_namespaces(seen),
             Change::PodGroup(api, seen) => self.follow_groups(api, seen),
+            Change::BindRequest(seen) => self.follow_bind_requests(seen),
         }
     }
 
@@ -233,6 +238,7 @@ impl ClusterView {
                 self.namespaces.opted_in.iter().chain(self.namespaces.bounds.keys()).cloned().collect()
             }
             Kind::PodGroups(api) => self.groups.keys(api).cloned().collect(),
+            Kind::BindRequests => self.bind_requests.keys().cloned().collect(),
         }
     }
 
@@ -555,7 +561,7 @@ fn key(kind: Kind, meta: &ObjectMeta) -> String {
         Kind::Pods | Kind::Claims => &meta.uid,
         Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
         // By which pods name them: they are of their namespace.
-        Kind::PodGroups(_) => return groups::key_of(meta),
+        Kind::PodGroups(_) | Kind::BindRequests => return groups::key_of(meta),
     };
     part.clone().unwrap_or_default()
 }

@@ -229,6 +229,7 @@ async fn drain(cluster: &KubeCluster) -> Counts {
                     Change::TaintRule(seen) => counts.add(seen),
                     Change::Namespace(seen) => counts.add(seen),
                     Change::PodGroup(_, seen) => counts.add(seen),
+                    Change::BindRequest(seen) => counts.add(seen),
                 }
             }
             Some(None) => panic!("the feed has ended"),
