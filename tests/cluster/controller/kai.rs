@@ -1,7 +1,7 @@
 //! Pods with KAI's annotations, as far as their containers: what each of them finds.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
-use kube::api::LogParams;
+use kube::api::{LogParams, PostParams};
 use serde_json::{Value, json};
 
 use super::place::{env, grantable_mib};
@@ -101,6 +101,47 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
         "{data}"
     );
     end(cluster, "gpu-sharing").await;
+}
+
+/// As it is written: with KAI's scheduler, of which the test does what it would do beside the claim. Nobody else binds it.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_pod_of_kais_scheduler_gets_its_claim_at_once_with_its_queue_and_its_limit() {
+    let cluster =
+        cluster("a_pod_of_kais_scheduler_gets_its_claim_at_once_with_its_queue_and_its_limit").await;
+    let mut object = as_nobody(pod("main", json!([]), json!([container("main", json!([]))])));
+    object["metadata"]["annotations"] = json!({"gpu-memory": "2000", "team": "a"});
+    object["metadata"]["labels"] = json!({"kai.scheduler/queue": "default-queue"});
+    object["spec"]["schedulerName"] = json!("kai-scheduler");
+    cluster.create(object).await;
+    let created = cluster.api::<Pod>().get("main").await.expect("the pod is there");
+    let annotations = created.metadata.annotations.unwrap_or_default();
+    assert_eq!(annotations.get("gpu-memory"), None, "KAI is not to serve it by itself");
+    assert!(annotations.contains_key("tranche.dev/gpu-share") && annotations["team"] == "a");
+    let name = claim_of(&cluster, "main").await;
+    let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+    let there = || async { claims.get_opt(&name).await.ok()? };
+    let claim = wait_until("the claim, which waits for nothing", PATIENCE, there).await;
+    assert_eq!(claim.metadata.labels.unwrap_or_default()["kai.scheduler/queue"], "default-queue");
+    assert_eq!(
+        claim.status.and_then(|status| status.allocation),
+        None,
+        "nobody said how many start together"
+    );
+    // Who groups pods says so.
+    let group = ["-n", &cluster.namespace, "annotate", "pod", "main"];
+    cluster.rig.kubectl(&[&group[..], &["tranche.dev/gang=g", "tranche.dev/gang-size=1"]].concat());
+    wait_placed(&cluster, &name).await;
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "main"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": super::NODE}});
+    let binding = serde_json::to_vec(&binding).expect("it is JSON");
+    let bound =
+        cluster.api::<Pod>().create_subresource::<Value>("binding", "main", &PostParams::default(), binding);
+    bound.await.expect("the pod can be bound");
+    cluster.wait_ready("main").await;
+    assert_eq!(env(&cluster, "main"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", PIPE]);
+    assert_eq!(cluster.inside("main", "main").gpus.len(), 1);
+    end(cluster, "main").await;
 }
 
 /// The GPU has as many MiB as it has: no multiple of five is needed.
