@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
-use futures::stream::{BoxStream, pending};
+use futures::stream::{BoxStream, pending, select};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -97,7 +97,10 @@ impl CertificateRenewer {
 
     fn events(&self) -> BoxStream<'static, ()> {
         match &self.certificates {
-            Certificates::Own(own) => self.api.watch_configurations(&own.configuration),
+            Certificates::Own(own) => {
+                let [first, second] = own.configurations();
+                select(self.api.watch_configurations(&first), self.api.watch_configurations(&second)).boxed()
+            }
             Certificates::Files(_) => pending().boxed(),
         }
     }
@@ -118,10 +121,17 @@ impl CertificateRenewer {
     }
 
     async fn tell(&self, own: &Own, bundle: &[u8]) -> Result<(), KeepError> {
-        for configuration in self.api.configurations(&own.configuration).await? {
-            if self.api.trust(&configuration, bundle).await? {
-                self.metrics.bundle_writes.inc();
-                info!(name = own.configuration, "the webhook configuration names our CA");
+        for name in own.configurations() {
+            let found = match self.api.configurations(&name).await {
+                // With a role of before there was one.
+                Err(CallError::Forbidden { .. }) if name != own.configuration => continue,
+                found => found?,
+            };
+            for configuration in found {
+                if self.api.trust(&configuration, bundle).await? {
+                    self.metrics.bundle_writes.inc();
+                    info!(name, "the webhook configuration names our CA");
+                }
             }
         }
         Ok(())

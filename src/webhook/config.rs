@@ -40,11 +40,20 @@ pub struct Own {
     /// Where the Secret is.
     pub namespace: String,
     pub secret: String,
-    /// Name of the validating and the mutating configuration.
+    /// Name of the validating and the mutating configuration; see [`Own::configurations`].
     pub configuration: String,
     /// Names and addresses by which the API server reaches us; the first is in the certificate's subject.
     pub names: Vec<String>,
     pub lifetimes: Lifetimes,
+}
+
+impl Own {
+    /// Names of the configurations that call us. The second, which need not be there, is the mutating one for pods of
+    /// KAI's scheduler: mutating webhooks are asked in the order of their configurations' names (Kubernetes' dynamic
+    /// admission), and KAI's own comes by `mutating-kai-admission` as it is installed.
+    pub fn configurations(&self) -> [String; 2] {
+        [self.configuration.clone(), format!("before-kai.{}", self.configuration)]
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -759,7 +759,7 @@ fn a_webhook_that_is_down_stops_only_pods_that_ask_for_shares() {
         assert_eq!(webhook["sideEffects"], "None", "{name}");
         assert!(webhook["timeoutSeconds"].as_u64().expect("a number") <= 5, "{name}");
     }
-    assert_eq!(webhooks(&text).len(), 4);
+    assert_eq!(webhooks(&text).len(), 5);
 }
 
 #[test]
@@ -776,7 +776,12 @@ fn the_webhooks_names_are_those_that_the_program_expects() {
         found.unwrap_or_else(|| panic!("no {kind}"))["metadata"]["name"].as_str().expect("a name").to_owned()
     };
     assert_eq!(named("ValidatingWebhookConfiguration"), own.configuration);
-    assert_eq!(named("MutatingWebhookConfiguration"), own.configuration);
+    let mutating = objects(&text).into_iter().filter(|one| one["kind"] == "MutatingWebhookConfiguration");
+    let mutating: Vec<String> =
+        mutating.map(|one| one["metadata"]["name"].as_str().expect("a name").to_owned()).collect();
+    assert_eq!(mutating, own.configurations());
+    // KAI's, as its operator makes it.
+    assert!(mutating[1].as_str() < "mutating-kai-admission");
     assert_eq!(named("Secret"), own.secret);
     assert_eq!(own.names, [format!("{}.tranche-system.svc", named("Service"))]);
     for object in
@@ -898,7 +903,7 @@ fn labels_and_annotations_of_ones_own_stand_on_every_object_and_pod_and_choose_n
             one["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
                 == "tranche-system/tranche-webhook"
         });
-        assert_eq!(injected.count(), if certificates.contains("cert-manager") { 2 } else { 0 });
+        assert_eq!(injected.count(), if certificates.contains("cert-manager") { 3 } else { 0 });
     }
 }
 

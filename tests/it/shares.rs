@@ -323,7 +323,7 @@ async fn what_the_controller_gives_whole_has_no_daemon_and_nobody_else_gets_a_pa
     let site = Site::new();
     let plugin = site.start_plugin();
     let whole = || Claim::new("whole", &["gpu-0", "gpu-1"]).granted(81_408, 100).whole();
-    let (claim, part) = (whole(), granted("part", 1, 0));
+    let (claim, part) = (whole(), granted("part", 1, 5));
     put(&site, &[&claim, &part]);
     prepared(&plugin, &[&claim]).await;
     assert_eq!(site.mps.kept(), BTreeMap::new());

@@ -99,6 +99,9 @@ fn cluster() -> MockApi {
             .collect();
         api.put(resource, json!({"metadata": {"name": "tranche"}, "webhooks": webhooks}));
     }
+    let webhook = json!({"name": "kai.pods.tranche.dev", "unknown": "kept", "clientConfig": {}});
+    let before_kai = json!({"metadata": {"name": "before-kai.tranche"}, "webhooks": [webhook]});
+    api.put("mutatingwebhookconfigurations", before_kai);
     api
 }
 
@@ -271,7 +274,7 @@ async fn a_fresh_server_makes_its_certificate_and_is_trusted_by_it() {
         "tranche_webhook_requests_total{kind=\"claim\",verdict=\"refused\"} 1",
         "tranche_webhook_requests_total{kind=\"pod\",verdict=\"changed\"} 1",
         "tranche_webhook_certificate_renewals_total 1",
-        "tranche_webhook_bundle_writes_total 2",
+        "tranche_webhook_bundle_writes_total 3",
     ] {
         assert!(replica.metric(line), "{line}");
     }
