@@ -16,6 +16,7 @@
 //!   its lease
 //! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
 //!   `sieve` passes on what is wanted, for `guarded` to parse
+//! * [`eviction`]: evictions of pods
 //! * [`events`]: events on claims and pods, best effort
 //! * [`Workload`]: what makes pods; with quotas, templates and events, for people who ask about one pod
 //! * [`KubeCluster::node_pages`]: what node plugins answer, through the API server's pod proxy, for people who look at
@@ -30,6 +31,7 @@ mod client;
 mod cut;
 mod error;
 pub mod events;
+pub mod eviction;
 pub mod feed;
 mod guarded;
 pub mod lease;

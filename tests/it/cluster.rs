@@ -10,11 +10,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::events::{Note, Severity, Subject};
-use tranche::cluster::{ClaimState, Cluster, KubeCluster, NodeCluster, SliceEvent, StoredSlice};
+use tranche::cluster::eviction::Eviction;
+use tranche::cluster::{CallError, ClaimState, Cluster, KubeCluster, NodeCluster, SliceEvent, StoredSlice};
 use tranche::inventory::Inventory;
-use tranche::model::claim::{Access, ClaimRef};
+use tranche::model::claim::{Access, ClaimRef, PodRef};
 use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, Pci};
-use tranche::model::names::{ClaimUid, DeviceUuid, NodeName};
+use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PodUid};
 use tranche::model::quantity::Bytes;
 use tranche::node::offering::Keeps;
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
@@ -625,6 +626,66 @@ async fn the_words_of_a_failure_say_what_to_do() {
     let Phase::Failing { error } = state.phase else { panic!() };
     assert!(error.contains("CREATE resourceslices 00000-gpu.nvidia.com-node-a-"), "{error}");
     assert!(error.contains("check the ClusterRole of tranche-node"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pod_is_evicted_if_it_is_the_one_that_was_meant_and_no_budget_forbids_it() {
+    let api = api();
+    let cluster = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    let put = |name: &str, app: &str| {
+        api.put(
+            "pods",
+            json!({"metadata": {"namespace": "ml", "name": name, "uid": format!("uid-{name}"),
+            "labels": {"app": app}}, "spec": {"nodeName": NODE}}),
+        )
+    };
+    let budget = |name: &str, app: &str, allowed: u32| {
+        api.put(
+            "poddisruptionbudgets",
+            json!({"metadata": {"namespace": "ml", "name": name},
+            "spec": {"selector": {"matchLabels": {"app": app}}}, "status": {"disruptionsAllowed": allowed}}),
+        )
+    };
+    let pod = |name: &str, uid: &str| PodRef {
+        namespace: "ml".to_owned(),
+        name: name.to_owned(),
+        uid: PodUid::new(uid),
+    };
+    ["a", "b", "c", "d"].iter().for_each(|name| drop(put(name, name)));
+    budget("b", "b", 0);
+    budget("c", "c", 1);
+    budget("c-too", "c", 1);
+    let is_ending = |name: &str| {
+        let pods = api.list("pods").into_iter();
+        pods.filter(|pod| pod["metadata"]["name"] == name)
+            .any(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+    };
+    assert_eq!(cluster.evict_pod(&pod("a", "uid-other")).await.unwrap(), Eviction::Gone);
+    assert!(!is_ending("a"), "another pod than the one that was meant");
+    assert_eq!(cluster.evict_pod(&pod("a", "uid-a")).await.unwrap(), Eviction::Evicted);
+    assert!(is_ending("a"));
+    assert_eq!(cluster.evict_pod(&pod("nobody", "uid")).await.unwrap(), Eviction::Gone);
+    let Eviction::Protected(words) = cluster.evict_pod(&pod("b", "uid-b")).await.unwrap() else { panic!() };
+    assert!(words.contains("disruption budget") && words.contains("needs 1 healthy pods"), "{words}");
+    let Eviction::Protected(words) = cluster.evict_pod(&pod("c", "uid-c")).await.unwrap() else { panic!() };
+    assert!(words.contains("more than one PodDisruptionBudget"), "{words}");
+    assert!(!is_ending("b") && !is_ending("c"));
+    for failure in [
+        Failure::Status(429, "TooManyRequests"),
+        Failure::Status(403, "Forbidden"),
+        Failure::Silent,
+        Failure::Status(409, "Conflict"),
+    ] {
+        api.fail(Verb::Create, "pods", failure);
+    }
+    let mut failed = Vec::new();
+    for _ in 0..4 {
+        failed.push(cluster.evict_pod(&pod("d", "uid-d")).await.unwrap_err());
+    }
+    let labels: Vec<&str> = failed.iter().map(CallError::label).collect();
+    assert_eq!(labels, ["refused", "forbidden", "timeout", "conflict"]);
+    assert!(failed[1].to_string().starts_with("EVICT pods ml/d: forbidden"), "{}", failed[1]);
+    assert!(!is_ending("d"));
 }
 
 #[tokio::test]

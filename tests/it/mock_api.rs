@@ -93,7 +93,7 @@ struct Asked {
     resource: String,
     namespace: String,
     name: String,
-    /// `status`, or nothing.
+    /// `status`, `eviction`, or nothing.
     part: String,
     query: BTreeMap<String, String>,
     metadata_only: bool,
@@ -103,7 +103,12 @@ struct Asked {
 enum Answer {
     Object(Value),
     Status(u16, &'static str, String),
-    Watch { from: u64, epoch: u64 },
+    /// A PodDisruptionBudget forbids it.
+    Protected,
+    Watch {
+        from: u64,
+        epoch: u64,
+    },
 }
 
 impl MockApi {
@@ -277,6 +282,12 @@ impl MockApi {
             Answer::Status(code, reason, message) => {
                 (code, AnswerBody::from(status(asked, code, reason, &message).to_string()))
             }
+            Answer::Protected => {
+                let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+                let mut status = status(asked, 429, "TooManyRequests", message);
+                status["details"]["causes"] = json!([{"reason": "DisruptionBudget", "message": "The disruption budget b needs 1 healthy pods and has 1 currently"}]);
+                (429, AnswerBody::from(status.to_string()))
+            }
             Answer::Watch { from, epoch } => (200, self.stream(asked, from, epoch)),
         };
         Response::builder().status(code).header("content-type", "application/json").body(body).unwrap()
@@ -404,6 +415,7 @@ impl State {
         match asked.verb {
             Verb::List => self.listed(asked),
             Verb::Watch => self.watched(asked),
+            Verb::Create if asked.part == "eviction" => self.evict(asked),
             Verb::Create => self.create(asked),
             Verb::DryRun => {
                 let mut object = asked.body.clone();
@@ -583,6 +595,43 @@ impl State {
             }
         }
         self.remove(&key);
+        Answer::Object(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
+    }
+
+    /// The pod ends: it is marked, or is gone at once where it was never bound. A PodDisruptionBudget that matches by its
+    /// labels and allows no disruption forbids it; several always do, as there, with the code of a success.
+    fn evict(&mut self, asked: &Asked) -> Answer {
+        let key = asked.key();
+        let Some(stored) = self.objects.get(&key) else { return not_found() };
+        let mut pod = stored.clone();
+        let is_meant = |budget: &&Value| {
+            let labels = budget["spec"]["selector"]["matchLabels"].as_object();
+            budget["metadata"]["namespace"] == pod["metadata"]["namespace"]
+                && labels.is_some_and(|labels| labels.iter().all(|(k, v)| pod["metadata"]["labels"][k] == *v))
+        };
+        let budgets = self.objects.iter().filter(|(key, _)| key.0 == "poddisruptionbudgets");
+        let budgets: Vec<&Value> = budgets.map(|(_, budget)| budget).filter(is_meant).collect();
+        if budgets.len() > 1 {
+            let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not \
+                support.";
+            return Answer::Object(json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+                "status": "Failure", "message": message, "code": 500}));
+        }
+        if budgets.iter().any(|budget| budget["status"]["disruptionsAllowed"] == 0) {
+            return Answer::Protected;
+        }
+        let wanted = &asked.body["deleteOptions"]["preconditions"]["uid"];
+        if !wanted.is_null() && *wanted != pod["metadata"]["uid"] {
+            let message = format!("the UID in the precondition ({wanted}) does not match the UID in record");
+            return Answer::Status(409, "Conflict", message);
+        }
+        match pod["spec"]["nodeName"].is_string() {
+            true => {
+                pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+                self.store(&asked.resource, pod);
+            }
+            false => self.remove(&key),
+        }
         Answer::Object(json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
     }
 
