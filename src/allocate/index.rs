@@ -67,7 +67,7 @@ impl fmt::Display for PlacementKey {
 #[derive(Debug, Default)]
 pub struct Index {
     pub(super) nodes: Nodes,
-    ids: BTreeMap<NodeName, usize>,
+    pub(super) ids: BTreeMap<NodeName, usize>,
     /// Places in `nodes` that are free again.
     gaps: Vec<usize>,
     pub(super) placements: BTreeMap<PlacementKey, Placement>,

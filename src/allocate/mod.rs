@@ -5,6 +5,7 @@
 //! * [`decide`]: ask + index + policy → placements, or an [`Explanation`] with numbers
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
 //! * `facts`: what GPUs are; `choice`: which of them selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
+//! * [`victims`]: which pods would have to end on a node for another
 //! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -30,6 +31,7 @@ mod taints;
 #[cfg(test)]
 mod tests;
 mod verdict;
+pub mod victims;
 
 pub use ask::{AttributeConstraint, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{AuditFinding, audit};

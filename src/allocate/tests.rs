@@ -13,6 +13,7 @@ use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, T
 mod scores;
 mod selectors;
 mod sought;
+mod victims;
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
