@@ -175,6 +175,9 @@ pub struct ControllerArgs {
     /// before their PodGroup says how many start together [default: volcano,kai-scheduler].
     #[arg(long, env = "TRANCHE_GROUPING_SCHEDULERS", hide_env_values = true)]
     pub grouping_schedulers: Option<String>,
+    /// Whether pods of lower priority end for pods of higher priority whose shares find no room [default: true].
+    #[arg(long, env = "TRANCHE_PREEMPTION", hide_env_values = true)]
+    pub preemption: Option<String>,
 }
 
 /// How the controller takes GPUs and gives them back.

@@ -5,6 +5,7 @@ use k8s_openapi::Metadata;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ResourceQuota};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -171,6 +172,24 @@ impl<S: Served> Known for Of<S> {
             ]),
         ),
         ("status", Keep::Only(&[("schedulingConditions", Keep::All), ("succeeded", Keep::All)])),
+    ]);
+    const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
+}
+
+/// Which pods it is about, and how many of them may go.
+impl Known for PodDisruptionBudget {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", BARE),
+        ("spec", Keep::Only(&[("selector", Keep::All)])),
+        (
+            "status",
+            Keep::Only(&[
+                ("disruptionsAllowed", Keep::All),
+                ("currentHealthy", Keep::All),
+                ("desiredHealthy", Keep::All),
+                ("expectedPods", Keep::All),
+            ]),
+        ),
     ]);
     const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }

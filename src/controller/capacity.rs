@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::allocate::victims::Closed;
 use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, PlacementKey, Unknown};
 use crate::controller::view::{GpuRef, NodeState};
 use crate::feasible::{self, Resources};
@@ -313,6 +314,26 @@ impl Capacity {
         let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
     }
 
+    /// How it is closed to shares.
+    pub fn closed(&self, gpu: &GpuRef) -> Closed {
+        let claims = self.grants.get(gpu).into_iter().flatten();
+        let groups = claims.filter(|(claim, grant)| self.is_of_group(**claim, grant)).count();
+        Closed { shut: self.is_shut(gpu), groups: u32::try_from(groups).unwrap_or(u32::MAX) }
+    }
+
+    /// What a claim has of the GPUs of a node, and whether it is one of shares of several GPUs.
+    pub fn grants_on(&self, claim: ClaimKey, node: &NodeName) -> Vec<(GpuGrant, bool)> {
+        let gpus = self.of_claims.get(&claim).map(Vec::as_slice).unwrap_or_default();
+        let here = gpus.iter().filter(|gpu| gpu.node == *node);
+        let grants = here.filter_map(|gpu| self.granted(gpu, claim));
+        grants.map(|grant| (grant.clone(), self.is_of_group(claim, grant))).collect()
+    }
+
+    /// The GPUs that a claim has parts of.
+    pub fn gpus_of(&self, claim: ClaimKey) -> &[GpuRef] {
+        self.of_claims.get(&claim).map(Vec::as_slice).unwrap_or_default()
+    }
+
     fn is_shut(&self, gpu: &GpuRef) -> bool {
         self.closed.get(gpu).copied().unwrap_or(false) || self.shut.contains_key(gpu)
     }
@@ -322,7 +343,12 @@ impl Capacity {
     /// whole, which the index knows.
     pub fn is_grouped(&self, gpu: &GpuRef) -> bool {
         let mut claims = self.grants.get(gpu).into_iter().flatten();
-        claims.any(|(claim, grant)| grant.extent == Extent::Part && self.shares_of(*claim).nth(1).is_some())
+        claims.any(|(claim, grant)| self.is_of_group(*claim, grant))
+    }
+
+    /// The grant is one of a claim's shares of several GPUs.
+    fn is_of_group(&self, claim: ClaimKey, grant: &GpuGrant) -> bool {
+        grant.extent == Extent::Part && self.shares_of(claim).nth(1).is_some()
     }
 
     /// The sets of so many GPUs of which claims have shares together.

@@ -56,6 +56,8 @@ pub struct Rules {
     pub never_hold: Vec<String>,
     /// The same: GPUs that are held whenever they are free, and never given back. Those of both are never held.
     pub always_hold: Vec<String>,
+    /// Pods of lower priority end for those of higher priority that find no room.
+    pub preemption: bool,
     /// An allocation that nobody uses is taken back after so long.
     pub unused: Duration,
     /// A pod that the scheduler does not bind to its node is placed elsewhere after so long.
@@ -71,6 +73,7 @@ impl Default for Rules {
             grouping_schedulers: GROUPING.iter().map(|name| (*name).to_owned()).collect(),
             never_hold: Vec::new(),
             always_hold: Vec::new(),
+            preemption: true,
             unused: Duration::from_secs(30),
             stuck: Duration::from_secs(60),
         }

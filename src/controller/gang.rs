@@ -89,6 +89,11 @@ impl Need {
         self.pods
     }
 
+    /// Of certain parts of the gang some have to be there.
+    pub fn has_parts(&self) -> bool {
+        self.parts.is_some()
+    }
+
     /// What is still needed beside pods that have their place.
     pub fn beside(&self, placed: &Placed) -> Self {
         let of = |parts: &BTreeMap<String, usize>, part: &String| parts.get(part).copied().unwrap_or(0);

@@ -87,6 +87,16 @@ pub struct KeptMetrics {
     pub gpus: Gauge,
     /// How often one was kept and the time was over.
     pub in_vain: Counter,
+    pub preemption: PreemptionMetrics,
+}
+
+/// Pods that end for others of higher priority.
+#[derive(Debug, Clone, Default)]
+pub struct PreemptionMetrics {
+    /// Pods and gangs for which others are ending.
+    pub under_way: Gauge,
+    results: Family<ResultLabels, Counter>,
+    put_off: Family<ReasonLabels, Counter>,
 }
 
 /// MiB of one node's GPUs that shares can be placed on; shown in bytes.
@@ -259,6 +269,36 @@ impl KeptMetrics {
             "Times that a place was kept free until its time was over, and its pod or gang was not placed",
             self.in_vain.clone(),
         );
+        self.preemption.register(registry);
+    }
+}
+
+impl PreemptionMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "preempting_units",
+            "Pods and gangs for which pods of lower priority are ending",
+            self.under_way.clone(),
+        );
+        registry.register(
+            "preemptions",
+            "Pods and gangs for which pods of lower priority were told to end, by what came of it",
+            self.results.clone(),
+        );
+        registry.register(
+            "preemptions_put_off",
+            "Times that pods of lower priority could have ended and did not, by reason",
+            self.put_off.clone(),
+        );
+    }
+
+    /// So often this came of it.
+    pub fn result(&self, result: &'static str, times: u64) {
+        self.results.get_or_create(&ResultLabels { result }).inc_by(times);
+    }
+
+    pub fn put_off(&self, reason: &'static str, times: u64) {
+        self.put_off.get_or_create(&ReasonLabels { reason }).inc_by(times);
     }
 }
 

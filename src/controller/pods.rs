@@ -12,6 +12,7 @@ pub type Place = (NodeName, Resources);
 #[derive(Debug, Default)]
 pub struct Pods {
     places: BTreeMap<PodUid, Place>,
+    on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
     gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
     /// The gangs that pods are members of. No entry: the pod is a unit by itself.
     gang_of: BTreeMap<PodUid, UnitKey>,
@@ -24,8 +25,17 @@ impl Pods {
             return Change::default();
         }
         let given = self.places.remove(pod);
+        if let Some((node, _)) = &given
+            && let Some(pods) = self.on_nodes.get_mut(node)
+        {
+            pods.remove(pod);
+            if pods.is_empty() {
+                self.on_nodes.remove(node);
+            }
+        }
         if let Some(place) = &place {
             self.places.insert(pod.clone(), place.clone());
+            self.on_nodes.entry(place.0.clone()).or_default().insert(pod.clone());
         }
         Change { given, taken: place }
     }
@@ -33,6 +43,16 @@ impl Pods {
     /// It takes room of some node.
     pub fn has_place(&self, pod: &PodUid) -> bool {
         self.places.contains_key(pod)
+    }
+
+    /// Where it takes room.
+    pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
+        self.places.get(pod).map(|(node, _)| node)
+    }
+
+    /// Those that take room of a node.
+    pub fn on(&self, node: &NodeName) -> impl Iterator<Item = &PodUid> {
+        self.on_nodes.get(node).into_iter().flatten()
     }
 
     /// All that take room.

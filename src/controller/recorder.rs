@@ -11,7 +11,7 @@ use crate::cluster::events::{Note, Severity, Subject};
 use crate::controller::Moment;
 use crate::controller::gang::Obstacle;
 use crate::controller::view::{Claim, Pod};
-use crate::model::claim::ClaimRef;
+use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{NodeName, PodUid};
 
 /// Between two explanations to one pod, unless the pod was placed in between.
@@ -129,6 +129,18 @@ impl EventRecorder {
     pub fn placed(&mut self, pod: &Pod, words: String) {
         self.said.remove(&pod.at.uid);
         self.note(subject(pod), Severity::Normal, "GpuSharePlaced", words);
+    }
+
+    /// Pods of lower priority end for it.
+    pub fn preempts(&mut self, pod: &Pod, words: String) {
+        self.note(subject(pod), Severity::Normal, "Preempting", words);
+    }
+
+    /// It ends for a pod of higher priority.
+    pub fn preempted(&mut self, pod: &PodRef, words: String) {
+        let PodRef { namespace, name, uid } = pod.clone();
+        let subject = Subject::Pod { namespace, name, uid: uid.to_string() };
+        self.note(subject, Severity::Warning, "Preempted", words);
     }
 
     /// The scheduler, or somebody else, took the allocation back.

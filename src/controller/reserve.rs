@@ -13,6 +13,7 @@
 //!   way does not end at once
 //! * where shares of its own namespace are in the way, it is kept from its own namespace alone; where whole GPUs of
 //!   others are, not at all
+//! * where pods of lower priority end for a unit, what they free is kept for it until then (`preempt`)
 //!
 //! * [`Reserves`]: who, where and until when; `choose`: what a unit would take once shares have ended; `turn`: what is
 //!   kept while units have their turns
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
+use crate::controller::preempt::Preempting;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::GpuRef;
 use crate::model::names::NodeName;
@@ -55,6 +57,7 @@ pub struct Reserves {
     in_force: Vec<UnitKey>,
     /// There is something new to tell.
     news: bool,
+    pub preempting: Preempting,
     /// How often something was kept in vain, since this was last taken.
     pub in_vain: u64,
 }
@@ -68,6 +71,8 @@ pub(super) struct Kept {
     pub aside: Aside,
     /// From its own namespace alone.
     pub own: bool,
+    /// Pods of lower priority end for it: whoever begins and ends that decides how long it is kept.
+    pub preempted: bool,
     pub since: Moment,
     pub until: Moment,
     /// The least that was in the way so far.
@@ -103,6 +108,7 @@ impl Reserves {
             looked: BTreeMap::new(),
             in_force: Vec::new(),
             news: false,
+            preempting: Preempting::default(),
             in_vain: 0,
         }
     }
@@ -110,7 +116,9 @@ impl Reserves {
     /// Ends what is over, or for units that are not queued any more. True if anything was.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, now: Moment) -> bool {
         self.in_force.clear();
-        let over = self.kept.iter().filter(|(key, kept)| kept.until <= now || !queued(key));
+        self.preempting.tidy(&queued, now);
+        let over = self.kept.iter().filter(|(_, kept)| !kept.preempted);
+        let over = over.filter(|(key, kept)| kept.until <= now || !queued(key));
         let over: Vec<UnitKey> = over.map(|(key, _)| key.clone()).collect();
         over.iter().for_each(|key| self.end(key, now));
         let forget = self.keep.saturating_mul(RESTS_MAX);
@@ -127,7 +135,8 @@ impl Reserves {
         starving: impl Iterator<Item = (&'a UnitKey, &'a str)>,
         now: Moment,
     ) -> BTreeMap<String, UnitKey> {
-        let busy: BTreeSet<&str> = self.kept.values().map(|kept| kept.namespace.as_str()).collect();
+        let busy = self.kept.values().filter(|kept| !kept.preempted);
+        let busy: BTreeSet<&str> = busy.map(|kept| kept.namespace.as_str()).collect();
         let rests = |namespace: &str| self.rests.get(namespace).is_some_and(|rest| now < rest.until);
         let mut first: BTreeMap<String, (u32, &UnitKey)> = BTreeMap::new();
         for (key, namespace) in starving {
@@ -144,7 +153,7 @@ impl Reserves {
 
     /// So many GPUs may be kept beside what is kept, where so many could serve.
     pub(super) fn may_begin(&self, gpus: usize, serve: usize) -> bool {
-        let kept = || self.kept.values().filter(|kept| !kept.own);
+        let kept = || self.kept.values().filter(|kept| !kept.own && !kept.preempted);
         let all = kept().map(|kept| kept.aside.gpus().count()).sum::<usize>() + gpus;
         kept().count() == 0 || (all.saturating_mul(PART) <= serve && kept().count() < UNITS_MAX)
     }
@@ -200,9 +209,31 @@ impl Reserves {
         self.in_vain += 1;
     }
 
+    /// Something is kept for it for which pods of lower priority end.
+    pub(super) fn is_preempted(&self, key: &UnitKey) -> bool {
+        self.kept.get(key).is_some_and(|kept| kept.preempted)
+    }
+
+    /// The same is kept until then.
+    pub(super) fn keep_until(&mut self, key: &UnitKey, until: Moment) {
+        if let Some(kept) = self.kept.get_mut(key).filter(|kept| kept.preempted) {
+            kept.until = until;
+        }
+    }
+
+    /// Pods ended for it in vain, or it has what they had.
+    pub(super) fn end_preempted(&mut self, key: &UnitKey) {
+        if self.kept.get(key).is_some_and(|kept| kept.preempted) {
+            self.kept.remove(key);
+        }
+    }
+
     /// The unit has its place. True if something was kept for it.
     pub(super) fn served(&mut self, key: &UnitKey, now: Moment) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
+        if kept.preempted {
+            return true;
+        }
         self.over(&kept, now, Duration::ZERO);
         if let Some(rest) = self.rests.get_mut(&kept.namespace) {
             rest.times = rest.times.saturating_sub(1);
@@ -271,7 +302,8 @@ impl Reserves {
         let rests = self.rests.values().map(|rest| rest.until);
         let looked = self.looked.values().map(|looked| looked.again);
         let lost = self.kept.values().filter_map(|kept| Some(kept.lost? + ANEW));
-        let all = self.kept.values().map(|kept| kept.until).chain(lost).chain(rests).chain(looked);
+        let until = self.kept.values().filter(|kept| !kept.preempted).map(|kept| kept.until);
+        let all = until.chain(lost).chain(rests).chain(looked);
         all.chain(self.open.values().copied()).filter(|due| *due > now).chain(news).min()
     }
 

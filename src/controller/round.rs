@@ -26,6 +26,7 @@ impl Core {
         self.yield_idle_gpus(now);
         self.keep(now, &mut round);
         self.send(now, &mut round, ids);
+        self.evict(now, &mut round);
         self.reevaluate_gpus(now);
         // What this round has set free is for the next.
         let more = self.capacity.epoch() != epoch && !self.queue.is_empty();
@@ -36,6 +37,7 @@ impl Core {
             self.queue.next(now),
             self.recorder.next(now),
             self.reserves.next(now),
+            self.reserves.preempting.next(epoch, now),
             self.tracker.next(&self.rules, now),
         ];
         round.next = due.into_iter().flatten().min();
@@ -55,6 +57,8 @@ impl Core {
         let mut waiting: Vec<UnitKey> = Vec::new();
         let turns = self.queue.turns(now, |key| self.placed(key));
         let mut keeping = self.begin_keeping(&turns, now);
+        self.follow_preemptions(now);
+        let mut tries = self.begin_preempting();
         self.open_purse(&turns);
         for turn in turns {
             let epoch = self.capacity.epoch();
@@ -89,8 +93,13 @@ impl Core {
             if turn.bounded && turn.tried == Some(epoch) {
                 continue;
             }
+            if self.preempt(&turn, &mut tries, now) {
+                round.decided += 1;
+                continue;
+            }
             // Of pods that start one by one the first has what is kept for their gang.
-            if turn.starving && waiting.last() != Some(&turn.key) {
+            let is_kept = turn.starving || self.reserves.is_preempted(&turn.key);
+            if is_kept && waiting.last() != Some(&turn.key) {
                 self.keep_for(&turn, &mut keeping, now);
             }
             if waiting.last() != Some(&turn.key) {

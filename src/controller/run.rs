@@ -26,6 +26,7 @@ use crate::controller::lease::{Gate, Leasing};
 use crate::controller::metrics::ControllerMetrics;
 use crate::controller::mirror::{Mirror, Wanted, products};
 use crate::controller::pending::Pending;
+use crate::controller::preempt::PutOff;
 use crate::controller::templates::Templates;
 use crate::controller::write::{Outcome, Write};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
@@ -347,6 +348,16 @@ impl ControllerLoop {
         metrics.kept.units.set(gauge_value(units));
         metrics.kept.gpus.set(gauge_value(gpus));
         metrics.kept.in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
+        let preemption = &metrics.kept.preemption;
+        let counts = std::mem::take(&mut self.core.reserves.preempting.counts);
+        preemption.under_way.set(gauge_value(self.core.reserves.preempting.evicting()));
+        preemption.result("begun", counts.begun);
+        preemption.result("served", counts.served);
+        preemption.result("in-vain", counts.in_vain);
+        for reason in PutOff::ALL {
+            let times = counts.put_off.get(&reason).copied().unwrap_or(0);
+            preemption.put_off(reason.as_str(), times);
+        }
         metrics.unreadable.set(gauge_value(self.core.view.unreadables()));
         let over = self.core.overcommitted();
         metrics.gpus.overcommitted.set(gauge_value(over));

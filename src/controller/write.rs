@@ -3,10 +3,11 @@
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::GpuRef;
-use crate::model::claim::ClaimKey;
+use crate::model::claim::{ClaimKey, PodRef};
 use crate::model::names::ClaimUid;
 
 /// The controller-manager clears what has it when its last user has ended.
@@ -39,6 +40,8 @@ pub enum Write {
     /// Create a claim that was planned, and write its allocation at once: the scheduler tries the pod as soon as
     /// the claim is there. None: for a pod whose scheduler drops it while a claim that it names is not there.
     Create(ClaimKey, Box<ResourceClaim>, Option<Box<AllocationResult>>),
+    /// Evict a pod.
+    Evict(PodRef),
 }
 
 /// The answer to each [`Write`], in any order.
@@ -51,6 +54,7 @@ pub enum Outcome {
     Cleared(ClaimKey, Result<Box<ResourceClaim>, Failure>),
     Marked(ClaimKey, Result<Box<ResourceClaim>, Failure>),
     Created(ClaimKey, Result<Box<ResourceClaim>, Failure>),
+    Evicted(PodRef, Result<Eviction, Failure>),
 }
 
 /// Why a write was not done, or nobody knows whether it was.
@@ -117,6 +121,10 @@ impl Outcome {
             Self::Cleared(_, result) => ("clear", of(result.as_ref().err())),
             Self::Marked(_, result) => ("mark", of(result.as_ref().err())),
             Self::Created(_, result) => ("create", of(result.as_ref().err())),
+            Self::Evicted(_, Ok(Eviction::Evicted)) => ("evict", "ok"),
+            Self::Evicted(_, Ok(Eviction::Protected(_))) => ("evict", "protected"),
+            Self::Evicted(_, Ok(Eviction::Gone)) => ("evict", "gone"),
+            Self::Evicted(_, Err(failure)) => ("evict", failure.label()),
         }
     }
 }

@@ -100,6 +100,10 @@ impl Writer {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
                 Outcome::Marked(claim, result.map(Box::new))
             }
+            Write::Evict(pod) => {
+                let result = self.gated(|| self.api.evict_pod(&pod)).await;
+                Outcome::Evicted(pod, result)
+            }
             Write::Create(claim, object, allocation) => {
                 let made = self.gated(|| self.api.create_claim(&object)).await;
                 Outcome::Created(claim, self.after_creation(made, allocation).await.map(Box::new))
@@ -213,6 +217,9 @@ fn span(write: &Write) -> Span {
         | Write::Clear(_, at)
         | Write::Mark(_, at, _)
         | Write::Allocate { at, .. } => of(&at.claim),
+        Write::Evict(pod) => {
+            error_span!("write", pod.uid = %pod.uid, pod.namespace = pod.namespace, pod.name = pod.name)
+        }
         // It has no UID yet.
         Write::Create(_, claim, _) => {
             error_span!("write", claim.namespace = claim.metadata.namespace, claim.name = claim.metadata.name,)

@@ -14,6 +14,7 @@ mod load;
 mod nodes;
 mod own_class;
 mod place;
+mod preemption;
 mod protected;
 mod quota;
 mod race;

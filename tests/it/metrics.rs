@@ -78,6 +78,8 @@ fn controller() -> Registry {
     let controller = ControllerMetrics::register(&mut registry);
     controller.waiting("memory", 0);
     controller.write("hold", "ok");
+    controller.kept.preemption.result("begun", 0);
+    controller.kept.preemption.put_off("rate", 0);
     controller.gpus.room([("node-a", Room { free: 3, largest: 2, stranded: 1 })].into_iter());
     let _ = WebhookMetrics::register(&mut registry);
     registry

@@ -28,6 +28,8 @@ const ORDER: &[&str] = &[
     "gpus",
     "pods",
     "purse",
+    "holders",
+    "preempt",
     "reserve",
     "recorder",
     "tracker",

@@ -13,6 +13,8 @@ use crate::figures::{Report, rounded};
 
 /// For the default policy at 1,000 nodes, µs.
 const TARGET: &str = "p99 100";
+/// For who ends for a pod that fits nowhere, at 1,000 nodes, µs.
+const PREEMPT_TARGET: &str = "p99 1000";
 /// How many random orders of each set.
 const SEEDS: &str = "10";
 const LOAD: &str = "1.3";
@@ -26,6 +28,15 @@ pub async fn measure(tranche: &Path, report: &mut Report) -> Result<()> {
     let mut rows = Vec::new();
     for one in objects(tranche, &["simulate", "--bench", "--json"]).await? {
         let nodes = one["nodes"].as_u64().context("no nodes")?;
+        if one["preempt"] == true {
+            let (p50, p99) = (number(&one, "p50_us")?, number(&one, "p99_us")?);
+            report.figure(&format!("preempt_{nodes}_nodes_p99_us"), p99);
+            let mut row = vec![format!("preempt, {nodes} nodes × 8 GPUs"), "pack".to_owned()];
+            row.extend([p50, p99, number(&one, "most_us")?].map(|micros| rounded(micros).to_string()));
+            row.extend([String::new(), String::new(), PREEMPT_TARGET.to_owned()]);
+            rows.push(row);
+            continue;
+        }
         let policy = one["policy"].as_str().context("no policy")?;
         let selectors = one["selectors"] == true;
         let (p50, p99) = (number(&one, "p50_us")?, number(&one, "p99_us")?);

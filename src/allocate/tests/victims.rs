@@ -16,6 +16,7 @@ fn grant(gpu: u32, mib: u64, percent: u8) -> GpuGrant {
         memory: Bytes::from_mib(mib),
         compute: Percent::try_from(percent).ok(),
         slots: 1,
+        extent: Extent::Part,
     }
 }
 

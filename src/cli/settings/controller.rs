@@ -44,6 +44,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         starvation_timeout,
         reservation_duration,
         grouping_schedulers,
+        preemption,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
@@ -72,6 +73,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
                 Some(text) if text == "none" => Vec::new(),
                 Some(text) => list(&text),
             },
+            preemption: reader.parsed("--preemption", preemption, usual.preemption, yes_or_no),
             holds: reader.holds(holds),
             patience: Patience {
                 passes: reader.parsed("--max-overtakes", max_overtakes, usual.patience.passes, count),
@@ -194,6 +196,7 @@ mod tests {
         let mut args = named();
         args.policy = Some("spread".to_owned());
         args.mirror_slices = Some("true".to_owned());
+        args.preemption = Some("false".to_owned());
         args.pod_templates = Some("example.com/v1/trains/Train".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
@@ -201,7 +204,7 @@ mod tests {
         args.reservation_duration = Some("90s".to_owned());
         args.grouping_schedulers = Some("volcano, batch".to_owned());
         let ControllerSettings { rules, mirror, makers, .. } = controller(args).unwrap().controller;
-        assert!(mirror);
+        assert!(mirror && !rules.preemption);
         assert_eq!(
             (makers[0].group.as_str(), makers[0].kind.as_str(), makers.len()),
             ("example.com", "Train", 1)

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+mod preempt;
+
 use super::report::micros_at;
 use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, Want, decide};
 use crate::cli::table;
@@ -46,7 +48,11 @@ pub fn run(as_json: bool) -> String {
             all.push(measure(nodes, policy, selectors));
         }
     }
-    if as_json { all.iter().map(Figures::json).collect() } else { table(&all) }
+    let preempted = preempt::measure();
+    match as_json {
+        true => all.iter().map(Figures::json).chain([preempted.json()]).collect(),
+        false => table(&all) + &preempted.words(),
+    }
 }
 
 fn table(all: &[Figures]) -> String {

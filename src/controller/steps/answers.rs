@@ -38,6 +38,7 @@ impl Core {
                 self.tracker.succeeded(key);
                 self.written(key, claim, now);
             }
+            Outcome::Evicted(pod, result) => self.evicted(&pod, result, now),
             Outcome::Created(key, Ok(claim)) => {
                 // The watch need not have brought it before.
                 self.made_by_us(claim, now);

@@ -45,6 +45,7 @@ impl Core {
                 self.note_all_needs();
             }
             News::Bounds(namespace) => self.bounds(&namespace),
+            News::Budgets => self.reserves.preempting.holders.news(),
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }
@@ -191,6 +192,7 @@ impl Core {
             self.cancel(&old, now);
         }
         self.recount(uid);
+        self.touch_holders(uid);
         self.review(uid, now);
         self.tell_unpromised(uid, now);
     }
@@ -212,6 +214,7 @@ impl Core {
             self.cancel(&key, now);
         }
         self.recount(uid);
+        self.touch_claims(pod);
     }
 
     // GPUs.
@@ -223,6 +226,7 @@ impl Core {
         let view = &self.view;
         let is_barred = |demands: &Demands| object.is_none_or(|node| view.keeps_off(demands, node).is_some());
         self.node_filter.judge(name, is_barred);
+        self.reserves.preempting.holders.touch(name);
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
         self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
     }

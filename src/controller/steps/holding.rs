@@ -125,7 +125,7 @@ impl Core {
 
 /// The scheduler has found no place for it.
 fn is_unschedulable(pod: &Pod) -> bool {
-    pod.unschedulable && pod.node.is_none() && !pod.ending && !pod.gated
+    pod.standing.unschedulable && pod.node.is_none() && !pod.ending && !pod.gated
 }
 
 /// A GPU that is held in advance on any other node would help nobody.

@@ -3,7 +3,7 @@
 //!
 //! * `changes`: a change in the API; `answers`: what became of a write
 //! * `units`: what follows for a unit; `gpus`: what follows for a GPU
-//! * `spend`: what a unit may cost; `bounded`: whether its namespace may have more; `place`: where it goes; `reserving`: what is kept for it
+//! * `spend`: what a unit may cost; `bounded`: whether its namespace may have more; `place`: where it goes; `reserving`: what is kept for it; `preempting`: who ends for it
 //! * `tell`: what its pods are told
 //! * `holding`: which GPUs are held; `contenders`: who may still be given one that was just taken
 //! * `reclaim`: allocations that nobody uses; `send`: the writes
@@ -15,6 +15,7 @@ mod contenders;
 mod gpus;
 mod holding;
 pub mod place;
+mod preempting;
 mod reclaim;
 mod reserving;
 mod send;

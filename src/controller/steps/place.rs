@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy, Shape, Shortage};
+use crate::allocate::{self, Decision, Explanation, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
 use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
@@ -53,6 +53,10 @@ impl Part {
 
     pub(super) fn shape(&self, nth: usize) -> &Shape {
         &self.way(nth).shape
+    }
+
+    pub(super) fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// A claim of it wants several GPUs, in one of the ways.
@@ -125,8 +129,21 @@ impl Core {
                 self.first_way(&parts)?
             }
         };
+        self.adopt_places(turn, &parts, nth, &decision.placements, now);
+        Ok(true)
+    }
+
+    /// The unit's parts go to these places, each in this of its ways.
+    pub(super) fn adopt_places(
+        &mut self,
+        turn: &Turn,
+        parts: &[Part],
+        nth: usize,
+        places: &[Placement],
+        now: Moment,
+    ) {
         let mut plan = Plan { pods: BTreeMap::new(), claims: BTreeMap::new(), since: turn.since };
-        for (part, placement) in parts.iter().zip(&decision.placements) {
+        for (part, placement) in parts.iter().zip(places) {
             let node = &placement.node;
             plan.pods.insert(part.pod.clone(), node.clone());
             let wants = &part.way(nth).wants;
@@ -139,7 +156,6 @@ impl Core {
         }
         parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
-        Ok(true)
     }
 
     /// The parts of a unit's pods, as many as start together at least. None: nothing is to be decided now.

@@ -70,6 +70,16 @@ impl Core {
         Err(refused)
     }
 
+    /// A unit, as its own namespace knows it.
+    pub(super) fn name_of(&self, key: &UnitKey) -> String {
+        match key {
+            UnitKey::Gang { name, .. } => format!("gang {name}"),
+            UnitKey::Pod(uid) => {
+                format!("pod {}", self.view.pod(uid).map_or("", |pod| pod.at.name.as_str()))
+            }
+        }
+    }
+
     /// It would fit if nothing were kept.
     fn fits_otherwise(&mut self, turn: &Turn, now: Moment) -> bool {
         let aside = self.capacity.lift_all();
@@ -137,7 +147,7 @@ impl Core {
 
     /// Its nodes may have changed: other GPUs there may be nearer to being free.
     fn look_anew(&mut self, turn: &Turn, now: Moment) {
-        let Some(kept) = self.reserves.of(&turn.key) else { return };
+        let Some(kept) = self.reserves.of(&turn.key).filter(|kept| !kept.preempted) else { return };
         let (before, nodes) = (kept.aside.clone(), kept.aside.nodes());
         let stays = (!kept.own).then(|| kept.namespace.clone());
         let seen = self.looks(&nodes);
@@ -217,12 +227,7 @@ impl Core {
 
     /// `own`: what is kept off are shares of its own namespace.
     fn begin_with(&mut self, turn: &Turn, namespace: &str, aside: Aside, own: bool, now: Moment) {
-        let name = match &turn.key {
-            UnitKey::Gang { name, .. } => format!("gang {name}"),
-            UnitKey::Pod(uid) => {
-                format!("pod {}", self.view.pod(uid).map_or("", |pod| pod.at.name.as_str()))
-            }
-        };
+        let name = self.name_of(&turn.key);
         let kept = Kept {
             namespace: namespace.to_owned(),
             name,
@@ -232,6 +237,7 @@ impl Core {
             least: self.lacking(&aside),
             seen: self.looks(&aside.nodes()),
             lost: None,
+            preempted: false,
             aside,
         };
         self.reserves.begin(&turn.key, kept);

@@ -26,6 +26,8 @@ impl Core {
     pub(super) fn recount(&mut self, uid: &PodUid) {
         let place = self.view.pod(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
         let Change { given, taken } = self.pods.set_place(uid, place);
+        let changed = given.iter().chain(&taken);
+        changed.for_each(|(node, _)| self.reserves.preempting.holders.touch(node));
         if let Some((node, room)) = given {
             self.capacity.give_room(&node, room);
         }
@@ -112,7 +114,7 @@ impl Core {
 
     // Plans.
 
-    pub(super) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
+    pub(in crate::controller) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
         let (claims, pods): (Vec<ClaimKey>, Vec<PodUid>) =
             (plan.claims.keys().copied().collect(), plan.pods.keys().cloned().collect());
         for (key, claim) in &plan.claims {

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::cluster::eviction::Eviction;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::{PodGroup, PodGroupApi};
 use crate::controller::Moment;
@@ -20,6 +22,7 @@ use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{Failure, Outcome, Write};
+use crate::model::claim::PodRef;
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::model::share::Extent;
 use crate::params::{Params, decode};
@@ -28,7 +31,7 @@ pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Of objects that are watched, each on its own.
-pub const KINDS: u8 = 8;
+pub const KINDS: u8 = 9;
 
 pub type Name = (String, String);
 
@@ -53,6 +56,9 @@ pub struct Cluster {
     /// Those that have opted in.
     pub namespaces: BTreeMap<String, Namespace>,
     pub groups: BTreeMap<(PodGroupApi, String), PodGroup>,
+    pub budgets: BTreeMap<Name, PodDisruptionBudget>,
+    /// Pods that were evicted, in order. They are there until somebody ends them.
+    pub evicted: Vec<Name>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -84,6 +90,8 @@ impl Cluster {
             rules: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             groups: BTreeMap::new(),
+            budgets: BTreeMap::new(),
+            evicted: Vec::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             answers: Vec::new(),
@@ -331,6 +339,7 @@ impl Cluster {
             4 => list(&mut self.feed, self.rules.values().cloned(), Change::TaintRule),
             5 => list(&mut self.feed, self.namespaces.values().cloned(), Change::Namespace),
             6 => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
+            7 => list(&mut self.feed, self.budgets.values().cloned(), Change::Budget),
             _ => self.relist_groups(),
         }
     }
@@ -460,6 +469,7 @@ impl Cluster {
             Write::Clear(claim, _) => Outcome::Cleared(claim, Err(failure)),
             Write::Mark(claim, ..) => Outcome::Marked(claim, Err(failure)),
             Write::Create(claim, ..) => Outcome::Created(claim, Err(failure)),
+            Write::Evict(pod) => Outcome::Evicted(pod, Err(failure)),
         };
         self.core.done(outcome, self.now);
     }
@@ -513,6 +523,10 @@ impl Cluster {
                 let stored = self.mark(&at, &marks);
                 Outcome::Marked(claim, hear(stored))
             }
+            Write::Evict(pod) => {
+                let done = self.evict(&pod);
+                Outcome::Evicted(pod, if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(done) })
+            }
             Write::Create(claim, object, allocation) => {
                 let name =
                     (object.metadata.namespace.clone().unwrap(), object.metadata.name.clone().unwrap());
@@ -528,6 +542,54 @@ impl Cluster {
                 Outcome::Created(claim, hear(made))
             }
         }
+    }
+
+    /// The pod is to end, unless a budget forbids it. Each that lets it go has one less to let go.
+    fn evict(&mut self, at: &PodRef) -> Eviction {
+        let name = (at.namespace.clone(), at.name.clone());
+        let Some(mut pod) = self.pods.get(&name).cloned() else { return Eviction::Gone };
+        if pod.metadata.uid.as_deref() != Some(at.uid.as_str()) {
+            return Eviction::Gone;
+        }
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
+        let is_meant = |budget: &PodDisruptionBudget| {
+            let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+            let wanted = selector.and_then(|selector| selector.match_labels.as_ref()).into_iter().flatten();
+            wanted.clone().count() > 0 && wanted.into_iter().all(|(key, text)| labels.get(key) == Some(text))
+        };
+        let budgets = self.budgets.iter().filter(|((ns, _), budget)| *ns == at.namespace && is_meant(budget));
+        let budgets: Vec<(Name, PodDisruptionBudget)> =
+            budgets.map(|(name, budget)| (name.clone(), budget.clone())).collect();
+        for ((namespace, name), budget) in budgets {
+            let allowed = budget.status.and_then(|status| status.disruptions_allowed).unwrap_or(0);
+            if allowed == 0 {
+                return Eviction::Protected(format!("budget {name}"));
+            }
+            let labels = json!(budget.spec.unwrap().selector.unwrap().match_labels);
+            self.put_budget((&namespace, &name), labels, allowed - 1);
+        }
+        if pod.metadata.deletion_timestamp.is_none() {
+            pod.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:30Z")));
+            self.evicted.push(name);
+            self.store_pod(pod);
+        }
+        Eviction::Evicted
+    }
+
+    /// A budget of pods with these labels, which lets so many go.
+    pub fn put_budget(&mut self, at: (&str, &str), labels: Value, allowed: i32) {
+        let mut budget: PodDisruptionBudget = object(json!({"metadata": {"namespace": at.0, "name": at.1},
+            "spec": {"selector": {"matchLabels": labels}}, "status": {"disruptionsAllowed": allowed,
+                "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}}));
+        self.stamp(&mut budget.metadata);
+        self.budgets.insert((at.0.to_owned(), at.1.to_owned()), budget.clone());
+        self.feed.push_back(Change::Budget(WatchEvent::Stored(Box::new(budget))));
+    }
+
+    /// Pods that were evicted and are still there.
+    pub fn ending(&self) -> Vec<String> {
+        let pods = self.pods.iter().filter(|(_, pod)| pod.metadata.deletion_timestamp.is_some());
+        pods.map(|((_, name), _)| name.clone()).collect()
     }
 
     pub fn hold(&mut self, node: &str, device: &str) -> Result<ResourceClaim, Failure> {
@@ -695,6 +757,7 @@ impl Cluster {
         (other.nodes, other.slices) = (self.nodes.clone(), self.slices.clone());
         (other.classes, other.rules) = (self.classes.clone(), self.rules.clone());
         (other.keeps, other.books, other.blind) = (self.keeps, self.books.clone(), self.blind.clone());
+        other.budgets = self.budgets.clone();
         other.relist();
         other
     }

@@ -14,6 +14,7 @@ mod keeping;
 mod language;
 mod opted_in;
 mod own_classes;
+mod preempting;
 mod room;
 mod scenes;
 mod told;

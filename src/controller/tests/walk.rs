@@ -15,6 +15,7 @@ use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Rules;
 use crate::controller::holds::Pace;
+use crate::controller::preempt::EVICTIONS_MAX;
 use crate::controller::queue::{Lacks, Patience};
 use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
@@ -191,6 +192,12 @@ impl Walk {
                 }
                 self.cluster.round();
             }
+            92 | 93 => self.find_unschedulable(),
+            94 | 95 => {
+                if let Some(pod) = self.rng.choice(self.cluster.ending()) {
+                    self.cluster.drop_pod(&pod, true);
+                }
+            }
             _ => {
                 self.cluster.now += Duration::from_millis(self.rng.u64(0..1500));
                 // A decision becomes visible long before a hold has settled.
@@ -200,6 +207,29 @@ impl Walk {
         }
         if self.cluster.version != before {
             self.cluster.check();
+            self.check_evicted();
+        }
+    }
+
+    /// The scheduler has tried a pod in vain. Now and then one of higher priority.
+    fn find_unschedulable(&mut self) {
+        let open = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none());
+        let open =
+            self.cluster.pods.values().filter(|pod| open(pod) && pod.metadata.deletion_timestamp.is_none());
+        let Some(mut pod) = self.rng.choice(open.cloned().collect::<Vec<Pod>>()) else { return };
+        let condition = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+        pod.status.get_or_insert_default().conditions = serde_json::from_value(condition).unwrap();
+        self.cluster.store_pod(pod);
+    }
+
+    /// Who was evicted gave way to somebody: there are no more of them than others could have asked for.
+    fn check_evicted(&mut self) {
+        let evicted = self.cluster.evicted.len() as u64;
+        let minutes = self.cluster.now.as_secs() / 60 + 1;
+        assert!(evicted <= minutes * EVICTIONS_MAX as u64, "{evicted} pods were evicted in {minutes} min");
+        for name in &self.cluster.evicted {
+            let lowest = self.asks.get(&name.1).is_none_or(|ask| ask.priority == 0);
+            assert!(lowest, "{name:?} has the highest priority that there is");
         }
     }
 
@@ -394,6 +424,10 @@ impl Walk {
             let tick = Duration::from_secs(40);
             self.cluster.settle(tick);
             quiet += tick;
+            for pod in self.cluster.ending() {
+                self.cluster.drop_pod(&pod, true);
+                quiet = Duration::ZERO;
+            }
             let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
             for pod in pods {
                 let before = self.cluster.version;

@@ -35,7 +35,7 @@ impl ClusterView {
     pub(super) fn follow_bind_requests(&mut self, seen: WatchEvent<BindRequest>) -> Vec<News> {
         let set = |view: &mut Self, object: BindRequest| view.set_bind_request(&object);
         let drop = |view: &mut Self, key: &str| {
-            view.bind_requests.open.remove(key);
+            view.optional.bind_requests.open.remove(key);
             Vec::new()
         };
         self.follow(Kind::BindRequests, seen, set, drop)
@@ -45,19 +45,19 @@ impl ClusterView {
         let key = groups::key_of(&object.metadata);
         let gpus = gpus(object);
         if object.is_done() || gpus.is_empty() {
-            self.bind_requests.open.remove(&key);
+            self.optional.bind_requests.open.remove(&key);
             return Vec::new();
         }
         let namespace = object.metadata.namespace.clone().unwrap_or_default();
         let pod = (namespace, object.spec.pod_name.clone().unwrap_or_default());
-        self.bind_requests.open.insert(key, Requested { pod, gpus });
+        self.optional.bind_requests.open.insert(key, Requested { pod, gpus });
         Vec::new()
     }
 
     /// GPUs that KAI has decided to give to pods that wait for them to be written. Of a pod that is bound, all is
     /// written; of one whose claim has an allocation already, the claim tells.
     pub fn named_by_bind_requests(&self) -> BTreeSet<GpuRef> {
-        if self.bind_requests.open.is_empty() {
+        if self.optional.bind_requests.open.is_empty() {
             return BTreeSet::new();
         }
         let waits = |pod: &&Pod| pod.node.is_none() && !pod.ending;
@@ -65,7 +65,7 @@ impl ClusterView {
         let pods: BTreeMap<(&str, &str), &Pod> =
             pods.map(|pod| ((pod.at.namespace.as_str(), pod.at.name.as_str()), pod)).collect();
         let mut named = BTreeSet::new();
-        for requested in self.bind_requests.open.values() {
+        for requested in self.optional.bind_requests.open.values() {
             let (namespace, name) = &requested.pod;
             let Some(pod) = pods.get(&(namespace.as_str(), name.as_str())) else { continue };
             let claims = pod.claims.iter().filter_map(|claim| self.claim_named(namespace, claim));

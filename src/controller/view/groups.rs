@@ -220,7 +220,7 @@ impl ClusterView {
         let news = self.follow(kind, seen, set, drop);
         // Only now is it known of which gangs there is no PodGroup.
         if !known && self.lists.complete.contains(&kind) {
-            self.groups.note_all(api);
+            self.optional.groups.note_all(api);
         }
         news
     }
@@ -228,24 +228,24 @@ impl ClusterView {
     fn set_group(&mut self, api: PodGroupApi, object: &PodGroup) -> Vec<News> {
         let key = key_of(&object.metadata);
         let fresh = minimum(api, &object.spec, &object.status);
-        let said = self.groups.said.entry(api).or_default();
+        let said = self.optional.groups.said.entry(api).or_default();
         if said.insert(key.clone(), fresh.clone()) != Some(fresh) {
-            self.groups.changed.insert((Family::of(api), key));
+            self.optional.groups.changed.insert((Family::of(api), key));
         }
         Vec::new()
     }
 
     fn drop_group(&mut self, api: PodGroupApi, key: &str) -> Vec<News> {
-        if self.groups.said.get_mut(&api).and_then(|said| said.remove(key)).is_some() {
-            self.groups.changed.insert((Family::of(api), key.to_owned()));
+        if self.optional.groups.said.get_mut(&api).and_then(|said| said.remove(key)).is_some() {
+            self.optional.groups.changed.insert((Family::of(api), key.to_owned()));
         }
         Vec::new()
     }
 
     /// Pods of gangs of which something else is said than when this was last asked: each once, however often it was said.
     pub fn take_regrouped(&mut self) -> Vec<PodUid> {
-        let changed = std::mem::take(&mut self.groups.changed);
-        let members = changed.iter().filter_map(|at| self.groups.members.get(at));
+        let changed = std::mem::take(&mut self.optional.groups.changed);
+        let members = changed.iter().filter_map(|at| self.optional.groups.members.get(at));
         members.flatten().cloned().collect()
     }
 
@@ -258,7 +258,7 @@ impl ClusterView {
     /// A claim was promised to the pod, and is not created yet.
     pub(super) fn note_promised(&mut self, claim: ClaimKey, pod: &PodUid) {
         if self.pod(pod).is_some_and(|pod| self.is_grouped(pod)) {
-            self.groups.promised.insert(claim);
+            self.optional.groups.promised.insert(claim);
         }
     }
 
@@ -267,17 +267,17 @@ impl ClusterView {
     /// soon as its claim is there: for that it is created with its place.
     pub fn wanted_early(&mut self) -> Vec<ClaimKey> {
         let claims = &self.claims;
-        self.groups.promised.retain(|claim| claims.get(*claim).is_some_and(Claim::is_planned));
+        self.optional.groups.promised.retain(|claim| claims.get(*claim).is_some_and(Claim::is_planned));
         let is_open = |claim: &&ClaimKey| {
             let owner = claims.get(**claim).and_then(|claim| claim.owner.as_ref());
             owner.and_then(|pod| self.pods.get(pod)).is_some_and(|pod| !pod.ending && !pod.gated)
         };
-        self.groups.promised.iter().filter(is_open).copied().collect()
+        self.optional.groups.promised.iter().filter(is_open).copied().collect()
     }
 
     /// The pod's scheduler puts every pod into a PodGroup.
     pub fn is_grouped(&self, pod: &Pod) -> bool {
-        self.groups.grouping.contains(&pod.grouping.scheduler)
+        self.optional.groups.grouping.contains(&pod.grouping.scheduler)
     }
 
     /// How many pods of a pod's gang start together at least: what the pod says, else what its PodGroup says. Where its
@@ -297,7 +297,7 @@ impl ClusterView {
         }
         let apis = gang.family.apis();
         let key = key(&pod.at.namespace, &gang.name);
-        if let Some(said) = apis.iter().find_map(|api| self.groups.said.get(api)?.get(&key)) {
+        if let Some(said) = apis.iter().find_map(|api| self.optional.groups.said.get(api)?.get(&key)) {
             return said.clone();
         }
         let unlisted = |api: &&PodGroupApi| !self.lists.complete.contains(&Kind::PodGroups(**api));

@@ -2,6 +2,7 @@
 //! it, and decides nothing.
 
 mod bind_requests;
+mod budgets;
 pub mod claim;
 mod claims;
 pub mod class;
@@ -11,6 +12,7 @@ mod namespaces;
 pub mod node;
 pub mod pod;
 mod pools;
+mod standing;
 mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,7 @@ pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
 
 use bind_requests::BindRequests;
+use budgets::Budgets;
 use claims::ClaimTable;
 use class::Classes;
 use groups::Groups;
@@ -63,6 +66,8 @@ pub enum News {
     OtherClass,
     /// What the shares of this namespace may come to.
     Bounds(String),
+    /// PodDisruptionBudgets are others now, or let others go.
+    Budgets,
     /// Something that somebody should look at.
     Trouble(String),
 }
@@ -83,11 +88,18 @@ pub struct ClusterView {
     pools: Pools,
     classes: Classes,
     namespaces: Namespaces,
-    groups: Groups,
-    bind_requests: BindRequests,
+    optional: Optional,
     lists: Lists,
     /// Objects whose present state does not fit our types.
     unreadable: BTreeSet<(Kind, String)>,
+}
+
+/// What is there only where its API is served and may be seen. Nothing waits for it.
+#[derive(Debug, Default)]
+struct Optional {
+    groups: Groups,
+    bind_requests: BindRequests,
+    budgets: Budgets,
 }
 
 /// What the list under way has named, by kind; and which kinds have had one.
@@ -112,6 +124,7 @@ enum Kind {
     Namespaces,
     PodGroups(PodGroupApi),
     BindRequests,
+    Budgets,
 }
 
 /// A kind that was refused so often in a row is not for us to see: with growing pauses in between these are some 12 s, in
@@ -126,8 +139,8 @@ const NEEDED: [Kind; 6] =
 impl ClusterView {
     /// `grouping`: schedulers that put every pod into a PodGroup.
     pub fn new(namespace: &str, grouping: &[String]) -> Self {
-        let groups = Groups::new(grouping);
-        Self { namespace: namespace.to_owned(), groups, ..Self::default() }
+        let optional = Optional { groups: Groups::new(grouping), ..Optional::default() };
+        Self { namespace: namespace.to_owned(), optional, ..Self::default() }
     }
 
     /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
@@ -153,6 +166,7 @@ impl ClusterView {
             Change::Namespace(seen) => self.follow_namespaces(seen),
             Change::PodGroup(api, seen) => self.follow_groups(api, seen),
             Change::BindRequest(seen) => self.follow_bind_requests(seen),
+            Change::Budget(seen) => self.follow(Kind::Budgets, seen, Self::set_budget, Self::drop_budget),
         }
     }
 
@@ -237,8 +251,9 @@ impl ClusterView {
             Kind::Namespaces => {
                 self.namespaces.opted_in.iter().chain(self.namespaces.bounds.keys()).cloned().collect()
             }
-            Kind::PodGroups(api) => self.groups.keys(api).cloned().collect(),
-            Kind::BindRequests => self.bind_requests.keys().cloned().collect(),
+            Kind::PodGroups(api) => self.optional.groups.keys(api).cloned().collect(),
+            Kind::BindRequests => self.optional.bind_requests.keys().cloned().collect(),
+            Kind::Budgets => self.optional.budgets.keys().cloned().collect(),
         }
     }
 
@@ -343,7 +358,7 @@ impl ClusterView {
         let before = self.forget_pod(&uid);
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.namespaces.asks(&fresh);
-        self.groups.joins(&fresh);
+        self.optional.groups.joins(&fresh);
         self.pods.insert(fresh);
         self.promise(&uid);
         vec![News::Pod { uid, demands_changed }]
@@ -378,7 +393,7 @@ impl ClusterView {
     fn forget_pod(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.pods.remove(uid)?;
         self.namespaces.asks_no_more(&pod);
-        self.groups.leaves(&pod);
+        self.optional.groups.leaves(&pod);
         Some(pod)
     }
 
@@ -561,7 +576,7 @@ fn key(kind: Kind, meta: &ObjectMeta) -> String {
         Kind::Pods | Kind::Claims => &meta.uid,
         Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
         // By which pods name them: they are of their namespace.
-        Kind::PodGroups(_) | Kind::BindRequests => return groups::key_of(meta),
+        Kind::PodGroups(_) | Kind::BindRequests | Kind::Budgets => return groups::key_of(meta),
     };
     part.clone().unwrap_or_default()
 }

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1 as core;
 use crate::admission::{SHARE_ANNOTATION, UNCOUNTED};
 use crate::controller::view::class;
 use crate::controller::view::groups::{self, Gang, Grouping};
+use crate::controller::view::standing::Standing;
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid, WORKLOAD_ANNOTATION};
@@ -19,7 +20,7 @@ const SHARE_ENTRY: &str = "gpu-share";
 /// Bytes of what the webhook makes of KAI's annotations: some hundred.
 const SHARE_BYTES_MAX: usize = 4 << 10;
 /// The name of kube-scheduler's usual profile.
-const DEFAULT_SCHEDULER: &str = "default-scheduler";
+pub(super) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// Bytes of a scheduler's name: it is a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
 
@@ -38,8 +39,7 @@ pub struct Pod {
     pub ending: bool,
     /// Somebody does not want it to be scheduled yet.
     pub gated: bool,
-    /// The scheduler has tried it in vain.
-    pub unschedulable: bool,
+    pub standing: Standing,
     /// Names of its claims.
     pub claims: Vec<String>,
     /// Some of its claims have no name yet: they are still to be made from their templates.
@@ -152,7 +152,7 @@ pub fn read(object: &core::Pod) -> Pod {
         node: node.map(NodeName::new),
         ending: meta.deletion_timestamp.is_some(),
         gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
-        unschedulable: unschedulable(object),
+        standing: Standing::of(object, unschedulable(object)),
         claims,
         unnamed,
         resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),

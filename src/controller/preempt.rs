@@ -1,0 +1,441 @@
+//! For whom pods of lower priority end, which of them, and how far that has come. Nobody ends in vain for ever:
+//! * one set of pods at a time for each pod or gang, and nothing more before they are gone
+//! * so many evictions in a minute, for all and for the pods of one namespace
+//! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time
+//! * a pod that the API server does not let go is left alone for a while
+//!
+//! Of what was begun a new leader knows what the API shows: pods that are ending, which count as free before any other
+//! ends.
+//!
+//! ```text
+//!          all evictions are asked for, one after another        its share is decided         bound
+//! (found) ───────────────────→ Evicting ────────────────────────→ Placed ──────────────────→ (served)
+//!                                 │ time over, refused               │ taken back, gone
+//!                                 └────────→ (in vain) ←─────────────┘
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::cluster::eviction::Eviction;
+use crate::controller::Moment;
+use crate::controller::holders::Holders;
+use crate::controller::queue::UnitKey;
+use crate::controller::write::Failure;
+use crate::model::claim::PodRef;
+use crate::model::names::PodUid;
+
+/// Evictions in a minute, for all.
+pub const EVICTIONS_MAX: usize = 240;
+/// The same for pods of one namespace.
+pub const EVICTIONS_OF_NAMESPACE_MAX: usize = 60;
+const MINUTE: Duration = Duration::from_secs(60);
+/// Pods that end for one.
+pub const VICTIMS_MAX: usize = 32;
+/// Units at a time for which others end.
+const UNDER_WAY_MAX: usize = 32;
+/// Of one namespace.
+const UNDER_WAY_OF_NAMESPACE_MAX: usize = 8;
+/// First rest of a namespace for which pods ended in vain; doubled each time, up to the last.
+const REST_FIRST: Duration = Duration::from_secs(60);
+const REST_LAST: Duration = Duration::from_secs(3600);
+/// After so long without one it begins anew.
+const FORGET: Duration = Duration::from_secs(7200);
+/// A unit is looked at again after so long, if something has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A pod that was not let go is left alone for so long.
+const SPARED: Duration = Duration::from_secs(30);
+/// The same where the API server refused, for whatever reason.
+const SPARED_LONG: Duration = Duration::from_secs(600);
+/// An eviction that was not answered is asked for again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Whom pods end for.
+#[derive(Debug)]
+pub struct Preemption {
+    pub namespace: String,
+    pub pod: PodUid,
+    pub victims: Vec<Victim>,
+    pub since: Moment,
+    /// All of them are to have ended by then.
+    pub until: Moment,
+    pub stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Evicting,
+    /// Its share is decided.
+    Placed,
+}
+
+/// A pod that ends for another.
+#[derive(Debug, Clone)]
+pub struct Victim {
+    pub at: PodRef,
+    /// What it is told.
+    pub words: String,
+    pub step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Not before then.
+    ToAsk(Moment),
+    Asked,
+    Ends,
+}
+
+/// Why a unit has nobody end for it now, though somebody could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PutOff {
+    /// Too many evictions in a minute.
+    Rate,
+    /// So much was begun already.
+    UnderWay,
+    /// It takes too many pods.
+    Victims,
+    /// What ended before for its namespace did so in vain.
+    Rests,
+}
+
+impl PutOff {
+    pub const ALL: [Self; 4] = [Self::Rate, Self::UnderWay, Self::Victims, Self::Rests];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::UnderWay => "under-way",
+            Self::Victims => "victims",
+            Self::Rests => "rests",
+        }
+    }
+}
+
+/// How often, since this was last taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub begun: u64,
+    pub served: u64,
+    pub in_vain: u64,
+    pub put_off: BTreeMap<PutOff, u64>,
+}
+
+/// What follows from an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Told {
+    Nothing,
+    /// The pod ends, and is told these words.
+    Ends(PodRef, String),
+    /// It does not end: nothing more is done for this unit now.
+    Stays {
+        unit: UnitKey,
+        words: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    times: u32,
+    until: Moment,
+}
+
+/// The versions of what is known of holders and of capacity.
+type Known = (u64, u64);
+
+#[derive(Debug, Default)]
+pub struct Preempting {
+    pub holders: Holders,
+    under_way: BTreeMap<UnitKey, Preemption>,
+    rests: BTreeMap<String, Rest>,
+    /// Evictions of the last minute: when, and for which namespace.
+    asked: VecDeque<(Moment, String)>,
+    /// Units that were looked at: what was known, and when.
+    looked: BTreeMap<UnitKey, (Known, Moment)>,
+    spared: BTreeMap<PodUid, Moment>,
+    pub counts: Counts,
+}
+
+impl Preempting {
+    /// The unit may be looked at now: nothing is under way for it, and something has changed since it was last looked at.
+    pub fn may_look(&self, key: &UnitKey, epoch: u64, now: Moment) -> bool {
+        let present = (self.holders.version(), epoch);
+        let since = self.looked.get(key).filter(|(known, at)| *known == present || now < *at + LOOK_EVERY);
+        since.is_none() && !self.under_way.contains_key(key)
+    }
+
+    pub fn looked(&mut self, key: &UnitKey, epoch: u64, now: Moment) {
+        self.looked.insert(key.clone(), ((self.holders.version(), epoch), now));
+    }
+
+    /// Whether so many pods may end for a pod of this namespace now.
+    ///
+    /// # Errors
+    /// Why they may not. That is counted.
+    pub fn may_begin(&mut self, namespace: &str, victims: usize, now: Moment) -> Result<(), PutOff> {
+        while self.asked.front().is_some_and(|(at, _)| *at + MINUTE <= now) {
+            self.asked.pop_front();
+        }
+        // What was begun and is not asked for yet will be.
+        let open = |of: Option<&str>| {
+            let all = self.under_way.values().filter(|one| of.is_none_or(|of| one.namespace == of));
+            let to_ask = |one: &&Victim| matches!(one.step, Step::ToAsk(_));
+            all.flat_map(|one| &one.victims).filter(to_ask).count()
+        };
+        let own = self.asked.iter().filter(|(_, of)| of == namespace).count() + open(Some(namespace));
+        let all = self.asked.len() + open(None);
+        let units = self.under_way.values().filter(|one| one.stage == Stage::Evicting);
+        let own_units = units.clone().filter(|one| one.namespace == namespace).count();
+        let put_off = if self.rests.get(namespace).is_some_and(|rest| now < rest.until) {
+            PutOff::Rests
+        } else if victims > VICTIMS_MAX {
+            PutOff::Victims
+        } else if own_units >= UNDER_WAY_OF_NAMESPACE_MAX || units.count() >= UNDER_WAY_MAX {
+            PutOff::UnderWay
+        } else if own + victims > EVICTIONS_OF_NAMESPACE_MAX || all + victims > EVICTIONS_MAX {
+            PutOff::Rate
+        } else {
+            return Ok(());
+        };
+        *self.counts.put_off.entry(put_off).or_default() += 1;
+        Err(put_off)
+    }
+
+    pub fn begin(&mut self, key: UnitKey, preemption: Preemption) {
+        self.counts.begun += 1;
+        self.under_way.insert(key, preemption);
+    }
+
+    pub fn is_under_way(&self, key: &UnitKey) -> bool {
+        self.under_way.contains_key(key)
+    }
+
+    pub fn under_way(&self) -> impl Iterator<Item = (&UnitKey, &Preemption)> {
+        self.under_way.iter()
+    }
+
+    /// It goes on until then.
+    pub fn set_until(&mut self, key: &UnitKey, until: Moment) {
+        if let Some(one) = self.under_way.get_mut(key) {
+            one.until = until;
+        }
+    }
+
+    /// One of the pods does not end. Those that are ending do so in vain.
+    pub fn stop(&mut self, key: &UnitKey, now: Moment) {
+        let ends = |one: &Preemption| one.victims.iter().any(|victim| victim.step == Step::Ends);
+        match self.under_way.get(key).is_some_and(ends) {
+            true => self.in_vain(key, now),
+            false => drop(self.under_way.remove(key)),
+        }
+    }
+
+    /// Units for which pods are ending.
+    pub fn evicting(&self) -> usize {
+        self.under_way.values().filter(|one| one.stage == Stage::Evicting).count()
+    }
+
+    pub fn placed(&mut self, key: &UnitKey) {
+        if let Some(one) = self.under_way.get_mut(key) {
+            one.stage = Stage::Placed;
+            one.victims.clear();
+        }
+    }
+
+    /// The pod is to end for another, or was not let go a moment ago.
+    pub fn is_spared(&self, pod: &PodUid, now: Moment) -> bool {
+        self.spared.get(pod).is_some_and(|until| now < *until)
+    }
+
+    /// Pods that are to end for others.
+    pub fn chosen(&self) -> BTreeSet<&PodUid> {
+        self.under_way.values().flat_map(|one| &one.victims).map(|victim| &victim.at.uid).collect()
+    }
+
+    /// It was bound.
+    pub fn served(&mut self, key: &UnitKey) {
+        if let Some(one) = self.under_way.remove(key) {
+            self.counts.served += 1;
+            self.rests.remove(&one.namespace);
+        }
+    }
+
+    /// Nothing came of it.
+    pub fn in_vain(&mut self, key: &UnitKey, now: Moment) {
+        let Some(one) = self.under_way.remove(key) else { return };
+        self.counts.in_vain += 1;
+        let rest = self.rests.entry(one.namespace).or_insert(Rest { times: 0, until: now });
+        let long = REST_FIRST.saturating_mul(1_u32.checked_shl(rest.times).unwrap_or(u32::MAX));
+        rest.until = now.saturating_add(long.min(REST_LAST));
+        rest.times = rest.times.saturating_add(1).min(16);
+    }
+
+    /// Forgets what is over.
+    pub fn tidy(&mut self, is_queued: impl Fn(&UnitKey) -> bool, now: Moment) {
+        self.rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
+        self.spared.retain(|_, until| now < *until);
+        self.looked.retain(|key, _| is_queued(key));
+    }
+
+    /// Evictions to be asked for now: of each unit one after another, so that nobody else ends for it where one may not.
+    pub fn due(&mut self, now: Moment) -> Vec<PodRef> {
+        let mut due = Vec::new();
+        for one in self.under_way.values_mut().filter(|one| one.stage == Stage::Evicting) {
+            if one.victims.iter().any(|victim| victim.step == Step::Asked) {
+                continue;
+            }
+            let next = one.victims.iter_mut().find(|victim| matches!(victim.step, Step::ToAsk(_)));
+            if let Some(victim) = next.filter(|victim| matches!(victim.step, Step::ToAsk(at) if at <= now)) {
+                victim.step = Step::Asked;
+                self.asked.push_back((now, one.namespace.clone()));
+                due.push(victim.at.clone());
+            }
+        }
+        due
+    }
+
+    /// What became of an eviction.
+    pub fn answered(&mut self, pod: &PodRef, result: Result<Eviction, Failure>, now: Moment) -> Told {
+        let asked = |victim: &&mut Victim| victim.at.uid == pod.uid && victim.step == Step::Asked;
+        let found = self
+            .under_way
+            .iter_mut()
+            .find_map(|(key, one)| one.victims.iter_mut().find(asked).map(|victim| (key.clone(), victim)));
+        let Some((unit, victim)) = found else { return Told::Nothing };
+        let (long, words) = match result {
+            Ok(Eviction::Evicted) => {
+                victim.step = Step::Ends;
+                return Told::Ends(victim.at.clone(), victim.words.clone());
+            }
+            Ok(Eviction::Gone) => {
+                victim.step = Step::Ends;
+                return Told::Nothing;
+            }
+            Err(Failure::Silent(_) | Failure::Busy(_) | Failure::Conflict | Failure::NotLeading) => {
+                victim.step = Step::ToAsk(now + AGAIN);
+                return Told::Nothing;
+            }
+            Ok(Eviction::Protected(words)) => (SPARED, words),
+            Err(failure @ (Failure::Refused(_) | Failure::Gone)) => (SPARED_LONG, failure.words()),
+        };
+        self.spared.insert(pod.uid.clone(), now + long);
+        Told::Stays { unit, words }
+    }
+
+    /// When time alone changes something.
+    pub fn next(&self, epoch: u64, now: Moment) -> Option<Moment> {
+        let victims = self.under_way.values().flat_map(|one| &one.victims);
+        let due = victims.filter_map(|victim| match victim.step {
+            Step::ToAsk(at) => Some(at),
+            Step::Asked | Step::Ends => None,
+        });
+        let until = self.under_way.values().filter(|one| one.stage == Stage::Evicting).map(|one| one.until);
+        let rests = self.rests.values().map(|rest| rest.until);
+        // Units that were looked at too soon.
+        let present = (self.holders.version(), epoch);
+        let looked = self.looked.values().filter(|(known, _)| *known != present);
+        let looked = looked.map(|(_, at)| *at + LOOK_EVERY);
+        due.chain(until).chain(rests).chain(looked).filter(|due| *due > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Moment = Duration::from_secs(1000);
+
+    fn pod(name: &str) -> PodRef {
+        PodRef { namespace: "ml".into(), name: name.into(), uid: name.into() }
+    }
+
+    fn unit(name: &str) -> UnitKey {
+        UnitKey::Pod(name.into())
+    }
+
+    fn preemption(namespace: &str, victims: &[&str]) -> Preemption {
+        let victim =
+            |name: &&str| Victim { at: pod(name), words: format!("{name} ends"), step: Step::ToAsk(NOW) };
+        Preemption {
+            namespace: namespace.to_owned(),
+            pod: "high".into(),
+            victims: victims.iter().map(victim).collect(),
+            since: NOW,
+            until: NOW + MINUTE,
+            stage: Stage::Evicting,
+        }
+    }
+
+    #[test]
+    fn pods_end_one_after_another_and_none_more_once_one_is_protected() {
+        let mut all = Preempting::default();
+        all.begin(unit("high"), preemption("ml", &["a", "b", "c"]));
+        assert_eq!(all.due(NOW), [pod("a")]);
+        assert_eq!(all.due(NOW), [], "one at a time");
+        assert_eq!(
+            all.answered(&pod("a"), Ok(Eviction::Evicted), NOW),
+            Told::Ends(pod("a"), "a ends".into())
+        );
+        assert_eq!(all.due(NOW), [pod("b")]);
+        let silent = Err(Failure::Silent("no answer".into()));
+        assert_eq!(all.answered(&pod("b"), silent, NOW), Told::Nothing);
+        assert_eq!((all.due(NOW), all.next(0, NOW)), (vec![], Some(NOW + AGAIN)));
+        assert_eq!(all.due(NOW + AGAIN), [pod("b")]);
+        let words = "a budget".to_owned();
+        let told = all.answered(&pod("b"), Ok(Eviction::Protected(words.clone())), NOW + AGAIN);
+        assert_eq!(told, Told::Stays { unit: unit("high"), words });
+        all.in_vain(&unit("high"), NOW + AGAIN);
+        assert_eq!(all.due(NOW + AGAIN), []);
+        assert!(all.is_spared(&"b".into(), NOW + AGAIN) && !all.is_spared(&"b".into(), NOW + AGAIN + SPARED));
+    }
+
+    #[test]
+    fn a_namespace_rests_longer_each_time_until_one_of_its_pods_is_bound() {
+        let mut all = Preempting::default();
+        let mut now = NOW;
+        for seconds in [60, 120, 240, 480, 960, 1920, 3600, 3600] {
+            all.begin(unit("high"), preemption("ml", &["a"]));
+            all.in_vain(&unit("high"), now);
+            assert_eq!(all.may_begin("ml", 1, now), Err(PutOff::Rests));
+            assert_eq!(all.may_begin("other", 1, now), Ok(()));
+            now += Duration::from_secs(seconds);
+            assert_eq!(all.may_begin("ml", 1, now), Ok(()), "after {seconds} s");
+        }
+        all.begin(unit("high"), preemption("ml", &["a"]));
+        all.placed(&unit("high"));
+        all.served(&unit("high"));
+        all.begin(unit("high"), preemption("ml", &["a"]));
+        all.in_vain(&unit("high"), now);
+        assert_eq!(all.may_begin("ml", 1, now + REST_FIRST), Ok(()));
+        assert_eq!((all.counts.served, all.counts.in_vain), (1, 9));
+    }
+
+    #[test]
+    fn evictions_are_so_many_in_a_minute_for_a_namespace_and_for_all() {
+        let mut all = Preempting::default();
+        let mut asked = 0;
+        let mut refused = BTreeSet::new();
+        for nth in 0..100 {
+            let key = unit(&format!("u{nth}"));
+            match all.may_begin("ml", 10, NOW) {
+                Ok(()) => {
+                    let names: Vec<String> = (0..10).map(|one| format!("p{nth}-{one}")).collect();
+                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                    all.begin(key.clone(), preemption("ml", &names));
+                    while let [pod] = &all.due(NOW)[..] {
+                        asked += 1;
+                        all.answered(pod, Ok(Eviction::Evicted), NOW);
+                    }
+                    all.placed(&key);
+                    all.served(&key);
+                }
+                Err(why) => drop(refused.insert(why)),
+            }
+        }
+        assert_eq!((asked, refused), (EVICTIONS_OF_NAMESPACE_MAX, BTreeSet::from([PutOff::Rate])));
+        assert_eq!(all.may_begin("other", 10, NOW), Ok(()));
+        assert_eq!(all.may_begin("other", VICTIMS_MAX + 1, NOW), Err(PutOff::Victims));
+        assert_eq!(all.may_begin("ml", 10, NOW + MINUTE), Ok(()));
+        assert_eq!(all.counts.put_off[&PutOff::Rate], 94);
+    }
+}

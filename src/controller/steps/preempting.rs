@@ -1,0 +1,470 @@
+//! Pods of lower priority end for a pod of higher priority that finds no room for its share: who, and what follows.
+//!
+//! A pod has others end only if it could be bound then, as far as is known here: nothing keeps it off the node, its
+//! namespace may have the share, and its scheduler has tried it. Where only the CPU, the memory or the number of pods
+//! lacks that pods of lower priority have, its share is placed, and kube-scheduler preempts.
+
+mod candidates;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::allocate::victims::{Closed, Freed, Preemptor, Rank, Site, Victims};
+use crate::allocate::{Nodes, Placement};
+use crate::cluster::eviction::Eviction;
+use crate::controller::Moment;
+use crate::controller::capacity::Aside;
+use crate::controller::core::Core;
+use crate::controller::holders::Holders;
+use crate::controller::preempt::{Preemption, Stage, Step, Told, Victim};
+use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::reserve::Kept;
+use crate::controller::steps::place::Part;
+use crate::controller::view::{Pod, Presence};
+use crate::controller::write::{Failure, Round, Write};
+use crate::feasible::Resources;
+use crate::model::claim::PodRef;
+use crate::model::names::{DeviceName, NodeName, PodUid};
+
+/// Units that are looked at in a round, at most.
+const LOOKS_MAX: u32 = 4;
+/// Nodes that are looked at closely for one unit, those first where the least may be lost: as many as kube-scheduler looks
+/// at by default (`minCandidateNodesAbsolute`).
+const NODES_MAX: usize = 100;
+/// Pods are to have ended so long after they were told, or after the time that they were given.
+const END_WITHIN: Duration = Duration::from_secs(60);
+const AFTER_END: Duration = Duration::from_secs(30);
+/// Whatever time they were given, nothing is kept for longer.
+const KEEP_MAX: Duration = Duration::from_secs(600);
+/// After the last has ended the unit is placed within this time, or not at all.
+const PLACED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How many units a round still looks at.
+#[derive(Debug)]
+pub struct Tries(u32);
+
+/// Who asks.
+struct Asker {
+    pod: PodRef,
+    priority: i32,
+    /// kube-scheduler is to bind it.
+    is_usual: bool,
+    room: Resources,
+}
+
+/// What a look came to.
+enum Found {
+    /// What ends anyway will be enough.
+    Soon,
+    /// Only what pods of lower priority have of CPU, memory and number lacks: kube-scheduler preempts them.
+    Room {
+        nth: usize,
+        place: Placement,
+    },
+    Victims {
+        place: Placement,
+        victims: Vec<PodUid>,
+    },
+}
+
+/// What may be tried for a unit, in each way to serve it.
+struct Look<'a> {
+    part: &'a Part,
+    nodes: Nodes,
+    asker: &'a Asker,
+    now: Moment,
+}
+
+impl Core {
+    pub(in crate::controller) fn begin_preempting(&self) -> Tries {
+        Tries(if self.rules.preemption { LOOKS_MAX } else { 0 })
+    }
+
+    /// A unit was refused: others end for it, or the scheduler sees to that. True: it has its place.
+    pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
+        let epoch = self.capacity.epoch();
+        let Some(asker) = self.asker(turn) else { return false };
+        if tries.0 == 0 || !self.reserves.preempting.may_look(&turn.key, epoch, now) {
+            return false;
+        }
+        let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
+        self.capacity.index.allow(ticks);
+        let is_placed = self.look_for_victims(turn, &asker, tries, now);
+        self.pay(turn);
+        is_placed
+    }
+
+    /// Who may have others end: one pod that its scheduler has tried, or cannot try before it has its claim.
+    fn asker(&self, turn: &Turn) -> Option<Asker> {
+        let [uid] = &turn.pods[..] else { return None };
+        let pod = self.view.pod(uid).filter(|pod| pod.standing.preempts)?;
+        let claims = self.view.claims_of(pod)?;
+        let promised = claims.iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
+        (pod.standing.unschedulable || promised).then(|| Asker {
+            pod: pod.at.clone(),
+            priority: pod.priority,
+            is_usual: pod.standing.is_usual,
+            room: pod.room,
+        })
+    }
+
+    fn look_for_victims(&mut self, turn: &Turn, asker: &Asker, tries: &mut Tries, now: Moment) -> bool {
+        let Ok(Some(part)) = self.part(&asker.pod.uid, &[], now) else { return false };
+        let parts = [part];
+        if !matches!(self.study(&parts[0]), Ok(true)) || self.check_bounds(&parts).is_err() {
+            return false;
+        }
+        tries.0 -= 1;
+        self.refresh_holders();
+        let nodes = match &parts[0].nodes {
+            Nodes::Only(names) => Nodes::Only(names.clone()),
+            // Those that are full need not be once pods have ended.
+            Nodes::Any | Nodes::Except(_) => {
+                let out = self.queue.excluded(&asker.pod.uid, now).into_iter().cloned().collect();
+                Nodes::Except(vec![Arc::new(out), self.barred_nodes(&asker.pod.uid)])
+            }
+        };
+        let holders = std::mem::take(&mut self.reserves.preempting.holders);
+        let look = Look { part: &parts[0], nodes, asker, now };
+        let found = (0..parts[0].ways()).find_map(|nth| self.look_at_way(&look, nth, &holders));
+        self.reserves.preempting.holders = holders;
+        let is_placed = match found {
+            Some(Found::Room { nth, place })
+                if self.beyond_bounds(&parts, std::slice::from_ref(&place)).is_none() =>
+            {
+                self.adopt_places(turn, &parts, nth, &[place], now);
+                self.no_longer_kept(&turn.key, now);
+                true
+            }
+            Some(Found::Victims { place, victims })
+                if self.beyond_bounds(&parts, std::slice::from_ref(&place)).is_none() =>
+            {
+                self.begin_evicting(turn, asker, (place, parts[0].is_several()), &victims, now);
+                false
+            }
+            Some(_) | None => false,
+        };
+        let epoch = self.capacity.epoch();
+        self.reserves.preempting.looked(&turn.key, epoch, now);
+        is_placed
+    }
+
+    fn look_at_way(&mut self, look: &Look<'_>, nth: usize, holders: &Holders) -> Option<Found> {
+        let (shape, policy) = (look.part.shape(nth), look.part.policy());
+        let mut preemptor = self.capacity.index.preemptor(shape, policy, look.part.is_several());
+        let ending: Vec<&NodeName> = holders.ending().filter(|node| look.nodes.allow(node)).collect();
+        for node in ending.into_iter().take(NODES_MAX) {
+            if self.victims_on(look, node, holders, &mut preemptor).is_some_and(|found| found.rank.is_none())
+            {
+                return Some(Found::Soon);
+            }
+        }
+        if let Some(place) = self.room_alone(look, nth, holders, &mut preemptor) {
+            return Some(Found::Room { nth, place });
+        }
+        let mut order: Vec<(Rank, &NodeName)> =
+            holders.least(look.asker.priority).filter(|(_, node)| look.nodes.allow(node)).collect();
+        order.sort_unstable();
+        let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
+        for (least, node) in order.into_iter().take(NODES_MAX) {
+            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) {
+                break;
+            }
+            let Some(found) = self.victims_on(look, node, holders, &mut preemptor) else { continue };
+            let Some(rank) = found.rank else { return Some(Found::Soon) };
+            if best.as_ref().is_none_or(|(known, ..)| rank < *known) {
+                best = Some((rank, found.placement, found.pods));
+            }
+        }
+        best.map(|(_, place, victims)| Found::Victims { place, victims })
+    }
+
+    /// What has to end on one node.
+    fn victims_on(
+        &mut self,
+        look: &Look<'_>,
+        node: &NodeName,
+        holders: &Holders,
+        preemptor: &mut Preemptor,
+    ) -> Option<OnNode> {
+        let there = self.candidates(look, holders.on(node));
+        let closed = self.closed_on(node);
+        let closed = |device: &DeviceName| closed_in(&closed, device);
+        let site = Site {
+            node,
+            closed: &closed,
+            soon: &there.soon,
+            candidates: &there.candidates,
+            budgets: &there.budgets,
+        };
+        let found = self.capacity.index.victims(preemptor, &site);
+        found.map(|Victims { candidates, rank, placement }| OnNode {
+            pods: candidates.iter().flat_map(|at| there.pods[*at].clone()).collect(),
+            rank,
+            placement,
+        })
+    }
+
+    /// A place whose node lacks only what pods of lower priority have of CPU, memory and number. kube-scheduler preempts
+    /// them only where no other node is left to it by then: else it takes the claim's allocation back.
+    fn room_alone(
+        &mut self,
+        look: &Look<'_>,
+        nth: usize,
+        holders: &Holders,
+        preemptor: &mut Preemptor,
+    ) -> Option<Placement> {
+        if !look.asker.is_usual {
+            return None;
+        }
+        let shape = look.part.shape(nth);
+        let asked = Resources { cpu_milli: shape.cpu_milli, memory: shape.memory, pods: shape.pods };
+        let mut looks = 0;
+        for (node, all) in holders.nodes().filter(|(node, _)| look.nodes.allow(node)) {
+            let left = self.capacity.left(node);
+            if has(left, asked) || looks >= NODES_MAX {
+                continue;
+            }
+            let lower = all.iter().filter(|one| one.gives_way(look.asker.priority));
+            let freed = lower.fold(Resources::default(), |sum, one| sum.plus(one.room));
+            if !has(left.plus(freed), asked) {
+                continue;
+            }
+            looks += 1;
+            let soon = Freed {
+                gpus: Vec::new(),
+                cpu_milli: freed.cpu_milli,
+                memory: freed.memory,
+                pods: freed.pods,
+            };
+            let closed = self.closed_on(node);
+            let closed = |device: &DeviceName| closed_in(&closed, device);
+            let site = Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[] };
+            let found = self.capacity.index.victims(preemptor, &site);
+            if let Some(found) = found
+                && self.is_only_node(look.asker, node)
+            {
+                return Some(found.placement);
+            }
+        }
+        None
+    }
+
+    /// The pod could run on no other node now, as far as is known here.
+    fn is_only_node(&self, asker: &Asker, but: &NodeName) -> bool {
+        let Some(pod) = self.view.pod(&asker.pod.uid) else { return false };
+        let open = |node: &NodeName| {
+            let pods_only = Resources { pods: 1, ..asker.room };
+            has(self.capacity.left(node), pods_only) && self.barred(pod, node).is_none()
+        };
+        !self.view.nodes().any(|(node, _)| node != but && open(node))
+    }
+
+    fn begin_evicting(
+        &mut self,
+        turn: &Turn,
+        asker: &Asker,
+        (place, alone): (Placement, bool),
+        victims: &[PodUid],
+        now: Moment,
+    ) {
+        let PodRef { namespace, .. } = &asker.pod;
+        if victims.is_empty() || self.reserves.preempting.may_begin(namespace, victims.len(), now).is_err() {
+            return;
+        }
+        let mut chosen: Vec<(bool, Victim)> = Vec::new();
+        for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {
+            // Those that a budget may keep come first: nobody ends for nothing before that is known.
+            let unguarded = self.view.budgets_of(pod).next().is_none();
+            let words = self.gives(pod, asker);
+            chosen.push((unguarded, Victim { at: pod.at.clone(), words, step: Step::ToAsk(now) }));
+        }
+        chosen.sort_by_key(|(unguarded, _)| *unguarded);
+        let victims: Vec<Victim> = chosen.into_iter().map(|(_, victim)| victim).collect();
+        let some =
+            if victims.len() == 1 { "pod of lower priority ends" } else { "pods of lower priority end" };
+        let words = format!(
+            "{} {some} for it on node {}, and it is kept {}; its share is chosen once they have ended",
+            victims.len(),
+            place.node,
+            amounts(place.gpus.iter().map(|grant| (grant.memory.mib_ceil(), grant.device.to_string()))),
+        );
+        if let Some(pod) = self.view.pod(&asker.pod.uid) {
+            self.recorder.preempts(pod, words);
+        }
+        let until = now + END_WITHIN;
+        let kept = Kept {
+            namespace: namespace.clone(),
+            name: self.name_of(&turn.key),
+            aside: Aside { places: vec![place], alone },
+            own: false,
+            preempted: true,
+            since: now,
+            until,
+            least: 0,
+            seen: Vec::new(),
+            lost: None,
+        };
+        self.reserves.begin(&turn.key, kept);
+        let (namespace, pod) = (namespace.clone(), asker.pod.uid.clone());
+        let preemption = Preemption { namespace, pod, victims, since: now, until, stage: Stage::Evicting };
+        self.reserves.preempting.begin(turn.key.clone(), preemption);
+    }
+
+    /// What a victim is told.
+    fn gives(&self, pod: &Pod, asker: &Asker) -> String {
+        let claims = self.view.claims_of(pod).into_iter().flatten();
+        let mut given = Vec::new();
+        for claim in claims.filter(|claim| claim.is_shares()) {
+            for gpu in self.capacity.gpus_of(claim.key) {
+                for (grant, _) in self.capacity.grants_on(claim.key, &gpu.node) {
+                    if grant.device == gpu.device {
+                        given.push((grant.memory.mib_ceil(), gpu.to_string()));
+                    }
+                }
+            }
+        }
+        // Names of others' pods are nobody's business.
+        let whom = match asker.pod.namespace == pod.at.namespace {
+            true => format!("pod {}", asker.pod.name),
+            false => "a pod of another namespace".to_owned(),
+        };
+        let (own, its) = (pod.priority, asker.priority);
+        format!("gives {} to {whom}, of priority {its}; its own is {own}", amounts(given.into_iter()))
+    }
+
+    /// What has become of those for whom pods end.
+    pub(in crate::controller) fn follow_preemptions(&mut self, now: Moment) {
+        let all: Vec<UnitKey> = self.reserves.preempting.under_way().map(|(key, _)| key.clone()).collect();
+        for key in all {
+            let Some((_, one)) = self.reserves.preempting.under_way().find(|(known, _)| **known == key)
+            else {
+                continue;
+            };
+            let pod = self.view.pod(&one.pod).filter(|pod| !pod.ending);
+            let (is_bound, waits) =
+                (pod.is_some_and(|pod| pod.node.is_some()), self.queue.contains(&one.pod));
+            match (pod, one.stage) {
+                (Some(_), _) if is_bound => {
+                    self.reserves.preempting.served(&key);
+                    self.end_preempted(&key);
+                }
+                (Some(_), Stage::Evicting) if !waits => {
+                    self.reserves.preempting.placed(&key);
+                    self.end_preempted(&key);
+                }
+                (Some(_), Stage::Evicting) => {
+                    let until = self.ends_by(one, now);
+                    self.reserves.preempting.set_until(&key, until);
+                    self.reserves.keep_until(&key, until);
+                    if until <= now {
+                        self.reserves.preempting.in_vain(&key, now);
+                        self.end_preempted(&key);
+                    }
+                }
+                (Some(_), Stage::Placed) if !waits => {}
+                (Some(_), Stage::Placed) | (None, _) => {
+                    self.reserves.preempting.in_vain(&key, now);
+                    self.end_preempted(&key);
+                }
+            }
+        }
+    }
+
+    fn end_preempted(&mut self, key: &UnitKey) {
+        if self.reserves.is_preempted(key) {
+            self.reserves.end_preempted(key);
+            self.capacity.news();
+        }
+    }
+
+    /// When the last of the pods is to have ended, and its room is to have found its pod.
+    fn ends_by(&self, one: &Preemption, now: Moment) -> Moment {
+        let there = one.victims.iter().filter_map(|victim| self.view.pod(&victim.at.uid));
+        let mut until = one.until;
+        let mut is_over = true;
+        for pod in there {
+            is_over = false;
+            let (Some(ends), Some(present)) = (pod.standing.ends, self.recorder.time_of(now)) else {
+                continue;
+            };
+            let left = u64::try_from(ends.as_second() - present.as_second()).unwrap_or(0);
+            until = until.max(now + Duration::from_secs(left.min(KEEP_MAX.as_secs())) + AFTER_END);
+        }
+        let last = one.since + KEEP_MAX;
+        if is_over { until.min(now + PLACED_WITHIN).min(last) } else { until.min(last) }
+    }
+
+    /// Evictions that are asked for now.
+    pub(in crate::controller) fn evict(&mut self, now: Moment, round: &mut Round) {
+        // This round may have placed the pod elsewhere: then nobody else ends for it.
+        self.follow_preemptions(now);
+        for pod in self.reserves.preempting.due(now) {
+            match self.view.pod(&pod.uid) {
+                Some(known) if !known.ending => round.writes.push(Write::Evict(pod)),
+                // It has ended, or is ending, anyway.
+                _ => drop(self.reserves.preempting.answered(&pod, Ok(Eviction::Gone), now)),
+            }
+        }
+    }
+
+    pub(super) fn evicted(&mut self, pod: &PodRef, result: Result<Eviction, Failure>, now: Moment) {
+        match self.reserves.preempting.answered(pod, result, now) {
+            Told::Nothing => {}
+            Told::Ends(pod, words) => self.recorder.preempted(&pod, words),
+            Told::Stays { unit, words } => {
+                self.recorder.trouble(format!("pod {pod} is not evicted for another: {words}"));
+                self.reserves.preempting.stop(&unit, now);
+                self.end_preempted(&unit);
+            }
+        }
+    }
+
+    /// Something of the pod may be another that decides whether it ends for others.
+    pub(super) fn touch_holders(&mut self, uid: &PodUid) {
+        if let Some(node) = self.pods.node_of(uid) {
+            self.reserves.preempting.holders.touch(node);
+        }
+        if let Some(pod) = self.view.pod(uid) {
+            let holders = &mut self.reserves.preempting.holders;
+            let claims = self.view.claims_of(pod).into_iter().flatten();
+            let gpus = claims.flat_map(|claim| self.capacity.gpus_of(claim.key));
+            gpus.for_each(|gpu| holders.touch(&gpu.node));
+        }
+    }
+
+    /// A pod is gone: its claims may be used by one other alone now.
+    pub(super) fn touch_claims(&mut self, pod: &Pod) {
+        let holders = &mut self.reserves.preempting.holders;
+        let claims = self.view.claims_of(pod).into_iter().flatten();
+        let gpus = claims.flat_map(|claim| self.capacity.gpus_of(claim.key));
+        gpus.for_each(|gpu| holders.touch(&gpu.node));
+    }
+}
+
+/// What has to end on a node, by pods.
+struct OnNode {
+    pods: Vec<PodUid>,
+    rank: Option<Rank>,
+    placement: Placement,
+}
+
+fn closed_in(all: &[(DeviceName, Closed)], device: &DeviceName) -> Closed {
+    let found = all.iter().find(|(known, _)| known == device);
+    found.map_or(Closed { shut: true, groups: 0 }, |(_, closed)| *closed)
+}
+
+fn has(left: Resources, asked: Resources) -> bool {
+    left.cpu_milli >= asked.cpu_milli && left.memory >= asked.memory && left.pods >= asked.pods
+}
+
+/// MiB by GPU, in words.
+fn amounts(given: impl Iterator<Item = (u64, String)>) -> String {
+    let words: BTreeSet<String> = given.map(|(mib, gpu)| format!("{mib} MiB of {gpu}")).collect();
+    let words: Vec<String> = words.into_iter().collect();
+    match words.len() {
+        0 => "its room".to_owned(),
+        _ => words.join(", "),
+    }
+}

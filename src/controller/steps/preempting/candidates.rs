@@ -1,0 +1,256 @@
+//! Which pods of a node may end for another, and which of them only together: a gang ends whole, or down to its minimum.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::allocate::GpuView;
+use crate::allocate::victims::{Candidate, Closed, Freed, rank_of};
+use crate::controller::core::Core;
+use crate::controller::gang::Minimum;
+use crate::controller::holders::Holder;
+use crate::controller::preempt::VICTIMS_MAX;
+use crate::controller::queue::UnitKey;
+use crate::controller::steps::preempting::Look;
+use crate::controller::view::{GpuRef, Pod};
+use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::quantity::Bytes;
+
+/// What is ending counts as free for so long after it was to have ended. After that nobody knows when it will be.
+const ENDS_LATE: Duration = Duration::from_secs(60);
+
+/// Who may end on a node.
+pub(super) struct There {
+    pub soon: Vec<Freed>,
+    /// The most important first.
+    pub candidates: Vec<Candidate>,
+    /// Of each candidate, whichever node they are on.
+    pub pods: Vec<Vec<PodUid>>,
+    /// How many pods each budget lets go.
+    pub budgets: Vec<u32>,
+}
+
+/// The budgets of a node's pods, each with its number.
+#[derive(Default)]
+struct Known {
+    names: BTreeMap<String, usize>,
+    allowed: Vec<u32>,
+}
+
+/// A gang that may end.
+struct Gang {
+    /// The most important first.
+    members: Vec<PodUid>,
+    whole: Candidate,
+    /// So many of its pods may go, and the others go on.
+    spare: usize,
+}
+
+impl Core {
+    pub(super) fn candidates(&self, look: &Look<'_>, holders: &[Holder]) -> There {
+        let (priority, now) = (look.asker.priority, look.now);
+        let chosen = self.reserves.preempting.chosen();
+        let present = self.recorder.time_of(now).map_or(i64::MIN, |time| time.as_second());
+        let late = i64::try_from(ENDS_LATE.as_secs()).unwrap_or(i64::MAX);
+        let mut soon = Vec::new();
+        let mut known = Known::default();
+        let mut all: Vec<(Candidate, Vec<PodUid>, Option<&UnitKey>)> = Vec::new();
+        let mut gangs: BTreeMap<&UnitKey, Option<Gang>> = BTreeMap::new();
+        for one in holders.iter().filter(|one| one.has_shares()) {
+            let ends = one.ends.is_some_and(|ends| present <= ends.saturating_add(late));
+            if ends || chosen.contains(&one.pod) {
+                soon.push(freed(one));
+                continue;
+            }
+            if !one.gives_way(priority) || self.reserves.preempting.is_spared(&one.pod, now) {
+                continue;
+            }
+            let Some(pod) = self.view.pod(&one.pod) else { continue };
+            match &one.gang {
+                None => {
+                    let Some(budgets) = known.of(self, pod) else { continue };
+                    let candidate =
+                        Candidate { budgets, ..Candidate::one(one.priority, one.start, freed(one)) };
+                    all.push((candidate, vec![one.pod.clone()], None));
+                }
+                Some(key) => {
+                    if !gangs.contains_key(key) {
+                        gangs.insert(key, self.gang(key, look, &mut known));
+                    }
+                }
+            }
+        }
+        for (key, gang) in gangs.iter().filter_map(|(key, gang)| Some((*key, gang.as_ref()?))) {
+            all.extend(self.of_gang(key, gang, holders, &mut known));
+        }
+        // Stable: a gang stands before its pods.
+        all.sort_by_key(|(one, ..)| (Reverse(one.priority), one.start));
+        let places: BTreeMap<&UnitKey, usize> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, pods, gang))| pods.len() > 1 && gang.is_some())
+            .filter_map(|(at, (.., gang))| Some(((*gang)?, at)))
+            .collect();
+        let with: Vec<Option<usize>> = all
+            .iter()
+            .enumerate()
+            .map(|(at, (.., gang))| {
+                gang.and_then(|gang| places.get(gang).copied()).filter(|whole| *whole != at)
+            })
+            .collect();
+        let (mut candidates, mut pods) = (Vec::new(), Vec::new());
+        for ((candidate, of_it, _), with) in all.into_iter().zip(with) {
+            candidates.push(Candidate { with, ..candidate });
+            pods.push(of_it);
+        }
+        There { soon, candidates, pods, budgets: known.allowed }
+    }
+
+    /// None: it does not end for this pod, or nobody knows what that would mean.
+    fn gang(&self, key: &UnitKey, look: &Look<'_>, known: &mut Known) -> Option<Gang> {
+        if self.pods.unit_of(&look.asker.pod.uid) == *key {
+            return None;
+        }
+        let chosen = self.reserves.preempting.chosen();
+        let mut members: Vec<&Pod> = Vec::new();
+        let mut whole = Candidate { priority: i32::MIN, start: i64::MAX, ..Candidate::default() };
+        for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)) {
+            if pod.ending || pod.node.is_none() || chosen.contains(&pod.at.uid) {
+                continue;
+            }
+            let spared = self.reserves.preempting.is_spared(&pod.at.uid, look.now);
+            if pod.priority >= look.asker.priority || pod.standing.stays || spared {
+                return None;
+            }
+            whole.priority = whole.priority.max(pod.priority);
+            whole.start = whole.start.min(pod.standing.started);
+            whole.sum = whole.sum.saturating_add(rank_of(pod.priority));
+            whole.pods += 1;
+            whole.budgets.extend(known.of(self, pod)?);
+            members.push(pod);
+        }
+        members.sort_by_key(|pod| (Reverse(pod.priority), pod.standing.started));
+        let spare = match self.view.minimum(members.first()?) {
+            Minimum::Pods(need) if !need.has_parts() => members.len().saturating_sub(need.count()),
+            Minimum::Pods(_) | Minimum::AllThere | Minimum::None(_) => 0,
+        };
+        let members = members.into_iter().map(|pod| pod.at.uid.clone()).collect();
+        Some(Gang { members, whole, spare })
+    }
+
+    /// The gang as a whole, and those of its pods on the node that it can do without.
+    fn of_gang<'a>(
+        &self,
+        key: &'a UnitKey,
+        gang: &Gang,
+        holders: &[Holder],
+        known: &mut Known,
+    ) -> Vec<(Candidate, Vec<PodUid>, Option<&'a UnitKey>)> {
+        let here: Vec<&Holder> = gang
+            .members
+            .iter()
+            .filter_map(|uid| holders.iter().find(|one| one.pod == *uid && one.has_shares()))
+            .collect();
+        // A claim that others use, too.
+        let is_bound_up = here.iter().any(|one| one.stays);
+        let single = here.len().saturating_sub(gang.spare);
+        let mut all = Vec::new();
+        let rest = here[..single].iter().fold(Freed::default(), |sum, one| plus(sum, freed(one)));
+        if single > 0 && gang.members.len() <= VICTIMS_MAX && !is_bound_up {
+            let whole = Candidate { frees: rest, ..gang.whole.clone() };
+            all.push((whole, gang.members.clone(), Some(key)));
+        }
+        for one in here[single..].iter().filter(|one| !one.stays) {
+            let budgets = self.view.pod(&one.pod).and_then(|pod| known.of(self, pod));
+            if let Some(budgets) = budgets {
+                let candidate = Candidate { budgets, ..Candidate::one(one.priority, one.start, freed(one)) };
+                all.push((candidate, vec![one.pod.clone()], Some(key)));
+            }
+        }
+        all
+    }
+
+    /// How each GPU of a node is closed.
+    pub(super) fn closed_on(&self, node: &NodeName) -> Vec<(DeviceName, Closed)> {
+        let view = self.capacity.index.node(node);
+        let of = |gpu: GpuView<'_>| {
+            let closed = match gpu.closed() {
+                true => self.capacity.closed(&GpuRef::new(node, gpu.device())),
+                false => Closed { shut: false, groups: 0 },
+            };
+            (gpu.device().clone(), closed)
+        };
+        view.into_iter().flat_map(|view| view.gpus()).map(of).collect()
+    }
+
+    /// Learns who is on the nodes on which something has changed.
+    pub(super) fn refresh_holders(&mut self) {
+        for node in self.reserves.preempting.holders.take_stale() {
+            let has_gpus = self.capacity.index.node(&node).is_some();
+            let pods = self.pods.on(&node).filter(|_| has_gpus).filter_map(|uid| self.view.pod(uid));
+            let bound = pods.filter(|pod| pod.node.as_ref() == Some(&node));
+            let holders: Vec<Holder> = bound.map(|pod| self.holder(pod, &node)).collect();
+            self.reserves.preempting.holders.fill(node, holders);
+        }
+    }
+
+    fn holder(&self, pod: &Pod, node: &NodeName) -> Holder {
+        let named = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
+        let mut shares = Freed::default();
+        let mut stays = pod.standing.stays;
+        for claim in named.filter(|claim| claim.is_shares()) {
+            let grants = self.capacity.grants_on(claim.key, node);
+            let others = claim.users.others || claim.users.pods.iter().any(|user| *user != pod.at.uid);
+            let named = self.view.pods_of(claim).take(2).count() > 1;
+            stays |= !grants.is_empty() && (others || named);
+            shares.gpus.extend(grants);
+        }
+        let key = self.pods.unit_of(&pod.at.uid);
+        Holder {
+            pod: pod.at.uid.clone(),
+            priority: pod.priority,
+            start: pod.standing.started,
+            room: pod.room,
+            shares,
+            gang: matches!(key, UnitKey::Gang { .. }).then_some(key),
+            stays,
+            ends: pod.ending.then(|| pod.standing.ends.map_or(i64::MAX, |time| time.as_second())),
+        }
+    }
+}
+
+impl Known {
+    /// The numbers of the budgets that are about a pod. None: they are several, of which the API server lets no pod go.
+    fn of(&mut self, core: &Core, pod: &Pod) -> Option<Vec<usize>> {
+        let mut all = Vec::new();
+        for (name, allowed) in core.view.budgets_of(pod) {
+            let number = match self.names.get(name) {
+                Some(number) => *number,
+                None => {
+                    self.allowed.push(allowed);
+                    self.names.insert(name.to_owned(), self.allowed.len() - 1);
+                    self.allowed.len() - 1
+                }
+            };
+            all.push(number);
+        }
+        (all.len() <= 1).then_some(all)
+    }
+}
+
+fn freed(one: &Holder) -> Freed {
+    Freed {
+        gpus: one.shares.gpus.clone(),
+        cpu_milli: one.room.cpu_milli,
+        memory: one.room.memory,
+        pods: one.room.pods,
+    }
+}
+
+fn plus(mut sum: Freed, other: Freed) -> Freed {
+    sum.gpus.extend(other.gpus);
+    sum.cpu_milli = sum.cpu_milli.saturating_add(other.cpu_milli);
+    sum.memory = Bytes(sum.memory.0.saturating_add(other.memory.0));
+    sum.pods = sum.pods.saturating_add(other.pods);
+    sum
+}

@@ -1,0 +1,326 @@
+//! Pods of lower priority end for pods of higher priority: who, how many, and when nobody does.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, merge};
+use super::walk::bind;
+use crate::cluster::events::Note;
+use crate::cluster::pod_groups::PodGroupApi;
+use crate::controller::config::Rules;
+use crate::controller::write::{Failure, Write};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn rules() -> Rules {
+    let long = Duration::from_secs(100_000);
+    Rules { unused: long, stuck: long, ..Rules::default() }
+}
+
+/// Nodes with so many GPUs of 80 GiB each.
+fn cluster(gpus: &[u32]) -> Cluster {
+    let mut cluster = Cluster::new(rules());
+    for (nth, gpus) in gpus.iter().enumerate() {
+        cluster.put_node(&format!("node-{nth}"), *gpus);
+    }
+    cluster.settle(SECOND);
+    cluster
+}
+
+/// A pod that asks for so much memory of a GPU. `more`: of the pod.
+fn ask(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
+    cluster.put_share(name, json!({"memory": format!("{gib}Gi")}), 1);
+    let mut pod = json!({"spec": {"priority": priority}});
+    merge(&mut pod, more);
+    cluster.put_pod(name, &[name], pod);
+}
+
+/// One that runs.
+fn run(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
+    ask(cluster, name, gib, priority, more);
+    cluster.settle(SECOND);
+    bind(cluster, name);
+    cluster.settle(SECOND);
+    assert!(cluster.place(name).is_some(), "{name} runs");
+}
+
+fn refused() -> Value {
+    json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}})
+}
+
+/// One that its scheduler has tried in vain.
+fn wait(cluster: &mut Cluster, name: &str, gib: u32, priority: i32) {
+    ask(cluster, name, gib, priority, &refused());
+    cluster.settle(SECOND);
+}
+
+fn evicted(cluster: &Cluster) -> Vec<&str> {
+    cluster.evicted.iter().map(|(_, name)| name.as_str()).collect()
+}
+
+/// Those that were evicted end.
+fn end(cluster: &mut Cluster) {
+    for pod in cluster.ending() {
+        cluster.drop_pod(&pod, true);
+    }
+    cluster.settle(SECOND);
+}
+
+fn notes(cluster: &mut Cluster) -> Vec<Note> {
+    cluster.core.recorder.take().0
+}
+
+#[test]
+fn as_many_as_it_takes_end_and_the_room_is_kept_until_then() {
+    let mut cluster = cluster(&[2]);
+    for (name, gib, priority) in [("a", 40, 0), ("b", 40, 0), ("c", 40, 5), ("d", 40, 5)] {
+        run(&mut cluster, name, gib, priority, &json!({}));
+    }
+    notes(&mut cluster);
+    wait(&mut cluster, "high", 60, 10);
+    assert_eq!(evicted(&cluster), ["a", "b"], "the least important, though all are lower");
+    let told = notes(&mut cluster);
+    let preempted = told.iter().find(|note| note.reason == "Preempted").unwrap();
+    assert!(preempted.message.starts_with("gives 40960 MiB of node-0/gpu-"), "{}", preempted.message);
+    assert!(preempted.message.contains("to pod high, of priority 10; its own is 0"), "{}", preempted.message);
+    let preempts = told.iter().find(|note| note.reason == "Preempting").unwrap();
+    assert!(
+        preempts.message.starts_with("2 pods of lower priority end for it on node node-0"),
+        "{}",
+        preempts.message
+    );
+    // Who comes meanwhile does not get what the first of them leaves.
+    ask(&mut cluster, "late", 40, 0, &json!({}));
+    cluster.drop_pod("a", true);
+    cluster.settle(SECOND);
+    assert_eq!(cluster.place("late"), None);
+    assert_eq!(evicted(&cluster), ["a", "b"], "nobody else ends meanwhile");
+    end(&mut cluster);
+    assert!(cluster.place("high").is_some());
+    bind(&mut cluster, "high");
+    cluster.settle(SECOND);
+    let counts = &cluster.core.reserves.preempting.counts;
+    assert_eq!((counts.begun, counts.served, counts.in_vain), (1, 1, 0));
+    assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept any more");
+}
+
+#[test]
+fn names_of_others_pods_are_nobodys_business() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    notes(&mut cluster);
+    let mut claim = serde_json::to_value(cluster.claim("low")).unwrap();
+    claim["metadata"] = json!({"name": "secret", "namespace": "other"});
+    claim.as_object_mut().unwrap().remove("status");
+    cluster.put_claim(claim);
+    let mut pod = json!({"metadata": {"name": "secret", "namespace": "other"}, "spec": {"priority": 9,
+        "containers": [{"name": "main"}], "resourceClaims": [{"name": "g", "resourceClaimName": "secret"}]}});
+    merge(&mut pod, &refused());
+    cluster.store_pod(serde_json::from_value(pod).unwrap());
+    cluster.settle(SECOND);
+    assert_eq!(evicted(&cluster), ["low"]);
+    let told = notes(&mut cluster);
+    let preempted = told.iter().find(|note| note.reason == "Preempted").unwrap();
+    assert!(
+        preempted.message.contains("to a pod of another namespace, of priority 9"),
+        "{}",
+        preempted.message
+    );
+    assert!(!preempted.message.contains("secret"), "{}", preempted.message);
+}
+
+#[test]
+fn nobody_ends_for_who_may_not_or_has_nothing_of_it() {
+    type Case = (&'static str, fn(&mut Cluster), Value, u32, i32);
+    let never = json!({"spec": {"preemptionPolicy": "Never"}, "status": refused()["status"]});
+    let elsewhere = json!({"spec": {"nodeSelector": {"zone": "a"}}, "status": refused()["status"]});
+    let gated = json!({"spec": {"schedulingGates": [{"name": "wait"}]}, "status": refused()["status"]});
+    let cases: [Case; 8] = [
+        ("its policy is Never", |_| {}, never, 60, 10),
+        ("its scheduler has not tried it", |_| {}, json!({}), 60, 10),
+        ("it has the same priority", |_| {}, refused(), 60, 5),
+        ("it asks for more than a GPU has", |_| {}, refused(), 90, 10),
+        ("no node is for it", |_| {}, elsewhere, 60, 10),
+        ("it is gated", |_| {}, gated, 60, 10),
+        (
+            "its namespace may not have more",
+            |cluster| cluster.annotate("ml", json!({"tranche.dev/max-share-memory": "100Gi"})),
+            refused(),
+            60,
+            10,
+        ),
+        ("it is switched off", |cluster| cluster.core.rules.preemption = false, refused(), 60, 10),
+    ];
+    for (why, change, more, gib, priority) in cases {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 5, &json!({}));
+        change(&mut cluster);
+        ask(&mut cluster, "high", gib, priority, &more);
+        cluster.settle(120 * SECOND);
+        assert_eq!(evicted(&cluster), [""; 0], "{why}");
+        assert_eq!(cluster.place("high"), None, "{why}");
+    }
+}
+
+#[test]
+fn marks_and_budgets_keep_pods() {
+    for mark in [
+        json!({"metadata": {"annotations": {"volcano.sh/preemptable": "false"}}}),
+        json!({"metadata": {"labels": {"kai.scheduler/preemptibility": "non-preemptible"}}}),
+    ] {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 0, &mark);
+        wait(&mut cluster, "high", 60, 10);
+        assert_eq!(evicted(&cluster), [""; 0], "{mark}");
+    }
+    let mut cluster = cluster(&[2]);
+    let guarded = json!({"metadata": {"labels": {"app": "db"}}});
+    run(&mut cluster, "db", 60, 0, &guarded);
+    run(&mut cluster, "web", 60, 3, &json!({}));
+    cluster.put_budget(("ml", "db"), json!({"app": "db"}), 0);
+    wait(&mut cluster, "high", 60, 10);
+    assert_eq!(evicted(&cluster), ["web"], "the budget keeps the less important one");
+    end(&mut cluster);
+    wait(&mut cluster, "higher", 60, 9);
+    assert_eq!(evicted(&cluster), ["web"]);
+    cluster.put_budget(("ml", "db"), json!({"app": "db"}), 1);
+    cluster.settle(2 * SECOND);
+    assert_eq!(evicted(&cluster), ["web", "db"], "as soon as it lets one go");
+}
+
+#[test]
+fn where_budgets_are_not_seen_the_answer_counts_and_no_second_pod_ends_for_nothing() {
+    let mut cluster = cluster(&[1]);
+    let guarded = json!({"metadata": {"labels": {"app": "db"}}});
+    run(&mut cluster, "db", 40, 0, &guarded);
+    run(&mut cluster, "web", 40, 0, &json!({}));
+    cluster.put_budget(("ml", "db"), json!({"app": "db"}), 0);
+    cluster.feed.clear();
+    wait(&mut cluster, "high", 80, 10);
+    cluster.settle(20 * SECOND);
+    assert!(!evicted(&cluster).contains(&"db"));
+    assert!(evicted(&cluster).len() <= 1, "{:?}", evicted(&cluster));
+    let tried = cluster.evicted.len();
+    cluster.settle(40 * SECOND);
+    assert_eq!(cluster.evicted.len(), tried, "and again and again nobody ends for nothing");
+}
+
+#[test]
+fn a_gang_ends_down_to_its_minimum_or_whole_wherever_its_pods_are() {
+    let volcano = |name: &str| json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": name}}});
+    let start = |minimum: u32| {
+        let mut cluster = cluster(&[1, 1]);
+        cluster.put_group(PodGroupApi::Volcano, "gang", json!({"spec": {"minMember": minimum}}));
+        for name in ["g1", "g2", "g3", "g4"] {
+            ask(&mut cluster, name, 40, 0, &volcano("gang"));
+        }
+        cluster.settle(5 * SECOND);
+        ["g1", "g2", "g3", "g4"].iter().for_each(|name| bind(&mut cluster, name));
+        cluster.settle(SECOND);
+        cluster
+    };
+    let mut elastic = start(3);
+    wait(&mut elastic, "high", 40, 10);
+    assert_eq!(evicted(&elastic).len(), 1, "it can do without one");
+    end(&mut elastic);
+    assert!(elastic.place("high").is_some());
+    let mut whole = start(4);
+    wait(&mut whole, "high", 40, 10);
+    let all: BTreeSet<&str> = evicted(&whole).into_iter().collect();
+    assert_eq!(all, BTreeSet::from(["g1", "g2", "g3", "g4"]), "with less than its minimum it is of no use");
+}
+
+#[test]
+fn what_is_ending_anyway_comes_first_also_for_a_new_leader() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "a", 40, 0, &json!({}));
+    run(&mut cluster, "b", 40, 0, &json!({}));
+    wait(&mut cluster, "high", 40, 10);
+    assert_eq!(evicted(&cluster).len(), 1);
+    cluster.fail_over(rules());
+    cluster.settle(30 * SECOND);
+    assert_eq!(evicted(&cluster).len(), 1, "the new leader sees that it ends");
+    end(&mut cluster);
+    assert!(cluster.place("high").is_some());
+}
+
+#[test]
+fn a_pod_that_is_not_bound_makes_its_namespace_rest() {
+    let mut cluster = cluster(&[4]);
+    cluster.core.rules.stuck = Duration::from_secs(60);
+    for nth in 0..4 {
+        run(&mut cluster, &format!("low{nth}"), 80, 0, &json!({}));
+    }
+    // Its scheduler keeps it out for a reason that nobody here knows. Those that end come back with other names.
+    ask(&mut cluster, "high", 80, 10, &refused());
+    let mut minutes = Vec::new();
+    for minute in 0..120 {
+        cluster.settle(60 * SECOND);
+        let ended = cluster.ending();
+        minutes.extend(ended.iter().map(|_| minute));
+        for name in ended {
+            cluster.drop_pod(&name, true);
+            let again = format!("{name}-again");
+            ask(&mut cluster, &again, 80, 0, &json!({}));
+        }
+        cluster.settle(SECOND);
+        let lows: Vec<String> =
+            cluster.pods.keys().map(|(_, name)| name.clone()).filter(|n| n.starts_with("low")).collect();
+        lows.iter().for_each(|name| bind(&mut cluster, name));
+    }
+    assert!(!minutes.is_empty() && minutes.len() <= 8, "evicted in the minutes {minutes:?}");
+    assert!(cluster.core.reserves.preempting.counts.in_vain >= 1);
+}
+
+#[test]
+fn an_eviction_that_is_not_answered_is_asked_for_again_and_one_that_is_refused_is_not() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    ask(&mut cluster, "high", 60, 10, &refused());
+    let evictions = |cluster: &mut Cluster| {
+        for _ in 0..20 {
+            cluster.deliver(usize::MAX);
+            cluster.round();
+            while cluster.writes.front().is_some_and(|write| !matches!(write, Write::Evict(_))) {
+                cluster.write(false);
+            }
+            if !cluster.writes.is_empty() {
+                return true;
+            }
+            cluster.now += SECOND / 4;
+        }
+        false
+    };
+    assert!(evictions(&mut cluster));
+    cluster.fail(Failure::Silent("no answer".to_owned()));
+    assert!(evictions(&mut cluster), "asked for again");
+    cluster.fail(Failure::Refused("forbidden".to_owned()));
+    assert!(!evictions(&mut cluster), "not at once");
+    assert_eq!(evicted(&cluster), [""; 0]);
+    assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept for it");
+}
+
+#[test]
+fn where_only_cpu_lacks_the_share_is_placed_and_the_scheduler_preempts() {
+    let cpus = |cpus: u32| json!({"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpus.to_string()}}}]}});
+    let start = |scheduler: Option<&str>, nodes: &[u32]| {
+        let mut cluster = cluster(nodes);
+        let mut low = cpus(30);
+        merge(&mut low, &json!({"spec": {"nodeName": "node-0", "priority": 0}}));
+        cluster.put_pod("low", &[], low);
+        let mut high = cpus(8);
+        merge(&mut high, &refused());
+        if let Some(name) = scheduler {
+            high["spec"]["schedulerName"] = name.into();
+        }
+        ask(&mut cluster, "high", 20, 10, &high);
+        cluster.settle(5 * SECOND);
+        cluster
+    };
+    let one = start(None, &[1]);
+    assert_eq!(one.place("high").unwrap().0, "node-0");
+    assert_eq!(evicted(&one), [""; 0], "whom the scheduler preempts is up to it");
+    assert_eq!(start(Some("another"), &[1]).place("high"), None);
+}
