@@ -10,7 +10,6 @@ use super::ask::Shape;
 use super::fit::{Terms, placement};
 use super::index::Index;
 use super::node::{Gpu, GpuGrant, Node, Placement};
-use super::score::Policy;
 use super::search::{self, STEP_TICKS};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
@@ -82,6 +81,8 @@ pub struct Site<'a> {
     pub candidates: &'a [Candidate],
     /// How many pods each budget lets go now.
     pub budgets: &'a [u32],
+    /// What is lost elsewhere: a node on which a more important pod has to end is not looked at to its end.
+    pub beat: Option<Rank>,
 }
 
 /// How much is lost, the least first.
@@ -124,10 +125,9 @@ pub struct Preemptor {
 
 impl Index {
     /// `alone`: a claim of the shape has several GPUs.
-    pub fn preemptor(&mut self, shape: &Shape, policy: Policy, alone: bool) -> Preemptor {
-        let Self { nodes, workload, score_tables, .. } = self;
-        let (table, _) = score_tables.get(nodes, workload, policy, shape);
-        Preemptor { shape: shape.clone(), terms: table.terms.clone(), alone, tried: 0 }
+    pub fn preemptor(&mut self, shape: &Shape, alone: bool) -> Preemptor {
+        let terms = Terms::new(shape, &self.nodes, &mut self.score_tables.choices);
+        Preemptor { shape: shape.clone(), terms, alone, tried: 0 }
     }
 
     /// The least that has to end on this node; none: it would not fit, or too much was tried already.
@@ -152,10 +152,15 @@ impl Preemptor {
         if let Some(placement) = self.place(&mut stage) {
             return Some(Victims { candidates: Vec::new(), rank: None, placement });
         }
-        let mut may_end: Vec<bool> =
-            site.candidates.iter().map(|one| within(site.budgets, [one].into_iter())).collect();
-        let (mut victims, mut placed) = self.reprieve(&mut stage.clone(), site, &may_end)?;
-        if !within(site.budgets, victims.iter().map(|at| &site.candidates[*at])) {
+        // Those that are more important than the most important one there would all have to stay.
+        let beats = |one: &Candidate| site.beat.is_none_or(|beat| one.priority <= beat.highest);
+        let may = |one: &Candidate| beats(one) && within(site.budgets, [one].into_iter());
+        let mut may_end: Vec<bool> = site.candidates.iter().map(may).collect();
+        let before = (!site.budgets.is_empty()).then(|| stage.clone());
+        let (mut victims, mut placed) = self.reprieve(&mut stage, site, &may_end)?;
+        if let Some(mut stage) = before
+            && !within(site.budgets, victims.iter().map(|at| &site.candidates[*at]))
+        {
             // Each of them may go, but not all: of each budget only the least important.
             let mut left = site.budgets.to_vec();
             for (may_end, one) in may_end.iter_mut().zip(site.candidates).rev().filter(|(may, _)| **may) {
@@ -227,6 +232,9 @@ impl Preemptor {
 
 /// No budget is asked for more than it has.
 fn within<'a>(budgets: &[u32], candidates: impl Iterator<Item = &'a Candidate>) -> bool {
+    if budgets.is_empty() {
+        return true;
+    }
     let mut left = budgets.to_vec();
     candidates.flat_map(|one| &one.budgets).all(|budget| {
         let left = left.get_mut(*budget).filter(|left| **left > 0);

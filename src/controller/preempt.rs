@@ -43,6 +43,8 @@ const REST_LAST: Duration = Duration::from_secs(3600);
 const FORGET: Duration = Duration::from_secs(7200);
 /// A unit is looked at again after so long, if something has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The same after it was put off.
+const PUT_OFF: Duration = Duration::from_secs(5);
 /// A pod that was not let go is left alone for so long.
 const SPARED: Duration = Duration::from_secs(30);
 /// The same where the API server refused, for whatever reason.
@@ -54,7 +56,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Preemption {
     pub namespace: String,
-    pub pod: PodUid,
+    /// Of the unit, when it began.
+    pub pods: Vec<PodUid>,
     pub victims: Vec<Victim>,
     pub since: Moment,
     /// All of them are to have ended by then.
@@ -140,8 +143,15 @@ struct Rest {
     until: Moment,
 }
 
-/// The versions of what is known of holders and of capacity.
-type Known = (u64, u64);
+/// A unit that was looked at.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    /// The versions of what was known of holders and of capacity.
+    known: (u64, u64),
+    at: Moment,
+    /// It was put off until then, whatever changes. None: it is looked at again when something has changed.
+    again: Option<Moment>,
+}
 
 #[derive(Debug, Default)]
 pub struct Preempting {
@@ -150,8 +160,7 @@ pub struct Preempting {
     rests: BTreeMap<String, Rest>,
     /// Evictions of the last minute: when, and for which namespace.
     asked: VecDeque<(Moment, String)>,
-    /// Units that were looked at: what was known, and when.
-    looked: BTreeMap<UnitKey, (Known, Moment)>,
+    looked: BTreeMap<UnitKey, Looked>,
     spared: BTreeMap<PodUid, Moment>,
     pub counts: Counts,
 }
@@ -160,12 +169,21 @@ impl Preempting {
     /// The unit may be looked at now: nothing is under way for it, and something has changed since it was last looked at.
     pub fn may_look(&self, key: &UnitKey, epoch: u64, now: Moment) -> bool {
         let present = (self.holders.version(), epoch);
-        let since = self.looked.get(key).filter(|(known, at)| *known == present || now < *at + LOOK_EVERY);
-        since.is_none() && !self.under_way.contains_key(key)
+        let rests = self.looked.get(key).is_some_and(|looked| match looked.again {
+            Some(again) => now < again,
+            None => looked.known == present || now < looked.at + LOOK_EVERY,
+        });
+        !rests && !self.under_way.contains_key(key)
     }
 
-    pub fn looked(&mut self, key: &UnitKey, epoch: u64, now: Moment) {
-        self.looked.insert(key.clone(), ((self.holders.version(), epoch), now));
+    /// `put_off`: who could end was found, and does not end now; of which namespace the unit is.
+    pub fn looked(&mut self, key: &UnitKey, epoch: u64, put_off: Option<(PutOff, &str)>, now: Moment) {
+        let again = put_off.map(|(why, namespace)| match (why, self.rests.get(namespace)) {
+            (PutOff::Rests, Some(rest)) => rest.until,
+            _ => now + PUT_OFF,
+        });
+        let known = (self.holders.version(), epoch);
+        self.looked.insert(key.clone(), Looked { known, at: now, again });
     }
 
     /// Whether so many pods may end for a pod of this namespace now.
@@ -333,8 +351,10 @@ impl Preempting {
         let rests = self.rests.values().map(|rest| rest.until);
         // Units that were looked at too soon.
         let present = (self.holders.version(), epoch);
-        let looked = self.looked.values().filter(|(known, _)| *known != present);
-        let looked = looked.map(|(_, at)| *at + LOOK_EVERY);
+        let looked = self.looked.values().filter_map(|looked| match looked.again {
+            Some(again) => Some(again),
+            None => (looked.known != present).then(|| looked.at + LOOK_EVERY),
+        });
         due.chain(until).chain(rests).chain(looked).filter(|due| *due > now).min()
     }
 }
@@ -358,7 +378,7 @@ mod tests {
             |name: &&str| Victim { at: pod(name), words: format!("{name} ends"), step: Step::ToAsk(NOW) };
         Preemption {
             namespace: namespace.to_owned(),
-            pod: "high".into(),
+            pods: vec!["high".into()],
             victims: victims.iter().map(victim).collect(),
             since: NOW,
             until: NOW + MINUTE,

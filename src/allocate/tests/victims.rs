@@ -45,11 +45,24 @@ fn with_shares<'a>(gpus: u32, shares: impl Iterator<Item = &'a GpuGrant>) -> Ind
     index
 }
 
+fn look_to_beat(
+    index: &mut Index,
+    shape: &Shape,
+    candidates: &[Candidate],
+    beat: Option<Rank>,
+) -> Option<Victims> {
+    let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
+    let node = NodeName::new("n");
+    let site = Site { node: &node, closed: &open, soon: &[], candidates, budgets: &[], beat };
+    let mut preemptor = index.preemptor(shape, false);
+    index.victims(&mut preemptor, &site)
+}
+
 fn look(index: &mut Index, shape: &Shape, candidates: &[Candidate], budgets: &[u32]) -> Option<Victims> {
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let node = NodeName::new("n");
-    let site = Site { node: &node, closed: &open, soon: &[], candidates, budgets };
-    let mut preemptor = index.preemptor(shape, Policy::Pack, false);
+    let site = Site { node: &node, closed: &open, soon: &[], candidates, budgets, beat: None };
+    let mut preemptor = index.preemptor(shape, false);
     index.victims(&mut preemptor, &site)
 }
 
@@ -94,9 +107,9 @@ fn what_is_ending_anyway_is_enough_and_what_stays_is_not_counted() {
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let node = NodeName::new("n");
     let soon = [frees(&[ending])];
-    let site = Site { node: &node, closed: &open, soon: &soon, candidates: &[], budgets: &[] };
+    let site = Site { node: &node, closed: &open, soon: &soon, candidates: &[], budgets: &[], beat: None };
     let of = |index: &mut Index, asked: u64, site: &Site<'_>| {
-        let mut preemptor = index.preemptor(&mib(asked), Policy::Pack, false);
+        let mut preemptor = index.preemptor(&mib(asked), false);
         index.victims(&mut preemptor, site)
     };
     let found = of(&mut index, 60, &site).unwrap();
@@ -117,9 +130,10 @@ fn claims_of_several_gpus_open_theirs_and_want_them_for_themselves() {
     let groups =
         |device: &DeviceName| Closed { shut: false, groups: u32::from(*device != DeviceName::whole(2)) };
     let node = NodeName::new("n");
-    let site = Site { node: &node, closed: &groups, soon: &[], candidates: &candidates, budgets: &[] };
+    let site =
+        Site { node: &node, closed: &groups, soon: &[], candidates: &candidates, budgets: &[], beat: None };
     let mut of = |shape: &Shape, alone: bool| {
-        let mut preemptor = index.preemptor(shape, Policy::Pack, alone);
+        let mut preemptor = index.preemptor(shape, alone);
         index.victims(&mut preemptor, &site).map(|found| found.candidates)
     };
     assert_eq!(of(&mib(60), false), Some(vec![]), "beside the single one there is room");
@@ -272,6 +286,15 @@ proptest! {
         // So nobody as important as the most important victim need have ended.
         let least = sets.iter().filter_map(|ended| scene.rank(*ended)).map(|rank| rank.highest).min();
         prop_assert!(ended == 0 || found.rank.map(|rank| rank.highest) == least);
+        // Where as much or more is lost elsewhere the answer is the same, and where less is, there is none that is better.
+        for highest in 0..4 {
+            let beat = Rank::least(highest, 0);
+            let again = look_to_beat(&mut index, &scene.shape(), &scene.candidates, Some(beat));
+            match found.rank.is_none_or(|rank| rank.highest <= highest) {
+                true => prop_assert_eq!(again.as_ref(), Some(&found)),
+                false => prop_assert_eq!(again.as_ref(), None),
+            }
+        }
         // And of none of the victims it could have been done without.
         for at in &found.candidates {
             prop_assert!(!scene.fits(ended & !(1 << at)), "candidate {} need not have ended", at);

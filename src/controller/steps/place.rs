@@ -55,10 +55,6 @@ impl Part {
         &self.way(nth).shape
     }
 
-    pub(super) fn policy(&self) -> Policy {
-        self.policy
-    }
-
     /// A claim of it wants several GPUs, in one of the ways.
     pub(in crate::controller) fn is_several(&self) -> bool {
         self.ways.iter().any(|way| ask::is_several(&way.shape))

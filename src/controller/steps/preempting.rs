@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::allocate::victims::{Closed, Freed, Preemptor, Rank, Site, Victims};
-use crate::allocate::{Nodes, Placement};
+use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
 use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
 use crate::controller::holders::Holders;
-use crate::controller::preempt::{Preemption, Stage, Step, Told, Victim};
+use crate::controller::preempt::{Preemption, PutOff, Stage, Step, Told, Victim};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::reserve::Kept;
 use crate::controller::steps::place::Part;
@@ -26,7 +26,10 @@ use crate::controller::write::{Failure, Round, Write};
 use crate::feasible::Resources;
 use crate::model::claim::PodRef;
 use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::quantity::Bytes;
 
+/// Pods of a gang for which others end together.
+const TOGETHER_MAX: usize = 32;
 /// Units that are looked at in a round, at most.
 const LOOKS_MAX: u32 = 4;
 /// Nodes that are looked at closely for one unit, those first where the least may be lost: as many as kube-scheduler looks
@@ -68,12 +71,18 @@ enum Found {
     },
 }
 
-/// What may be tried for a unit, in each way to serve it.
+/// Where others may end for a unit.
 struct Look<'a> {
-    part: &'a Part,
-    nodes: Nodes,
+    /// Of each of its pods.
+    nodes: Vec<Nodes>,
     asker: &'a Asker,
     now: Moment,
+}
+
+impl Look<'_> {
+    fn allows(&self, node: &NodeName) -> bool {
+        self.nodes.iter().all(|nodes| nodes.allow(node))
+    }
 }
 
 impl Core {
@@ -95,40 +104,60 @@ impl Core {
         is_placed
     }
 
-    /// Who may have others end: one pod that its scheduler has tried, or cannot try before it has its claim.
+    /// Who may have others end: pods that their scheduler has tried, or cannot try before they have their claims.
     fn asker(&self, turn: &Turn) -> Option<Asker> {
-        let [uid] = &turn.pods[..] else { return None };
-        let pod = self.view.pod(uid).filter(|pod| pod.standing.preempts)?;
-        let claims = self.view.claims_of(pod)?;
-        let promised = claims.iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
-        (pod.standing.unschedulable || promised).then(|| Asker {
-            pod: pod.at.clone(),
-            priority: pod.priority,
-            is_usual: pod.standing.is_usual,
-            room: pod.room,
+        let pods: Option<Vec<&Pod>> = turn.pods.iter().map(|uid| self.view.pod(uid)).collect();
+        let pods = pods.filter(|pods| pods.len() <= TOGETHER_MAX)?;
+        let may = |pod: &&Pod| {
+            let claims = self.view.claims_of(pod).into_iter().flatten();
+            let promised = || claims.into_iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
+            pod.standing.preempts && (pod.standing.unschedulable || promised())
+        };
+        if !pods.iter().all(may) {
+            return None;
+        }
+        let first = pods.first()?;
+        Some(Asker {
+            pod: first.at.clone(),
+            priority: pods.iter().map(|pod| pod.priority).min()?,
+            is_usual: pods.len() == 1 && first.standing.is_usual,
+            room: first.room,
         })
     }
 
     fn look_for_victims(&mut self, turn: &Turn, asker: &Asker, tries: &mut Tries, now: Moment) -> bool {
-        let Ok(Some(part)) = self.part(&asker.pod.uid, &[], now) else { return false };
-        let parts = [part];
-        if !matches!(self.study(&parts[0]), Ok(true)) || self.check_bounds(&parts).is_err() {
+        let Some(parts) = self.parts(turn, now) else { return false };
+        // GPUs of a claim that has several are for that claim alone.
+        let alone = parts.iter().any(Part::is_several);
+        if (alone && parts.len() > 1) || self.check_bounds(&parts).is_err() {
             return false;
+        }
+        let mut nodes = Vec::new();
+        for part in &parts {
+            if !matches!(self.study(part), Ok(true)) {
+                return false;
+            }
+            nodes.push(match &part.nodes {
+                Nodes::Only(names) => Nodes::Only(names.clone()),
+                // Those that are full need not be once pods have ended.
+                Nodes::Any | Nodes::Except(_) => {
+                    let out = self.queue.excluded(&part.pod, now).into_iter().cloned().collect();
+                    Nodes::Except(vec![Arc::new(out), self.barred_nodes(&part.pod)])
+                }
+            });
         }
         tries.0 -= 1;
         self.refresh_holders();
-        let nodes = match &parts[0].nodes {
-            Nodes::Only(names) => Nodes::Only(names.clone()),
-            // Those that are full need not be once pods have ended.
-            Nodes::Any | Nodes::Except(_) => {
-                let out = self.queue.excluded(&asker.pod.uid, now).into_iter().cloned().collect();
-                Nodes::Except(vec![Arc::new(out), self.barred_nodes(&asker.pod.uid)])
-            }
-        };
         let holders = std::mem::take(&mut self.reserves.preempting.holders);
-        let look = Look { part: &parts[0], nodes, asker, now };
-        let found = (0..parts[0].ways()).find_map(|nth| self.look_at_way(&look, nth, &holders));
+        let look = Look { nodes, asker, now };
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        let found = (0..ways).find_map(|nth| {
+            let shape = together(&parts, nth);
+            let preemptor = self.capacity.index.preemptor(&shape, alone);
+            self.look_at_way(&look, (nth, &shape), &holders, preemptor)
+        });
         self.reserves.preempting.holders = holders;
+        let mut put_off = None;
         let is_placed = match found {
             Some(Found::Room { nth, place })
                 if self.beyond_bounds(&parts, std::slice::from_ref(&place)).is_none() =>
@@ -140,38 +169,47 @@ impl Core {
             Some(Found::Victims { place, victims })
                 if self.beyond_bounds(&parts, std::slice::from_ref(&place)).is_none() =>
             {
-                self.begin_evicting(turn, asker, (place, parts[0].is_several()), &victims, now);
+                put_off = self.begin_evicting(turn, asker, (place, alone), &victims, now).err();
                 false
             }
             Some(_) | None => false,
         };
         let epoch = self.capacity.epoch();
-        self.reserves.preempting.looked(&turn.key, epoch, now);
+        let put_off = put_off.map(|why| (why, asker.pod.namespace.as_str()));
+        self.reserves.preempting.looked(&turn.key, epoch, put_off, now);
         is_placed
     }
 
-    fn look_at_way(&mut self, look: &Look<'_>, nth: usize, holders: &Holders) -> Option<Found> {
-        let (shape, policy) = (look.part.shape(nth), look.part.policy());
-        let mut preemptor = self.capacity.index.preemptor(shape, policy, look.part.is_several());
-        let ending: Vec<&NodeName> = holders.ending().filter(|node| look.nodes.allow(node)).collect();
+    fn look_at_way(
+        &mut self,
+        look: &Look<'_>,
+        (nth, shape): (usize, &Shape),
+        holders: &Holders,
+        mut preemptor: Preemptor,
+    ) -> Option<Found> {
+        let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
         for node in ending.into_iter().take(NODES_MAX) {
-            if self.victims_on(look, node, holders, &mut preemptor).is_some_and(|found| found.rank.is_none())
+            if self
+                .victims_on(look, node, holders, (&mut preemptor, None))
+                .is_some_and(|found| found.rank.is_none())
             {
                 return Some(Found::Soon);
             }
         }
-        if let Some(place) = self.room_alone(look, nth, holders, &mut preemptor) {
+        if let Some(place) = self.room_alone(look, shape, holders, &mut preemptor) {
             return Some(Found::Room { nth, place });
         }
         let mut order: Vec<(Rank, &NodeName)> =
-            holders.least(look.asker.priority).filter(|(_, node)| look.nodes.allow(node)).collect();
+            holders.least(look.asker.priority).filter(|(_, node)| look.allows(node)).collect();
         order.sort_unstable();
         let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
         for (least, node) in order.into_iter().take(NODES_MAX) {
             if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) {
                 break;
             }
-            let Some(found) = self.victims_on(look, node, holders, &mut preemptor) else { continue };
+            let beat = best.as_ref().map(|(rank, ..)| *rank);
+            let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
+            let Some(found) = found else { continue };
             let Some(rank) = found.rank else { return Some(Found::Soon) };
             if best.as_ref().is_none_or(|(known, ..)| rank < *known) {
                 best = Some((rank, found.placement, found.pods));
@@ -186,7 +224,7 @@ impl Core {
         look: &Look<'_>,
         node: &NodeName,
         holders: &Holders,
-        preemptor: &mut Preemptor,
+        (preemptor, beat): (&mut Preemptor, Option<Rank>),
     ) -> Option<OnNode> {
         let there = self.candidates(look, holders.on(node));
         let closed = self.closed_on(node);
@@ -197,6 +235,7 @@ impl Core {
             soon: &there.soon,
             candidates: &there.candidates,
             budgets: &there.budgets,
+            beat,
         };
         let found = self.capacity.index.victims(preemptor, &site);
         found.map(|Victims { candidates, rank, placement }| OnNode {
@@ -211,17 +250,16 @@ impl Core {
     fn room_alone(
         &mut self,
         look: &Look<'_>,
-        nth: usize,
+        shape: &Shape,
         holders: &Holders,
         preemptor: &mut Preemptor,
     ) -> Option<Placement> {
         if !look.asker.is_usual {
             return None;
         }
-        let shape = look.part.shape(nth);
         let asked = Resources { cpu_milli: shape.cpu_milli, memory: shape.memory, pods: shape.pods };
         let mut looks = 0;
-        for (node, all) in holders.nodes().filter(|(node, _)| look.nodes.allow(node)) {
+        for (node, all) in holders.nodes().filter(|(node, _)| look.allows(node)) {
             let left = self.capacity.left(node);
             if has(left, asked) || looks >= NODES_MAX {
                 continue;
@@ -240,7 +278,8 @@ impl Core {
             };
             let closed = self.closed_on(node);
             let closed = |device: &DeviceName| closed_in(&closed, device);
-            let site = Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[] };
+            let site =
+                Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[], beat: None };
             let found = self.capacity.index.victims(preemptor, &site);
             if let Some(found) = found
                 && self.is_only_node(look.asker, node)
@@ -268,16 +307,15 @@ impl Core {
         (place, alone): (Placement, bool),
         victims: &[PodUid],
         now: Moment,
-    ) {
+    ) -> Result<(), PutOff> {
         let PodRef { namespace, .. } = &asker.pod;
-        if victims.is_empty() || self.reserves.preempting.may_begin(namespace, victims.len(), now).is_err() {
-            return;
-        }
+        self.reserves.preempting.may_begin(namespace, victims.len(), now)?;
+        let whom = self.name_of(&turn.key);
         let mut chosen: Vec<(bool, Victim)> = Vec::new();
         for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {
             // Those that a budget may keep come first: nobody ends for nothing before that is known.
             let unguarded = self.view.budgets_of(pod).next().is_none();
-            let words = self.gives(pod, asker);
+            let words = self.gives(pod, asker, &whom);
             chosen.push((unguarded, Victim { at: pod.at.clone(), words, step: Step::ToAsk(now) }));
         }
         chosen.sort_by_key(|(unguarded, _)| *unguarded);
@@ -290,13 +328,13 @@ impl Core {
             place.node,
             amounts(place.gpus.iter().map(|grant| (grant.memory.mib_ceil(), grant.device.to_string()))),
         );
-        if let Some(pod) = self.view.pod(&asker.pod.uid) {
-            self.recorder.preempts(pod, words);
+        for pod in turn.pods.iter().filter_map(|uid| self.view.pod(uid)) {
+            self.recorder.preempts(pod, words.clone());
         }
         let until = now + END_WITHIN;
         let kept = Kept {
             namespace: namespace.clone(),
-            name: self.name_of(&turn.key),
+            name: whom,
             aside: Aside { places: vec![place], alone },
             own: false,
             preempted: true,
@@ -307,13 +345,14 @@ impl Core {
             lost: None,
         };
         self.reserves.begin(&turn.key, kept);
-        let (namespace, pod) = (namespace.clone(), asker.pod.uid.clone());
-        let preemption = Preemption { namespace, pod, victims, since: now, until, stage: Stage::Evicting };
+        let (namespace, pods) = (namespace.clone(), turn.pods.clone());
+        let preemption = Preemption { namespace, pods, victims, since: now, until, stage: Stage::Evicting };
         self.reserves.preempting.begin(turn.key.clone(), preemption);
+        Ok(())
     }
 
     /// What a victim is told.
-    fn gives(&self, pod: &Pod, asker: &Asker) -> String {
+    fn gives(&self, pod: &Pod, asker: &Asker, whom: &str) -> String {
         let claims = self.view.claims_of(pod).into_iter().flatten();
         let mut given = Vec::new();
         for claim in claims.filter(|claim| claim.is_shares()) {
@@ -327,7 +366,7 @@ impl Core {
         }
         // Names of others' pods are nobody's business.
         let whom = match asker.pod.namespace == pod.at.namespace {
-            true => format!("pod {}", asker.pod.name),
+            true => whom.to_owned(),
             false => "a pod of another namespace".to_owned(),
         };
         let (own, its) = (pod.priority, asker.priority);
@@ -342,19 +381,22 @@ impl Core {
             else {
                 continue;
             };
-            let pod = self.view.pod(&one.pod).filter(|pod| !pod.ending);
-            let (is_bound, waits) =
-                (pod.is_some_and(|pod| pod.node.is_some()), self.queue.contains(&one.pod));
-            match (pod, one.stage) {
-                (Some(_), _) if is_bound => {
+            let pods = one.pods.iter().filter_map(|uid| self.view.pod(uid)).filter(|pod| !pod.ending);
+            let (mut is_there, mut is_bound) = (false, false);
+            for pod in pods {
+                (is_there, is_bound) = (true, is_bound || pod.node.is_some());
+            }
+            let waits = one.pods.iter().all(|pod| self.queue.contains(pod));
+            match one.stage {
+                _ if is_bound => {
                     self.reserves.preempting.served(&key);
                     self.end_preempted(&key);
                 }
-                (Some(_), Stage::Evicting) if !waits => {
+                Stage::Evicting if is_there && !waits => {
                     self.reserves.preempting.placed(&key);
                     self.end_preempted(&key);
                 }
-                (Some(_), Stage::Evicting) => {
+                Stage::Evicting if is_there => {
                     let until = self.ends_by(one, now);
                     self.reserves.preempting.set_until(&key, until);
                     self.reserves.keep_until(&key, until);
@@ -363,8 +405,8 @@ impl Core {
                         self.end_preempted(&key);
                     }
                 }
-                (Some(_), Stage::Placed) if !waits => {}
-                (Some(_), Stage::Placed) | (None, _) => {
+                Stage::Placed if is_there && !waits => {}
+                Stage::Evicting | Stage::Placed => {
                     self.reserves.preempting.in_vain(&key, now);
                     self.end_preempted(&key);
                 }
@@ -448,6 +490,27 @@ struct OnNode {
     pods: Vec<PodUid>,
     rank: Option<Rank>,
     placement: Placement,
+}
+
+/// What pods ask for together, of one node.
+fn together(parts: &[Part], nth: usize) -> Shape {
+    let mut all = Shape::default();
+    let mut claims = 0;
+    for shape in parts.iter().map(|part| part.shape(nth)) {
+        let first = all.wants.len();
+        let moved = |want: &Want| Want { claim: claims + want.claim, ..want.clone() };
+        all.wants.extend(shape.wants.iter().map(moved));
+        let moved = |alike: &AttributeConstraint| AttributeConstraint {
+            wants: alike.wants.iter().map(|want| first + want).collect(),
+            ..alike.clone()
+        };
+        all.alike.extend(shape.alike.iter().map(moved));
+        claims += shape.wants.iter().map(|want| want.claim + 1).max().unwrap_or(0);
+        all.cpu_milli = all.cpu_milli.saturating_add(shape.cpu_milli);
+        all.memory = Bytes(all.memory.0.saturating_add(shape.memory.0));
+        all.pods = all.pods.saturating_add(shape.pods);
+    }
+    all
 }
 
 fn closed_in(all: &[(DeviceName, Closed)], device: &DeviceName) -> Closed {

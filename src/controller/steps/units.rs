@@ -15,6 +15,8 @@ use crate::model::names::{NodeName, PodUid};
 impl Core {
     pub(super) fn review_users(&mut self, claim: ClaimKey, now: Moment) {
         let Some(claim) = self.view.claim(claim) else { return };
+        let holders = &mut self.reserves.preempting.holders;
+        self.capacity.gpus_of(claim.key).iter().for_each(|gpu| holders.touch(&gpu.node));
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         for pod in pods {
             self.recount(&pod);

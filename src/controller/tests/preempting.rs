@@ -233,6 +233,41 @@ fn a_gang_ends_down_to_its_minimum_or_whole_wherever_its_pods_are() {
 }
 
 #[test]
+fn a_gang_that_waits_whole_has_others_end_on_one_node_if_it_fits_there() {
+    let mut cluster = cluster(&[2, 2]);
+    for (name, priority) in [("a", 1), ("b", 1), ("c", 0), ("d", 0)] {
+        run(&mut cluster, name, 80, priority, &json!({}));
+    }
+    let of_gang = |more: &Value| {
+        let mut pod =
+            json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "3"}}});
+        merge(&mut pod, more);
+        pod
+    };
+    for name in ["g1", "g2", "g3"] {
+        ask(&mut cluster, name, 30, 10, &of_gang(&refused()));
+    }
+    cluster.settle(5 * SECOND);
+    let ended: BTreeSet<String> = evicted(&cluster).into_iter().map(str::to_owned).collect();
+    assert_eq!(ended.len(), 2, "three need two GPUs, on one node: {ended:?}");
+    end(&mut cluster);
+    let places: Vec<_> = ["g1", "g2", "g3"].map(|name| cluster.place(name)).into_iter().collect();
+    assert!(places.iter().all(Option::is_some), "{places:?}");
+    ["g1", "g2", "g3"].iter().for_each(|name| bind(&mut cluster, name));
+    cluster.settle(SECOND);
+    let counts = &cluster.core.reserves.preempting.counts;
+    assert_eq!((counts.begun, counts.served, counts.in_vain), (1, 1, 0));
+    // One of which a pod may not have others end has nobody end.
+    let mut other = self::cluster(&[1]);
+    run(&mut other, "low", 80, 0, &json!({}));
+    ask(&mut other, "h1", 30, 10, &of_gang(&refused()));
+    ask(&mut other, "h2", 30, 10, &of_gang(&json!({})));
+    ask(&mut other, "h3", 10, 10, &of_gang(&refused()));
+    other.settle(5 * SECOND);
+    assert_eq!(evicted(&other), [""; 0]);
+}
+
+#[test]
 fn what_is_ending_anyway_comes_first_also_for_a_new_leader() {
     let mut cluster = cluster(&[1]);
     run(&mut cluster, "a", 40, 0, &json!({}));
@@ -272,6 +307,24 @@ fn a_pod_that_is_not_bound_makes_its_namespace_rest() {
     }
     assert!(!minutes.is_empty() && minutes.len() <= 8, "evicted in the minutes {minutes:?}");
     assert!(cluster.core.reserves.preempting.counts.in_vain >= 1);
+}
+
+#[test]
+fn after_the_rest_others_end_though_nothing_has_changed() {
+    let mut cluster = cluster(&[2]);
+    run(&mut cluster, "low1", 80, 0, &json!({}));
+    run(&mut cluster, "low2", 80, 0, &json!({}));
+    wait(&mut cluster, "first", 80, 10);
+    assert_eq!(evicted(&cluster).len(), 1);
+    // It is gone before it is bound, and so in vain. What it leaves goes to somebody else.
+    cluster.drop_pod("first", true);
+    ask(&mut cluster, "third", 80, 20, &json!({}));
+    end(&mut cluster);
+    assert!(cluster.place("third").is_some());
+    wait(&mut cluster, "second", 80, 10);
+    assert_eq!(evicted(&cluster).len(), 1, "the namespace rests");
+    cluster.settle(90 * SECOND);
+    assert_eq!(evicted(&cluster).len(), 2);
 }
 
 #[test]

@@ -192,8 +192,8 @@ impl Walk {
                 }
                 self.cluster.round();
             }
-            92 | 93 => self.find_unschedulable(),
-            94 | 95 => {
+            92..95 => self.find_unschedulable(),
+            95 | 96 => {
                 if let Some(pod) = self.rng.choice(self.cluster.ending()) {
                     self.cluster.drop_pod(&pod, true);
                 }
@@ -211,12 +211,11 @@ impl Walk {
         }
     }
 
-    /// The scheduler has tried a pod in vain. Now and then one of higher priority.
+    /// The scheduler has tried a pod that waits in vain: from now on others may end for it.
     fn find_unschedulable(&mut self) {
-        let open = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none());
-        let open =
-            self.cluster.pods.values().filter(|pod| open(pod) && pod.metadata.deletion_timestamp.is_none());
-        let Some(mut pod) = self.rng.choice(open.cloned().collect::<Vec<Pod>>()) else { return };
+        let waiting: Vec<String> = self.waiting().into_iter().collect();
+        let Some(name) = self.rng.choice(waiting) else { return };
+        let Some(mut pod) = self.cluster.pods.get(&("ml".to_owned(), name)).cloned() else { return };
         let condition = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         pod.status.get_or_insert_default().conditions = serde_json::from_value(condition).unwrap();
         self.cluster.store_pod(pod);
@@ -578,7 +577,8 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
         None => (12, 600),
     };
     let first = number("TRANCHE_SEED").unwrap_or(0);
-    let (walked, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let (walked, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let failed = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         let walking = || {
@@ -588,6 +588,7 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
                 let run = std::panic::AssertUnwindSafe(|| {
                     (0..steps).for_each(|_| walk.step());
                     walk.end();
+                    evicted.fetch_add(walk.cluster.evicted.len() as u64, Ordering::Relaxed);
                 });
                 if std::panic::catch_unwind(run).is_err() {
                     eprintln!("the walk with seed {seed} failed");
@@ -600,5 +601,7 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
         };
         (0..threads).for_each(|_| drop(scope.spawn(walking)));
     });
+    let evicted = evicted.into_inner();
+    assert!(walks < 10 || evicted > 0, "nobody was evicted in {walks} walks");
     assert_eq!(failed.into_inner().unwrap(), [0; 0], "seeds of {walks} walks of {steps} steps");
 }

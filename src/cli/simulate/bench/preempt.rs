@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{GPUS, ROUNDS, cluster, lower};
 use crate::allocate::victims::{Candidate, Closed, Freed, Rank, Site};
-use crate::allocate::{GpuGrant, Index, Part, Placement, Policy, Shape, Want};
+use crate::allocate::{GpuGrant, Index, Part, Placement, Shape, Want};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::Extent;
@@ -95,7 +95,7 @@ fn decide(index: &mut Index, nodes: &[(NodeName, Vec<Candidate>)], nth: usize) -
     let shape = Shape { cpu_milli: 1_000, ..Shape::one(Want { part, ..Want::whole(1) }) };
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let begun = Instant::now();
-    let mut preemptor = index.preemptor(&shape, Policy::Pack, false);
+    let mut preemptor = index.preemptor(&shape, false);
     let mut order: Vec<(Rank, usize)> = Vec::with_capacity(nodes.len());
     for (at, (_, candidates)) in nodes.iter().enumerate() {
         let least = candidates.iter().map(|one| one.priority).min();
@@ -109,7 +109,7 @@ fn decide(index: &mut Index, nodes: &[(NodeName, Vec<Candidate>)], nth: usize) -
             break;
         }
         let (node, candidates) = &nodes[at];
-        let site = Site { node, closed: &open, soon: &[], candidates, budgets: &[] };
+        let site = Site { node, closed: &open, soon: &[], candidates, budgets: &[], beat: best };
         let rank = index.victims(&mut preemptor, &site).and_then(|found| found.rank);
         best = match (best, rank) {
             (Some(best), Some(rank)) => Some(best.min(rank)),
