@@ -71,10 +71,14 @@ fn sorted(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     candidates
 }
 
+/// Priority, start, GPU and MiB.
+type Holder = (i32, i64, u32, u64);
+/// Who is there, how much is asked for, and who ends.
+type Case = (&'static [Holder], u64, &'static [usize]);
+
 #[test]
 fn as_few_and_as_unimportant_ones_as_it_takes() {
-    // (priority, start, GPU, MIB), what is asked for, and who ends.
-    let cases: [(&[(i32, i64, u32, u64)], u64, &[usize]); 7] = [
+    let cases: [Case; 7] = [
         (&[(5, 1, 0, 100), (1, 2, 1, 100), (3, 3, 2, 100)], 60, &[2]),
         // Of two with one priority the younger.
         (&[(1, 1, 0, 100), (1, 9, 1, 100)], 60, &[1]),
@@ -88,7 +92,7 @@ fn as_few_and_as_unimportant_ones_as_it_takes() {
     ];
     for (nth, (holders, asked, right)) in cases.into_iter().enumerate() {
         let gpus = holders.iter().map(|one| one.2).max().unwrap() + 1;
-        let one = |(priority, start, gpu, mib): &(i32, i64, u32, u64)| {
+        let one = |(priority, start, gpu, mib): &Holder| {
             Candidate::one(*priority, *start, frees(&[grant(*gpu, *mib, 0)]))
         };
         let candidates = sorted(holders.iter().map(one).collect());

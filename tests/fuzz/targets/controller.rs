@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tranche::allocate::{AuditFinding, audit};
 use tranche::cluster::allocation::{ClaimVersion, Marks};
+use tranche::cluster::eviction::Eviction;
 use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::cluster::pod_groups::{PodGroup, PodGroupApi};
 use tranche::controller::config::Rules;
@@ -559,6 +560,11 @@ impl Api {
             Write::Create(claim, object, allocation) => {
                 let done = self.create(*object, allocation.map(|one| *one));
                 Outcome::Created(claim, boxed(done))
+            }
+            // It takes its time to end, and may never.
+            Write::Evict(pod) => {
+                let done = self.admit().map(|()| Eviction::Evicted);
+                Outcome::Evicted(pod, done)
             }
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn measure() -> Preempted {
 /// A node without room, and who may end there.
 fn fill(index: &mut Index, nth: u32, random: &mut fastrand::Rng) -> (NodeName, Vec<Candidate>) {
     let node = NodeName::new(format!("node-{nth}"));
-    let all = if nth % 4 == 0 { 45_000 } else { 80_000 };
+    let all = if nth.is_multiple_of(4) { 45_000 } else { 80_000 };
     let mut candidates = Vec::new();
     for (gpu, share) in (0..GPUS).flat_map(|gpu| (0..SHARES_PER_GPU).map(move |share| (gpu, share))) {
         let grant = GpuGrant {
