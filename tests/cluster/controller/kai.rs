@@ -134,10 +134,9 @@ async fn a_pod_of_kais_scheduler_gets_its_claim_at_once_with_its_queue_and_its_l
     wait_placed(&cluster, &name).await;
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "main"},
         "target": {"apiVersion": "v1", "kind": "Node", "name": super::NODE}});
-    let binding = serde_json::to_vec(&binding).expect("it is JSON");
-    let bound =
-        cluster.api::<Pod>().create_subresource::<Value>("binding", "main", &PostParams::default(), binding);
-    bound.await.expect("the pod can be bound");
+    let (pods, params) = (cluster.api::<Pod>(), PostParams::default());
+    let bound = pods.create_subresource::<Value, Value>("binding", "main", &params, &binding).await;
+    bound.expect("the pod can be bound");
     cluster.wait_ready("main").await;
     assert_eq!(env(&cluster, "main"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", PIPE]);
     assert_eq!(cluster.inside("main", "main").gpus.len(), 1);
