@@ -218,11 +218,11 @@ fn configs<'a>(
 /// The claim asks the controller for whole GPUs by this request.
 fn is_whole(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
     let shares = configs.iter().filter(|config| config.applies_to(&request.name));
-    let share = shares.filter_map(|config| match &config.params {
+    let mut share = shares.filter_map(|config| match &config.params {
         Some(Params::Share(share)) => Some(share),
         _ => None,
     });
-    let said = share.last().map_or(Said::Nowhere, Said::ByClaim);
+    let said = share.next_back().map_or(Said::Nowhere, Said::ByClaim);
     request.is_controllers() && params::asked(said, request.capacity()).is_ok_and(|share| share.is_whole())
 }
 
