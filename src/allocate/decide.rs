@@ -24,10 +24,24 @@ pub struct Decision {
 /// # Errors
 /// A pod does not fit: why not, with numbers, as of the pods placed before it.
 pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
+    all(index, pods, policy, explain).map(|placements| Decision { placements })
+}
+
+/// The same without an explanation, which costs more than the decision.
+pub fn places(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Option<Vec<Placement>> {
+    all(index, pods, policy, |_, _, _| ()).ok()
+}
+
+/// `why`: of the pod that does not fit, when so many of all are placed.
+fn all<E>(
+    index: &mut Index,
+    pods: &[PodAsk],
+    policy: Policy,
+    why: impl Fn(&mut Index, &PodAsk, (usize, usize)) -> E,
+) -> Result<Vec<Placement>, E> {
     if let [pod] = pods {
         let found = place(index, pod, policy).map(|(_, placement)| placement);
-        let placements = vec![found.ok_or_else(|| explain(index, pod, (0, 1)))?];
-        return Ok(Decision { placements });
+        return Ok(vec![found.ok_or_else(|| why(index, pod, (0, 1)))?]);
     }
     let mut order: Vec<usize> = (0..pods.len()).collect();
     let largest = index.nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
@@ -43,7 +57,7 @@ pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Deci
                 placed.push((at, id, placement));
             }
             None => {
-                refused = Some(explain(index, &pods[at], (placed.len(), pods.len())));
+                refused = Some(why(index, &pods[at], (placed.len(), pods.len())));
                 break;
             }
         }
@@ -53,7 +67,7 @@ pub fn decide(index: &mut Index, pods: &[PodAsk], policy: Policy) -> Result<Deci
     }
     placed.sort_by_key(|(at, ..)| *at);
     let placements = placed.into_iter().map(|(.., placement)| placement).collect();
-    refused.map_or(Ok(Decision { placements }), Err)
+    refused.map_or(Ok(placements), Err)
 }
 
 /// The best place for one pod, and the number of its node.

@@ -6,6 +6,7 @@
 //! * `fit`: does it fit; `score`: how well; `fragment`: what a placement makes unusable; `board`: scores kept
 //! * `facts`: what GPUs are; `choice`: which of them selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
 //! * [`victims`]: which pods would have to end on a node for another
+//! * [`moves`]: which pods have to move so that one fits that does not
 //! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -22,6 +23,7 @@ mod facts;
 mod fit;
 mod fragment;
 pub mod index;
+pub mod moves;
 mod node;
 mod score;
 mod score_table;
@@ -36,7 +38,7 @@ pub mod victims;
 pub use ask::{AttributeConstraint, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{AuditFinding, audit};
 pub use choice::Studied;
-pub use decide::{Decision, decide};
+pub use decide::{Decision, decide, places};
 pub use explain::{Explanation, Shortage, Skipped};
 pub use index::{Index, PlacementKey, Unknown};
 pub use node::{GpuGrant, GpuSpec, GpuView, NodeSpec, NodeView, Placement};

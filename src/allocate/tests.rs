@@ -10,6 +10,7 @@ use crate::model::share::{Extent, Isolation, Percent};
 use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
+mod moves;
 mod scores;
 mod selectors;
 mod sought;

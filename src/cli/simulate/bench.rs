@@ -1,5 +1,7 @@
 //! How long a decision takes: pods of a few dozen templates come and go on a cluster that stays about full.
 
+mod moves;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,10 +50,13 @@ pub fn run(as_json: bool) -> String {
             all.push(measure(nodes, policy, selectors));
         }
     }
-    let preempted = preempt::measure();
+    let (preempted, moves) = (preempt::measure(), moves::measure());
     match as_json {
-        true => all.iter().map(Figures::json).chain([preempted.json()]).collect(),
-        false => table(&all) + &preempted.words(),
+        true => {
+            let figures = all.iter().map(Figures::json).chain([preempted.json()]);
+            figures.collect::<String>() + &moves::json(&moves)
+        }
+        false => table(&all) + &preempted.words() + &moves::table(&moves),
     }
 }
 

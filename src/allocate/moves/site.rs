@@ -1,0 +1,365 @@
+//! Which pods of a node could make room for what waits: arithmetic on what each GPU has and what each pod has of it.
+//! What it lets through may still not do; what it leaves out does not.
+
+use std::collections::BTreeMap;
+
+use super::super::ask::PodAsk;
+use super::super::fit::{Terms, WantTerms};
+use super::super::index::Index;
+use super::super::node::{COMPUTE_ALL, Gpu, Node, Placement};
+use super::{LOOK_TICKS, MOVES_MAX, Mover};
+use crate::model::names::{DeviceName, NodeName};
+
+/// Of looking at one set of pods.
+const SET_TICKS: u64 = 60;
+
+/// What a search has cost, and what it may cost, in ticks.
+pub(super) struct Meter {
+    pub spent: u64,
+    most: u64,
+}
+
+impl Meter {
+    pub fn new(ticks: u64) -> Self {
+        Self { spent: 0, most: ticks }
+    }
+
+    pub fn pay(&mut self, ticks: u64) {
+        self.spent = self.spent.saturating_add(ticks);
+    }
+
+    pub fn is_spent(&self) -> bool {
+        self.is_spent_with(0)
+    }
+
+    /// The same with what others have counted.
+    pub fn is_spent_with(&self, more: u64) -> bool {
+        self.spent.saturating_add(more) >= self.most
+    }
+}
+
+/// What is in use of a GPU, or was given back.
+#[derive(Debug, Clone, Copy, Default)]
+struct Amount {
+    mib: u64,
+    compute: u32,
+    slots: u32,
+}
+
+impl Amount {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            mib: self.mib.saturating_add(other.mib),
+            compute: self.compute.saturating_add(other.compute),
+            slots: self.slots.saturating_add(other.slots),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            mib: self.mib.saturating_sub(other.mib),
+            compute: self.compute.saturating_sub(other.compute),
+            slots: self.slots.saturating_sub(other.slots),
+        }
+    }
+
+    fn is_none(self) -> bool {
+        self.mib == 0 && self.slots == 0
+    }
+}
+
+/// A GPU of a node.
+struct Board {
+    /// Place among the node's.
+    at: usize,
+    closed: bool,
+    all: Amount,
+    used: Amount,
+    /// Who has a part, by place in the site's pods.
+    users: Vec<usize>,
+    /// Of each want: what it needs here; none: it does not come here.
+    needs: Vec<Option<Amount>>,
+}
+
+impl Board {
+    fn of(at: usize, gpu: &Gpu, wants: &[WantTerms]) -> Self {
+        let need = |want: &WantTerms| {
+            let (mib, slots) = want.need(gpu)?;
+            let compute = want.compute;
+            (want.tolerates(gpu) && want.chooses(gpu)).then_some(Amount { mib, compute, slots })
+        };
+        Self {
+            at,
+            closed: gpu.closed,
+            all: Amount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots },
+            used: Amount { mib: gpu.used_mib, compute: gpu.used_compute, slots: gpu.used_slots },
+            users: Vec::new(),
+            needs: wants.iter().map(need).collect(),
+        }
+    }
+
+    /// The want fits once so much is given back. `opened`: a pod that closes it leaves.
+    fn fits(&self, want: usize, back: Amount, opened: bool, alone: bool) -> bool {
+        let Some(need) = self.needs[want] else { return false };
+        if self.closed && !opened {
+            return false;
+        }
+        let used = self.used.minus(back);
+        let all = used.plus(need);
+        (!alone || used.is_none())
+            && all.mib <= self.all.mib
+            && all.compute <= self.all.compute
+            && all.slots <= self.all.slots
+    }
+}
+
+/// A pod of a site.
+struct Pod {
+    /// Place in the list of movers.
+    mover: usize,
+    /// Its parts, by place of the GPU.
+    parts: Vec<(usize, Amount)>,
+    several: bool,
+}
+
+/// A node on which pods that leave could make room.
+pub(super) struct Site {
+    pub node: NodeName,
+    /// Fewer moves than that do not do.
+    pub least: usize,
+    boards: Vec<Board>,
+    pods: Vec<Pod>,
+    /// How many GPUs each want needs.
+    gpus: Vec<usize>,
+    alone: bool,
+    /// CPU, memory in MiB and pods that are lacking.
+    lacks: [u64; 3],
+}
+
+/// All sites, and the MiB that what waits would get at most.
+pub(super) fn sites(
+    index: &mut Index,
+    ask: &PodAsk,
+    alone: bool,
+    movers: &[Mover],
+    meter: &mut Meter,
+) -> (Vec<Site>, u64) {
+    let mut by_node: BTreeMap<&NodeName, Vec<usize>> = BTreeMap::new();
+    for (at, mover) in movers.iter().enumerate() {
+        by_node.entry(&mover.has.node).or_default().push(at);
+    }
+    let Index { nodes, score_tables, ids, .. } = index;
+    let terms = Terms::new(&ask.shape, nodes, &mut score_tables.choices);
+    let worth = |want: &WantTerms| {
+        let most = want.needs.iter().flatten().map(|(mib, _)| *mib).max().unwrap_or(0);
+        most.saturating_mul(want.gpus as u64)
+    };
+    let worth = terms.wants.iter().map(worth).fold(0, u64::saturating_add);
+    let mut sites = Vec::new();
+    for (name, of_node) in by_node.into_iter().filter(|(name, _)| ask.nodes.allow(name)) {
+        meter.pay(LOOK_TICKS.saturating_mul(of_node.len() as u64));
+        let Some(node) = ids.get(name).and_then(|id| nodes.all[*id].as_ref()) else { continue };
+        let site = Site::of(node, &terms, alone, movers, &of_node);
+        sites.extend(site.filter(|site| site.least <= MOVES_MAX));
+    }
+    (sites, worth)
+}
+
+impl Site {
+    /// None: there is no room, whoever leaves.
+    fn of(node: &Node, terms: &Terms, alone: bool, movers: &[Mover], of_node: &[usize]) -> Option<Self> {
+        let boards = node.gpus.iter().enumerate();
+        let mut boards: Vec<Board> = boards.map(|(at, gpu)| Board::of(at, gpu, &terms.wants)).collect();
+        let at = |device: &DeviceName| node.gpus.iter().position(|gpu| gpu.device == *device);
+        let mut pods = Vec::with_capacity(of_node.len());
+        let mut back = [0_u64; 3];
+        for mover in of_node {
+            let Mover { has, several } = &movers[*mover];
+            let mut parts: Vec<(usize, Amount)> = Vec::with_capacity(has.gpus.len());
+            for grant in &has.gpus {
+                let Some(at) = at(&grant.device) else { continue };
+                let (mib, slots) = (grant.memory.mib_ceil(), grant.slots);
+                parts.push((at, Amount { mib, compute: grant.percent(), slots }));
+                if boards[at].users.last() != Some(&pods.len()) {
+                    boards[at].users.push(pods.len());
+                }
+            }
+            for (sum, one) in back.iter_mut().zip(rooms(has)) {
+                *sum = sum.saturating_add(one);
+            }
+            pods.push(Pod { mover: *mover, parts, several: *several });
+        }
+        let needed = [terms.cpu_milli, terms.memory_mib, terms.pods];
+        let free = [node.free_cpu_milli(), node.free_memory_mib(), node.free_pods()];
+        let lacks: [u64; 3] = std::array::from_fn(|nth| needed[nth].saturating_sub(free[nth]));
+        if lacks.iter().zip(back).any(|(lack, back)| *lack > back) {
+            return None;
+        }
+        let gpus = terms.wants.iter().map(|want| want.gpus).collect();
+        let mut site = Self { node: node.name.clone(), least: 1, boards, pods, gpus, alone, lacks };
+        site.least = site.least()?;
+        Some(site)
+    }
+
+    /// None: some want has too few GPUs, whoever leaves.
+    fn least(&self) -> Option<usize> {
+        let spans = self.pods.iter().any(|pod| pod.parts.len() > 1);
+        let mut least = 1;
+        for (want, gpus) in self.gpus.iter().enumerate().filter(|(_, gpus)| **gpus > 0) {
+            let of = |board: &Board| self.least_on(board, want);
+            let mut each: Vec<usize> = self.boards.iter().filter_map(of).collect();
+            if each.len() < *gpus {
+                return None;
+            }
+            each.sort_unstable();
+            // Who has parts of several GPUs leaves all of them at once.
+            let of_want = match spans {
+                true => each[gpus - 1],
+                false => each.iter().take(*gpus).sum(),
+            };
+            least = least.max(of_want);
+        }
+        Some(least)
+    }
+
+    /// So many of a GPU's users have to leave at least for a want. None: it does not fit even without all of them.
+    fn least_on(&self, board: &Board, want: usize) -> Option<usize> {
+        let closing = board.users.iter().filter(|user| self.pods[**user].several).count();
+        let parts: Vec<Amount> = board.users.iter().map(|user| self.part(*user, board.at)).collect();
+        let all = parts.iter().fold(Amount::default(), |sum, part| sum.plus(*part));
+        if !board.fits(want, all, closing > 0, self.alone) {
+            return None;
+        }
+        let need = board.needs[want]?;
+        let over = board.used.plus(need).minus(board.all);
+        let count = |lacks: u64, of: fn(&Amount) -> u64| {
+            let mut each: Vec<u64> = parts.iter().map(of).collect();
+            each.sort_unstable_by(|a, b| b.cmp(a));
+            let (mut sum, mut count) = (0_u64, 0);
+            for one in each {
+                if sum >= lacks {
+                    break;
+                }
+                (sum, count) = (sum.saturating_add(one), count + 1);
+            }
+            count
+        };
+        let over = match self.alone {
+            true => board.used,
+            false => over,
+        };
+        let by_amount = count(over.mib, |part| part.mib)
+            .max(count(over.compute.into(), |part| part.compute.into()))
+            .max(count(over.slots.into(), |part| part.slots.into()));
+        Some(by_amount.max(usize::from(board.closed)))
+    }
+
+    /// What a user has of a board, all its shares there together.
+    fn part(&self, user: usize, board: usize) -> Amount {
+        let parts = self.pods[user].parts.iter().filter(|(at, _)| *at == board);
+        parts.fold(Amount::default(), |sum, (_, part)| sum.plus(*part))
+    }
+
+    /// Tells each set of so many pods that could make room, with its MiB: `worth` at most.
+    pub fn each_set(
+        &self,
+        movers: &[Mover],
+        size: usize,
+        worth: u64,
+        meter: &mut Meter,
+        tell: &mut dyn FnMut(u64, &[usize]),
+    ) {
+        let one_gpu = self.gpus.iter().sum::<usize>() == 1 && self.lacks == [0; 3];
+        let useful = |board: &&Board| {
+            let of = |want: usize| self.least_on(board, want).is_some_and(|least| least <= size);
+            (0..self.gpus.len()).any(|want| self.gpus[want] > 0 && of(want))
+        };
+        let useful = self.boards.iter().filter(useful);
+        let mut search = Choosing { site: self, movers, size, worth, meter, tell, chosen: Vec::new() };
+        if one_gpu {
+            // Only who has a part of that GPU makes room on it.
+            for board in useful {
+                search.from(&board.users, 0, 0);
+            }
+            return;
+        }
+        let mut users: Vec<usize> = match self.lacks {
+            [0, 0, 0] => useful.flat_map(|board| board.users.iter().copied()).collect(),
+            _ => (0..self.pods.len()).collect(),
+        };
+        users.sort_unstable();
+        users.dedup();
+        search.from(&users, 0, 0);
+    }
+
+    /// All wants fit, each by itself, once these have left.
+    fn makes_room(&self, chosen: &[usize], movers: &[Mover]) -> bool {
+        let mut back = [0_u64; 3];
+        for pod in chosen {
+            for (sum, one) in back.iter_mut().zip(rooms(&movers[self.pods[*pod].mover].has)) {
+                *sum = sum.saturating_add(one);
+            }
+        }
+        if self.lacks.iter().zip(back).any(|(lack, back)| *lack > back) {
+            return false;
+        }
+        let given = |at: usize| {
+            let parts = chosen.iter().flat_map(|pod| {
+                let Pod { parts, several, .. } = &self.pods[*pod];
+                parts.iter().filter(move |(of, _)| *of == at).map(|(_, part)| (*part, *several))
+            });
+            parts.fold((Amount::default(), false), |(sum, opened), (part, several)| {
+                (sum.plus(part), opened || several)
+            })
+        };
+        self.gpus.iter().enumerate().filter(|(_, gpus)| **gpus > 0).all(|(want, gpus)| {
+            let fits = |board: &&Board| {
+                let (back, opened) = given(board.at);
+                board.fits(want, back, opened, self.alone)
+            };
+            self.boards.iter().filter(fits).take(*gpus).count() == *gpus
+        })
+    }
+}
+
+/// Sets of pods of a site.
+struct Choosing<'a> {
+    site: &'a Site,
+    movers: &'a [Mover],
+    size: usize,
+    worth: u64,
+    meter: &'a mut Meter,
+    tell: &'a mut dyn FnMut(u64, &[usize]),
+    chosen: Vec<usize>,
+}
+
+impl Choosing<'_> {
+    /// Of these from the `first` on, beside those that were chosen.
+    fn from(&mut self, users: &[usize], first: usize, mib: u64) {
+        if self.chosen.len() == self.size {
+            self.meter.pay(SET_TICKS);
+            if self.site.makes_room(&self.chosen, self.movers) {
+                let set: Vec<usize> = self.chosen.iter().map(|pod| self.site.pods[*pod].mover).collect();
+                (self.tell)(mib, &set);
+            }
+            return;
+        }
+        for at in first..users.len() {
+            if self.meter.is_spent() {
+                return;
+            }
+            let mib = mib.saturating_add(self.movers[self.site.pods[users[at]].mover].mib());
+            if mib > self.worth {
+                continue;
+            }
+            self.chosen.push(users[at]);
+            self.from(users, at + 1, mib);
+            self.chosen.pop();
+        }
+    }
+}
+
+/// What a pod takes of its node: CPU, MiB of memory, and a place among the pods.
+fn rooms(has: &Placement) -> [u64; 3] {
+    [has.cpu_milli, has.memory.mib_ceil(), has.pods]
+}

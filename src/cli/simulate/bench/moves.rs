@@ -1,0 +1,116 @@
+//! How long it takes to find which pods have to move: on a cluster with room that is in too small pieces, for pods that
+//! wait.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::super::report::micros_at;
+use super::{GPUS, cluster};
+use crate::allocate::moves::{Found, Mover, OfIndex, SEARCH_TICKS, Waiting, search};
+use crate::allocate::{Index, Part, PlacementKey, PodAsk, Policy, Shape, Want, decide};
+use crate::cli::table;
+use crate::model::names::PodUid;
+use crate::model::quantity::Bytes;
+
+const NODES: u32 = 1_000;
+/// Pods before which the cluster is as it is searched.
+const SIZES: [u64; 6] = [4_000, 9_000, 14_000, 20_000, 30_000, 38_000];
+const SEARCHES: usize = 20;
+
+/// Pods that wait for the same, in µs.
+pub struct MoveFigures {
+    what: &'static str,
+    moves: Option<usize>,
+    p50: f64,
+    most: f64,
+}
+
+/// What waits, and how full the cluster is: of the GPUs so many percent of the memory.
+const CASES: [(&str, fn() -> Shape, u32); 5] = [
+    ("one whole GPU, 60 % in use", || Shape::one(Want::whole(1)), 60),
+    ("one whole GPU, 97 % in use", || Shape::one(Want::whole(1)), 97),
+    ("4 whole GPUs, 60 % in use", || Shape::one(Want::whole(4)), 60),
+    ("8 whole GPUs, 60 % in use", || Shape::one(Want::whole(8)), 60),
+    ("a share of 70000 MiB, 60 % in use", || Shape::one(part(70_000)), 60),
+];
+
+fn part(mib: u64) -> Want {
+    Want { part: Part::Memory(Bytes::from_mib(mib)), ..Want::whole(1) }
+}
+
+pub fn measure() -> Vec<MoveFigures> {
+    CASES.iter().map(|(what, shape, full)| one(what, &shape(), *full)).collect()
+}
+
+/// Every GPU has a pod, then more come until so much is in use.
+fn filled(percent: u32) -> (Index, Vec<Mover>, Vec<(PlacementKey, PodAsk)>) {
+    let mut index = cluster(NODES);
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut movers, mut pods) = (Vec::new(), Vec::new());
+    let all: u64 = index.nodes().flat_map(|node| node.gpus()).map(|gpu| gpu.memory().0.mib_floor()).sum();
+    let mut used = 0;
+    let mut misses = 0;
+    while (used * 100 < all * u64::from(percent) || pods.len() < (NODES * GPUS) as usize) && misses < 200 {
+        let size = SIZES[random.usize(..SIZES.len())];
+        let shape = Shape { cpu_milli: 500, memory: Bytes::from_mib(1024), ..Shape::one(part(size)) };
+        let ask: PodAsk = shape.into();
+        let policy = if random.u32(..4) == 0 { Policy::Pack } else { Policy::Spread };
+        let found = decide(&mut index, std::slice::from_ref(&ask), policy);
+        let Some(place) = found.ok().and_then(|mut decision| decision.placements.pop()) else {
+            misses += 1;
+            continue;
+        };
+        let key = PlacementKey::Pod(PodUid::new(pods.len().to_string()));
+        if index.apply(key.clone(), &place).is_ok() {
+            used += size;
+            movers.push(Mover { has: place, several: false });
+            pods.push((key, ask));
+        }
+    }
+    (index, movers, pods)
+}
+
+fn one(what: &'static str, shape: &Shape, percent: u32) -> MoveFigures {
+    let (mut index, movers, pods) = filled(percent);
+    let (mut took, mut moves) = (Vec::with_capacity(SEARCHES), None);
+    for nth in 0..SEARCHES {
+        // What has come and gone since the last one.
+        let (key, _) = &pods[nth * 37 % pods.len()];
+        if let Some(place) = index.remove(key.clone()) {
+            let _ = index.apply(key.clone(), &place);
+        }
+        let waiting = Waiting { asks: vec![shape.clone().into()], alone: false };
+        let start = Instant::now();
+        let found =
+            search(&mut OfIndex::new(&mut index, Policy::Pack, &pods), &waiting, &movers, SEARCH_TICKS);
+        took.push(start.elapsed());
+        moves = match found {
+            Found::Moves(found) => Some(found.moves.len()),
+            Found::Nothing | Found::Spent => None,
+        };
+    }
+    let most = took.iter().max().copied().unwrap_or(Duration::ZERO).as_secs_f64() * 1e6;
+    MoveFigures { what, moves, p50: micros_at(&mut took, 0.5), most }
+}
+
+pub fn table(all: &[MoveFigures]) -> String {
+    let rows = all.iter().map(|one| {
+        let moves = one.moves.map_or("none".to_owned(), |moves| moves.to_string());
+        [one.what.to_owned(), moves, format!("{:.1}", one.p50 / 1e3), format!("{:.1}", one.most / 1e3)]
+    });
+    let note = format!(
+        "\nWhich pods have to move: {NODES} nodes with {GPUS} GPUs, each GPU with pods; {SEARCHES} searches each, the \
+         first with nothing known of the pods' scores.\n"
+    );
+    format!("\n{}{note}", table::render(&["WAITS FOR", "MOVES", "P50 ms", "MOST ms"], rows))
+}
+
+pub fn json(all: &[MoveFigures]) -> String {
+    let line = |one: &MoveFigures| {
+        let object = json!({"what": "moves", "nodes": NODES, "gpus_per_node": GPUS, "waits_for": one.what,
+            "moves": one.moves, "searches": SEARCHES, "p50_us": one.p50, "most_us": one.most});
+        format!("{object}\n")
+    };
+    all.iter().map(line).collect()
+}
