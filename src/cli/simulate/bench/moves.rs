@@ -27,20 +27,35 @@ pub struct MoveFigures {
 }
 
 /// What waits, and how full the cluster is: of the GPUs so many percent of the memory.
-const CASES: [(&str, fn() -> Shape, u32); 5] = [
-    ("one whole GPU, 60 % in use", || Shape::one(Want::whole(1)), 60),
-    ("one whole GPU, 97 % in use", || Shape::one(Want::whole(1)), 97),
-    ("4 whole GPUs, 60 % in use", || Shape::one(Want::whole(4)), 60),
-    ("8 whole GPUs, 60 % in use", || Shape::one(Want::whole(8)), 60),
-    ("a share of 70000 MiB, 60 % in use", || Shape::one(part(70_000)), 60),
+const CASES: [(&str, Waits, u32); 5] = [
+    ("one whole GPU, 60 % in use", Waits::Whole(1), 60),
+    ("one whole GPU, 97 % in use", Waits::Whole(1), 97),
+    ("4 whole GPUs, 60 % in use", Waits::Whole(4), 60),
+    ("8 whole GPUs, 60 % in use", Waits::Whole(8), 60),
+    ("a share of 70000 MiB, 60 % in use", Waits::Mib(70_000), 60),
 ];
+
+#[derive(Clone, Copy)]
+enum Waits {
+    Whole(u32),
+    Mib(u64),
+}
+
+impl Waits {
+    fn shape(self) -> Shape {
+        Shape::one(match self {
+            Self::Whole(gpus) => Want::whole(gpus),
+            Self::Mib(mib) => part(mib),
+        })
+    }
+}
 
 fn part(mib: u64) -> Want {
     Want { part: Part::Memory(Bytes::from_mib(mib)), ..Want::whole(1) }
 }
 
 pub fn measure() -> Vec<MoveFigures> {
-    CASES.iter().map(|(what, shape, full)| one(what, &shape(), *full)).collect()
+    CASES.iter().map(|(what, shape, full)| one(what, &shape.shape(), *full)).collect()
 }
 
 /// Every GPU has a pod, then more come until so much is in use.
