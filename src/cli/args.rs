@@ -178,6 +178,23 @@ pub struct ControllerArgs {
     /// Whether pods of lower priority end for pods of higher priority whose shares find no room [default: true].
     #[arg(long, env = "TRANCHE_PREEMPTION", hide_env_values = true)]
     pub preemption: Option<String>,
+    #[command(flatten)]
+    pub moves: MoveArgs,
+}
+
+/// What is done about room that moves of other pods would make.
+#[derive(Debug, Clone, Default, Args)]
+pub struct MoveArgs {
+    /// Room that would be there if other pods moved: off, propose (tell who waits which pods) or auto (evict those that are
+    /// marked with tranche.dev/movable, if there is room for them elsewhere) [default: propose].
+    #[arg(long, env = "TRANCHE_CONSOLIDATION", hide_env_values = true)]
+    pub consolidation: Option<String>,
+    /// How many pods may be moved in an hour [default: 30].
+    #[arg(long, env = "TRANCHE_MOVES_PER_HOUR", hide_env_values = true)]
+    pub moves_per_hour: Option<String>,
+    /// How long no other pod of the same owner is moved, and none for a pod that got nothing by it [default: 10m].
+    #[arg(long, env = "TRANCHE_MOVE_REST", hide_env_values = true)]
+    pub move_rest: Option<String>,
 }
 
 /// How the controller takes GPUs and gives them back.

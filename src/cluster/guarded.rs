@@ -18,7 +18,7 @@ use super::cut::{OBJECT_BYTES_MAX, Piece};
 use super::pod_groups::{Of, Served};
 use super::sieve::{Keep, fields, sieve};
 use crate::model::error_chain;
-use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY, OPT_IN_LABEL};
+use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY, MOVABLE, OPT_IN_LABEL};
 
 /// A kind that is read here.
 pub(super) trait Known:
@@ -62,6 +62,10 @@ const CONTAINER: Keep = Keep::Except(&[
     ("volumeMounts", Keep::Nothing),
 ]);
 
+/// Whether a volume may be bound to where its pod runs.
+const VOLUME: Keep =
+    Keep::Only(&[("persistentVolumeClaim", Keep::Only(&[])), ("ephemeral", Keep::Only(&[]))]);
+
 impl Known for ResourceClaim {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", METADATA),
@@ -102,7 +106,7 @@ impl Known for Pod {
                 ("containers", CONTAINER),
                 ("ephemeralContainers", Keep::Nothing),
                 ("initContainers", CONTAINER),
-                ("volumes", Keep::Nothing),
+                ("volumes", VOLUME),
             ]),
         ),
         ("status", Keep::All),
@@ -132,7 +136,10 @@ const OF_NAMESPACE: Keep = Keep::Only(&[(
         ("uid", Keep::All),
         ("resourceVersion", Keep::All),
         ("labels", Keep::Only(&[(OPT_IN_LABEL, Keep::All)])),
-        ("annotations", Keep::Only(&[(MAX_SHARE_MEMORY, Keep::All), (MAX_SHARE_GPUS, Keep::All)])),
+        (
+            "annotations",
+            Keep::Only(&[(MAX_SHARE_MEMORY, Keep::All), (MAX_SHARE_GPUS, Keep::All), (MOVABLE, Keep::All)]),
+        ),
     ]),
 )]);
 
@@ -391,12 +398,22 @@ mod tests {
         let container = json!({"name": "main", "env": [{"name": "A"}], "ports": [{"containerPort": 1}],
             "resources": {"limits": {"cpu": "1"}}});
         let pod = json!({"metadata": {"name": "p", "annotations": {"a": "b"}},
-            "spec": {"containers": [container], "nodeName": "n", "volumes": [{"name": "v"}]},
+            "spec": {"containers": [container], "nodeName": "n", "volumes": [
+                {"name": "v", "hostPath": {"path": "/"}},
+                {"name": "w", "persistentVolumeClaim": {"claimName": "c"}}]},
             "status": {"phase": "Running"}});
         let pod: Pod = read(&whole(pod.to_string())).unwrap();
         let spec = pod.spec.unwrap();
         let main = &spec.containers[0];
-        assert!(main.resources.is_some() && main.env.is_none() && spec.volumes.is_none());
+        assert!(main.resources.is_some() && main.env.is_none());
+        let volumes = spec.volumes.unwrap_or_default();
+        let bound: Vec<_> = volumes.iter().map(|one| one.persistent_volume_claim.is_some()).collect();
+        let paths = volumes.iter().filter(|one| one.host_path.is_some()).count();
+        assert_eq!(
+            (bound, paths),
+            (vec![false, true], 0),
+            "whether one may be bound to a node, and nothing else"
+        );
         assert_eq!(spec.node_name.as_deref(), Some("n"));
         assert_eq!(pod.metadata.annotations.unwrap()["a"], "b");
     }

@@ -16,7 +16,7 @@
 //!   its lease
 //! * `reader`: lists, watches and objects as bytes, which tenants write: `cut` into one object at a time, of which
 //!   `sieve` passes on what is wanted, for `guarded` to parse
-//! * [`eviction`]: evictions of pods
+//! * [`eviction`]: evictions of pods; `anew`: whether a Job bears one
 //! * [`events`]: events on claims and pods, best effort
 //! * [`Workload`]: what makes pods; with quotas, templates and events, for people who ask about one pod
 //! * [`KubeCluster::node_pages`]: what node plugins answer, through the API server's pod proxy, for people who look at
@@ -26,6 +26,7 @@
 //! May import: model. May name: kube, k8s-openapi, rustls, fastrand, futures, http, jiff, prost, serde, tokio, serde_json, tracing.
 
 pub mod allocation;
+mod anew;
 pub mod bind_requests;
 mod client;
 mod cut;

@@ -83,6 +83,11 @@ impl Capacity {
         self.epoch
     }
 
+    /// All that has changed since then was only tried, and is undone.
+    pub fn back_to(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
     /// Something else than what is counted here has changed that may let a pod fit.
     pub fn news(&mut self) {
         self.epoch += 1;
@@ -225,6 +230,16 @@ impl Capacity {
             (claim, grants.collect())
         };
         claims.map(of).collect()
+    }
+
+    /// The same of claims that are named.
+    pub fn grants_of_these(&self, claims: &[ClaimKey]) -> Vec<(ClaimKey, Vec<(GpuRef, GpuGrant)>)> {
+        let of = |claim: &ClaimKey| {
+            let gpus = self.of_claims.get(claim).into_iter().flatten();
+            let grants = gpus.filter_map(|gpu| Some((gpu.clone(), self.granted(gpu, *claim)?.clone())));
+            (*claim, grants.collect())
+        };
+        claims.iter().map(of).collect()
     }
 
     /// The same with so much of each GPU as keeps others from what is kept. Shares there that do not fit beside it must

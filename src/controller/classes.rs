@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceClassConfiguration};
 
-use crate::model::names::{RequestName, SHARED_CLASS};
+use crate::model::names::{MOVABLE, RequestName, SHARED_CLASS};
 use crate::select::chosen_by;
 
 /// On a claim, or on a class for all claims without it: how GPUs are to be chosen: pack, spread or fragmentation.
@@ -19,6 +19,8 @@ pub struct Class {
     pub selectors: Vec<String>,
     /// The annotation, as it was written: how GPUs are chosen for claims that do not say so themselves.
     pub policy: Option<String>,
+    /// Pods with shares of it may be moved, unless they say otherwise.
+    pub movable: bool,
 }
 
 impl Class {
@@ -28,6 +30,7 @@ impl Class {
             config: object.spec.as_ref().and_then(|spec| spec.config.clone()).unwrap_or_default(),
             selectors: chosen_by(object),
             policy: annotations.and_then(|all| all.get(POLICY)).cloned(),
+            movable: annotations.and_then(|all| all.get(MOVABLE)).is_some_and(|text| text == "true"),
         }
     }
 }

@@ -44,6 +44,34 @@ impl Leasing {
 /// The schedulers that are known to put every pod into a PodGroup: Volcano's and KAI's, by their usual names.
 pub const GROUPING: [&str; 2] = ["volcano", "kai-scheduler"];
 
+/// What the controller does about room that moves would make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// It does not look for moves.
+    Off,
+    /// It tells of them.
+    #[default]
+    Propose,
+    /// It moves pods that are marked as movable.
+    Auto,
+}
+
+/// How it does so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Consolidation {
+    pub mode: Mode,
+    /// Pods that may be moved in an hour.
+    pub per_hour: u32,
+    /// An owner of which a pod was moved rests so long, and so does a unit for which pods were moved in vain.
+    pub rest: Duration,
+}
+
+impl Default for Consolidation {
+    fn default() -> Self {
+        Self { mode: Mode::default(), per_hour: 30, rest: Duration::from_secs(600) }
+    }
+}
+
 /// How to decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
@@ -58,6 +86,8 @@ pub struct Rules {
     pub always_hold: Vec<String>,
     /// Pods of lower priority end for those of higher priority that find no room.
     pub preemption: bool,
+    /// What is done about room that moves of others would make.
+    pub consolidation: Consolidation,
     /// An allocation that nobody uses is taken back after so long.
     pub unused: Duration,
     /// A pod that the scheduler does not bind to its node is placed elsewhere after so long.
@@ -74,6 +104,7 @@ impl Default for Rules {
             never_hold: Vec::new(),
             always_hold: Vec::new(),
             preemption: true,
+            consolidation: Consolidation::default(),
             unused: Duration::from_secs(30),
             stuck: Duration::from_secs(60),
         }

@@ -8,12 +8,14 @@
 //!   place, by `devices`
 //! * [`Listing`]: what of the cluster the core does not keep; [`quota`]: what the namespace may still create
 
+mod before;
 mod chosen;
 mod devices;
 mod listing;
 mod nodes;
 mod own_class;
 pub mod quota;
+pub mod rebalance;
 mod scheduler;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +24,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::DeviceClaim;
 
+use crate::allocate::moves::SEARCH_TICKS;
 use crate::cluster::Denied;
 use crate::controller::Moment;
 use crate::controller::classes::{POLICY, names};
@@ -29,13 +32,15 @@ use crate::controller::core::Core;
 use crate::controller::gang::Minimum;
 use crate::controller::holds::Phase;
 use crate::controller::queue::UnitKey;
-use crate::controller::recorder::{KEPT_FOR, Reason, gathering, obstacle_words};
+use crate::controller::recorder::{Reason, gathering, obstacle_words};
+use crate::controller::steps::moving::{Search, Whose, suggestion};
 use crate::controller::view::{Asks, Claim, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
 
+use before::{goes_first, kept};
 pub use listing::Listing;
 pub use nodes::{Kind, Verdict};
 
@@ -48,9 +53,6 @@ const OTHER_WORDS: &str = "the controller said otherwise (tranche.dev/waiting): 
 
 /// So many scheduling gates are named.
 const GATES_TOLD: usize = 5;
-
-/// So many claims that something is kept for are named.
-const KEPT_MAX: usize = 5;
 
 /// What is known of a claim, and what becomes of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,6 +108,8 @@ pub enum Answer {
         first: Option<String>,
         /// What the controller keeps free for others that wait, by what their claims carry.
         kept: Vec<String>,
+        /// Which moves of others would make room, in a sentence.
+        moves: Option<String>,
         /// Each node, if it is for want of room.
         nodes: Vec<(NodeName, Verdict)>,
     },
@@ -197,6 +201,7 @@ impl Because {
 struct NoPlace {
     reason: Reason,
     words: String,
+    moves: Option<String>,
     nodes: Vec<(NodeName, Verdict)>,
 }
 
@@ -279,10 +284,15 @@ fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BT
             continue;
         }
         let refused = outcome.err();
+        let moves =
+            refused.as_ref().and_then(|_| match core.propose(&turn, Whose::Any, SEARCH_TICKS, TURN) {
+                Search::Found(found) => Some(suggestion(&found, None)),
+                Search::Nothing | Search::Spent => None,
+            });
         for pod in asked {
             let refused = refused.as_ref().map(|refused| {
                 let nodes = nodes::verdicts(core, listing, &pod, TURN).unwrap_or_default();
-                NoPlace { reason: refused.reason, words: refused.words.clone(), nodes }
+                NoPlace { reason: refused.reason, words: refused.words.clone(), moves: moves.clone(), nodes }
             });
             turned.insert(pod, Turned { refused, before });
         }
@@ -360,6 +370,7 @@ fn answer(
                 words: lacking.unwrap_or_else(|| own_class::words(core, spec, &no.words)),
                 first: goes_first(before),
                 kept: kept(core, claim, at),
+                moves: no.moves.clone(),
                 nodes: no.nodes.clone(),
             }
         }
@@ -400,7 +411,8 @@ fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
 }
 
 fn waits(because: Because, words: impl Into<String>) -> Answer {
-    Answer::Waits { because, words: words.into(), first: None, kept: Vec::new(), nodes: Vec::new() }
+    let (kept, nodes) = (Vec::new(), Vec::new());
+    Answer::Waits { because, words: words.into(), first: None, kept, moves: None, nodes }
 }
 
 /// What is still to come before the claim has a turn. None: nothing that is known here.
@@ -538,28 +550,6 @@ fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<
         ),
     });
     remarks
-}
-
-/// What is kept for other claims, and until when: it stands on them. Who may write a claim can write that, too.
-fn kept(core: &Core, own: &Claim, at: Timestamp) -> Vec<String> {
-    let one = |claim: &Claim| {
-        let text = claim.waiting.as_deref()?.strip_prefix(KEPT_FOR)?;
-        let text = text.get(text.find("until ")?..)?.split(';').next()?.lines().next()?;
-        let (until, _) = text.strip_prefix("until ")?.split_once(": ")?;
-        let until: Timestamp = until.parse().ok()?;
-        (until > at).then(|| format!("claim {}/{} {text}", claim.namespace(), claim.name()))
-    };
-    let waits = |claim: &&Claim| claim.waiting.is_some() && claim.allocation.is_none();
-    let others = core.view.claims().filter(waits).filter(|claim| claim.key != own.key);
-    others.filter_map(one).take(KEPT_MAX).collect()
-}
-
-fn goes_first(before: usize) -> Option<String> {
-    match before {
-        0 => None,
-        1 => Some("1 pod or gang gets its share first, by priority and age".to_owned()),
-        more => Some(format!("{more} pods or gangs get their shares first, by priority and age")),
-    }
 }
 
 /// What is still to happen before the claim gets a place that there is.

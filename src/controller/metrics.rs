@@ -88,6 +88,7 @@ pub struct KeptMetrics {
     /// How often one was kept and the time was over.
     pub in_vain: Counter,
     pub preemption: PreemptionMetrics,
+    pub moves: MoveMetrics,
 }
 
 /// Pods that end for others of higher priority.
@@ -97,6 +98,18 @@ pub struct PreemptionMetrics {
     pub under_way: Gauge,
     results: Family<ResultLabels, Counter>,
     put_off: Family<ReasonLabels, Counter>,
+}
+
+/// Room that moves of other pods make.
+#[derive(Debug, Clone, Default)]
+pub struct MoveMetrics {
+    /// For pods or gangs that wait.
+    pub searches: Counter,
+    /// Pods that the API server was asked to evict.
+    pub evictions: Counter,
+    /// Pods and gangs that got a place by it, and that did not.
+    pub served: Counter,
+    pub in_vain: Counter,
 }
 
 /// MiB of one node's GPUs that shares can be placed on; shown in bytes.
@@ -270,6 +283,7 @@ impl KeptMetrics {
             self.in_vain.clone(),
         );
         self.preemption.register(registry);
+        self.moves.register(registry);
     }
 }
 
@@ -299,6 +313,31 @@ impl PreemptionMetrics {
 
     pub fn put_off(&self, reason: &'static str, times: u64) {
         self.put_off.get_or_create(&ReasonLabels { reason }).inc_by(times);
+    }
+}
+
+impl MoveMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "move_searches",
+            "Searches for pods that would have to move so that what waits finds room",
+            self.searches.clone(),
+        );
+        registry.register(
+            "move_evictions",
+            "Pods that the controller has asked the API server to evict so that they are made anew elsewhere",
+            self.evictions.clone(),
+        );
+        registry.register(
+            "moves_served",
+            "Pods and gangs that were placed where others had left for them",
+            self.served.clone(),
+        );
+        registry.register(
+            "moves_in_vain",
+            "Pods and gangs for which others were to leave, and that were not placed",
+            self.in_vain.clone(),
+        );
     }
 }
 

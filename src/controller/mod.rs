@@ -4,7 +4,8 @@
 //! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
 //! * owners of state, each with private fields: `bounds` (what namespaces may have, and have), `capacity`, [`holds`],
-//!   [`queue`], `tracker`, `reserve`, `preempt` (for whom pods end) with `holders` (who takes what of nodes), `purse`, `pods`, `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
+//!   [`queue`], `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes),
+//!   `purse`, `pods`, `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
 //!   them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller; `status`: how
@@ -35,6 +36,7 @@ pub mod holds;
 mod lease;
 mod metrics;
 mod mirror;
+pub mod moves;
 mod multi_gpu;
 mod node_filter;
 mod pending;

@@ -55,6 +55,11 @@ impl Pods {
         self.on_nodes.get(node).into_iter().flatten()
     }
 
+    /// The room that it takes, and of which node.
+    pub fn place(&self, pod: &PodUid) -> Option<&Place> {
+        self.places.get(pod)
+    }
+
     /// All that take room.
     pub fn places(&self) -> impl Iterator<Item = (&PodUid, &Place)> {
         self.places.iter()

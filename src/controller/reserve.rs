@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
+use crate::controller::moves::Moves;
 use crate::controller::preempt::Preempting;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::GpuRef;
@@ -58,6 +59,8 @@ pub struct Reserves {
     /// There is something new to tell.
     news: bool,
     pub preempting: Preempting,
+    /// What others would leave, and leave.
+    pub moves: Moves,
     /// How often something was kept in vain, since this was last taken.
     pub in_vain: u64,
 }
@@ -109,6 +112,7 @@ impl Reserves {
             in_force: Vec::new(),
             news: false,
             preempting: Preempting::default(),
+            moves: Moves::default(),
             in_vain: 0,
         }
     }

@@ -39,6 +39,7 @@ impl Core {
             self.reserves.next(now),
             self.reserves.preempting.next(epoch, now),
             self.tracker.next(&self.rules, now),
+            self.reserves.moves.next(&self.rules.consolidation, epoch, now),
         ];
         round.next = due.into_iter().flatten().min();
         round
@@ -56,6 +57,7 @@ impl Core {
         }
         let mut waiting: Vec<UnitKey> = Vec::new();
         let turns = self.queue.turns(now, |key| self.placed(key));
+        self.begin_moving(now);
         let mut keeping = self.begin_keeping(&turns, now);
         self.follow_preemptions(now);
         let mut tries = self.begin_preempting();
@@ -69,6 +71,7 @@ impl Core {
                     Ok(true) => {
                         round.decided += 1;
                         self.no_longer_kept(&turn.key, now);
+                        self.moved(&turn);
                         // Those before it have its priority, or a higher one.
                         waiting.iter().for_each(|key| self.queue.passed(key));
                         continue;
@@ -106,6 +109,7 @@ impl Core {
                 waiting.push(turn.key);
             }
         }
+        self.consolidate(now, round);
         self.close_purse();
         self.capacity.lift_all();
     }

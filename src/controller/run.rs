@@ -358,6 +358,11 @@ impl ControllerLoop {
             let times = counts.put_off.get(&reason).copied().unwrap_or(0);
             preemption.put_off(reason.as_str(), times);
         }
+        let moves = std::mem::take(&mut self.core.reserves.moves.counts);
+        metrics.kept.moves.searches.inc_by(moves.searches);
+        metrics.kept.moves.evictions.inc_by(moves.evictions);
+        metrics.kept.moves.served.inc_by(moves.served);
+        metrics.kept.moves.in_vain.inc_by(moves.in_vain);
         metrics.unreadable.set(gauge_value(self.core.view.unreadables()));
         let over = self.core.overcommitted();
         metrics.gpus.overcommitted.set(gauge_value(over));

@@ -7,8 +7,9 @@ use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::GpuRef;
+use crate::controller::view::movable::Owner;
 use crate::model::claim::{ClaimKey, PodRef};
-use crate::model::names::ClaimUid;
+use crate::model::names::{ClaimUid, PodUid};
 
 /// The controller-manager clears what has it when its last user has ended.
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -42,6 +43,8 @@ pub enum Write {
     Create(ClaimKey, Box<ResourceClaim>, Option<Box<AllocationResult>>),
     /// Evict a pod.
     Evict(PodRef),
+    /// Evict a pod so that another like it is made elsewhere, if its owner makes one.
+    Move(PodRef, Owner),
 }
 
 /// The answer to each [`Write`], in any order.
@@ -55,6 +58,7 @@ pub enum Outcome {
     Marked(ClaimKey, Result<Box<ResourceClaim>, Failure>),
     Created(ClaimKey, Result<Box<ResourceClaim>, Failure>),
     Evicted(PodRef, Result<Eviction, Failure>),
+    Moved(PodUid, Result<(), Failure>),
 }
 
 /// Why a write was not done, or nobody knows whether it was.
@@ -125,6 +129,7 @@ impl Outcome {
             Self::Evicted(_, Ok(Eviction::Protected(_))) => ("evict", "protected"),
             Self::Evicted(_, Ok(Eviction::Gone)) => ("evict", "gone"),
             Self::Evicted(_, Err(failure)) => ("evict", failure.label()),
+            Self::Moved(_, result) => ("move", of(result.as_ref().err())),
         }
     }
 }

@@ -11,14 +11,16 @@ use tokio::sync::mpsc;
 use tracing::{Instrument, Span, debug, error_span};
 
 use crate::cluster::allocation::{ClaimVersion, Marks};
+use crate::cluster::eviction::Eviction;
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::lease::Gate;
 use crate::controller::view::GpuRef;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
+use crate::controller::view::movable::{Owner, OwnerKind};
 use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
-use crate::model::claim::ClaimRef;
+use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::fnv1a;
 use crate::model::names::HOLD_LABEL;
@@ -108,6 +110,10 @@ impl Writer {
                 let made = self.gated(|| self.api.create_claim(&object)).await;
                 Outcome::Created(claim, self.after_creation(made, allocation).await.map(Box::new))
             }
+            Write::Move(pod, owner) => {
+                let result = self.evict(&pod, &owner).await;
+                Outcome::Moved(pod.uid, result)
+            }
         }
     }
 
@@ -120,6 +126,19 @@ impl Writer {
             return Err(Failure::NotLeading);
         }
         call().await.map_err(failure)
+    }
+
+    /// Evicts a pod, if its owner makes another.
+    async fn evict(&self, pod: &PodRef, owner: &Owner) -> Result<(), Failure> {
+        if owner.kind == OwnerKind::Job {
+            let why =
+                self.gated(|| self.api.why_job_gives_up(&pod.namespace, &owner.name, &owner.uid)).await?;
+            why.map_or(Ok(()), |why| Err(Failure::Refused(why)))?;
+        }
+        match self.gated(|| self.api.evict_pod(pod)).await? {
+            Eviction::Evicted | Eviction::Gone => Ok(()),
+            Eviction::Protected(words) => Err(Failure::Refused(words)),
+        }
     }
 
     async fn hold(&self, gpu: &GpuRef) -> Result<Box<ResourceClaim>, Failure> {
@@ -217,7 +236,7 @@ fn span(write: &Write) -> Span {
         | Write::Clear(_, at)
         | Write::Mark(_, at, _)
         | Write::Allocate { at, .. } => of(&at.claim),
-        Write::Evict(pod) => {
+        Write::Evict(pod) | Write::Move(pod, _) => {
             error_span!("write", pod.uid = %pod.uid, pod.namespace = pod.namespace, pod.name = pod.name)
         }
         // It has no UID yet.

@@ -52,6 +52,13 @@ impl Demands {
         Self { said, too_large: None }
     }
 
+    /// The same of another pod like one that is bound: which node that has got does not matter.
+    pub fn anywhere(pod: &PodSpec) -> Self {
+        let mut demands = Self::of(pod);
+        demands.said.node_name = None;
+        demands
+    }
+
     /// How many bytes they have, if that is more than [`BYTES_MAX`].
     pub fn too_large(&self) -> Option<usize> {
         self.too_large

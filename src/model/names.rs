@@ -31,6 +31,8 @@ pub const TEMPLATE_ANNOTATION: &str = "tranche.dev/share-template-name";
 /// Kueue's: the queue of what carries the label, and on the pods of what was admitted the workload that they are of.
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 pub const WORKLOAD_ANNOTATION: &str = "kueue.x-k8s.io/workload";
+/// On a pod, a namespace or a DeviceClass, as an annotation: `"true"`, its pods may be moved so that others find room.
+pub const MOVABLE: &str = "tranche.dev/movable";
 /// On namespaces, as annotations: what the shares that our controller places there may come to together.
 pub const MAX_SHARE_MEMORY: &str = "tranche.dev/max-share-memory";
 pub const MAX_SHARE_GPUS: &str = "tranche.dev/max-share-gpus";

@@ -30,6 +30,7 @@ const ORDER: &[&str] = &[
     "purse",
     "holders",
     "preempt",
+    "moves",
     "reserve",
     "recorder",
     "tracker",

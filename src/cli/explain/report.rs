@@ -121,12 +121,12 @@ fn answer(answer: &Answer) -> Value {
         Answer::Would { place, holdups } => {
             json!({"answer": "would-be-placed", "place": self::place(place), "first": holdups})
         }
-        Answer::Waits { because, words, first, kept, nodes } => {
+        Answer::Waits { because, words, first, kept, moves, nodes } => {
             let nodes = nodes.iter().map(|(node, verdict)| {
                 json!({"node": node, "kind": verdict.kind().as_str(), "verdict": verdict.to_string()})
             });
             json!({"answer": "waits", "because": because.as_str(), "words": words, "first": first, "kept": kept,
-                   "nodes": nodes.collect::<Vec<_>>()})
+                   "moves": moves, "nodes": nodes.collect::<Vec<_>>()})
         }
         Answer::Open { nodes, words } => {
             json!({"answer": "scheduler-has-room", "nodes": nodes, "words": words})

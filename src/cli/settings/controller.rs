@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::{BadSettings, Reader, given, interval};
 use crate::allocate::Policy;
-use crate::cli::args::{ControllerArgs, HoldArgs};
+use crate::cli::args::{ControllerArgs, HoldArgs, MoveArgs};
 use crate::cluster::makers::MakerKind;
-use crate::controller::config::{ControllerSettings, Leasing, Rules};
+use crate::controller::config::{Consolidation, ControllerSettings, Leasing, Mode, Rules};
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
 use crate::model::names::is_dns_subdomain;
@@ -45,6 +45,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         reservation_duration,
         grouping_schedulers,
         preemption,
+        moves,
     } = args;
     let mut reader = Reader::default();
     let duration = reader.parsed("--lease-duration", lease_duration, Leasing::DURATION, lease_time);
@@ -75,6 +76,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             },
             preemption: reader.parsed("--preemption", preemption, usual.preemption, yes_or_no),
             holds: reader.holds(holds),
+            consolidation: reader.moves(moves),
             patience: Patience {
                 passes: reader.parsed("--max-overtakes", max_overtakes, usual.patience.passes, count),
                 time: reader.parsed(
@@ -122,6 +124,26 @@ impl Reader {
             }),
             ..usual
         }
+    }
+}
+
+impl Reader {
+    fn moves(&mut self, args: MoveArgs) -> Consolidation {
+        let usual = Consolidation::default();
+        Consolidation {
+            mode: self.parsed("--consolidation", args.consolidation, usual.mode, mode_of),
+            per_hour: self.parsed("--moves-per-hour", args.moves_per_hour, usual.per_hour, count),
+            rest: self.parsed("--move-rest", args.move_rest, usual.rest, interval),
+        }
+    }
+}
+
+fn mode_of(text: &str) -> Result<Mode, String> {
+    match text {
+        "off" => Ok(Mode::Off),
+        "propose" => Ok(Mode::Propose),
+        "auto" => Ok(Mode::Auto),
+        _ => Err(format!("{text:?} is not known; write off, propose or auto")),
     }
 }
 
@@ -203,6 +225,9 @@ mod tests {
         args.holds.hold_ahead = Some("2".to_owned());
         args.reservation_duration = Some("90s".to_owned());
         args.grouping_schedulers = Some("volcano, batch".to_owned());
+        args.moves.consolidation = Some("auto".to_owned());
+        args.moves.moves_per_hour = Some("3".to_owned());
+        args.moves.move_rest = Some("1h".to_owned());
         let ControllerSettings { rules, mirror, makers, .. } = controller(args).unwrap().controller;
         assert!(mirror && !rules.preemption);
         assert_eq!(
@@ -212,6 +237,8 @@ mod tests {
         assert_eq!(rules.patience, Patience { keep: Duration::from_secs(90), ..Patience::default() });
         assert_eq!((rules.policy, rules.holds.ahead), (Policy::Spread, 2));
         assert_eq!(rules.grouping_schedulers, ["volcano", "batch"]);
+        let rest = Duration::from_secs(3600);
+        assert_eq!(rules.consolidation, Consolidation { mode: Mode::Auto, per_hour: 3, rest });
         assert_eq!(
             (rules.never_hold, rules.always_hold),
             (vec!["node-a".into(), "T4".into()], vec!["GPU-1".into()])
@@ -225,9 +252,11 @@ mod tests {
             ..ControllerArgs::default()
         };
         bad.holds.hold_settle_duration = Some("soon".to_owned());
+        bad.moves.consolidation = Some("always".to_owned());
         let words = controller(bad).unwrap_err().to_string();
         for part in [
-            "8 to change",
+            "9 to change",
+            "off, propose or auto",
             "batch/v1/jobs/Job",
             "--mirror-slices",
             "--pod-name",

@@ -77,8 +77,14 @@ fn is_of_the_pod(answer: &Answer) -> bool {
 
 /// None: devices of another driver are meant.
 fn told(outlook: Outlook) -> Option<Answer> {
-    let because =
-        |because, words, nodes| Answer::Waits { because, words, first: None, kept: Vec::new(), nodes };
+    let because = |because, words, nodes| Answer::Waits {
+        because,
+        words,
+        first: None,
+        kept: Vec::new(),
+        moves: None,
+        nodes,
+    };
     Some(match outlook {
         Outlook::Foreign => return None,
         Outlook::NoClass(words) => because(Because::Class, words, Vec::new()),

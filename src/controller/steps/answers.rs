@@ -49,6 +49,9 @@ impl Core {
             | Outcome::Cleared(key, Err(failure))
             | Outcome::Marked(key, Err(failure))
             | Outcome::Created(key, Err(failure)) => self.not_written(key, &failure, now),
+            Outcome::Moved(pod, result) => {
+                self.move_answered(&pod, result.err().map(|failure| failure.words()), now);
+            }
         }
     }
 

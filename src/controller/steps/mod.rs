@@ -6,6 +6,7 @@
 //! * `spend`: what a unit may cost; `bounded`: whether its namespace may have more; `place`: where it goes; `reserving`: what is kept for it; `preempting`: who ends for it
 //! * `tell`: what its pods are told
 //! * `holding`: which GPUs are held; `contenders`: who may still be given one that was just taken
+//! * `moving`: room that moves of others would make
 //! * `reclaim`: allocations that nobody uses; `send`: the writes
 
 mod answers;
@@ -14,6 +15,7 @@ mod changes;
 mod contenders;
 mod gpus;
 mod holding;
+pub mod moving;
 pub mod place;
 mod preempting;
 mod reclaim;

@@ -17,7 +17,7 @@ use crate::controller::view::groups::GangSize;
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
 use crate::controller::wants::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX, Wants, combinations, wants};
 use crate::controller::{Moment, ask, multi_gpu};
-use crate::feasible;
+use crate::feasible::{self, Demands};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
@@ -368,8 +368,12 @@ impl Core {
 
     /// Where the pod cannot run, however empty it is.
     pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
-        let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
-        let Some(demands) = demands else { return Arc::default() };
+        let demands = self.view.pod(pod).and_then(|pod| pod.demands.clone());
+        demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
+    }
+
+    /// Where no pod with these demands can run.
+    pub(super) fn barred_for(&mut self, demands: &Arc<Demands>) -> Arc<BTreeSet<NodeName>> {
         let object = |name: &NodeName| self.view.node(name)?.object.as_deref();
         let is_barred =
             |name: &NodeName| object(name).is_none_or(|node| self.view.keeps_off(demands, node).is_some());

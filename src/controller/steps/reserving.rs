@@ -51,8 +51,9 @@ impl Core {
         let own = self.reserves.kept_from(&namespace).find(|kept| kept.own).map(|kept| kept.aside.clone());
         let with_own = own.is_some();
         own.into_iter().for_each(|aside| self.set_aside(&aside));
+        let moves = self.set_moves_aside(turn);
         let placed = self.place(turn, now);
-        if with_own {
+        for _ in 0..moves + usize::from(with_own) {
             self.capacity.lift();
         }
         let Err(mut refused) = placed else { return placed };
@@ -67,6 +68,7 @@ impl Core {
             let from = if kept.own { " by its own namespace, whose shares are in the way," } else { "" };
             refused.words = format!("{KEPT_FOR}{from} {}; {}", self.until(kept), refused.words);
         }
+        self.suggest(turn, &mut refused);
         Err(refused)
     }
 

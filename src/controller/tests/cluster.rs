@@ -470,6 +470,7 @@ impl Cluster {
             Write::Mark(claim, ..) => Outcome::Marked(claim, Err(failure)),
             Write::Create(claim, ..) => Outcome::Created(claim, Err(failure)),
             Write::Evict(pod) => Outcome::Evicted(pod, Err(failure)),
+            Write::Move(pod, _) => Outcome::Moved(pod.uid, Err(failure)),
         };
         self.core.done(outcome, self.now);
     }
@@ -540,6 +541,14 @@ impl Cluster {
                     None => Ok(made),
                 };
                 Outcome::Created(claim, hear(made))
+            }
+            Write::Move(pod, _) => {
+                let found = self.pods.get(&(pod.namespace.clone(), pod.name.clone())).cloned();
+                if let Some(mut found) = found {
+                    found.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
+                    self.store_pod(found);
+                }
+                Outcome::Moved(pod.uid, Ok(()))
             }
         }
     }

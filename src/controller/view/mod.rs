@@ -8,6 +8,7 @@ mod claims;
 pub mod class;
 mod gpu_users;
 pub mod groups;
+pub mod movable;
 mod namespaces;
 pub mod node;
 pub mod pod;
@@ -249,7 +250,8 @@ impl ClusterView {
             Kind::Classes => self.classes.names().collect(),
             Kind::TaintRules => self.pools.rules().cloned().collect(),
             Kind::Namespaces => {
-                self.namespaces.opted_in.iter().chain(self.namespaces.bounds.keys()).cloned().collect()
+                let Namespaces { opted_in, movable, bounds, .. } = &self.namespaces;
+                opted_in.iter().chain(movable).chain(bounds.keys()).cloned().collect()
             }
             Kind::PodGroups(api) => self.optional.groups.keys(api).cloned().collect(),
             Kind::BindRequests => self.optional.bind_requests.keys().cloned().collect(),
@@ -359,7 +361,8 @@ impl ClusterView {
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.namespaces.asks(&fresh);
         self.optional.groups.joins(&fresh);
-        self.pods.insert(fresh);
+        let origin = movable::read(&object, &fresh);
+        self.pods.insert(fresh, origin);
         self.promise(&uid);
         vec![News::Pod { uid, demands_changed }]
     }
@@ -422,7 +425,7 @@ impl ClusterView {
         let name = NodeName::new(object.metadata.name.clone().unwrap_or_default());
         let fresh = node::reduced(object);
         let state = self.nodes.entry(name.clone()).or_default();
-        let same = state.object.as_ref().is_some_and(|old| is_same_node(old, &fresh));
+        let same = state.object.as_ref().is_some_and(|old| node::is_same(old, &fresh));
         state.object = Some(fresh);
         if same { Vec::new() } else { vec![News::Node(name)] }
     }
@@ -588,10 +591,6 @@ fn is_older(fresh: &str, known: &str) -> bool {
         (Ok(fresh), Ok(known)) => fresh < known,
         _ => false,
     }
-}
-
-fn is_same_node(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
-    a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
 }
 
 fn same_pod(uid: PodUid) -> News {

@@ -11,11 +11,13 @@ use crate::cluster::feed::WatchEvent;
 use crate::controller::bounds::Bounds;
 use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
 use crate::model::claim::ClaimKey;
-use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
+use crate::model::names::{MOVABLE, OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     pub opted_in: BTreeSet<String>,
+    /// Pods of these may be moved.
+    pub movable: BTreeSet<String>,
     pub bounds: BTreeMap<String, Bounds>,
     /// Pods with the annotation, by their namespaces.
     askers: BTreeMap<String, BTreeSet<PodUid>>,
@@ -62,6 +64,11 @@ impl ClusterView {
     fn set_namespace(&mut self, object: Namespace) -> Vec<News> {
         let name = object.metadata.name.unwrap_or_default();
         let mut news = self.set_bounds(&name, Bounds::of(object.metadata.annotations.as_ref()));
+        let mark = object.metadata.annotations.as_ref().and_then(|all| all.get(MOVABLE));
+        match mark.is_some_and(|text| text == "true") {
+            true => self.namespaces.movable.insert(name.clone()),
+            false => self.namespaces.movable.remove(&name),
+        };
         let labels = object.metadata.labels.unwrap_or_default();
         news.extend(match labels.get(OPT_IN_LABEL).is_some_and(|value| value == OPT_IN_VALUE) {
             true => self.opt_in(&name),
@@ -71,6 +78,7 @@ impl ClusterView {
     }
 
     fn drop_namespace(&mut self, name: &str) -> Vec<News> {
+        self.namespaces.movable.remove(name);
         let mut news = self.set_bounds(name, Bounds::default());
         news.extend(self.opt_out(name));
         news

@@ -142,3 +142,7 @@ impl GpuRef {
         Self { node: node.clone(), device: device.clone() }
     }
 }
+/// What is used of a node has not changed.
+pub(super) fn is_same(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
+    a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
+}

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1 as core;
 use crate::admission::{SHARE_ANNOTATION, UNCOUNTED};
 use crate::controller::view::class;
 use crate::controller::view::groups::{self, Gang, Grouping};
+use crate::controller::view::movable::Origin;
 use crate::controller::view::standing::Standing;
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
@@ -73,6 +74,8 @@ pub(super) struct PodTable {
     all: BTreeMap<PodUid, Pod>,
     /// By (namespace, claim).
     users: BTreeMap<(String, String), Users>,
+    /// Of those that somebody makes anew.
+    origins: BTreeMap<PodUid, Origin>,
 }
 
 /// The pods that name a claim.
@@ -103,8 +106,15 @@ impl PodTable {
         self.users.get(&(namespace.to_owned(), claim.to_owned())).is_some_and(|users| users.open == 0)
     }
 
+    pub fn origin(&self, uid: &PodUid) -> Option<&Origin> {
+        self.origins.get(uid)
+    }
+
     /// Adds a pod that was not there, or that was removed.
-    pub fn insert(&mut self, pod: Pod) {
+    pub fn insert(&mut self, pod: Pod, origin: Option<Origin>) {
+        if let Some(origin) = origin {
+            self.origins.insert(pod.at.uid.clone(), origin);
+        }
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             let users = self.users.entry(at).or_default();
@@ -115,6 +125,7 @@ impl PodTable {
 
     pub fn remove(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.all.remove(uid)?;
+        self.origins.remove(uid);
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {

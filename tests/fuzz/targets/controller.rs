@@ -557,6 +557,10 @@ impl Api {
                 let done = self.mark(&at, &marks);
                 Outcome::Marked(claim, boxed(done))
             }
+            // The pod stays: a budget.
+            Write::Move(pod, _) => {
+                Outcome::Moved(pod.uid, Err(Failure::Refused("a budget protects it".to_owned())))
+            }
             Write::Create(claim, object, allocation) => {
                 let done = self.create(*object, allocation.map(|one| *one));
                 Outcome::Created(claim, boxed(done))

@@ -1,0 +1,390 @@
+//! Moves that would make room for what waits: what was found, which moves are under way, and who rests.
+//!
+//! * [`Proposed`]: who would move where, and what follows. It is looked for again after a while, a unit at a time
+//! * [`UnderWay`]: a pod of a proposal ends, whoever has ended it. From then on the places that are left are kept for
+//!   who waits, and the places to go to for those that are made anew, until each has its place or the time is over
+//! * by itself the controller moves only where it is told to ([`Mode::Auto`]): one unit is served at a time, so many
+//!   pods an hour, and none of the same owner again before it has rested
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::allocate::Placement;
+use crate::controller::Moment;
+use crate::controller::capacity::Aside;
+use crate::controller::config::{Consolidation, Mode};
+use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::view::movable::Owner;
+use crate::model::claim::PodRef;
+use crate::model::names::{NodeName, PodUid};
+
+/// A unit for which was searched is searched for again after so long.
+const ANEW: Duration = Duration::from_secs(10);
+/// Between two searches, whoever waits.
+const SEARCH_EVERY: Duration = Duration::from_secs(1);
+/// A unit waits so long before pods are moved for it: what is about to end may make room.
+const WAIT_FIRST: Duration = Duration::from_secs(10);
+/// Places are kept so long, counted from the last pod that left.
+const KEPT_FOR: Duration = Duration::from_secs(180);
+/// A search that is due waits so long, and not for the very next round.
+const SOON: Duration = Duration::from_millis(50);
+const HOUR: Duration = Duration::from_secs(3600);
+/// A pod that was told to end has so long to be seen ending.
+const HEEDED: Duration = Duration::from_secs(30);
+
+/// A pod that would move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    pub pod: PodRef,
+    pub owner: Owner,
+    pub from: Placement,
+    pub to: Placement,
+    /// A claim of it has several GPUs for itself.
+    pub alone: bool,
+}
+
+/// Who would move where, and what follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proposed {
+    pub node: NodeName,
+    pub moves: Vec<Move>,
+    /// Where the pods of what waits go then: of each its place.
+    pub then: Vec<(PodUid, Placement)>,
+    /// What waits has several GPUs for itself.
+    pub alone: bool,
+    /// All of the pods are marked: the controller may move them by itself.
+    pub marked: bool,
+}
+
+impl Lacking {
+    /// From when on it may be searched for. None: nothing has changed since it was.
+    fn again(&self, epoch: u64) -> Option<Moment> {
+        match self.searched {
+            None => Some(Moment::ZERO),
+            Some((at, seen)) => (seen != epoch).then(|| at.saturating_add(ANEW)),
+        }
+    }
+}
+
+impl Proposed {
+    fn source(&self) -> Aside {
+        let places = self.then.iter().map(|(_, place)| place.clone()).collect();
+        Aside { places, alone: self.alone }
+    }
+}
+
+impl Move {
+    fn target(&self) -> Aside {
+        Aside { places: vec![self.to.clone()], alone: self.alone }
+    }
+}
+
+/// A unit that waits for room.
+#[derive(Debug)]
+struct Lacking {
+    turn: Turn,
+    /// When it was searched for, and at which epoch.
+    searched: Option<(Moment, u64)>,
+    found: Option<Proposed>,
+}
+
+/// Moves that have begun.
+#[derive(Debug)]
+struct UnderWay {
+    unit: UnitKey,
+    source: Aside,
+    left: Vec<Left>,
+    until: Moment,
+    /// The controller has begun it; else somebody who has heard of the proposal.
+    own: bool,
+}
+
+/// A pod that moves.
+#[derive(Debug)]
+struct Left {
+    pod: PodRef,
+    owner: Owner,
+    target: Aside,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Its turn is yet to come.
+    Stays,
+    /// The API server was asked to evict it.
+    Asked(Moment),
+    /// It ends, or has ended: another like it needs its place.
+    Leaves,
+    /// That has its place.
+    Arrived,
+}
+
+#[derive(Debug, Default)]
+pub struct Moves {
+    lacking: BTreeMap<UnitKey, Lacking>,
+    /// No search before then.
+    next_search: Moment,
+    under_way: Vec<UnderWay>,
+    /// Owners of which pods were moved, and units for which pods were moved in vain.
+    owners: BTreeMap<String, Moment>,
+    units: BTreeMap<UnitKey, Moment>,
+    /// When pods were evicted within the last hour.
+    evicted: VecDeque<Moment>,
+    /// Something new is to be told.
+    news: bool,
+    pub counts: Counts,
+}
+
+/// Since this was last taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub searches: u64,
+    /// Pods that the API server was asked to evict.
+    pub evictions: u64,
+    /// Units that were served by moves, and units for which pods were moved in vain.
+    pub served: u64,
+    pub in_vain: u64,
+}
+
+impl Moves {
+    /// Forgets who does not wait any more, and ends what is over. True if a place is kept no longer.
+    pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, rest: Duration, now: Moment) -> bool {
+        self.lacking.retain(|key, _| queued(key));
+        self.owners.retain(|_, until| now < *until);
+        self.units.retain(|_, until| now < *until);
+        while self.evicted.front().is_some_and(|at| at.saturating_add(HOUR) <= now) {
+            self.evicted.pop_front();
+        }
+        let before = self.under_way.len();
+        let mut vain = Vec::new();
+        self.under_way.retain(|one| {
+            let unheeded =
+                |left: &Left| matches!(left.stage, Stage::Asked(at) if at.saturating_add(HEEDED) <= now);
+            let over = one.until <= now || one.left.iter().any(unheeded);
+            if over && queued(&one.unit) {
+                vain.push(one.unit.clone());
+            }
+            let all = one.left.iter().all(|left| left.stage == Stage::Arrived);
+            !(over || (all && !queued(&one.unit)))
+        });
+        self.counts.in_vain += vain.len() as u64;
+        self.units.extend(vain.into_iter().map(|unit| (unit, now.saturating_add(rest))));
+        self.under_way.len() < before
+    }
+
+    /// The unit waits for room, or for something else.
+    pub(super) fn lacks_room(&mut self, turn: &Turn, lacks: bool) {
+        match (lacks, self.lacking.get_mut(&turn.key)) {
+            (true, Some(known)) => known.turn = turn.clone(),
+            (true, None) => {
+                let lacking = Lacking { turn: turn.clone(), searched: None, found: None };
+                self.lacking.insert(turn.key.clone(), lacking);
+            }
+            (false, _) => drop(self.lacking.remove(&turn.key)),
+        }
+    }
+
+    /// The unit that is to be searched for now: of those that were not, or that something has changed for since, the one
+    /// whose search is longest ago, then the most urgent. At most one a second.
+    pub(super) fn next_search(&mut self, epoch: u64, now: Moment) -> Option<Turn> {
+        if now < self.next_search {
+            return None;
+        }
+        let due = self.lacking.iter().filter(|(unit, one)| {
+            one.again(epoch).is_some_and(|again| again <= now) && !self.is_served(unit)
+        });
+        let order =
+            |one: &Lacking| (one.searched.map(|(at, _)| at), -i64::from(one.turn.priority), one.turn.since);
+        let turn = due.min_by_key(|(_, one)| order(one)).map(|(_, one)| one.turn.clone())?;
+        self.next_search = now.saturating_add(SEARCH_EVERY);
+        self.counts.searches += 1;
+        Some(turn)
+    }
+
+    /// What a search came to. True if that is something else than before.
+    pub(super) fn note(&mut self, unit: &UnitKey, found: Option<Proposed>, epoch: u64, now: Moment) -> bool {
+        let Some(one) = self.lacking.get_mut(unit) else { return false };
+        one.searched = Some((now, epoch));
+        let is_new = one.found != found;
+        one.found = found;
+        self.news |= is_new;
+        is_new
+    }
+
+    /// What was found for a unit last.
+    pub(super) fn of(&self, unit: &UnitKey) -> Option<&Proposed> {
+        self.lacking.get(unit)?.found.as_ref()
+    }
+
+    /// Somebody's moves for this unit are under way: it waits for them.
+    pub(super) fn is_served(&self, unit: &UnitKey) -> bool {
+        self.under_way.iter().any(|one| one.unit == *unit)
+    }
+
+    /// Pods of this owner are not to be moved now.
+    pub(super) fn rests(&self, owner: &Owner, now: Moment) -> bool {
+        self.owners.get(&owner.uid).is_some_and(|until| now < *until) || self.moves_of(&owner.uid)
+    }
+
+    fn moves_of(&self, owner: &str) -> bool {
+        self.under_way.iter().flat_map(|one| &one.left).any(|left| left.owner.uid == owner)
+    }
+
+    /// The unit for which the controller may begin moves now: nothing has changed since they were found.
+    pub(super) fn next_beginning(&self, rules: &Consolidation, epoch: u64, now: Moment) -> Option<UnitKey> {
+        if rules.mode != Mode::Auto || !self.under_way.is_empty() {
+            return None;
+        }
+        let allowed = usize::try_from(rules.per_hour).unwrap_or(usize::MAX);
+        let may = |(unit, one): &(&UnitKey, &Lacking)| {
+            let found = one.found.as_ref().filter(|found| found.marked);
+            found.is_some_and(|found| self.evicted.len() + found.moves.len() <= allowed)
+                && one.searched.is_some_and(|(_, at)| at == epoch)
+                && one.turn.since.saturating_add(WAIT_FIRST) <= now
+                && !self.units.contains_key(*unit)
+        };
+        let may = self.lacking.iter().filter(may);
+        may.min_by_key(|(_, one)| (-i64::from(one.turn.priority), one.turn.since))
+            .map(|(unit, _)| unit.clone())
+    }
+
+    /// The controller begins what was found for the unit: the pods are evicted one after another.
+    pub(super) fn begin(&mut self, unit: &UnitKey, rest: Duration, now: Moment) {
+        let Some(found) = self.lacking.get_mut(unit).and_then(|one| one.found.take()) else { return };
+        for one in &found.moves {
+            self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
+        }
+        self.under_way.push(under_way(unit, found, true, now));
+    }
+
+    /// Pods that end, of a proposal: whoever has ended them, it has begun. True if something is kept from now on.
+    pub(super) fn notice(&mut self, ends: impl Fn(&PodUid) -> bool, now: Moment) -> bool {
+        let begun = |one: &Lacking| {
+            one.found.as_ref().is_some_and(|found| found.moves.iter().any(|one| ends(&one.pod.uid)))
+        };
+        let begun: Vec<UnitKey> =
+            self.lacking.iter().filter(|(_, one)| begun(one)).map(|(unit, _)| unit.clone()).collect();
+        for unit in &begun {
+            if let Some(found) = self.lacking.get_mut(unit).and_then(|one| one.found.take()) {
+                self.under_way.push(under_way(unit, found, false, now));
+            }
+        }
+        for one in &mut self.under_way {
+            for left in &mut one.left {
+                if matches!(left.stage, Stage::Stays | Stage::Asked(_)) && ends(&left.pod.uid) {
+                    left.stage = Stage::Leaves;
+                    one.until = now.saturating_add(KEPT_FOR);
+                }
+            }
+        }
+        !begun.is_empty()
+    }
+
+    /// The pod that is to be evicted next, if one is.
+    pub(super) fn next_eviction(&mut self, now: Moment) -> Option<(PodRef, Owner)> {
+        let one = self.under_way.iter_mut().find(|one| one.own)?;
+        if one.left.iter().any(|left| matches!(left.stage, Stage::Asked(_))) {
+            return None;
+        }
+        let next = one.left.iter_mut().find(|left| left.stage == Stage::Stays)?;
+        next.stage = Stage::Asked(now);
+        self.evicted.push_back(now);
+        self.counts.evictions += 1;
+        Some((next.pod.clone(), next.owner.clone()))
+    }
+
+    /// The API server has not evicted it: what has begun is given up.
+    pub(super) fn refused(&mut self, pod: &PodUid, rest: Duration, now: Moment) {
+        let is_it = |one: &UnderWay| one.left.iter().any(|left| left.pod.uid == *pod);
+        for one in self.under_way.iter_mut().filter(|one| is_it(one)) {
+            // Those that have left find their places yet.
+            one.left.retain(|left| matches!(left.stage, Stage::Leaves | Stage::Arrived));
+            self.units.insert(one.unit.clone(), now.saturating_add(rest));
+        }
+        let before = self.under_way.len();
+        self.under_way.retain(|one| !one.left.is_empty());
+        self.counts.in_vain += (before - self.under_way.len()) as u64;
+    }
+
+    /// A unit has its place. True if it was kept for it.
+    pub(super) fn served(&mut self, unit: &UnitKey) -> bool {
+        self.lacking.remove(unit);
+        let Some(one) = self.under_way.iter_mut().find(|one| one.unit == *unit) else { return false };
+        one.source.places.clear();
+        self.counts.served += 1;
+        true
+    }
+
+    /// A pod of this owner has its place: it is the one that was made anew. True if a place was kept for it.
+    pub(super) fn arrived(&mut self, owner: &str) -> bool {
+        let left = self.under_way.iter_mut().flat_map(|one| &mut one.left);
+        let mut leaves = left.filter(|left| left.stage == Stage::Leaves && left.owner.uid == owner);
+        match leaves.next() {
+            Some(left) => {
+                left.stage = Stage::Arrived;
+                left.target.places.clear();
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// What is kept from a unit: places of moves that are not for it. `owners`: of its pods.
+    pub(super) fn kept_from(&self, unit: &UnitKey, owners: &BTreeSet<String>) -> Vec<Aside> {
+        let mut kept = Vec::new();
+        for one in &self.under_way {
+            if one.unit != *unit {
+                kept.push(one.source.clone());
+            }
+            let others = one.left.iter().filter(|left| !owners.contains(&left.owner.uid));
+            kept.extend(others.map(|left| left.target.clone()));
+        }
+        kept.retain(|aside| !aside.places.is_empty());
+        kept
+    }
+
+    /// When time alone changes something.
+    pub(super) fn next(&mut self, rules: &Consolidation, epoch: u64, now: Moment) -> Option<Moment> {
+        if rules.mode == Mode::Off {
+            return None;
+        }
+        if std::mem::take(&mut self.news) {
+            return Some(now);
+        }
+        let asked = self.under_way.iter().flat_map(|one| &one.left).filter_map(|left| match left.stage {
+            Stage::Asked(at) => Some(at.saturating_add(HEEDED)),
+            Stage::Stays | Stage::Leaves | Stage::Arrived => None,
+        });
+        let until = self.under_way.iter().map(|one| one.until);
+        let again = self.lacking.values().filter_map(|one| one.again(epoch));
+        let again = again.map(|again| again.max(self.next_search).max(now.saturating_add(SOON)));
+        let begins = self.lacking.values().filter(|one| one.found.as_ref().is_some_and(|found| found.marked));
+        let begins = begins.map(|one| one.turn.since.saturating_add(WAIT_FIRST));
+        asked.chain(until).chain(again).chain(begins).filter(|due| *due > now).min()
+    }
+
+    /// For who asks the process.
+    pub fn state(&self) -> Value {
+        let one = |one: &UnderWay| {
+            let pods = one.left.iter().map(|left| format!("{}/{}", left.pod.namespace, left.pod.name));
+            let gpus: BTreeSet<String> = one.source.gpus().map(|(gpu, _)| gpu.to_string()).collect();
+            json!({"moves": pods.collect::<Vec<_>>(), "keeps": gpus, "byController": one.own,
+                "untilSecond": one.until.as_secs()})
+        };
+        self.under_way.iter().map(one).collect()
+    }
+}
+
+fn under_way(unit: &UnitKey, found: Proposed, own: bool, now: Moment) -> UnderWay {
+    let source = found.source();
+    let left = found.moves.into_iter().map(|one| Left {
+        target: one.target(),
+        pod: one.pod,
+        owner: one.owner,
+        stage: Stage::Stays,
+    });
+    UnderWay { unit: unit.clone(), source, left: left.collect(), until: now.saturating_add(KEPT_FOR), own }
+}

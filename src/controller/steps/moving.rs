@@ -1,0 +1,295 @@
+//! Room that moves would make: what was found is told, what has begun is kept for, and where the controller is told to,
+//! pods are moved.
+
+mod ground;
+mod words;
+
+pub use words::{amount_of, spot, suggestion};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::allocate::moves::{Found, Mover, SEARCH_TICKS, Waiting, search};
+use crate::allocate::{Nodes, Placement, PodAsk};
+use crate::controller::config::Mode;
+use crate::controller::core::Core;
+use crate::controller::moves::{Move, Proposed};
+use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::recorder::Reason;
+use crate::controller::steps::place::{Part, Refused};
+use crate::controller::tracker::as_grant;
+use crate::controller::view::{Claim, Pod, Use};
+use crate::controller::write::{Round, Write};
+use crate::controller::{Moment, ask};
+use crate::model::claim::ClaimKey;
+use crate::model::names::PodUid;
+use ground::{Ground, Who};
+
+/// Whose pods are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Of all that somebody makes anew.
+    Any,
+    /// Of those that are marked, and whose owner does not rest.
+    Marked,
+}
+
+/// What a search for moves came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Search {
+    Found(Proposed),
+    Nothing,
+    /// It cost more than it may.
+    Spent,
+}
+
+impl Core {
+    /// Before the units of a round have their turns.
+    pub(in crate::controller) fn begin_moving(&mut self, now: Moment) {
+        let (queue, rest) = (&self.queue, self.rules.consolidation.rest);
+        let over = self.reserves.moves.tidy(|key| queue.has(key), rest, now);
+        let view = &self.view;
+        let ends = |uid: &PodUid| view.pod(uid).is_none_or(|pod| pod.ending);
+        let begun = self.reserves.moves.notice(ends, now);
+        if over || begun {
+            self.capacity.news();
+        }
+    }
+
+    /// Sets aside what moves keep from a unit; how many places, to be lifted again.
+    pub(in crate::controller) fn set_moves_aside(&mut self, turn: &Turn) -> usize {
+        let owners: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
+        let kept = self.reserves.moves.kept_from(&turn.key, &owners);
+        let count = kept.len();
+        kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
+        count
+    }
+
+    fn owner_of(&self, pod: &PodUid) -> Option<String> {
+        self.view.origin(pod).map(|origin| origin.owner.uid.clone())
+    }
+
+    /// A unit has its place.
+    pub(in crate::controller) fn moved(&mut self, turn: &Turn) {
+        let mut any = self.reserves.moves.served(&turn.key);
+        for owner in turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect::<Vec<_>>() {
+            any |= self.reserves.moves.arrived(&owner);
+        }
+        if any {
+            self.capacity.news();
+        }
+    }
+
+    /// A unit was refused: it may lack room that moves would make. What was found is told.
+    pub(in crate::controller) fn suggest(&mut self, turn: &Turn, refused: &mut Refused) {
+        let lacks = self.rules.consolidation.mode != Mode::Off && is_for_room(refused.reason);
+        self.reserves.moves.lacks_room(turn, lacks);
+        let Some(namespace) = self.namespace(turn).map(str::to_owned) else { return };
+        if let Some(found) = self.reserves.moves.of(&turn.key).filter(|_| lacks) {
+            let words = suggestion(found, Some(&namespace));
+            refused.words = format!("{}; {words}", refused.words);
+        }
+    }
+
+    /// After the turns: searches for one unit, and moves pods for one.
+    pub(in crate::controller) fn consolidate(&mut self, now: Moment, round: &mut Round) {
+        let rules = self.rules.consolidation;
+        if rules.mode == Mode::Off {
+            return;
+        }
+        let epoch = self.capacity.epoch();
+        if let Some(turn) = self.reserves.moves.next_search(epoch, now) {
+            let found = self.search_paid(&turn, rules.mode, now);
+            if self.reserves.moves.note(&turn.key, found, epoch, now) {
+                // They are told of it in the next round.
+                turn.pods.iter().for_each(|pod| self.queue.again(pod));
+            }
+        }
+        if let Some(unit) = self.reserves.moves.next_beginning(&rules, epoch, now) {
+            self.reserves.moves.begin(&unit, rules.rest, now);
+        }
+        if let Some((pod, owner)) = self.reserves.moves.next_eviction(now) {
+            round.writes.push(Write::Move(pod, owner));
+        }
+    }
+
+    /// The API server has answered to an eviction. `problem`: why the pod stays.
+    pub(in crate::controller) fn move_answered(
+        &mut self,
+        pod: &PodUid,
+        problem: Option<String>,
+        now: Moment,
+    ) {
+        let Some(problem) = problem else { return };
+        self.reserves.moves.refused(pod, self.rules.consolidation.rest, now);
+        self.capacity.news();
+        let name = self.view.pod(pod).map(|pod| format!("{}/{}", pod.at.namespace, pod.at.name));
+        self.recorder.trouble(format!("pod {} is not moved: {problem}", name.unwrap_or_default()));
+    }
+
+    /// What the search costs the unit's namespace pays.
+    fn search_paid(&mut self, turn: &Turn, mode: Mode, now: Moment) -> Option<Proposed> {
+        let namespace = self.namespace(turn)?.to_owned();
+        let ticks = self.purse.allowance(&namespace)?.min(SEARCH_TICKS);
+        self.capacity.index.allow(ticks);
+        let mut found = match mode {
+            Mode::Auto => self.propose(turn, Whose::Marked, ticks, now),
+            Mode::Propose | Mode::Off => Search::Nothing,
+        };
+        if found == Search::Nothing {
+            found = self.propose(turn, Whose::Any, ticks, now);
+        }
+        let (spent, _) = self.capacity.index.spent();
+        self.purse.pay(&namespace, spent);
+        match found {
+            Search::Found(found) => Some(found),
+            Search::Nothing | Search::Spent => None,
+        }
+    }
+
+    /// Searches for the least moves after which a unit would fit. Capacity is afterwards as before.
+    pub(in crate::controller) fn propose(
+        &mut self,
+        turn: &Turn,
+        whose: Whose,
+        ticks: u64,
+        now: Moment,
+    ) -> Search {
+        let Some(parts) = self.parts(turn, now) else { return Search::Nothing };
+        let (movers, who) = self.movers(turn, whose, now);
+        if movers.is_empty() {
+            return Search::Nothing;
+        }
+        let epoch = self.capacity.epoch();
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        let nodes: Vec<Nodes> = parts.iter().map(|part| self.nodes_then(part, now)).collect();
+        let mut outcome = Search::Nothing;
+        for nth in 0..ways {
+            let ask = |(part, nodes): (&Part, &Nodes)| {
+                let nth = nth.min(part.ways() - 1);
+                PodAsk { shape: part.shape(nth).clone(), nodes: nodes.clone() }
+            };
+            let asks: Vec<PodAsk> = parts.iter().zip(&nodes).map(ask).collect();
+            let alone = asks.iter().any(|ask| ask::is_several(&ask.shape));
+            let waiting = Waiting { asks, alone };
+            let mut ground = Ground::new(self, &who);
+            match search(&mut ground, &waiting, &movers, ticks / ways as u64) {
+                Found::Moves(found) => {
+                    let named = |(at, to): &(usize, Placement)| {
+                        Some(Move {
+                            pod: self.view.pod(&who[*at].pod)?.at.clone(),
+                            owner: self.view.origin(&who[*at].pod)?.owner.clone(),
+                            from: movers[*at].has.clone(),
+                            to: to.clone(),
+                            alone: movers[*at].several,
+                        })
+                    };
+                    let moves = found.moves.iter().filter_map(named).collect();
+                    let pods = parts.iter().map(|part| part.pod.clone());
+                    let (then, marked) = (pods.zip(found.then).collect(), whose == Whose::Marked);
+                    outcome = Search::Found(Proposed {
+                        node: found.node,
+                        moves,
+                        then,
+                        alone: waiting.alone,
+                        marked,
+                    });
+                    break;
+                }
+                Found::Spent => outcome = Search::Spent,
+                Found::Nothing => {}
+            }
+        }
+        self.capacity.back_to(epoch);
+        outcome
+    }
+
+    /// Where a pod may go once others have left: what is full is full no longer.
+    fn nodes_then(&mut self, part: &Part, now: Moment) -> Nodes {
+        if let Nodes::Only(names) = &part.nodes {
+            return Nodes::Only(names.clone());
+        }
+        let barred = self.barred_nodes(&part.pod);
+        let out: BTreeSet<_> = self.queue.excluded(&part.pod, now).into_iter().cloned().collect();
+        Nodes::Except(vec![Arc::new(out), barred])
+    }
+
+    /// Who may move for the sake of a unit.
+    fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>) {
+        let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
+        let (mut movers, mut who) = (Vec::new(), Vec::new());
+        for pod in self.view.pods() {
+            let Some(origin) = self.view.origin(&pod.at.uid) else { continue };
+            let is_bound = pod.node.is_some() && !pod.ending && self.pods.has_place(&pod.at.uid);
+            if !is_bound || pod.priority > turn.priority || own.contains(&origin.owner.uid) {
+                continue;
+            }
+            if origin.tie.is_some() || origin.mark == Some(false) {
+                continue;
+            }
+            let rests = || self.reserves.moves.rests(&origin.owner, now);
+            if whose == Whose::Marked && (rests() || !self.view.is_marked_movable(pod)) {
+                continue;
+            }
+            // A pod of a gang is never taken from it.
+            if let UnitKey::Gang { .. } = self.unit_of(pod) {
+                continue;
+            }
+            if let Some((has, claims, several)) = self.shares_alone(pod) {
+                movers.push(Mover { has, several });
+                who.push(Who { pod: pod.at.uid.clone(), claims });
+            }
+        }
+        (movers, who)
+    }
+
+    /// What a pod has, if that is shares of ours alone, of claims that end with it.
+    fn shares_alone(&self, pod: &Pod) -> Option<(Placement, Vec<ClaimKey>, bool)> {
+        let claims = self.view.claims_of(pod).filter(|claims| !claims.is_empty())?;
+        let node = pod.node.as_ref()?;
+        let is_own = |claim: &&Claim| {
+            let users = &claim.users;
+            claim.is_shares()
+                && !claim.ending
+                && claim.owner.as_ref() == Some(&pod.at.uid)
+                && users.pods.iter().all(|user| *user == pod.at.uid)
+                && !users.others
+        };
+        if !claims.iter().all(is_own) {
+            return None;
+        }
+        let (mut gpus, mut several) = (Vec::new(), false);
+        for claim in &claims {
+            let allocation = claim.allocation.as_ref()?;
+            let mut of_claim = BTreeMap::new();
+            for (gpu, how) in &allocation.uses {
+                let Use::Share(granted) = how else { return None };
+                if gpu.node != *node {
+                    return None;
+                }
+                of_claim.insert(&gpu.device, ());
+                gpus.push(as_grant(granted));
+            }
+            several |= of_claim.len() > 1;
+        }
+        let room = pod.room;
+        let has = Placement {
+            node: node.clone(),
+            gpus,
+            cpu_milli: room.cpu_milli,
+            memory: room.memory,
+            pods: room.pods,
+        };
+        Some((has, claims.iter().map(|claim| claim.key).collect(), several))
+    }
+}
+
+/// What it lacks is room.
+fn is_for_room(reason: Reason) -> bool {
+    match reason {
+        Reason::Memory | Reason::Compute | Reason::Slots | Reason::Gpus => true,
+        // GPUs may be closed for the sake of those who have them.
+        Reason::Candidates | Reason::Reserved => true,
+        Reason::Claim | Reason::Gang | Reason::Scheduler | Reason::Bound => false,
+    }
+}

@@ -1,0 +1,333 @@
+//! Room that moves would make: who is told of it, what is kept once a pod leaves, and what the controller does by itself.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, merge, object};
+use crate::allocate::audit;
+use crate::allocate::moves::SEARCH_TICKS;
+use crate::cluster::events::Subject;
+use crate::controller::config::{Consolidation, Mode, Rules};
+use crate::controller::moves::Proposed;
+use crate::controller::queue::Patience;
+use crate::controller::steps::moving::{Search, Whose};
+use crate::model::names::{DRIVER, SHARED_CLASS};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn rules(mode: Mode) -> Rules {
+    let consolidation = Consolidation { mode, ..Consolidation::default() };
+    let long = Duration::from_secs(100_000);
+    let patience = Patience { passes: 10_000, time: long, ..Patience::default() };
+    Rules { consolidation, patience, unused: long, stuck: long, ..Rules::default() }
+}
+
+/// Two nodes with two GPUs each.
+fn cluster(mode: Mode) -> Cluster {
+    let mut cluster = Cluster::new(rules(mode));
+    cluster.put_node("a", 2);
+    cluster.put_node("b", 2);
+    cluster.settle(SECOND);
+    cluster
+}
+
+/// A claim that a pod of its name has been made, and the pod: of the ReplicaSet that is named.
+fn put(cluster: &mut Cluster, name: &str, memory: &str, owner: &str, more: Value) {
+    put_in(cluster, ("ml", name), (memory, 1), owner, more);
+}
+
+fn put_in(cluster: &mut Cluster, at: (&str, &str), share: (&str, u32), owner: &str, more: Value) {
+    let ((namespace, name), (memory, count)) = (at, share);
+    let mut pod = json!({"metadata": {"name": name, "namespace": namespace, "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]},
+        "status": {"phase": "Pending"}});
+    merge(&mut pod, &more);
+    cluster.store_pod(object(pod));
+    let uid = cluster.pods[&(namespace.to_owned(), name.to_owned())].metadata.uid.clone();
+    let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
+    cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace, "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid, "controller": true}]},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": SHARED_CLASS, "count": count}}],
+            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}));
+}
+
+/// kube-scheduler binds the pod where its claim is, and the controller-manager reserves the claim.
+fn bind(cluster: &mut Cluster, namespace: &str, name: &str) {
+    cluster.settle(5 * SECOND);
+    let at = (namespace.to_owned(), name.to_owned());
+    let claim = cluster.claims.get(&at).cloned().expect("the claim is there");
+    let node = super::cluster::results(&claim).first().map(|(pool, _)| pool.clone());
+    let node = node.unwrap_or_else(|| panic!("{name} has no place"));
+    let mut pod = cluster.pods[&at].clone();
+    let mut bound = claim;
+    bound.status.get_or_insert_default().reserved_for = Some(vec![ResourceClaimConsumerReference {
+        resource: "pods".to_owned(),
+        name: name.to_owned(),
+        uid: pod.metadata.uid.clone().unwrap(),
+        ..ResourceClaimConsumerReference::default()
+    }]);
+    cluster.store(bound);
+    pod.spec.as_mut().unwrap().node_name = Some(node);
+    cluster.store_pod(pod);
+    cluster.settle(SECOND);
+}
+
+fn put_bound(cluster: &mut Cluster, name: &str, memory: &str) {
+    put(cluster, name, memory, &format!("rs-{name}"), json!({}));
+    bind(cluster, "ml", name);
+}
+
+/// No pod comes to the node meanwhile.
+fn beside(cluster: &mut Cluster, node: &str, put: impl FnOnce(&mut Cluster)) {
+    cluster.put_node_object(node, json!({"unschedulable": true}));
+    cluster.settle(SECOND);
+    put(cluster);
+    cluster.put_node_object(node, json!({}));
+    cluster.settle(SECOND);
+}
+
+/// GPUs of 80 GiB. Node a has 75 and 40 GiB in use, node b 75 and, by itself, `small`: 10 GiB, which would fit beside the 40.
+fn fragmented(mode: Mode, (namespace, more): (&str, Value)) -> Cluster {
+    let mut cluster = cluster(mode);
+    put_bound(&mut cluster, "most-1", "75Gi");
+    put_bound(&mut cluster, "half", "40Gi");
+    beside(&mut cluster, "a", |cluster| {
+        put_bound(cluster, "most-2", "75Gi");
+        put_in(cluster, (namespace, "small"), ("10Gi", 1), "rs-small", more.clone());
+        if more["metadata"]["labels"].is_object() {
+            put_in(cluster, (namespace, "small-2"), ("1Gi", 1), "rs-small", more);
+        }
+        bind(cluster, namespace, "small");
+    });
+    let places = ["most-1", "half", "most-2"].map(|name| cluster.place(name).unwrap());
+    let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
+    assert_eq!(nodes, ["a", "a", "b"]);
+    cluster
+}
+
+/// The pod says so itself.
+fn mark(value: &str) -> Value {
+    json!({"metadata": {"annotations": {"tranche.dev/movable": value}}})
+}
+
+fn words_to(cluster: &mut Cluster, name: &str) -> Vec<String> {
+    let (notes, _) = cluster.core.recorder.take();
+    let is_its = |subject: &Subject| matches!(subject, Subject::Pod { name: of, .. } if of == name);
+    notes.into_iter().filter(|note| is_its(&note.subject)).map(|note| note.message).collect()
+}
+
+/// The pod ends at last, and its owner has made another.
+fn end(cluster: &mut Cluster, name: &str, anew: &str, memory: &str) {
+    put(cluster, anew, memory, &format!("rs-{name}"), json!({}));
+    cluster.settle(SECOND);
+    cluster.drop_pod(name, true);
+    cluster.settle(5 * SECOND);
+}
+
+#[test]
+fn who_waits_is_told_which_moves_would_make_room() {
+    let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
+    let source = cluster.place("small").unwrap();
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    let told = words_to(&mut cluster, "big");
+    let words = format!("; evict small (10240 MiB of {}); it fits a/", source.1[0]);
+    let last = told.last().expect("it is told why it waits");
+    assert!(last.contains(&words), "{told:?}");
+    assert!(last.ends_with(&format!("; then this fits {}/{}", source.0, source.1[0])), "{last}");
+    assert!(cluster.place("big").is_none() && cluster.place("small").is_some());
+    assert_eq!(cluster.core.reserves.moves.counts.evictions, 0, "it is told, and nothing else");
+    assert_eq!(audit(&cluster.core.capacity.index), vec![]);
+    cluster.check();
+}
+
+#[test]
+fn names_of_others_are_not_told() {
+    let mut cluster = fragmented(Mode::Propose, ("secret", json!({})));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    let told = words_to(&mut cluster, "big");
+    let last = told.last().expect("it is told why it waits");
+    assert!(last.contains("moving 1 pod of other namespaces among them (10240 MiB)"), "{told:?}");
+    assert!(!last.contains("secret") && !last.contains("small"), "{last}");
+}
+
+#[test]
+fn what_has_begun_is_kept_for_whoever_has_begun_it() {
+    let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
+    let source = cluster.place("small").unwrap();
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    // Somebody evicts it. Its owner makes another, which fits where it was, beside it.
+    let mut small = cluster.pods[&("ml".to_owned(), "small".to_owned())].clone();
+    small.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
+    cluster.store_pod(small);
+    end(&mut cluster, "small", "small-anew", "10Gi");
+    assert_eq!(cluster.place("big"), Some(source.clone()));
+    let moved = cluster.place("small-anew").expect("it has a place");
+    assert_ne!(moved, source);
+    assert_eq!(cluster.core.reserves.moves.counts.served, 1);
+    cluster.check();
+}
+
+#[test]
+fn the_controller_moves_what_is_marked_and_nothing_else() {
+    for (mark, moves) in [(json!({}), false), (mark("false"), false), (mark("true"), true)] {
+        let mut cluster = fragmented(Mode::Auto, ("ml", mark.clone()));
+        let source = cluster.place("small").unwrap();
+        put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        let small = cluster.pods[&("ml".to_owned(), "small".to_owned())].clone();
+        assert_eq!(small.metadata.deletion_timestamp.is_some(), moves, "{mark}");
+        assert_eq!(cluster.core.reserves.moves.counts.evictions, u64::from(moves), "{mark}");
+        if moves {
+            end(&mut cluster, "small", "small-anew", "10Gi");
+            assert_eq!(cluster.place("big"), Some(source));
+            assert!(cluster.place("small-anew").is_some());
+        }
+        cluster.check();
+    }
+}
+
+#[test]
+fn a_namespace_or_a_class_marks_its_pods() {
+    for by_class in [false, true] {
+        let mut cluster = fragmented(Mode::Auto, ("ml", json!({})));
+        let mark = json!({"tranche.dev/movable": "true"});
+        match by_class {
+            true => cluster.put_class(SHARED_CLASS, mark, json!({})),
+            false => cluster.annotate("ml", mark),
+        }
+        put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        let small = &cluster.pods[&("ml".to_owned(), "small".to_owned())];
+        assert!(small.metadata.deletion_timestamp.is_some(), "by class: {by_class}");
+    }
+}
+
+#[test]
+fn nothing_moves_that_would_have_no_place_or_that_somebody_ties_down() {
+    let affinity = json!({"spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        [{"topologyKey": "kubernetes.io/hostname"}]}}}});
+    let volume = json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+    let urgent = json!({"spec": {"priority": 10}});
+    let gang = json!({"metadata": {"labels": {"pod-group-name": "g"}, "annotations": {"tranche.dev/gang-size": "2"}}});
+    let bare = json!({"metadata": {"ownerReferences": []}});
+    let other = json!({"metadata": {"ownerReferences": [
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
+    for mut more in [affinity, volume, urgent, gang, bare, other] {
+        merge(&mut more, &mark("true"));
+        let mut cluster = fragmented(Mode::Auto, ("ml", more.clone()));
+        put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        assert_eq!(cluster.core.reserves.moves.counts.evictions, 0, "{more}");
+        cluster.check();
+    }
+    // There is no room for it elsewhere.
+    let mut full = fragmented(Mode::Auto, ("ml", mark("true")));
+    put_bound(&mut full, "more", "35Gi");
+    assert_eq!(full.place("more"), full.place("half"));
+    put(&mut full, "big", "75Gi", "rs-big", json!({}));
+    full.settle(MINUTE);
+    assert_eq!(full.core.reserves.moves.counts.evictions, 0);
+}
+
+#[test]
+fn an_owner_rests_and_an_hour_has_so_many_moves() {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    put(&mut cluster, "small-anew", "10Gi", "rs-small", mark("true"));
+    cluster.settle(SECOND);
+    cluster.drop_pod("small", true);
+    cluster.settle(5 * SECOND);
+    bind(&mut cluster, "ml", "small-anew");
+    bind(&mut cluster, "ml", "big");
+    // What keeps the next one off is the one that was moved; there would be room for it on node c.
+    cluster.put_node("c", 1);
+    put_bound(&mut cluster, "sixty", "60Gi");
+    cluster.drop_pod("half", true);
+    put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
+    cluster.settle(5 * MINUTE);
+    assert_eq!(cluster.core.reserves.moves.counts.evictions, 1, "it was moved a moment ago");
+    assert!(cluster.place("bigger").is_none());
+    cluster.settle(10 * MINUTE);
+    cluster.core.capacity.news();
+    cluster.settle(MINUTE);
+    assert_eq!(cluster.core.reserves.moves.counts.evictions, 2);
+    // None in any hour.
+    let mut none = fragmented(Mode::Auto, ("ml", mark("true")));
+    none.core.rules.consolidation.per_hour = 0;
+    put(&mut none, "big", "75Gi", "rs-big", json!({}));
+    none.settle(MINUTE);
+    assert_eq!(none.core.reserves.moves.counts.evictions, 0);
+}
+
+#[test]
+fn a_refused_eviction_is_the_end_of_it_for_a_while() {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    let begin = cluster.now;
+    while cluster.now < begin + MINUTE {
+        cluster.deliver(usize::MAX);
+        let next = cluster.round();
+        while let Some(write) = cluster.writes.front() {
+            match matches!(write, crate::controller::write::Write::Move(..)) {
+                true => cluster.fail(crate::controller::write::Failure::Refused("a budget".to_owned())),
+                false => cluster.write(false),
+            }
+        }
+        cluster.now = next.unwrap_or(begin + MINUTE).max(cluster.now + Duration::from_millis(100));
+    }
+    assert_eq!(cluster.core.reserves.moves.counts.evictions, 1);
+    let (_, troubles) = cluster.core.recorder.take();
+    assert!(
+        troubles.iter().any(|words| words.contains("pod ml/small is not moved: a budget")),
+        "{troubles:?}"
+    );
+    // Nothing is kept any more: what fits in it may have it.
+    put(&mut cluster, "sixty", "60Gi", "rs-sixty", json!({}));
+    cluster.settle(10 * SECOND);
+    assert_eq!(cluster.place("sixty"), cluster.place("small"));
+}
+
+/// The first that waits, and what is proposed for it.
+fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
+    let turn =
+        cluster.core.queue.turns(cluster.now, |_| crate::controller::gang::Placed::default()).remove(0);
+    match cluster.core.propose(&turn, Whose::Any, SEARCH_TICKS, cluster.now) {
+        Search::Found(found) => Some(found),
+        Search::Nothing => None,
+        Search::Spent => panic!("spent"),
+    }
+}
+
+#[test]
+fn shares_of_several_gpus_move_together_and_make_room_for_such() {
+    let mut cluster = cluster(Mode::Propose);
+    cluster.put_node("c", 2);
+    put_in(&mut cluster, ("ml", "pair"), ("10Gi", 2), "rs-pair", json!({}));
+    bind(&mut cluster, "ml", "pair");
+    let pair = cluster.place("pair").unwrap();
+    put_bound(&mut cluster, "x", "60Gi");
+    put_bound(&mut cluster, "y", "60Gi");
+    beside(&mut cluster, "b", |cluster| put_bound(cluster, "z", "15Gi"));
+    // A pair of GPUs is free nowhere: one node has the pair, one has two shares, one has one.
+    put_in(&mut cluster, ("ml", "big"), ("72Gi", 2), "rs-big", json!({}));
+    cluster.settle(5 * SECOND);
+    let before = cluster.core.state();
+    let epoch = cluster.core.capacity.epoch();
+    let found = proposed(&mut cluster).expect("there are moves");
+    assert_eq!(cluster.core.capacity.epoch(), epoch);
+    assert_eq!((cluster.core.state(), audit(&cluster.core.capacity.index)), (before, vec![]));
+    let names: Vec<&str> = found.moves.iter().map(|one| one.pod.name.as_str()).collect();
+    assert_eq!((names, found.then[0].1.gpus.len()), (vec!["z"], 2), "{pair:?} {found:?}");
+    let places: BTreeMap<_, _> = found.moves.iter().map(|one| (&one.pod.name, &one.to.node)).collect();
+    assert!(places.values().all(|node| **node != found.node), "{places:?}");
+}
