@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use tranche::cli::settings::{self, LogSettings};
-use tranche::cli::{self, Cli, Command, EXIT_USAGE, completion, explain, inspect, plan, simulate, top};
+use tranche::cli::{
+    self, Cli, Command, EXIT_USAGE, completion, explain, inspect, plan, rebalance, simulate, top,
+};
 use tranche::daemon::launch::{Launch, SUBCOMMAND};
 use tranche::ops::OpsError;
 use tranche::ops::logs::{self, LogControl};
@@ -69,6 +71,7 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Inspect(args) => cli::print(inspect::answer(&args)?.as_bytes())?,
         Command::Top(args) => runtime()?.block_on(top::run(args))?,
         Command::Explain(args) => return Ok(runtime()?.block_on(explain::run(*args))?.into()),
+        Command::Rebalance(args) => return Ok(runtime()?.block_on(rebalance::run(*args))?.into()),
         Command::Simulate(args) => simulate::run(&args)?,
         Command::Completion { shell } => cli::print(&completion::script(shell, called))?,
         Command::Complete { words } => cli::print(completion::answer(&words).as_bytes())?,

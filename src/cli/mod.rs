@@ -8,6 +8,7 @@
 //! * [`plan`]: what preparing a claim would do; [`manifest`]: the claim, from a file or the cluster
 //! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
 //! * [`explain`]: why a claim waits, or where it went
+//! * [`rebalance`]: which pods would have to move for it
 //! * [`simulate`]: a trace of pods, replayed against the controller's allocator
 //! * [`reading`]: files that a person names; [`output`]: answers for programs
 //! * [`table`]: tables as kubectl prints them
@@ -26,6 +27,7 @@ pub mod output;
 pub mod plan;
 pub mod reach;
 pub mod reading;
+pub mod rebalance;
 pub mod settings;
 pub mod simulate;
 pub mod state;
@@ -86,6 +88,8 @@ pub enum Command {
     Top(top::TopArgs),
     /// Explain why a claim or a pod waits for its share of a GPU, or where it was placed.
     Explain(Box<explain::ExplainArgs>),
+    /// Show which pods would have to move so that what waits for room finds some; with --apply, evict them.
+    Rebalance(Box<rebalance::RebalanceArgs>),
     /// Replay a trace of pods against the controller's allocator: how much of the GPUs is allocated?
     Simulate(Box<simulate::SimulateArgs>),
     /// Print a completion script for a shell, or the program that completes `kubectl tranche`.
@@ -125,6 +129,7 @@ impl Command {
             | Self::Inspect(_)
             | Self::Top(_)
             | Self::Explain(_)
+            | Self::Rebalance(_)
             | Self::Simulate(_)
             | Self::Completion { .. }
             | Self::Complete { .. }

@@ -417,7 +417,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| format!("{text:?} is not a valid address; write one such as 0.0.0.0:8080 or [::]:8080"))
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let parsed = duration(text).ok_or_else(|| {
         format!(
             "{text:?} is not a valid duration; write a whole number and a unit (ms, s, m, h), such as 60s"

@@ -4,7 +4,7 @@
 //! slices + claims → [`map`] ← [`used`] ← metrics of the node plugins; the map → [`draw`], or JSON
 
 mod draw;
-mod map;
+pub(super) mod map;
 #[cfg(test)]
 mod tests;
 pub mod used;
@@ -87,7 +87,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     }
     let cluster = args.reach.connect().await?;
     let live = !args.once && args.output == Output::Map && stdout().is_terminal();
-    let shape = || Look { width: width(), reverse: reverse() };
+    let shape = look_of_output;
     let mut picture = look(&cluster, &args, shape()).await.map_err(|error| told(&cluster, error))?;
     if !live {
         return Ok(print(picture.as_bytes())?);
@@ -232,6 +232,16 @@ fn listed(nodes: &[String]) -> String {
         0 => first,
         more => format!("{first} and {more} more"),
     }
+}
+
+/// As a picture may look where it is printed once.
+pub fn look_of_output() -> Look {
+    Look { width: width(), reverse: reverse() }
+}
+
+/// A map as it is shown.
+pub fn drawn(map: &Map, look: Look) -> String {
+    draw::draw(map, look)
 }
 
 /// Whether letters may be set in reverse: on a terminal, unless somebody wants it plain (no-color.org).

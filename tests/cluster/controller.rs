@@ -2,6 +2,7 @@
 
 mod asks;
 mod books;
+mod consolidation;
 mod explain;
 mod explained;
 mod fail_over;

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::DeviceClass;
 
 use super::super::reach::BINDING;
-use super::ExplainArgs;
 use super::classes::Named;
 use super::file::FileObjects;
 use crate::cluster::feed::{Change, WatchEvent};
@@ -36,12 +35,12 @@ impl Site {
     /// The API server does not answer, or does not let the caller look at the namespace.
     pub async fn read(
         cluster: &KubeCluster,
-        args: &ExplainArgs,
+        controller_namespace: &str,
         rules: Rules,
         namespace: &str,
         file: Option<&FileObjects>,
     ) -> Result<Self, CallError> {
-        let mut core = Core::new(rules, &args.controller_namespace);
+        let mut core = Core::new(rules, controller_namespace);
         let mut listing = Listing::new(namespace);
         let (mut holders, mut in_cluster, mut named) = (BTreeSet::new(), Vec::new(), Named::default());
         let denied = cluster
@@ -88,7 +87,7 @@ impl Site {
         listing.deny(denied.into_iter().filter(is_lack).collect());
         let (_, troubles) = core.recorder.take();
         remarks.extend(troubles);
-        remarks.extend(elsewhere(&holders, &args.controller_namespace));
+        remarks.extend(elsewhere(&holders, controller_namespace));
         Ok(Self { core, listing, remarks, in_cluster, quotas_denied })
     }
 }

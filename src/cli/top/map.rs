@@ -100,6 +100,11 @@ impl Map {
 }
 
 impl Node {
+    /// Marks the GPUs of claims that have shares of several.
+    pub fn close(&mut self) {
+        close(self);
+    }
+
     /// Something is known of what is used here.
     pub fn tells_use(&self) -> bool {
         let mut parts = self.devices.iter().flat_map(|row| &row.claims);
