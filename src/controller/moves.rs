@@ -30,6 +30,8 @@ const WAIT_FIRST: Duration = Duration::from_secs(10);
 const KEPT_FOR: Duration = Duration::from_secs(180);
 /// A search that is due waits so long, and not for the very next round.
 const SOON: Duration = Duration::from_millis(50);
+/// Units whose moves are under way at a time; of a namespace one.
+const UNDER_WAY_MAX: usize = 4;
 const HOUR: Duration = Duration::from_secs(3600);
 /// A pod that was told to end has so long to be seen ending.
 const HEEDED: Duration = Duration::from_secs(30);
@@ -85,6 +87,7 @@ impl Move {
 #[derive(Debug)]
 struct Lacking {
     turn: Turn,
+    namespace: String,
     /// When it was searched for, and at which epoch.
     searched: Option<(Moment, u64)>,
     found: Option<Proposed>,
@@ -94,6 +97,7 @@ struct Lacking {
 #[derive(Debug)]
 struct UnderWay {
     unit: UnitKey,
+    namespace: String,
     source: Aside,
     left: Vec<Left>,
     until: Moment,
@@ -131,6 +135,8 @@ pub struct Moves {
     /// Owners of which pods were moved, and units for which pods were moved in vain.
     owners: BTreeMap<String, Moment>,
     units: BTreeMap<UnitKey, Moment>,
+    /// Namespaces of such units, where somebody else had begun it.
+    namespaces: BTreeMap<String, Moment>,
     /// When pods were evicted within the last hour.
     evicted: VecDeque<Moment>,
     /// Something new is to be told.
@@ -155,6 +161,7 @@ impl Moves {
         self.lacking.retain(|key, _| queued(key));
         self.owners.retain(|_, until| now < *until);
         self.units.retain(|_, until| now < *until);
+        self.namespaces.retain(|_, until| now < *until);
         while self.evicted.front().is_some_and(|at| at.saturating_add(HOUR) <= now) {
             self.evicted.pop_front();
         }
@@ -165,22 +172,29 @@ impl Moves {
                 |left: &Left| matches!(left.stage, Stage::Asked(at) if at.saturating_add(HEEDED) <= now);
             let over = one.until <= now || one.left.iter().any(unheeded);
             if over && queued(&one.unit) {
-                vain.push(one.unit.clone());
+                vain.push((one.unit.clone(), one.namespace.clone(), one.own));
             }
             let all = one.left.iter().all(|left| left.stage == Stage::Arrived);
             !(over || (all && !queued(&one.unit)))
         });
         self.counts.in_vain += vain.len() as u64;
-        self.units.extend(vain.into_iter().map(|unit| (unit, now.saturating_add(rest))));
+        for (unit, namespace, own) in vain {
+            let until = now.saturating_add(rest);
+            self.units.insert(unit, until);
+            if !own {
+                self.namespaces.insert(namespace, until);
+            }
+        }
         self.under_way.len() < before
     }
 
     /// The unit waits for room, or for something else.
-    pub(super) fn lacks_room(&mut self, turn: &Turn, lacks: bool) {
+    pub(super) fn lacks_room(&mut self, turn: &Turn, namespace: &str, lacks: bool) {
         match (lacks, self.lacking.get_mut(&turn.key)) {
             (true, Some(known)) => known.turn = turn.clone(),
             (true, None) => {
-                let lacking = Lacking { turn: turn.clone(), searched: None, found: None };
+                let namespace = namespace.to_owned();
+                let lacking = Lacking { turn: turn.clone(), namespace, searched: None, found: None };
                 self.lacking.insert(turn.key.clone(), lacking);
             }
             (false, _) => drop(self.lacking.remove(&turn.key)),
@@ -253,11 +267,12 @@ impl Moves {
 
     /// The controller begins what was found for the unit: the pods are evicted one after another.
     pub(super) fn begin(&mut self, unit: &UnitKey, rest: Duration, now: Moment) {
-        let Some(found) = self.lacking.get_mut(unit).and_then(|one| one.found.take()) else { return };
+        let Some(one) = self.lacking.get_mut(unit) else { return };
+        let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { return };
         for one in &found.moves {
             self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
-        self.under_way.push(under_way(unit, found, true, now));
+        self.under_way.push(under_way((unit, namespace), found, true, now));
     }
 
     /// Pods that end, of a proposal: whoever has ended them, it has begun. True if something is kept from now on.
@@ -265,11 +280,18 @@ impl Moves {
         let begun = |one: &Lacking| {
             one.found.as_ref().is_some_and(|found| found.moves.iter().any(|one| ends(&one.pod.uid)))
         };
-        let begun: Vec<UnitKey> =
-            self.lacking.iter().filter(|(_, one)| begun(one)).map(|(unit, _)| unit.clone()).collect();
+        let begun = self.lacking.iter().filter(|(_, one)| begun(one));
+        let begun: Vec<UnitKey> = begun.map(|(unit, _)| unit.clone()).collect();
+        let before = self.under_way.len();
         for unit in &begun {
-            if let Some(found) = self.lacking.get_mut(unit).and_then(|one| one.found.take()) {
-                self.under_way.push(under_way(unit, found, false, now));
+            let Some(one) = self.lacking.get_mut(unit) else { continue };
+            let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { continue };
+            // Who ends pods of its own may not keep places for ever with that.
+            let is_busy = self.under_way.len() >= UNDER_WAY_MAX
+                || self.under_way.iter().any(|one| one.namespace == namespace)
+                || self.namespaces.contains_key(&namespace);
+            if !is_busy {
+                self.under_way.push(under_way((unit, namespace), found, false, now));
             }
         }
         for one in &mut self.under_way {
@@ -280,7 +302,7 @@ impl Moves {
                 }
             }
         }
-        !begun.is_empty()
+        self.under_way.len() > before
     }
 
     /// The pod that is to be evicted next, if one is.
@@ -378,7 +400,7 @@ impl Moves {
     }
 }
 
-fn under_way(unit: &UnitKey, found: Proposed, own: bool, now: Moment) -> UnderWay {
+fn under_way((unit, namespace): (&UnitKey, String), found: Proposed, own: bool, now: Moment) -> UnderWay {
     let source = found.source();
     let left = found.moves.into_iter().map(|one| Left {
         target: one.target(),
@@ -386,5 +408,6 @@ fn under_way(unit: &UnitKey, found: Proposed, own: bool, now: Moment) -> UnderWa
         owner: one.owner,
         stage: Stage::Stays,
     });
-    UnderWay { unit: unit.clone(), source, left: left.collect(), until: now.saturating_add(KEPT_FOR), own }
+    let (left, until) = (left.collect(), now.saturating_add(KEPT_FOR));
+    UnderWay { unit: unit.clone(), namespace, source, left, until, own }
 }

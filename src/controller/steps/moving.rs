@@ -83,8 +83,8 @@ impl Core {
     /// A unit was refused: it may lack room that moves would make. What was found is told.
     pub(in crate::controller) fn suggest(&mut self, turn: &Turn, refused: &mut Refused) {
         let lacks = self.rules.consolidation.mode != Mode::Off && is_for_room(refused.reason);
-        self.reserves.moves.lacks_room(turn, lacks);
         let Some(namespace) = self.namespace(turn).map(str::to_owned) else { return };
+        self.reserves.moves.lacks_room(turn, &namespace, lacks);
         if let Some(found) = self.reserves.moves.of(&turn.key).filter(|_| lacks) {
             let words = suggestion(found, Some(&namespace));
             refused.words = format!("{}; {words}", refused.words);
@@ -136,8 +136,9 @@ impl Core {
             Mode::Auto => self.propose(turn, Whose::Marked, ticks, now),
             Mode::Propose | Mode::Off => Search::Nothing,
         };
-        if found == Search::Nothing {
-            found = self.propose(turn, Whose::Any, ticks, now);
+        let left = ticks.saturating_sub(self.capacity.index.spent().0);
+        if found == Search::Nothing && left > 0 {
+            found = self.propose(turn, Whose::Any, left, now);
         }
         let (spent, _) = self.capacity.index.spent();
         self.purse.pay(&namespace, spent);

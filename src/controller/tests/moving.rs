@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, merge, object};
+use super::explain::listed;
 use crate::allocate::audit;
 use crate::allocate::moves::SEARCH_TICKS;
 use crate::cluster::events::Subject;
 use crate::controller::config::{Consolidation, Mode, Rules};
+use crate::controller::explain::rebalance::{Help, rebalance};
+use crate::controller::explain::{Answer, Subject as Asked, explain};
 use crate::controller::moves::Proposed;
 use crate::controller::queue::Patience;
 use crate::controller::steps::moving::{Search, Whose};
@@ -295,6 +299,55 @@ fn a_refused_eviction_is_the_end_of_it_for_a_while() {
     put(&mut cluster, "sixty", "60Gi", "rs-sixty", json!({}));
     cluster.settle(10 * SECOND);
     assert_eq!(cluster.place("sixty"), cluster.place("small"));
+}
+
+#[test]
+fn people_are_told_the_same_and_nothing_is_changed_by_it() {
+    let mut cluster = fragmented(Mode::Propose, ("secret", json!({})));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    put(&mut cluster, "huge", "79Gi", "rs-huge", json!({}));
+    cluster.settle(SECOND);
+    let (mut core, listing) = listed(&mut cluster);
+    let claim = Asked::Claim(core.view.claim_named("ml", "big").unwrap().key);
+    let told = explain(&mut core, &listing, &[claim], Timestamp::UNIX_EPOCH).remove(0);
+    let Answer::Waits { moves: Some(moves), .. } = told.answer else { panic!("{told:?}") };
+    assert_eq!(moves, "evict secret/small (10240 MiB of gpu-1); it fits a/gpu-1; then this fits b/gpu-1");
+    let (mut core, listing) = listed(&mut cluster);
+    let waits = rebalance(&mut core, &listing, None);
+    let helps: Vec<&Help> = waits.iter().map(|one| &one.help).collect();
+    assert!(matches!(helps[..], [Help::Moves(_), Help::None(_)]), "{helps:?}");
+    assert_eq!((&waits[0].pods[0].name[..], &waits[0].claims[0]), ("big", &vec!["big".to_owned()]));
+    assert_eq!(audit(&core.capacity.index), vec![], "as if it had been done");
+    let (mut core, listing) = listed(&mut cluster);
+    assert_eq!(rebalance(&mut core, &listing, Some("other")), vec![]);
+}
+
+#[test]
+fn a_namespace_cannot_keep_places_again_and_again_by_ending_pods_of_its_own() {
+    // Two have to leave; one of them does.
+    let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
+    let mut half = cluster.pods[&("ml".to_owned(), "half".to_owned())].clone();
+    half.metadata.annotations = Some([("tranche.dev/movable".to_owned(), "false".to_owned())].into());
+    cluster.store_pod(half);
+    beside(&mut cluster, "a", |cluster| put_bound(cluster, "second", "6Gi"));
+    assert_eq!(cluster.place("second"), cluster.place("small"));
+    put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    cluster.drop_pod("small", true);
+    cluster.settle(SECOND);
+    put(&mut cluster, "late", "60Gi", "rs-late", json!({}));
+    cluster.settle(MINUTE);
+    assert!(cluster.place("late").is_none() && cluster.place("big").is_none(), "it is kept");
+    cluster.settle(3 * MINUTE);
+    assert!(cluster.place("late").is_some(), "for three minutes");
+    let before = cluster.core.reserves.moves.counts.in_vain;
+    assert_eq!(before, 1);
+    bind(&mut cluster, "ml", "late");
+    cluster.drop_pod("late", true);
+    cluster.settle(MINUTE);
+    cluster.drop_pod("second", true);
+    cluster.settle(SECOND);
+    assert!(cluster.place("big").is_some(), "there is room at last");
 }
 
 /// The first that waits, and what is proposed for it.
