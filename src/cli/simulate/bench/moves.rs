@@ -8,13 +8,15 @@ use serde_json::json;
 use super::super::report::micros_at;
 use super::{GPUS, cluster};
 use crate::allocate::moves::{Found, Mover, OfIndex, SEARCH_TICKS, Waiting, search};
-use crate::allocate::{Index, Part, PlacementKey, PodAsk, Policy, Shape, Want, decide};
+use crate::allocate::{
+    GpuGrant, GpuView, Index, NodeView, Part, Placement, PlacementKey, PodAsk, Policy, Shape, Want,
+};
 use crate::cli::table;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
 
 const NODES: u32 = 1_000;
-/// Pods before which the cluster is as it is searched.
+/// MiB of the pods that are there.
 const SIZES: [u64; 6] = [4_000, 9_000, 14_000, 20_000, 30_000, 38_000];
 const SEARCHES: usize = 20;
 
@@ -26,13 +28,13 @@ pub struct MoveFigures {
     most: f64,
 }
 
-/// What waits, and how full the cluster is: of the GPUs so many percent of the memory.
-const CASES: [(&str, Waits, u32); 5] = [
-    ("one whole GPU, 60 % in use", Waits::Whole(1), 60),
-    ("one whole GPU, 97 % in use", Waits::Whole(1), 97),
-    ("4 whole GPUs, 60 % in use", Waits::Whole(4), 60),
-    ("8 whole GPUs, 60 % in use", Waits::Whole(8), 60),
-    ("a share of 70000 MiB, 60 % in use", Waits::Mib(70_000), 60),
+/// What waits, and how full the GPUs are: so many percent of the memory at most, half as many at least.
+const CASES: [(&str, Waits, u64); 5] = [
+    ("one whole GPU, 30 to 60 % in use", Waits::Whole(1), 60),
+    ("one whole GPU, 48 to 97 % in use", Waits::Whole(1), 97),
+    ("4 whole GPUs, 30 to 60 % in use", Waits::Whole(4), 60),
+    ("8 whole GPUs, 30 to 60 % in use", Waits::Whole(8), 60),
+    ("a share of 70000 MiB, 30 to 60 % in use", Waits::Mib(70_000), 60),
 ];
 
 #[derive(Clone, Copy)]
@@ -58,35 +60,37 @@ pub fn measure() -> Vec<MoveFigures> {
     CASES.iter().map(|(what, shape, full)| one(what, &shape.shape(), *full)).collect()
 }
 
-/// Every GPU has a pod, then more come until so much is in use.
-fn filled(percent: u32) -> (Index, Vec<Mover>, Vec<(PlacementKey, PodAsk)>) {
+/// Every GPU has a pod, and more until so much of it is in use.
+fn filled(percent: u64) -> (Index, Vec<Mover>, Vec<(PlacementKey, PodAsk)>) {
     let mut index = cluster(NODES);
     let mut random = fastrand::Rng::with_seed(1);
     let (mut movers, mut pods) = (Vec::new(), Vec::new());
-    let all: u64 = index.nodes().flat_map(|node| node.gpus()).map(|gpu| gpu.memory().0.mib_floor()).sum();
-    let mut used = 0;
-    let mut misses = 0;
-    while (used * 100 < all * u64::from(percent) || pods.len() < (NODES * GPUS) as usize) && misses < 200 {
-        let size = SIZES[random.usize(..SIZES.len())];
-        let shape = Shape { cpu_milli: 500, memory: Bytes::from_mib(1024), ..Shape::one(part(size)) };
-        let ask: PodAsk = shape.into();
-        let policy = if random.u32(..4) == 0 { Policy::Pack } else { Policy::Spread };
-        let found = decide(&mut index, std::slice::from_ref(&ask), policy);
-        let Some(place) = found.ok().and_then(|mut decision| decision.placements.pop()) else {
-            misses += 1;
-            continue;
-        };
-        let key = PlacementKey::Pod(PodUid::new(pods.len().to_string()));
-        if index.apply(key.clone(), &place).is_ok() {
+    let gpu = |node: &NodeView<'_>, gpu: &GpuView<'_>| {
+        (node.name().clone(), gpu.device().clone(), gpu.memory().0.mib_floor())
+    };
+    let gpus: Vec<_> =
+        index.nodes().flat_map(|node| node.gpus().map(|one| gpu(&node, &one)).collect::<Vec<_>>()).collect();
+    for (node, device, all) in gpus {
+        let (mut used, most) = (0, all * random.u64(percent / 2..=percent) / 100);
+        while used == 0 || used < most {
+            let size = SIZES[random.usize(..SIZES.len())].min(all - used);
             used += size;
-            movers.push(Mover { has: place, several: false });
-            pods.push((key, ask));
+            let memory = Bytes::from_mib(size);
+            let shape = Shape { cpu_milli: 500, memory: Bytes::from_mib(1024), ..Shape::one(part(size)) };
+            let grant = GpuGrant { want: 0, device: device.clone(), memory, compute: None, slots: 1 };
+            let (cpu_milli, memory, pods_of) = (shape.cpu_milli, shape.memory, 1);
+            let has = Placement { node: node.clone(), gpus: vec![grant], cpu_milli, memory, pods: pods_of };
+            let key = PlacementKey::Pod(PodUid::new(pods.len().to_string()));
+            if index.apply(key.clone(), &has).is_ok() {
+                movers.push(Mover { has, several: false });
+                pods.push((key, shape.into()));
+            }
         }
     }
     (index, movers, pods)
 }
 
-fn one(what: &'static str, shape: &Shape, percent: u32) -> MoveFigures {
+fn one(what: &'static str, shape: &Shape, percent: u64) -> MoveFigures {
     let (mut index, movers, pods) = filled(percent);
     let (mut took, mut moves) = (Vec::with_capacity(SEARCHES), None);
     for nth in 0..SEARCHES {
