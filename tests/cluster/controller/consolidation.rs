@@ -153,8 +153,6 @@ async fn the_controller_moves_a_pod_that_is_marked_by_itself() {
     settings::set(&cluster, "TRANCHE_CONSOLIDATION", "auto", "propose").await;
     let small = fragmented(&cluster, json!({"tranche.dev/movable": "true"})).await;
     is_moved(&cluster, &small).await;
-    let metrics = super::metrics(&cluster).await;
-    let evictions = crate::test_cluster::sum(&metrics, "tranche_controller_move_evictions_total");
-    assert!(evictions >= 1.0, "{evictions}");
+    super::wait_metric(&cluster, "tranche_controller_move_evictions_total", 1.0).await;
     hollow::end(cluster).await;
 }
