@@ -81,6 +81,12 @@ async fn is_moved(cluster: &TestCluster, small: &str) {
     assert_eq!(node, "hollow-0", "{anew}");
 }
 
+/// Nobody makes pods anew any more.
+async fn end(cluster: TestCluster) {
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "replicasets", "--all"]);
+    hollow::end(cluster).await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_waits_is_told_which_move_makes_room_and_a_person_makes_it() {
@@ -118,7 +124,7 @@ async fn what_waits_is_told_which_move_makes_room_and_a_person_makes_it() {
     assert!(said.contains(&format!("{namespace}/large has its place on node hollow-1")), "{said}");
     is_moved(&cluster, &small).await;
     assert_eq!(rebalance(&cluster, &[]).2, Some(0), "nothing is left to be moved");
-    hollow::end(cluster).await;
+    end(cluster).await;
 }
 
 /// The controller's ClusterRole as the chart has it with `controller.consolidation: auto`.
@@ -154,5 +160,5 @@ async fn the_controller_moves_a_pod_that_is_marked_by_itself() {
     let small = fragmented(&cluster, json!({"tranche.dev/movable": "true"})).await;
     is_moved(&cluster, &small).await;
     super::wait_metric(&cluster, "tranche_controller_move_evictions_total", 1.0).await;
-    hollow::end(cluster).await;
+    end(cluster).await;
 }
