@@ -12,6 +12,7 @@ use crate::controller::view::movable::{Owner, OwnerKind};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
+use crate::model::share::Extent;
 
 #[derive(Parser)]
 struct Line {
@@ -29,7 +30,8 @@ fn pod(name: &str) -> PodRef {
 
 fn place(node: &str, device: &str, mib: u64) -> Placement {
     let memory = Bytes::from_mib(mib);
-    let grant = GpuGrant { want: 0, device: device.into(), memory, compute: None, slots: 1 };
+    let grant =
+        GpuGrant { want: 0, device: device.into(), memory, compute: None, slots: 1, extent: Extent::Part };
     Placement { node: node.into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0), pods: 1 }
 }
 

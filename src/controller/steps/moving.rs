@@ -23,6 +23,7 @@ use crate::controller::write::{Round, Write};
 use crate::controller::{Moment, ask};
 use crate::model::claim::ClaimKey;
 use crate::model::names::PodUid;
+use crate::model::share::Extent;
 use ground::{Ground, Who};
 
 /// Whose pods are looked at.
@@ -268,8 +269,12 @@ impl Core {
                 if gpu.node != *node {
                     return None;
                 }
-                of_claim.insert(&gpu.device, ());
-                gpus.push(as_grant(granted));
+                let grant = as_grant(granted);
+                // Whole GPUs have no MPS daemon in common.
+                if grant.extent == Extent::Part {
+                    of_claim.insert(&gpu.device, ());
+                }
+                gpus.push(grant);
             }
             several |= of_claim.len() > 1;
         }

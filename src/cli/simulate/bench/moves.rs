@@ -14,6 +14,7 @@ use crate::allocate::{
 use crate::cli::table;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
+use crate::model::share::Extent;
 
 const NODES: u32 = 1_000;
 /// MiB of the pods that are there.
@@ -77,7 +78,14 @@ fn filled(percent: u64) -> (Index, Vec<Mover>, Vec<(PlacementKey, PodAsk)>) {
             used += size;
             let memory = Bytes::from_mib(size);
             let shape = Shape { cpu_milli: 500, memory: Bytes::from_mib(1024), ..Shape::one(part(size)) };
-            let grant = GpuGrant { want: 0, device: device.clone(), memory, compute: None, slots: 1 };
+            let grant = GpuGrant {
+                want: 0,
+                device: device.clone(),
+                memory,
+                compute: None,
+                slots: 1,
+                extent: Extent::Part,
+            };
             let (cpu_milli, memory, pods_of) = (shape.cpu_milli, shape.memory, 1);
             let has = Placement { node: node.clone(), gpus: vec![grant], cpu_milli, memory, pods: pods_of };
             let key = PlacementKey::Pod(PodUid::new(pods.len().to_string()));
