@@ -50,12 +50,15 @@ fn run(name: &'static str, about: usize, work: impl FnOnce(&Node) -> Answer) -> 
         Err(Code(number)) => return number,
     };
     // A panic must not cross into C.
-    let number =
-        match catch_unwind(AssertUnwindSafe(|| prepare(&node, name, about).and_then(|()| work(&node)))) {
-            Ok(Ok(())) => 0,
-            Ok(Err(Code(number))) => number,
-            Err(_) => Code::UNKNOWN.0,
-        };
+    let number = match catch_unwind(AssertUnwindSafe(|| {
+        prepare(&node, name, about)?;
+        work(&node)?;
+        faults(&node, name, about, true)
+    })) {
+        Ok(Ok(())) => 0,
+        Ok(Err(Code(number))) => number,
+        Err(_) => Code::UNKNOWN.0,
+    };
     if node.control.log_calls {
         log(&node, name, about, number, started.elapsed());
     }
@@ -67,13 +70,19 @@ fn prepare(node: &Node, name: &'static str, about: usize) -> Answer {
     if since(name) > node.driver_major || node.control.missing.iter().any(|m| m == name) {
         return Err(Code::FUNCTION_NOT_FOUND);
     }
+    faults(node, name, about, false)
+}
+
+/// The faults that are met before the work, or those that are met once it is done.
+fn faults(node: &Node, name: &'static str, about: usize, done: bool) -> Answer {
     if node.control.faults.is_empty() {
         return Ok(());
     }
     let board = Handle::decode(about).and_then(Handle::board);
     for key in [name, "*"] {
         for (at, fault) in node.control.faults.get(key).map_or(&[][..], |f| f.as_slice()).iter().enumerate() {
-            if fault.gpu.is_some_and(|wanted| Some(wanted) != board) || !due(node, key, at, fault) {
+            let elsewhere = fault.gpu.is_some_and(|wanted| Some(wanted) != board);
+            if fault.done != done || elsewhere || !due(node, key, at, fault) {
                 continue;
             }
             if fault.delay_ms > 0 {

@@ -15,7 +15,7 @@ pub const MAX_GPUS: usize = 16;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Control {
-    /// A board's word: t4, a100-80gb, h100, h200, b200, l40s.
+    /// A board's word: t4, a30, a100-40gb, a100-80gb, h100, h200, b200, rtx-pro-6000, l40s.
     pub profile: String,
     #[serde(default = "one")]
     pub count: usize,
@@ -182,7 +182,7 @@ pub enum ProcessKind {
     Server,
 }
 
-/// What a call does instead of, or before, its work.
+/// What a call does instead of, before, or after its work.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
@@ -199,6 +199,9 @@ pub struct Fault {
     /// How many calls go well first, over all processes.
     #[serde(default, skip_serializing_if = "is_zero64")]
     pub after: u64,
+    /// The work is done first, if it can be: what follows is late, or told wrongly.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub done: bool,
     /// Changed to count anew for an otherwise equal fault.
     #[serde(default, skip_serializing_if = "is_zero64")]
     pub id: u64,

@@ -1,16 +1,15 @@
 //! MIG as a small model: which instances sit on which slices of one board.
 //!
-//! Memory slices are 0 to 7, compute slices are counted to 7. A GPU instance
-//! takes a run of memory slices (its placement); a compute instance takes a run
-//! of the compute slices of its GPU instance.
+//! A board has memory slices, which are numbered, and compute slices and media
+//! engines, which are counted. A GPU instance takes a run of memory slices (its
+//! placement); a compute instance takes a run of the compute slices of its GPU
+//! instance. Media engines are those of the profile that takes the whole board.
 
 use serde::{Deserialize, Serialize};
 
 use crate::board::{Board, InstanceIds, MigProfile};
 use crate::code::{Answer, Code};
 use crate::control::MigControl;
-
-const COMPUTE_SLICES: u32 = 7;
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Mig {
@@ -61,11 +60,17 @@ fn by_name<'b>(board: &'b Board, name: &str) -> Option<&'b MigProfile> {
 
 /// The number a board gives to an instance at a place.
 fn instance_id(board: &Board, start: u32, size: u32) -> u32 {
+    let all = board.slices.memory;
     let at = match board.instance_ids {
-        InstanceIds::TreeSwapped if size < 8 => start ^ 4,
+        InstanceIds::TreeSwapped if size < all => start ^ (all / 2),
         _ => start,
     };
-    8 / size.max(1) - 1 + at / size.max(1)
+    (all / size.max(1)).saturating_sub(1) + at / size.max(1)
+}
+
+/// Media engines of a board: those of the profile that takes all of it.
+fn all_engines(board: &Board) -> [u32; 4] {
+    board.mig.iter().find(|p| p.size == board.slices.memory).map_or([0; 4], MigProfile::engines)
 }
 
 /// Compute profiles of a GPU instance profile.
@@ -150,18 +155,23 @@ impl Mig {
 
     /// Starts where one more instance of the profile fits now.
     fn free_starts(&self, board: &Board, profile: &MigProfile) -> Vec<u32> {
-        let mut taken = [false; 8];
-        let mut slices = 0;
+        let mut taken = vec![false; board.slices.memory as usize];
+        let mut slices = profile.slices;
+        let mut engines = profile.engines();
         let mut same = 0;
         for instance in &self.instances {
             let Some(p) = by_id(board, instance.profile) else { continue };
             slices += p.slices;
             same += u32::from(p.id == profile.id);
+            for (sum, one) in engines.iter_mut().zip(p.engines()) {
+                *sum += one;
+            }
             for slot in taken.iter_mut().skip(instance.start as usize).take(p.size as usize) {
                 *slot = true;
             }
         }
-        if slices + profile.slices > COMPUTE_SLICES || same >= profile.instances {
+        let engines_fit = engines.iter().zip(all_engines(board)).all(|(sum, all)| *sum <= all);
+        if slices > board.slices.compute || same >= profile.instances || !engines_fit {
             return Vec::new();
         }
         let mut free: Vec<u32> = profile
@@ -202,6 +212,29 @@ impl Mig {
         self.instances.push(Instance { id, profile: profile.id, start, compute: Vec::new() });
         self.instances.sort_by_key(|i| i.id);
         Ok(id)
+    }
+
+    /// Sets the mode that is wanted. It is in force at once where the board and those who use it allow; else the
+    /// answer says what it waits for, as `nvmlDeviceSetMigMode` tells it by its activation status.
+    pub fn set_mode(&mut self, board: &Board, wanted: bool, busy: bool) -> Answer {
+        self.pending = wanted;
+        if self.enabled == wanted {
+            return Ok(());
+        }
+        if busy || !self.instances.is_empty() {
+            return Err(Code::IN_USE);
+        }
+        if board.mig_wants_reset {
+            return Err(Code::RESET_REQUIRED);
+        }
+        self.enabled = wanted;
+        Ok(())
+    }
+
+    /// A reset of the board: instances are gone, and the mode is the one that was pending.
+    pub fn reset(&mut self) {
+        self.instances.clear();
+        self.enabled = self.pending;
     }
 
     /// Ends a GPU instance; not while it has compute instances.
@@ -324,6 +357,33 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn media_engines_bound_what_slices_would_allow() {
+        let board = board::find("rtx-pro-6000").expect("a board");
+        let (mig, words) = fill("rtx-pro-6000", &["1g.24gb+me.all"]);
+        assert!(words.is_empty(), "{words:?}");
+        let left = |name| mig.remaining(board, by_name(board, name).expect("a profile"));
+        assert_eq!((left("1g.24gb"), left("1g.24gb-me"), left("2g.48gb-me")), (0, 3, 1));
+    }
+
+    #[test]
+    fn ampere_waits_for_a_reset_and_hopper_does_not() {
+        let (mut mig, _) = fill("h100", &["1g.10gb"]);
+        let hopper = board::find("h100").expect("a board");
+        assert_eq!(mig.set_mode(hopper, false, false), Err(Code::IN_USE), "an instance");
+        let mut off = Mig::default();
+        assert_eq!(off.set_mode(hopper, true, true), Err(Code::IN_USE), "a process");
+        assert_eq!(off.set_mode(hopper, true, false), Ok(()));
+        assert!(off.enabled);
+        let mut ampere = Mig::default();
+        let board = board::find("a30").expect("a board");
+        assert_eq!(ampere.set_mode(board, true, false), Err(Code::RESET_REQUIRED));
+        assert!(!ampere.enabled && ampere.pending);
+        assert_eq!(ampere.create(board, 14, None).err(), None, "the mode is the caller's to check");
+        ampere.reset();
+        assert!(ampere.enabled && ampere.instances.is_empty());
     }
 
     #[test]

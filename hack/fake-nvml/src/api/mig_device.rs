@@ -47,7 +47,7 @@ nvml! {
         put(pending, c_uint::from(gpu.mig.pending))
     }
 
-    /// With instances or processes about, the mode only becomes pending.
+    /// With instances or processes about, or on a board that wants a reset, the mode only becomes pending.
     fn nvmlDeviceSetMigMode(device: nvmlDevice_t, mode: c_uint, activation: *mut nvmlReturn_t) |node| {
         let gpu = node.gpu(device)?;
         if !gpu.board.mig_capable() {
@@ -59,15 +59,7 @@ nvml! {
         node.need_root()?;
         let busy = gpu.processes().next().is_some();
         let status = node.change_mig(gpu, |mig| {
-            mig.pending = mode == 1;
-            if mig.enabled == mig.pending {
-                return Ok(0);
-            }
-            if busy || !mig.instances.is_empty() {
-                return Ok(Code::IN_USE.0);
-            }
-            mig.enabled = mig.pending;
-            Ok(0)
+            Ok(mig.set_mode(gpu.board, mode == 1, busy).map_or_else(|Code(why)| why, |()| 0))
         })?;
         put(activation, status)
     }

@@ -1,6 +1,6 @@
 //! B200 180 GB, SXM (Blackwell).
 
-use super::{BRAND_NVIDIA, Board, HALF, InstanceIds, MigProfile, ONE, ONE_DOUBLE, TWO, WHOLE, mig};
+use super::{BRAND_NVIDIA, Board, EIGHTHS, HALF, InstanceIds, MigProfile, ONE, ONE_DOUBLE, TWO, WHOLE, mig};
 
 /// Columns: kind, id, name, slices, instances, SMs, [CE, DEC, ENC, JPEG, OFA], MiB, starts, size.
 /// The first four rows were seen in the vendor's listing. Multiprocessors, decoders
@@ -42,5 +42,7 @@ pub(super) static B200: Board = Board {
     remaps_rows: true,
     hmm: true,
     mig: MIG,
+    slices: EIGHTHS,
+    mig_wants_reset: false,
     instance_ids: InstanceIds::Tree,
 };

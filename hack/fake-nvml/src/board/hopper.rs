@@ -1,6 +1,6 @@
 //! H100 80 GB HBM3 and H200, SXM5 (Hopper).
 
-use super::{BRAND_NVIDIA, Board, HALF, InstanceIds, MigProfile, ONE, ONE_DOUBLE, TWO, WHOLE, mig};
+use super::{BRAND_NVIDIA, Board, EIGHTHS, HALF, InstanceIds, MigProfile, ONE, ONE_DOUBLE, TWO, WHOLE, mig};
 
 /// Columns: kind, id, name, slices, instances, SMs, [CE, DEC, ENC, JPEG, OFA], MiB, starts, size.
 static H100_MIG: &[MigProfile] = &[
@@ -40,6 +40,8 @@ pub(super) static H100: Board = Board {
     remaps_rows: true,
     hmm: true,
     mig: H100_MIG,
+    slices: EIGHTHS,
+    mig_wants_reset: false,
     instance_ids: InstanceIds::Tree,
 };
 
@@ -81,5 +83,7 @@ pub(super) static H200: Board = Board {
     remaps_rows: true,
     hmm: true,
     mig: H200_MIG,
+    slices: EIGHTHS,
+    mig_wants_reset: false,
     instance_ids: InstanceIds::Tree,
 };

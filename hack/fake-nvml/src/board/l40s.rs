@@ -1,6 +1,6 @@
 //! L40S (Ada): no MIG, no NVLink.
 
-use super::{BRAND_NVIDIA, Board, InstanceIds};
+use super::{BRAND_NVIDIA, Board, EIGHTHS, InstanceIds};
 
 pub(super) static L40S: Board = Board {
     key: "l40s",
@@ -29,5 +29,7 @@ pub(super) static L40S: Board = Board {
     remaps_rows: true,
     hmm: true,
     mig: &[],
+    slices: EIGHTHS,
+    mig_wants_reset: false,
     instance_ids: InstanceIds::Tree,
 };

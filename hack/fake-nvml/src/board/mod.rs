@@ -4,9 +4,11 @@
 //! Where a figure could not be found in public it says `uncertain`.
 
 mod a100;
+mod a30;
 mod b200;
 mod hopper;
 mod l40s;
+mod rtx;
 mod t4;
 
 /// One MIG profile of a board, as `nvmlDeviceGetGpuInstanceProfileInfo` tells it.
@@ -32,6 +34,13 @@ pub struct MigProfile {
     pub starts: &'static [u32],
     /// Memory slices that it takes.
     pub size: u32,
+}
+
+impl MigProfile {
+    /// Decoders, encoders, JPEG and optical-flow engines: a board has no more than its largest profile.
+    pub fn engines(&self) -> [u32; 4] {
+        [self.decoders, self.encoders, self.jpeg, self.ofa]
+    }
 }
 
 /// How a board names GPU instances after the memory slices they sit on.
@@ -75,8 +84,21 @@ pub struct Board {
     /// Driver-side unified addressing that the open kernel modules offer.
     pub hmm: bool,
     pub mig: &'static [MigProfile],
+    pub slices: MigSlices,
+    /// A change of the MIG mode waits for a reset of the board (Ampere).
+    pub mig_wants_reset: bool,
     pub instance_ids: InstanceIds,
 }
+
+/// What MIG cuts a board into.
+#[derive(Clone, Copy, Debug)]
+pub struct MigSlices {
+    /// Placements count these.
+    pub memory: u32,
+    pub compute: u32,
+}
+
+const EIGHTHS: MigSlices = MigSlices { memory: 8, compute: 7 };
 
 impl Board {
     pub fn mig_capable(&self) -> bool {
@@ -85,15 +107,26 @@ impl Board {
 }
 
 /// All boards.
-pub static BOARDS: &[&Board] =
-    &[&t4::T4, &a100::A100_80GB, &hopper::H100, &hopper::H200, &b200::B200, &l40s::L40S];
+pub static BOARDS: &[&Board] = &[
+    &t4::T4,
+    &a30::A30,
+    &a100::A100_40GB,
+    &a100::A100_80GB,
+    &hopper::H100,
+    &hopper::H200,
+    &b200::B200,
+    &rtx::RTX_PRO_6000,
+    &l40s::L40S,
+];
 
 /// The board behind a profile word.
 pub fn find(key: &str) -> Option<&'static Board> {
-    BOARDS
-        .iter()
-        .copied()
-        .find(|b| b.key.eq_ignore_ascii_case(key) || (key == "a100-80" && b.key == "a100-80gb"))
+    let key = match key {
+        "a100-80" => "a100-80gb",
+        "a100-40" => "a100-40gb",
+        other => other,
+    };
+    BOARDS.iter().copied().find(|b| b.key.eq_ignore_ascii_case(key))
 }
 
 /// The numbers of a MIG profile in the order of the columns of the vendor's listing.

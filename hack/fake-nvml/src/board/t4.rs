@@ -1,6 +1,6 @@
 //! Tesla T4 (Turing): no MIG, page retirement, no NVLink.
 
-use super::{BRAND_NVIDIA, Board, InstanceIds};
+use super::{BRAND_NVIDIA, Board, EIGHTHS, InstanceIds};
 
 pub(super) static T4: Board = Board {
     key: "t4",
@@ -29,5 +29,7 @@ pub(super) static T4: Board = Board {
     remaps_rows: false,
     hmm: true, // uncertain: open kernel modules from Turing on
     mig: &[],
+    slices: EIGHTHS,
+    mig_wants_reset: false,
     instance_ids: InstanceIds::Tree,
 };

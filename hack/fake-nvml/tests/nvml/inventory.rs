@@ -10,10 +10,13 @@ use crate::rig::{Rig, load};
 fn every_profile_tells_who_it_is() {
     for (profile, name, total_mib, compute) in [
         ("t4", "Tesla T4", 15360, (7, 5)),
+        ("a30", "NVIDIA A30", 24576, (8, 0)),
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, (8, 0)),
         ("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, (8, 0)),
         ("h100", "NVIDIA H100 80GB HBM3", 81559, (9, 0)),
         ("h200", "NVIDIA H200", 143_771, (9, 0)),
         ("b200", "NVIDIA B200", 183_359, (10, 0)),
+        ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0)),
         ("l40s", "NVIDIA L40S", 46068, (8, 9)),
     ] {
         let rig = Rig::new(&format!(r#"{{"profile":"{profile}","count":16,"host_seed":"one"}}"#));

@@ -173,12 +173,67 @@ fn changes_need_root_and_the_operator_has_the_last_word() {
     let gpu = nvml.device_by_index(0).expect("gpu");
     assert!(matches!(gpu.set_mig_mode_of(&rig, 1), Err(4)));
     rig.control(r#"{"profile":"a100-80gb","privileged":true}"#);
-    assert_eq!(gpu.set_mig_mode_of(&rig, 1), Ok(0));
+    assert_eq!(gpu.set_mig_mode_of(&rig, 1), Ok(16), "pending a reset");
+    let mode = gpu.mig_mode().expect("mode");
+    assert_eq!((mode.current, mode.pending), (0, 1));
+    rig.cli(&["reset", "0"]);
     assert_eq!(gpu.mig_mode().expect("mode").current, 1);
     rig.cli(&["set-mig", "0", "off"]);
     assert_eq!(gpu.mig_mode().expect("mode").current, 0);
     rig.cli(&["set-mig", "0", "2g.20gb,2g.20gb,2g.20gb,1g.10gb"]);
     assert_eq!((0..7).filter(|i| gpu.mig_device_by_index(*i).is_ok()).count(), 4);
+}
+
+/// The two ways in which a creation may go wrong although there is an instance: told wrongly, or late.
+#[test]
+fn an_instance_may_be_there_although_its_creation_failed() {
+    let rig = Rig::new(r#"{"profile":"h100","privileged":true,"gpus":{"0":{"mig":{}}}}"#);
+    let nvml = rig.nvml();
+    let gpu = nvml.device_by_index(0).expect("gpu");
+    let sys = rig.sys();
+    let call = "nvmlDeviceCreateGpuInstanceWithPlacement";
+    rig.cli(&["fault", call, "UNKNOWN", "--done", "--times", "1"]);
+    let mut gi = ptr::null_mut();
+    let create = |start, gi: &mut nvmlGpuInstance_t| {
+        let place = nvmlGpuInstancePlacement_t { start, size: 1 };
+        // SAFETY: a live handle and valid pointers.
+        unsafe { sys.nvmlDeviceCreateGpuInstanceWithPlacement(gpu.handle(), 19, &place, gi) }
+    };
+    assert_eq!(create(2, &mut gi), 999);
+    assert_eq!(create(2, &mut gi), 23, "it was made");
+    rig.cli(&["fault", call, "none", "--done", "--delay-ms", "300"]);
+    let begun = std::time::Instant::now();
+    let seen = std::thread::scope(|threads| {
+        let slow = threads.spawn(|| create(3, &mut ptr::null_mut()));
+        let mut count = 0;
+        while count < 2 && begun.elapsed().as_secs() < 10 {
+            let mut list = [ptr::null_mut(); 8];
+            // SAFETY: a live handle; room for the profile's most.
+            unsafe { sys.nvmlDeviceGetGpuInstances(gpu.handle(), 19, list.as_mut_ptr(), &mut count) };
+        }
+        let seen = begun.elapsed();
+        assert_eq!(slow.join().expect("no panic"), 0);
+        assert_eq!(count, 2);
+        seen
+    });
+    assert!(begun.elapsed().as_millis() >= 300 && seen < begun.elapsed(), "seen before it was told");
+}
+
+#[test]
+fn a_reset_ends_instances_and_waits_for_programs() {
+    let rig = Rig::new(
+        r#"{"profile":"a30","privileged":true,"gpus":{"0":{"mig":{"instances":[{"profile":"1g.6gb"}]}}}}"#,
+    );
+    let nvml = rig.nvml();
+    let gpu = nvml.device_by_index(0).expect("gpu");
+    assert!(gpu.mig_device_by_index(0).is_ok());
+    rig.cli(&["process", "add", "0", "123", "10"]);
+    assert_eq!(gpu.set_mig_mode_of(&rig, 0), Ok(19), "in use");
+    rig.cli(&["process", "remove", "0", "123"]);
+    rig.cli(&["reset", "0"]);
+    let mode = gpu.mig_mode().expect("mode");
+    assert_eq!((mode.current, mode.pending), (0, 0));
+    assert!(matches!(gpu.mig_device_by_index(0), Err(NvmlError::NotFound)));
 }
 
 trait SetMig {

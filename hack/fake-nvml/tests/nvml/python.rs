@@ -7,9 +7,14 @@ use crate::rig::{Rig, built};
 
 /// What the binding is answered by this library.
 fn probe(library: &Path) -> serde_json::Value {
+    ask("probe.py", library)
+}
+
+/// What one of the scripts beside this folder prints about a library.
+fn ask(script: &str, library: &Path) -> serde_json::Value {
     let binding = std::env::var_os("NVML_BINDING").expect("NVML_BINDING is a folder with pynvml.py");
     let output = Command::new("python3")
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/probe.py"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script))
         .arg(library)
         .env("PYTHONPATH", binding)
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -43,9 +48,10 @@ fn the_python_binding_does_not_find_what_the_version_lacks() {
 #[test]
 #[ignore = "needs python3 and NVML_BINDING: hack/test-unit.sh"]
 fn the_python_binding_is_content() {
-    for profile in ["t4", "a100-80gb", "h100", "h200", "b200", "l40s"] {
+    for board in fake_nvml::board::BOARDS {
+        let profile = board.key;
         let rig = Rig::new(&format!(r#"{{"profile":"{profile}","count":2,"driver_version":"615.10.01"}}"#));
-        if !["t4", "l40s"].contains(&profile) {
+        if board.mig_capable() {
             rig.cli(&["set-mig", "1", "on"]);
         }
         rig.cli(&["process", "add", "0", "42", "1000"]);
@@ -62,5 +68,85 @@ fn the_python_binding_is_content() {
                 "{profile} {name} {answer}"
             );
         }
+    }
+}
+
+/// The boards' profiles as the vendor's guide lists them: name, MiB, instances, placements.
+type Listed = (&'static str, u64, u64, &'static [[u64; 2]]);
+
+const SEVENTHS: &[[u64; 2]] = &[[0, 1], [1, 1], [2, 1], [3, 1], [4, 1], [5, 1], [6, 1]];
+const RTX: &[[u64; 2]] = &[[0, 3], [3, 3], [6, 3], [9, 3]];
+
+fn guide() -> Vec<(&'static str, u64, usize, Vec<Listed>)> {
+    let (double, two): (&[_], &[_]) = (&[[0, 2], [2, 2], [4, 2], [6, 2]], &[[0, 2], [2, 2], [4, 2]]);
+    let (half, four, seven): (&[_], &[_], &[_]) = (&[[0, 4], [4, 4]], &[[0, 4]], &[[0, 8]]);
+    let pending = 16;
+    vec![
+        (
+            "a30",
+            pending,
+            5,
+            vec![("MIG 1g.6gb", 5952, 4, &[[0, 1], [1, 1], [2, 1], [3, 1]]), ("MIG 4g.24gb", 24000, 1, four)],
+        ),
+        ("a100-40gb", pending, 7, vec![("MIG 1g.5gb", 4864, 7, SEVENTHS), ("MIG 3g.20gb", 19968, 2, half)]),
+        (
+            "a100-80gb",
+            pending,
+            7,
+            vec![("MIG 1g.10gb", 9728, 7, SEVENTHS), ("MIG 1g.20gb", 19968, 4, double)],
+        ),
+        ("h100", 0, 7, vec![("MIG 2g.20gb", 20096, 3, two), ("MIG 7g.80gb", 81152, 1, seven)]),
+        ("h200", 0, 7, vec![("MIG 3g.71gb", 71168, 2, half), ("MIG 4g.71gb", 71168, 1, four)]),
+        ("b200", 0, 7, vec![("MIG 1g.23gb", 20992, 7, SEVENTHS), ("MIG 2g.45gb", 45312, 3, two)]),
+        (
+            "rtx-pro-6000",
+            0,
+            11,
+            vec![("MIG 1g.24gb+gfx", 24192, 4, RTX), ("MIG 1g.24gb+me.all", 24192, 1, RTX)],
+        ),
+    ]
+}
+
+#[test]
+#[ignore = "needs python3 and NVML_BINDING: hack/test-unit.sh"]
+fn the_python_binding_carves_every_board_as_the_guide_says() {
+    for (board, off, profiles, listed) in guide() {
+        let rig =
+            Rig::new(&format!(r#"{{"profile":"{board}","privileged":true,"gpus":{{"0":{{"mig":{{}}}}}}}}"#));
+        let answers = ask("carve.py", &rig.library());
+        let found = answers["profiles"].as_object().expect("profiles");
+        assert_eq!(found.len(), profiles, "{board}: {answers}");
+        for (name, row) in found {
+            let of = row["of"].as_u64().expect("a number");
+            assert_eq!(
+                (row["made"].as_u64(), row["devices"].as_u64()),
+                (Some(of), Some(of)),
+                "{board} {name} {row}"
+            );
+            assert_eq!(
+                (row["left"].as_u64(), &row["after"]),
+                (Some(0), &serde_json::json!([0, of])),
+                "{board} {name}"
+            );
+            // In use by its compute instance; no room; no such placement.
+            assert_eq!(
+                (&row["inUse"], &row["taken"], &row["odd"]),
+                (&19.into(), &23.into(), &2.into()),
+                "{board} {name}"
+            );
+            assert!(
+                row["refused"].as_array().expect("a list").iter().all(|code| code == 23),
+                "{board} {name} {row}"
+            );
+        }
+        for (name, mib, of, places) in listed {
+            let row = &found[name];
+            assert_eq!((row["mib"].as_u64(), row["of"].as_u64()), (Some(mib), Some(of)), "{board} {name}");
+            assert_eq!(row["places"], serde_json::json!(places), "{board} {name}");
+        }
+        assert_eq!(answers["missing"], 3, "{board}: no such profile");
+        // Ampere waits for a reset.
+        assert_eq!((answers["off"].as_u64(), &answers["mode"][1]), (Some(off), &0.into()), "{board}");
+        assert_eq!(answers["mode"][0].as_u64(), Some(u64::from(off != 0)), "{board}");
     }
 }

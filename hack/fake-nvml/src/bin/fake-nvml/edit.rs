@@ -6,7 +6,8 @@ use std::path::Path;
 use fake_nvml::control::{
     Control, Event, EventKind, Fault, GpuControl, InstanceControl, MigControl, OneOrMany, Process,
 };
-use fake_nvml::state::{Lock, replace};
+use fake_nvml::node::Node;
+use fake_nvml::state::{self, Lock, replace};
 
 use crate::args::{Args, parse};
 
@@ -55,6 +56,23 @@ fn init(args: &mut Args) -> Result<Control, String> {
         control.gpus.entry(parse(gpu, "a GPU")?).or_default().mig = Some(mig_of(instances)?);
     }
     Ok(control)
+}
+
+/// What a reset does: MIG instances end, and the MIG mode that is pending comes into force.
+pub fn reset(dir: &Path, mut args: Args) -> Result<(), String> {
+    let control = read(dir)?;
+    let gpu = board(&control, &mut args)?;
+    args.end()?;
+    let node = Node::new(dir, control, state::read(dir));
+    let gpu = node.gpus.get(gpu).ok_or("no such GPU")?;
+    if gpu.processes().next().is_some() {
+        return Err(format!("GPU {} is in use", gpu.index));
+    }
+    let done = node.change_mig(gpu, |mig| {
+        mig.reset();
+        Ok(())
+    });
+    done.map_err(|code| format!("state.json: {}", fake_nvml::code::name(code.0)))
 }
 
 /// `1g.10gb,2g.20gb@4`, `on` or `off`.
@@ -213,6 +231,7 @@ fn fault(control: &mut Control, args: &mut Args) -> Result<(), String> {
         delay_ms: args.number("--delay-ms")?.unwrap_or(0),
         times: args.number("--times")?,
         after: args.number("--after")?.unwrap_or(0),
+        done: args.flag("--done"),
         id: unique(earlier),
     };
     control.faults.insert(call, OneOrMany::One(fault));

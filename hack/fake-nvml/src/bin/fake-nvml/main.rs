@@ -16,6 +16,7 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
 
   init --profile P [--count N] [--driver V] [--seed S] [--mig GPU=PROFILE[@START],...]...
   set-mig GPU off|on|PROFILE[@START],...    MIG of one board
+  reset GPU                                 MIG instances end, a pending MIG mode comes into force
   lose GPU | recover GPU                    falls off the bus | is back
   xid GPU CODE [--gi N] [--ci N]            a critical Xid event
   event GPU KIND [VALUE] [--gi N] [--ci N]  any event: ecc-double, mig-config, recovery-action, ...
@@ -23,6 +24,7 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
                             [--cgroup PATH] [--sm-util N] [--only-if-alive]
   process remove GPU PID
   fault CALL|'*' RETURN|none [--gpu N] [--times N] [--after N] [--delay-ms N]
+                            [--done]: once the work is done
   missing NAME...                           these functions are not found
   set GPU KEY=VALUE...                      any field of a board, VALUE in JSON
   driver VERSION | driver unload | driver load
@@ -35,7 +37,7 @@ fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
 
 Called as nvidia-smi it knows: compute-policy -i UUID --set-timeslice 0..3, -L, and --version.
 
-Profiles: t4 a100-80gb h100 h200 b200 l40s
+Profiles: t4 a30 a100-40gb a100-80gb h100 h200 b200 rtx-pro-6000 l40s
 ";
 
 fn main() -> ExitCode {
@@ -66,6 +68,7 @@ fn run() -> Result<(), String> {
         "strip-symbols" => files::strip(args),
         "install" => files::install(args),
         "smi" => files::smi(&dir, args),
+        "reset" => edit::reset(&dir, args),
         _ => edit::edit(&dir, &command, args),
     }
 }
