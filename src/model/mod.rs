@@ -3,6 +3,7 @@
 //! * [`names`]: identifiers of the field (driver, pool, device, claim, GPU) and their laws
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB
 //! * [`gpu`]: GPUs and MIG devices as this node has them
+//! * [`mig`]: what a board can be cut into, and what was made of it
 //! * [`driver`]: where NVIDIA's driver is installed
 //! * [`claim`]: a claim and what was allocated to it
 //! * [`plain`]: what a parser says, in the words of those who write YAML
@@ -15,6 +16,7 @@
 pub mod claim;
 pub mod driver;
 pub mod gpu;
+pub mod mig;
 pub mod names;
 pub mod plain;
 pub mod process;

@@ -66,6 +66,14 @@ impl NvmlError {
         }
     }
 
+    /// NVML's own answer, if it is one that calls for nothing special.
+    pub(super) fn code(&self) -> Option<&Code> {
+        match self {
+            Self::Nvml { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+
     /// True if the library as it is loaded will never answer again: it must be closed and loaded anew.
     pub(super) fn wants_reload(&self) -> bool {
         match self {

@@ -102,20 +102,27 @@ fn describe(
     })
 }
 
-/// The end of the profile's name, which hangs on its kind: media extensions, graphics, or none. The
-/// kind is found by asking for each one's id; boards answer NOT_SUPPORTED to kinds they do not have.
+/// Kinds of profiles whose names do not end with the memory: media extensions, graphics, or the want of them.
+const SUFFIXED: [(u32, &str); 9] = [
+    (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, "+me"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1, "+me"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX, "+gfx"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX, "+gfx"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX, "+gfx"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME, "-me"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME, "-me"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME, "+me.all"),
+    (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME, "+me.all"),
+];
+
+/// The end of a profile's name by its kind (`NVML_GPU_INSTANCE_PROFILE_*`).
+pub(super) fn suffix_of(kind: u32) -> &'static str {
+    SUFFIXED.into_iter().find(|(suffixed, _)| *suffixed == kind).map_or("", |(_, suffix)| suffix)
+}
+
+/// The same by the profile's id. The kind is found by asking for each one's id; boards answer NOT_SUPPORTED to kinds
+/// that they do not have.
 fn suffix(session: &Session<'_>, board: ParentGpu<'_, '_>, profile_id: u32) -> &'static str {
-    const SUFFIXED: [(u32, &str); 9] = [
-        (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, "+me"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1, "+me"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX, "+gfx"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX, "+gfx"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX, "+gfx"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME, "-me"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME, "-me"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME, "+me.all"),
-        (sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME, "+me.all"),
-    ];
     let is_kind = |kind: u32| {
         let ask = || raw::profile_id(board.device, kind);
         session
@@ -126,17 +133,17 @@ fn suffix(session: &Session<'_>, board: ParentGpu<'_, '_>, profile_id: u32) -> &
 }
 
 /// What a profile's name is made of.
-struct Profile {
-    compute_slices: u32,
-    gpu_slices: u32,
-    memory_mib: u64,
-    suffix: &'static str,
+pub(super) struct Profile {
+    pub compute_slices: u32,
+    pub gpu_slices: u32,
+    pub memory_mib: u64,
+    pub suffix: &'static str,
 }
 
 impl Profile {
     /// `1g.10gb`, or `1c.2g.20gb` for a compute instance that is only a part of its GPU instance
     /// (NVIDIA MIG User Guide, "Device Naming").
-    fn name(&self, board_bytes: u64) -> String {
+    pub fn name(&self, board_bytes: u64) -> String {
         let Self { compute_slices, gpu_slices, suffix, .. } = self;
         let part = if compute_slices == gpu_slices { String::new() } else { format!("{compute_slices}c.") };
         format!("{part}{gpu_slices}g.{}gb{suffix}", self.gigabytes(board_bytes))

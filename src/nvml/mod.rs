@@ -7,13 +7,15 @@
 //! * [`ProcessWatch`]: the processes that use the GPUs, asked for several times a second, apart from the looks; and the
 //!   [`Figures`] of devices for metrics
 //! * [`DeviceFiles`]: reports changes of device files and of the library
+//! * [`MigInstances`], [`MigCarver`]: MIG instances made and ended, a thread for each board
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and the events
-//! * `raw`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
+//! * `raw`, `raw_mig`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
 //! * `library`, `sysfs`: files; `convert`: NVML's values as those of the model
 //!
 //! May import: model, inventory (for the shape of a look). May name: nvml-wrapper, nvml-wrapper-sys
 //! (nobody else does), nix (inotify), tokio (channels, deadlines, AsyncFd), tracing, thiserror.
 
+mod carve;
 mod convert;
 mod error;
 mod events;
@@ -23,6 +25,7 @@ mod look;
 mod mig;
 mod processes;
 mod raw;
+mod raw_mig;
 mod sysfs;
 mod thread;
 mod watch;
@@ -35,6 +38,7 @@ use tokio::sync::broadcast;
 use crate::inventory::Look;
 use crate::model::names::DeviceUuid;
 
+pub use carve::{MigCarver, MigError, MigInstances};
 pub use error::NvmlError;
 pub use figures::{DeviceIdentity, DeviceMemory, Figures, ProcessActivity, Subject};
 pub use processes::{BoardProcesses, ContextKind, GpuProcess, ProcessWatch};

@@ -115,12 +115,17 @@ pub(super) fn gpu_instance(board: &Device<'_>, id: u32) -> Result<GpuInstance, C
 
 /// `nvmlDeviceGetGpuInstanceProfileInfo`: the profile id behind a kind (`NVML_GPU_INSTANCE_PROFILE_*`).
 pub(super) fn profile_id(board: &Device<'_>, kind: u32) -> Result<u32, Code> {
+    profile_info(board, kind).map(|info| info.id)
+}
+
+/// `nvmlDeviceGetGpuInstanceProfileInfo`
+pub(super) fn profile_info(board: &Device<'_>, kind: u32) -> Result<nvmlGpuInstanceProfileInfo_t, Code> {
     let call = nvml_sym(board.nvml().lib().nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
     // SAFETY: a struct of integers, for which zero bytes are a value.
     let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: the handle is the board's own; `info` is a live value of the declared type.
     nvml_try(unsafe { call(board.handle(), kind, &mut info) })?;
-    Ok(info.id)
+    Ok(info)
 }
 
 /// An event as NVML delivers it.

@@ -44,7 +44,8 @@ impl Progress {
         self.left_behind.load(Ordering::Relaxed)
     }
 
-    fn words(&self) -> String {
+    /// The call, in words.
+    pub fn words(&self) -> String {
         match *self.call.lock().unwrap_or_else(PoisonError::into_inner) {
             (call, Some(index)) => format!("{call} on the GPU with index {index}"),
             ("", None) => "starting the NVML thread".to_owned(),

@@ -26,6 +26,7 @@ mod monitoring;
 mod mps;
 mod node;
 mod nvml;
+mod nvml_mig;
 mod objects;
 mod plan;
 mod podrules;

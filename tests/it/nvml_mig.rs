@@ -1,0 +1,212 @@
+//! MIG instances made and ended through a library: the fake one, loaded as the real one is.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tranche::model::gpu::Placement;
+use tranche::model::mig::{MigPlace, MigProfile};
+use tranche::model::names::DeviceUuid;
+use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances};
+
+use crate::nvml::Node;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+/// NVML's ids on an H100.
+const ONE: u32 = 19;
+const THREE: u32 = 9;
+
+fn at(profile_id: u32, start: u32, size: u32) -> MigPlace {
+    MigPlace { profile_id, placement: Placement { start, size } }
+}
+
+fn control(faults: Value, processes: Value) -> Value {
+    let mig = json!({"mig": {}, "processes": processes});
+    let gpus = json!({"0": mig, "1": {"mig": {"instances": [{"profile": "1g.10gb", "placement": 0}]}}});
+    json!({"profile": "h100", "count": 3, "privileged": true, "gpus": gpus, "faults": faults})
+}
+
+/// GPU 0 is in MIG mode and empty, GPU 1 has an instance of somebody else's, GPU 2 is whole.
+struct Boards {
+    node: Node,
+    carver: MigCarver,
+    uuids: Vec<DeviceUuid>,
+}
+
+impl Boards {
+    fn new() -> Self {
+        Self::within(DEADLINE)
+    }
+
+    fn within(limit: Duration) -> Self {
+        let node = Node::with(control(json!({}), json!([])));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let look = runtime.block_on(node.nvml().look(Load::Keep)).unwrap();
+        let uuids = look.gpus.gpus.into_iter().map(|gpu| gpu.uuid).collect();
+        let carver = MigCarver::new(node.path("root").into(), limit);
+        Self { node, carver, uuids }
+    }
+
+    fn faults(&self, faults: Value) {
+        self.node.set(control(faults, json!([])));
+    }
+
+    fn places(&self, gpu: usize) -> Vec<MigPlace> {
+        self.carver.instances(&self.uuids[gpu]).unwrap().into_iter().map(|one| one.place).collect()
+    }
+}
+
+#[test]
+fn every_board_says_what_it_can_be_cut_into() {
+    for (board, names, eighth) in [
+        ("a30", "1g.6gb 2g.12gb 4g.24gb 1g.6gb+me 2g.12gb+me", (0, 1)),
+        ("a100-40gb", "1g.5gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb 1g.5gb+me 1g.10gb", (0, 1)),
+        ("h100", "1g.10gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb 1g.10gb+me 1g.20gb", (0, 1)),
+        (
+            "rtx-pro-6000",
+            "1g.24gb 2g.48gb 4g.96gb 1g.24gb+me 1g.24gb+gfx 2g.48gb+gfx 4g.96gb+gfx 1g.24gb-me 2g.48gb-me \
+             1g.24gb+me.all 2g.48gb+me.all",
+            (0, 3),
+        ),
+    ] {
+        let node = Node::with(json!({"profile": board, "gpus": {"0": {"mig": {}, "uuid": "GPU-one"}}}));
+        let carver = MigCarver::new(node.path("root").into(), DEADLINE);
+        let profiles = carver.profiles(&DeviceUuid::new("GPU-one")).unwrap();
+        let found: Vec<&str> = profiles.iter().map(|profile| profile.name.as_str()).collect();
+        assert_eq!(found, names.split(' ').collect::<Vec<_>>(), "{board}");
+        let first = profiles[0].placements[0];
+        assert_eq!((first.start, first.size), eighth, "{board}");
+        assert_eq!(
+            profiles.iter().filter(|profile| profile.is_plain()).count(),
+            names.split(' ').filter(|n| n.ends_with("gb")).count()
+        );
+    }
+    let boards = Boards::new();
+    let profiles = boards.carver.profiles(&boards.uuids[0]).unwrap();
+    let three: &MigProfile = profiles.iter().find(|profile| profile.id == THREE).unwrap();
+    assert_eq!((three.slices, three.most, three.capacity.multiprocessors), (3, 2, 60));
+    assert_eq!(three.placements, [Placement { start: 0, size: 4 }, Placement { start: 4, size: 4 }]);
+    assert_eq!(three.capacity.memory.mib_floor(), 40_448);
+}
+
+#[test]
+fn an_instance_is_made_at_its_place_found_and_ended() {
+    let boards = Boards::new();
+    let (gpu, carver) = (&boards.uuids[0], &boards.carver);
+    let made = carver.make(gpu, at(THREE, 4, 4)).unwrap();
+    assert!(made.uuid.as_str().starts_with("MIG-"), "{}", made.uuid);
+    let small = carver.make(gpu, at(ONE, 1, 1)).unwrap();
+    let found = carver.instances(gpu).unwrap();
+    assert_eq!(found.iter().map(|one| one.place).collect::<Vec<_>>(), [at(ONE, 1, 1), at(THREE, 4, 4)]);
+    assert_eq!((&found[0].devices[..], &found[1].devices[..]), (&[small][..], &[made.clone()][..]));
+    assert_eq!((found[1].id, made.compute_instance), (made.gpu_instance, 0));
+
+    assert!(carver.end(gpu, at(THREE, 4, 4), Some(&made.uuid)).unwrap());
+    assert!(!carver.end(gpu, at(THREE, 4, 4), Some(&made.uuid)).unwrap(), "it is gone");
+    assert_eq!(boards.places(0), [at(ONE, 1, 1)]);
+    let again = carver.make(gpu, at(THREE, 4, 4)).unwrap();
+    assert_eq!(again.gpu_instance, made.gpu_instance, "NVML gives its ids again");
+}
+
+#[test]
+fn what_cannot_be_made_is_told_and_leaves_nothing() {
+    let boards = Boards::new();
+    let (zero, one, whole) = (&boards.uuids[0], &boards.uuids[1], &boards.uuids[2]);
+    let refused = |gpu: &DeviceUuid, place| {
+        let error = boards.carver.make(gpu, place).unwrap_err();
+        assert!(error.made_nothing(), "{error}");
+        error
+    };
+    // Somebody else's instance, at that very place or across it.
+    for place in [at(ONE, 0, 1), at(THREE, 0, 4)] {
+        let error = refused(one, place);
+        assert!(matches!(&error, MigError::Taken { by, .. } if *by == at(ONE, 0, 1)), "{error}");
+        assert!(error.to_string().contains("memory slices 0 to 0 (profile 19)"), "{error}");
+    }
+    assert!(matches!(refused(zero, at(ONE, 7, 1)), MigError::NoPlacement { .. }));
+    assert!(matches!(refused(zero, at(4711, 0, 1)), MigError::NoProfile { .. }));
+    assert!(matches!(refused(whole, at(ONE, 0, 1)), MigError::Off { .. }));
+    // One instance with media extensions and no more, though slices are free.
+    boards.carver.make(zero, at(20, 0, 1)).unwrap();
+    assert!(matches!(refused(zero, at(20, 1, 1)), MigError::NoRoom { .. }));
+    assert_eq!((boards.places(0), boards.places(1)), (vec![at(20, 0, 1)], vec![at(ONE, 0, 1)]));
+}
+
+#[test]
+fn an_instance_that_is_not_ours_is_not_ended() {
+    let boards = Boards::new();
+    let (gpu, carver) = (&boards.uuids[1], &boards.carver);
+    let other = DeviceUuid::new("MIG-of-ours-that-was-here-before");
+    assert!(!carver.end(gpu, at(ONE, 0, 1), Some(&other)).unwrap());
+    assert!(!carver.end(gpu, at(THREE, 0, 4), None).unwrap(), "another profile");
+    assert_eq!(boards.places(1), [at(ONE, 0, 1)]);
+}
+
+#[test]
+fn an_instance_in_use_is_ended_once_its_process_has() {
+    let boards = Boards::new();
+    let (gpu, carver) = (&boards.uuids[1], &boards.carver);
+    let found = carver.instances(gpu).unwrap();
+    let process = json!([{"pid": 42, "used_mib": 10, "gi": found[0].id}]);
+    let mut busy = control(json!({}), json!([]));
+    busy["gpus"]["1"]["processes"] = process;
+    boards.node.set(busy);
+    let error = carver.end(gpu, at(ONE, 0, 1), None).unwrap_err();
+    assert!(
+        matches!(error, MigError::InUse { .. }) && error.to_string().contains("once that process has"),
+        "{error}"
+    );
+    boards.faults(json!({}));
+    assert!(carver.end(gpu, at(ONE, 0, 1), None).unwrap());
+}
+
+#[test]
+fn what_a_failed_creation_leaves_is_found_by_its_place() {
+    for (call, done) in [
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", true),
+        ("nvmlGpuInstanceCreateComputeInstance", false),
+        ("nvmlGpuInstanceCreateComputeInstance", true),
+        ("nvmlDeviceGetMigDeviceHandleByIndex", false),
+    ] {
+        let boards = Boards::new();
+        let gpu = &boards.uuids[0];
+        boards.faults(json!({call: {"return": "UNKNOWN", "done": done}}));
+        let error = boards.carver.make(gpu, at(THREE, 0, 4)).unwrap_err();
+        assert!(!error.made_nothing() && error.to_string().contains(call), "{call}: {error}");
+        boards.faults(json!({}));
+        assert_eq!(boards.places(0), [at(THREE, 0, 4)], "{call} {done}");
+        assert!(boards.carver.end(gpu, at(THREE, 0, 4), None).unwrap(), "{call}");
+        assert_eq!(boards.places(0), [], "{call}");
+    }
+}
+
+#[test]
+fn a_slow_creation_delays_neither_other_boards_nor_looks_and_is_taken_back() {
+    const SLOW: u64 = 3_000;
+    let boards = Boards::within(Duration::from_millis(500));
+    let (slow, other) = (&boards.uuids[0], &boards.uuids[1]);
+    let call = "nvmlDeviceCreateGpuInstanceWithPlacement";
+    boards.faults(json!({call: {"delay_ms": SLOW, "gpu": 0, "done": true}}));
+    let begun = Instant::now();
+    let error = boards.carver.make(slow, at(THREE, 0, 4)).unwrap_err();
+    assert!(matches!(error, MigError::Slow { .. }) && error.to_string().contains(call), "{error}");
+
+    // Meanwhile another board is carved, and all are looked at.
+    let patient = MigCarver::new(boards.node.path("root").into(), DEADLINE);
+    patient.make(other, at(ONE, 3, 1)).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let look = runtime.block_on(boards.node.nvml().look(Load::Keep)).unwrap();
+    assert_eq!(look.gpus.gpus.len(), 3);
+    assert!(begun.elapsed() < Duration::from_millis(SLOW), "the slow call was waited for");
+
+    // Undoing waits behind it, then finds what came late.
+    let undone = loop {
+        match boards.carver.end(slow, at(THREE, 0, 4), None) {
+            Err(MigError::Slow { .. } | MigError::Busy { .. }) if begun.elapsed() < DEADLINE => {}
+            other => break other,
+        }
+    };
+    assert!(begun.elapsed() >= Duration::from_millis(SLOW), "nothing can be said before it is back");
+    // The first of those that waited ended it.
+    assert!(!undone.unwrap(), "ended by the question that had not waited long enough");
+    assert_eq!(boards.places(0), []);
+}
