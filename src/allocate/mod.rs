@@ -7,6 +7,7 @@
 //! * `facts`: what GPUs are; `choice`: which of them selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
 //! * [`victims`]: which pods would have to end on a node for another
 //! * [`moves`]: which pods have to move so that one fits that does not
+//! * [`mig`]: which MIG instance is made for an ask, and where on its board
 //! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -23,6 +24,7 @@ mod facts;
 mod fit;
 mod fragment;
 pub mod index;
+pub mod mig;
 pub mod moves;
 mod node;
 mod score;
