@@ -172,6 +172,7 @@ fn mig_devices(gpu: &Gpu) -> &[MigDevice] {
     match &gpu.mig {
         MigMode::Off => &[],
         MigMode::On(devices) => devices,
+        MigMode::OnDemand(cut) => &cut.devices,
     }
 }
 

@@ -51,6 +51,8 @@ impl FaultLocation {
             (Self::Instance(gpu, instance), Device::Mig { parent, mig }) => {
                 *gpu == parent.uuid && *instance == mig.gpu_instance
             }
+            // Which instance will be made there, if any, is not known.
+            (Self::Instance(..), Device::Place { .. }) => false,
         }
     }
 }

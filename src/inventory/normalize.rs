@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::gpu::{Device, Gpu, MigMode};
+use crate::model::gpu::{Device, Gpu, MigMode, OnDemand};
 use crate::model::names::{DeviceName, DeviceUuid};
 
 /// Sorts the GPUs by minor number and their MIG devices by name, and keeps the first of those that
@@ -25,7 +25,7 @@ fn order(gpu: &Gpu) -> (u32, &str, &DeviceUuid) {
 
 fn normalize_mig(gpus: &mut [Gpu], index: usize, taken: &mut TakenNames, left_out: &mut Vec<String>) {
     let Some(gpu) = gpus.get_mut(index) else { return };
-    let MigMode::On(devices) = &gpu.mig else { return };
+    let (MigMode::On(devices) | MigMode::OnDemand(OnDemand { devices, .. })) = &gpu.mig else { return };
     let mut named: Vec<_> =
         devices.iter().map(|mig| (Device::Mig { parent: gpu, mig }.name(), mig.clone())).collect();
     named.sort_by(|(name_a, a), (name_b, b)| {
@@ -37,7 +37,11 @@ fn normalize_mig(gpus: &mut [Gpu], index: usize, taken: &mut TakenNames, left_ou
         ))
     });
     named.retain(|(name, mig)| taken.take(name.clone(), &mig.uuid, left_out));
-    gpu.mig = MigMode::On(named.into_iter().map(|(_, mig)| mig).collect());
+    let named = named.into_iter().map(|(_, mig)| mig).collect();
+    match &mut gpu.mig {
+        MigMode::Off => {}
+        MigMode::On(devices) | MigMode::OnDemand(OnDemand { devices, .. }) => *devices = named,
+    }
 }
 
 #[derive(Default)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{HeldDevice, HoldMode, Record, RecordKey, Step};
+use crate::model::mig::MigPlace;
 use crate::model::names::DeviceUuid;
 use crate::model::share::MpsGroup;
 
@@ -33,7 +34,28 @@ impl fmt::Display for LedgerConflict {
 /// All contradictions among the records, in the order of devices.
 pub fn audit<'a>(records: impl IntoIterator<Item = &'a Record> + Clone) -> Vec<LedgerConflict> {
     let mut findings = held_twice(records.clone());
+    findings.extend(carved_twice(records.clone()));
     findings.extend(served_twice(records));
+    findings
+}
+
+/// Instances of two claims that have a memory slice in common.
+fn carved_twice<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<LedgerConflict> {
+    let mut known: Vec<(RecordKey, &DeviceUuid, MigPlace)> = Vec::new();
+    let mut findings = Vec::new();
+    for record in records {
+        for (gpu, place) in record.intent.places() {
+            let claim = record.intent.key();
+            let over = known.iter().find(|(other, on, at)| {
+                *other != claim && *on == gpu && at.placement.overlaps(place.placement)
+            });
+            if let Some((other, _, _)) = over {
+                let claims = (other.clone(), claim.clone());
+                findings.push(LedgerConflict::HeldTwice { device: place.stands_for(gpu), claims });
+            }
+            known.push((claim, gpu, place));
+        }
+    }
     findings
 }
 

@@ -19,6 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::model::claim::{ClaimRef, PodRef, PreparedDevice};
+use crate::model::mig::{MadeMig, MigPlace};
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 use crate::model::share::{Grant, MpsGroup, MpsLimits};
 
@@ -166,6 +167,9 @@ impl fmt::Display for HoldMode {
 /// One effect, with all that its undoing needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
+    /// Make a MIG instance at that place; undone by ending what is there. `made` is written as soon as it is known: an
+    /// instance with another device is somebody else's, and stays.
+    MakeMig { gpu: DeviceUuid, place: MigPlace, made: Option<MadeMig> },
     /// Set the GPU's time slice; undone by setting the driver's default.
     TimeSlice { gpu: DeviceUuid, level: u8 },
     /// See to it that an MPS daemon serves these devices, its limits not tighter than `needs`; undone by
@@ -237,7 +241,7 @@ impl Record {
     pub fn cdi_file(&self) -> Option<&str> {
         self.intent.steps.iter().find_map(|step| match step {
             Step::WriteCdi { file } => Some(file.as_str()),
-            Step::TimeSlice { .. } | Step::Mps { .. } => None,
+            Step::MakeMig { .. } | Step::TimeSlice { .. } | Step::Mps { .. } => None,
         })
     }
 }
@@ -248,6 +252,14 @@ impl Intent {
         let Self { claim, boot, devices, steps, standing, pods: _ } = self;
         let other = (&other.claim, &other.boot, &other.devices, &other.steps, &other.standing);
         (claim, boot, devices, steps, standing) == other
+    }
+
+    /// Where the claim has MIG instances made for it, or is about to.
+    pub fn places(&self) -> impl Iterator<Item = (&DeviceUuid, MigPlace)> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::MakeMig { gpu, place, .. } => Some((gpu, *place)),
+            Step::TimeSlice { .. } | Step::Mps { .. } | Step::WriteCdi { .. } => None,
+        })
     }
 
     /// Whose record it is.

@@ -220,3 +220,30 @@ proptest! {
         let _ = decode(&garbage);
     }
 }
+
+#[test]
+fn a_mig_instance_is_read_back_before_and_after_it_is_made() {
+    use crate::model::gpu::Placement;
+    use crate::model::mig::{MadeMig, MigPlace};
+    let place = |start| MigPlace { profile_id: 19, placement: Placement { start, size: 1 } };
+    let made = MadeMig { uuid: "MIG-1".into(), gpu_instance: 7, compute_instance: 0 };
+    let carved = |claim: &str, start, made: Option<MadeMig>| {
+        let mut intent = intent();
+        intent.claim.uid = claim.into();
+        intent.devices.clear();
+        intent.steps = vec![Step::MakeMig { gpu: "GPU-3".into(), place: place(start), made }];
+        intent
+    };
+    for one in [carved("c-1", 0, None), carved("c-1", 0, Some(made))] {
+        assert_eq!(decode(&encode_intent(&one).unwrap()).unwrap().record.intent, one);
+        assert_eq!(
+            one.places().map(|(gpu, at)| (gpu.as_str(), at)).collect::<Vec<_>>(),
+            [("GPU-3", place(0))]
+        );
+    }
+    let record = |intent| Record { intent, phase: Phase::Ready };
+    let apart = [record(carved("c-1", 0, None)), record(carved("c-2", 1, None))];
+    assert_eq!(audit(&apart), []);
+    let over = [record(carved("c-1", 0, None)), record(carved("c-2", 0, None))];
+    assert_eq!(audit(&over).len(), 1);
+}

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::mig::{MigPlace, PossibleMig};
 use super::names::{DeviceName, DeviceUuid};
 use super::quantity::Bytes;
 
@@ -71,6 +72,22 @@ pub enum MigMode {
     Off,
     /// MIG is on: only the MIG devices can be used. Sorted by name.
     On(Vec<MigDevice>),
+    /// MIG is on, and instances are made for claims.
+    OnDemand(OnDemand),
+}
+
+/// A board that is carved for claims.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct OnDemand {
+    /// Every instance that NVML calls possible on an empty board, whether it is made or not.
+    pub places: Vec<PossibleMig>,
+    /// Instances that are there and were made for no claim: used as they are, and in the way of others.
+    pub foreign: Vec<MigPlace>,
+    /// The MIG devices of those instances.
+    pub devices: Vec<MigDevice>,
+    /// What was made for the claim at hand: known to who prepares it, and to nobody else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub made: Vec<MigDevice>,
 }
 
 /// One MIG device: a GPU instance with a compute instance.
@@ -139,7 +156,15 @@ impl Health {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device<'a> {
     Whole(&'a Gpu),
-    Mig { parent: &'a Gpu, mig: &'a MigDevice },
+    Mig {
+        parent: &'a Gpu,
+        mig: &'a MigDevice,
+    },
+    /// A MIG device that is made when a claim is prepared.
+    Place {
+        parent: &'a Gpu,
+        place: &'a PossibleMig,
+    },
 }
 
 impl<'a> Device<'a> {
@@ -150,14 +175,16 @@ impl<'a> Device<'a> {
                 let name = DeviceName::mig(parent.minor, &mig.profile, mig.profile_id, mig.placement.start);
                 if mig.is_part_of_instance() { name.of_compute_instance(mig.compute_instance) } else { name }
             }
+            Self::Place { parent, place } => place.device_name(parent.minor),
         }
     }
 
-    /// The UUID that CUDA programs see.
+    /// The UUID that CUDA programs see; of a MIG device that is yet to be made, what stands for it.
     pub fn uuid(&self) -> &'a DeviceUuid {
         match self {
             Self::Whole(gpu) => &gpu.uuid,
             Self::Mig { mig, .. } => &mig.uuid,
+            Self::Place { place, .. } => &place.id,
         }
     }
 
@@ -165,7 +192,7 @@ impl<'a> Device<'a> {
     pub fn gpu(&self) -> &'a Gpu {
         match self {
             Self::Whole(gpu) => gpu,
-            Self::Mig { parent, .. } => parent,
+            Self::Mig { parent, .. } | Self::Place { parent, .. } => parent,
         }
     }
 }
@@ -182,11 +209,22 @@ impl NodeGpus {
 }
 
 impl Gpu {
+    /// What is there of others', then what may be made. An instance of others' takes the name of what it is.
+    fn carved<'a>(&'a self, cut: &'a OnDemand) -> Vec<Device<'a>> {
+        let found = cut.devices.iter().chain(&cut.made).map(|mig| Device::Mig { parent: self, mig });
+        let mut devices: Vec<_> = found.collect();
+        let names: Vec<_> = devices.iter().map(Device::name).collect();
+        let free = cut.places.iter().filter(|place| !names.contains(&place.device_name(self.minor)));
+        devices.extend(free.map(|place| Device::Place { parent: self, place }));
+        devices
+    }
+
     /// The board itself, or its MIG devices where MIG is on.
     pub fn devices(&self) -> Vec<Device<'_>> {
         match &self.mig {
             MigMode::Off => vec![Device::Whole(self)],
             MigMode::On(devices) => devices.iter().map(|mig| Device::Mig { parent: self, mig }).collect(),
+            MigMode::OnDemand(cut) => self.carved(cut),
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::gpu::{MigCapacity, Placement};
-use super::names::DeviceUuid;
+use super::gpu::{MigCapacity, MigDevice, Placement};
+use super::names::{DeviceName, DeviceUuid};
 
 /// A GPU instance profile as the board's NVML has it, with every placement that NVML calls possible on an empty board.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +47,68 @@ impl Placement {
     }
 }
 
+/// A MIG device that can be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PossibleMig {
+    /// Stands for the device's UUID, which nobody knows before it is made.
+    pub id: DeviceUuid,
+    /// The profile's name.
+    pub profile: String,
+    /// Compute slices.
+    pub slices: u32,
+    pub place: MigPlace,
+    pub capacity: MigCapacity,
+}
+
+impl PossibleMig {
+    /// All that can be made of a board, in the order of placements, large before small.
+    pub fn all(gpu: &DeviceUuid, profiles: &[MigProfile]) -> Vec<Self> {
+        let of = |profile: &MigProfile| {
+            let one = |placement: &Placement| {
+                let place = MigPlace { profile_id: profile.id, placement: *placement };
+                Self {
+                    id: place.stands_for(gpu),
+                    profile: profile.name.clone(),
+                    slices: profile.slices,
+                    place,
+                    capacity: profile.capacity,
+                }
+            };
+            profile.placements.iter().map(one).collect::<Vec<_>>()
+        };
+        let mut all: Vec<Self> = profiles.iter().flat_map(of).collect();
+        all.sort_by_key(|one| {
+            (one.place.placement.start, std::cmp::Reverse(one.place.placement.size), one.place)
+        });
+        all
+    }
+
+    /// The MIG device, once it is made.
+    pub fn as_made(&self, made: &MadeMig) -> MigDevice {
+        MigDevice {
+            uuid: made.uuid.clone(),
+            profile: self.profile.clone(),
+            gpu_instance: made.gpu_instance,
+            compute_instance: made.compute_instance,
+            profile_id: self.place.profile_id,
+            placement: self.place.placement,
+            capacity: self.capacity,
+        }
+    }
+
+    /// As the MIG device is called once it is made.
+    pub fn device_name(&self, minor: u32) -> DeviceName {
+        DeviceName::mig(minor, &self.profile, self.place.profile_id, self.place.placement.start)
+    }
+}
+
+impl MigPlace {
+    /// What stands for the UUID of the MIG device there until it is made.
+    pub fn stands_for(&self, gpu: &DeviceUuid) -> DeviceUuid {
+        DeviceUuid::new(format!("{gpu}-mig-{}-{}", self.profile_id, self.placement.start))
+    }
+}
+
 /// A GPU instance with one compute instance that has all of it, as a program names it and as its device nodes are
 /// numbered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +129,24 @@ pub struct GpuInstance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_be_made_is_named_as_it_will_be() {
+        let at = |start| Placement { start, size: 4 };
+        let profile = MigProfile {
+            id: 9,
+            name: "3g.40gb".into(),
+            slices: 3,
+            most: 2,
+            capacity: MigCapacity::default(),
+            placements: vec![at(4), at(0)],
+        };
+        let all = PossibleMig::all(&"GPU-1".into(), &[profile]);
+        let names: Vec<_> =
+            all.iter().map(|one| (one.device_name(2).to_string(), one.id.to_string())).collect();
+        let expected = |start| (format!("gpu-2-mig-3g40gb-9-{start}"), format!("GPU-1-mig-9-{start}"));
+        assert_eq!(names, [expected(0), expected(4)]);
+    }
 
     #[test]
     fn placements_overlap_where_they_share_a_slice() {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::{debug, warn};
 
+use super::carving::{self, Planned};
 use super::holders::{Holders, ReleaseCause, Withheld};
 use super::lanes::Held;
 use super::store::{Store, StoreError};
@@ -28,7 +29,8 @@ use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, DeviceUuid, NodeName, PoolName};
 use crate::model::share::{MpsGroup, MpsLimits};
-use crate::prepare::{self, Facts, Plan, Refusal, Site};
+use crate::nvml::{MigError, MigInstances};
+use crate::prepare::{self, Facts, Refusal, Site};
 use crate::sharing::{self, SharingPolicy};
 use crate::supervisor::{Daemons, SupervisorError};
 
@@ -61,6 +63,8 @@ pub enum StepError {
     Program(#[from] ProgramError),
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
+    #[error(transparent)]
+    Mig(#[from] MigError),
     #[error("the MPS daemon of {group} was left with tighter limits than were granted")]
     Tight { group: MpsGroup },
     #[error("a file that the container needs is missing")]
@@ -103,6 +107,7 @@ pub struct Executor {
     pub host: Arc<dyn Host>,
     pub driver: DriverRootCache,
     pub daemons: Arc<dyn Daemons>,
+    pub mig: Arc<dyn MigInstances>,
     pub holders: Holders,
     pub sharing: SharingPolicy,
     /// Folder of `tranche mps`, here and on the host.
@@ -122,7 +127,8 @@ impl Executor {
         let recorded = match self.store.get(&key) {
             Some(record) if record.phase == Phase::Ready && means(&record, claim) => {
                 let same = prepare::as_recorded(claim, &record.intent);
-                if same && self.is_real(&record) && self.serve_again(&record).is_ok() {
+                let real = self.is_real(&record) && self.has_its_instances(&record);
+                if same && real && self.serve_again(&record).is_ok() {
                     let changed = self.changed_edits(&record, claim, gpus)?;
                     self.note_pods(held, &record, &claim.pods)?;
                     self.holders.settle(&key);
@@ -140,33 +146,60 @@ impl Executor {
             None => None,
         };
         let ready = recorded.as_ref().filter(|record| record.phase == Phase::Ready);
-        let mut plan = self.plan(claim, gpus)?;
-        let same = ready.is_some_and(|record| record.intent.holds_as(&plan.intent));
-        if ready.is_some() && !same {
+        let mut planned = self.plan(claim, gpus, ready)?;
+        let same = ready
+            .is_some_and(|record| record.intent.holds_as(planned.intent()) && self.has_its_instances(record));
+        if let Some(record) = ready.filter(|_| !same) {
             let why = "an earlier preparation is no longer valid";
             self.release(held, &key, ReleaseCause::Anew).map_err(stuck(why))?;
+            // Its instances have gone with it.
+            if record.intent.places().next().is_some() {
+                planned = self.plan(claim, gpus, None)?;
+            }
         }
         // Pods that had the devices before may have them still.
         if let Some(record) = recorded.as_ref().filter(|record| record.intent.boot == self.boot) {
-            plan.intent.pods = record.intent.pods_with(&claim.pods);
+            planned.intent_mut().pods = record.intent.pods_with(&claim.pods);
         }
-        self.carry_out(held, &plan.intent, &plan.cdi, same)?;
+        let devices = match planned {
+            Planned::Ready(plan) => {
+                self.carry_out(held, &plan.intent, &plan.cdi, same)?;
+                plan.intent.devices
+            }
+            Planned::ToMake(intent) => self.make(held, *intent, claim, gpus)?,
+        };
         if let Some(record) = recorded.filter(|_| same) {
             self.note_pods(held, &record, &claim.pods)?;
         }
         self.holders.settle(&key);
-        Ok(Outcome::Made(plan.intent.devices.into_iter().map(|device| device.answer).collect()))
+        Ok(Outcome::Made(devices.into_iter().map(|device| device.answer).collect()))
     }
 
-    /// What preparing a claim means now. Blocks on file calls.
-    fn plan(&self, claim: &AllocatedClaim, gpus: &NodeGpus) -> Result<Plan, ExecuteError> {
+    /// What preparing a claim means now, with the MIG instances that its record says were made for it. Blocks on file
+    /// calls.
+    fn plan(
+        &self,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+        record: Option<&Record>,
+    ) -> Result<Planned, ExecuteError> {
+        let made = record.filter(|record| record.intent.boot == self.boot);
+        let gpus = &*carving::with_made(gpus, made.map_or(&[], |record| &record.intent.steps));
+        self.plan_on(claim, gpus)
+    }
+
+    /// The same on these GPUs, as they are.
+    pub(super) fn plan_on(&self, claim: &AllocatedClaim, gpus: &NodeGpus) -> Result<Planned, ExecuteError> {
         let on = self.store.held_on(&gpus_of(claim, gpus));
         let site = Site { node: &self.node, pool: &self.pool, gpus, sharing: &self.sharing, held: &on };
         // Checked before the driver's files are looked for: the clearer word comes first.
         let targets = prepare::targets(claim, site).map_err(|refusal| self.explained(refusal))?;
+        if let Some(intent) = prepare::to_make(claim, &targets, &self.boot) {
+            return Ok(Planned::ToMake(Box::new(intent)));
+        }
         let driver = self.driver.files(Some(&gpus.driver.driver), &prepare::nodes(&targets))?;
         let facts = Facts { boot: &self.boot, driver: &driver, mps_dir: &self.mps_dir };
-        Ok(prepare::plan(claim, &targets, site, facts)?)
+        Ok(Planned::Ready(Box::new(prepare::plan(claim, &targets, site, facts)?)))
     }
 
     /// The container edits of a ready claim, if what is written is not what would be written now. The driver's files,
@@ -181,8 +214,9 @@ impl Executor {
         claim: &AllocatedClaim,
         gpus: &NodeGpus,
     ) -> Result<Option<CdiFile>, ExecuteError> {
-        let plan = match self.plan(claim, gpus) {
-            Ok(plan) => plan,
+        let plan = match self.plan(claim, gpus, Some(record)) {
+            Ok(Planned::Ready(plan)) => plan,
+            Ok(Planned::ToMake(_)) => return Ok(None),
             // A device that would not be given out now (it is not healthy, say) keeps its edits.
             Err(ExecuteError::Refused(_)) => return Ok(None),
             Err(error) => return Err(error),
@@ -384,7 +418,7 @@ impl Executor {
     ) -> Result<(), ExecuteError> {
         let key = intent.key();
         if ready {
-            let lasting = |step: &&Step| !matches!(step, Step::TimeSlice { .. });
+            let lasting = |step: &&Step| matches!(step, Step::Mps { .. } | Step::WriteCdi { .. });
             for step in intent.steps.iter().filter(lasting) {
                 self.apply(step, &key, cdi).map_err(|source| step_error(step, source))?;
             }
@@ -409,9 +443,11 @@ impl Executor {
         Ok(self.store.mark(held, &key, Mark::Ready)?)
     }
 
-    fn apply(&self, step: &Step, key: &RecordKey, cdi: &CdiFile) -> Result<(), StepError> {
+    pub(super) fn apply(&self, step: &Step, key: &RecordKey, cdi: &CdiFile) -> Result<(), StepError> {
         debug!(step = describe(step), "begun");
         match step {
+            // Made before the rest was planned: see `carving`.
+            Step::MakeMig { .. } => Ok(()),
             Step::TimeSlice { gpu, level } => Ok(self.host.set_time_slice(gpu, *level)?),
             Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, key, needs),
             Step::WriteCdi { .. } => self.write_cdi(cdi),
@@ -454,7 +490,7 @@ impl Executor {
         let key = record.intent.key();
         record.intent.steps.iter().try_for_each(|step| match step {
             Step::Mps { group, exclusive, needs } => self.serve(group, *exclusive, &key, needs),
-            Step::TimeSlice { .. } | Step::WriteCdi { .. } => Ok(()),
+            Step::MakeMig { .. } | Step::TimeSlice { .. } | Step::WriteCdi { .. } => Ok(()),
         })
     }
 
@@ -484,6 +520,9 @@ impl Executor {
             Step::Mps { group, exclusive, .. } => {
                 self.leave_to(&self.store.mps_needs(group, Some(key), &self.boot), group, *exclusive)
             }
+            // No instance outlives a boot.
+            Step::MakeMig { .. } if !same_boot => Ok(()),
+            Step::MakeMig { gpu, place, made } => self.end_mig(gpu, *place, made.as_ref()),
             // The driver was loaded anew since: its default is in force.
             Step::TimeSlice { .. } if !same_boot => Ok(()),
             Step::TimeSlice { gpu, .. } => {
@@ -510,17 +549,20 @@ fn means(record: &Record, claim: &AllocatedClaim) -> bool {
     recorded == allocated
 }
 
-fn stuck(problem: &str) -> impl FnOnce(ReleaseError) -> ExecuteError {
+pub(super) fn stuck(problem: &str) -> impl FnOnce(ReleaseError) -> ExecuteError {
     let problem = problem.to_owned();
     move |left| ExecuteError::Stuck { problem, leftover: error_chain(&left) }
 }
 
-fn step_error(step: &Step, source: StepError) -> ExecuteError {
+pub(super) fn step_error(step: &Step, source: StepError) -> ExecuteError {
     ExecuteError::Step { what: describe(step), source }
 }
 
 fn describe(step: &Step) -> String {
     match step {
+        Step::MakeMig { gpu, place, .. } => {
+            format!("making a MIG instance at memory slice {} of {gpu}", place.placement.start)
+        }
         Step::TimeSlice { gpu, level } => format!("setting the time slice of {gpu} to level {level}"),
         Step::Mps { group, .. } => format!("setting up MPS for {group}"),
         Step::WriteCdi { file } => format!("writing the container edits {file}"),

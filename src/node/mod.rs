@@ -6,7 +6,7 @@
 //!             │              ├──────────→ labels ────→ the Node's labels (off by default)
 //!             └→ device_faults ─→ watch<DeviceFaults>: to both
 //!                            └──────────→ preparer ←── kubelet's calls
-//!                                           └→ lanes → executor → ledger (store), CDI file, GPU
+//!                                           └→ lanes → executor (carving) → ledger (store), CDI file, GPU
 //!                                                ↑
 //!                                             sweeper (start, every minute) ←── holders ←── /proc
 //! prepared, grant changed, health changed ─→ reporter ─→ status.devices and events of claims
@@ -16,6 +16,7 @@
 //!
 //! May import: everything below, and ops. May name: tokio, prometheus_client, tracing.
 
+mod carving;
 pub mod config;
 pub mod daemon_reports;
 mod daemons;

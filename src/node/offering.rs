@@ -8,7 +8,7 @@
 use tokio::time::Instant;
 
 use crate::sharing::SharingPolicy;
-use crate::slices::{Dropped, ExistingSlices, Offer};
+use crate::slices::{Counters, Dropped, ExistingSlices, Offer};
 
 /// What the API server does with shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,13 +26,24 @@ pub(super) struct Offering {
     keeps: Keeps,
     /// What was dropped of shares when they were last tried.
     dropped: Dropped,
+    /// What the API server does with counters, once it was asked.
+    counters: Option<Counters>,
+    /// What was dropped of counters when they were last tried.
+    counters_dropped: Dropped,
     /// When the API server was last asked, or told by itself.
     pub told: Option<Instant>,
 }
 
 impl Offering {
     pub fn new(policy: SharingPolicy) -> Self {
-        Self { policy, keeps: Keeps::Untold, dropped: Dropped::default(), told: None }
+        Self {
+            policy,
+            keeps: Keeps::Untold,
+            dropped: Dropped::default(),
+            counters: None,
+            counters_dropped: Dropped::default(),
+            told: None,
+        }
     }
 
     pub fn keeps(&self) -> Keeps {
@@ -53,8 +64,30 @@ impl Offering {
     }
 
     /// What is known to be dropped though it is not sent any more.
-    pub fn dropped(&self) -> &Dropped {
-        &self.dropped
+    pub fn dropped(&self) -> Dropped {
+        let mut dropped = self.dropped.clone();
+        dropped.merge(self.counters_dropped.clone());
+        dropped
+    }
+
+    /// Counters are published only where they are known to be kept: without them, all that may be made of a board looks
+    /// as if it could be had at once.
+    pub fn counters(&self) -> Counters {
+        self.counters.unwrap_or(Counters::NotKept)
+    }
+
+    /// True if the API server was not asked about counters.
+    pub fn counters_untold(&self) -> bool {
+        self.counters.is_none()
+    }
+
+    /// What of slices with counters in them was not kept. True if boards are to be published otherwise now.
+    pub fn learn_counters(&mut self, lost: &Dropped) -> bool {
+        self.counters_dropped = lost.of_counters();
+        let now = if lost.counters() { Counters::NotKept } else { Counters::Kept };
+        let before = self.counters();
+        self.counters = Some(now);
+        before != now
     }
 
     /// Shares that are stored are kept.
@@ -100,9 +133,22 @@ mod tests {
         let lost = dropped(&spec(Some(true)), &spec(None));
         assert!(offering.learn(&lost) && is_whole_only(&offering));
         assert!(!offering.learn(&lost), "no news");
-        assert_eq!(offering.dropped(), &lost);
+        assert_eq!(offering.dropped(), lost);
         assert!(offering.learn(&Dropped::default()) && !is_whole_only(&offering));
         assert!(offering.dropped().is_empty());
+    }
+
+    #[tokio::test]
+    async fn counters_are_not_published_before_they_are_known_to_be_kept() {
+        let mut offering = Offering::new(SharingPolicy::default());
+        assert_eq!((offering.counters(), offering.counters_untold()), (Counters::NotKept, true));
+        assert!(offering.learn_counters(&Dropped::default()));
+        assert_eq!((offering.counters(), offering.counters_untold()), (Counters::Kept, false));
+        let set = serde_json::from_value(serde_json::json!([{"name": "s", "counters": {}}])).unwrap();
+        let sent = ResourceSliceSpec { shared_counters: Some(set), ..ResourceSliceSpec::default() };
+        let lost = dropped(&sent, &ResourceSliceSpec::default());
+        assert!(lost.counters() && offering.learn_counters(&lost));
+        assert_eq!((offering.counters(), offering.dropped()), (Counters::NotKept, lost));
     }
 
     #[tokio::test]

@@ -25,13 +25,13 @@ pub use super::publication::{Pace, Phase, Publication};
 use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
 use crate::inventory::{DeviceFaults, Inventory};
 use crate::model::error_chain;
-use crate::model::gpu::NodeGpus;
+use crate::model::gpu::{MigMode, NodeGpus};
 use crate::model::names::NodeName;
 use crate::model::time::back_off;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Dropped, ExistingSlices, Obsolete, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
-    WritePlan, desired, diff, dropped, offered, taints, violations,
+    Counters, Dropped, ExistingSlices, Obsolete, Offer, Owner, PublishOptions, SliceContent, Taints, Target,
+    Write, WritePlan, desired, diff, dropped, offered, taints, violations,
 };
 
 /// Held while this instance publishes; dropping it lets the next one.
@@ -222,7 +222,7 @@ impl Publisher {
             state.offered = offered;
             empty || keeping || offers
         });
-        let contents = self.contents_of(&gpus, self.offering.offer());
+        let contents = self.contents_of(&gpus, self.offering.offer(), self.offering.counters());
         if self.contents.as_ref() != Some(&contents) {
             self.contents = Some(contents);
             self.settled = false;
@@ -231,8 +231,8 @@ impl Publisher {
         }
     }
 
-    fn contents_of(&self, gpus: &NodeGpus, offer: Offer<'_>) -> Vec<SliceContent> {
-        desired(gpus, &self.node, PublishOptions { offer, taints: &self.taints })
+    fn contents_of(&self, gpus: &NodeGpus, offer: Offer<'_>, counters: Counters) -> Vec<SliceContent> {
+        desired(gpus, &self.node, PublishOptions { offer, taints: &self.taints, counters })
     }
 
     fn take_event(&mut self, event: &SliceEvent) {
@@ -319,7 +319,9 @@ impl Publisher {
             let node_uid = self.cluster.node_uid().await?;
             self.owner = Some(Owner { node: self.node.clone(), node_uid });
         }
-        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await {
+        let untold = self.offering.keeps() == Keeps::Untold && self.wants_shares()
+            || self.offering.counters_untold() && self.wants_counters();
+        if untold && self.ask().await {
             return Ok(Outcome::Otherwise);
         }
         let change = self.diff(&seen);
@@ -331,6 +333,12 @@ impl Publisher {
     fn wants_shares(&self) -> bool {
         let mut devices = self.contents.iter().flatten().flat_map(|content| &content.devices);
         devices.any(|device| device.allow_multiple_allocations == Some(true))
+    }
+
+    /// True if a board is carved on demand.
+    fn wants_counters(&self) -> bool {
+        let Inventory::Found(gpus) = &*self.inventory.borrow() else { return false };
+        gpus.gpus.iter().any(|gpu| matches!(gpu.mig, MigMode::OnDemand(_)))
     }
 
     /// When the API server is to be asked whether it keeps more than it did.
@@ -354,7 +362,7 @@ impl Publisher {
     async fn ask(&mut self) -> bool {
         self.offering.told = Some(Instant::now());
         let Inventory::Found(gpus) = self.inventory.borrow().clone() else { return false };
-        let contents = self.contents_of(&gpus, self.offering.with_shares());
+        let contents = self.contents_of(&gpus, self.offering.with_shares(), Counters::Kept);
         let owner = self.owner.clone().unwrap_or_else(|| self.nobody());
         let known = Dropped::default();
         let target = Target { contents: &contents, owner: &owner, dropped: &known, known_generation: 0 };
@@ -369,7 +377,13 @@ impl Publisher {
                 }
             }
         }
-        let otherwise = self.offering.learn(&lost);
+        // What was not in them says nothing.
+        let mut devices = contents.iter().flat_map(|content| &content.devices);
+        let with_shares = devices.any(|device| device.allow_multiple_allocations == Some(true));
+        let mut otherwise = with_shares && self.offering.learn(&lost);
+        if self.wants_counters() {
+            otherwise |= self.offering.learn_counters(&lost);
+        }
         self.tell_dropped(lost);
         otherwise
     }
@@ -459,8 +473,11 @@ impl Publisher {
     fn learn(&mut self, lost: Dropped, change: &WritePlan) -> bool {
         let all = change.writes.len() == self.contents.as_ref().map_or(0, Vec::len);
         let shares = self.wants_shares();
-        let otherwise = (all && shares || lost.shares()) && self.offering.learn(&lost);
-        let mut now = if all { self.offering.dropped().clone() } else { self.state.borrow().dropped.clone() };
+        let mut otherwise = (all && shares || lost.shares()) && self.offering.learn(&lost);
+        if lost.counters() {
+            otherwise |= self.offering.learn_counters(&lost);
+        }
+        let mut now = if all { self.offering.dropped() } else { self.state.borrow().dropped.clone() };
         now.merge(lost);
         self.tell_dropped(now);
         otherwise

@@ -37,7 +37,7 @@ use crate::kubelet::{self, Health, Registration};
 use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, PodUid, PoolName};
-use crate::nvml::{Nvml, ProcessWatch, Settings};
+use crate::nvml::{MigCarver, Nvml, ProcessWatch, Settings};
 use crate::ops::OpsError;
 use crate::ops::drain::Signals;
 use crate::ops::logs::LogControl;
@@ -178,6 +178,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Client::new(&paths.mps_dir)),
+        mig: Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
         holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),

@@ -242,7 +242,7 @@ fn devices(inventory: &Inventory, metrics: &NodeMetrics) {
 fn class(device: &Device<'_>) -> (DeviceType, DeviceHealth) {
     let kind = match device {
         Device::Whole(_) => DeviceType::Gpu,
-        Device::Mig { .. } => DeviceType::Mig,
+        Device::Mig { .. } | Device::Place { .. } => DeviceType::Mig,
     };
     let health = match device.gpu().health {
         Health::Healthy => DeviceHealth::Healthy,

@@ -228,7 +228,12 @@ impl Store {
     /// Writes a record anew, durably and in one go, with other pods. Its phase stays.
     pub fn set_pods(&self, held: &Held, key: &RecordKey, pods: Vec<PodRef>) -> Result<(), StoreError> {
         let record = self.get(key).ok_or_else(|| StoreError::NoRecord(key.clone()))?;
-        let (phase, intent) = (record.phase, Intent { pods, ..record.intent });
+        self.replace(held, Intent { pods, ..record.intent }, record.phase)
+    }
+
+    /// Writes a record anew, durably and in one go: what is known now, and how far it got.
+    pub fn replace(&self, held: &Held, intent: Intent, phase: Phase) -> Result<(), StoreError> {
+        let key = &intent.key();
         let name = file_name(key)?;
         let mut bytes = ledger::encode_intent(&intent)?;
         bytes.extend(phase.mark().map(ledger::encode_mark).transpose()?.unwrap_or_default());

@@ -83,7 +83,8 @@ pub fn resolve(
             continue;
         }
         match (params, device) {
-            (Params::Gpu(sharing), Device::Whole(_)) | (Params::Mig(sharing), Device::Mig { .. }) => {
+            (Params::Gpu(sharing), Device::Whole(_))
+            | (Params::Mig(sharing), Device::Mig { .. } | Device::Place { .. }) => {
                 settings.sharing = sharing;
             }
             (Params::Share(share), _) => {
@@ -96,7 +97,7 @@ pub fn resolve(
             (params, device) => {
                 let device = match device {
                     Device::Whole(_) => format!("the whole GPU {}", device.name()),
-                    Device::Mig { .. } => format!("the MIG device {}", device.name()),
+                    Device::Mig { .. } | Device::Place { .. } => format!("the MIG device {}", device.name()),
                 };
                 return Err(ResolveError::WrongKind {
                     index,

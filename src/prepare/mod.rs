@@ -15,7 +15,7 @@ mod targets;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{Facts, Plan, nodes, plan};
+pub use plan::{Facts, Plan, nodes, plan, to_make};
 pub use share::as_recorded;
 pub use targets::{Site, Target, targets};
 
@@ -44,6 +44,11 @@ pub enum Refusal {
          if the GPU was re-partitioned, delete the pods that use the claim, and new ones get it allocated again"
     )]
     NoSuchDevice { request: RequestName, device: DeviceName, present: String },
+    #[error(
+        "device {device} is not there yet: it is made when a claim that it is allocated to is prepared, and administrative \
+         access needs one that is there"
+    )]
+    NotMade { device: DeviceName },
     #[error("device {device} cannot be used: {reason}")]
     Unhealthy { device: DeviceName, reason: String },
     #[error(

@@ -2,9 +2,10 @@
 
 use super::{Refusal, Site, Target, mps};
 use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
-use crate::ledger::{HeldDevice, Intent, Standing, Step};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
-use crate::model::gpu::Device;
+use crate::model::gpu::{Device, MigMode};
+use crate::model::mig::{MadeMig, MigPlace};
 use crate::model::names::BootId;
 use crate::params::{Interval, Sharing};
 
@@ -28,7 +29,53 @@ pub struct Facts<'a> {
 
 /// Which device nodes the targets stand for, in their order.
 pub fn nodes(targets: &[Target<'_>]) -> Vec<CdiNodes> {
-    targets.iter().map(|target| cdi_nodes(target.device)).collect()
+    targets.iter().filter_map(|target| cdi_nodes(target.device)).collect()
+}
+
+/// What is recorded before MIG instances are made for a claim: everything that undoing needs. `None` if there is none to
+/// be made. Only once they are made is it known what else the claim needs: [`plan`] says it then.
+pub fn to_make(claim: &AllocatedClaim, targets: &[Target<'_>], boot: &BootId) -> Option<Intent> {
+    let is_unmade =
+        |target: &Target<'_>| matches!(target.device, Device::Place { .. }) && target.mode != HoldMode::Admin;
+    if !targets.iter().any(is_unmade) {
+        return None;
+    }
+    let uid = &claim.claim.uid;
+    let mut steps: Vec<Step> = targets.iter().filter_map(make_mig).collect();
+    steps.push(Step::WriteCdi { file: cdi::file_name(uid) });
+    let id = |target: &Target<'_>| cdi::id(uid, &target.name, target.share_id.as_deref());
+    Some(Intent {
+        claim: claim.claim.clone(),
+        boot: boot.clone(),
+        devices: targets.iter().map(|target| held(target, &id(target))).collect(),
+        steps,
+        pods: claim.pods.clone(),
+        standing: Standing::Current,
+    })
+}
+
+/// The step that makes, or has made, the target's instance.
+fn make_mig(target: &Target<'_>) -> Option<Step> {
+    let gpu = target.device.gpu().uuid.clone();
+    if target.mode == HoldMode::Admin {
+        return None;
+    }
+    match target.device {
+        Device::Whole(_) => None,
+        Device::Place { place, .. } => Some(Step::MakeMig { gpu, place: place.place, made: None }),
+        Device::Mig { parent, mig } => {
+            let MigMode::OnDemand(cut) = &parent.mig else { return None };
+            // Others are somebody else's: used as they are.
+            let ours = cut.made.iter().any(|made| made.uuid == mig.uuid);
+            let place = MigPlace { profile_id: mig.profile_id, placement: mig.placement };
+            let made = Some(MadeMig {
+                uuid: mig.uuid.clone(),
+                gpu_instance: mig.gpu_instance,
+                compute_instance: mig.compute_instance,
+            });
+            ours.then_some(Step::MakeMig { gpu, place, made })
+        }
+    }
 }
 
 /// Decides what preparing `claim` means here. `targets` are the claim's, found and free on `site`.
@@ -41,9 +88,10 @@ pub fn plan(
     let daemons = mps::daemons(claim, targets, site)?;
     let with_shm = site.sharing.shm.is_the_gpus(&site.gpus.driver.driver);
     let device = |target| cdi_device(target, &daemons, facts, with_shm);
-    let devices: Vec<CdiDevice> = targets.iter().map(device).collect();
+    let devices: Vec<CdiDevice> = targets.iter().map(device).collect::<Result<_, _>>()?;
     let cdi = cdi::render(&claim.claim.uid, &devices, facts.driver)?;
-    let mut steps: Vec<Step> = targets.iter().filter_map(time_slice).collect();
+    let mut steps: Vec<Step> = targets.iter().filter_map(make_mig).collect();
+    steps.extend(targets.iter().filter_map(time_slice));
     steps.extend(daemons.iter().map(mps::Daemon::step));
     steps.push(Step::WriteCdi { file: cdi.file_name.clone() });
     let held = targets.iter().zip(&cdi.ids).map(|(target, id)| held(target, id)).collect();
@@ -64,26 +112,33 @@ fn time_slice(target: &Target<'_>) -> Option<Step> {
     }
 }
 
-fn cdi_nodes(device: Device<'_>) -> CdiNodes {
+/// None of a device that is yet to be made.
+fn cdi_nodes(device: Device<'_>) -> Option<CdiNodes> {
     match device {
-        Device::Whole(gpu) => CdiNodes::Whole { minor: gpu.minor },
-        Device::Mig { parent, mig } => CdiNodes::Mig {
+        Device::Whole(gpu) => Some(CdiNodes::Whole { minor: gpu.minor }),
+        Device::Mig { parent, mig } => Some(CdiNodes::Mig {
             parent_minor: parent.minor,
             gpu_instance: mig.gpu_instance,
             compute_instance: mig.compute_instance,
-        },
+        }),
+        Device::Place { .. } => None,
     }
 }
 
-fn cdi_device(target: &Target<'_>, daemons: &[mps::Daemon], facts: Facts<'_>, with_shm: bool) -> CdiDevice {
+fn cdi_device(
+    target: &Target<'_>,
+    daemons: &[mps::Daemon],
+    facts: Facts<'_>,
+    with_shm: bool,
+) -> Result<CdiDevice, Refusal> {
     let daemon = daemons.iter().find(|daemon| daemon.serves(target));
-    CdiDevice {
+    Ok(CdiDevice {
         name: target.name.clone(),
         share_id: target.share_id.clone(),
-        nodes: cdi_nodes(target.device),
+        nodes: cdi_nodes(target.device).ok_or_else(|| Refusal::NotMade { device: target.name.clone() })?,
         env: daemon.map(|daemon| daemon.env(target)).unwrap_or_default(),
         mounts: daemon.map(|daemon| daemon.mounts(facts.mps_dir, with_shm)).unwrap_or_default(),
-    }
+    })
 }
 
 fn held(target: &Target<'_>, cdi_id: &str) -> HeldDevice {

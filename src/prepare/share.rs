@@ -83,7 +83,7 @@ fn board(device: &Device<'_>, site: Site<'_>) -> Result<Shareable, Refusal> {
             let daemon = if changes { DaemonScope::Gpu } else { site.sharing.daemon };
             sharing::shareable(gpu, &SharingPolicy { daemon, ..site.sharing.clone() })
         }
-        Device::Mig { .. } => Err(sharing::NotShareable::Mig),
+        Device::Mig { .. } | Device::Place { .. } => Err(sharing::NotShareable::Mig),
     };
     found.map_err(|reason| Refusal::NotShareable { device: device.name(), reason })
 }

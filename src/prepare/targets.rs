@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{Refusal, share};
 use crate::ledger::{HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
-use crate::model::gpu::{Device, NodeGpus};
+use crate::model::gpu::{Device, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 use crate::model::share::Isolation;
 use crate::params::{DeviceSettings, resolve};
@@ -98,7 +98,7 @@ fn target<'a>(
         (Some(granted), access, _) => share::granted(&device, access, granted, &settings, site)?,
         (None, Access::Share { consumed, .. }, _) => share::mode(&device, consumed, &settings, site)?,
         (None, _, Device::Whole(_)) => HoldMode::Whole,
-        (None, _, Device::Mig { .. }) => HoldMode::Mig,
+        (None, _, Device::Mig { .. } | Device::Place { .. }) => HoldMode::Mig,
     };
     let share_id = result.access.share_id().map(str::to_owned);
     check_isolation(&name, mode, &settings)?;
@@ -164,14 +164,25 @@ fn holder<'a>(
 ) -> Option<&'a Intent> {
     let shared = |mode: HoldMode| matches!(mode, HoldMode::Share(_));
     site.held.iter().filter(|held| !held.is_current_of(&claim.claim.uid)).find(|held| {
-        held.devices.iter().any(|other| {
-            let same_board = other.gpu == device.gpu().uuid;
-            let whole = mode == HoldMode::Whole || other.mode == HoldMode::Whole;
-            let both_shared = shared(mode) && shared(other.mode);
-            let taken = whole || (other.uuid == *device.uuid() && !both_shared);
-            // A board that was cut into MIG devices, or put together again, under its shares.
-            let cut = shared(mode) != shared(other.mode);
-            other.mode != HoldMode::Admin && same_board && (taken || cut)
-        })
+        is_carved_over(held, device)
+            || held.devices.iter().any(|other| {
+                let same_board = other.gpu == device.gpu().uuid;
+                let whole = mode == HoldMode::Whole || other.mode == HoldMode::Whole;
+                let both_shared = shared(mode) && shared(other.mode);
+                let taken = whole || (other.uuid == *device.uuid() && !both_shared);
+                // A board that was cut into MIG devices, or put together again, under its shares.
+                let cut = shared(mode) != shared(other.mode);
+                other.mode != HoldMode::Admin && same_board && (taken || cut)
+            })
     })
+}
+
+/// True if a MIG instance was made for the claim, or is about to be, where the device's own is or would be.
+fn is_carved_over(held: &Intent, device: &Device<'_>) -> bool {
+    let own = match device {
+        Device::Place { place, .. } => place.place.placement,
+        Device::Mig { parent, mig } if matches!(parent.mig, MigMode::OnDemand(_)) => mig.placement,
+        Device::Whole(_) | Device::Mig { .. } => return false,
+    };
+    held.places().any(|(gpu, other)| *gpu == device.gpu().uuid && other.placement.overlaps(own))
 }

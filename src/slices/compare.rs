@@ -40,6 +40,16 @@ impl Dropped {
         self.paths().any(|path| path.ends_with(".allowMultipleAllocations"))
     }
 
+    /// True if the API server keeps no counters (KEP-4815): then what may be made of a board must not be published.
+    pub fn counters(&self) -> bool {
+        self.paths().any(makes_counters)
+    }
+
+    /// Those of the fields that make counters.
+    pub fn of_counters(&self) -> Self {
+        Self(self.0.iter().filter(|path| makes_counters(path)).cloned().collect())
+    }
+
     /// The feature gates that presumably are off.
     pub fn features(&self) -> BTreeSet<&'static str> {
         let of = |path: &str| FEATURES.iter().find(|(part, _)| path.ends_with(part)).map(|(_, name)| *name);
@@ -57,6 +67,10 @@ impl Dropped {
     pub fn merge(&mut self, other: Self) {
         self.0.extend(other.0);
     }
+}
+
+fn makes_counters(path: &str) -> bool {
+    path.ends_with(".consumesCounters") || path.ends_with(".sharedCounters")
 }
 
 impl fmt::Display for Dropped {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::resource::v1::Device as ApiDevice;
+use k8s_openapi::api::resource::v1::{CounterSet, Device as ApiDevice};
 
-use super::{DEVICES_PER_SLICE, PublishOptions, device};
+use super::{COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, PublishOptions, device, partition};
 use crate::model::gpu::{Device, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
+use crate::slices::Counters;
 
 /// What one slice of this node's pool lists.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,25 +16,44 @@ pub struct SliceContent {
     /// The node's name, as NVIDIA's driver has it.
     pub pool: PoolName,
     pub devices: Vec<ApiDevice>,
+    /// In a slice without devices: what devices of the pool consume (KEP-4815).
+    pub counters: Vec<CounterSet>,
 }
 
 /// The slices to publish: sorted, stable, at most [`DEVICES_PER_SLICE`] devices each, at least one slice
-/// (an empty pool is published as a slice without devices, so that it is seen to be empty).
+/// (an empty pool is published as a slice without devices, so that it is seen to be empty). Counter sets follow in slices
+/// of their own. Where the API server does not keep counters, what may be made of a board is not published: it would
+/// look as if all of it could be had at once.
 ///
 /// A GPU that is not healthy stays listed: pods that use it keep their device, kubelet learns of its health
 /// from the health stream, and a taint keeps others off.
 pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec<SliceContent> {
-    let slice = |devices: Vec<ApiDevice>| SliceContent {
+    let slice = |devices: Vec<ApiDevice>, counters: Vec<CounterSet>| SliceContent {
         node: node.clone(),
         pool: PoolName::Published(node.clone()),
         devices,
+        counters,
     };
-    let devices: Vec<ApiDevice> =
-        in_order(gpus).into_iter().map(|one| device::published(&gpus.driver, one, how)).collect();
+    let counters: Vec<CounterSet> = match how.counters {
+        Counters::NotKept => Vec::new(),
+        Counters::Kept => gpus.gpus.iter().filter_map(partition::counter_set).collect(),
+    };
+    let counted = |one: &Device<'_>| match one {
+        Device::Place { parent, .. } => {
+            let set = partition::set_name(parent);
+            counters.iter().any(|counters| counters.name == set)
+        }
+        Device::Whole(_) | Device::Mig { .. } => true,
+    };
+    let devices = in_order(gpus).into_iter().filter(counted);
+    let devices: Vec<ApiDevice> = devices.map(|one| device::published(&gpus.driver, one, how)).collect();
     if devices.is_empty() {
-        return vec![slice(Vec::new())];
+        return vec![slice(Vec::new(), Vec::new())];
     }
-    devices.chunks(DEVICES_PER_SLICE).map(|chunk| slice(chunk.to_vec())).collect()
+    let mut slices: Vec<_> =
+        devices.chunks(DEVICES_PER_SLICE).map(|chunk| slice(chunk.to_vec(), Vec::new())).collect();
+    slices.extend(counters.chunks(COUNTER_SETS_PER_SLICE).map(|chunk| slice(Vec::new(), chunk.to_vec())));
+    slices
 }
 
 /// By minor number, then placement, whatever the order of the look was. A name is given once.
@@ -43,6 +63,7 @@ fn in_order(gpus: &NodeGpus) -> Vec<Device<'_>> {
         let start = match device {
             Device::Whole(_) => 0,
             Device::Mig { mig, .. } => mig.placement.start,
+            Device::Place { place, .. } => place.place.placement.start,
         };
         (device.gpu().minor, start, device.name(), device.uuid().clone())
     });
@@ -70,7 +91,7 @@ pub(super) mod tests {
     pub fn whole() -> PublishOptions<'static> {
         static NONE: Taints = Taints::new();
         static POLICY: LazyLock<SharingPolicy> = LazyLock::new(SharingPolicy::default);
-        PublishOptions { offer: Offer::WholeOnly(&POLICY), taints: &NONE }
+        PublishOptions { offer: Offer::WholeOnly(&POLICY), taints: &NONE, counters: Counters::NotKept }
     }
 
     /// In shares, without taints.

@@ -8,8 +8,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES};
-use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigDevice};
+use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES, partition};
+use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigCapacity, MigDevice};
 use crate::model::quantity::Bytes;
 use crate::model::share::DaemonScope;
 use crate::sharing::{
@@ -30,6 +30,14 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
             entries.mig(parent, mig);
             false
         }
+        Device::Place { parent, place } => {
+            entries.part(parent, &place.profile, &place.capacity);
+            false
+        }
+    };
+    let consumes_counters = match device {
+        Device::Place { parent, place } => Some(vec![partition::consumption(parent, place)]),
+        Device::Whole(_) | Device::Mig { .. } => None,
     };
     let name = device.name();
     let taints = how.taints.get(&name).map(Vec::as_slice).unwrap_or_default();
@@ -38,6 +46,7 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
         attributes: some(entries.attributes),
         capacity: some(entries.capacity),
         allow_multiple_allocations: shared.then_some(true),
+        consumes_counters,
         taints: (!taints.is_empty()).then(|| taints.iter().take(TAINTS_PER_DEVICE).map(tainted).collect()),
         ..ApiDevice::default()
     }
@@ -141,12 +150,22 @@ impl Entries {
     }
 
     fn mig(&mut self, parent: &Gpu, mig: &MigDevice) {
-        self.string("type", "mig");
         self.string("uuid", mig.uuid.as_str());
+        self.part(parent, &mig.profile, &mig.capacity);
+        // Today's boards have 8 or 12 memory slices; no number that NVML makes up may overfill the device.
+        let room = ENTRIES_PER_DEVICE - self.attributes.len() - self.capacity.len();
+        let slices = mig.placement.start..mig.placement.start.saturating_add(mig.placement.size);
+        for slice in slices.take(room) {
+            self.count(&format!("memorySlice{slice}"), 1);
+        }
+    }
+
+    /// What a MIG device has, whether it is made or not.
+    fn part(&mut self, parent: &Gpu, profile: &str, capacity: &MigCapacity) {
+        self.string("type", "mig");
         self.string("parentUUID", parent.uuid.as_str());
-        self.string("profile", &mig.profile);
+        self.string("profile", profile);
         self.string(ISOLATION, "mig");
-        let capacity = &mig.capacity;
         self.total(capacity.memory);
         self.bytes("memory", capacity.memory);
         self.count("multiprocessors", capacity.multiprocessors);
@@ -155,12 +174,6 @@ impl Entries {
         self.count("encoders", capacity.encoders);
         self.count("jpegEngines", capacity.jpeg_engines);
         self.count("ofaEngines", capacity.ofa_engines);
-        // Today's boards have 8 memory slices; no number that NVML makes up may overfill the device.
-        let room = ENTRIES_PER_DEVICE - self.attributes.len() - self.capacity.len();
-        let slices = mig.placement.start..mig.placement.start.saturating_add(mig.placement.size);
-        for slice in slices.take(room) {
-            self.count(&format!("memorySlice{slice}"), 1);
-        }
     }
 
     /// Left out if there is nothing to say; cut to what the API server takes.

@@ -219,6 +219,7 @@ fn spec(target: &Target<'_>, index: usize, generation: i64) -> ResourceSliceSpec
             resource_slice_count: slice_count(target),
         },
         devices: (!content.devices.is_empty()).then(|| content.devices.clone()),
+        shared_counters: (!content.counters.is_empty()).then(|| content.counters.clone()),
         ..ResourceSliceSpec::default()
     }
 }

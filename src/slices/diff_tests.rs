@@ -19,6 +19,7 @@ fn contents(slices: &[&[u32]]) -> Vec<SliceContent> {
             node: NodeName::new(NODE),
             pool: PoolName::new(NODE),
             devices: numbers.iter().map(device).collect(),
+            counters: Vec::new(),
         })
         .collect()
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`desired`]: GPUs to slice contents; names, attributes and capacities are those of NVIDIA's driver,
 //!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
+//! * `partition`: a board that is carved on demand, as devices that consume counters (KEP-4815)
 //! * [`violations`]: the API server's limits, checked before anything is sent
 //! * [`Grantable`]: a published board, read back by who places shares on it
 //! * [`taints`]: the faults of devices as taints, which keep pods off
@@ -17,6 +18,7 @@ mod device;
 mod diff;
 mod grantable;
 mod offer;
+mod partition;
 mod policy;
 mod taint;
 mod validate;
@@ -25,13 +27,17 @@ pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired};
 pub use diff::{ExistingSlices, Obsolete, Owner, Target, Write, WritePlan, diff};
 pub use grantable::Grantable;
-pub use offer::{Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};
+pub use offer::{Counters, Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};
 pub use taint::taints;
 pub use validate::{Violation, violations};
 
 /// Devices per slice, always: the API server takes 128, but only 64 once one of them has a taint, and a
 /// full slice that gets its first taint must not become invalid at that moment (KEP-5055).
 pub const DEVICES_PER_SLICE: usize = 64;
+/// Counter sets per slice (KEP-4815).
+pub const COUNTER_SETS_PER_SLICE: usize = 8;
+/// Counters of one set.
+pub const COUNTERS_PER_SET: usize = 32;
 /// Attributes and capacities of one device together.
 pub const ENTRIES_PER_DEVICE: usize = 32;
 /// Longest attribute value, in bytes.

@@ -15,6 +15,15 @@ use crate::sharing::{Shareable, SharingPolicy, shareable};
 pub struct PublishOptions<'a> {
     pub offer: Offer<'a>,
     pub taints: &'a Taints,
+    pub counters: Counters,
+}
+
+/// What the API server does with shared counters (KEP-4815).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counters {
+    Kept,
+    /// It drops them, or nothing has shown yet that it does not.
+    NotKept,
 }
 
 /// Who places shares of the boards that can be and may be shared.

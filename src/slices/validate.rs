@@ -4,9 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
+use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceAttribute, DeviceCapacity, DeviceTaint};
 
-use super::{DEVICES_PER_SLICE, ENTRIES_PER_DEVICE, SliceContent, TAINTS_PER_DEVICE, VALUE_BYTES, policy};
+use super::{
+    COUNTER_SETS_PER_SLICE, COUNTERS_PER_SET, DEVICES_PER_SLICE, ENTRIES_PER_DEVICE, SliceContent,
+    TAINTS_PER_DEVICE, VALUE_BYTES, policy,
+};
 use crate::model::names::{is_dns_label, is_dns_subdomain};
 use crate::model::quantity::Quantity;
 
@@ -16,7 +19,6 @@ const SUBDOMAIN_BYTES: usize = 253;
 const DOMAIN_BYTES: usize = 63;
 const IDENTIFIER_BYTES: usize = 32;
 const COUNTER_SETS_CONSUMED: usize = 2;
-const COUNTERS_PER_SET: usize = 32;
 const BINDING_CONDITIONS: usize = 4;
 
 /// One limit that is not kept.
@@ -47,6 +49,7 @@ pub fn violations(contents: &[SliceContent]) -> Vec<Violation> {
             found.device(&path, device);
         }
     }
+    found.counters(contents);
     found.0
 }
 
@@ -74,6 +77,49 @@ impl Found {
         let apart = all.iter().any(|other| other.pool != content.pool || other.node != content.node);
         self.check(apart, path, || "is of another pool or node than the others".to_owned());
         self.limit(path, "devices", content.devices.len(), DEVICES_PER_SLICE);
+    }
+
+    /// A pool in which a device consumes what no slice has, or of whose counter sets two have one name, is no pool to the
+    /// allocator.
+    fn counters(&mut self, contents: &[SliceContent]) {
+        let mut sets: BTreeMap<&str, &CounterSet> = BTreeMap::new();
+        for (index, content) in contents.iter().enumerate() {
+            let path = format!("slices[{index}]");
+            let both = !content.counters.is_empty() && !content.devices.is_empty();
+            self.check(both, &path, || "has devices and counter sets; a slice has either".to_owned());
+            self.limit(&path, "counter sets", content.counters.len(), COUNTER_SETS_PER_SLICE);
+            for set in &content.counters {
+                let path = format!("{path}.sharedCounters[{}]", set.name);
+                self.check(sets.insert(&set.name, set).is_some(), &path, || {
+                    "is there twice in the pool".to_owned()
+                });
+                self.check(set.counters.is_empty(), &path, || "has no counters".to_owned());
+                self.limit(&path, "counters", set.counters.len(), COUNTERS_PER_SET);
+                let names = std::iter::once(&set.name).chain(set.counters.keys());
+                for name in names.filter(|name| !is_dns_label(name)) {
+                    self.check(true, &path, || format!("{name:?} is not a valid DNS label"));
+                }
+            }
+        }
+        for device in contents.iter().flat_map(|content| &content.devices) {
+            let path = format!("devices[{}]", device.name);
+            let consumed: Vec<_> = device.consumes_counters.iter().flatten().collect();
+            let shared = !consumed.is_empty() && device.allow_multiple_allocations == Some(true);
+            // kubernetes/kubernetes#139034 and the bugs after it.
+            self.check(shared, &path, || {
+                "consumes counters and can be shared; no device does both".to_owned()
+            });
+            let empty = !consumed.is_empty() && device.capacity.as_ref().is_none_or(BTreeMap::is_empty);
+            self.check(empty, &path, || "consumes counters and has no capacity".to_owned());
+            for part in consumed {
+                let set = sets.get(part.counter_set.as_str());
+                let unknown = |name: &&String| set.is_none_or(|set| !set.counters.contains_key(*name));
+                if let Some(name) = part.counters.keys().find(unknown) {
+                    let words = || format!("consumes {name} of {}, which no slice has", part.counter_set);
+                    self.check(true, &path, words);
+                }
+            }
+        }
     }
 
     fn device(&mut self, path: &str, device: &Device) {
@@ -214,6 +260,7 @@ mod tests {
             node: NodeName::new("node-a"),
             pool: PoolName::new("node-a"),
             devices: serde_json::from_value(devices).unwrap(),
+            counters: Vec::new(),
         }
     }
 
@@ -272,6 +319,51 @@ mod tests {
         refused(with("nodeName", json!("n")), "node selection of its own");
         let many: serde_json::Map<_, _> = (0..33).map(|i| (format!("a{i}"), json!({"int": i}))).collect();
         refused(with("attributes", many.into()), "has 33 attributes and capacities");
+    }
+
+    fn counted(set: Value, device: Value) -> Vec<String> {
+        let counters =
+            SliceContent { counters: serde_json::from_value(json!([set])).unwrap(), ..slice(json!([])) };
+        violations(&[slice(json!([device])), counters]).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn counters_are_checked_over_the_whole_pool() {
+        let set = json!({"name": "gpu-0-counter-set", "counters": {"memory-slice-0": {"value": "1"}}});
+        let capacity = json!({"memory": {"value": "1Gi"}});
+        let device = |counter: &str| {
+            json!({"name": "m", "capacity": capacity, "consumesCounters":
+                [{"counterSet": "gpu-0-counter-set", "counters": {counter: {"value": "1"}}}]})
+        };
+        assert_eq!(counted(set.clone(), device("memory-slice-0")), [""; 0]);
+        let refused = |set: &Value, device: Value, words: &str| {
+            let found = counted(set.clone(), device);
+            assert!(found.iter().any(|one| one.contains(words)), "{found:?} lacks {words:?}");
+        };
+        refused(&set, device("memory-slice-1"), "memory-slice-1 of gpu-0-counter-set, which no slice has");
+        let mut shared = device("memory-slice-0");
+        shared["allowMultipleAllocations"] = json!(true);
+        refused(&set, shared, "no device does both");
+        let mut empty = device("memory-slice-0");
+        empty["capacity"] = json!({});
+        refused(&set, empty, "has no capacity");
+        refused(
+            &json!({"name": "Set_1", "counters": {"a": {"value": "1"}}}),
+            json!({"name": "m"}),
+            "DNS label",
+        );
+        refused(&json!({"name": "s", "counters": {}}), json!({"name": "m"}), "has no counters");
+        let many: serde_json::Map<_, _> = (0..33).map(|i| (format!("c{i}"), json!({"value": "1"}))).collect();
+        refused(&json!({"name": "s", "counters": many}), json!({"name": "m"}), "33 counters");
+        let mut both = slice(json!([{"name": "m"}]));
+        both.counters = serde_json::from_value(json!([set])).unwrap();
+        assert!(violations(&[both.clone()])[0].problem.contains("a slice has either"));
+        both.devices.clear();
+        let twice = violations(&[both.clone(), both]);
+        assert!(
+            twice[0].to_string().contains("sharedCounters[gpu-0-counter-set]: is there twice"),
+            "{twice:?}"
+        );
     }
 
     #[test]

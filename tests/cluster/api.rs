@@ -26,8 +26,8 @@ use tranche::model::quantity::{Bytes, Quantity};
 use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
 use tranche::sharing::{DefaultRequest, SharingPolicy};
 use tranche::slices::{
-    Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write, desired,
-    diff, dropped, violations,
+    Counters, Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
+    desired, diff, dropped, violations,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -205,7 +205,7 @@ async fn every_profile_is_taken_and_kept_as_it_is() {
         let policy = |default_request| SharingPolicy { default_request, ..SharingPolicy::default() };
         let (all, nothing) = (policy(DefaultRequest::Whole), policy(DefaultRequest::Nothing));
         for offer in [Offer::WholeOnly(&all), Offer::Shares(&all), Offer::Shares(&nothing)] {
-            let how = PublishOptions { offer, taints: &Taints::new() };
+            let how = PublishOptions { offer, taints: &Taints::new(), counters: Counters::NotKept };
             let contents = desired(&gpus, &real.node, how);
             assert_eq!(violations(&contents), [], "{name}");
             for slice in real.creations(&contents) {
@@ -366,6 +366,7 @@ fn content(real: &Real, devices: Value) -> SliceContent {
         node: real.node.clone(),
         pool: PoolName::new(real.node.as_str()),
         devices: serde_json::from_value(devices).unwrap(),
+        counters: Vec::new(),
     }
 }
 

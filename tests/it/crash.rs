@@ -77,6 +77,18 @@ fn shares() -> Claim {
     Claim::new("shares", &["gpu-0", "gpu-1"]).share("4000Mi", "0")
 }
 
+/// A MIG device that is made for the claim.
+fn carved() -> Claim {
+    Claim::new("carved", &["gpu-3-mig-1g10gb-19-0"])
+}
+
+/// Two of them.
+fn carved_twice() -> Claim {
+    Claim::new("carved-twice", &["gpu-3-mig-1g10gb-19-0", "gpu-3-mig-2g20gb-14-2"])
+}
+
+const CARVED: [Named; 2] = [("a carved device", carved), ("two carved devices", carved_twice)];
+
 type Named = (&'static str, fn() -> Claim);
 
 const CLAIMS: [Named; 7] = [
@@ -91,8 +103,8 @@ const CLAIMS: [Named; 7] = [
 
 /// A site and what is on it before the process is stopped.
 async fn set_up(case: Case) -> Site {
-    let site = Site::new();
     let claim = (case.claim)();
+    let site = if claim.id().name.starts_with("carved") { Site::carved() } else { Site::new() };
     site.api.put(&claim);
     if case.before == Before::Nothing {
         return site;
@@ -286,6 +298,27 @@ async fn stopped_while_sweeping() {
         stops += stop_all(before, During::Sweep, &CLAIMS[..5]).await;
     }
     assert!(stops >= 378, "the sweep has shrunk to {stops} points");
+}
+
+/// The same with MIG instances that are made for the claim: half made, made and not recorded, half ended.
+#[tokio::test]
+async fn stopped_while_carving_a_board() {
+    let mut stops = 0;
+    for (before, during) in [
+        (Before::Nothing, During::Prepare),
+        (Before::PreparedInAnotherBoot, During::Prepare),
+        (Before::PreparedAndEditsLost, During::Prepare),
+        (Before::HalfPrepared, During::Prepare),
+        (Before::Prepared, During::Unprepare),
+        (Before::PreparedInAnotherBoot, During::Unprepare),
+        (Before::HalfPrepared, During::Sweep),
+        (Before::PreparedAndDeleted, During::Sweep),
+        (Before::PreparedAndEditsLost, During::Sweep),
+        (Before::PreparedInAnotherBoot, During::Sweep),
+    ] {
+        stops += stop_all(before, during, &CARVED).await;
+    }
+    assert!(stops >= 300, "the sweep has shrunk to {stops} points");
 }
 
 /// A run of the plugin that ends at the same point as the run before.

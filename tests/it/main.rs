@@ -5,6 +5,7 @@
 // A test may be long, spawn and measure; its pauses are looked at by tests/tidy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::too_many_lines, clippy::disallowed_methods)]
 
+mod carving;
 mod cdi;
 mod cluster;
 mod controller;
@@ -13,6 +14,7 @@ mod deploy;
 mod device_faults;
 mod explain;
 mod fake_kubelet;
+mod fake_mig;
 mod fake_mps;
 mod feed;
 mod holders;

@@ -139,6 +139,7 @@ async fn look(nvml: &Nvml) -> Look {
 fn migs(gpu: &Gpu) -> &[MigDevice] {
     match &gpu.mig {
         MigMode::On(devices) => devices,
+        MigMode::OnDemand(_) => panic!("nobody asked to carve GPU {}", gpu.minor),
         MigMode::Off => panic!("MIG is off on GPU {}", gpu.minor),
     }
 }

@@ -25,6 +25,7 @@ use tranche::kubelet::{Claims, Prepared};
 use tranche::ledger::{self, Phase, Record, Step};
 use tranche::model::claim::{AllocatedClaim, ClaimRef};
 use tranche::model::gpu::*;
+use tranche::model::mig::PossibleMig;
 use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits};
@@ -40,6 +41,7 @@ use tranche::nvml::ProcessWatch;
 use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::SharingPolicy;
 
+use crate::fake_mig::{self, FakeMig, MigBoards};
 use crate::fake_mps::{Supervisor, SupervisorClient};
 use crate::stop_at::{StopAt, read_records};
 
@@ -257,6 +259,7 @@ pub struct Site {
     pub api: Arc<Api>,
     pub gpus: watch::Sender<Inventory>,
     pub mps: Arc<Supervisor>,
+    pub mig: Arc<MigBoards>,
     /// Driver root of the library that is asked who uses the GPUs; the site's own has none that works.
     pub lists_root: PathBuf,
     boots: AtomicU32,
@@ -279,6 +282,12 @@ impl Site {
         ])
     }
 
+    /// gpu-3 is carved on demand.
+    pub fn carved() -> Self {
+        let places = PossibleMig::all(&uuid(3), &fake_mig::profiles());
+        Self::with(vec![board(3, MigMode::OnDemand(OnDemand { places, ..OnDemand::default() }))])
+    }
+
     pub fn with_whole_gpus(count: u32) -> Self {
         Self::with((0..count).map(|minor| board(minor, MigMode::Off)).collect())
     }
@@ -287,11 +296,13 @@ impl Site {
         // In memory where that is possible: hundreds of sites flush thousands of files.
         let memory = Path::new("/dev/shm");
         let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let carved = gpus.iter().any(|gpu| matches!(gpu.mig, MigMode::OnDemand(_)));
         let driver = DriverVersions { driver: VERSION.into(), cuda: "12.4".into() };
         let gpus = watch::channel(Inventory::Found(NodeGpus { driver, gpus })).0;
         let mps = Arc::new(Supervisor::new(dir.path().join("mps")));
         let lists_root = dir.path().join("driver");
-        let site = Self { dir, api: Arc::default(), gpus, mps, lists_root, boots: AtomicU32::new(1) };
+        let (api, mig) = Default::default();
+        let site = Self { dir, api, gpus, mps, mig, lists_root, boots: AtomicU32::new(1) };
         for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
@@ -310,6 +321,14 @@ impl Site {
             "proc/driver/nvidia-caps/mig-minors",
             b"gpu2/gi7/access 66\ngpu2/gi7/ci0/access 67\ngpu2/gi8/access 75\ngpu2/gi8/ci0/access 76\n",
         );
+        if carved {
+            let line = |gi: u32| {
+                let minor = 200 + 2 * gi;
+                format!("gpu3/gi{gi}/access {minor}\ngpu3/gi{gi}/ci0/access {}\n", minor + 1)
+            };
+            let lines: String = (3..14).map(line).collect();
+            put("proc/driver/nvidia-caps/mig-minors", lines.as_bytes());
+        }
         site.put_nvidia_smi();
         site
     }
@@ -347,6 +366,7 @@ impl Site {
     pub fn reboot_with_lasting_edits(&self) {
         self.boots.fetch_add(1, Ordering::SeqCst);
         self.mps.forget_all();
+        self.mig.clear();
         fs::remove_dir_all(self.path("driver/gpus")).unwrap();
         fs::create_dir_all(self.path("driver/gpus")).unwrap();
     }
@@ -390,6 +410,7 @@ impl Site {
             host: host.clone(),
             driver: DriverRootCache::new(root),
             daemons: Arc::new(SupervisorClient { supervisor: self.mps.clone(), host: host.clone() }),
+            mig: Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone() }),
             holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),
@@ -463,6 +484,17 @@ impl Site {
             assert!(wanted || self.time_slice(minor) == 0, "{at}: nobody's time slice on GPU-{minor}");
         }
         self.check_daemons(&records, at);
+        let made = self.mig.all();
+        for (gpu, place) in &made {
+            let recorded =
+                records.iter().any(|record| record.intent.places().any(|one| one == (gpu, *place)));
+            assert!(recorded, "{at}: nobody's instance on {gpu} at {place:?}");
+        }
+        for record in records.iter().filter(|r| r.phase == Phase::Ready && r.intent.boot == self.boot()) {
+            for (gpu, place) in record.intent.places() {
+                assert!(made.contains(&(gpu.clone(), place)), "{at}: no instance at {place:?}");
+            }
+        }
     }
 
     /// A daemon is kept only for claims, never looser than the loosest of them needs, and no claim that is

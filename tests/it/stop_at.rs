@@ -19,12 +19,14 @@ pub enum Verb {
     TimeSlice,
     Keep,
     Rest,
+    MakeMig,
+    EndMig,
 }
 
 impl Verb {
     /// Can it be cut off in the middle?
     pub fn divisible(self) -> bool {
-        matches!(self, Self::WriteRecord | Self::Mark | Self::WriteEdits)
+        matches!(self, Self::WriteRecord | Self::Mark | Self::WriteEdits | Self::MakeMig | Self::EndMig)
     }
 }
 
@@ -161,6 +163,21 @@ impl StopAt {
             stop();
         }
         done
+    }
+
+    /// A call that can be cut off when its first half is done.
+    pub fn halves<T>(&self, verb: Verb, half: impl FnOnce(), whole: impl FnOnce() -> T) -> T {
+        match self.enter(verb) {
+            Act::Half => {
+                half();
+                stop()
+            }
+            Act::GoAndStop => {
+                whole();
+                stop()
+            }
+            Act::Go | Act::Fault(_) => whole(),
+        }
     }
 
     fn io<T>(&self, verb: Verb, half: impl FnOnce(), whole: impl FnOnce() -> io::Result<T>) -> io::Result<T> {

@@ -174,7 +174,7 @@ fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
 pub fn kind(device: &Device<'_>) -> &'static str {
     match device {
         Device::Whole(_) => "gpu",
-        Device::Mig { .. } => "mig",
+        Device::Mig { .. } | Device::Place { .. } => "mig",
     }
 }
 
@@ -183,6 +183,7 @@ pub fn profile(device: &Device<'_>) -> Option<String> {
     match device {
         Device::Whole(_) => None,
         Device::Mig { mig, .. } => Some(mig.profile.clone()),
+        Device::Place { place, .. } => Some(place.profile.clone()),
     }
 }
 
@@ -207,7 +208,7 @@ impl Offer {
             isolation: isolation.map(Isolation::as_str),
         };
         match (device, offered.get(&device.name())) {
-            (Device::Mig { .. }, _) => alone(Some(Isolation::Mig)),
+            (Device::Mig { .. } | Device::Place { .. }, _) => alone(Some(Isolation::Mig)),
             (Device::Whole(_), None) => alone(None),
             (Device::Whole(_), Some(Offered::Whole { .. })) => alone(Some(Isolation::None)),
             (
@@ -252,6 +253,7 @@ pub fn only_whole(offered: &BTreeMap<DeviceName, Offered>) -> Vec<String> {
 fn memory(device: &Device<'_>) -> String {
     match device {
         Device::Mig { mig, .. } => mig.capacity.memory.to_quantity_string(),
+        Device::Place { place, .. } => place.capacity.memory.to_quantity_string(),
         Device::Whole(gpu) => match gpu.memory {
             Memory::Known { total, .. } => total.to_quantity_string(),
             Memory::Unknown => "unknown".to_owned(),

@@ -164,6 +164,14 @@ fn because(claim: &AllocatedClaim, target: &Target<'_>) -> String {
 
 fn step(step: &ledger::Step) -> Step {
     let (does, undo) = match step {
+        ledger::Step::MakeMig { gpu, place, .. } => {
+            let at = place.placement;
+            let what = format!(
+                "make a MIG instance of profile {} at memory slice {} of {gpu}",
+                place.profile_id, at.start
+            );
+            (what, "end it")
+        }
         ledger::Step::TimeSlice { gpu, level } => (
             format!("set the time slice of {gpu} to {} (level {level})", why::interval(*level)),
             "set it to the driver's default (level 0)",

@@ -36,7 +36,9 @@ pub fn meant(claim: &AllocatedClaim, target: &Target<'_>, aspect: Aspect) -> Vec
 /// What the entry decides for such a device, if anything.
 fn aspect_of(config: &Config, device: Device<'_>) -> Option<Aspect> {
     match (decode(&config.parameters).ok()?, device) {
-        (Params::Gpu(_), Device::Whole(_)) | (Params::Mig(_), Device::Mig { .. }) => Some(Aspect::Sharing),
+        (Params::Gpu(_), Device::Whole(_)) | (Params::Mig(_), Device::Mig { .. } | Device::Place { .. }) => {
+            Some(Aspect::Sharing)
+        }
         (Params::Share(_), _) => Some(Aspect::Share),
         (Params::Grant(_), _) => Some(Aspect::Grant),
         (Params::Gpu(_) | Params::Mig(_), _) => None,

@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(memory.value.0, "80000Mi");
         let range = memory.request_policy.as_ref().unwrap().valid_range.as_ref().unwrap();
         assert_eq!((range.min.0.as_str(), range.max.as_ref().unwrap().0.as_str()), ("1Mi", "80000Mi"));
-        let content = SliceContent { node: "a".into(), pool: "a".into(), devices };
+        let content = SliceContent { node: "a".into(), pool: "a".into(), devices, counters: Vec::new() };
         assert_eq!(violations(&[content]), [], "what the API server would refuse");
         assert_ne!(slice.metadata.name, made[1].slice().metadata.name);
         assert_eq!(slice.spec.node_name, None);

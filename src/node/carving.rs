@@ -1,0 +1,179 @@
+//! MIG instances that are made for claims and end with them: what the executor does on boards that are carved on demand.
+//!
+//! ```text
+//! is anything there? ─yes→ refused, nothing recorded
+//!   └no→ intent (where, not yet what) durable → make → intent again, with what was made → … → plan the rest → intent
+//!        as planned → its steps → ready
+//! ```
+//! What a crash leaves is found by its place on the board: NVML gives ids again, and names follow from the board's
+//! number. Whatever else is on a board is somebody else's and stays as it is.
+
+use std::borrow::Cow;
+
+use tracing::debug;
+
+use super::executor::{ExecuteError, Executor, StepError, step_error, stuck};
+use super::holders::ReleaseCause;
+use super::lanes::Held;
+use crate::ledger::{HeldDevice, Intent, Mark, Phase, Record, Step};
+use crate::model::claim::AllocatedClaim;
+use crate::model::error_chain;
+use crate::model::gpu::{MigMode, NodeGpus};
+use crate::model::mig::{MadeMig, MigPlace};
+use crate::model::names::DeviceUuid;
+use crate::nvml::MigError;
+use crate::prepare::{Plan, Refusal};
+
+/// What preparing a claim comes to.
+pub(super) enum Planned {
+    Ready(Box<Plan>),
+    /// MIG instances first: what else it comes to follows from them.
+    ToMake(Box<Intent>),
+}
+
+impl Planned {
+    pub fn intent(&self) -> &Intent {
+        match self {
+            Self::Ready(plan) => &plan.intent,
+            Self::ToMake(intent) => intent,
+        }
+    }
+
+    pub fn intent_mut(&mut self) -> &mut Intent {
+        match self {
+            Self::Ready(plan) => &mut plan.intent,
+            Self::ToMake(intent) => intent,
+        }
+    }
+}
+
+/// The GPUs with the instances that were made by these steps, in place of those that may be made.
+pub(super) fn with_made<'a>(gpus: &'a NodeGpus, steps: &[Step]) -> Cow<'a, NodeGpus> {
+    let mut with = Cow::Borrowed(gpus);
+    for step in steps {
+        let Step::MakeMig { gpu, place, made: Some(made) } = step else { continue };
+        for board in with.to_mut().gpus.iter_mut().filter(|board| board.uuid == *gpu) {
+            let MigMode::OnDemand(cut) = &mut board.mig else { continue };
+            let device = cut.places.iter().find(|one| one.place == *place).map(|one| one.as_made(made));
+            cut.made.extend(device);
+        }
+    }
+    with
+}
+
+impl Executor {
+    /// True unless NVML says that an instance which was made for the claim is not there any more: somebody ended it, or
+    /// the driver was loaded anew.
+    pub(super) fn has_its_instances(&self, record: &Record) -> bool {
+        record.intent.steps.iter().all(|step| {
+            let Step::MakeMig { gpu, place, made: Some(made) } = step else { return true };
+            match self.mig.instances(gpu) {
+                Ok(all) => all.iter().any(|one| one.place == *place && one.devices.contains(made)),
+                Err(MigError::Off { .. }) => false,
+                Err(error) => {
+                    debug!(error = error_chain(&error), "it is not known whether a MIG instance is there");
+                    true
+                }
+            }
+        })
+    }
+
+    /// Prepares a claim whose MIG instances are yet to be made.
+    pub(super) fn make(
+        &self,
+        held: &Held,
+        intent: Intent,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+    ) -> Result<Vec<HeldDevice>, ExecuteError> {
+        // Before the record says that there may be something of ours: it would be ended as such.
+        for step in &intent.steps {
+            self.check_free(step).map_err(|source| step_error(step, source))?;
+        }
+        let key = intent.key();
+        self.make_and_go_on(held, intent, claim, gpus).map_err(|problem| {
+            match self.release(held, &key, ReleaseCause::Anew) {
+                Ok(()) => problem,
+                Err(left) => stuck(&error_chain(&problem))(left),
+            }
+        })
+    }
+
+    fn check_free(&self, step: &Step) -> Result<(), StepError> {
+        let Step::MakeMig { gpu, place, .. } = step else { return Ok(()) };
+        let all = self.mig.instances(gpu)?;
+        match all.iter().find(|one| one.place.placement.overlaps(place.placement)) {
+            None => Ok(()),
+            Some(other) => Err(MigError::Taken { gpu: gpu.clone(), by: other.place }.into()),
+        }
+    }
+
+    /// Stops at the first failure, with whatever was done until then in the ledger.
+    fn make_and_go_on(
+        &self,
+        held: &Held,
+        intent: Intent,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+    ) -> Result<Vec<HeldDevice>, ExecuteError> {
+        self.store.begin(held, &intent)?;
+        let intent = self.make_all(held, intent)?;
+        let made = intent.places().count();
+        let plan = match self.plan_on(claim, &with_made(gpus, &intent.steps))? {
+            Planned::Ready(plan) => *plan,
+            Planned::ToMake(unmade) => {
+                let device = unmade.devices.into_iter().next().map(|device| device.answer.device);
+                return Err(Refusal::NotMade { device: device.unwrap_or_else(|| "?".into()) }.into());
+            }
+        };
+        let whole = Intent { pods: intent.pods, ..plan.intent };
+        let key = whole.key();
+        self.store.replace(held, whole.clone(), Phase::Applying(made))?;
+        for (index, step) in whole.steps.iter().enumerate().skip(made) {
+            self.apply(step, &key, &plan.cdi).map_err(|source| step_error(step, source))?;
+            self.store.mark(held, &key, Mark::Applied(index))?;
+        }
+        self.store.mark(held, &key, Mark::Ready)?;
+        Ok(whole.devices)
+    }
+
+    /// Makes the intent's instances, which are its first steps, and records each.
+    fn make_all(&self, held: &Held, mut intent: Intent) -> Result<Intent, ExecuteError> {
+        for index in 0..intent.steps.len() {
+            let Step::MakeMig { gpu, place, .. } = &intent.steps[index] else { break };
+            let (gpu, place) = (gpu.clone(), *place);
+            match self.mig.make(&gpu, place) {
+                Ok(made) => {
+                    intent.steps[index] = Step::MakeMig { gpu, place, made: Some(made) };
+                    self.store.replace(held, intent.clone(), Phase::Applying(index + 1))?;
+                }
+                Err(error) => {
+                    let problem = step_error(&intent.steps[index], StepError::from(error));
+                    if let ExecuteError::Step { source: StepError::Mig(error), .. } = &problem
+                        && error.made_nothing()
+                    {
+                        // What is there is not ours, and must not be taken for it.
+                        intent.steps.truncate(index);
+                        self.store.replace(held, intent, Phase::Applying(index))?;
+                    }
+                    return Err(problem);
+                }
+            }
+        }
+        Ok(intent)
+    }
+
+    /// Ends what was made at a place, if it still is there.
+    pub(super) fn end_mig(
+        &self,
+        gpu: &DeviceUuid,
+        place: MigPlace,
+        made: Option<&MadeMig>,
+    ) -> Result<(), StepError> {
+        match self.mig.end(gpu, place, made.map(|made| &made.uuid)) {
+            // Nothing is there.
+            Ok(_) | Err(MigError::Off { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! MIG devices that are made for claims, on a node in a folder: what is refused, what is left alone, what comes back.
+
+use tranche::ledger::Step;
+use tranche::model::gpu::Placement;
+use tranche::model::mig::{MadeMig, MigPlace};
+
+use crate::site::{Claim, Site, uuid};
+
+const ONE: &str = "gpu-3-mig-1g10gb-19-0";
+const TWO: &str = "gpu-3-mig-2g20gb-14-0";
+
+fn at(profile_id: u32, start: u32, size: u32) -> MigPlace {
+    MigPlace { profile_id, placement: Placement { start, size } }
+}
+
+fn put(site: &Site, name: &str, device: &str) -> Claim {
+    let claim = Claim::new(name, &[device]);
+    site.api.put(&claim);
+    claim
+}
+
+#[tokio::test]
+async fn a_device_is_made_for_its_claim_and_ends_with_it() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let claim = put(&site, "a", ONE);
+    plugin.prepared(&claim, "at first").await;
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1))]);
+    let record = &site.records()[0].intent;
+    let [Step::MakeMig { made: Some(made), .. }, Step::WriteCdi { .. }] = &record.steps[..] else {
+        panic!("{:?}", record.steps)
+    };
+    assert_eq!(
+        (&made.uuid, &record.devices[0].uuid),
+        (&site.mig.on(&uuid(3))[0].devices[0].uuid, &made.uuid)
+    );
+    let edits = site.edits(&claim).unwrap().to_string();
+    assert!(edits.contains("/dev/nvidia-caps/nvidia-cap214") && edits.contains("nvidia-cap215"), "{edits}");
+    plugin.prepared(&claim, "again").await;
+    assert_eq!(site.mig.all().len(), 1);
+    plugin.unprepare(&claim).await.unwrap();
+    site.check_empty("released");
+}
+
+#[tokio::test]
+async fn what_overlaps_is_refused_and_the_first_goes_on() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let (first, second) = (put(&site, "a", ONE), put(&site, "b", TWO));
+    plugin.prepared(&first, "first").await;
+    plugin.refused(&second, &[TWO, "in use by claim team/a"]).await;
+    let beside = put(&site, "c", "gpu-3-mig-2g20gb-14-2");
+    plugin.prepared(&beside, "beside").await;
+    plugin.unprepare(&first).await.unwrap();
+    plugin.prepared(&second, "once it is free").await;
+    site.check("at the end");
+}
+
+#[tokio::test]
+async fn an_instance_of_an_administrators_is_neither_used_nor_ended() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let theirs = site.mig.make(&uuid(3), at(19, 1, 1), 1);
+    let claim = put(&site, "a", TWO);
+    plugin.refused(&claim, &["there is a GPU instance already", "memory slices 1 to 1"]).await;
+    assert_eq!(site.records(), [], "nothing says that it were ours");
+    assert_eq!(site.mig.on(&uuid(3)), [theirs.clone()]);
+    // Theirs takes the place of ours, which somebody has ended under a pod: it is not ended for it.
+    site.mig.clear();
+    plugin.prepared(&claim, "alone").await;
+    site.mig.clear();
+    let theirs = MadeMig { uuid: "MIG-theirs".into(), gpu_instance: 3, compute_instance: 0 };
+    site.mig.put(&uuid(3), at(14, 0, 2), theirs);
+    plugin.unprepare(&claim).await.unwrap();
+    assert_eq!(site.mig.all(), [(uuid(3), at(14, 0, 2))]);
+    assert_eq!(site.records(), []);
+}
+
+#[tokio::test]
+async fn a_device_that_somebody_ended_is_made_again() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let claim = put(&site, "a", ONE);
+    plugin.prepared(&claim, "at first").await;
+    site.mig.clear();
+    plugin.prepared(&claim, "again").await;
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1))]);
+    site.check("made again");
+}
+
+#[tokio::test]
+async fn a_device_whose_pod_still_runs_stays() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let pod = "0f1e2d3c-0000-4000-8000-000000000001";
+    let claim = Claim::new("a", &[ONE]).reserved_for(&[pod]);
+    site.api.put(&claim);
+    plugin.prepared(&claim, "at first").await;
+    site.runs(4711, pod);
+    site.api.remove(&claim);
+    plugin.sweep().await.unwrap();
+    assert_eq!(site.mig.all().len(), 1, "whatever becomes of the claim");
+    site.ends(4711);
+    plugin.sweep().await.unwrap();
+    site.check_empty("once it has ended");
+}
+
+#[tokio::test]
+async fn seven_devices_are_made_on_one_board() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let claims: Vec<Claim> = (0..7)
+        .map(|start| put(&site, &format!("c{start}"), &format!("gpu-3-mig-1g10gb-19-{start}")))
+        .collect();
+    for claim in &claims {
+        plugin.prepared(claim, "seven on one board").await;
+    }
+    assert_eq!(site.mig.all().len(), 7);
+    for claim in &claims[2..] {
+        plugin.unprepare(claim).await.unwrap();
+    }
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1)), (uuid(3), at(19, 1, 1))]);
+    let admin = Claim::new("admin", &["gpu-3-mig-1g10gb-19-5"]).admin();
+    site.api.put(&admin);
+    plugin.refused(&admin, &["is not there yet", "administrative access"]).await;
+    assert_eq!(site.mig.all().len(), 2);
+}

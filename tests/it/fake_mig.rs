@@ -1,0 +1,114 @@
+//! A board's MIG instances, as NVML would have them, which outlive the process that makes them.
+
+use std::sync::{Arc, Mutex};
+
+use tranche::ledger::Step;
+use tranche::model::gpu::{MigCapacity, Placement};
+use tranche::model::mig::{GpuInstance, MadeMig, MigPlace, MigProfile};
+use tranche::model::names::DeviceUuid;
+use tranche::nvml::{MigError, MigInstances};
+
+use crate::stop_at::{StopAt, Verb};
+
+/// Instances by board.
+#[derive(Default)]
+pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>);
+
+impl MigBoards {
+    /// What is on a board.
+    pub fn on(&self, gpu: &DeviceUuid) -> Vec<GpuInstance> {
+        let all = self.0.lock().unwrap();
+        all.iter().filter(|(on, _)| on == gpu).map(|(_, one)| one.clone()).collect()
+    }
+
+    pub fn all(&self) -> Vec<(DeviceUuid, MigPlace)> {
+        self.0.lock().unwrap().iter().map(|(gpu, one)| (gpu.clone(), one.place)).collect()
+    }
+
+    pub fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    /// An administrator's, or ours.
+    pub fn make(&self, gpu: &DeviceUuid, place: MigPlace, devices: usize) -> GpuInstance {
+        let Placement { start, size } = place.placement;
+        let id = 8 / size - 1 + start / size;
+        let device = MadeMig {
+            uuid: DeviceUuid::new(format!("MIG-{gpu}-{id}")),
+            gpu_instance: id,
+            compute_instance: 0,
+        };
+        let made = GpuInstance { id, place, devices: vec![device; devices] };
+        self.0.lock().unwrap().push((gpu.clone(), made.clone()));
+        made
+    }
+
+    /// Another device than ours would have.
+    pub fn put(&self, gpu: &DeviceUuid, place: MigPlace, device: MadeMig) {
+        let one = GpuInstance { id: device.gpu_instance, place, devices: vec![device] };
+        self.0.lock().unwrap().push((gpu.clone(), one));
+    }
+
+    pub fn end(&self, gpu: &DeviceUuid, place: MigPlace) {
+        self.0.lock().unwrap().retain(|(on, one)| on != gpu || one.place != place);
+    }
+}
+
+/// One process's way to them.
+pub struct FakeMig {
+    pub boards: Arc<MigBoards>,
+    pub host: Arc<StopAt>,
+}
+
+impl MigInstances for FakeMig {
+    fn profiles(&self, _: &DeviceUuid) -> Result<Vec<MigProfile>, MigError> {
+        Ok(profiles())
+    }
+
+    fn instances(&self, gpu: &DeviceUuid) -> Result<Vec<GpuInstance>, MigError> {
+        Ok(self.boards.on(gpu))
+    }
+
+    fn make(&self, gpu: &DeviceUuid, place: MigPlace) -> Result<MadeMig, MigError> {
+        let of =
+            |step: &Step| matches!(step, Step::MakeMig { gpu: g, place: p, .. } if g == gpu && *p == place);
+        self.host.demand(&format!("{place:?} on {gpu}"), |record| record.intent.steps.iter().any(of));
+        let half = || _ = self.boards.make(gpu, place, 0);
+        self.host.halves(Verb::MakeMig, half, || {
+            let taken =
+                self.boards.on(gpu).into_iter().find(|one| one.place.placement.overlaps(place.placement));
+            match taken {
+                Some(other) => Err(MigError::Taken { gpu: gpu.clone(), by: other.place }),
+                None => Ok(self.boards.make(gpu, place, 1).devices[0].clone()),
+            }
+        })
+    }
+
+    fn end(&self, gpu: &DeviceUuid, place: MigPlace, made: Option<&DeviceUuid>) -> Result<bool, MigError> {
+        let Some(found) = self.boards.on(gpu).into_iter().find(|one| one.place == place) else {
+            return Ok(false);
+        };
+        if found.devices.iter().any(|device| made.is_some_and(|made| *made != device.uuid)) {
+            return Ok(false);
+        }
+        let half = || {
+            self.boards.end(gpu, place);
+            self.boards.make(gpu, place, 0);
+        };
+        self.host.halves(Verb::EndMig, half, || self.boards.end(gpu, place));
+        Ok(true)
+    }
+}
+
+/// Two profiles of an H100.
+pub fn profiles() -> Vec<MigProfile> {
+    let profile = |id, name: &str, slices, most, starts: &[u32], size| MigProfile {
+        id,
+        name: name.to_owned(),
+        slices,
+        most,
+        capacity: MigCapacity::default(),
+        placements: starts.iter().map(|start| Placement { start: *start, size }).collect(),
+    };
+    vec![profile(19, "1g.10gb", 1, 7, &[0, 1, 2, 3, 4, 5, 6], 1), profile(14, "2g.20gb", 2, 3, &[0, 2, 4], 2)]
+}
