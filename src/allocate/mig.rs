@@ -1,8 +1,8 @@
 //! Which MIG instance is made for an ask, and where on the board: the smallest profile that suffices, at the placement
 //! that keeps the largest profiles possible as long as they can be.
 //!
-//! Everything here follows from what NVML says of the board ([`MigProfile`]): there is no table of products. A board's
-//! compute slices and engines are those of the profile that has most of them; so NVIDIA's MIG user guide lists them.
+//! Everything here follows from what NVML says of the board ([`MigProfile`]): there is no table of products. A board has as
+//! many compute slices and engines as the instances of one profile have together that have most of them.
 
 use thiserror::Error;
 
@@ -102,11 +102,9 @@ impl<'a> MigLayout<'a> {
         let made = || self.instances.iter().filter_map(|one| self.profile(one.profile_id));
         let same = made().filter(|one| one.id == profile.id).count();
         let taken = made().map(units).fold(units(profile), plus);
-        let all = self
-            .profiles
-            .iter()
-            .map(units)
-            .fold(Units::default(), |most, one| std::array::from_fn(|i| most[i].max(one[i])));
+        let together = |one: &MigProfile| units(one).map(|count| count.saturating_mul(one.most));
+        let most = |most: Units, one: Units| std::array::from_fn(|i| most[i].max(one[i]));
+        let all = self.profiles.iter().map(together).fold(Units::default(), most);
         u32::try_from(same).is_ok_and(|same| same < profile.most)
             && taken.iter().zip(all).all(|(t, a)| *t <= a)
     }

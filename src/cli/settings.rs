@@ -192,6 +192,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         watchdog,
         dcgm_metrics,
         node_labels,
+        mig_on_demand,
     } = args;
     let mut reader = Reader::default();
     let settings = NodeSettings {
@@ -208,6 +209,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         watchdog: reader.watchdog(watchdog),
         dcgm_metrics: reader.parsed("--dcgm-metrics", dcgm_metrics, false, on_or_off),
         labels: reader.parsed("--node-labels", node_labels, NodeLabels::Off, labels),
+        mig_on_demand: reader.parsed("--mig-on-demand", mig_on_demand, Vec::new(), selectors),
     };
     reader.finish(settings)
 }

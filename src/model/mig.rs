@@ -56,6 +56,8 @@ pub struct PossibleMig {
     pub profile: String,
     /// Compute slices.
     pub slices: u32,
+    /// How many of the profile fit on an empty board.
+    pub most: u32,
     pub place: MigPlace,
     pub capacity: MigCapacity,
 }
@@ -70,6 +72,7 @@ impl PossibleMig {
                     id: place.stands_for(gpu),
                     profile: profile.name.clone(),
                     slices: profile.slices,
+                    most: profile.most,
                     place,
                     capacity: profile.capacity,
                 }

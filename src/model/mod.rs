@@ -9,6 +9,7 @@
 //! * [`plain`]: what a parser says, in the words of those who write YAML
 //! * [`process`]: a process of the host, told apart from later ones with its PID
 //! * [`time`]: which kind of time is for what; how long to wait after failures
+//! * [`selector`]: which GPUs an administrator means
 //! * [`share`]: a part of a GPU, its rung of enforcement, and the MPS daemon that serves it
 //!
 //! May import: nothing of ours. May name: serde, thiserror.
@@ -21,6 +22,7 @@ pub mod names;
 pub mod plain;
 pub mod process;
 pub mod quantity;
+pub mod selector;
 pub mod share;
 pub mod time;
 

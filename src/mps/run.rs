@@ -71,6 +71,7 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
         driver: settings.driver.clone(),
         sys_root: settings.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
+        on_demand: Vec::new(),
     });
     let supervisor = Arc::new(Supervisor::new(Tools::new(settings, nvml, metrics)));
 

@@ -9,9 +9,12 @@
 //! number. Whatever else is on a board is somebody else's and stays as it is.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
+use super::discovery::CarvedPlaces;
 use super::executor::{ExecuteError, Executor, StepError, step_error, stuck};
 use super::holders::ReleaseCause;
 use super::lanes::Held;
@@ -59,6 +62,31 @@ pub(super) fn with_made<'a>(gpus: &'a NodeGpus, steps: &[Step]) -> Cow<'a, NodeG
         }
     }
     with
+}
+
+/// The ledger's word on which instances are made for claims.
+pub(super) struct CarvedByClaims(pub Arc<Executor>);
+
+impl fmt::Debug for CarvedByClaims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CarvedByClaims")
+    }
+}
+
+impl CarvedPlaces for CarvedByClaims {
+    fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
+        let store = &self.0.store;
+        // Another process of ours may have made some, while two overlap in a rolling update.
+        if let Err(error) = store.read_again() {
+            warn!(
+                error = error_chain(&error),
+                "cannot read the ledger again; MIG instances are told by what is known of it"
+            );
+        }
+        let intents = store.intents().into_iter().filter(|intent| intent.boot == self.0.boot);
+        let places = |intent: Intent| intent.places().map(|(gpu, at)| (gpu.clone(), at)).collect::<Vec<_>>();
+        intents.flat_map(places).collect()
+    }
 }
 
 impl Executor {

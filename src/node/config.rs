@@ -7,6 +7,7 @@ use crate::host::PidNamespace;
 use crate::model::driver::DriverPlace;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
+use crate::model::selector::GpuSelector;
 use crate::ops::addresses::Addresses;
 use crate::sharing::SharingPolicy;
 
@@ -27,6 +28,8 @@ pub struct NodeSettings {
     /// Serve the claims' metrics under DCGM's names, too.
     pub dcgm_metrics: bool,
     pub labels: NodeLabels,
+    /// GPUs whose MIG devices are made for claims, while they are in MIG mode.
+    pub mig_on_demand: Vec<GpuSelector>,
 }
 
 /// What becomes of the node's labels that GPU feature discovery sets elsewhere.

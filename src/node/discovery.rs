@@ -15,6 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::inventory::{Change, Inventory, InventoryTracker};
 use crate::model::driver::DriverPlace;
+use crate::model::gpu::{Gpu, MigMode};
+use crate::model::mig::MigPlace;
+use crate::model::names::DeviceUuid;
 use crate::model::time::back_off;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 
@@ -121,6 +124,12 @@ impl From<broadcast::Receiver<GpuEvent>> for GpuEvents {
     }
 }
 
+/// Who knows which MIG instances are made for claims. Blocks on file calls.
+pub trait CarvedPlaces: std::fmt::Debug + Send + Sync + 'static {
+    /// Boards, and where on them instances of claims are, were a moment ago, or are about to be.
+    fn places(&self) -> Vec<(DeviceUuid, MigPlace)>;
+}
+
 /// The loop. Made by [`Discovery::new`], driven by [`Discovery::run`].
 #[derive(Debug)]
 pub struct Discovery<G> {
@@ -134,6 +143,7 @@ pub struct Discovery<G> {
     /// From the last look to the next.
     pause: Duration,
     event_retry: EventRetry,
+    carved: Option<Arc<dyn CarvedPlaces>>,
     inventory: watch::Sender<Inventory>,
     state: watch::Sender<DiscoveryState>,
 }
@@ -148,9 +158,26 @@ impl<G: Gpus> Discovery<G> {
         let pause = Duration::ZERO;
         let out = Discovered { inventory: inventory_out, state: state_out, events: gpus.events().into() };
         let event_retry = EventRetry::default();
-        let discovery =
-            Self { gpus, policy, events, files, known, incomplete: 0, pause, event_retry, inventory, state };
+        let (incomplete, carved) = (0, None);
+        let discovery = Self {
+            gpus,
+            policy,
+            events,
+            files,
+            known,
+            incomplete,
+            pause,
+            event_retry,
+            carved,
+            inventory,
+            state,
+        };
         (discovery, out)
+    }
+
+    /// On boards that are carved on demand, instances of claims are told from others.
+    pub fn with_carved(self, carved: Arc<dyn CarvedPlaces>) -> Self {
+        Self { carved: Some(carved), ..self }
     }
 
     /// Looks until `stop`. Never fails: what goes wrong is in the inventory and the state.
@@ -165,8 +192,16 @@ impl<G: Gpus> Discovery<G> {
 
     async fn look(&mut self, load: Load) {
         let started = Instant::now();
-        let look = self.gpus.look(load).await;
+        // Asked before and after: an instance that comes or goes while NVML is asked is a claim's all the same.
+        let before = self.places().await;
+        let mut look = self.gpus.look(load).await;
         let took = started.elapsed();
+        if let Ok(look) = &mut look
+            && look.gpus.gpus.iter().any(|gpu| matches!(gpu.mig, MigMode::OnDemand(_)))
+        {
+            let ours = [before, self.places().await].concat();
+            look.gpus.gpus.iter_mut().for_each(|gpu| leave_others(gpu, &ours));
+        }
         let complete = look.as_ref().is_ok_and(|look| look.failed.is_empty());
         self.incomplete = if complete { 0 } else { self.incomplete.saturating_add(1) };
         // A board that is gone for good must not cost a reload of the library every half minute.
@@ -177,6 +212,11 @@ impl<G: Gpus> Discovery<G> {
         let (known, changes) = self.known.fold(look);
         self.known = known;
         self.publish(took, error, &changes);
+    }
+
+    async fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
+        let Some(carved) = self.carved.clone() else { return Vec::new() };
+        tokio::task::spawn_blocking(move || carved.places()).await.unwrap_or_default()
     }
 
     fn publish(&mut self, took: Duration, error: Option<String>, changes: &[Change]) {
@@ -257,6 +297,14 @@ impl<G: Gpus> Discovery<G> {
             }
         }
     }
+}
+
+/// What was made for claims is theirs: only other instances stand in the way of what may be made.
+fn leave_others(gpu: &mut Gpu, ours: &[(DeviceUuid, MigPlace)]) {
+    let MigMode::OnDemand(cut) = &mut gpu.mig else { return };
+    let is_ours = |place: MigPlace| ours.iter().any(|(on, at)| *on == gpu.uuid && *at == place);
+    cut.foreign.retain(|place| !is_ours(*place));
+    cut.devices.retain(|mig| !is_ours(MigPlace { profile_id: mig.profile_id, placement: mig.placement }));
 }
 
 /// A failed wait for events is a reason to look soon: the driver may have been replaced. The wait may fail with the new
@@ -394,7 +442,7 @@ mod tests {
 
     use super::*;
     use crate::inventory::{FailedGpu, Look, UNHEALTHY_AFTER};
-    use crate::model::gpu::{Gpu, Health, Memory, MigMode, NodeGpus, Pci};
+    use crate::model::gpu::{Health, Memory, NodeGpus, Pci};
     use crate::nvml::NvmlError;
 
     fn gpu(minor: u32) -> Gpu {

@@ -223,6 +223,10 @@ impl Publisher {
             empty || keeping || offers
         });
         let contents = self.contents_of(&gpus, self.offering.offer(), self.offering.counters());
+        // Asked about with the next look, though it may change nothing.
+        if self.offering.counters_untold() && self.wants_counters() {
+            self.due = Some(Instant::now());
+        }
         if self.contents.as_ref() != Some(&contents) {
             self.contents = Some(contents);
             self.settled = false;
@@ -302,6 +306,13 @@ impl Publisher {
         let seen = seen(self.cluster.slices().await?);
         self.remember(&seen);
         self.offering.observe(&seen);
+        // Even where nothing is to be written without counters.
+        if self.offering.counters_untold() && self.wants_counters() {
+            self.ensure_owner().await?;
+            if self.ask().await {
+                return Ok(Outcome::Otherwise);
+            }
+        }
         let change = self.diff(&seen);
         if change.is_empty() {
             self.wiped = false;
@@ -313,21 +324,27 @@ impl Publisher {
         if at > now {
             return Ok(Outcome::NotBefore(at));
         }
-        if change.missing || self.owner.is_none() {
+        if change.missing {
             // A Node that was created anew has another UID; slices owned by the old one would be
             // collected again and again.
-            let node_uid = self.cluster.node_uid().await?;
-            self.owner = Some(Owner { node: self.node.clone(), node_uid });
+            self.owner = None;
         }
-        let untold = self.offering.keeps() == Keeps::Untold && self.wants_shares()
-            || self.offering.counters_untold() && self.wants_counters();
-        if untold && self.ask().await {
+        self.ensure_owner().await?;
+        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await {
             return Ok(Outcome::Otherwise);
         }
         let change = self.diff(&seen);
         let otherwise = self.carry_out(&change).await?;
         self.note_time();
         Ok(if otherwise { Outcome::Otherwise } else { Outcome::Settled })
+    }
+
+    async fn ensure_owner(&mut self) -> Result<(), PublishError> {
+        if self.owner.is_none() {
+            let node_uid = self.cluster.node_uid().await?;
+            self.owner = Some(Owner { node: self.node.clone(), node_uid });
+        }
+        Ok(())
     }
 
     fn wants_shares(&self) -> bool {
@@ -343,7 +360,9 @@ impl Publisher {
 
     /// When the API server is to be asked whether it keeps more than it did.
     fn ask_again_at(&self) -> Option<Instant> {
-        let told = self.offering.told.filter(|_| !self.state.borrow().dropped.is_empty());
+        let open = !self.state.borrow().dropped.is_empty()
+            || self.offering.counters_untold() && self.wants_counters();
+        let told = self.offering.told.filter(|_| open);
         told.map(|told| told + self.pace.ask_again)
     }
 

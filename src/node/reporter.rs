@@ -32,7 +32,7 @@ use crate::inventory::Inventory;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
-use crate::model::gpu::Health;
+use crate::model::gpu::{Device, Health};
 use crate::model::names::{ClaimUid, DeviceUuid};
 
 /// Reports that may wait: a batch of claims, and a GPU with 48 shares that becomes unhealthy meanwhile.
@@ -334,7 +334,11 @@ impl Reporting {
         let present: BTreeSet<DeviceUuid> =
             gpus.devices().into_values().map(|device| device.uuid().clone()).collect();
         let held = self.known.values().flat_map(|known| &known.devices);
+        // What was made for the claim is published as what may be made.
+        let is_made =
+            |held: &&HeldDevice| matches!(gpus.device(&held.answer.device), Some(Device::Place { .. }));
         let gone = held.filter(|held| held.mode != HoldMode::Admin && !present.contains(&held.uuid));
+        let gone = gone.filter(|held| !is_made(held));
         for held in gone {
             let has_board = gpus.gpus.iter().any(|gpu| gpu.uuid == held.gpu);
             let problem = conditions::gone(&held.uuid, has_board);

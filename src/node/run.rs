@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::carving::CarvedByClaims;
 use super::config::{NodeLabels, NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
@@ -85,7 +86,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let ledger = open_ledger(&settings)?;
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
-    let discovered = discover(&settings, &mut tasks, looked);
+    let discovered = discover(&settings, &ledger.executor, &mut tasks, looked);
     keep_labels(&settings, &api, &discovered, &mut registry, &mut tasks);
     let told = watch_device_faults(&settings, &ledger.executor, &discovered, &mut tasks);
     let (device_faults, daemons) = (told.device_faults.clone(), told.states.clone());
@@ -210,17 +211,27 @@ async fn connect(settings: &NodeSettings) -> Result<NodeCluster, NodeError> {
     Ok(NodeCluster::new(KubeCluster::connect(&endpoint).await?, settings.node_name.clone()))
 }
 
-fn discover(settings: &NodeSettings, tasks: &mut Tasks, looked: Token) -> Discovered {
+fn discover(
+    settings: &NodeSettings,
+    executor: &Arc<Executor>,
+    tasks: &mut Tasks,
+    looked: Token,
+) -> Discovered {
     let nvml = Nvml::new(Settings {
         driver: settings.roots.driver.clone(),
         sys_root: settings.host.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
+        on_demand: settings.mig_on_demand.clone(),
     });
     let stop = tasks.stop();
     let dev = settings.roots.dev_root(|path| path.exists()).here;
     let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
     let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
     let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
+    let discovery = match settings.mig_on_demand.is_empty() {
+        true => discovery,
+        false => discovery.with_carved(Arc::new(CarvedByClaims(executor.clone()))),
+    };
     tasks.spawn("discovery", async move {
         discovery.run(stop).await;
         Ok::<_, Infallible>(())

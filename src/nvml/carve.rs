@@ -241,7 +241,8 @@ impl Open {
             Some(nvml) => nvml,
             None => worker::open(&self.driver, &self.progress)?,
         };
-        let session = Session { nvml: &nvml, sys_root: Path::new("/sys"), progress: &self.progress };
+        let (sys_root, on_demand) = (Path::new("/sys"), [].as_slice());
+        let session = Session { nvml: &nvml, sys_root, progress: &self.progress, on_demand };
         let done = act(&session);
         let reload = matches!(&done, Err(MigError::Nvml(error)) if error.wants_reload());
         self.nvml = (!reload).then_some(nvml);
@@ -267,6 +268,27 @@ impl MigInstances for MigCarver {
         self.ask(gpu, move |open, gpu| {
             open.with(|session| Carving::of(session, gpu)?.end(place, made.as_ref()))
         })
+    }
+}
+
+/// What a board in MIG mode can be cut into, and the places of the instances that are on it.
+pub(super) fn found(
+    session: &Session<'_>,
+    gpu: &DeviceUuid,
+) -> Result<(Vec<MigProfile>, Vec<MigPlace>), NvmlError> {
+    let look = || {
+        let board = Carving::of(session, gpu)?;
+        let places = board.handles()?.into_iter().map(|(_, place, _)| place).collect();
+        Ok((board.profiles()?, places))
+    };
+    match look() {
+        Ok(found) => Ok(found),
+        Err(MigError::Nvml(error)) => Err(error),
+        // Switched off while it was looked at; the next look sees it.
+        Err(error) => {
+            let (call, what) = ("nvmlDeviceGetMigMode", error.to_string());
+            Err(NvmlError::Nonsense { call, index: None, what })
+        }
     }
 }
 

@@ -6,13 +6,15 @@ use nvml_wrapper::error::NvmlError as Code;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::inventory::{FailedGpu, Look};
-use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus};
+use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, OnDemand};
+use crate::model::mig::PossibleMig;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
+use crate::model::selector::GpuSelector;
 
 use super::events::EventSource;
 use super::worker::Progress;
-use super::{ComputeMode, NvmlError, convert, mig, raw, sysfs};
+use super::{ComputeMode, NvmlError, Settings, carve, convert, mig, raw, sysfs};
 
 /// No node has more: what is beyond is taken for nonsense.
 const MAX_GPUS: u32 = 64;
@@ -22,9 +24,15 @@ pub(super) struct Session<'a> {
     pub nvml: &'a Nvml,
     pub sys_root: &'a Path,
     pub progress: &'a Progress,
+    /// See [`Settings::on_demand`].
+    pub on_demand: &'a [GpuSelector],
 }
 
 impl<'a> Session<'a> {
+    pub fn new(nvml: &'a Nvml, settings: &'a Settings, progress: &'a Progress) -> Self {
+        Self { nvml, sys_root: &settings.sys_root, progress, on_demand: &settings.on_demand }
+    }
+
     /// Makes one call, about the GPU with that NVML index if it is about one.
     pub fn call<T>(
         &self,
@@ -114,7 +122,7 @@ impl<'a> Session<'a> {
         let architecture = named(self.call("nvmlDeviceGetArchitecture", on, || device.architecture()))?;
         let compute_capability = self.compute_capability(device, index)?;
         let memory = self.memory(device, index)?;
-        Ok(Gpu {
+        let gpu = Gpu {
             uuid: own,
             minor,
             product_name: convert::text(&name),
@@ -127,7 +135,22 @@ impl<'a> Session<'a> {
             pci: self.pci(device, index)?,
             mig: self.mig(mig::ParentGpu { device, index, memory: total(memory) }, left_out)?,
             health: Health::Healthy,
-        })
+        };
+        self.on_demand(gpu)
+    }
+
+    /// With what can be made of a board, if it is carved on demand. Whom the instances are for is not NVML's to say.
+    fn on_demand(&self, mut gpu: Gpu) -> Result<Gpu, NvmlError> {
+        let wanted = self.on_demand.iter().any(|selector| selector.matches(&gpu));
+        if let MigMode::On(devices) = &gpu.mig
+            && wanted
+        {
+            let (profiles, foreign) = carve::found(self, &gpu.uuid)?;
+            let places = PossibleMig::all(&gpu.uuid, &profiles);
+            let devices = devices.clone();
+            gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, made: Vec::new() });
+        }
+        Ok(gpu)
     }
 
     fn compute_capability(&self, device: &Device<'_>, index: u32) -> Result<(u32, u32), NvmlError> {

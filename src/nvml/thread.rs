@@ -9,6 +9,7 @@ use tokio::sync::{broadcast, mpsc};
 use crate::inventory::Look;
 use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
+use crate::model::selector::GpuSelector;
 
 use super::events::{EventSource, Events};
 use super::look::Session;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// How long a look may take.
     pub look_limit: Duration,
+    /// Boards that are carved on demand, while MIG is on.
+    pub on_demand: Vec<GpuSelector>,
 }
 
 impl Settings {
@@ -145,8 +148,7 @@ impl NvmlThread {
             Some(open) => open,
             None => self.open()?,
         };
-        let session =
-            Session { nvml: &open.nvml, sys_root: &self.settings.sys_root, progress: &self.progress };
+        let session = Session::new(&open.nvml, &self.settings, &self.progress);
         let mode = session.mode(gpu, set);
         self.open = Some(open);
         if mode.as_ref().is_err_and(NvmlError::wants_reload) {
@@ -163,8 +165,7 @@ impl NvmlThread {
             Some(open) => open,
             None => self.open()?,
         };
-        let session =
-            Session { nvml: &open.nvml, sys_root: &self.settings.sys_root, progress: &self.progress };
+        let session = Session::new(&open.nvml, &self.settings, &self.progress);
         let (look, boards) = match session.look() {
             Ok(found) => found,
             Err(e) => {

@@ -45,8 +45,8 @@ pub enum Refusal {
     )]
     NoSuchDevice { request: RequestName, device: DeviceName, present: String },
     #[error(
-        "device {device} is not there yet: it is made when a claim that it is allocated to is prepared, and administrative \
-         access needs one that is there"
+        "device {device} is not there yet: it is made when the claim that it is allocated to is prepared, and what a \
+         container gets of it is known only then. Administrative access needs a device that is there"
     )]
     NotMade { device: DeviceName },
     #[error("device {device} cannot be used: {reason}")]

@@ -56,16 +56,21 @@ pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec
     slices
 }
 
-/// By minor number, then placement, whatever the order of the look was. A name is given once.
+/// By minor number, then placement, whatever the order of the look was. A name is given once. What may be made comes in
+/// the order in which it is best made, because the scheduler takes the first that fits: small before large, and from the
+/// end of the board, where the largest cannot be.
 fn in_order(gpus: &NodeGpus) -> Vec<Device<'_>> {
     let mut devices: Vec<Device<'_>> = gpus.gpus.iter().flat_map(|gpu| gpu.devices()).collect();
     devices.sort_by_cached_key(|device| {
-        let start = match device {
-            Device::Whole(_) => 0,
-            Device::Mig { mig, .. } => mig.placement.start,
-            Device::Place { place, .. } => place.place.placement.start,
+        let place = match device {
+            Device::Whole(_) => (0, 0, 0),
+            Device::Mig { mig, .. } => (0, mig.placement.start, 0),
+            Device::Place { place, .. } => {
+                let at = place.place.placement;
+                (1, at.size, u32::MAX - at.start)
+            }
         };
-        (device.gpu().minor, start, device.name(), device.uuid().clone())
+        (device.gpu().minor, place, device.name(), device.uuid().clone())
     });
     let mut names: BTreeSet<DeviceName> = BTreeSet::new();
     devices.retain(|device| names.insert(device.name()));

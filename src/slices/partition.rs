@@ -46,18 +46,25 @@ pub(super) fn consumption(gpu: &Gpu, place: &PossibleMig) -> DeviceCounterConsum
     }
 }
 
+/// What the name of a memory slice's counter begins with; its number follows.
+const MEMORY_SLICE: &str = "memory-slice-";
+
 type Counts = BTreeMap<String, u32>;
 
 fn counters(counts: Counts) -> BTreeMap<String, Counter> {
     counts.into_iter().map(|(name, count)| (name, Counter { value: Quantity(count.to_string()) })).collect()
 }
 
-/// Of each counter as much as the instance has that has most of it.
+/// Of each counter as much as those instances of one profile have together that have most of it. Of a memory slice there
+/// is one.
 fn all(cut: &OnDemand) -> Counts {
     let mut most = Counts::new();
-    for (name, count) in cut.places.iter().flat_map(of_place) {
-        let known = most.entry(name).or_default();
-        *known = count.max(*known);
+    for place in &cut.places {
+        for (name, count) in of_place(place) {
+            let times = if name.starts_with(MEMORY_SLICE) { 1 } else { place.most };
+            let known = most.entry(name).or_default();
+            *known = count.saturating_mul(times).max(*known);
+        }
     }
     most
 }
@@ -80,14 +87,14 @@ fn memory_slices(place: MigPlace) -> impl Iterator<Item = (String, u32)> {
     let placement = place.placement;
     // More than a set has room for is nonsense, and leaves the board out.
     let slices = (placement.start..placement.end()).take(COUNTERS_PER_SET + 1);
-    slices.map(|slice| (format!("memory-slice-{slice}"), 1))
+    slices.map(|slice| (format!("{MEMORY_SLICE}{slice}"), 1))
 }
 
 /// What an instance takes that is there already, maybe of a profile that is not listed.
 fn taken_by(cut: &OnDemand, foreign: &MigPlace) -> Counts {
     let profile = cut.places.iter().find(|place| place.place.profile_id == foreign.profile_id);
     let mut counts = profile.map(of_place).unwrap_or_default();
-    counts.retain(|name, _| !name.starts_with("memory-slice-"));
+    counts.retain(|name, _| !name.starts_with(MEMORY_SLICE));
     counts.extend(memory_slices(*foreign));
     counts
 }

@@ -86,6 +86,17 @@ fn every_possible_instance_is_a_device_that_consumes_its_part_of_the_board() {
     assert_eq!(counters.keys().filter(|name| name.starts_with("memory-slice-")).count(), 8);
 }
 
+/// The scheduler takes the first that fits.
+#[test]
+fn the_smallest_come_first_and_from_the_end_of_the_board() {
+    let slices = published(vec![carved(0, &[])], Counters::Kept);
+    let names: Vec<_> =
+        slices[0].devices.iter().map(|device| device.name.trim_start_matches("gpu-0-mig-")).collect();
+    assert_eq!(names[..3], ["1g10gb-19-6", "1g10gb-me-20-6", "1g10gb-19-5"]);
+    assert_eq!(names[14..18], ["1g20gb-15-6", "1g20gb-15-4", "2g20gb-14-4", "1g20gb-15-2"]);
+    assert_eq!(names[21..], ["3g40gb-9-4", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"]);
+}
+
 #[test]
 fn where_counters_are_dropped_only_what_is_there_is_published() {
     let one = MigPlace { profile_id: 19, placement: Placement { start: 2, size: 1 } };
@@ -143,7 +154,7 @@ fn counters_allow_what_fits_on_the_board_and_nothing_else() {
     for _ in 0..20_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let roll = (state >> 33) as usize;
-        if roll % 3 == 0 && !had.is_empty() {
+        if roll.is_multiple_of(3) && !had.is_empty() {
             had.swap_remove((roll / 3) % had.len());
             continue;
         }

@@ -23,6 +23,7 @@ mod hollow;
 mod labels;
 mod machine;
 mod manifests;
+mod mig;
 mod monitoring;
 mod nvidia;
 mod pods;

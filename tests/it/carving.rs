@@ -122,6 +122,6 @@ async fn seven_devices_are_made_on_one_board() {
     assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1)), (uuid(3), at(19, 1, 1))]);
     let admin = Claim::new("admin", &["gpu-3-mig-1g10gb-19-5"]).admin();
     site.api.put(&admin);
-    plugin.refused(&admin, &["is not there yet", "administrative access"]).await;
+    plugin.refused(&admin, &["is not there yet", "Administrative access"]).await;
     assert_eq!(site.mig.all().len(), 2);
 }

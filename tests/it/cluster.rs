@@ -14,7 +14,10 @@ use tranche::cluster::eviction::Eviction;
 use tranche::cluster::{CallError, ClaimState, Cluster, KubeCluster, NodeCluster, SliceEvent, StoredSlice};
 use tranche::inventory::Inventory;
 use tranche::model::claim::{Access, ClaimRef, PodRef};
-use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, Pci};
+use tranche::model::gpu::{
+    DriverVersions, Gpu, Health, Memory, MigCapacity, MigMode, NodeGpus, OnDemand, Pci, Placement,
+};
+use tranche::model::mig::{MigProfile, PossibleMig};
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PodUid};
 use tranche::model::quantity::Bytes;
 use tranche::node::offering::Keeps;
@@ -812,4 +815,72 @@ async fn when_the_api_server_is_away_it_is_tried_again_until_it_is_back() {
     rig.until("trouble", |p| matches!(p.phase, Phase::Failing { .. })).await;
     rig.published(1).await;
     assert_eq!(rig.api.list(SLICES).len(), 1);
+}
+
+/// What an API server without DRAPartitionableDevices leaves out.
+const COUNTERS: [&str; 2] = ["consumesCounters", "sharedCounters"];
+
+/// gpu-0 whole, gpu-1 carved on demand: four instances of one memory slice each can be made of it.
+fn carved() -> NodeGpus {
+    let profile = MigProfile {
+        id: 14,
+        name: "1g.6gb".into(),
+        slices: 1,
+        most: 4,
+        capacity: MigCapacity {
+            memory: Bytes::from_mib(5952),
+            multiprocessors: 14,
+            ..MigCapacity::default()
+        },
+        placements: (0..4).map(|start| Placement { start, size: 1 }).collect(),
+    };
+    let mut gpus = gpus(2);
+    let places = PossibleMig::all(&gpus.gpus[1].uuid, &[profile]);
+    gpus.gpus[1].mig = MigMode::OnDemand(OnDemand { places, ..OnDemand::default() });
+    gpus
+}
+
+#[tokio::test]
+async fn what_can_be_made_of_a_board_is_published_with_counters() {
+    let api = api();
+    let rig = Rig::start(&api, quick());
+    rig.find(carved());
+    let state = rig.published(1).await;
+    assert_eq!((state.slices, state.devices, state.writes), (2, 5, 2), "in the first writes");
+    let slices = api.list(SLICES);
+    let [devices, counters] = ["devices", "sharedCounters"].map(|field| {
+        let found: Vec<_> =
+            slices.iter().filter_map(|slice| slice["spec"][field].as_array().cloned()).collect();
+        assert_eq!(found.len(), 1, "{field} in a slice of its own: {slices:?}");
+        found[0].clone()
+    });
+    let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names[1..], [3, 2, 1, 0].map(|start| format!("gpu-1-mig-1g6gb-14-{start}")));
+    assert_eq!(devices[2]["consumesCounters"][0]["counterSet"], counters[0]["name"]);
+    assert_eq!(counters[0]["counters"]["compute-slices"]["value"], "4", "as many as the four have together");
+}
+
+#[tokio::test]
+async fn an_api_server_without_counters_is_told_nothing_of_what_can_be_made() {
+    let api = api();
+    api.drop_fields(&COUNTERS);
+    let rig = Rig::start(&api, quick());
+    rig.find(carved());
+    let state = rig.published(1).await;
+    assert_eq!((state.slices, state.devices), (1, 1), "or all four would be given out at once, and more");
+    assert_eq!(first_device(&api)["name"], "gpu-0");
+    assert!(state.dropped.features().contains("DRAPartitionableDevices"), "{}", state.dropped);
+    looked_again(&api).await;
+    assert_eq!(api.writes(SLICES), 1);
+}
+
+/// The node is configured anew, and what is stored already is what would be stored without counters.
+#[tokio::test]
+async fn counters_are_asked_about_though_nothing_else_is_to_be_written() {
+    let api = api();
+    let rig = Rig::start(&api, quick());
+    rig.find(gpus(1));
+    rig.published(1).await;
+    rig.find(carved());
+    rig.until("what can be made", |p| p.devices == 5 && p.slices == 2).await;
 }

@@ -19,6 +19,7 @@ use tranche::inventory::{Inventory, Look};
 use tranche::model::gpu::{Gpu, Health, Memory, MigDevice, MigMode};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
+use tranche::model::selector::GpuSelector;
 use tranche::node::discovery::{Discovered, Discovery, Policy, watch_files};
 use tranche::nvml::{
     BoardProcesses, ComputeMode, ComputeModes, ContextKind, GpuEvent, Gpus, Load, Nvml, NvmlError,
@@ -104,7 +105,13 @@ impl Node {
     }
 
     fn nvml_within(&self, look_limit: Duration) -> Nvml {
-        Nvml::new(Settings { driver: self.path("root").into(), sys_root: self.path("sys"), look_limit })
+        self.nvml_carving(look_limit, Vec::new())
+    }
+
+    /// One that knows of boards which are carved on demand.
+    pub fn nvml_carving(&self, look_limit: Duration, on_demand: Vec<GpuSelector>) -> Nvml {
+        let (driver, sys_root) = (self.path("root").into(), self.path("sys"));
+        Nvml::new(Settings { driver, sys_root, look_limit, on_demand })
     }
 
     /// Calls of this function that the library has noted, where the control file says `log_calls`.

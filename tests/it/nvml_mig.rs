@@ -1,11 +1,15 @@
 //! MIG instances made and ended through a library: the fake one, loaded as the real one is.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tranche::model::gpu::Placement;
+use tokio_util::sync::CancellationToken;
+use tranche::inventory::Inventory;
+use tranche::model::gpu::{MigMode, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
+use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
 use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances};
 
 use crate::nvml::Node;
@@ -209,4 +213,44 @@ fn a_slow_creation_delays_neither_other_boards_nor_looks_and_is_taken_back() {
     // The first of those that waited ended it.
     assert!(!undone.unwrap(), "ended by the question that had not waited long enough");
     assert_eq!(boards.places(0), []);
+}
+
+/// As the node's ledger would know them.
+#[derive(Debug)]
+struct Ours(Vec<(DeviceUuid, MigPlace)>);
+
+impl CarvedPlaces for Ours {
+    fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
+        self.0.clone()
+    }
+}
+
+#[tokio::test]
+async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_instances_it_has() {
+    let instances = json!([{"profile": "1g.10gb", "placement": 0}, {"profile": "3g.40gb", "placement": 4}]);
+    let gpu = |uuid: &str| json!({"uuid": uuid, "mig": {"instances": instances}});
+    let gpus = json!({"0": gpu("GPU-one"), "1": gpu("GPU-two"), "2": {"uuid": "GPU-three"}});
+    let node = Node::with(json!({"profile": "h100", "count": 3, "gpus": gpus}));
+    let nvml = node.nvml_carving(DEADLINE, vec!["GPU-one".parse().unwrap(), "2".parse().unwrap()]);
+    let policy = Policy { every: Duration::from_secs(3600), ..Policy::default() };
+    let (discovery, found) = Discovery::new(Arc::new(nvml), policy, tokio::sync::mpsc::channel(1).1);
+    let ours = Ours(vec![
+        (DeviceUuid::new("GPU-one"), at(THREE, 4, 4)),
+        (DeviceUuid::new("GPU-two"), at(ONE, 0, 1)),
+    ]);
+    let stop = CancellationToken::new();
+    tokio::spawn(discovery.with_carved(Arc::new(ours)).run(stop.clone()));
+    let mut inventory = found.inventory.clone();
+    let known = inventory.wait_for(|inventory| matches!(inventory, Inventory::Found(_)));
+    let Inventory::Found(gpus) = tokio::time::timeout(DEADLINE, known).await.unwrap().unwrap().clone() else {
+        unreachable!()
+    };
+    let MigMode::OnDemand(cut) = &gpus.gpus[0].mig else { panic!("{:?}", gpus.gpus[0].mig) };
+    assert_eq!((cut.places.len(), &cut.foreign[..], cut.devices.len()), (25, &[at(ONE, 0, 1)][..], 1));
+    let names: Vec<_> = gpus.gpus[0].devices().iter().map(|device| device.name().to_string()).collect();
+    assert_eq!(names.len(), 25, "one for each place, whoever is there");
+    assert_eq!(names[0], "gpu-0-mig-1g10gb-19-0", "what is there comes first");
+    assert!(matches!(&gpus.gpus[1].mig, MigMode::On(devices) if devices.len() == 2), "not asked for");
+    assert_eq!(gpus.gpus[2].mig, MigMode::Off, "MIG is never switched on");
+    stop.cancel();
 }

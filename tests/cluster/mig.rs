@@ -1,0 +1,142 @@
+//! MIG devices that are made for claims and end with them, placed by kube-scheduler with the counters of KEP-4815.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::discovery::AtEnd;
+use crate::manifests::{by_template, on, template};
+use crate::rig::wait_until;
+use crate::shares::wait_unschedulable;
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of};
+
+const NODE: &str = "node-a";
+const SET: &str = "tranche-node";
+/// Whole in other tests.
+const BOARD: &str = "6";
+const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+
+/// Puts the board into MIG mode, and has the plugin carve it until the test ends.
+async fn carve(cluster: &TestCluster) {
+    cluster.fake(NODE, &["set-mig", BOARD, "on"]);
+    let text = cluster.rig.kubectl(&["-n", SYSTEM, "get", "daemonset", SET, "-o", "json"]);
+    let stored: Value = serde_json::from_str(&text).expect("a DaemonSet is JSON");
+    let before = stored["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+    let mut args = before.clone();
+    args.push(json!(format!("--mig-on-demand={BOARD}")));
+    let patch = |args: &[Value]| {
+        let containers = json!([{"name": "node", "args": args}]);
+        json!({"spec": {"template": {"spec": {"containers": containers}}}}).to_string()
+    };
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=120s"];
+    cluster.rig.on_end(&rollout);
+    cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&before)]);
+    cluster.rig.kubectl(&["-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&args)]);
+    cluster.rig.run(&rollout);
+    let alone = || async { (cluster.plugins(NODE).await.len() == 1).then_some(()) };
+    wait_until("the old plugin to be gone", PATIENCE, alone).await;
+    let published = || async {
+        let names = cluster.published_names(NODE).await;
+        let of_board = names.iter().filter(|name| name.starts_with(&format!("gpu-{BOARD}-mig-"))).count();
+        // NVML's placements of an H100: 7 and 7 of 1g, 4 of 1g double, 3 of 2g, 2 of 3g, one each of 4g and 7g.
+        (of_board == 25).then_some(())
+    };
+    wait_until("all that can be made of the board", PATIENCE, published).await;
+}
+
+/// A template for one MIG device of the board.
+async fn ask_for(cluster: &TestCluster, name: &str, profile: &str) {
+    let board = cluster.attribute(NODE, &format!("gpu-{BOARD}-mig-7g80gb-0-0"), "parentUUID").await;
+    let own = "device.attributes['gpu.nvidia.com']";
+    let is = format!("{own}.profile == '{profile}' && {own}.parentUUID == '{board}'");
+    let request = json!({"name": "gpu", "exactly":
+        {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": is}}]}});
+    cluster.create(template(name, json!({"requests": [request]}))).await;
+}
+
+/// GPU instances that are on the board: their first memory slices.
+fn made(cluster: &TestCluster) -> Vec<u64> {
+    let state = cluster.fake_state(NODE, BOARD);
+    let instances = state["mig"]["value"]["instances"].as_array().cloned().unwrap_or_default();
+    let mut starts: Vec<_> = instances.iter().map(|one| one["start"].as_u64().unwrap()).collect();
+    starts.sort_unstable();
+    starts
+}
+
+async fn wait_made(cluster: &TestCluster, what: &str, wanted: impl Fn(&[u64]) -> bool) {
+    let seen = || async { wanted(&made(cluster)).then_some(()) };
+    wait_until(what, PATIENCE, seen).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn seven_small_devices_are_made_on_one_board_and_then_two_large_ones() {
+    let test = "seven_small_devices_are_made_on_one_board_and_then_two_large_ones";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    assert_eq!(made(&cluster), [0; 0], "nothing is made before it is asked for");
+    ask_for(&cluster, "small", "1g.10gb").await;
+    let names: Vec<String> = (0..7).map(|n| format!("small-{n}")).collect();
+    for name in &names {
+        cluster.create(on(NODE, by_template("small", name))).await;
+    }
+    cluster.wait_all_ready(&names).await;
+    assert_eq!(made(&cluster), [0, 1, 2, 3, 4, 5, 6]);
+    let (mut devices, mut caps) = (BTreeSet::new(), BTreeSet::new());
+    for name in &names {
+        devices.extend(devices_of(&cluster.claim_of(name).await));
+        let inside = cluster.inside(name, "main");
+        assert_eq!(
+            (inside.visible.as_str(), &inside.gpus[..], inside.caps.len()),
+            ("void", &[6][..], 2),
+            "{name}"
+        );
+        caps.extend(inside.caps);
+    }
+    assert_eq!((devices.len(), caps.len()), (7, 14), "an instance of its own for each: {devices:?}");
+
+    cluster.create(on(NODE, by_template("small", "eighth"))).await;
+    println!("beside them: {}", wait_unschedulable(&cluster, "eighth").await);
+    cluster.delete("small-3").await;
+    cluster.wait_ready("eighth").await;
+    let rest: Vec<String> =
+        names.into_iter().filter(|name| name != "small-3").chain(["eighth".to_owned()]).collect();
+    cluster.delete_all(&rest).await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+
+    for (name, profile) in [("three", "3g.40gb"), ("four", "4g.40gb")] {
+        ask_for(&cluster, name, profile).await;
+        cluster.create(on(NODE, by_template(name, name))).await;
+    }
+    cluster.wait_all_ready(&["three".to_owned(), "four".to_owned()]).await;
+    assert_eq!(made(&cluster), [0, 4]);
+    cluster.delete_all(&["three".to_owned(), "four".to_owned()]).await;
+    wait_made(&cluster, "the board to be empty again", |starts| starts.is_empty()).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// The instance is there, NVML has not said so yet, and the plugin dies.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_plugin_that_is_killed_amid_a_creation_leaves_no_instance_behind() {
+    let test = "a_plugin_that_is_killed_amid_a_creation_leaves_no_instance_behind";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let faults = AtEnd(&cluster, &["clear"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    cluster.fake(NODE, &["fault", CREATE, "none", "--done", "--delay-ms", "20000", "--times", "1"]);
+    cluster.create(on(NODE, by_template("small", "unlucky"))).await;
+    wait_made(&cluster, "an instance that nobody knows of yet", |starts| starts.len() == 1).await;
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    cluster.wait_ready("unlucky").await;
+    assert_eq!(made(&cluster).len(), 1, "the one that was half made is gone, or is the pod's");
+    assert_eq!(cluster.inside("unlucky", "main").caps.len(), 2);
+    cluster.delete("unlucky").await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+    drop(faults);
+    drop(undo);
+    cluster.end().await;
+}
