@@ -64,7 +64,7 @@ async fn an_instance_of_an_administrators_is_neither_used_nor_ended() {
     let claim = put(&site, "a", TWO);
     plugin.refused(&claim, &["there is a GPU instance already", "memory slices 1 to 1"]).await;
     assert_eq!(site.records(), [], "nothing says that it were ours");
-    assert_eq!(site.mig.on(&uuid(3)), [theirs.clone()]);
+    assert_eq!(site.mig.on(&uuid(3)), [theirs]);
     // Theirs takes the place of ours, which somebody has ended under a pod: it is not ended for it.
     site.mig.clear();
     plugin.prepared(&claim, "alone").await;
