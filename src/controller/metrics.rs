@@ -46,14 +46,20 @@ pub struct ControllerMetrics {
     placed: Histogram,
     waiting: Family<ReasonLabels, Gauge>,
     writes: Family<WriteLabels, Counter>,
-    /// Changes from the API server that were taken in.
-    pub changes: Counter,
-    /// Objects of the API server that are there and cannot be read.
-    pub unreadable: Gauge,
+    pub feed: FeedMetrics,
     pub dropped_events: Counter,
     pub gpus: GpuMetrics,
     pub kept: KeptMetrics,
     pub templates: TemplateMetrics,
+}
+
+/// What the API server tells.
+#[derive(Debug, Clone, Default)]
+pub struct FeedMetrics {
+    /// Changes that were taken in.
+    pub changes: Counter,
+    /// Objects that are there and cannot be read.
+    pub unreadable: Gauge,
 }
 
 /// ResourceClaimTemplates that are created for queued Jobs and the like.
@@ -132,8 +138,7 @@ impl ControllerMetrics {
             placed: Histogram::new(PLACED_SECONDS),
             waiting: Family::default(),
             writes: Family::default(),
-            changes: Counter::default(),
-            unreadable: Gauge::default(),
+            feed: FeedMetrics::default(),
             dropped_events: Counter::default(),
             gpus: GpuMetrics::default(),
             kept: KeptMetrics::default(),
@@ -166,11 +171,15 @@ impl ControllerMetrics {
         );
         registry.register("waiting", "Pods that wait for a share, by reason", self.waiting.clone());
         registry.register("writes", "Writes to the API server, by kind and result", self.writes.clone());
-        registry.register("changes", "Changes from the API server that were taken in", self.changes.clone());
+        registry.register(
+            "changes",
+            "Changes from the API server that were taken in",
+            self.feed.changes.clone(),
+        );
         registry.register(
             "unreadable_objects",
             "Objects of the API server that are there and cannot be read",
-            self.unreadable.clone(),
+            self.feed.unreadable.clone(),
         );
         registry.register(
             "dropped_events",

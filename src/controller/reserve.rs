@@ -58,11 +58,17 @@ pub struct Reserves {
     in_force: Vec<UnitKey>,
     /// There is something new to tell.
     news: bool,
+    pub evictions: Evictions,
+    /// How often something was kept in vain, since this was last taken.
+    pub in_vain: u64,
+}
+
+/// For whom other pods leave, and what is kept for whom because of that.
+#[derive(Debug, Default)]
+pub struct Evictions {
     pub preempting: Preempting,
     /// What others would leave, and leave.
     pub moves: Moves,
-    /// How often something was kept in vain, since this was last taken.
-    pub in_vain: u64,
 }
 
 /// What is kept for a unit.
@@ -111,8 +117,7 @@ impl Reserves {
             looked: BTreeMap::new(),
             in_force: Vec::new(),
             news: false,
-            preempting: Preempting::default(),
-            moves: Moves::default(),
+            evictions: Evictions::default(),
             in_vain: 0,
         }
     }
@@ -120,7 +125,7 @@ impl Reserves {
     /// Ends what is over, or for units that are not queued any more. True if anything was.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, now: Moment) -> bool {
         self.in_force.clear();
-        self.preempting.tidy(&queued, now);
+        self.evictions.preempting.tidy(&queued, now);
         let over = self.kept.iter().filter(|(_, kept)| !kept.preempted);
         let over = over.filter(|(key, kept)| kept.until <= now || !queued(key));
         let over: Vec<UnitKey> = over.map(|(key, _)| key.clone()).collect();

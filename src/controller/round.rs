@@ -37,9 +37,9 @@ impl Core {
             self.queue.next(now),
             self.recorder.next(now),
             self.reserves.next(now),
-            self.reserves.preempting.next(epoch, now),
+            self.reserves.evictions.preempting.next(epoch, now),
             self.tracker.next(&self.rules, now),
-            self.reserves.moves.next(&self.rules.consolidation, epoch, now),
+            self.reserves.evictions.moves.next(&self.rules.consolidation, epoch, now),
         ];
         round.next = due.into_iter().flatten().min();
         round

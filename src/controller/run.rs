@@ -320,7 +320,7 @@ impl ControllerLoop {
                 }
             }
             Wakeup::Change(change) => {
-                self.metrics.changes.inc();
+                self.metrics.feed.changes.inc();
                 self.core.apply(*change, now);
             }
             Wakeup::Tick => self.tell(),
@@ -349,8 +349,8 @@ impl ControllerLoop {
         metrics.kept.gpus.set(gauge_value(gpus));
         metrics.kept.in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
         let preemption = &metrics.kept.preemption;
-        let counts = std::mem::take(&mut self.core.reserves.preempting.counts);
-        preemption.under_way.set(gauge_value(self.core.reserves.preempting.evicting()));
+        let counts = std::mem::take(&mut self.core.reserves.evictions.preempting.counts);
+        preemption.under_way.set(gauge_value(self.core.reserves.evictions.preempting.evicting()));
         preemption.result("begun", counts.begun);
         preemption.result("served", counts.served);
         preemption.result("in-vain", counts.in_vain);
@@ -358,12 +358,12 @@ impl ControllerLoop {
             let times = counts.put_off.get(&reason).copied().unwrap_or(0);
             preemption.put_off(reason.as_str(), times);
         }
-        let moves = std::mem::take(&mut self.core.reserves.moves.counts);
+        let moves = std::mem::take(&mut self.core.reserves.evictions.moves.counts);
         metrics.kept.moves.searches.inc_by(moves.searches);
         metrics.kept.moves.evictions.inc_by(moves.evictions);
         metrics.kept.moves.served.inc_by(moves.served);
         metrics.kept.moves.in_vain.inc_by(moves.in_vain);
-        metrics.unreadable.set(gauge_value(self.core.view.unreadables()));
+        metrics.feed.unreadable.set(gauge_value(self.core.view.unreadables()));
         let over = self.core.overcommitted();
         metrics.gpus.overcommitted.set(gauge_value(over));
         let failed = self.events.failed();

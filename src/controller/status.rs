@@ -44,7 +44,7 @@ impl Core {
             "plans": self.tracker.plans(),
             "holds": holds,
             "kept": self.reserves.state(),
-            "moves": self.reserves.moves.state(),
+            "moves": self.reserves.evictions.moves.state(),
             "contested": self.gpus.contested().iter().map(GpuRef::to_string).collect::<Vec<_>>(),
         })
     }

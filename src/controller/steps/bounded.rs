@@ -14,7 +14,7 @@ impl Core {
         let namespace = self.view.claim(key).map(|claim| claim.namespace());
         let sum = grants.iter().map(|(_, grant)| of_grant(grant)).fold(Amounts::default(), Amounts::plus);
         self.usage.set(key, namespace, sum);
-        let holders = &mut self.reserves.preempting.holders;
+        let holders = &mut self.reserves.evictions.preempting.holders;
         self.capacity.gpus_of(key).iter().for_each(|gpu| holders.touch(&gpu.node));
         grants.iter().for_each(|(gpu, _)| holders.touch(&gpu.node));
         self.capacity.set_grants(key, grants);

@@ -45,7 +45,7 @@ impl Core {
                 self.note_all_needs();
             }
             News::Bounds(namespace) => self.bounds(&namespace),
-            News::Budgets => self.reserves.preempting.holders.news(),
+            News::Budgets => self.reserves.evictions.preempting.holders.news(),
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }
@@ -226,7 +226,7 @@ impl Core {
         let view = &self.view;
         let is_barred = |demands: &Demands| object.is_none_or(|node| view.keeps_off(demands, node).is_some());
         self.node_filter.judge(name, is_barred);
-        self.reserves.preempting.holders.touch(name);
+        self.reserves.evictions.preempting.holders.touch(name);
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
         self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
     }

@@ -48,10 +48,10 @@ impl Core {
     /// Before the units of a round have their turns.
     pub(in crate::controller) fn begin_moving(&mut self, now: Moment) {
         let (queue, rest) = (&self.queue, self.rules.consolidation.rest);
-        let over = self.reserves.moves.tidy(|key| queue.has(key), rest, now);
+        let over = self.reserves.evictions.moves.tidy(|key| queue.has(key), rest, now);
         let view = &self.view;
         let ends = |uid: &PodUid| view.pod(uid).is_none_or(|pod| pod.ending);
-        let begun = self.reserves.moves.notice(ends, now);
+        let begun = self.reserves.evictions.moves.notice(ends, now);
         if over || begun {
             self.capacity.news();
         }
@@ -60,7 +60,7 @@ impl Core {
     /// Sets aside what moves keep from a unit; how many places, to be lifted again.
     pub(in crate::controller) fn set_moves_aside(&mut self, turn: &Turn) -> usize {
         let owners: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
-        let kept = self.reserves.moves.kept_from(&turn.key, &owners);
+        let kept = self.reserves.evictions.moves.kept_from(&turn.key, &owners);
         let count = kept.len();
         kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
         count
@@ -72,9 +72,9 @@ impl Core {
 
     /// A unit has its place.
     pub(in crate::controller) fn moved(&mut self, turn: &Turn) {
-        let mut any = self.reserves.moves.served(&turn.key);
+        let mut any = self.reserves.evictions.moves.served(&turn.key);
         for owner in turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect::<Vec<_>>() {
-            any |= self.reserves.moves.arrived(&owner);
+            any |= self.reserves.evictions.moves.arrived(&owner);
         }
         if any {
             self.capacity.news();
@@ -85,8 +85,8 @@ impl Core {
     pub(in crate::controller) fn suggest(&mut self, turn: &Turn, refused: &mut Refused) {
         let lacks = self.rules.consolidation.mode != Mode::Off && is_for_room(refused.reason);
         let Some(namespace) = self.namespace(turn).map(str::to_owned) else { return };
-        self.reserves.moves.lacks_room(turn, &namespace, lacks);
-        if let Some(found) = self.reserves.moves.of(&turn.key).filter(|_| lacks) {
+        self.reserves.evictions.moves.lacks_room(turn, &namespace, lacks);
+        if let Some(found) = self.reserves.evictions.moves.of(&turn.key).filter(|_| lacks) {
             let words = suggestion(found, Some(&namespace));
             refused.words = format!("{}; {words}", refused.words);
         }
@@ -99,17 +99,17 @@ impl Core {
             return;
         }
         let epoch = self.capacity.epoch();
-        if let Some(turn) = self.reserves.moves.next_search(epoch, now) {
+        if let Some(turn) = self.reserves.evictions.moves.next_search(epoch, now) {
             let found = self.search_paid(&turn, rules.mode, now);
-            if self.reserves.moves.note(&turn.key, found, epoch, now) {
+            if self.reserves.evictions.moves.note(&turn.key, found, epoch, now) {
                 // They are told of it in the next round.
                 turn.pods.iter().for_each(|pod| self.queue.again(pod));
             }
         }
-        if let Some(unit) = self.reserves.moves.next_beginning(&rules, epoch, now) {
-            self.reserves.moves.begin(&unit, rules.rest, now);
+        if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, epoch, now) {
+            self.reserves.evictions.moves.begin(&unit, rules.rest, now);
         }
-        if let Some((pod, owner)) = self.reserves.moves.next_eviction(now) {
+        if let Some((pod, owner)) = self.reserves.evictions.moves.next_eviction(now) {
             round.writes.push(Write::Move(pod, owner));
         }
     }
@@ -122,7 +122,7 @@ impl Core {
         now: Moment,
     ) {
         let Some(problem) = problem else { return };
-        self.reserves.moves.refused(pod, self.rules.consolidation.rest, now);
+        self.reserves.evictions.moves.refused(pod, self.rules.consolidation.rest, now);
         self.capacity.news();
         let name = self.view.pod(pod).map(|pod| format!("{}/{}", pod.at.namespace, pod.at.name));
         self.recorder.trouble(format!("pod {} is not moved: {problem}", name.unwrap_or_default()));
@@ -229,7 +229,7 @@ impl Core {
             if origin.tie.is_some() || origin.mark == Some(false) {
                 continue;
             }
-            let rests = || self.reserves.moves.rests(&origin.owner, now);
+            let rests = || self.reserves.evictions.moves.rests(&origin.owner, now);
             if whose == Whose::Marked && (rests() || !self.view.is_marked_movable(pod)) {
                 continue;
             }

@@ -94,7 +94,7 @@ impl Core {
     pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
         let epoch = self.capacity.epoch();
         let Some(asker) = self.asker(turn) else { return false };
-        if tries.0 == 0 || !self.reserves.preempting.may_look(&turn.key, epoch, now) {
+        if tries.0 == 0 || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) {
             return false;
         }
         let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
@@ -148,7 +148,7 @@ impl Core {
         }
         tries.0 -= 1;
         self.refresh_holders();
-        let holders = std::mem::take(&mut self.reserves.preempting.holders);
+        let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let look = Look { nodes, asker, now };
         let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
         let found = (0..ways).find_map(|nth| {
@@ -156,7 +156,7 @@ impl Core {
             let preemptor = self.capacity.index.preemptor(&shape, alone);
             self.look_at_way(&look, (nth, &shape), &holders, preemptor)
         });
-        self.reserves.preempting.holders = holders;
+        self.reserves.evictions.preempting.holders = holders;
         let mut put_off = None;
         let is_placed = match found {
             Some(Found::Room { nth, place })
@@ -176,7 +176,7 @@ impl Core {
         };
         let epoch = self.capacity.epoch();
         let put_off = put_off.map(|why| (why, asker.pod.namespace.as_str()));
-        self.reserves.preempting.looked(&turn.key, epoch, put_off, now);
+        self.reserves.evictions.preempting.looked(&turn.key, epoch, put_off, now);
         is_placed
     }
 
@@ -309,7 +309,7 @@ impl Core {
         now: Moment,
     ) -> Result<(), PutOff> {
         let PodRef { namespace, .. } = &asker.pod;
-        self.reserves.preempting.may_begin(namespace, victims.len(), now)?;
+        self.reserves.evictions.preempting.may_begin(namespace, victims.len(), now)?;
         let whom = self.name_of(&turn.key);
         let mut chosen: Vec<(bool, Victim)> = Vec::new();
         for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {
@@ -347,7 +347,7 @@ impl Core {
         self.reserves.begin(&turn.key, kept);
         let (namespace, pods) = (namespace.clone(), turn.pods.clone());
         let preemption = Preemption { namespace, pods, victims, since: now, until, stage: Stage::Evicting };
-        self.reserves.preempting.begin(turn.key.clone(), preemption);
+        self.reserves.evictions.preempting.begin(turn.key.clone(), preemption);
         Ok(())
     }
 
@@ -375,9 +375,11 @@ impl Core {
 
     /// What has become of those for whom pods end.
     pub(in crate::controller) fn follow_preemptions(&mut self, now: Moment) {
-        let all: Vec<UnitKey> = self.reserves.preempting.under_way().map(|(key, _)| key.clone()).collect();
+        let all: Vec<UnitKey> =
+            self.reserves.evictions.preempting.under_way().map(|(key, _)| key.clone()).collect();
         for key in all {
-            let Some((_, one)) = self.reserves.preempting.under_way().find(|(known, _)| **known == key)
+            let Some((_, one)) =
+                self.reserves.evictions.preempting.under_way().find(|(known, _)| **known == key)
             else {
                 continue;
             };
@@ -389,25 +391,25 @@ impl Core {
             let waits = one.pods.iter().all(|pod| self.queue.contains(pod));
             match one.stage {
                 _ if is_bound => {
-                    self.reserves.preempting.served(&key);
+                    self.reserves.evictions.preempting.served(&key);
                     self.end_preempted(&key);
                 }
                 Stage::Evicting if is_there && !waits => {
-                    self.reserves.preempting.placed(&key);
+                    self.reserves.evictions.preempting.placed(&key);
                     self.end_preempted(&key);
                 }
                 Stage::Evicting if is_there => {
                     let until = self.ends_by(one, now);
-                    self.reserves.preempting.set_until(&key, until);
+                    self.reserves.evictions.preempting.set_until(&key, until);
                     self.reserves.keep_until(&key, until);
                     if until <= now {
-                        self.reserves.preempting.in_vain(&key, now);
+                        self.reserves.evictions.preempting.in_vain(&key, now);
                         self.end_preempted(&key);
                     }
                 }
                 Stage::Placed if is_there && !waits => {}
                 Stage::Evicting | Stage::Placed => {
-                    self.reserves.preempting.in_vain(&key, now);
+                    self.reserves.evictions.preempting.in_vain(&key, now);
                     self.end_preempted(&key);
                 }
             }
@@ -442,22 +444,22 @@ impl Core {
     pub(in crate::controller) fn evict(&mut self, now: Moment, round: &mut Round) {
         // This round may have placed the pod elsewhere: then nobody else ends for it.
         self.follow_preemptions(now);
-        for pod in self.reserves.preempting.due(now) {
+        for pod in self.reserves.evictions.preempting.due(now) {
             match self.view.pod(&pod.uid) {
                 Some(known) if !known.ending => round.writes.push(Write::Evict(pod)),
                 // It has ended, or is ending, anyway.
-                _ => drop(self.reserves.preempting.answered(&pod, Ok(Eviction::Gone), now)),
+                _ => drop(self.reserves.evictions.preempting.answered(&pod, Ok(Eviction::Gone), now)),
             }
         }
     }
 
     pub(super) fn evicted(&mut self, pod: &PodRef, result: Result<Eviction, Failure>, now: Moment) {
-        match self.reserves.preempting.answered(pod, result, now) {
+        match self.reserves.evictions.preempting.answered(pod, result, now) {
             Told::Nothing => {}
             Told::Ends(pod, words) => self.recorder.preempted(&pod, words),
             Told::Stays { unit, words } => {
                 self.recorder.trouble(format!("pod {pod} is not evicted for another: {words}"));
-                self.reserves.preempting.stop(&unit, now);
+                self.reserves.evictions.preempting.stop(&unit, now);
                 self.end_preempted(&unit);
             }
         }
@@ -466,10 +468,10 @@ impl Core {
     /// Something of the pod may be another that decides whether it ends for others.
     pub(super) fn touch_holders(&mut self, uid: &PodUid) {
         if let Some(node) = self.pods.node_of(uid) {
-            self.reserves.preempting.holders.touch(node);
+            self.reserves.evictions.preempting.holders.touch(node);
         }
         if let Some(pod) = self.view.pod(uid) {
-            let holders = &mut self.reserves.preempting.holders;
+            let holders = &mut self.reserves.evictions.preempting.holders;
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let gpus = claims.flat_map(|claim| self.capacity.gpus_of(claim.key));
             gpus.for_each(|gpu| holders.touch(&gpu.node));
@@ -478,7 +480,7 @@ impl Core {
 
     /// A pod is gone: its claims may be used by one other alone now.
     pub(super) fn touch_claims(&mut self, pod: &Pod) {
-        let holders = &mut self.reserves.preempting.holders;
+        let holders = &mut self.reserves.evictions.preempting.holders;
         let claims = self.view.claims_of(pod).into_iter().flatten();
         let gpus = claims.flat_map(|claim| self.capacity.gpus_of(claim.key));
         gpus.for_each(|gpu| holders.touch(&gpu.node));

@@ -15,7 +15,7 @@ use crate::model::names::{NodeName, PodUid};
 impl Core {
     pub(super) fn review_users(&mut self, claim: ClaimKey, now: Moment) {
         let Some(claim) = self.view.claim(claim) else { return };
-        let holders = &mut self.reserves.preempting.holders;
+        let holders = &mut self.reserves.evictions.preempting.holders;
         self.capacity.gpus_of(claim.key).iter().for_each(|gpu| holders.touch(&gpu.node));
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         for pod in pods {
@@ -29,7 +29,7 @@ impl Core {
         let place = self.view.pod(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
         let Change { given, taken } = self.pods.set_place(uid, place);
         let changed = given.iter().chain(&taken);
-        changed.for_each(|(node, _)| self.reserves.preempting.holders.touch(node));
+        changed.for_each(|(node, _)| self.reserves.evictions.preempting.holders.touch(node));
         if let Some((node, room)) = given {
             self.capacity.give_room(&node, room);
         }

@@ -49,7 +49,7 @@ struct Gang {
 impl Core {
     pub(super) fn candidates(&self, look: &Look<'_>, holders: &[Holder]) -> There {
         let (priority, now) = (look.asker.priority, look.now);
-        let chosen = self.reserves.preempting.chosen();
+        let chosen = self.reserves.evictions.preempting.chosen();
         let present = self.recorder.time_of(now).map_or(i64::MIN, |time| time.as_second());
         let late = i64::try_from(ENDS_LATE.as_secs()).unwrap_or(i64::MAX);
         let mut soon = Vec::new();
@@ -62,7 +62,7 @@ impl Core {
                 soon.push(freed(one));
                 continue;
             }
-            if !one.gives_way(priority) || self.reserves.preempting.is_spared(&one.pod, now) {
+            if !one.gives_way(priority) || self.reserves.evictions.preempting.is_spared(&one.pod, now) {
                 continue;
             }
             let Some(pod) = self.view.pod(&one.pod) else { continue };
@@ -111,14 +111,14 @@ impl Core {
         if self.pods.unit_of(&look.asker.pod.uid) == *key {
             return None;
         }
-        let chosen = self.reserves.preempting.chosen();
+        let chosen = self.reserves.evictions.preempting.chosen();
         let mut members: Vec<&Pod> = Vec::new();
         let mut whole = Candidate { priority: i32::MIN, start: i64::MAX, ..Candidate::default() };
         for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)) {
             if pod.ending || pod.node.is_none() || chosen.contains(&pod.at.uid) {
                 continue;
             }
-            let spared = self.reserves.preempting.is_spared(&pod.at.uid, look.now);
+            let spared = self.reserves.evictions.preempting.is_spared(&pod.at.uid, look.now);
             if pod.priority >= look.asker.priority || pod.standing.stays || spared {
                 return None;
             }
@@ -185,12 +185,12 @@ impl Core {
 
     /// Learns who is on the nodes on which something has changed.
     pub(super) fn refresh_holders(&mut self) {
-        for node in self.reserves.preempting.holders.take_stale() {
+        for node in self.reserves.evictions.preempting.holders.take_stale() {
             let has_gpus = self.capacity.index.node(&node).is_some();
             let pods = self.pods.on(&node).filter(|_| has_gpus).filter_map(|uid| self.view.pod(uid));
             let bound = pods.filter(|pod| pod.node.as_ref() == Some(&node));
             let holders: Vec<Holder> = bound.map(|pod| self.holder(pod, &node)).collect();
-            self.reserves.preempting.holders.fill(node, holders);
+            self.reserves.evictions.preempting.holders.fill(node, holders);
         }
     }
 
