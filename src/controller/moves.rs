@@ -98,6 +98,8 @@ struct Lacking {
 struct UnderWay {
     unit: UnitKey,
     namespace: String,
+    /// Of the unit. Nothing is kept from units of higher priority.
+    priority: i32,
     source: Aside,
     left: Vec<Left>,
     until: Moment,
@@ -170,12 +172,15 @@ impl Moves {
         self.under_way.retain(|one| {
             let unheeded =
                 |left: &Left| matches!(left.stage, Stage::Asked(at) if at.saturating_add(HEEDED) <= now);
-            let over = one.until <= now || one.left.iter().any(unheeded);
-            if over && queued(&one.unit) {
+            let is_queued = queued(&one.unit);
+            // Nobody keeps places by asking for them and going away.
+            let is_gone = !is_queued && !one.source.places.is_empty() && !one.own;
+            let over = one.until <= now || is_gone || one.left.iter().any(unheeded);
+            if over && (is_queued || is_gone) {
                 vain.push((one.unit.clone(), one.namespace.clone(), one.own));
             }
             let all = one.left.iter().all(|left| left.stage == Stage::Arrived);
-            !(over || (all && !queued(&one.unit)))
+            !(over || (all && !is_queued))
         });
         self.counts.in_vain += vain.len() as u64;
         for (unit, namespace, own) in vain {
@@ -203,12 +208,18 @@ impl Moves {
 
     /// The unit that is to be searched for now: of those that were not, or that something has changed for since, the one
     /// whose search is longest ago, then the most urgent. At most one a second.
-    pub(super) fn next_search(&mut self, epoch: u64, now: Moment) -> Option<Turn> {
+    /// `is_busy`: others end for the unit already.
+    pub(super) fn next_search(
+        &mut self,
+        is_busy: impl Fn(&UnitKey) -> bool,
+        epoch: u64,
+        now: Moment,
+    ) -> Option<Turn> {
         if now < self.next_search {
             return None;
         }
         let due = self.lacking.iter().filter(|(unit, one)| {
-            one.again(epoch).is_some_and(|again| again <= now) && !self.is_served(unit)
+            one.again(epoch).is_some_and(|again| again <= now) && !self.is_served(unit) && !is_busy(unit)
         });
         let order =
             |one: &Lacking| (one.searched.map(|(at, _)| at), -i64::from(one.turn.priority), one.turn.since);
@@ -248,7 +259,13 @@ impl Moves {
     }
 
     /// The unit for which the controller may begin moves now: nothing has changed since they were found.
-    pub(super) fn next_beginning(&self, rules: &Consolidation, epoch: u64, now: Moment) -> Option<UnitKey> {
+    pub(super) fn next_beginning(
+        &self,
+        rules: &Consolidation,
+        is_busy: impl Fn(&UnitKey) -> bool,
+        epoch: u64,
+        now: Moment,
+    ) -> Option<UnitKey> {
         if rules.mode != Mode::Auto || !self.under_way.is_empty() {
             return None;
         }
@@ -259,6 +276,7 @@ impl Moves {
                 && one.searched.is_some_and(|(_, at)| at == epoch)
                 && one.turn.since.saturating_add(WAIT_FIRST) <= now
                 && !self.units.contains_key(*unit)
+                && !is_busy(unit)
         };
         let may = self.lacking.iter().filter(may);
         may.min_by_key(|(_, one)| (-i64::from(one.turn.priority), one.turn.since))
@@ -269,14 +287,24 @@ impl Moves {
     pub(super) fn begin(&mut self, unit: &UnitKey, rest: Duration, now: Moment) {
         let Some(one) = self.lacking.get_mut(unit) else { return };
         let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { return };
+        let priority = one.turn.priority;
         for one in &found.moves {
             self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
-        self.under_way.push(under_way((unit, namespace), found, true, now));
+        self.under_way.push(under_way((unit, namespace, priority), found, true, now));
     }
 
     /// Pods that end, of a proposal: whoever has ended them, it has begun. True if something is kept from now on.
-    pub(super) fn notice(&mut self, ends: impl Fn(&PodUid) -> bool, now: Moment) -> bool {
+    /// `preempted`: what these leave is another's.
+    pub(super) fn notice(
+        &mut self,
+        ends: impl Fn(&PodUid) -> bool,
+        preempted: &BTreeSet<PodUid>,
+        now: Moment,
+    ) -> bool {
+        for one in self.lacking.values_mut() {
+            one.found.take_if(|found| found.moves.iter().any(|one| preempted.contains(&one.pod.uid)));
+        }
         let begun = |one: &Lacking| {
             one.found.as_ref().is_some_and(|found| found.moves.iter().any(|one| ends(&one.pod.uid)))
         };
@@ -286,12 +314,13 @@ impl Moves {
         for unit in &begun {
             let Some(one) = self.lacking.get_mut(unit) else { continue };
             let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { continue };
+            let priority = one.turn.priority;
             // Who ends pods of its own may not keep places for ever with that.
             let is_busy = self.under_way.len() >= UNDER_WAY_MAX
                 || self.under_way.iter().any(|one| one.namespace == namespace)
                 || self.namespaces.contains_key(&namespace);
             if !is_busy {
-                self.under_way.push(under_way((unit, namespace), found, false, now));
+                self.under_way.push(under_way((unit, namespace, priority), found, false, now));
             }
         }
         for one in &mut self.under_way {
@@ -354,10 +383,10 @@ impl Moves {
         }
     }
 
-    /// What is kept from a unit: places of moves that are not for it. `owners`: of its pods.
-    pub(super) fn kept_from(&self, unit: &UnitKey, owners: &BTreeSet<String>) -> Vec<Aside> {
+    /// What is kept from a unit of this priority: places of moves that are not for it. `owners`: of its pods.
+    pub(super) fn kept_from(&self, unit: &UnitKey, priority: i32, owners: &BTreeSet<String>) -> Vec<Aside> {
         let mut kept = Vec::new();
-        for one in &self.under_way {
+        for one in self.under_way.iter().filter(|one| one.priority >= priority) {
             if one.unit != *unit {
                 kept.push(one.source.clone());
             }
@@ -381,7 +410,8 @@ impl Moves {
             Stage::Stays | Stage::Leaves | Stage::Arrived => None,
         });
         let until = self.under_way.iter().map(|one| one.until);
-        let again = self.lacking.values().filter_map(|one| one.again(epoch));
+        let waits = self.lacking.iter().filter(|(unit, _)| !self.is_served(unit));
+        let again = waits.filter_map(|(_, one)| one.again(epoch));
         let again = again.map(|again| again.max(self.next_search).max(now.saturating_add(SOON)));
         let begins = self.lacking.values().filter(|one| one.found.as_ref().is_some_and(|found| found.marked));
         let begins = begins.map(|one| one.turn.since.saturating_add(WAIT_FIRST));
@@ -400,7 +430,12 @@ impl Moves {
     }
 }
 
-fn under_way((unit, namespace): (&UnitKey, String), found: Proposed, own: bool, now: Moment) -> UnderWay {
+fn under_way(
+    (unit, namespace, priority): (&UnitKey, String, i32),
+    found: Proposed,
+    own: bool,
+    now: Moment,
+) -> UnderWay {
     let source = found.source();
     let left = found.moves.into_iter().map(|one| Left {
         target: one.target(),
@@ -409,5 +444,5 @@ fn under_way((unit, namespace): (&UnitKey, String), found: Proposed, own: bool, 
         stage: Stage::Stays,
     });
     let (left, until) = (left.collect(), now.saturating_add(KEPT_FOR));
-    UnderWay { unit: unit.clone(), namespace, source, left, until, own }
+    UnderWay { unit: unit.clone(), namespace, priority, source, left, until, own }
 }

@@ -96,7 +96,8 @@ impl Core {
             if turn.bounded && turn.tried == Some(epoch) {
                 continue;
             }
-            if self.preempt(&turn, &mut tries, now) {
+            let moves = self.reserves.evictions.moves.is_served(&turn.key);
+            if !moves && self.preempt(&turn, &mut tries, now) {
                 round.decided += 1;
                 continue;
             }

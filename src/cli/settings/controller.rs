@@ -69,11 +69,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
             policy: reader.parsed("--policy", policy, usual.policy, policy_of),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),
             always_hold: reader.gpus("--always-hold", &holds.always_hold),
-            grouping_schedulers: match given(grouping_schedulers) {
-                None => usual.grouping_schedulers,
-                Some(text) if text == "none" => Vec::new(),
-                Some(text) => list(&text),
-            },
+            grouping_schedulers: schedulers(grouping_schedulers, usual.grouping_schedulers),
             preemption: reader.parsed("--preemption", preemption, usual.preemption, yes_or_no),
             holds: reader.holds(holds),
             consolidation: reader.moves(moves),
@@ -96,6 +92,14 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         },
     };
     reader.finish(ControllerProcess { controller, webhook })
+}
+
+fn schedulers(text: Option<String>, usual: Vec<String>) -> Vec<String> {
+    match given(text) {
+        None => usual,
+        Some(text) if text == "none" => Vec::new(),
+        Some(text) => list(&text),
+    }
 }
 
 impl Reader {

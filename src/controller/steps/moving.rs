@@ -51,7 +51,8 @@ impl Core {
         let over = self.reserves.evictions.moves.tidy(|key| queue.has(key), rest, now);
         let view = &self.view;
         let ends = |uid: &PodUid| view.pod(uid).is_none_or(|pod| pod.ending);
-        let begun = self.reserves.evictions.moves.notice(ends, now);
+        let preempted = self.preempted();
+        let begun = self.reserves.evictions.moves.notice(ends, &preempted, now);
         if over || begun {
             self.capacity.news();
         }
@@ -60,10 +61,15 @@ impl Core {
     /// Sets aside what moves keep from a unit; how many places, to be lifted again.
     pub(in crate::controller) fn set_moves_aside(&mut self, turn: &Turn) -> usize {
         let owners: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
-        let kept = self.reserves.evictions.moves.kept_from(&turn.key, &owners);
+        let kept = self.reserves.evictions.moves.kept_from(&turn.key, turn.priority, &owners);
         let count = kept.len();
         kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
         count
+    }
+
+    /// Pods that are to end for others of higher priority.
+    fn preempted(&self) -> BTreeSet<PodUid> {
+        self.reserves.evictions.preempting.chosen().into_iter().cloned().collect()
     }
 
     fn owner_of(&self, pod: &PodUid) -> Option<String> {
@@ -99,14 +105,17 @@ impl Core {
             return;
         }
         let epoch = self.capacity.epoch();
-        if let Some(turn) = self.reserves.evictions.moves.next_search(epoch, now) {
+        let preempting = &self.reserves.evictions.preempting;
+        let busy: BTreeSet<UnitKey> = preempting.under_way().map(|(unit, _)| unit.clone()).collect();
+        let is_busy = |unit: &UnitKey| busy.contains(unit);
+        if let Some(turn) = self.reserves.evictions.moves.next_search(is_busy, epoch, now) {
             let found = self.search_paid(&turn, rules.mode, now);
             if self.reserves.evictions.moves.note(&turn.key, found, epoch, now) {
                 // They are told of it in the next round.
                 turn.pods.iter().for_each(|pod| self.queue.again(pod));
             }
         }
-        if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, epoch, now) {
+        if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, is_busy, epoch, now) {
             self.reserves.evictions.moves.begin(&unit, rules.rest, now);
         }
         if let Some((pod, owner)) = self.reserves.evictions.moves.next_eviction(now) {
@@ -219,8 +228,9 @@ impl Core {
     /// Who may move for the sake of a unit.
     fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>) {
         let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
+        let preempted = self.preempted();
         let (mut movers, mut who) = (Vec::new(), Vec::new());
-        for pod in self.view.pods() {
+        for pod in self.view.pods().filter(|pod| !preempted.contains(&pod.at.uid)) {
             let Some(origin) = self.view.origin(&pod.at.uid) else { continue };
             let is_bound = pod.node.is_some() && !pod.ending && self.pods.has_place(&pod.at.uid);
             if !is_bound || pod.priority > turn.priority || own.contains(&origin.owner.uid) {

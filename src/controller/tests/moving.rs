@@ -350,6 +350,57 @@ fn a_namespace_cannot_keep_places_again_and_again_by_ending_pods_of_its_own() {
     assert!(cluster.place("big").is_some(), "there is room at last");
 }
 
+#[test]
+fn what_pods_of_lower_priority_leave_is_kept_for_no_move() {
+    let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    assert!(proposed(&mut cluster).is_some(), "it is told that small may move");
+    for name in ["most-1", "half", "most-2"] {
+        let mut pod = cluster.pods[&("ml".to_owned(), name.to_owned())].clone();
+        pod.spec.as_mut().unwrap().priority = Some(20);
+        cluster.store_pod(pod);
+    }
+    let tried =
+        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]);
+    let high = json!({"spec": {"priority": 10}, "status": {"conditions": tried}});
+    put(&mut cluster, "high", "75Gi", "rs-high", high);
+    cluster.settle(2 * SECOND);
+    assert_eq!(cluster.ending(), ["small"], "it ends for the pod of higher priority");
+    cluster.settle(5 * SECOND);
+    cluster.drop_pod("small", true);
+    cluster.settle(5 * SECOND);
+    assert!(cluster.place("high").is_some() && cluster.place("big").is_none());
+    let preemptions = &cluster.core.reserves.evictions.preempting.counts;
+    assert_eq!((preemptions.begun, preemptions.in_vain), (1, 0));
+    cluster.check();
+}
+
+#[test]
+fn nobody_keeps_places_by_asking_for_them_and_going_away() {
+    let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
+    let mut second = cluster.pods[&("ml".to_owned(), "half".to_owned())].clone();
+    second.metadata.annotations = Some([("tranche.dev/movable".to_owned(), "false".to_owned())].into());
+    cluster.store_pod(second);
+    beside(&mut cluster, "a", |cluster| put_bound(cluster, "second", "6Gi"));
+    put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    cluster.drop_pod("small", true);
+    cluster.settle(SECOND);
+    put_in(&mut cluster, ("other", "late"), ("60Gi", 1), "rs-late", json!({}));
+    cluster.settle(5 * SECOND);
+    assert!(!is_placed(&cluster, ("other", "late")), "it is kept for big");
+    cluster.drop_pod("big", true);
+    cluster.settle(5 * SECOND);
+    assert!(is_placed(&cluster, ("other", "late")), "and no longer than big waits");
+    assert_eq!(cluster.core.reserves.evictions.moves.counts.in_vain, 1);
+}
+
+fn is_placed(cluster: &Cluster, (namespace, name): (&str, &str)) -> bool {
+    let claim = cluster.claims.get(&(namespace.to_owned(), name.to_owned()));
+    claim.is_some_and(|claim| !super::cluster::results(claim).is_empty())
+}
+
 /// The first that waits, and what is proposed for it.
 fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
     let turn =
