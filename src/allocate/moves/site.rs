@@ -1,5 +1,6 @@
 //! Which pods of a node could make room for what waits: arithmetic on what each GPU has and what each pod has of it.
-//! What it lets through may still not do; what it leaves out does not.
+//! What it lets through may still not do. What it leaves out does not, but for chains: pods that leave only so that those
+//! that make room find a place on their own node.
 
 use std::collections::BTreeMap;
 
