@@ -1,7 +1,8 @@
 //! For whom pods of lower priority end, which of them, and how far that has come. Nobody ends in vain for ever:
 //! * one set of pods at a time for each pod or gang, and nothing more before they are gone
 //! * so many evictions in a minute, for all and for the pods of one namespace
-//! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time
+//! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time; not where a
+//!   pod was given more time to end than is waited for
 //! * a pod that the API server does not let go is left alone for a while
 //!
 //! Of what was begun a new leader knows what the API shows: pods that are ending, which count as free before any other
@@ -14,7 +15,7 @@
 //!                                 └────────→ (in vain) ←─────────────┘
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::cluster::eviction::Eviction;
@@ -100,10 +101,12 @@ pub enum PutOff {
     Victims,
     /// What ended before for its namespace did so in vain.
     Rests,
+    /// Its namespace has spent its part of the round before all nodes were looked at.
+    Spent,
 }
 
 impl PutOff {
-    pub const ALL: [Self; 4] = [Self::Rate, Self::UnderWay, Self::Victims, Self::Rests];
+    pub const ALL: [Self; 5] = [Self::Rate, Self::UnderWay, Self::Victims, Self::Rests, Self::Spent];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -111,6 +114,7 @@ impl PutOff {
             Self::UnderWay => "under-way",
             Self::Victims => "victims",
             Self::Rests => "rests",
+            Self::Spent => "spent",
         }
     }
 }
@@ -215,8 +219,13 @@ impl Preempting {
         } else {
             return Ok(());
         };
-        *self.counts.put_off.entry(put_off).or_default() += 1;
-        Err(put_off)
+        Err(self.put_off(put_off))
+    }
+
+    /// Counts it.
+    pub fn put_off(&mut self, why: PutOff) -> PutOff {
+        *self.counts.put_off.entry(why).or_default() += 1;
+        why
     }
 
     pub fn begin(&mut self, key: UnitKey, preemption: Preemption) {
@@ -265,9 +274,10 @@ impl Preempting {
         self.spared.get(pod).is_some_and(|until| now < *until)
     }
 
-    /// Pods that are to end for others.
-    pub fn chosen(&self) -> BTreeSet<&PodUid> {
-        self.under_way.values().flat_map(|one| &one.victims).map(|victim| &victim.at.uid).collect()
+    /// Pods that are to end for others, each with whom it ends for.
+    pub fn chosen(&self) -> BTreeMap<&PodUid, &UnitKey> {
+        let all = self.under_way.iter();
+        all.flat_map(|(key, one)| one.victims.iter().map(move |victim| (&victim.at.uid, key))).collect()
     }
 
     /// It was bound.
@@ -286,6 +296,13 @@ impl Preempting {
         let long = REST_FIRST.saturating_mul(1_u32.checked_shl(rest.times).unwrap_or(u32::MAX));
         rest.until = now.saturating_add(long.min(REST_LAST));
         rest.times = rest.times.saturating_add(1).min(16);
+    }
+
+    /// Nothing came of it in time, since a pod was given more time to end than is waited for: nobody rests for that.
+    pub fn outlived(&mut self, key: &UnitKey) {
+        if self.under_way.remove(key).is_some() {
+            self.counts.in_vain += 1;
+        }
     }
 
     /// Forgets what is over.
@@ -361,6 +378,8 @@ impl Preempting {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const NOW: Moment = Duration::from_secs(1000);

@@ -299,6 +299,11 @@ impl Reserves {
         Some(kept)
     }
 
+    /// It holds in this round already.
+    pub(super) fn is_in_force(&self, key: &UnitKey) -> bool {
+        self.in_force.contains(key)
+    }
+
     /// What is kept from pods of a namespace now.
     pub(super) fn kept_from(&self, namespace: &str) -> impl Iterator<Item = &Kept> {
         let kept = self.in_force.iter().filter_map(|key| self.kept.get(key));

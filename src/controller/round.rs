@@ -76,8 +76,11 @@ impl Core {
                         waiting.iter().for_each(|key| self.queue.passed(key));
                         continue;
                     }
-                    // It waits for something else than a decision.
-                    Ok(false) => continue,
+                    // It waits for something else than a decision. What others end for is kept meanwhile.
+                    Ok(false) => {
+                        self.hold_preempted(&turn, &mut keeping, now);
+                        continue;
+                    }
                     // Nothing is kept for it, and nobody passes it.
                     Err(refused) if refused.reason == Reason::Bound => {
                         round.refused += 1;

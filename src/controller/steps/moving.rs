@@ -69,7 +69,7 @@ impl Core {
 
     /// Pods that are to end for others of higher priority.
     fn preempted(&self) -> BTreeSet<PodUid> {
-        self.reserves.evictions.preempting.chosen().into_iter().cloned().collect()
+        self.reserves.evictions.preempting.chosen().into_keys().cloned().collect()
     }
 
     fn owner_of(&self, pod: &PodUid) -> Option<String> {

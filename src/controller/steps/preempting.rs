@@ -17,7 +17,7 @@ use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
 use crate::controller::holders::Holders;
-use crate::controller::preempt::{Preemption, PutOff, Stage, Step, Told, Victim};
+use crate::controller::preempt::{Preemption, PutOff, Stage, Step, Told, VICTIMS_MAX, Victim};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::reserve::Kept;
 use crate::controller::steps::place::Part;
@@ -76,6 +76,8 @@ struct Look<'a> {
     /// Of each of its pods.
     nodes: Vec<Nodes>,
     asker: &'a Asker,
+    /// What it may cost, in ticks of [`crate::select::TICKS_PER_UNIT`].
+    ticks: u64,
     now: Moment,
 }
 
@@ -99,19 +101,23 @@ impl Core {
         }
         let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
         self.capacity.index.allow(ticks);
-        let is_placed = self.look_for_victims(turn, &asker, tries, now);
+        let usual = self.set_all_aside(turn, &asker.pod.namespace);
+        let is_placed = self.look_for_victims(turn, (&asker, ticks), tries, now);
+        self.back_to_usual(usual);
         self.pay(turn);
         is_placed
     }
 
-    /// Who may have others end: pods that their scheduler has tried, or cannot try before they have their claims.
+    /// Who may have others end: pods that their scheduler has tried. kube-scheduler does not try a pod before all of its
+    /// claims exist; for other schedulers promised claims are created early (`grouping_schedulers`).
     fn asker(&self, turn: &Turn) -> Option<Asker> {
         let pods: Option<Vec<&Pod>> = turn.pods.iter().map(|uid| self.view.pod(uid)).collect();
         let pods = pods.filter(|pods| pods.len() <= TOGETHER_MAX)?;
         let may = |pod: &&Pod| {
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let promised = || claims.into_iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
-            pod.standing.preempts && (pod.standing.unschedulable || promised())
+            let is_tried = pod.standing.unschedulable || (pod.standing.is_usual && promised());
+            pod.standing.preempts && is_tried
         };
         if !pods.iter().all(may) {
             return None;
@@ -125,7 +131,13 @@ impl Core {
         })
     }
 
-    fn look_for_victims(&mut self, turn: &Turn, asker: &Asker, tries: &mut Tries, now: Moment) -> bool {
+    fn look_for_victims(
+        &mut self,
+        turn: &Turn,
+        (asker, ticks): (&Asker, u64),
+        tries: &mut Tries,
+        now: Moment,
+    ) -> bool {
         let Some(parts) = self.parts(turn, now) else { return false };
         // GPUs of a claim that has several are for that claim alone.
         let alone = parts.iter().any(Part::is_several);
@@ -149,7 +161,7 @@ impl Core {
         tries.0 -= 1;
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
-        let look = Look { nodes, asker, now };
+        let look = Look { nodes, asker, ticks, now };
         let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
         let found = (0..ways).find_map(|nth| {
             let shape = together(&parts, nth);
@@ -157,7 +169,9 @@ impl Core {
             self.look_at_way(&look, (nth, &shape), &holders, preemptor)
         });
         self.reserves.evictions.preempting.holders = holders;
-        let mut put_off = None;
+        // What it did not come to is looked at another time, though nothing may have changed.
+        let is_cut_short = found.is_none() && self.has_spent(&look);
+        let mut put_off = is_cut_short.then(|| self.reserves.evictions.preempting.put_off(PutOff::Spent));
         let is_placed = match found {
             Some(Found::Room { nth, place })
                 if self.beyond_bounds(&parts, std::slice::from_ref(&place)).is_none() =>
@@ -189,6 +203,9 @@ impl Core {
     ) -> Option<Found> {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
         for node in ending.into_iter().take(NODES_MAX) {
+            if self.has_spent(look) {
+                return None;
+            }
             if self
                 .victims_on(look, node, holders, (&mut preemptor, None))
                 .is_some_and(|found| found.rank.is_none())
@@ -203,19 +220,30 @@ impl Core {
             holders.least(look.asker.priority).filter(|(_, node)| look.allows(node)).collect();
         order.sort_unstable();
         let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
+        // Told only where there is no other: it is put off.
+        let mut too_many: Option<Found> = None;
         for (least, node) in order.into_iter().take(NODES_MAX) {
-            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) {
+            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) || self.has_spent(look) {
                 break;
             }
             let beat = best.as_ref().map(|(rank, ..)| *rank);
             let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
             let Some(found) = found else { continue };
             let Some(rank) = found.rank else { return Some(Found::Soon) };
+            if found.pods.len() > VICTIMS_MAX {
+                too_many = Some(Found::Victims { place: found.placement, victims: found.pods });
+                continue;
+            }
             if best.as_ref().is_none_or(|(known, ..)| rank < *known) {
                 best = Some((rank, found.placement, found.pods));
             }
         }
-        best.map(|(_, place, victims)| Found::Victims { place, victims })
+        best.map(|(_, place, victims)| Found::Victims { place, victims }).or(too_many)
+    }
+
+    /// The look has cost what it may.
+    fn has_spent(&self, look: &Look<'_>) -> bool {
+        self.capacity.index.spent().0 >= look.ticks
     }
 
     /// What has to end on one node.
@@ -227,6 +255,7 @@ impl Core {
         (preemptor, beat): (&mut Preemptor, Option<Rank>),
     ) -> Option<OnNode> {
         let there = self.candidates(look, holders.on(node));
+        self.capacity.index.pay(there.ticks);
         let closed = self.closed_on(node);
         let closed = |device: &DeviceName| closed_in(&closed, device);
         let site = Site {
@@ -261,7 +290,7 @@ impl Core {
         let mut looks = 0;
         for (node, all) in holders.nodes().filter(|(node, _)| look.allows(node)) {
             let left = self.capacity.left(node);
-            if has(left, asked) || looks >= NODES_MAX {
+            if has(left, asked) || looks >= NODES_MAX || self.has_spent(look) {
                 continue;
             }
             let lower = all.iter().filter(|one| one.gives_way(look.asker.priority));
@@ -314,7 +343,7 @@ impl Core {
         let mut chosen: Vec<(bool, Victim)> = Vec::new();
         for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {
             // Those that a budget may keep come first: nobody ends for nothing before that is known.
-            let unguarded = self.view.budgets_of(pod).next().is_none();
+            let unguarded = self.view.budgets_of(pod).is_unguarded();
             let words = self.gives(pod, asker, &whom);
             chosen.push((unguarded, Victim { at: pod.at.clone(), words, step: Step::ToAsk(now) }));
         }
@@ -384,36 +413,54 @@ impl Core {
                 continue;
             };
             let pods = one.pods.iter().filter_map(|uid| self.view.pod(uid)).filter(|pod| !pod.ending);
-            let (mut is_there, mut is_bound) = (false, false);
+            let (mut waits, mut is_placed, mut is_bound) = (false, false, false);
             for pod in pods {
-                (is_there, is_bound) = (true, is_bound || pod.node.is_some());
+                let is_queued = self.queue.contains(&pod.at.uid);
+                waits |= is_queued;
+                is_placed |= !is_queued && self.is_decided(pod);
+                is_bound |= pod.node.is_some();
             }
-            let waits = one.pods.iter().all(|pod| self.queue.contains(pod));
             match one.stage {
                 _ if is_bound => {
                     self.reserves.evictions.preempting.served(&key);
                     self.end_preempted(&key);
                 }
-                Stage::Evicting if is_there && !waits => {
+                Stage::Evicting if is_placed => {
                     self.reserves.evictions.preempting.placed(&key);
                     self.end_preempted(&key);
                 }
-                Stage::Evicting if is_there => {
-                    let until = self.ends_by(one, now);
+                Stage::Evicting if waits => {
+                    let (until, outlived) = (self.ends_by(one, now), self.has_time_left(one, now));
                     self.reserves.evictions.preempting.set_until(&key, until);
                     self.reserves.keep_until(&key, until);
                     if until <= now {
-                        self.reserves.evictions.preempting.in_vain(&key, now);
+                        match outlived {
+                            true => self.reserves.evictions.preempting.outlived(&key),
+                            false => self.reserves.evictions.preempting.in_vain(&key, now),
+                        }
                         self.end_preempted(&key);
                     }
                 }
-                Stage::Placed if is_there && !waits => {}
+                Stage::Placed if is_placed => {}
                 Stage::Evicting | Stage::Placed => {
                     self.reserves.evictions.preempting.in_vain(&key, now);
                     self.end_preempted(&key);
                 }
             }
         }
+    }
+
+    /// A claim of the pod has its share, or is to have a share that is decided.
+    fn is_decided(&self, pod: &Pod) -> bool {
+        let claims = self.view.claims_of(pod).into_iter().flatten().filter(|claim| claim.is_shares());
+        claims.into_iter().any(|claim| claim.allocation.is_some() || self.tracker.is_decided(claim.key))
+    }
+
+    /// One of the victims was given more time to end than has passed (`terminationGracePeriodSeconds`).
+    fn has_time_left(&self, one: &Preemption, now: Moment) -> bool {
+        let Some(present) = self.recorder.time_of(now) else { return false };
+        let there = one.victims.iter().filter_map(|victim| self.view.pod(&victim.at.uid));
+        there.filter_map(|pod| pod.standing.ends).any(|ends| ends > present)
     }
 
     fn end_preempted(&mut self, key: &UnitKey) {

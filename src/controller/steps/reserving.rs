@@ -72,6 +72,21 @@ impl Core {
         Err(refused)
     }
 
+    /// Until [`Self::back_to_usual`] all that is kept from the unit counts as taken, also where others have it yet: what
+    /// they leave is for whoever it is kept for. What was set aside so far.
+    pub(super) fn set_all_aside(&mut self, turn: &Turn, namespace: &str) -> Vec<Aside> {
+        let usual = self.capacity.lift_all();
+        let kept: Vec<Aside> = self.reserves.kept_from(namespace).map(|kept| kept.aside.clone()).collect();
+        kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
+        self.set_moves_aside(turn);
+        usual
+    }
+
+    pub(super) fn back_to_usual(&mut self, usual: Vec<Aside>) {
+        self.capacity.lift_all();
+        usual.into_iter().for_each(|aside| self.capacity.set_aside(aside));
+    }
+
     /// A unit, as its own namespace knows it.
     pub(super) fn name_of(&self, key: &UnitKey) -> String {
         match key {
@@ -132,6 +147,13 @@ impl Core {
         let kept = self.reserves.enforce(&turn.key).filter(|kept| !kept.own);
         if let Some(aside) = kept.map(|kept| kept.aside.clone()) {
             self.set_aside(&aside);
+        }
+    }
+
+    /// Others end for the unit, which is not tried now: what they leave is kept from those after it.
+    pub(in crate::controller) fn hold_preempted(&mut self, turn: &Turn, keeping: &mut Keeping, now: Moment) {
+        if self.reserves.is_preempted(&turn.key) && !self.reserves.is_in_force(&turn.key) {
+            self.keep_for(turn, keeping, now);
         }
     }
 

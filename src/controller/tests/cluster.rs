@@ -578,7 +578,8 @@ impl Cluster {
             self.put_budget((&namespace, &name), labels, allowed - 1);
         }
         if pod.metadata.deletion_timestamp.is_none() {
-            pod.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:30Z")));
+            let ends = self.core.recorder.time_of(self.now + Duration::from_secs(30)).unwrap();
+            pod.metadata.deletion_timestamp = Some(object(json!(ends.to_string())));
             self.evicted.push(name);
             self.store_pod(pod);
         }

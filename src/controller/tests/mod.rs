@@ -16,6 +16,7 @@ mod moving;
 mod opted_in;
 mod own_classes;
 mod preempting;
+mod preempting_limits;
 mod room;
 mod scenes;
 mod told;

@@ -40,7 +40,7 @@ fn cluster(mode: Mode) -> Cluster {
 }
 
 /// A claim that a pod of its name has been made, and the pod: of the ReplicaSet that is named.
-fn put(cluster: &mut Cluster, name: &str, memory: &str, owner: &str, more: Value) {
+pub(super) fn put(cluster: &mut Cluster, name: &str, memory: &str, owner: &str, more: Value) {
     put_in(cluster, ("ml", name), (memory, 1), owner, more);
 }
 
@@ -97,7 +97,7 @@ fn beside(cluster: &mut Cluster, node: &str, put: impl FnOnce(&mut Cluster)) {
 }
 
 /// GPUs of 80 GiB. Node a has 75 and 40 GiB in use, node b 75 and, by itself, `small`: 10 GiB, which would fit beside the 40.
-fn fragmented(mode: Mode, (namespace, more): (&str, Value)) -> Cluster {
+pub(super) fn fragmented(mode: Mode, (namespace, more): (&str, Value)) -> Cluster {
     let mut cluster = cluster(mode);
     put_bound(&mut cluster, "most-1", "75Gi");
     put_bound(&mut cluster, "half", "40Gi");
@@ -116,7 +116,7 @@ fn fragmented(mode: Mode, (namespace, more): (&str, Value)) -> Cluster {
 }
 
 /// The pod says so itself.
-fn mark(value: &str) -> Value {
+pub(super) fn mark(value: &str) -> Value {
     json!({"metadata": {"annotations": {"tranche.dev/movable": value}}})
 }
 
@@ -127,7 +127,7 @@ fn words_to(cluster: &mut Cluster, name: &str) -> Vec<String> {
 }
 
 /// The pod ends at last, and its owner has made another.
-fn end(cluster: &mut Cluster, name: &str, anew: &str, memory: &str) {
+pub(super) fn end(cluster: &mut Cluster, name: &str, anew: &str, memory: &str) {
     put(cluster, anew, memory, &format!("rs-{name}"), json!({}));
     cluster.settle(SECOND);
     cluster.drop_pod(name, true);

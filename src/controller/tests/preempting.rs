@@ -14,13 +14,13 @@ use crate::controller::write::{Failure, Write};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn rules() -> Rules {
+pub(super) fn rules() -> Rules {
     let long = Duration::from_secs(100_000);
     Rules { unused: long, stuck: long, ..Rules::default() }
 }
 
 /// Nodes with so many GPUs of 80 GiB each.
-fn cluster(gpus: &[u32]) -> Cluster {
+pub(super) fn cluster(gpus: &[u32]) -> Cluster {
     let mut cluster = Cluster::new(rules());
     for (nth, gpus) in gpus.iter().enumerate() {
         cluster.put_node(&format!("node-{nth}"), *gpus);
@@ -30,7 +30,7 @@ fn cluster(gpus: &[u32]) -> Cluster {
 }
 
 /// A pod that asks for so much memory of a GPU. `more`: of the pod.
-fn ask(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
+pub(super) fn ask(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
     cluster.put_share(name, json!({"memory": format!("{gib}Gi")}), 1);
     let mut pod = json!({"spec": {"priority": priority}});
     merge(&mut pod, more);
@@ -38,7 +38,7 @@ fn ask(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value)
 }
 
 /// One that runs.
-fn run(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
+pub(super) fn run(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value) {
     ask(cluster, name, gib, priority, more);
     cluster.settle(SECOND);
     bind(cluster, name);
@@ -46,22 +46,22 @@ fn run(cluster: &mut Cluster, name: &str, gib: u32, priority: i32, more: &Value)
     assert!(cluster.place(name).is_some(), "{name} runs");
 }
 
-fn refused() -> Value {
+pub(super) fn refused() -> Value {
     json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}})
 }
 
 /// One that its scheduler has tried in vain.
-fn wait(cluster: &mut Cluster, name: &str, gib: u32, priority: i32) {
+pub(super) fn wait(cluster: &mut Cluster, name: &str, gib: u32, priority: i32) {
     ask(cluster, name, gib, priority, &refused());
     cluster.settle(SECOND);
 }
 
-fn evicted(cluster: &Cluster) -> Vec<&str> {
+pub(super) fn evicted(cluster: &Cluster) -> Vec<&str> {
     cluster.evicted.iter().map(|(_, name)| name.as_str()).collect()
 }
 
 /// Those that were evicted end.
-fn end(cluster: &mut Cluster) {
+pub(super) fn end(cluster: &mut Cluster) {
     for pod in cluster.ending() {
         cluster.drop_pod(&pod, true);
     }

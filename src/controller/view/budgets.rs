@@ -7,6 +7,14 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
 use crate::controller::view::{ClusterView, News, Pod, groups};
+use crate::select::TICKS_PER_UNIT;
+
+/// Budgets of a namespace whose selectors are kept. Where there are more, the namespace's pods stay.
+const BUDGETS_OF_NAMESPACE_MAX: usize = 64;
+/// Labels and values that a selector names. One with more is as if it were about all pods, and let none go.
+const NAMED_MAX: usize = 256;
+/// Bytes of them.
+const SELECTOR_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
@@ -14,11 +22,43 @@ pub(super) struct Budgets {
     all: BTreeMap<String, BTreeMap<String, Budget>>,
 }
 
+/// Which budgets are about a pod, and what it took to find out.
+pub struct BudgetsOf<'a> {
+    pub guard: Guard<'a>,
+    /// In ticks of [`TICKS_PER_UNIT`].
+    pub ticks: u64,
+}
+
+pub enum Guard<'a> {
+    /// These, each with how many pods it lets go now.
+    By(Vec<(&'a str, u32)>),
+    /// Nobody knows: there are too many.
+    Stays,
+}
+
+impl BudgetsOf<'_> {
+    /// No budget is about it.
+    pub fn is_unguarded(&self) -> bool {
+        matches!(&self.guard, Guard::By(all) if all.is_empty())
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 struct Budget {
-    /// None: it is about no pod.
-    selector: Option<LabelSelector>,
+    about: About,
     allowed: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum About {
+    Nothing,
+    Chosen {
+        selector: LabelSelector,
+        /// Labels and values that it names.
+        named: usize,
+    },
+    /// It is one too many: what it is about is not kept.
+    Beyond,
 }
 
 impl Budgets {
@@ -32,10 +72,25 @@ impl ClusterView {
         let key = groups::key_of(&object.metadata);
         let namespace = object.metadata.namespace.unwrap_or_default();
         let allowed = object.status.and_then(|status| status.disruptions_allowed).unwrap_or(0);
+        let allowed = u32::try_from(allowed).unwrap_or(0);
         let selector = object.spec.and_then(|spec| spec.selector);
-        let fresh = Budget { selector, allowed: u32::try_from(allowed).unwrap_or(0) };
-        let before = self.optional.budgets.all.entry(namespace).or_default().insert(key, fresh.clone());
-        if before.as_ref() == Some(&fresh) { Vec::new() } else { vec![News::Budgets] }
+        let all = self.optional.budgets.all.entry(namespace.clone()).or_default();
+        let had_all = all.values().all(|one| one.about != About::Beyond);
+        let others = all.iter().filter(|(of, one)| **of != key && one.about != About::Beyond);
+        let fresh = match others.count() < BUDGETS_OF_NAMESPACE_MAX {
+            true => Budget::of(selector, allowed),
+            false => Budget { about: About::Beyond, allowed: 0 },
+        };
+        let is_told = had_all && fresh.about == About::Beyond;
+        let before = all.insert(key, fresh.clone());
+        let mut news = if before.as_ref() == Some(&fresh) { Vec::new() } else { vec![News::Budgets] };
+        news.extend(is_told.then(|| {
+            News::Trouble(format!(
+                "namespace {namespace} has more than {BUDGETS_OF_NAMESPACE_MAX} PodDisruptionBudgets: none of its \
+                 pods ends for others"
+            ))
+        }));
+        news
     }
 
     pub(super) fn drop_budget(&mut self, key: &str) -> Vec<News> {
@@ -44,14 +99,47 @@ impl ClusterView {
         if gone { vec![News::Budgets] } else { Vec::new() }
     }
 
-    /// The budgets that are about a pod, and how many pods each lets go now.
-    pub fn budgets_of(&self, pod: &Pod) -> impl Iterator<Item = (&str, u32)> {
-        let all = self.optional.budgets.all.get(&pod.at.namespace);
-        let labels = pod.standing.labels.clone();
-        all.into_iter().flatten().filter_map(move |(key, budget)| {
-            let selector = budget.selector.as_ref()?;
-            selects(selector, &labels).then_some((key.as_str(), budget.allowed))
-        })
+    /// The budgets that are about a pod.
+    pub fn budgets_of(&self, pod: &Pod) -> BudgetsOf<'_> {
+        let mut ticks = 0;
+        let mut found = Vec::new();
+        for (key, budget) in self.optional.budgets.all.get(&pod.at.namespace).into_iter().flatten() {
+            let is_about = match &budget.about {
+                About::Beyond => return BudgetsOf { guard: Guard::Stays, ticks },
+                About::Nothing => false,
+                About::Chosen { selector, named } => {
+                    ticks += TICKS_PER_UNIT * (1 + *named as u64);
+                    selects(selector, &pod.standing.labels)
+                }
+            };
+            if is_about {
+                found.push((key.as_str(), budget.allowed));
+            }
+        }
+        BudgetsOf { guard: Guard::By(found), ticks }
+    }
+}
+
+impl Budget {
+    fn of(selector: Option<LabelSelector>, allowed: u32) -> Self {
+        let Some(selector) = selector else { return Self { about: About::Nothing, allowed } };
+        let labels = selector.match_labels.iter().flatten();
+        let labels = labels.map(|(name, text)| (2, name.len() + text.len()));
+        let of = |one: &LabelSelectorRequirement| {
+            let values = one.values.iter().flatten();
+            (1 + values.clone().count(), one.key.len() + values.map(String::len).sum::<usize>())
+        };
+        let of_expressions = selector.match_expressions.iter().flatten().map(of);
+        let (named, bytes) = labels.chain(of_expressions).fold((0, 0), |(named, bytes), one| {
+            (usize::saturating_add(named, one.0), usize::saturating_add(bytes, one.1))
+        });
+        match named <= NAMED_MAX && bytes <= SELECTOR_BYTES_MAX {
+            true => Self { about: About::Chosen { selector, named }, allowed },
+            // A selector that says nothing chooses all.
+            false => {
+                Self { about: About::Chosen { selector: LabelSelector::default(), named: 0 }, allowed: 0 }
+            }
+        }
     }
 }
 

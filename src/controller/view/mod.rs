@@ -31,6 +31,7 @@ pub use pod::Pod;
 
 use bind_requests::BindRequests;
 use budgets::Budgets;
+pub use budgets::Guard;
 use claims::ClaimTable;
 use class::Classes;
 use groups::Groups;

@@ -11,12 +11,13 @@ use crate::controller::gang::Minimum;
 use crate::controller::holders::Holder;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::UnitKey;
-use crate::controller::steps::preempting::Look;
-use crate::controller::view::{GpuRef, Pod};
+use crate::controller::steps::preempting::{KEEP_MAX, Look};
+use crate::controller::view::{GpuRef, Guard, Pod};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
-/// What is ending counts as free for so long after it was to have ended. After that nobody knows when it will be.
+/// What is ending counts as free for so long after it was to have ended: after that nobody knows when it will be. So it
+/// does from [`KEEP_MAX`] before that on.
 const ENDS_LATE: Duration = Duration::from_secs(60);
 
 /// Who may end on a node.
@@ -28,6 +29,8 @@ pub(super) struct There {
     pub pods: Vec<Vec<PodUid>>,
     /// How many pods each budget lets go.
     pub budgets: Vec<u32>,
+    /// What the budgets' selectors have cost.
+    pub ticks: u64,
 }
 
 /// The budgets of a node's pods, each with its number.
@@ -35,6 +38,7 @@ pub(super) struct There {
 struct Known {
     names: BTreeMap<String, usize>,
     allowed: Vec<u32>,
+    ticks: u64,
 }
 
 /// A gang that may end.
@@ -50,15 +54,23 @@ impl Core {
     pub(super) fn candidates(&self, look: &Look<'_>, holders: &[Holder]) -> There {
         let (priority, now) = (look.asker.priority, look.now);
         let chosen = self.reserves.evictions.preempting.chosen();
-        let present = self.recorder.time_of(now).map_or(i64::MIN, |time| time.as_second());
-        let late = i64::try_from(ENDS_LATE.as_secs()).unwrap_or(i64::MAX);
+        let present = self.recorder.time_of(now).map(|time| time.as_second());
+        let (late, early) = (seconds(ENDS_LATE), seconds(KEEP_MAX));
+        let is_near = |ends: i64| {
+            present.is_none_or(|now| now <= ends.saturating_add(late) && ends <= now.saturating_add(early))
+        };
         let mut soon = Vec::new();
         let mut known = Known::default();
         let mut all: Vec<(Candidate, Vec<PodUid>, Option<&UnitKey>)> = Vec::new();
         let mut gangs: BTreeMap<&UnitKey, Option<Gang>> = BTreeMap::new();
         for one in holders.iter().filter(|one| one.has_shares()) {
-            let ends = one.ends.is_some_and(|ends| present <= ends.saturating_add(late));
-            if ends || chosen.contains(&one.pod) {
+            let is_soon = match chosen.get(&one.pod) {
+                // What is kept for whom it ends counts as taken: the rest is for others.
+                Some(unit) if self.reserves.is_in_force(unit) => true,
+                Some(_) => continue,
+                None => !one.stays && one.ends.is_some_and(is_near),
+            };
+            if is_soon {
                 soon.push(freed(one));
                 continue;
             }
@@ -103,7 +115,7 @@ impl Core {
             candidates.push(Candidate { with, ..candidate });
             pods.push(of_it);
         }
-        There { soon, candidates, pods, budgets: known.allowed }
+        There { soon, candidates, pods, budgets: known.allowed, ticks: known.ticks }
     }
 
     /// None: it does not end for this pod, or nobody knows what that would mean.
@@ -115,7 +127,7 @@ impl Core {
         let mut members: Vec<&Pod> = Vec::new();
         let mut whole = Candidate { priority: i32::MIN, start: i64::MAX, ..Candidate::default() };
         for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)) {
-            if pod.ending || pod.node.is_none() || chosen.contains(&pod.at.uid) {
+            if pod.ending || pod.node.is_none() || chosen.contains_key(&pod.at.uid) {
                 continue;
             }
             let spared = self.reserves.evictions.preempting.is_spared(&pod.at.uid, look.now);
@@ -197,7 +209,8 @@ impl Core {
     fn holder(&self, pod: &Pod, node: &NodeName) -> Holder {
         let named = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
         let mut shares = Freed::default();
-        let mut stays = pod.standing.stays;
+        // Marks keep nobody who is ending.
+        let mut stays = pod.standing.stays && !pod.ending;
         for claim in named.filter(|claim| claim.is_shares()) {
             let grants = self.capacity.grants_on(claim.key, node);
             let others = claim.users.others || claim.users.pods.iter().any(|user| *user != pod.at.uid);
@@ -220,10 +233,14 @@ impl Core {
 }
 
 impl Known {
-    /// The numbers of the budgets that are about a pod. None: they are several, of which the API server lets no pod go.
+    /// The numbers of the budgets that are about a pod. None: it stays, since they are several, of which the API server
+    /// lets no pod go, or since not all of them are known.
     fn of(&mut self, core: &Core, pod: &Pod) -> Option<Vec<usize>> {
         let mut all = Vec::new();
-        for (name, allowed) in core.view.budgets_of(pod) {
+        let found = core.view.budgets_of(pod);
+        self.ticks = self.ticks.saturating_add(found.ticks);
+        let Guard::By(budgets) = found.guard else { return None };
+        for (name, allowed) in budgets {
             let number = match self.names.get(name) {
                 Some(number) => *number,
                 None => {
@@ -236,6 +253,10 @@ impl Known {
         }
         (all.len() <= 1).then_some(all)
     }
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn freed(one: &Holder) -> Freed {
