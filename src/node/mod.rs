@@ -37,6 +37,7 @@ pub mod reporter;
 mod run;
 pub mod state;
 pub mod store;
+mod stored;
 pub mod sweeper;
 pub mod watchdog;
 

@@ -90,14 +90,20 @@ impl Offering {
         before != now
     }
 
-    /// Shares that are stored are kept.
-    pub fn observe(&mut self, seen: &ExistingSlices) {
+    /// Shares and counters that are stored are kept. True if boards are to be published otherwise now.
+    pub fn observe(&mut self, seen: &ExistingSlices) -> bool {
         let mut devices = seen.readable.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
         if self.keeps == Keeps::Untold
             && devices.any(|device| device.allow_multiple_allocations == Some(true))
         {
             self.keeps = Keeps::Shares;
         }
+        let counted = seen.readable.iter().any(|slice| slice.spec.shared_counters.is_some());
+        let otherwise = counted && self.counters.is_none();
+        if otherwise {
+            self.counters = Some(Counters::Kept);
+        }
+        otherwise
     }
 
     /// What of slices with shares in them was not kept. True if boards are to be published otherwise now.
@@ -152,10 +158,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stored_shares_answer_the_question() {
+    async fn what_is_stored_answers_the_question() {
         let mut offering = Offering::new(SharingPolicy::default());
         let slice = ResourceSlice { spec: spec(Some(true)), ..ResourceSlice::default() };
-        offering.observe(&ExistingSlices { readable: vec![slice], ..ExistingSlices::default() });
-        assert_eq!(offering.keeps(), Keeps::Shares);
+        let seen = |slice| ExistingSlices { readable: vec![slice], ..ExistingSlices::default() };
+        assert!(!offering.observe(&seen(slice)), "they were offered before");
+        assert_eq!((offering.keeps(), offering.counters()), (Keeps::Shares, Counters::NotKept));
+        let spec = ResourceSliceSpec { shared_counters: Some(Vec::new()), ..ResourceSliceSpec::default() };
+        assert!(offering.observe(&seen(ResourceSlice { spec, ..ResourceSlice::default() })));
+        assert_eq!(offering.counters(), Counters::Kept);
     }
 }

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::resource::v1::ResourceSlice;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,7 +21,8 @@ use tracing::{debug, info, warn};
 
 use super::offering::{Keeps, Offering};
 pub use super::publication::{Pace, Phase, Publication};
-use crate::cluster::{CallError, Cluster, SliceEvent, SliceRef, StoredSlice};
+use super::stored::{entry, seen, slice_ref};
+use crate::cluster::{CallError, Cluster, SliceEvent};
 use crate::inventory::{DeviceFaults, Inventory};
 use crate::model::error_chain;
 use crate::model::gpu::{MigMode, NodeGpus};
@@ -30,8 +30,8 @@ use crate::model::names::NodeName;
 use crate::model::time::back_off;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Counters, Dropped, ExistingSlices, Obsolete, Offer, Owner, PublishOptions, SliceContent, Taints, Target,
-    Write, WritePlan, desired, diff, dropped, offered, taints, violations,
+    Counters, Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
+    WritePlan, desired, diff, dropped, offered, taints, violations,
 };
 
 /// Held while this instance publishes; dropping it lets the next one.
@@ -305,12 +305,18 @@ impl Publisher {
         self.times.look = Some(Instant::now());
         let seen = seen(self.cluster.slices().await?);
         self.remember(&seen);
-        self.offering.observe(&seen);
+        if self.offering.observe(&seen) {
+            return Ok(Outcome::Otherwise);
+        }
         // Even where nothing is to be written without counters.
         if self.offering.counters_untold() && self.wants_counters() {
             self.ensure_owner().await?;
-            if self.ask().await {
-                return Ok(Outcome::Otherwise);
+            match self.ask().await {
+                Ok(true) => return Ok(Outcome::Otherwise),
+                // Refused for what is in it: the rest is published.
+                Ok(false) | Err(CallError::Refused { code: 400 | 422, .. }) => {}
+                // What may be made is not taken back, nor left out, because nobody knows.
+                Err(error) => return Err(error.into()),
             }
         }
         let change = self.diff(&seen);
@@ -330,7 +336,8 @@ impl Publisher {
             self.owner = None;
         }
         self.ensure_owner().await?;
-        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await {
+        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await.unwrap_or(false)
+        {
             return Ok(Outcome::Otherwise);
         }
         let change = self.diff(&seen);
@@ -367,7 +374,7 @@ impl Publisher {
     }
 
     async fn ask_again(&mut self) {
-        if self.ask().await {
+        if self.ask().await.unwrap_or(false) {
             info!(keeps = ?self.offering.keeps(), "the API server treats shares differently from before");
             self.times.content = None;
         }
@@ -377,10 +384,13 @@ impl Publisher {
     }
 
     /// Asks the API server, in a dry run, what it would keep. True if boards are to be published otherwise
-    /// than before. Without an answer a real write will tell.
-    async fn ask(&mut self) -> bool {
+    /// than before. Without an answer about shares a real write will tell.
+    ///
+    /// # Errors
+    /// The API server gave no answer, and nothing was learnt.
+    async fn ask(&mut self) -> Result<bool, CallError> {
         self.offering.told = Some(Instant::now());
-        let Inventory::Found(gpus) = self.inventory.borrow().clone() else { return false };
+        let Inventory::Found(gpus) = self.inventory.borrow().clone() else { return Ok(false) };
         let contents = self.contents_of(&gpus, self.offering.with_shares(), Counters::Kept);
         let owner = self.owner.clone().unwrap_or_else(|| self.nobody());
         let known = Dropped::default();
@@ -392,7 +402,7 @@ impl Publisher {
                 Ok(stored) => lost.merge(dropped(&slice.spec, &stored.spec)),
                 Err(error) => {
                     debug!(error = error_chain(&error), "what the API server keeps could not be asked");
-                    return false;
+                    return Err(error);
                 }
             }
         }
@@ -404,7 +414,7 @@ impl Publisher {
             otherwise |= self.offering.learn_counters(&lost);
         }
         self.tell_dropped(lost);
-        otherwise
+        Ok(otherwise)
     }
 
     fn nobody(&self) -> Owner {
@@ -568,33 +578,4 @@ async fn until(due: Option<Instant>) {
 /// `now`, but not before `pause` is over since `last`.
 fn after(last: Option<Instant>, pause: Duration, now: Instant) -> Instant {
     last.map_or(now, |last| now.max(last + pause))
-}
-
-fn seen(slices: Vec<StoredSlice>) -> ExistingSlices {
-    let mut seen = ExistingSlices::default();
-    for slice in slices {
-        match slice {
-            StoredSlice::Readable(slice) => seen.readable.push(*slice),
-            StoredSlice::Unreadable { slice, problem } => {
-                warn!(slice = slice.name, problem, "a slice of ours cannot be read");
-                let SliceRef { name, uid, resource_version } = slice;
-                seen.unreadable.push(Obsolete { name, uid, resource_version });
-            }
-        }
-    }
-    seen
-}
-
-fn slice_ref(gone: &Obsolete) -> SliceRef {
-    SliceRef {
-        name: gone.name.clone(),
-        uid: gone.uid.clone(),
-        resource_version: gone.resource_version.clone(),
-    }
-}
-
-fn entry(slice: &ResourceSlice) -> (String, (String, String)) {
-    let meta = &slice.metadata;
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    (text(&meta.name), (text(&meta.uid), text(&meta.resource_version)))
 }

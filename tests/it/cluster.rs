@@ -884,3 +884,56 @@ async fn counters_are_asked_about_though_nothing_else_is_to_be_written() {
     rig.find(carved());
     rig.until("what can be made", |p| p.devices == 5 && p.slices == 2).await;
 }
+
+#[tokio::test]
+async fn a_dry_run_about_counters_that_fails_is_tried_again_before_anything_is_written() {
+    for failure in [
+        Failure::Status(429, "TooManyRequests"),
+        Failure::Status(500, "InternalError"),
+        Failure::Broken,
+        Failure::Silent,
+    ] {
+        let api = api();
+        api.fail(Verb::DryRun, SLICES, failure);
+        api.fail(Verb::DryRun, SLICES, failure);
+        let rig = Rig::start(&api, quick());
+        rig.find(carved());
+        let state = rig.published(1).await;
+        assert_eq!(
+            (state.devices, state.writes),
+            (5, 2),
+            "nothing was written without counters: {failure:?}"
+        );
+        assert!(state.failures >= 1 && api.has_failed(), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn counters_that_are_stored_are_kept_whatever_becomes_of_a_dry_run() {
+    let api = api();
+    let rig = Rig::start(&api, quick());
+    rig.find(carved());
+    rig.published(1).await;
+    rig.stop().await;
+    let asked = api.count(Verb::DryRun, SLICES);
+    for _ in 0..20 {
+        api.fail(Verb::DryRun, SLICES, Failure::Status(400, "BadRequest"));
+    }
+    let rig = Rig::start(&api, quick());
+    rig.find(carved());
+    let state = rig.published(1).await;
+    assert_eq!((state.devices, state.writes), (5, 0), "what may be allocated stays published");
+    assert_eq!(api.count(Verb::DryRun, SLICES), asked, "there is nothing to ask");
+}
+
+#[tokio::test]
+async fn an_api_server_that_refuses_counters_gets_the_rest() {
+    let api = api();
+    for _ in 0..20 {
+        api.fail(Verb::DryRun, SLICES, Failure::Status(422, "Invalid"));
+    }
+    let rig = Rig::start(&api, quick());
+    rig.find(carved());
+    let state = rig.published(1).await;
+    assert_eq!((state.slices, state.devices), (1, 1));
+}
