@@ -66,12 +66,16 @@ pub enum MigError {
     Slow { gpu: DeviceUuid, call: String, limit: Duration },
     #[error("GPU {gpu} is still busy with what was asked before: {call}")]
     Busy { gpu: DeviceUuid, call: String },
+    /// Nothing was made: it failed before anything was created.
+    #[error(transparent)]
+    Before(NvmlError),
     #[error(transparent)]
     Nvml(#[from] NvmlError),
 }
 
 impl MigError {
-    /// True if it is certain that nothing was made, because of what else is on the board.
+    /// True if it is certain that nothing was made: because of what else is on the board, or because creating it was
+    /// not begun.
     pub fn made_nothing(&self) -> bool {
         matches!(
             self,
@@ -80,6 +84,9 @@ impl MigError {
                 | Self::NoPlacement { .. }
                 | Self::Taken { .. }
                 | Self::NoRoom { .. }
+                | Self::Busy { .. }
+                | Self::Before(_)
+                | Self::Nvml(NvmlError::NoThread(_))
         )
     }
 }
@@ -252,7 +259,7 @@ impl Open {
 
 impl MigInstances for MigCarver {
     fn profiles(&self, gpu: &DeviceUuid) -> Result<Vec<MigProfile>, MigError> {
-        self.ask(gpu, |open, gpu| open.with(|session| Carving::of(session, gpu)?.profiles()))
+        self.ask(gpu, |open, gpu| open.with(|session| Carving::of(session, gpu)?.profiles(&mut Vec::new())))
     }
 
     fn instances(&self, gpu: &DeviceUuid) -> Result<Vec<GpuInstance>, MigError> {
@@ -260,7 +267,14 @@ impl MigInstances for MigCarver {
     }
 
     fn make(&self, gpu: &DeviceUuid, place: MigPlace) -> Result<MadeMig, MigError> {
-        self.ask(gpu, move |open, gpu| open.with(|session| Carving::of(session, gpu)?.make(place)))
+        self.ask(gpu, move |open, gpu| {
+            let mut begun = false;
+            let made = open.with(|session| Carving::of(session, gpu)?.make(place, &mut begun));
+            made.map_err(|error| match error {
+                MigError::Nvml(error) if !begun => MigError::Before(error),
+                error => error,
+            })
+        })
     }
 
     fn end(&self, gpu: &DeviceUuid, place: MigPlace, made: Option<&DeviceUuid>) -> Result<bool, MigError> {
@@ -271,25 +285,36 @@ impl MigInstances for MigCarver {
     }
 }
 
-/// What a board in MIG mode can be cut into, and the places of the instances that are on it.
+/// What a board in MIG mode can be cut into, and the places of the instances that are on it. `None` if it does not say:
+/// switched off while it was looked at, say, or calls that this driver lacks. What was left out is told in words.
+///
+/// # Errors
+/// The board has left the bus, or the library must be loaded anew.
 pub(super) fn found(
     session: &Session<'_>,
     gpu: &DeviceUuid,
-) -> Result<(Vec<MigProfile>, Vec<MigPlace>), NvmlError> {
-    let look = || {
+    left_out: &mut Vec<String>,
+) -> Result<Option<(Vec<MigProfile>, Vec<MigPlace>)>, NvmlError> {
+    let mut look = || {
         let board = Carving::of(session, gpu)?;
         let places = board.handles()?.into_iter().map(|(_, place, _)| place).collect();
-        Ok((board.profiles()?, places))
+        Ok((board.profiles(left_out)?, places))
     };
     match look() {
-        Ok(found) => Ok(found),
-        Err(MigError::Nvml(error)) => Err(error),
-        // Switched off while it was looked at; the next look sees it.
+        Ok(found) => Ok(Some(found)),
+        Err(MigError::Nvml(error)) if error.wants_reload() || error.is_lost() => Err(error),
         Err(error) => {
-            let (call, what) = ("nvmlDeviceGetMigMode", error.to_string());
-            Err(NvmlError::Nonsense { call, index: None, what })
+            left_out.push(format!("all MIG devices that could be made on GPU {gpu}: {error}"));
+            Ok(None)
         }
     }
+}
+
+/// The first of those compute instance profiles that have the most slices. A GPU instance of one slice has two: the
+/// plain one, and one with media extensions (`NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1`), which comes later.
+fn whole(profiles: &[(u32, u32)]) -> Option<u32> {
+    let most = profiles.iter().map(|(_, slices)| *slices).max()?;
+    profiles.iter().find(|(_, slices)| *slices == most).map(|(id, _)| *id)
 }
 
 /// One board in MIG mode, while something is done to it.
@@ -316,10 +341,11 @@ impl<'a> Carving<'a> {
         self.session.call(name, None, call)
     }
 
-    /// Profiles of kinds that are newer than we are have names that we do not know, and are left out.
-    fn profiles(&self) -> Result<Vec<MigProfile>, MigError> {
+    /// Profiles of kinds that are newer than we are have names that we do not know, and are left out. So are those
+    /// whose placements NVML does not tell, as long as there are others.
+    fn profiles(&self, left_out: &mut Vec<String>) -> Result<Vec<MigProfile>, MigError> {
         let memory = self.call("nvmlDeviceGetMemoryInfo", || raw::memory_total(&self.board))?;
-        let mut profiles = Vec::new();
+        let (mut profiles, mut problem) = (Vec::new(), None);
         for kind in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
             let asked =
                 self.call("nvmlDeviceGetGpuInstanceProfileInfo", || raw::profile_info(&self.board, kind));
@@ -329,7 +355,15 @@ impl<'a> Carving<'a> {
                 Err(error) => return Err(error.into()),
             };
             let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
-            let mut placements = self.call(call, || raw_mig::placements(&self.board, info.id))?;
+            let mut placements = match self.call(call, || raw_mig::placements(&self.board, info.id)) {
+                Ok(placements) => placements,
+                Err(error) if error.wants_reload() || error.is_lost() => return Err(error.into()),
+                Err(error) => {
+                    left_out.push(format!("MIG profile {} of GPU {}: {error}", info.id, self.gpu));
+                    problem = Some(error);
+                    continue;
+                }
+            };
             placements.sort_unstable();
             let name = Profile {
                 compute_slices: info.sliceCount,
@@ -354,7 +388,10 @@ impl<'a> Carving<'a> {
                 placements,
             });
         }
-        Ok(profiles)
+        match problem.filter(|_| profiles.is_empty()) {
+            Some(problem) => Err(problem.into()),
+            None => Ok(profiles),
+        }
     }
 
     fn handles(&self) -> Result<Vec<(u32, MigPlace, GpuInstanceHandle)>, MigError> {
@@ -369,8 +406,13 @@ impl<'a> Carving<'a> {
             };
             let call = "nvmlDeviceGetGpuInstances";
             for gi in self.call(call, || raw_mig::gpu_instances(&self.board, profile))? {
-                let (id, place) =
-                    self.call("nvmlGpuInstanceGetInfo", || raw_mig::gpu_instance_info(&self.board, gi))?;
+                let info = || raw_mig::gpu_instance_info(&self.board, gi);
+                let (id, place) = match self.call("nvmlGpuInstanceGetInfo", info) {
+                    Ok(info) => info,
+                    // Somebody ended it since it was listed.
+                    Err(error) if error.is_not_found() => continue,
+                    Err(error) => return Err(error.into()),
+                };
                 if all.iter().all(|(known, _, _)| *known != id) {
                     all.push((id, place, gi));
                 }
@@ -408,13 +450,15 @@ impl<'a> Carving<'a> {
         Ok(devices)
     }
 
-    fn make(&self, place: MigPlace) -> Result<MadeMig, MigError> {
+    /// `begun` is set before the first call that may make something.
+    fn make(&self, place: MigPlace, begun: &mut bool) -> Result<MadeMig, MigError> {
         // Ids of instances are used again, and so would be a name: only the place tells ours from others'.
         let overlaps = |(_, other, _): &&(u32, MigPlace, _)| other.placement.overlaps(place.placement);
         if let Some((_, by, _)) = self.handles()?.iter().find(overlaps) {
             return Err(MigError::Taken { gpu: self.gpu.clone(), by: *by });
         }
         let call = "nvmlDeviceCreateGpuInstanceWithPlacement";
+        *begun = true;
         let created = self.call(call, || raw_mig::create_gpu_instance(&self.board, place));
         let gi = created.map_err(|error| self.not_created(error, place))?;
         let (id, _) = self.call("nvmlGpuInstanceGetInfo", || raw_mig::gpu_instance_info(&self.board, gi))?;
@@ -437,7 +481,7 @@ impl<'a> Carving<'a> {
     fn make_compute(&self, gi: GpuInstanceHandle) -> Result<(), MigError> {
         let call = "nvmlGpuInstanceGetComputeInstanceProfileInfo";
         let profiles = self.call(call, || raw_mig::compute_profiles(&self.board, gi))?;
-        let Some((profile, _)) = profiles.into_iter().max_by_key(|(_, slices)| *slices) else {
+        let Some(profile) = whole(&profiles) else {
             let what = "no compute instance profile for a GPU instance".to_owned();
             return Err(NvmlError::Nonsense { call, index: None, what }.into());
         };
@@ -472,5 +516,17 @@ impl<'a> Carving<'a> {
         let call = "nvmlGpuInstanceDestroy";
         self.call(call, || raw_mig::destroy_gpu_instance(&self.board, gi)).map_err(in_use)?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_compute_instance_profiles_the_plain_one_is_made() {
+        assert_eq!(whole(&[(0, 1), (7, 1)]), Some(0), "not the one with media extensions");
+        assert_eq!(whole(&[(0, 1), (1, 2), (2, 3), (7, 1)]), Some(2));
+        assert_eq!(whole(&[]), None);
     }
 }

@@ -136,16 +136,16 @@ impl<'a> Session<'a> {
             mig: self.mig(mig::ParentGpu { device, index, memory: total(memory) }, left_out)?,
             health: Health::Healthy,
         };
-        self.on_demand(gpu)
+        self.on_demand(gpu, left_out)
     }
 
     /// With what can be made of a board, if it is carved on demand. Whom the instances are for is not NVML's to say.
-    fn on_demand(&self, mut gpu: Gpu) -> Result<Gpu, NvmlError> {
+    fn on_demand(&self, mut gpu: Gpu, left_out: &mut Vec<String>) -> Result<Gpu, NvmlError> {
         let wanted = self.on_demand.iter().any(|selector| selector.matches(&gpu));
         if let MigMode::On(devices) = &gpu.mig
             && wanted
+            && let Some((profiles, foreign)) = carve::found(self, &gpu.uuid, left_out)?
         {
-            let (profiles, foreign) = carve::found(self, &gpu.uuid)?;
             let places = PossibleMig::all(&gpu.uuid, &profiles);
             let devices = devices.clone();
             gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, made: Vec::new() });

@@ -77,6 +77,17 @@ async fn an_instance_of_an_administrators_is_neither_used_nor_ended() {
 }
 
 #[tokio::test]
+async fn a_creation_that_never_began_takes_nobody_elses_instance_back() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let claim = put(&site, "a", ONE);
+    site.mig.be_busy();
+    plugin.refused(&claim, &["still busy"]).await;
+    assert_eq!(site.records(), [], "nothing says that it were ours");
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1))], "an administrator's");
+}
+
+#[tokio::test]
 async fn a_device_that_somebody_ended_is_made_again() {
     let site = Site::carved();
     let plugin = site.start_plugin();

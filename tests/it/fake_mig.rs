@@ -1,5 +1,6 @@
 //! A board's MIG instances, as NVML would have them, which outlive the process that makes them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tranche::ledger::Step;
@@ -12,7 +13,7 @@ use crate::stop_at::{StopAt, Verb};
 
 /// Instances by board.
 #[derive(Default)]
-pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>);
+pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool);
 
 impl MigBoards {
     /// What is on a board.
@@ -41,6 +42,11 @@ impl MigBoards {
         let made = GpuInstance { id, place, devices: vec![device; devices] };
         self.0.lock().unwrap().push((gpu.clone(), made.clone()));
         made
+    }
+
+    /// The next creation finds the board's thread busy, and an administrator makes the same meanwhile.
+    pub fn be_busy(&self) {
+        self.1.store(true, Ordering::Relaxed);
     }
 
     /// Another device than ours would have.
@@ -73,6 +79,10 @@ impl MigInstances for FakeMig {
         let of =
             |step: &Step| matches!(step, Step::MakeMig { gpu: g, place: p, .. } if g == gpu && *p == place);
         self.host.demand(&format!("{place:?} on {gpu}"), |record| record.intent.steps.iter().any(of));
+        if self.boards.1.swap(false, Ordering::Relaxed) {
+            self.boards.make(gpu, place, 1);
+            return Err(MigError::Busy { gpu: gpu.clone(), call: "what came before".to_owned() });
+        }
         let half = || _ = self.boards.make(gpu, place, 0);
         self.host.halves(Verb::MakeMig, half, || {
             let taken =

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use tranche::inventory::Inventory;
+use tranche::inventory::{Inventory, Look};
 use tranche::model::gpu::{MigMode, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
@@ -213,6 +213,63 @@ fn a_slow_creation_delays_neither_other_boards_nor_looks_and_is_taken_back() {
     // The first of those that waited ended it.
     assert!(!undone.unwrap(), "ended by the question that had not waited long enough");
     assert_eq!(boards.places(0), []);
+}
+
+#[test]
+fn what_fails_before_anything_is_created_has_made_nothing() {
+    for call in
+        ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances"]
+    {
+        let boards = Boards::new();
+        boards.faults(json!({call: {"return": "UNKNOWN"}}));
+        let error = boards.carver.make(&boards.uuids[0], at(THREE, 0, 4)).unwrap_err();
+        assert!(error.made_nothing() && error.to_string().contains(call), "{call}: {error}");
+    }
+}
+
+/// GPU 0 of a node is carved on demand, and has a GPU instance that is no device.
+fn looked_at(faults: Value) -> Look {
+    let instances = json!([{"profile": "1g.10gb", "placement": 0, "compute": []}]);
+    let gpus = json!({"0": {"uuid": "GPU-one", "mig": {"instances": instances}}});
+    let node = Node::with(json!({"profile": "h100", "count": 1, "gpus": gpus, "faults": faults}));
+    let nvml = node.nvml_carving(DEADLINE, vec!["GPU-one".parse().unwrap()]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(nvml.look(Load::Keep)).unwrap()
+}
+
+#[test]
+fn an_instance_that_goes_while_it_is_looked_at_is_not_there() {
+    for code in ["NOT_FOUND", "INVALID_ARGUMENT"] {
+        let look = looked_at(json!({"nvmlGpuInstanceGetInfo": {"return": code}}));
+        assert!(look.failed.is_empty(), "{:?}", look.failed);
+        let MigMode::OnDemand(cut) = &look.gpus.gpus[0].mig else { panic!("{:?}", look.gpus) };
+        assert_eq!((cut.places.len(), cut.foreign.len()), (25, 0), "{code}");
+    }
+}
+
+#[test]
+fn a_profile_that_does_not_tell_its_placements_is_left_out() {
+    let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
+    let look = looked_at(json!({call: {"return": "UNKNOWN", "times": 1}}));
+    assert!(look.failed.is_empty(), "{:?}", look.failed);
+    let MigMode::OnDemand(cut) = &look.gpus.gpus[0].mig else { panic!("{:?}", look.gpus) };
+    assert_eq!((cut.places.len(), cut.foreign.len()), (18, 1), "all but the seven of the first profile");
+    assert!(look.left_out.iter().any(|line| line.contains(call)), "{:?}", look.left_out);
+}
+
+#[test]
+fn a_board_that_does_not_say_what_can_be_made_of_it_is_told_as_it_is() {
+    for (call, code) in [
+        ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "FUNCTION_NOT_FOUND"),
+        ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "UNKNOWN"),
+        ("nvmlDeviceGetGpuInstances", "UNKNOWN"),
+    ] {
+        let look = looked_at(json!({call: {"return": code}}));
+        assert!(look.failed.is_empty(), "{:?}", look.failed);
+        assert_eq!(look.gpus.gpus[0].mig, MigMode::On(Vec::new()), "{call} {code}");
+        let told = |line: &String| line.contains("GPU-one") && line.contains(call);
+        assert!(look.left_out.iter().any(told), "{call} {code}: {:?}", look.left_out);
+    }
 }
 
 /// As the node's ledger would know them.
