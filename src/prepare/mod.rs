@@ -17,7 +17,7 @@ mod tests;
 
 pub use plan::{Facts, Plan, nodes, plan, to_make};
 pub use share::as_recorded;
-pub use targets::{Site, Target, targets};
+pub use targets::{Site, Target, is_carved_over, targets};
 
 use thiserror::Error;
 

@@ -178,7 +178,7 @@ fn holder<'a>(
 }
 
 /// True if a MIG instance was made for the claim, or is about to be, where the device's own is or would be.
-fn is_carved_over(held: &Intent, device: &Device<'_>) -> bool {
+pub fn is_carved_over(held: &Intent, device: &Device<'_>) -> bool {
     let own = match device {
         Device::Place { place, .. } => place.place.placement,
         Device::Mig { parent, mig } if matches!(parent.mig, MigMode::OnDemand(_)) => mig.placement,

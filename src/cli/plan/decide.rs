@@ -254,6 +254,9 @@ fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
 }
 
 fn is_held(device: &Device<'_>, site: &Site) -> bool {
+    if site.held.iter().any(|holder| prepare::is_carved_over(&holder.intent, device)) {
+        return true;
+    }
     let mut held = site.held.iter().flat_map(|holder| &holder.intent.devices);
     held.any(|held| match held.mode {
         HoldMode::Admin => false,
