@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::gpu::Placement;
+use crate::model::mig::{MadeMig, MigPlace};
 use crate::model::names::{ClaimUid, DeviceName, PoolName};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
@@ -132,6 +134,27 @@ fn the_pods_of_a_claim_are_read_back_and_change_nothing_else() {
     assert_eq!((&record.intent, record.phase), (&intent, Phase::Ready));
     assert_eq!(encode_intent(&intent).unwrap(), file.split_inclusive(|b| *b == b'\n').next().unwrap());
     assert!(intent.holds_as(&self::intent()) && intent != self::intent());
+}
+
+/// A MIG device that was made for its claim.
+fn made_mig() -> Intent {
+    let mut intent = intent();
+    let device = &mut intent.devices[0];
+    (device.uuid, device.mode) = ("MIG-1".into(), HoldMode::Mig);
+    device.answer.device = DeviceName::mig(3, "1g.10gb", 19, 0);
+    device.answer.cdi_ids = vec!["k8s.gpu.nvidia.com/claim=c-1-gpu-3-mig-1g10gb-19-0".into()];
+    let place = MigPlace { profile_id: 19, placement: Placement { start: 0, size: 1 } };
+    let made = MadeMig { uuid: "MIG-1".into(), gpu_instance: 7, compute_instance: 0 };
+    intent.steps[0] = Step::MakeMig { gpu: "GPU-3".into(), place, made: Some(made) };
+    intent
+}
+
+#[test]
+fn a_mig_device_that_was_made_is_read_back_as_such() {
+    let file = include_bytes!("../../tests/data/ledger/v1-made-mig.rec");
+    let record = decode(file).unwrap().record;
+    assert_eq!((&record.intent, record.phase), (&made_mig(), Phase::Ready));
+    assert_eq!(encode_intent(&made_mig()).unwrap(), file.split_inclusive(|b| *b == b'\n').next().unwrap());
 }
 
 #[test]
