@@ -285,7 +285,10 @@ impl MigInstances for MigCarver {
     }
 }
 
-/// What a board in MIG mode can be cut into, and the places of the instances that are on it. `None` if it does not say:
+/// What a board in MIG mode can be cut into, and the places of the instances that are on it.
+type Cut = (Vec<MigProfile>, Vec<MigPlace>);
+
+/// Asks a board in MIG mode for both. `None` if it does not say:
 /// switched off while it was looked at, say, or calls that this driver lacks. What was left out is told in words.
 ///
 /// # Errors
@@ -294,7 +297,7 @@ pub(super) fn found(
     session: &Session<'_>,
     gpu: &DeviceUuid,
     left_out: &mut Vec<String>,
-) -> Result<Option<(Vec<MigProfile>, Vec<MigPlace>)>, NvmlError> {
+) -> Result<Option<Cut>, NvmlError> {
     let mut look = || {
         let board = Carving::of(session, gpu)?;
         let places = board.handles()?.into_iter().map(|(_, place, _)| place).collect();
