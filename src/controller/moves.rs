@@ -98,8 +98,6 @@ struct Lacking {
 struct UnderWay {
     unit: UnitKey,
     namespace: String,
-    /// Of the unit. Nothing is kept from units of higher priority.
-    priority: i32,
     source: Aside,
     left: Vec<Left>,
     until: Moment,
@@ -287,11 +285,10 @@ impl Moves {
     pub(super) fn begin(&mut self, unit: &UnitKey, rest: Duration, now: Moment) {
         let Some(one) = self.lacking.get_mut(unit) else { return };
         let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { return };
-        let priority = one.turn.priority;
         for one in &found.moves {
             self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
-        self.under_way.push(under_way((unit, namespace, priority), found, true, now));
+        self.under_way.push(under_way((unit, namespace), found, true, now));
     }
 
     /// Pods that end, of a proposal: whoever has ended them, it has begun. True if something is kept from now on.
@@ -314,13 +311,12 @@ impl Moves {
         for unit in &begun {
             let Some(one) = self.lacking.get_mut(unit) else { continue };
             let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { continue };
-            let priority = one.turn.priority;
             // Who ends pods of its own may not keep places for ever with that.
             let is_busy = self.under_way.len() >= UNDER_WAY_MAX
                 || self.under_way.iter().any(|one| one.namespace == namespace)
                 || self.namespaces.contains_key(&namespace);
             if !is_busy {
-                self.under_way.push(under_way((unit, namespace, priority), found, false, now));
+                self.under_way.push(under_way((unit, namespace), found, false, now));
             }
         }
         for one in &mut self.under_way {
@@ -383,10 +379,10 @@ impl Moves {
         }
     }
 
-    /// What is kept from a unit of this priority: places of moves that are not for it. `owners`: of its pods.
-    pub(super) fn kept_from(&self, unit: &UnitKey, priority: i32, owners: &BTreeSet<String>) -> Vec<Aside> {
+    /// What is kept from a unit: places of moves that are not for it. `owners`: of its pods.
+    pub(super) fn kept_from(&self, unit: &UnitKey, owners: &BTreeSet<String>) -> Vec<Aside> {
         let mut kept = Vec::new();
-        for one in self.under_way.iter().filter(|one| one.priority >= priority) {
+        for one in &self.under_way {
             if one.unit != *unit {
                 kept.push(one.source.clone());
             }
@@ -430,12 +426,7 @@ impl Moves {
     }
 }
 
-fn under_way(
-    (unit, namespace, priority): (&UnitKey, String, i32),
-    found: Proposed,
-    own: bool,
-    now: Moment,
-) -> UnderWay {
+fn under_way((unit, namespace): (&UnitKey, String), found: Proposed, own: bool, now: Moment) -> UnderWay {
     let source = found.source();
     let left = found.moves.into_iter().map(|one| Left {
         target: one.target(),
@@ -444,5 +435,5 @@ fn under_way(
         stage: Stage::Stays,
     });
     let (left, until) = (left.collect(), now.saturating_add(KEPT_FOR));
-    UnderWay { unit: unit.clone(), namespace, priority, source, left, until, own }
+    UnderWay { unit: unit.clone(), namespace, source, left, until, own }
 }
