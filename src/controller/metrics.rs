@@ -147,11 +147,7 @@ impl ControllerMetrics {
         metrics.register_work(registry.sub_registry_with_prefix("controller"));
         metrics.gpus.register(registry.sub_registry_with_prefix("controller"));
         metrics.kept.register(registry.sub_registry_with_prefix("controller"));
-        registry.sub_registry_with_prefix("controller").register(
-            "templates",
-            "ResourceClaimTemplates for queued Jobs, by what came of each try",
-            metrics.templates.results.clone(),
-        );
+        metrics.templates.register(registry.sub_registry_with_prefix("controller"));
         metrics
     }
 
@@ -210,6 +206,16 @@ impl ControllerMetrics {
 }
 
 impl TemplateMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "templates",
+            "ResourceClaimTemplates for queued Jobs, by what came of each try",
+            self.results.clone(),
+        );
+        // Shown before anything is counted.
+        drop(self.results.get_or_create(&ResultLabels { result: "created" }));
+    }
+
     /// One try, or one object that cannot be read, with what came of it.
     pub fn count(&self, result: &'static str) {
         self.results.get_or_create(&ResultLabels { result }).inc();
