@@ -20,7 +20,7 @@ use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus
 use tranche::model::names::{DRIVER, DeviceUuid, NodeName};
 use tranche::model::quantity::Bytes;
 use tranche::sharing::SharingPolicy;
-use tranche::slices::{Grantable, Offer, PublishOptions, Taints, desired};
+use tranche::slices::{Counters, Grantable, Offer, PublishOptions, Taints, desired};
 
 use crate::api::PATIENCE;
 
@@ -135,7 +135,8 @@ async fn one(client: &Client, nth: usize, name: &str) -> Result<ResourceSlice> {
     let made = PostParams::default();
     Api::<Node>::all(client.clone()).create(&made, &serde_json::from_value(node)?).await?;
     let policy = SharingPolicy::default();
-    let how = PublishOptions { offer: Offer::Shares(&policy), taints: &Taints::new() };
+    let how =
+        PublishOptions { offer: Offer::Shares(&policy), taints: &Taints::new(), counters: Counters::NotKept };
     let mut contents = desired(&h100s(nth), &NodeName::new(name), how);
     let content = contents.pop().context("no slice is to be published")?;
     let slice = json!({
