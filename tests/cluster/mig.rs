@@ -2,16 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::discovery::AtEnd;
 use crate::manifests::{by_template, on, template};
 use crate::rig::wait_until;
-use crate::shares::wait_unschedulable;
-use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of};
+use crate::shares::{settings, wait_unschedulable};
+use crate::test_cluster::{PATIENCE, TestCluster, devices_of};
 
 const NODE: &str = "node-a";
-const SET: &str = "tranche-node";
 /// Whole in other tests.
 const BOARD: &str = "6";
 const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
@@ -19,22 +18,7 @@ const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
 /// Puts the board into MIG mode, and has the plugin carve it until the test ends.
 async fn carve(cluster: &TestCluster) {
     cluster.fake(NODE, &["set-mig", BOARD, "on"]);
-    let text = cluster.rig.kubectl(&["-n", SYSTEM, "get", "daemonset", SET, "-o", "json"]);
-    let stored: Value = serde_json::from_str(&text).expect("a DaemonSet is JSON");
-    let before = stored["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
-    let mut args = before.clone();
-    args.push(json!(format!("--mig-on-demand={BOARD}")));
-    let patch = |args: &[Value]| {
-        let containers = json!([{"name": "node", "args": args}]);
-        json!({"spec": {"template": {"spec": {"containers": containers}}}}).to_string()
-    };
-    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=120s"];
-    cluster.rig.on_end(&rollout);
-    cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&before)]);
-    cluster.rig.kubectl(&["-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&args)]);
-    cluster.rig.run(&rollout);
-    let alone = || async { (cluster.plugins(NODE).await.len() == 1).then_some(()) };
-    wait_until("the old plugin to be gone", PATIENCE, alone).await;
+    settings::set(cluster, &[&format!("--mig-on-demand={BOARD}")]).await;
     let published = || async {
         let names = cluster.published_names(NODE).await;
         let of_board = names.iter().filter(|name| name.starts_with(&format!("gpu-{BOARD}-mig-"))).count();

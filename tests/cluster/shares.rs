@@ -9,7 +9,7 @@ pub mod metrics;
 mod placed;
 mod refusals;
 mod rest;
-mod settings;
+pub mod settings;
 mod top;
 mod watchdog;
 mod whole_only;

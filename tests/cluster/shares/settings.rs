@@ -12,8 +12,9 @@ use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, container_run, minor_of
 
 const SET: &str = "tranche-node";
 
-/// Gives the plugin these flags, `--name=value`, in place of its own of the same names, until the test ends.
-async fn set(cluster: &TestCluster, flags: &[&str]) {
+/// Gives the plugin these flags, `--name=value`, in place of its own of the same names or beside its own, until the test
+/// ends.
+pub async fn set(cluster: &TestCluster, flags: &[&str]) {
     let text = cluster.rig.kubectl(&["-n", SYSTEM, "get", "daemonset", SET, "-o", "json"]);
     let stored: Value = serde_json::from_str(&text).expect("a DaemonSet is JSON");
     let before: Vec<String> =
@@ -21,8 +22,10 @@ async fn set(cluster: &TestCluster, flags: &[&str]) {
     let mut args = before.clone();
     for flag in flags {
         let (name, _) = flag.split_once('=').expect("a flag with a value");
-        let place = args.iter_mut().find(|arg| arg.starts_with(&format!("{name}=")));
-        *place.unwrap_or_else(|| panic!("the plugin has no {name}: {before:?}")) = (*flag).to_owned();
+        match args.iter_mut().find(|arg| arg.starts_with(&format!("{name}="))) {
+            Some(place) => *place = (*flag).to_owned(),
+            None => args.push((*flag).to_owned()),
+        }
     }
     let patch = |args: &[String]| {
         let containers = json!([{"name": "node", "args": args}]);
