@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::mig::MigPlace;
 use super::names::{ClaimUid, DeviceUuid};
 use super::quantity::Bytes;
 
@@ -94,6 +95,8 @@ pub enum Extent {
     Part,
     /// All of the GPU, for the claim alone and without MPS.
     Whole,
+    /// A MIG device that is made at this place of the GPU for the claim alone.
+    Mig(MigPlace),
 }
 
 /// What an allocation gives a claim of one GPU.

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use super::ParamsError;
 use super::decode::read;
 use super::gpu_share::API_VERSION;
+use crate::model::gpu::Placement;
+use crate::model::mig::MigPlace;
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::quantity::{Bytes, MIB, Quantity};
 use crate::model::share::{Extent, Isolation, Percent};
@@ -68,8 +70,17 @@ impl GrantedDevice {
             fields.insert("compute".to_owned(), percent.get().into());
         }
         // A share is written as nodes of earlier versions read it.
-        if let (Extent::Whole, Some(fields)) = (self.extent, object.as_object_mut()) {
-            fields.insert("whole".to_owned(), true.into());
+        if let Some(fields) = object.as_object_mut() {
+            match self.extent {
+                Extent::Part => {}
+                Extent::Whole => {
+                    fields.insert("whole".to_owned(), true.into());
+                }
+                Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } }) => {
+                    let place = json!({"profile": profile_id, "start": start, "size": size});
+                    fields.insert("mig".to_owned(), place);
+                }
+            }
         }
         object
     }
@@ -96,6 +107,16 @@ struct RawDevice {
     isolation: String,
     #[serde(default)]
     whole: bool,
+    mig: Option<RawMig>,
+}
+
+/// A place of a MIG device: NVML's id of the profile, the first memory slice, and how many.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawMig {
+    profile: u32,
+    start: u32,
+    size: u32,
 }
 
 pub(super) fn decode(parameters: &Value) -> Result<ShareGrant, ParamsError> {
@@ -135,6 +156,25 @@ fn granted(at: &str, raw: RawDevice) -> Result<GrantedDevice, ParamsError> {
     let isolation = isolation.ok_or_else(|| {
         wrong("isolation", format!("{:?} is not known; use none, mps, kernel or mig", raw.isolation))
     })?;
+    let extent = match (raw.whole, raw.mig) {
+        (false, None) => Extent::Part,
+        (true, None) => Extent::Whole,
+        (false, Some(RawMig { size: 0, .. })) => {
+            return Err(wrong(
+                "mig.size",
+                "0 is out of range; a MIG device has at least 1 memory slice".to_owned(),
+            ));
+        }
+        (false, Some(RawMig { profile, start, size })) => {
+            Extent::Mig(MigPlace { profile_id: profile, placement: Placement { start, size } })
+        }
+        (true, Some(_)) => {
+            return Err(wrong(
+                "mig",
+                "stands beside whole; a grant is of the whole GPU or of a MIG device".to_owned(),
+            ));
+        }
+    };
     Ok(GrantedDevice {
         device: DeviceName::new(raw.device),
         gpu: DeviceUuid::new(raw.gpu),
@@ -142,7 +182,7 @@ fn granted(at: &str, raw: RawDevice) -> Result<GrantedDevice, ParamsError> {
         compute,
         slots: raw.slots,
         isolation,
-        extent: if raw.whole { Extent::Whole } else { Extent::Part },
+        extent,
     })
 }
 
@@ -215,6 +255,10 @@ mod tests {
         let whole = grant(&[device(json!({"whole": true}))]);
         let read = decoded(&whole).unwrap();
         assert_eq!((read.devices[0].extent, read.to_parameters()), (Extent::Whole, whole));
+        let carved = grant(&[device(json!({"mig": {"profile": 9, "start": 4, "size": 4}}))]);
+        let read = decoded(&carved).unwrap();
+        let place = MigPlace { profile_id: 9, placement: Placement { start: 4, size: 4 } };
+        assert_eq!((read.devices[0].extent, read.to_parameters()), (Extent::Mig(place), carved));
     }
 
     #[test]
@@ -240,6 +284,13 @@ mod tests {
             (one(json!({"compute": 101})), "devices[1].compute", "101"),
             (one(json!({"compute": "25"})), "devices[1].compute", "string"),
             (one(json!({"whole": "yes"})), "devices[1].whole", "true or false"),
+            (one(json!({"mig": {"profile": 9, "start": 4, "size": 0}})), "devices[1].mig.size", "at least 1"),
+            (one(json!({"mig": {"profile": 9, "start": 4}})), "devices[1].mig", "size"),
+            (
+                one(json!({"mig": {"profile": 9, "start": 0, "size": 1}, "whole": true})),
+                "devices[1].mig",
+                "whole",
+            ),
             (one(json!({"slots": 0})), "devices[1].slots", "at least 1"),
             (one(json!({"slots": -1})), "devices[1].slots", "-1"),
             (one(json!({"isolation": "hard"})), "devices[1].isolation", "hard"),
@@ -261,22 +312,29 @@ mod tests {
         assert_eq!(share.check_source(ConfigSource::FromClaim), Ok(()));
     }
 
+    fn extents() -> impl Strategy<Value = Extent> {
+        let mig = (any::<u32>(), any::<u32>(), 1..=u32::MAX).prop_map(|(profile_id, start, size)| {
+            Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } })
+        });
+        prop_oneof![Just(Extent::Part), Just(Extent::Whole), mig]
+    }
+
     proptest! {
         #[test]
         fn writing_and_reading_are_inverse(
             parts in proptest::collection::vec(
-                (1..1_u64 << 30, 0..=100_u8, 1..=u32::MAX, 0..4_usize, any::<bool>()),
+                (1..1_u64 << 30, 0..=100_u8, 1..=u32::MAX, 0..4_usize, extents()),
                 1..32,
             ),
         ) {
-            let devices = parts.into_iter().enumerate().map(|(n, (mib, percent, slots, rung, whole))| GrantedDevice {
+            let devices = parts.into_iter().enumerate().map(|(n, (mib, percent, slots, rung, extent))| GrantedDevice {
                 device: DeviceName::new(format!("gpu-{n}")),
                 gpu: DeviceUuid::new(format!("GPU-{n}")),
                 memory: Bytes::from_mib(mib),
                 compute: Percent::try_from(percent).ok(),
                 slots,
                 isolation: Isolation::ALL[rung],
-                extent: if whole { Extent::Whole } else { Extent::Part },
+                extent,
             });
             let grant = ShareGrant { devices: devices.collect() };
             prop_assert_eq!(decoded(&grant.to_parameters()), Ok(grant));

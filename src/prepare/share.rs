@@ -70,6 +70,8 @@ pub(super) fn granted(
     Ok(match extent {
         Extent::Part => HoldMode::Share(grant),
         Extent::Whole => HoldMode::Whole,
+        // The board is not in MIG mode, or its configuration is another now.
+        Extent::Mig(_) => return Err(Refusal::NotMade { device: name }),
     })
 }
 

@@ -279,7 +279,9 @@ fn granted(
             let compute = device.compute.map(|percent| u64::from(percent.get()));
             Some(match device.extent {
                 Extent::Whole => Part::Whole,
-                Extent::Part => Part::Share { memory_mib: device.memory.mib_floor(), compute },
+                Extent::Part | Extent::Mig(_) => {
+                    Part::Share { memory_mib: device.memory.mib_floor(), compute }
+                }
             })
         })
 }

@@ -22,6 +22,9 @@ impl Core {
             let words = |device: &GrantedDevice| match device.extent {
                 Extent::Part => format!("{} MiB of {}", device.memory.mib_floor(), device.device),
                 Extent::Whole => format!("all of {}", device.device),
+                Extent::Mig(_) => {
+                    format!("a MIG device of {} MiB of {}", device.memory.mib_floor(), device.device)
+                }
             };
             let words: Vec<String> = devices.map(words).collect();
             self.recorder.placed(pod, format!("{} on node {node}", words.join(", ")));
