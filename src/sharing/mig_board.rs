@@ -16,7 +16,7 @@ pub const MIG_INSTANCES: &str = "migInstances";
 const MOST: usize = 32;
 
 /// What a board can be cut into, and the instances on it that were made for no claim.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigBoard {
     /// By id. Of each: name, compute slices, how many fit, memory, multiprocessors, placements of one size.
     pub profiles: Vec<MigProfile>,
