@@ -1,5 +1,6 @@
 //! Processes, told apart from later ones of the same number by when they started. Reads /proc.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 
@@ -52,13 +53,20 @@ impl Process {
     /// What a daemon has started and what may outlive it: its servers. They are in its session, and the
     /// kernel gives a session's number to nobody else while one of them lives.
     pub fn servers(self) -> Vec<Self> {
-        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let is_server =
-            |stat: &Stat| stat.session == self.pid && !stat.is_zombie && stat.name.starts_with(NAME);
-        pids.filter(|pid| *pid != self.pid)
-            .filter_map(|pid| stat(pid).filter(is_server).map(|stat| Self { pid, started: stat.started }))
-            .collect()
+        Self::servers_by_daemon().remove(&self.pid).unwrap_or_default()
+    }
+
+    /// The servers that run now, by their daemons' PIDs.
+    pub fn servers_by_daemon() -> HashMap<u32, Vec<Self>> {
+        let mut found = HashMap::<_, Vec<Self>>::new();
+        let Ok(entries) = fs::read_dir("/proc") else { return found };
+        for pid in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            let Some(stat) = stat(pid) else { continue };
+            if stat.session != pid && !stat.is_zombie && stat.name.starts_with(NAME) {
+                found.entry(stat.session).or_default().push(Self { pid, started: stat.started });
+            }
+        }
+        found
     }
 
     /// Ends it at once. One that is gone is fine.
@@ -95,6 +103,34 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn a_server_is_its_daemons_from_its_start_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("nvidia-cuda-mps-test");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        // A daemon leads a session, and its server is a process of it.
+        let mut daemon = Command::new("setsid")
+            .args(["sh", "-c", "\"$0\" 600 & echo; wait"])
+            .arg(&program)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let servers = loop {
+            let servers = Process::of(daemon.id()).unwrap().servers();
+            if !servers.is_empty() {
+                break servers;
+            }
+            assert!(std::time::Instant::now() < deadline, "no server was found");
+            std::thread::yield_now();
+        };
+        assert_eq!(servers.len(), 1);
+        assert!(servers[0].pid != daemon.id() && servers[0].is_alive());
+        servers[0].kill().unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
 
     #[test]
     fn a_process_is_alive_until_it_is_a_zombie() {

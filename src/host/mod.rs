@@ -12,6 +12,7 @@ pub mod device_nodes;
 pub mod driver_root;
 pub mod durable;
 pub mod lock;
+mod managed;
 pub mod memory;
 pub mod process;
 pub mod program;
@@ -21,6 +22,7 @@ use std::path::Path;
 
 pub use durable::Durability;
 pub use lock::{FileLock, LockError};
+pub use managed::ManagedMemory;
 pub use process::{End, EndError, LocalProcesses, PidNamespace, Processes};
 pub use program::ProgramError;
 

@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use thiserror::Error;
 
 use super::cgroup::{self, ProcessOwner};
+use super::managed::{self, ManagedMemory};
 use crate::model::names::PodUid;
 use crate::model::process::ProcessKey;
 
@@ -34,6 +35,9 @@ pub trait Processes: Send + Sync + 'static {
 
     /// Does the process hold a device file of an NVIDIA GPU open?
     fn uses_gpu(&self, pid: u32) -> io::Result<bool>;
+
+    /// How much managed memory the process has, which NVML counts for nobody.
+    fn managed_memory(&self, pid: u32) -> io::Result<ManagedMemory>;
 
     /// All processes that are some pod's, by pod, PIDs in order.
     fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>>;
@@ -155,6 +159,11 @@ impl Processes for LocalProcesses {
         Ok(folders.iter().flatten().any(|file| std::fs::read_link(file).is_ok_and(is_gpu)))
     }
 
+    fn managed_memory(&self, pid: u32) -> io::Result<ManagedMemory> {
+        let devices = std::fs::read_to_string(self.root.join("devices")).unwrap_or_default();
+        managed::managed_memory(&self.root.join(pid.to_string()), managed::uvm_number(&devices))
+    }
+
     fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
         let mut found = BTreeMap::<_, Vec<u32>>::new();
         for entry in std::fs::read_dir(&self.root)? {
@@ -220,7 +229,7 @@ impl Processes for LocalProcesses {
 }
 
 /// A file of /proc is not there, or its process ended while it was read.
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
 }
 

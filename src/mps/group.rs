@@ -5,6 +5,7 @@ mod end;
 mod limits;
 mod shm;
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -187,6 +188,19 @@ impl<B: ComputeModes> Group<B> {
     /// As it was last.
     pub fn snapshot(&self) -> DaemonState {
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
+    }
+
+    /// The same with servers that have started since the daemon was asked last.
+    pub fn snapshot_with(&self, running: &HashMap<u32, Vec<Process>>) -> DaemonState {
+        let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = snapshot.state.clone();
+        let running = snapshot.daemon.and_then(|daemon| running.get(&daemon.pid)).into_iter().flatten();
+        for process in running {
+            if state.servers.iter().all(|server| server.pid != process.pid) {
+                state.servers.push(Server { pid: process.pid, state: String::new() });
+            }
+        }
+        state
     }
 
     pub async fn is_retired(&self) -> bool {

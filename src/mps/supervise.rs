@@ -124,6 +124,12 @@ impl<B: ComputeModes> Supervisor<B> {
         self.all().iter().map(|group| group.snapshot()).collect()
     }
 
+    /// The same with the servers that run now: whoever asks must not take one that has just started for a stranger.
+    async fn states_now(&self) -> Vec<DaemonState> {
+        let running = tokio::task::spawn_blocking(Process::servers_by_daemon).await.unwrap_or_default();
+        self.all().iter().map(|group| group.snapshot_with(&running)).collect()
+    }
+
     #[instrument(level = "error", name = "keep", skip_all, fields(%group))]
     pub async fn keep(
         &self,
@@ -227,7 +233,7 @@ impl<B: ComputeModes> RequestHandler for Supervisor<B> {
                 self.keep(group, *exclusive, limits).await.map(|state| Response::Kept(Box::new(state)))
             }
             Request::Rest { group } => self.rest(group).await.map(|()| Response::Done),
-            Request::States => Ok(Response::States(self.states())),
+            Request::States => Ok(Response::States(self.states_now().await)),
             Request::Clients { group } => self.clients(group).await.map(Response::Clients),
             Request::Terminate { group, client } => {
                 self.terminate(group, *client).await.map(|()| Response::Done)

@@ -264,7 +264,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::host::{End, EndError};
+    use crate::host::{End, EndError, ManagedMemory};
     use crate::ledger::Phase;
     use crate::model::process::ProcessKey;
 
@@ -291,6 +291,9 @@ mod tests {
         }
         fn uses_gpu(&self, _: u32) -> io::Result<bool> {
             Ok(true)
+        }
+        fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
+            unimplemented!("the watchdog asks, holders do not")
         }
         fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
             self.looks.fetch_add(1, Ordering::SeqCst);

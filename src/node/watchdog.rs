@@ -12,7 +12,7 @@
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
 //! * `looks`: the processes of one look · `detours`: which of them go around MPS
-//! * `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
+//! * `managed`: memory that NVML counts for no process · `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
 //! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
 //! * `metrics`: what is counted · `dcgm`: the same under other names
 //! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
@@ -24,6 +24,7 @@ mod detours;
 mod finding;
 mod knowledge;
 mod looks;
+mod managed;
 mod measured;
 mod metrics;
 mod rows;
@@ -48,6 +49,7 @@ use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, WorkerThreads};
 use self::detours::Detours;
 use self::knowledge::{Knowledge, Servers, Users};
+use self::managed::Managed;
 use self::measured::Measured;
 use self::shares::WatchedDevice;
 use self::table::Table;
@@ -411,8 +413,9 @@ impl Watchdog {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         let Some(mut table) = self.table.take() else { return };
         let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
+        let suspects = Managed::new(&self.devices, &self.measured, answers).suspects();
         let read = move || {
-            table.look(&asked);
+            table.look(&asked, &suspects);
             let ended = table.ended(&remembered);
             (table, ended)
         };

@@ -76,7 +76,8 @@ pub enum DaemonPhase {
     Down { reason: String },
 }
 
-/// One MPS server process of a daemon, with the state that the daemon reports (`ACTIVE`, `FAULT`, ...).
+/// One MPS server process of a daemon, with the state that the daemon reports (`ACTIVE`, `FAULT`, ...); empty: the daemon
+/// was not asked since it started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
     pub pid: u32,

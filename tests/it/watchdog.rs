@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
-use tranche::host::{End, EndError, FileLock, LocalProcesses, PidNamespace, Processes};
+use tranche::host::{End, EndError, FileLock, LocalProcesses, ManagedMemory, PidNamespace, Processes};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::gpu::MigMode;
@@ -157,6 +157,15 @@ impl Proc {
         fs::write(self.path(&format!("{pid}/stat")), stat).unwrap();
         let group = pod.map_or("/system.slice/job.service".to_owned(), |pod| format!("/kubepods/pod{pod}/c"));
         fs::write(self.path(&format!("{pid}/cgroup")), format!("0::{group}\n")).unwrap();
+    }
+
+    /// The process has so much managed memory, beside the mapping that every process of CUDA has.
+    fn map_managed(&self, pid: u32, mib: u64) {
+        let line = |start: u64, mib: u64| {
+            format!("{start:x}-{:x} rw-s {start:x} 00:06 144    /dev/nvidia-uvm\n", start + (mib << 20))
+        };
+        fs::write(self.path(&format!("{pid}/maps")), line(0x2_04a0_0000, 2) + &line(0x7f00_0000_0000, mib))
+            .unwrap();
     }
 
     /// The process holds a GPU's device file open.
@@ -467,6 +476,34 @@ async fn who_is_over_is_ended_and_its_neighbour_goes_on() {
     assert_eq!(row("memory_limit_bytes", "mine", MINE), Some(1000.0 * 1024.0 * 1024.0));
     assert_eq!(row("violations_total", "neighbours", NEIGHBOUR), Some(0.0));
     assert_eq!(row("memory_used_bytes", "neighbours", NEIGHBOUR), Some(1000.0 * 1024.0 * 1024.0));
+}
+
+/// NVML counts managed memory on the board and for no process, and a broken limit variable lifts the limit of it, too.
+#[tokio::test]
+async fn managed_memory_counts_for_whose_it_is() {
+    let mut bench = Bench::new();
+    let (mut offender, mut neighbour) = (Sleeper::new(), Sleeper::new());
+    for (sleeper, pod, managed) in [(&offender, MINE, 3000), (&neighbour, NEIGHBOUR, 500)] {
+        bench.proc.show(sleeper.pid(), Some(pod));
+        bench.proc.map_managed(sleeper.pid(), managed);
+    }
+    let client = MpsClient { server: 1, pid: offender.pid() };
+    bench.daemons.told().clients = vec![client, MpsClient { server: 1, pid: neighbour.pid() }];
+    bench.share("mine", MINE).await;
+    bench.share("neighbours", NEIGHBOUR).await;
+    let list = [process(offender.pid(), 500, "mps"), process(neighbour.pid(), 400, "mps")];
+    bench.node.set(json!({"profile": "h100", "log_calls": true,
+        "gpus": {"0": {"uuid": "GPU-0", "processes": list, "used_mib": 3500}}}));
+    bench.start(WatchdogAction::Terminate);
+    let over = bench.wait_for_finding("violation", |f| matches!(f.kind, FindingKind::OverGrant(_))).await;
+    let FindingKind::OverGrant(numbers) = over.kind else { unreachable!() };
+    assert_eq!((numbers.used, numbers.limit), (Bytes::from_mib(3500), Bytes::from_mib(1000)));
+    until("it is killed", || offender.was_killed()).await;
+    let row = format!("tranche_claim_memory_used_bytes{}", labels("neighbours", NEIGHBOUR));
+    assert_eq!(bench.metric(&row), Some(900.0 * MIB));
+    bench.wait_for_looks(5).await;
+    assert!(neighbour.lives());
+    assert!(bench.found.iter().all(|f| f.claim.as_ref().is_some_and(|claim| claim.name == "mine")));
 }
 
 #[tokio::test]
@@ -958,6 +995,9 @@ impl Processes for Counted {
     fn uses_gpu(&self, _: u32) -> io::Result<bool> {
         self.other.fetch_add(1, Ordering::SeqCst);
         Ok(false)
+    }
+    fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
+        unimplemented!("nobody has any here")
     }
     fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
         unimplemented!("the watchdog looks at processes one by one")

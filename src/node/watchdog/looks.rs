@@ -8,12 +8,14 @@ use super::Watchdog;
 use super::accounts::Roster;
 use super::detours::{Detours, OwnDaemons};
 use super::knowledge::{Knowledge, Owner};
+use super::managed::Managed;
 use super::shares::WatchedDevice;
 use super::table::{KnownProcess, Table};
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
+use crate::model::quantity::Bytes;
 use crate::model::share::MpsGroup;
 use crate::model::time::Moment;
 use crate::nvml::{ContextKind, GpuProcess};
@@ -36,6 +38,7 @@ impl Watchdog {
         let groups: HashSet<&MpsGroup> = self.devices.values().flat_map(|device| &device.groups).collect();
         self.detours.keep(is_listed, &groups);
         let (mut looks, mut untold) = (Vec::new(), false);
+        let managed = Managed::new(&self.devices, &self.measured, &answers);
         for (gpu, list) in answers {
             let Some(device) = self.devices.get(&gpu) else { continue };
             untold |= device.has_own_daemons() && list.iter().any(is_untold);
@@ -46,6 +49,8 @@ impl Watchdog {
                 let mut seen = seen(process, known, device);
                 match owner {
                     Owner::Claim => {
+                        let more = managed.of(&gpu, process.pid, table.managed(process.pid));
+                        seen.used = seen.used.map(|used| Bytes(used.0.saturating_add(more.0)));
                         seen.access = access.of(process, known, &self.knowledge).unwrap_or(seen.access);
                         claimed.push(seen);
                     }

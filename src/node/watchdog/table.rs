@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::host::Processes;
 use crate::host::cgroup::ProcessOwner;
+use crate::host::{ManagedMemory, Processes};
 use crate::model::process::ProcessKey;
 
 /// What is known of a process.
@@ -21,17 +21,19 @@ pub(super) struct KnownProcess {
 pub(super) struct Table {
     processes: Arc<dyn Processes>,
     known: HashMap<u32, KnownProcess>,
+    /// Of those that were asked about it.
+    managed: HashMap<u32, ManagedMemory>,
     on_host: bool,
 }
 
 impl Table {
     pub fn new(processes: Arc<dyn Processes>) -> Self {
         let on_host = processes.pids_are_the_hosts();
-        Self { processes, known: HashMap::new(), on_host }
+        Self { processes, known: HashMap::new(), managed: HashMap::new(), on_host }
     }
 
-    /// Learns of these processes and forgets the others.
-    pub fn look(&mut self, pids: &BTreeSet<u32>) {
+    /// Learns of these processes and forgets the others; of some of them, what managed memory they have.
+    pub fn look(&mut self, pids: &BTreeSet<u32>, suspects: &BTreeSet<u32>) {
         let mut before = std::mem::take(&mut self.known);
         for &pid in pids {
             // A process that cannot be read is one that is not known: nothing follows from it.
@@ -42,6 +44,8 @@ impl Table {
                 self.known.insert(pid, known);
             }
         }
+        let found = suspects.iter().filter_map(|pid| Some((*pid, self.processes.managed_memory(*pid).ok()?)));
+        self.managed = found.collect();
     }
 
     /// Returns those of these processes that have ended. A process that cannot be read has not.
@@ -63,6 +67,11 @@ impl Table {
 
     pub fn get(&self, pid: u32) -> Option<&KnownProcess> {
         self.known.get(&pid)
+    }
+
+    /// None: it was not asked about, or cannot be read.
+    pub fn managed(&self, pid: u32) -> Option<ManagedMemory> {
+        self.managed.get(&pid).copied()
     }
 }
 
