@@ -64,6 +64,9 @@ pub struct ExplainArgs {
     /// The controller's --never-hold, if it has one.
     #[arg(long, value_name = "LIST")]
     pub never_hold: Option<String>,
+    /// The controller's --preemption, if that is another one.
+    #[arg(long, default_value = "true", action = clap::ArgAction::Set, value_name = "true|false")]
+    pub preemption: bool,
     /// Where the controller runs: its lease and the claims with which it takes GPUs.
     #[arg(long, value_name = "NAMESPACE", default_value = "tranche-system")]
     pub controller_namespace: String,
@@ -212,6 +215,7 @@ fn rules(args: &ExplainArgs) -> Rules {
     Rules {
         policy: policy.unwrap_or(usual.policy),
         never_hold: never.filter(|one| !one.is_empty()).map(str::to_owned).collect(),
+        preemption: args.preemption,
         ..usual
     }
 }

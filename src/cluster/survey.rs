@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 
 use super::client::{KubeCluster, call};
@@ -114,6 +115,7 @@ impl KubeCluster {
                 Err(error) => return Err(error),
             }
         }
+        self.tour_budgets(&mut each).await?;
         self.tour_groups::<Volcano>(PodGroupApi::Volcano, namespace, &mut each).await?;
         self.tour_groups::<Kai>(PodGroupApi::Kai, namespace, &mut each).await?;
         self.tour_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1, namespace, &mut each).await?;
@@ -131,6 +133,19 @@ impl KubeCluster {
             self.through::<Pod>(here(LIVE_PODS), |seen| each(Change::Pod(seen))).await?;
         }
         Ok(denied)
+    }
+
+    /// PodDisruptionBudgets. Where the caller may not list them, the list is never complete.
+    async fn tour_budgets(&self, each: &mut impl FnMut(Change)) -> Result<(), CallError> {
+        each(Change::Budget(WatchEvent::Anew));
+        let what = || "LIST poddisruptionbudgets".to_owned();
+        let add = |object| each(Change::Budget(seen::<PodDisruptionBudget>(object, true)));
+        match self.each_object(&Which::All, PAGE_LIMIT, what, add).await {
+            Ok(()) => each(Change::Budget(WatchEvent::Complete)),
+            Err(CallError::Forbidden { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// PodGroups of one API, of the whole cluster or of `namespace` alone; none where they are not served. Where the

@@ -27,6 +27,10 @@ impl Demand {
         self.needs.remove(pod);
     }
 
+    pub fn contains(&self, pod: &PodUid) -> bool {
+        self.needs.contains_key(pod)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.needs.is_empty()
     }

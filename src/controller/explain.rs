@@ -14,6 +14,7 @@ mod devices;
 mod listing;
 mod nodes;
 mod own_class;
+mod preemption;
 pub mod quota;
 pub mod rebalance;
 mod scheduler;
@@ -30,7 +31,6 @@ use crate::controller::Moment;
 use crate::controller::classes::{POLICY, names};
 use crate::controller::core::Core;
 use crate::controller::gang::Minimum;
-use crate::controller::holds::Phase;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::{Reason, gathering, obstacle_words};
 use crate::controller::steps::moving::{Search, Whose, suggestion};
@@ -40,9 +40,10 @@ use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, SHARED_CLASS};
 use crate::params::GrantedDevice;
 
-use before::{goes_first, kept};
+use before::{goes_first, holdups, kept};
 pub use listing::Listing;
 pub use nodes::{Kind, Verdict};
+pub use preemption::Preemption;
 
 /// When the decision is made, the lists having come at 0: a gang without a size is complete by then.
 const TURN: Moment = Duration::from_secs(3);
@@ -110,6 +111,8 @@ pub enum Answer {
         kept: Vec<String>,
         /// Which moves of others would make room, in a sentence.
         moves: Option<String>,
+        /// Whether pods of lower priority end for it. None: it does not wait for room, or has the lowest priority.
+        preemption: Option<Preemption>,
         /// Each node, if it is for want of room.
         nodes: Vec<(NodeName, Verdict)>,
     },
@@ -202,6 +205,7 @@ struct NoPlace {
     reason: Reason,
     words: String,
     moves: Option<String>,
+    preemption: Option<Preemption>,
     nodes: Vec<(NodeName, Verdict)>,
 }
 
@@ -212,9 +216,18 @@ struct Turned {
     before: usize,
 }
 
+/// What was found out of pods before their claims are told of.
+#[derive(Default)]
+struct Looked {
+    turns: BTreeMap<PodUid, Turned>,
+    /// Of those that wait for a whole GPU of kube-scheduler's.
+    whole: BTreeMap<PodUid, Preemption>,
+}
+
 /// Answers for what is known of the subjects, in their order. The core and the listing were fed with everything at
 /// moment 0, and the core is of no use afterwards: what it has decided is never written. `at`: the time of day.
 pub fn explain(core: &mut Core, listing: &Listing, subjects: &[Subject], at: Timestamp) -> Vec<Explained> {
+    core.recorder.begins(at);
     core.start(TURN);
     core.regroup(TURN);
     core.reevaluate_gpus(TURN);
@@ -225,13 +238,20 @@ pub fn explain(core: &mut Core, listing: &Listing, subjects: &[Subject], at: Tim
     let pods: BTreeSet<PodUid> =
         known.flat_map(|claim| core.view.pods_of(claim)).map(|pod| pod.at.uid.clone()).collect();
     pods.iter().for_each(|pod| refuse_where_short(core, listing, pod));
-    let turns = match listing.denied() {
-        [] => take_turns(core, listing, &pods),
-        _ => BTreeMap::new(),
+    let by_limits = subjects.iter().filter_map(|subject| match subject {
+        Subject::Limits(pod) => Some(pod),
+        Subject::Claim(_) => None,
+    });
+    let looked = match listing.denied() {
+        [] => Looked {
+            whole: preemption::for_whole(core, pods.iter().chain(by_limits)),
+            turns: take_turns(core, listing, &pods),
+        },
+        _ => Looked::default(),
     };
     let one = |subject: &Subject| match subject {
-        Subject::Claim(claim) => of_claim(core, listing, core.view.claim(*claim)?, &turns, at),
-        Subject::Limits(pod) => scheduler::of_limits(core, listing, core.view.pod(pod)?),
+        Subject::Claim(claim) => of_claim(core, listing, core.view.claim(*claim)?, &looked, at),
+        Subject::Limits(pod) => scheduler::of_limits(core, listing, core.view.pod(pod)?, &looked),
     };
     subjects.iter().filter_map(one).collect()
 }
@@ -240,7 +260,7 @@ fn of_claim(
     core: &Core,
     listing: &Listing,
     claim: &Claim,
-    turns: &BTreeMap<PodUid, Turned>,
+    looked: &Looked,
     at: Timestamp,
 ) -> Option<Explained> {
     let user = |pod: &Pod| User {
@@ -254,7 +274,7 @@ fn of_claim(
         origin: if claim.is_planned() { Origin::Promised } else { Origin::Exists },
         created: claim.created,
         pods: core.view.pods_of(claim).map(user).collect(),
-        answer: answer(core, listing, claim, turns, at),
+        answer: answer(core, listing, claim, looked, at),
     })
 }
 
@@ -289,10 +309,13 @@ fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BT
                 Search::Found(found) => Some(suggestion(&found, None)),
                 Search::Nothing | Search::Spent => None,
             });
+        let preemption =
+            refused.as_ref().and_then(|refused| preemption::of_turn(core, &turn, refused.reason));
         for pod in asked {
             let refused = refused.as_ref().map(|refused| {
                 let nodes = nodes::verdicts(core, listing, &pod, TURN).unwrap_or_default();
-                NoPlace { reason: refused.reason, words: refused.words.clone(), moves: moves.clone(), nodes }
+                let (moves, preemption) = (moves.clone(), preemption.clone());
+                NoPlace { reason: refused.reason, words: refused.words.clone(), moves, preemption, nodes }
             });
             turned.insert(pod, Turned { refused, before });
         }
@@ -300,15 +323,9 @@ fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BT
     turned
 }
 
-fn answer(
-    core: &Core,
-    listing: &Listing,
-    claim: &Claim,
-    turns: &BTreeMap<PodUid, Turned>,
-    at: Timestamp,
-) -> Answer {
+fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked, at: Timestamp) -> Answer {
     if !claim.is_shares() {
-        return scheduler::not_ours(core, listing, claim);
+        return scheduler::not_ours(core, listing, claim, looked);
     }
     if let Some(place) = placed(listing, claim) {
         return Answer::Placed { remarks: remarks(core, listing, claim, &place), place };
@@ -316,7 +333,7 @@ fn answer(
     let spec = match &claim.asks {
         Asks::Shares(spec) => spec,
         Asks::Unreadable(words) => return Answer::Refused { words: words.clone() },
-        Asks::Scheduler(_) => return scheduler::not_ours(core, listing, claim),
+        Asks::Scheduler(_) => return scheduler::not_ours(core, listing, claim, looked),
     };
     if let Err(words) = wants(spec, core.view.classes()) {
         // What the claim does not say the class may say.
@@ -347,7 +364,8 @@ fn answer(
             how: How::Granted(device.clone()),
         };
         let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
-        let before = core.view.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid)).map(|one| one.before);
+        let before =
+            core.view.pods_of(claim).filter_map(|pod| looked.turns.get(&pod.at.uid)).map(|one| one.before);
         let mut holdups = holdups(core, &place, before.max().unwrap_or(0), at);
         if claim.waiting.is_some() {
             holdups.push(OTHER_WORDS.to_owned());
@@ -355,7 +373,7 @@ fn answer(
         }
         return Answer::Would { place, holdups };
     }
-    let of_pods = core.view.pods_of(claim).filter_map(|pod| turns.get(&pod.at.uid));
+    let of_pods = core.view.pods_of(claim).filter_map(|pod| looked.turns.get(&pod.at.uid));
     let refused = of_pods.filter_map(|one| Some((one.refused.as_ref()?, one.before))).next();
     match refused {
         Some((no, _)) if no.reason == Reason::Claim && !is_anothers(core, claim, &no.words) => {
@@ -371,6 +389,7 @@ fn answer(
                 first: goes_first(before),
                 kept: kept(core, claim, at),
                 moves: no.moves.clone(),
+                preemption: no.preemption.clone(),
                 nodes: no.nodes.clone(),
             }
         }
@@ -412,7 +431,7 @@ fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
 
 fn waits(because: Because, words: impl Into<String>) -> Answer {
     let (kept, nodes) = (Vec::new(), Vec::new());
-    Answer::Waits { because, words: words.into(), first: None, kept, moves: None, nodes }
+    Answer::Waits { because, words: words.into(), first: None, kept, moves: None, preemption: None, nodes }
 }
 
 /// What is still to come before the claim has a turn. None: nothing that is known here.
@@ -550,40 +569,4 @@ fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<
         ),
     });
     remarks
-}
-
-/// What is still to happen before the claim gets a place that there is.
-fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<String> {
-    let mut holdups = Vec::new();
-    if before > 0 {
-        let pods =
-            if before == 1 { "1 pod or gang gets its share" } else { "pods or gangs get their shares" };
-        let count = if before == 1 { String::new() } else { format!("{before} ") };
-        holdups.push(format!("{count}{pods} first, by priority and age"));
-    }
-    let settle = core.rules.holds.settle;
-    let settles = format!(
-        "settles for {} s, or {} s while the scheduler may be giving that GPU to somebody",
-        core.rules.holds.settle_least().as_secs_f32(),
-        settle.as_secs_f32()
-    );
-    for part in &place.devices {
-        let gpu = &part.gpu;
-        match core.holds.phase(gpu) {
-            None => holdups.push(format!(
-                "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that {settles}"
-            )),
-            Some(Phase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
-                holdups.push(format!("{gpu} was taken a moment ago: that {settles}"));
-            }
-            Some(_) => {}
-        }
-    }
-    holdups
-}
-
-fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
-    let hold = core.view.hold(gpu);
-    let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
-    age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
 }

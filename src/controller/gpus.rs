@@ -44,6 +44,11 @@ impl Gpus {
         }
     }
 
+    /// GPUs that are never given back.
+    pub fn pinned(&self) -> impl Iterator<Item = &GpuRef> {
+        self.pinned.iter()
+    }
+
     pub fn is_pinned(&self, gpu: &GpuRef) -> bool {
         self.pinned.contains(gpu)
     }

@@ -449,13 +449,13 @@ impl Holds {
         self.phases.values().flat_map(due).flatten().filter(|due| *due > now).min()
     }
 
-    /// Held GPUs without shares, the longest idle first.
+    /// Held GPUs, the longest idle first. The last ones were in use when time was last looked at, and may be.
     pub fn idle_ones(&self) -> Vec<GpuRef> {
         let mut idle: Vec<(Moment, &GpuRef)> = self
             .phases
             .iter()
             .filter_map(|(gpu, phase)| match phase {
-                Phase::Held { idle: Some(since), .. } => Some((*since, gpu)),
+                Phase::Held { idle, .. } => Some((idle.unwrap_or(Moment::MAX), gpu)),
                 _ => None,
             })
             .collect();

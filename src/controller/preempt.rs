@@ -5,6 +5,9 @@
 //!   pod was given more time to end than is waited for
 //! * a pod that the API server does not let go is left alone for a while
 //!
+//! A pod that waits for a whole GPU of kube-scheduler's is such a unit, too: its GPU is given back once shares there have
+//! ended ([`Goal::Whole`]).
+//!
 //! Of what was begun a new leader knows what the API shows: pods that are ending, which count as free before any other
 //! ends.
 //!
@@ -15,13 +18,14 @@
 //!                                 └────────→ (in vain) ←─────────────┘
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holders::Holders;
 use crate::controller::queue::UnitKey;
+use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
@@ -53,12 +57,22 @@ const SPARED_LONG: Duration = Duration::from_secs(600);
 /// An eviction that was not answered is asked for again.
 const AGAIN: Duration = Duration::from_secs(2);
 
+/// What pods end for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Goal {
+    /// The unit's shares are placed in their room.
+    Share,
+    /// These GPUs are given back to kube-scheduler, and take no shares until then.
+    Whole(BTreeSet<GpuRef>),
+}
+
 /// Whom pods end for.
 #[derive(Debug)]
 pub struct Preemption {
     pub namespace: String,
     /// Of the unit, when it began.
     pub pods: Vec<PodUid>,
+    pub goal: Goal,
     pub victims: Vec<Victim>,
     pub since: Moment,
     /// All of them are to have ended by then.
@@ -69,7 +83,7 @@ pub struct Preemption {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Evicting,
-    /// Its share is decided.
+    /// Its share is decided, or its claim has its GPU.
     Placed,
 }
 
@@ -241,6 +255,20 @@ impl Preempting {
         self.under_way.iter()
     }
 
+    /// The GPU is to be given back once shares there have ended.
+    pub fn gives_back(&self, gpu: &GpuRef) -> bool {
+        let evicting = self.under_way.values().filter(|one| one.stage == Stage::Evicting);
+        evicting.into_iter().any(|one| matches!(&one.goal, Goal::Whole(gpus) if gpus.contains(gpu)))
+    }
+
+    /// The GPUs that are to be given back for a unit.
+    pub fn gpus_for(&self, key: &UnitKey) -> Vec<GpuRef> {
+        match self.under_way.get(key).map(|one| &one.goal) {
+            Some(Goal::Whole(gpus)) => gpus.iter().cloned().collect(),
+            Some(Goal::Share) | None => Vec::new(),
+        }
+    }
+
     /// It goes on until then.
     pub fn set_until(&mut self, key: &UnitKey, until: Moment) {
         if let Some(one) = self.under_way.get_mut(key) {
@@ -378,8 +406,6 @@ impl Preempting {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     const NOW: Moment = Duration::from_secs(1000);
@@ -398,6 +424,7 @@ mod tests {
         Preemption {
             namespace: namespace.to_owned(),
             pods: vec!["high".into()],
+            goal: Goal::Share,
             victims: victims.iter().map(victim).collect(),
             since: NOW,
             until: NOW + MINUTE,

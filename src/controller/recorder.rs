@@ -88,6 +88,16 @@ impl Reason {
         }
     }
 
+    /// What it lacks is room.
+    pub fn is_for_room(self) -> bool {
+        match self {
+            Self::Memory | Self::Compute | Self::Slots | Self::Gpus => true,
+            // GPUs may be closed for the sake of those who have them.
+            Self::Candidates | Self::Reserved => true,
+            Self::Claim | Self::Gang | Self::Scheduler | Self::Bound => false,
+        }
+    }
+
     pub fn of(shortage: &Shortage) -> Self {
         match shortage {
             Shortage::Candidates { .. } => Self::Candidates,

@@ -125,7 +125,6 @@ impl Reserves {
     /// Ends what is over, or for units that are not queued any more. True if anything was.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, now: Moment) -> bool {
         self.in_force.clear();
-        self.evictions.preempting.tidy(&queued, now);
         let over = self.kept.iter().filter(|(_, kept)| !kept.preempted);
         let over = over.filter(|(key, kept)| kept.until <= now || !queued(key));
         let over: Vec<UnitKey> = over.map(|(key, _)| key.clone()).collect();
@@ -221,6 +220,12 @@ impl Reserves {
     /// Something is kept for it for which pods of lower priority end.
     pub(super) fn is_preempted(&self, key: &UnitKey) -> bool {
         self.kept.get(key).is_some_and(|kept| kept.preempted)
+    }
+
+    /// GPUs that are kept for units for which pods of lower priority end.
+    pub(super) fn preempted_gpus(&self) -> BTreeSet<GpuRef> {
+        let kept = self.kept.values().filter(|kept| kept.preempted);
+        kept.flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu).collect()
     }
 
     /// The same is kept until then.

@@ -23,7 +23,8 @@ impl Core {
         }
         self.decide(now, &mut round);
         let epoch = self.capacity.epoch();
-        self.yield_idle_gpus(now);
+        let given = self.yield_idle_gpus(now);
+        self.preempt_for_whole(&given, now);
         self.keep(now, &mut round);
         self.send(now, &mut round, ids);
         self.evict(now, &mut round);

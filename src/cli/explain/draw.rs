@@ -110,11 +110,12 @@ fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
             lines(text, "Devices", place.devices.iter().map(|one| part(one, place)));
             lines(text, "First", holdups.iter().cloned());
         }
-        Answer::Waits { because, words, first, kept, moves, .. } => {
+        Answer::Waits { because, words, first, kept, moves, preemption, .. } => {
             text.push_str(&line("Answer", &format!("waits ({})", because.as_str())));
             text.push_str(&line("Why", words));
             lines(text, "First", first.clone());
             lines(text, "Room", moves.clone());
+            lines(text, "Preempts", preemption.as_ref().map(ToString::to_string));
             lines(text, "Kept for", kept.iter().cloned());
         }
         Answer::Open { words, .. } => {

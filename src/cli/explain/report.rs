@@ -7,7 +7,7 @@ use super::carried::Carried;
 use super::find::Named;
 use crate::cluster::Told;
 use crate::cluster::lease::{LeaseName, StoredLease};
-use crate::controller::explain::{Answer, Explained, How, Origin, Place};
+use crate::controller::explain::{Answer, Explained, How, Origin, Place, Preemption};
 use crate::model::share::Extent;
 
 #[derive(Debug)]
@@ -121,12 +121,12 @@ fn answer(answer: &Answer) -> Value {
         Answer::Would { place, holdups } => {
             json!({"answer": "would-be-placed", "place": self::place(place), "first": holdups})
         }
-        Answer::Waits { because, words, first, kept, moves, nodes } => {
+        Answer::Waits { because, words, first, kept, moves, preemption, nodes } => {
             let nodes = nodes.iter().map(|(node, verdict)| {
                 json!({"node": node, "kind": verdict.kind().as_str(), "verdict": verdict.to_string()})
             });
             json!({"answer": "waits", "because": because.as_str(), "words": words, "first": first, "kept": kept,
-                   "moves": moves, "nodes": nodes.collect::<Vec<_>>()})
+                   "moves": moves, "preemption": preemption.as_ref().map(self::preemption), "nodes": nodes.collect::<Vec<_>>()})
         }
         Answer::Open { nodes, words } => {
             json!({"answer": "scheduler-has-room", "nodes": nodes, "words": words})
@@ -139,6 +139,12 @@ fn answer(answer: &Answer) -> Value {
             json!({"answer": "not-ours", "place": place.as_ref().map(self::place), "words": words})
         }
     }
+}
+
+fn preemption(told: &Preemption) -> Value {
+    let pods = told.prospect.pods().iter().map(|pod| json!({"namespace": pod.namespace, "name": pod.name}));
+    json!({"outcome": told.prospect.as_str(), "words": told.to_string(), "node": told.prospect.node(),
+        "pods": pods.collect::<Vec<_>>(), "budgets": told.prospect.budgets()})
 }
 
 fn place(place: &Place) -> Value {

@@ -28,6 +28,7 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
         output: Output::Table,
         policy: "pack".to_owned(),
         never_hold: None,
+        preemption: true,
         controller_namespace: "tranche-system".to_owned(),
         lease_name: "tranche-controller".to_owned(),
         reach: ReachArgs::default(),

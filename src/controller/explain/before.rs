@@ -1,10 +1,14 @@
 //! What goes before a claim: places that are kept for others, and units whose turn comes first.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
+use super::Place;
 use crate::controller::core::Core;
+use crate::controller::holds::Phase;
 use crate::controller::recorder::KEPT_FOR;
-use crate::controller::view::Claim;
+use crate::controller::view::{Claim, GpuRef};
 
 /// So many claims that something is kept for are named.
 const KEPT_MAX: usize = 5;
@@ -29,4 +33,40 @@ pub(super) fn goes_first(before: usize) -> Option<String> {
         1 => Some("1 pod or gang gets its share first, by priority and age".to_owned()),
         more => Some(format!("{more} pods or gangs get their shares first, by priority and age")),
     }
+}
+
+/// What is still to happen before the claim gets a place that there is.
+pub(super) fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<String> {
+    let mut holdups = Vec::new();
+    if before > 0 {
+        let pods =
+            if before == 1 { "1 pod or gang gets its share" } else { "pods or gangs get their shares" };
+        let count = if before == 1 { String::new() } else { format!("{before} ") };
+        holdups.push(format!("{count}{pods} first, by priority and age"));
+    }
+    let settle = core.rules.holds.settle;
+    let settles = format!(
+        "settles for {} s, or {} s while the scheduler may be giving that GPU to somebody",
+        core.rules.holds.settle_least().as_secs_f32(),
+        settle.as_secs_f32()
+    );
+    for part in &place.devices {
+        let gpu = &part.gpu;
+        match core.holds.phase(gpu) {
+            None => holdups.push(format!(
+                "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that {settles}"
+            )),
+            Some(Phase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
+                holdups.push(format!("{gpu} was taken a moment ago: that {settles}"));
+            }
+            Some(_) => {}
+        }
+    }
+    holdups
+}
+
+fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
+    let hold = core.view.hold(gpu);
+    let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
+    age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
 }

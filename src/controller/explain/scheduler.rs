@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::Pod as PodObject;
 use super::chosen::Spent;
 use super::devices::{self, Outlook, Sought};
 use super::{
-    Answer, Because, Explained, Listing, Origin, User, gated, may_not, nodes, not_ready, placed, quota, waits,
+    Answer, Because, Explained, Listing, Looked, Origin, Preemption, User, gated, may_not, nodes, not_ready,
+    placed, quota, waits,
 };
 use crate::controller::core::Core;
 use crate::controller::view::{Claim, Gpu, GpuRef, Pod, Use};
@@ -15,7 +16,7 @@ use crate::select::{Selector, untolerated};
 /// Nodes that are named in a row.
 const NODES_TOLD: usize = 3;
 
-pub(super) fn not_ours(core: &Core, listing: &Listing, claim: &Claim) -> Answer {
+pub(super) fn not_ours(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked) -> Answer {
     let place = placed(listing, claim);
     if let Some(gpu) = &claim.hold {
         let shares = nodes::names(core, gpu, |_, how| matches!(how, Use::Share(_)));
@@ -31,7 +32,7 @@ pub(super) fn not_ours(core: &Core, listing: &Listing, claim: &Claim) -> Answer 
         };
         return Answer::NotOurs { place, words };
     }
-    open(core, listing, claim)
+    open(core, listing, claim, looked)
 }
 
 /// The limits of the pod that kube-scheduler made the claim for; none: somebody else made it.
@@ -47,7 +48,7 @@ fn by_limits(listing: &Listing, claim: &Claim) -> Option<String> {
     Some(if limits.is_empty() { "of extended resources".to_owned() } else { limits.join(", ") })
 }
 
-fn open(core: &Core, listing: &Listing, claim: &Claim) -> Answer {
+fn open(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked) -> Answer {
     let elsewhere = || {
         let words = counted(core, claim).unwrap_or_else(foreign);
         Answer::NotOurs { place: None, words }
@@ -64,7 +65,8 @@ fn open(core: &Core, listing: &Listing, claim: &Claim) -> Answer {
         return waits(Because::Unseen, format!("kube-scheduler allocates it; {}", may_not(denied)));
     }
     let objects: Vec<&PodObject> = pods.iter().filter_map(|pod| listing.pod(&pod.at.name)).collect();
-    match told(devices::outlook(core, listing, &devices::of_claim(object), &objects)) {
+    let whole = pods.iter().find_map(|pod| looked.whole.get(&pod.at.uid));
+    match told(devices::outlook(core, listing, &devices::of_claim(object), &objects), whole) {
         Some(answer) => answer,
         None => elsewhere(),
     }
@@ -76,8 +78,10 @@ fn is_of_the_pod(answer: &Answer) -> bool {
 }
 
 /// None: devices of another driver are meant.
-fn told(outlook: Outlook) -> Option<Answer> {
+fn told(outlook: Outlook, whole: Option<&Preemption>) -> Option<Answer> {
+    let busy = |because| (because == Because::Devices).then(|| whole.cloned()).flatten();
     let because = |because, words, nodes| Answer::Waits {
+        preemption: busy(because),
         because,
         words,
         first: None,
@@ -119,7 +123,7 @@ fn foreign() -> String {
 }
 
 /// What a pod asks for by its limits, before there is a claim of it.
-pub(super) fn of_limits(core: &Core, listing: &Listing, pod: &Pod) -> Option<Explained> {
+pub(super) fn of_limits(core: &Core, listing: &Listing, pod: &Pod, looked: &Looked) -> Option<Explained> {
     let object = listing.pod(&pod.at.name)?;
     let limits = listing.limits(object);
     let names: Vec<String> = limits.iter().map(|(name, _, count)| format!("{name}: {count}")).collect();
@@ -130,17 +134,17 @@ pub(super) fn of_limits(core: &Core, listing: &Listing, pod: &Pod) -> Option<Exp
         origin: Origin::Limits,
         created: None,
         pods: vec![User { name: pod.at.name.clone(), node: pod.node.clone(), reserved: false }],
-        answer: answer_of_limits(core, listing, pod, object, &limits, &sought),
+        answer: answer_of_limits(core, listing, (pod, object), &limits, &sought, looked),
     })
 }
 
 fn answer_of_limits(
     core: &Core,
     listing: &Listing,
-    pod: &Pod,
-    object: &PodObject,
+    (pod, object): (&Pod, &PodObject),
     limits: &[(String, &str, u32)],
     sought: &[Sought],
+    looked: &Looked,
 ) -> Answer {
     if let Some(node) = &pod.node {
         let words = format!("node {node} gave the pod its devices without a claim: by a device plugin");
@@ -161,7 +165,7 @@ fn answer_of_limits(
             format!("kube-scheduler makes and allocates the claim; {}", may_not(denied)),
         );
     }
-    told(devices::outlook(core, listing, sought, &[object]))
+    told(devices::outlook(core, listing, sought, &[object]), looked.whole.get(&pod.at.uid))
         .unwrap_or_else(|| Answer::NotOurs { place: None, words: foreign() })
 }
 

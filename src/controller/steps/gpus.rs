@@ -49,7 +49,8 @@ impl Core {
         if pinned && !others && self.holds.phase(gpu).is_none() {
             self.holds.want(gpu);
         }
-        let closed = others || known.is_none() || forbidden || !self.holds.is_open(gpu);
+        let given_back = self.reserves.evictions.preempting.gives_back(gpu);
+        let closed = others || known.is_none() || forbidden || given_back || !self.holds.is_open(gpu);
         self.capacity.set_closed(gpu, closed);
     }
 

@@ -1,6 +1,6 @@
 //! Which GPUs are kept for shares: those in use, some in advance; an idle one goes to a pod that waits for it whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -8,7 +8,7 @@ use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::demand::NeedAt;
 use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
-use crate::controller::view::{Claim, ClusterView, GpuRef, NodeState, Pod};
+use crate::controller::view::{Claim, ClusterView, GpuRef, Need, NodeState, Pod};
 use crate::controller::write::{Round, Write};
 use crate::feasible::{self, Demands, Unfit};
 use crate::model::names::PodUid;
@@ -27,14 +27,16 @@ impl Core {
         pods.iter().for_each(|pod| self.note_needs(pod));
     }
 
-    /// Gives idle GPUs back where pods wait for whole ones.
-    pub(in crate::controller) fn yield_idle_gpus(&mut self, now: Moment) {
+    /// Gives idle GPUs back where pods wait for whole ones. The pods that GPUs are on their way to.
+    pub(in crate::controller) fn yield_idle_gpus(&mut self, now: Moment) -> BTreeSet<PodUid> {
         if self.demand.is_empty() {
-            return;
+            return BTreeSet::new();
         }
-        let mut given = BTreeMap::new();
+        let mut given: BTreeMap<NeedAt, u32> = BTreeMap::new();
+        // Others have ended for who is to have shares there.
+        let kept = self.reserves.preempted_gpus();
         for gpu in self.holds.idle_ones() {
-            if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) {
+            if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) || kept.contains(&gpu) {
                 continue;
             }
             if let Some(need) = self.who_waits(&gpu, &given) {
@@ -42,6 +44,17 @@ impl Core {
                 self.holds.lose(&gpu, Loss::Whole, now);
             }
         }
+        given.into_keys().map(|(pod, _)| pod).collect()
+    }
+
+    /// A request for devices of kube-scheduler's chooses the GPU.
+    pub(super) fn serves(&mut self, gpu: &GpuRef, need: &Need) -> bool {
+        let Some(taints) = self.view.gpu(gpu).map(|gpu| &gpu.taints) else { return false };
+        let index = &mut self.capacity.index;
+        need.kinds.iter().any(|kind| {
+            untolerated(taints, &kind.tolerations).is_none()
+                && index.chooses(&kind.selectors, &gpu.node, &gpu.device)
+        })
     }
 
     /// The first need that the GPU could serve: the pod may run there, and the request chooses it. `given`: how many

@@ -17,7 +17,7 @@ mod gpus;
 mod holding;
 pub mod moving;
 pub mod place;
-mod preempting;
+pub mod preempting;
 mod reclaim;
 mod reserving;
 mod send;

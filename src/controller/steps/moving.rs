@@ -7,7 +7,6 @@ mod words;
 pub use words::{amount_of, spot, suggestion};
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use crate::allocate::moves::{Found, Mover, SEARCH_TICKS, Waiting, search};
 use crate::allocate::{Nodes, Placement, PodAsk};
@@ -15,7 +14,6 @@ use crate::controller::config::Mode;
 use crate::controller::core::Core;
 use crate::controller::moves::{Move, Proposed};
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::recorder::Reason;
 use crate::controller::steps::place::{Part, Refused};
 use crate::controller::tracker::as_grant;
 use crate::controller::view::{Claim, Pod, Use};
@@ -89,7 +87,7 @@ impl Core {
 
     /// A unit was refused: it may lack room that moves would make. What was found is told.
     pub(in crate::controller) fn suggest(&mut self, turn: &Turn, refused: &mut Refused) {
-        let lacks = self.rules.consolidation.mode != Mode::Off && is_for_room(refused.reason);
+        let lacks = self.rules.consolidation.mode != Mode::Off && refused.reason.is_for_room();
         let Some(namespace) = self.namespace(turn).map(str::to_owned) else { return };
         self.reserves.evictions.moves.lacks_room(turn, &namespace, lacks);
         if let Some(found) = self.reserves.evictions.moves.of(&turn.key).filter(|_| lacks) {
@@ -173,7 +171,8 @@ impl Core {
         }
         let epoch = self.capacity.epoch();
         let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
-        let nodes: Vec<Nodes> = parts.iter().map(|part| self.nodes_then(part, now)).collect();
+        let nodes: Vec<Nodes> =
+            parts.iter().map(|part| self.nodes_then(&part.pod, &part.nodes, now)).collect();
         let mut outcome = Search::Nothing;
         for nth in 0..ways {
             let ask = |(part, nodes): (&Part, &Nodes)| {
@@ -213,16 +212,6 @@ impl Core {
         }
         self.capacity.back_to(epoch);
         outcome
-    }
-
-    /// Where a pod may go once others have left: what is full is full no longer.
-    fn nodes_then(&mut self, part: &Part, now: Moment) -> Nodes {
-        if let Nodes::Only(names) = &part.nodes {
-            return Nodes::Only(names.clone());
-        }
-        let barred = self.barred_nodes(&part.pod);
-        let out: BTreeSet<_> = self.queue.excluded(&part.pod, now).into_iter().cloned().collect();
-        Nodes::Except(vec![Arc::new(out), barred])
     }
 
     /// Who may move for the sake of a unit.
@@ -297,15 +286,5 @@ impl Core {
             pods: room.pods,
         };
         Some((has, claims.iter().map(|claim| claim.key).collect(), several))
-    }
-}
-
-/// What it lacks is room.
-fn is_for_room(reason: Reason) -> bool {
-    match reason {
-        Reason::Memory | Reason::Compute | Reason::Slots | Reason::Gpus => true,
-        // GPUs may be closed for the sake of those who have them.
-        Reason::Candidates | Reason::Reserved => true,
-        Reason::Claim | Reason::Gang | Reason::Scheduler | Reason::Bound => false,
     }
 }

@@ -366,6 +366,16 @@ impl Core {
         Nodes::Except(vec![Arc::new(for_now), self.capacity.full(), barred])
     }
 
+    /// Where a pod may go once others have left: what is full need not be full then. `nodes`: where it may go now.
+    pub(super) fn nodes_then(&mut self, pod: &PodUid, nodes: &Nodes, now: Moment) -> Nodes {
+        if let Nodes::Only(names) = nodes {
+            return Nodes::Only(names.clone());
+        }
+        let barred = self.barred_nodes(pod);
+        let out = self.queue.excluded(pod, now).into_iter().cloned().collect();
+        Nodes::Except(vec![Arc::new(out), barred])
+    }
+
     /// Where the pod cannot run, however empty it is.
     pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.clone());

@@ -31,7 +31,12 @@ pub struct Keeping {
 
 impl Core {
     pub(in crate::controller) fn begin_keeping(&mut self, turns: &[Turn], now: Moment) -> Keeping {
-        let queue = &self.queue;
+        let (queue, demand) = (&self.queue, &self.demand);
+        let waits = |key: &UnitKey| match key {
+            UnitKey::Pod(pod) => queue.has(key) || demand.contains(pod),
+            UnitKey::Gang { .. } => queue.has(key),
+        };
+        self.reserves.evictions.preempting.tidy(waits, now);
         if self.reserves.tidy(|key| queue.has(key), now) {
             self.capacity.news();
         }
@@ -79,6 +84,15 @@ impl Core {
         let kept: Vec<Aside> = self.reserves.kept_from(namespace).map(|kept| kept.aside.clone()).collect();
         kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
         self.set_moves_aside(turn);
+        usual
+    }
+
+    /// The same of all that is kept for others, in force or not, after the turns of a round.
+    pub(super) fn set_aside_for_others(&mut self, key: &UnitKey) -> Vec<Aside> {
+        let usual = self.capacity.lift_all();
+        let kept: Vec<Aside> = self.reserves.of_others(key).cloned().collect();
+        let moves = self.reserves.evictions.moves.kept_from(key, &BTreeSet::new());
+        kept.into_iter().chain(moves).for_each(|aside| self.capacity.set_aside(aside));
         usual
     }
 

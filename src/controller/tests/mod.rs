@@ -17,6 +17,8 @@ mod opted_in;
 mod own_classes;
 mod preempting;
 mod preempting_limits;
+mod preempting_told;
+mod preempting_whole;
 mod room;
 mod scenes;
 mod told;

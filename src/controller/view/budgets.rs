@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-use crate::controller::view::{ClusterView, News, Pod, groups};
+use crate::controller::view::{ClusterView, Kind, News, Pod, groups};
 use crate::select::TICKS_PER_UNIT;
 
 /// Budgets of a namespace whose selectors are kept. Where there are more, the namespace's pods stay.
@@ -97,6 +97,11 @@ impl ClusterView {
         let gone = self.optional.budgets.all.values_mut().any(|all| all.remove(key).is_some());
         self.optional.budgets.all.retain(|_, all| !all.is_empty());
         if gone { vec![News::Budgets] } else { Vec::new() }
+    }
+
+    /// They may be seen, and all of them are known.
+    pub fn knows_budgets(&self) -> bool {
+        self.lists.complete.contains(&Kind::Budgets)
     }
 
     /// The budgets that are about a pod.

@@ -88,6 +88,8 @@ pub struct Choice {
     selectors: Vec<String>,
     tolerations: Vec<Toleration>,
     devices: u32,
+    /// It does not say how much of each (`capacity.requests`).
+    whole: bool,
 }
 
 /// What a pod waits for: so many devices, each of one of these kinds.
@@ -95,6 +97,8 @@ pub struct Choice {
 pub struct Need {
     pub kinds: Vec<Kind>,
     pub devices: u32,
+    /// All of each device.
+    pub whole: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -136,12 +140,19 @@ fn choice(one: &ExactDeviceRequest) -> Choice {
         selectors: expressions(one.selectors.as_deref()),
         tolerations: one.tolerations.iter().flatten().filter_map(Toleration::of).collect(),
         devices: devices(one.allocation_mode.as_deref(), one.count),
+        whole: one.capacity.iter().all(|capacity| capacity.requests.iter().flatten().next().is_none()),
     }
 }
 
 /// A request that is not told apart from any other: of a class that nobody knows.
 pub fn anything() -> Request {
-    vec![Choice { class: String::new(), selectors: Vec::new(), tolerations: Vec::new(), devices: 1 }]
+    vec![Choice {
+        class: String::new(),
+        selectors: Vec::new(),
+        tolerations: Vec::new(),
+        devices: 1,
+        whole: false,
+    }]
 }
 
 /// All that there are: more than anybody has.
@@ -182,7 +193,8 @@ pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option
     };
     let kinds: Vec<Kind> = request.iter().filter_map(kind).collect();
     let devices = request.iter().map(|choice| choice.devices).max()?;
-    (!kinds.is_empty()).then_some(Need { kinds, devices })
+    let whole = request.iter().all(|choice| choice.whole);
+    (!kinds.is_empty()).then_some(Need { kinds, devices, whole })
 }
 
 /// The kinds of devices that somebody may be given by the scheduler just now.
@@ -252,5 +264,5 @@ pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) ->
 /// The same as a need.
 pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
     let selectors = of_resource(name, classes)?.selectors.clone().into();
-    Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices })
+    Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices, whole: true })
 }

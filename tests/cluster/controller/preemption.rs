@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::settings::set;
 use super::{NODE, WAITS, share, wait_told};
-use crate::manifests::{as_nobody, claim, user_of};
+use crate::manifests::{as_nobody, claim, gpu, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster, is_ready};
 
@@ -82,6 +82,29 @@ async fn as_many_pods_of_lower_priority_end_as_it_takes_and_no_budget_is_violate
     cluster.wait_ready("urgent").await;
     assert_eq!(running(&cluster, &low).await, guarded, "no budget is violated");
     assert_eq!(running(&cluster, &["patient".to_owned()]).await, [""; 0], "nobody ends for it");
+    super::wait_metric(&cluster, "tranche_controller_preempting_units", 0.0).await;
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_held_gpu_is_emptied_and_given_back_for_a_pod_that_waits_for_a_whole_one() {
+    let test = "a_held_gpu_is_emptied_and_given_back_for_a_pod_that_waits_for_a_whole_one";
+    let cluster = super::cluster(test).await;
+    let low = fill(&cluster).await;
+    let urgent = class(&cluster, "urgent", 1000, "PreemptLowerPriority");
+    cluster.create(claim("train", json!({"requests": [gpu("gpu")]}))).await;
+    let mut pod = as_nobody(user_of("train", "train"));
+    pod["spec"]["priorityClassName"] = json!(urgent);
+    cluster.create(pod).await;
+    let told = wait_told(&cluster, "train", "Preempting").await;
+    assert!(
+        told.contains("1 pod of lower priority ends for it")
+            && told.contains("is given back to kube-scheduler once they have ended"),
+        "{told}"
+    );
+    cluster.wait_ready("train").await;
+    assert_eq!(running(&cluster, &low).await.len(), low.len() - 1, "nobody else ends");
     super::wait_metric(&cluster, "tranche_controller_preempting_units", 0.0).await;
     cluster.end().await;
 }

@@ -11,7 +11,8 @@ use crate::controller::gang::Minimum;
 use crate::controller::holders::Holder;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::UnitKey;
-use crate::controller::steps::preempting::{KEEP_MAX, Look};
+use crate::controller::steps::preempting::KEEP_MAX;
+use crate::controller::steps::preempting::search::{Budgets, Look};
 use crate::controller::view::{GpuRef, Guard, Pod};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -36,6 +37,8 @@ pub(super) struct There {
 /// The budgets of a node's pods, each with its number.
 #[derive(Default)]
 struct Known {
+    /// As if there were none.
+    passed: bool,
     names: BTreeMap<String, usize>,
     allowed: Vec<u32>,
     ticks: u64,
@@ -60,7 +63,7 @@ impl Core {
             present.is_none_or(|now| now <= ends.saturating_add(late) && ends <= now.saturating_add(early))
         };
         let mut soon = Vec::new();
-        let mut known = Known::default();
+        let mut known = Known { passed: look.budgets == Budgets::Passed, ..Known::default() };
         let mut all: Vec<(Candidate, Vec<PodUid>, Option<&UnitKey>)> = Vec::new();
         let mut gangs: BTreeMap<&UnitKey, Option<Gang>> = BTreeMap::new();
         for one in holders.iter().filter(|one| one.has_shares()) {
@@ -236,6 +239,9 @@ impl Known {
     /// The numbers of the budgets that are about a pod. None: it stays, since they are several, of which the API server
     /// lets no pod go, or since not all of them are known.
     fn of(&mut self, core: &Core, pod: &Pod) -> Option<Vec<usize>> {
+        if self.passed {
+            return Some(Vec::new());
+        }
         let mut all = Vec::new();
         let found = core.view.budgets_of(pod);
         self.ticks = self.ticks.saturating_add(found.ticks);

@@ -1,0 +1,294 @@
+//! The search: what has to end on which node so that what waits finds room there.
+
+use std::collections::BTreeSet;
+
+use crate::allocate::victims::{Closed, Freed, Preemptor, Rank, Site, Victims};
+use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
+use crate::controller::Moment;
+use crate::controller::core::Core;
+use crate::controller::holders::Holders;
+use crate::controller::preempt::VICTIMS_MAX;
+use crate::controller::queue::Turn;
+use crate::controller::steps::place::Part;
+use crate::controller::steps::preempting::candidates::There;
+use crate::controller::view::GpuRef;
+use crate::feasible::Resources;
+use crate::model::claim::PodRef;
+use crate::model::names::{DeviceName, NodeName, PodUid};
+use crate::model::quantity::Bytes;
+
+/// Nodes that are looked at closely for one unit, those first where the least may be lost: as many as kube-scheduler looks
+/// at by default (`minCandidateNodesAbsolute`).
+const NODES_MAX: usize = 100;
+
+/// Who asks.
+#[derive(Debug)]
+pub struct Asker {
+    pub pod: PodRef,
+    pub priority: i32,
+    /// kube-scheduler is to bind it to the share that is placed for it.
+    pub is_usual: bool,
+    pub room: Resources,
+}
+
+/// What a look came to.
+pub enum Found {
+    /// What ends anyway on this node will be enough.
+    Soon(NodeName),
+    /// A whole GPU of this node is free, or on its way back to kube-scheduler.
+    Free(NodeName),
+    /// Only what pods of lower priority have of CPU, memory and number lacks: kube-scheduler preempts them.
+    Room {
+        nth: usize,
+        place: Placement,
+    },
+    Victims {
+        place: Placement,
+        victims: Vec<PodUid>,
+    },
+}
+
+/// What pods want that find no room.
+pub struct Wanted {
+    pub parts: Vec<Part>,
+    /// Where each of them may go once others have ended.
+    pub nodes: Vec<Nodes>,
+    /// GPUs of a claim that has several are for that claim alone.
+    pub alone: bool,
+}
+
+/// What PodDisruptionBudgets say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budgets {
+    Kept,
+    /// Only asked whether it is they that stand in the way.
+    Passed,
+}
+
+/// Where others may end for a unit.
+pub struct Look<'a> {
+    /// Of each of its pods.
+    pub nodes: &'a [Nodes],
+    pub asker: &'a Asker,
+    pub budgets: Budgets,
+    /// GPUs that are none for it, whatever ends there.
+    pub without: &'a BTreeSet<GpuRef>,
+    /// What it may cost, in ticks of [`crate::select::TICKS_PER_UNIT`].
+    pub ticks: u64,
+    pub now: Moment,
+}
+
+impl Look<'_> {
+    fn allows(&self, node: &NodeName) -> bool {
+        self.nodes.iter().all(|nodes| nodes.allow(node))
+    }
+}
+
+impl Core {
+    /// What a unit wants, if others may end for it. None: it is not for room on one node that it waits.
+    pub(super) fn wanted(&mut self, turn: &Turn, now: Moment) -> Option<Wanted> {
+        let parts = self.parts(turn, now)?;
+        let alone = parts.iter().any(Part::is_several);
+        if (alone && parts.len() > 1) || self.check_bounds(&parts).is_err() {
+            return None;
+        }
+        let mut nodes = Vec::new();
+        for part in &parts {
+            if !matches!(self.study(part), Ok(true)) {
+                return None;
+            }
+            nodes.push(self.nodes_then(&part.pod, &part.nodes, now));
+        }
+        Some(Wanted { parts, nodes, alone })
+    }
+
+    /// The first of the ways to serve a unit for which there is an answer. Capacity is afterwards as before.
+    pub(super) fn find(&mut self, wanted: &Wanted, look: &Look<'_>) -> Option<Found> {
+        self.refresh_holders();
+        let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
+        let ways = wanted.parts.iter().map(Part::ways).max().unwrap_or(1);
+        let found = (0..ways).find_map(|nth| {
+            let shape = together(&wanted.parts, nth);
+            let preemptor = self.capacity.index.preemptor(&shape, wanted.alone);
+            self.look_at_way(look, (nth, &shape), &holders, preemptor)
+        });
+        self.reserves.evictions.preempting.holders = holders;
+        found
+    }
+
+    pub(super) fn look_at_way(
+        &mut self,
+        look: &Look<'_>,
+        (nth, shape): (usize, &Shape),
+        holders: &Holders,
+        mut preemptor: Preemptor,
+    ) -> Option<Found> {
+        let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
+        for node in ending.into_iter().take(NODES_MAX) {
+            if self.has_spent(look) {
+                return None;
+            }
+            if self
+                .victims_on(look, node, holders, (&mut preemptor, None))
+                .is_some_and(|found| found.rank.is_none())
+            {
+                return Some(Found::Soon(node.clone()));
+            }
+        }
+        if let Some(place) = self.room_alone(look, shape, holders, &mut preemptor) {
+            return Some(Found::Room { nth, place });
+        }
+        let mut order: Vec<(Rank, &NodeName)> =
+            holders.least(look.asker.priority).filter(|(_, node)| look.allows(node)).collect();
+        order.sort_unstable();
+        let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
+        // Told only where there is no other: it is put off.
+        let mut too_many: Option<Found> = None;
+        for (least, node) in order.into_iter().take(NODES_MAX) {
+            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) || self.has_spent(look) {
+                break;
+            }
+            let beat = best.as_ref().map(|(rank, ..)| *rank);
+            let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
+            let Some(found) = found else { continue };
+            let Some(rank) = found.rank else { return Some(Found::Soon(node.clone())) };
+            if found.pods.len() > VICTIMS_MAX {
+                too_many = Some(Found::Victims { place: found.placement, victims: found.pods });
+                continue;
+            }
+            if best.as_ref().is_none_or(|(known, ..)| rank < *known) {
+                best = Some((rank, found.placement, found.pods));
+            }
+        }
+        best.map(|(_, place, victims)| Found::Victims { place, victims }).or(too_many)
+    }
+
+    /// The look has cost what it may.
+    pub(super) fn has_spent(&self, look: &Look<'_>) -> bool {
+        self.capacity.index.spent().0 >= look.ticks
+    }
+
+    /// What has to end on one node.
+    fn victims_on(
+        &mut self,
+        look: &Look<'_>,
+        node: &NodeName,
+        holders: &Holders,
+        (preemptor, beat): (&mut Preemptor, Option<Rank>),
+    ) -> Option<OnNode> {
+        let there: There = self.candidates(look, holders.on(node));
+        self.capacity.index.pay(there.ticks);
+        let closed = self.closed_on(node);
+        let is_without = |device: &DeviceName| look.without.contains(&GpuRef::new(node, device));
+        let closed = |device: &DeviceName| match is_without(device) {
+            true => Closed { shut: true, groups: 0 },
+            false => closed_in(&closed, device),
+        };
+        let site = Site {
+            node,
+            closed: &closed,
+            soon: &there.soon,
+            candidates: &there.candidates,
+            budgets: &there.budgets,
+            beat,
+        };
+        let found = self.capacity.index.victims(preemptor, &site);
+        found.map(|Victims { candidates, rank, placement }| OnNode {
+            pods: candidates.iter().flat_map(|at| there.pods[*at].clone()).collect(),
+            rank,
+            placement,
+        })
+    }
+
+    /// A place whose node lacks only what pods of lower priority have of CPU, memory and number. kube-scheduler preempts
+    /// them only where no other node is left to it by then: else it takes the claim's allocation back.
+    fn room_alone(
+        &mut self,
+        look: &Look<'_>,
+        shape: &Shape,
+        holders: &Holders,
+        preemptor: &mut Preemptor,
+    ) -> Option<Placement> {
+        if !look.asker.is_usual {
+            return None;
+        }
+        let asked = Resources { cpu_milli: shape.cpu_milli, memory: shape.memory, pods: shape.pods };
+        let mut looks = 0;
+        for (node, all) in holders.nodes().filter(|(node, _)| look.allows(node)) {
+            let left = self.capacity.left(node);
+            if has(left, asked) || looks >= NODES_MAX || self.has_spent(look) {
+                continue;
+            }
+            let lower = all.iter().filter(|one| one.gives_way(look.asker.priority));
+            let freed = lower.fold(Resources::default(), |sum, one| sum.plus(one.room));
+            if !has(left.plus(freed), asked) {
+                continue;
+            }
+            looks += 1;
+            let soon = Freed {
+                gpus: Vec::new(),
+                cpu_milli: freed.cpu_milli,
+                memory: freed.memory,
+                pods: freed.pods,
+            };
+            let closed = self.closed_on(node);
+            let closed = |device: &DeviceName| closed_in(&closed, device);
+            let site =
+                Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[], beat: None };
+            let found = self.capacity.index.victims(preemptor, &site);
+            if let Some(found) = found
+                && self.is_only_node(look.asker, node)
+            {
+                return Some(found.placement);
+            }
+        }
+        None
+    }
+
+    /// The pod could run on no other node now, as far as is known here.
+    fn is_only_node(&self, asker: &Asker, but: &NodeName) -> bool {
+        let Some(pod) = self.view.pod(&asker.pod.uid) else { return false };
+        let open = |node: &NodeName| {
+            let pods_only = Resources { pods: 1, ..asker.room };
+            has(self.capacity.left(node), pods_only) && self.barred(pod, node).is_none()
+        };
+        !self.view.nodes().any(|(node, _)| node != but && open(node))
+    }
+}
+
+/// What has to end on a node, by pods.
+struct OnNode {
+    pods: Vec<PodUid>,
+    rank: Option<Rank>,
+    placement: Placement,
+}
+
+/// What pods ask for together, of one node.
+fn together(parts: &[Part], nth: usize) -> Shape {
+    let mut all = Shape::default();
+    let mut claims = 0;
+    for shape in parts.iter().map(|part| part.shape(nth)) {
+        let first = all.wants.len();
+        let moved = |want: &Want| Want { claim: claims + want.claim, ..want.clone() };
+        all.wants.extend(shape.wants.iter().map(moved));
+        let moved = |alike: &AttributeConstraint| AttributeConstraint {
+            wants: alike.wants.iter().map(|want| first + want).collect(),
+            ..alike.clone()
+        };
+        all.alike.extend(shape.alike.iter().map(moved));
+        claims += shape.wants.iter().map(|want| want.claim + 1).max().unwrap_or(0);
+        all.cpu_milli = all.cpu_milli.saturating_add(shape.cpu_milli);
+        all.memory = Bytes(all.memory.0.saturating_add(shape.memory.0));
+        all.pods = all.pods.saturating_add(shape.pods);
+    }
+    all
+}
+
+fn closed_in(all: &[(DeviceName, Closed)], device: &DeviceName) -> Closed {
+    let found = all.iter().find(|(known, _)| known == device);
+    found.map_or(Closed { shut: true, groups: 0 }, |(_, closed)| *closed)
+}
+
+fn has(left: Resources, asked: Resources) -> bool {
+    left.cpu_milli >= asked.cpu_milli && left.memory >= asked.memory && left.pods >= asked.pods
+}

@@ -1,0 +1,216 @@
+//! Shares on one held GPU end for a pod of higher priority that waits for a whole one: the GPU is given back once they
+//! have ended, and kube-scheduler gives it to the pod. Until then it takes no other shares.
+//!
+//! Only for a pod that asks for one GPU and nothing else of kube-scheduler's devices: how several GPUs have to go together
+//! is known to kube-scheduler alone.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::allocate::{Nodes, Placement, PodAsk, Shape, Studied, Want, places};
+use crate::controller::Moment;
+use crate::controller::core::Core;
+use crate::controller::holds::Phase;
+use crate::controller::preempt::{Goal, PutOff};
+use crate::controller::queue::UnitKey;
+use crate::controller::steps::preempting::prospect::TICKS;
+use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look};
+use crate::controller::steps::preempting::{LOOKS_MAX, Prospect};
+use crate::controller::view::{GpuRef, Need};
+use crate::model::names::{NodeName, PodUid};
+use crate::model::quantity::Bytes;
+
+/// Alternatives (`firstAvailable`) of its request that are looked at.
+const KINDS_MAX: usize = 8;
+
+/// What a pod wants that waits for a whole GPU.
+struct Whole {
+    /// One for each alternative.
+    shapes: Vec<Shape>,
+    nodes: Nodes,
+    /// GPUs that are never given back.
+    pinned: BTreeSet<GpuRef>,
+}
+
+impl Core {
+    /// After idle GPUs were given back. `given`: pods that one is on its way to.
+    pub(in crate::controller) fn preempt_for_whole(&mut self, given: &BTreeSet<PodUid>, now: Moment) {
+        if !self.rules.preemption || self.demand.is_empty() {
+            return;
+        }
+        let epoch = self.capacity.epoch();
+        let mut waiting = Vec::new();
+        for (uid, needs) in self.demand.iter().filter(|(uid, needs)| is_one(needs) && !given.contains(*uid)) {
+            let Some(pod) = self.view.pod(uid).filter(|pod| pod.standing.preempts) else { continue };
+            let key = UnitKey::Pod(uid.clone());
+            if self.reserves.evictions.preempting.may_look(&key, epoch, now) && !self.queue.contains(uid) {
+                waiting.push((Reverse(pod.priority), pod.created, uid.clone(), needs[0].clone()));
+            }
+        }
+        waiting.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
+        for (.., uid, need) in waiting.into_iter().take(LOOKS_MAX as usize) {
+            self.look_for_whole(&uid, &need, now);
+        }
+        self.close_purse();
+    }
+
+    fn look_for_whole(&mut self, uid: &PodUid, need: &Need, now: Moment) {
+        let Some(asker) = self.asker_of_whole(uid) else { return };
+        let namespace = asker.pod.namespace.clone();
+        let Some(ticks) = self.purse.allowance(&namespace) else { return };
+        self.capacity.index.allow(ticks);
+        let key = UnitKey::Pod(uid.clone());
+        let mut put_off = None;
+        match self.victims_for_whole(&asker, need, (Budgets::Kept, ticks), now) {
+            Some(Found::Victims { place, victims }) => {
+                let gpus = gpus_of(&place);
+                let begun = self.begin_evicting_for(
+                    (&key, std::slice::from_ref(uid)),
+                    &asker,
+                    (&place, Goal::Whole(gpus.clone())),
+                    &victims,
+                    now,
+                );
+                put_off = begun.err();
+                // No share comes there any more.
+                self.gpus.note(gpus);
+                self.reevaluate_gpus(now);
+            }
+            Some(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) => {}
+            None if self.capacity.index.spent().0 >= ticks => {
+                put_off = Some(self.reserves.evictions.preempting.put_off(PutOff::Spent));
+            }
+            None => {}
+        }
+        let (spent, _) = self.capacity.index.spent();
+        self.purse.pay(&namespace, spent);
+        let put_off = put_off.map(|why| (why, namespace.as_str()));
+        let epoch = self.capacity.epoch();
+        self.reserves.evictions.preempting.looked(&key, epoch, put_off, now);
+    }
+
+    fn asker_of_whole(&self, uid: &PodUid) -> Option<Asker> {
+        let pod = self.view.pod(uid)?;
+        // Its node's CPU is kube-scheduler's to make room of.
+        Some(Asker { pod: pod.at.clone(), priority: pod.priority, is_usual: false, room: pod.room })
+    }
+
+    /// What has to end. Nothing where a GPU is free for it: nobody here knows what it waits for then.
+    fn victims_for_whole(
+        &mut self,
+        asker: &Asker,
+        need: &Need,
+        (budgets, ticks): (Budgets, u64),
+        now: Moment,
+    ) -> Option<Found> {
+        let whole = self.whole(asker, need, now)?;
+        if let Some(node) = self.is_returning(asker, need).or_else(|| self.is_free(&whole)) {
+            return Some(Found::Free(node));
+        }
+        let nodes = std::slice::from_ref(&whole.nodes);
+        let look = Look { nodes, asker, budgets, without: &whole.pinned, ticks, now };
+        let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()));
+        self.refresh_holders();
+        let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
+        let found = whole.shapes.iter().enumerate().find_map(|(nth, shape)| {
+            let preemptor = self.capacity.index.preemptor(shape, false);
+            self.look_at_way(&look, (nth, shape), &holders, preemptor)
+        });
+        self.reserves.evictions.preempting.holders = holders;
+        self.back_to_usual(usual);
+        found
+    }
+
+    /// None: its selectors cannot be used, or not all of them were looked at.
+    fn whole(&mut self, asker: &Asker, need: &Need, now: Moment) -> Option<Whole> {
+        let uid = &asker.pod.uid;
+        let barred = self.barred_nodes(uid);
+        let pod = self.view.pod(uid)?;
+        let claims = self.view.claims_of(pod).unwrap_or_default();
+        let nodes = self.nodes(pod, &claims, barred, now);
+        let nodes = self.nodes_then(uid, &nodes, now);
+        let pods = if self.pods.has_place(uid) { 0 } else { asker.room.pods };
+        let mut shapes = Vec::new();
+        for kind in need.kinds.iter().take(KINDS_MAX) {
+            let (selectors, tolerations) = (kind.selectors.clone(), kind.tolerations.clone());
+            let shape = Shape {
+                cpu_milli: asker.room.cpu_milli,
+                memory: Bytes(asker.room.memory.0),
+                pods,
+                ..Shape::one(Want { selectors, tolerations, ..Want::whole(need.devices) })
+            };
+            if self.capacity.index.study(&shape) != Studied::Done {
+                return None;
+            }
+            shapes.push(shape);
+        }
+        Some(Whole { shapes, nodes, pinned: self.gpus.pinned().cloned().collect() })
+    }
+
+    /// A node with a GPU that nobody has, or that we hold and nobody uses.
+    fn is_free(&mut self, whole: &Whole) -> Option<NodeName> {
+        let shut: BTreeMap<GpuRef, bool> = whole.pinned.iter().map(|gpu| (gpu.clone(), false)).collect();
+        let policy = self.rules.policy;
+        let ask = |shape: &Shape| [PodAsk { shape: shape.clone(), nodes: whole.nodes.clone() }];
+        let found = self.capacity.decide_with(&shut, &BTreeMap::new(), |index| {
+            whole.shapes.iter().find_map(|shape| places(index, &ask(shape), policy))
+        });
+        found?.pop().map(|place| place.node)
+    }
+
+    /// A node with a GPU that was given back a moment ago, and that the pod may be given.
+    fn is_returning(&mut self, asker: &Asker, need: &Need) -> Option<NodeName> {
+        let is_returning = |phase: &Phase| matches!(phase, Phase::Releasing { .. });
+        let all = self.holds.all().filter(|(_, phase)| is_returning(phase)).map(|(gpu, _)| gpu);
+        let all: Vec<GpuRef> = all.filter(|gpu| !self.view.is_anothers(gpu)).cloned().collect();
+        let found = all.into_iter().find(|gpu| {
+            let pod = self.view.pod(&asker.pod.uid);
+            pod.is_some_and(|pod| self.why_not(pod, &gpu.node).is_none()) && self.serves(gpu, need)
+        });
+        found.map(|gpu| gpu.node)
+    }
+
+    /// What would be done for a pod that waits for a whole GPU, for people who ask. None: it waits for something else.
+    pub(in crate::controller) fn prospect_of_whole(&mut self, uid: &PodUid, now: Moment) -> Option<Prospect> {
+        let (_, needs) = self.demand.iter().find(|(pod, _)| *pod == uid)?;
+        let need = needs.first().filter(|_| is_one(needs))?.clone();
+        let asker = self.asker_of_whole(uid).filter(|_| !self.queue.contains(uid))?;
+        let preempts = self.view.pod(uid)?.standing.preempts;
+        self.refresh_holders();
+        let any = self.reserves.evictions.preempting.holders.least(asker.priority).next().is_some();
+        match any {
+            false => return (asker.priority > 0).then_some(Prospect::Nobody { any }),
+            true if !self.rules.preemption => return Some(Prospect::Off),
+            true if !preempts => return Some(Prospect::Never { pod: asker.pod }),
+            true => {}
+        }
+        let mut prospect = Prospect::Nobody { any };
+        for budgets in [Budgets::Kept, Budgets::Passed] {
+            self.capacity.index.allow(TICKS);
+            let found = self.victims_for_whole(&asker, &need, (budgets, TICKS), now);
+            match found {
+                Some(found) => {
+                    prospect = self.prospect_for(found, budgets, |place| {
+                        let names: Vec<String> =
+                            gpus_of(place).iter().map(|gpu| gpu.device.to_string()).collect();
+                        format!("{} is given back to kube-scheduler then", names.join(", "))
+                    });
+                    break;
+                }
+                None if self.capacity.index.spent().0 >= TICKS => prospect = Prospect::Spent,
+                None => {}
+            }
+        }
+        self.capacity.index.allow(u64::MAX);
+        Some(prospect)
+    }
+}
+
+/// One whole GPU, and nothing else.
+fn is_one(needs: &[Need]) -> bool {
+    matches!(needs, [need] if need.devices == 1 && need.whole)
+}
+
+fn gpus_of(place: &Placement) -> BTreeSet<GpuRef> {
+    place.gpus.iter().map(|grant| GpuRef::new(&place.node, &grant.device)).collect()
+}

@@ -1,0 +1,253 @@
+//! Shares on one held GPU end for a pod of higher priority that waits for a whole GPU of kube-scheduler's.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, merge};
+use super::preempting::{ask, cluster, end, evicted, refused, run, wait};
+use super::preempting_told::told;
+use super::walk::bind;
+use crate::controller::config::Rules;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A pod that kube-scheduler found no whole GPU for.
+fn whole(cluster: &mut Cluster, name: &str, priority: i32, more: &Value) {
+    cluster.put_whole(name);
+    let mut pod = json!({"spec": {"priority": priority}});
+    merge(&mut pod, &refused());
+    merge(&mut pod, more);
+    cluster.put_pod(name, &[name], pod);
+    cluster.settle(SECOND);
+}
+
+/// kube-scheduler gives the pod a GPU that nobody names, if there is one, and binds it.
+fn schedule(cluster: &mut Cluster, name: &str) -> Option<(String, String)> {
+    let named: Vec<(String, String)> = cluster.claims.values().flat_map(super::cluster::results).collect();
+    let gpus =
+        cluster.slices.keys().flat_map(|node| (0..4).map(move |nth| (node.clone(), format!("gpu-{nth}"))));
+    let there = |cluster: &Cluster, gpu: &(String, String)| {
+        let devices = cluster.slices[&gpu.0].spec.devices.iter().flatten();
+        devices.into_iter().any(|device| device.name == gpu.1)
+    };
+    let free =
+        gpus.collect::<Vec<_>>().into_iter().find(|gpu| !named.contains(gpu) && there(cluster, gpu))?;
+    let mut claim = cluster.claim(name).clone();
+    let made = crate::controller::grant::hold(&free.0.as_str().into(), "gpu", &free.1);
+    claim.status.get_or_insert_default().allocation = Some(made);
+    cluster.store(claim);
+    bind(cluster, name);
+    cluster.settle(SECOND);
+    Some(free)
+}
+
+fn counts(cluster: &Cluster) -> (u64, u64, u64) {
+    let counts = &cluster.core.reserves.evictions.preempting.counts;
+    (counts.begun, counts.served, counts.in_vain)
+}
+
+#[test]
+fn the_least_gpu_is_emptied_takes_no_shares_meanwhile_and_is_given_back() {
+    for keeps in [true, false] {
+        let mut cluster = Cluster::new(super::preempting::rules());
+        cluster.keeps = keeps;
+        cluster.put_node("node-0", 2);
+        cluster.settle(SECOND);
+        for (name, gib, priority) in [("a", 30, 0), ("b", 30, 1), ("c", 70, 5)] {
+            run(&mut cluster, name, gib, priority, &json!({}));
+        }
+        let (_, emptied) = cluster.place("a").unwrap();
+        assert_eq!(cluster.place("b").unwrap().1, emptied, "a and b are on one GPU");
+        cluster.core.recorder.take();
+        whole(&mut cluster, "train", 10, &json!({}));
+        let ended: BTreeSet<&str> = evicted(&cluster).into_iter().collect();
+        assert_eq!(ended, BTreeSet::from(["a", "b"]), "c is more important");
+        let notes = cluster.core.recorder.take().0;
+        let note = |reason: &str| notes.iter().find(|note| note.reason == reason).unwrap().message.clone();
+        assert_eq!(
+            note("Preempting"),
+            format!(
+                "2 pods of lower priority end for it on node node-0: {} takes no other shares, and is given back to \
+                 kube-scheduler once they have ended",
+                emptied[0]
+            )
+        );
+        let told = note("Preempted");
+        assert!(told.starts_with("gives 30720 MiB of node-0/gpu-"), "{told}");
+        assert!(told.contains(" to pod train, of priority 10; its own is "), "{told}");
+        // What would fit there waits, of whatever priority.
+        ask(&mut cluster, "late", 20, 20, &json!({}));
+        cluster.settle(2 * SECOND);
+        assert_eq!(cluster.place("late"), None);
+        assert_eq!(schedule(&mut cluster, "train"), None, "the GPU is held as long as shares are there");
+        end(&mut cluster);
+        cluster.settle(SECOND);
+        let got = schedule(&mut cluster, "train");
+        assert_eq!(got, Some(("node-0".to_owned(), emptied[0].clone())), "{keeps}");
+        cluster.check();
+        cluster.settle(60 * SECOND);
+        assert_eq!((counts(&cluster), evicted(&cluster).len()), ((1, 1, 0), 2));
+    }
+}
+
+#[test]
+fn nobody_ends_for_who_is_served_otherwise_or_may_not() {
+    type Case = (&'static str, fn(&mut Cluster), Value, i32);
+    let never = json!({"spec": {"preemptionPolicy": "Never"}});
+    let elsewhere = json!({"spec": {"nodeSelector": {"zone": "a"}}});
+    let gated = json!({"spec": {"schedulingGates": [{"name": "wait"}]}});
+    let cases: [Case; 8] = [
+        ("its policy is Never", |_| {}, never, 10),
+        ("it has the same priority", |_| {}, json!({}), 5),
+        ("no node is for it", |_| {}, elsewhere, 10),
+        ("it is gated", |_| {}, gated, 10),
+        ("it is switched off", |cluster| cluster.core.rules.preemption = false, json!({}), 10),
+        ("another GPU is free", |cluster| cluster.put_node("node-1", 1), json!({}), 10),
+        (
+            "a budget keeps it",
+            |cluster| cluster.put_budget(("ml", "keep"), json!({"app": "x"}), 0),
+            json!({}),
+            10,
+        ),
+        (
+            "the claim has another user",
+            |cluster| {
+                cluster.put_pod("beside", &["low"], json!({"spec": {"nodeName": "node-0", "priority": 5}}));
+            },
+            json!({}),
+            10,
+        ),
+    ];
+    for (why, change, more, priority) in cases {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 5, &json!({"metadata": {"labels": {"app": "x"}}}));
+        change(&mut cluster);
+        cluster.settle(SECOND);
+        whole(&mut cluster, "train", priority, &more);
+        cluster.settle(30 * SECOND);
+        assert_eq!(evicted(&cluster), [""; 0], "{why}");
+    }
+    // A GPU that is held for good is never given back.
+    let always_hold = vec!["node-0".to_owned()];
+    let mut cluster = Cluster::new(Rules { always_hold, ..super::preempting::rules() });
+    cluster.put_node("node-0", 1);
+    cluster.settle(SECOND);
+    run(&mut cluster, "low", 60, 5, &json!({}));
+    whole(&mut cluster, "train", 10, &json!({}));
+    cluster.settle(30 * SECOND);
+    assert_eq!(evicted(&cluster), [""; 0]);
+}
+
+#[test]
+fn one_gpu_is_emptied_for_each_and_none_for_who_asks_for_a_part_or_for_several() {
+    let mut cluster = cluster(&[3]);
+    for name in ["a", "b", "c"] {
+        run(&mut cluster, name, 70, 0, &json!({}));
+    }
+    let request = |name: &str, exactly: Value| {
+        json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {"requests": [
+            {"name": "gpu", "exactly": exactly}]}}})
+    };
+    let several = json!({"deviceClassName": "gpu.nvidia.com", "count": 2});
+    let part =
+        json!({"deviceClassName": "gpu.nvidia.com", "count": 1, "capacity": {"requests": {"memory": "8Gi"}}});
+    for (name, exactly) in [("several", several), ("part", part)] {
+        cluster.put_claim(request(name, exactly));
+        let mut pod = refused();
+        merge(&mut pod, &json!({"spec": {"priority": 10}}));
+        cluster.put_pod(name, &[name], pod);
+        cluster.settle(5 * SECOND);
+    }
+    assert_eq!(evicted(&cluster), [""; 0]);
+    whole(&mut cluster, "first", 10, &json!({}));
+    whole(&mut cluster, "second", 10, &json!({}));
+    assert_eq!(evicted(&cluster).len(), 2, "{:?}", evicted(&cluster));
+    // Shares go beside that: others end for them on the GPU that is left.
+    wait(&mut cluster, "high", 60, 10);
+    assert_eq!(evicted(&cluster).len(), 3);
+    end(&mut cluster);
+    cluster.settle(SECOND);
+    assert!(cluster.place("high").is_some());
+    assert!(schedule(&mut cluster, "first").is_some() && schedule(&mut cluster, "second").is_some());
+    cluster.check();
+    bind(&mut cluster, "high");
+    cluster.settle(SECOND);
+    assert_eq!(counts(&cluster), (3, 3, 0));
+}
+
+#[test]
+fn a_pod_that_is_not_bound_to_the_gpu_that_was_emptied_makes_its_namespace_rest() {
+    let mut cluster = cluster(&[2]);
+    run(&mut cluster, "a", 70, 0, &json!({}));
+    run(&mut cluster, "b", 70, 0, &json!({}));
+    whole(&mut cluster, "train", 10, &json!({}));
+    assert_eq!(evicted(&cluster).len(), 1);
+    end(&mut cluster);
+    // kube-scheduler keeps it out, and the GPU that was given back goes to another pod of lower priority.
+    cluster.settle(2 * SECOND);
+    whole(&mut cluster, "other", 0, &json!({}));
+    assert!(schedule(&mut cluster, "other").is_some());
+    cluster.settle(20 * SECOND);
+    assert_eq!((counts(&cluster), evicted(&cluster).len()), ((1, 0, 0), 1), "it waits for half a minute");
+    cluster.settle(25 * SECOND);
+    assert_eq!((counts(&cluster), evicted(&cluster).len()), ((1, 0, 1), 1), "the namespace rests");
+    cluster.settle(60 * SECOND);
+    assert_eq!(evicted(&cluster).len(), 2, "and then another ends");
+    // It goes away: the GPU is for shares again.
+    cluster.drop_pod("train", true);
+    end(&mut cluster);
+    cluster.settle(20 * SECOND);
+    ask(&mut cluster, "late", 20, 0, &json!({}));
+    cluster.settle(10 * SECOND);
+    assert!(cluster.place("late").is_some());
+}
+
+#[test]
+fn a_pod_that_has_a_gpu_elsewhere_meanwhile_has_nobody_else_end() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "a", 30, 0, &json!({}));
+    run(&mut cluster, "b", 30, 0, &json!({}));
+    cluster.put_node_object("node-1", json!({}));
+    cluster.put_whole("train");
+    let mut pod = json!({"spec": {"priority": 10}});
+    merge(&mut pod, &refused());
+    cluster.put_pod("train", &["train"], pod);
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    cluster.put_node("node-1", 1);
+    assert!(schedule(&mut cluster, "train").is_some_and(|(node, _)| node == "node-1"));
+    cluster.settle(10 * SECOND);
+    assert!(evicted(&cluster).len() <= 1, "{:?}", evicted(&cluster));
+    let preempting = &cluster.core.reserves.evictions.preempting;
+    assert_eq!((preempting.counts.served, preempting.under_way().count()), (1, 0));
+    ask(&mut cluster, "late", 10, 0, &json!({}));
+    cluster.settle(5 * SECOND);
+    assert!(cluster.place("late").is_some(), "the GPU is open to shares again");
+}
+
+#[test]
+fn who_asks_is_told_of_whole_gpus_too() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 5, &json!({"metadata": {"labels": {"app": "x"}}}));
+    cluster.put_budget(("ml", "keep"), json!({"app": "x"}), 0);
+    whole(&mut cluster, "train", 10, &json!({}));
+    let kept = told(&mut cluster, "train").unwrap();
+    assert_eq!(
+        kept.to_string(),
+        "nobody ends for it: PodDisruptionBudget ml/keep keeps pods of lower priority on node node-0: ml/low"
+    );
+    cluster.core.rules.preemption = false;
+    cluster.put_budget(("ml", "keep"), json!({"app": "x"}), 1);
+    cluster.settle(SECOND);
+    let ends = told(&mut cluster, "train").unwrap();
+    assert_eq!(
+        ends.to_string(),
+        "the controller ends 1 pod of lower priority for it on node node-0: ml/low; gpu-0 is given back to \
+         kube-scheduler then"
+    );
+    whole(&mut cluster, "low-too", 5, &json!({}));
+    let nobody = told(&mut cluster, "low-too").unwrap();
+    assert_eq!(nobody.to_string(), "nobody ends for it: no pod of lower priority has a share");
+}
