@@ -59,6 +59,8 @@ pub struct Cluster {
     pub budgets: BTreeMap<Name, PodDisruptionBudget>,
     /// Pods that were evicted, in order. They are there until somebody ends them.
     pub evicted: Vec<Name>,
+    /// Pods that were evicted to move them, and when.
+    pub moved: Vec<(Moment, Name)>,
     /// What the controller has not been told yet.
     pub feed: VecDeque<Change>,
     /// What the controller wants written.
@@ -92,6 +94,7 @@ impl Cluster {
             groups: BTreeMap::new(),
             budgets: BTreeMap::new(),
             evicted: Vec::new(),
+            moved: Vec::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
             answers: Vec::new(),
@@ -206,11 +209,14 @@ impl Cluster {
 
     /// A claim of our class: `count` GPUs with this share.
     pub fn put_share(&mut self, name: &str, share: Value, count: u32) {
-        let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
-        parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
-        self.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
-            "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS, "count": count}}],
-            "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}}));
+        self.put_claim(share_claim(name, &share, count));
+    }
+
+    /// The same, made for its owner.
+    pub fn put_owned_share(&mut self, name: &str, share: Value, owner: Value) {
+        let mut claim = share_claim(name, &share, 1);
+        claim["metadata"]["ownerReferences"] = json!([owner]);
+        self.put_claim(claim);
     }
 
     pub fn put_whole(&mut self, name: &str) {
@@ -543,8 +549,13 @@ impl Cluster {
                 Outcome::Created(claim, hear(made))
             }
             Write::Move(pod, _) => {
-                let found = self.pods.get(&(pod.namespace.clone(), pod.name.clone())).cloned();
-                if let Some(mut found) = found {
+                let name = (pod.namespace.clone(), pod.name.clone());
+                let found = self.pods.get(&name).cloned();
+                let is_it = |found: &Pod| found.metadata.uid.as_deref() == Some(pod.uid.as_str());
+                if let Some(mut found) = found.filter(is_it) {
+                    if found.metadata.deletion_timestamp.is_none() {
+                        self.moved.push((self.now, name));
+                    }
                     found.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
                     self.store_pod(found);
                 }
@@ -849,6 +860,14 @@ pub fn merge(to: &mut Value, from: &Value) {
 pub fn claims_of(pod: &Pod) -> Vec<String> {
     let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     claims.filter_map(|claim| claim.resource_claim_name.clone()).collect()
+}
+
+fn share_claim(name: &str, share: &Value, count: u32) -> Value {
+    let mut parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare"});
+    parameters.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
+    json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": SHARED_CLASS, "count": count}}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}]}}})
 }
 
 /// Node and device of each result.

@@ -9,7 +9,9 @@ use super::cluster::{Cluster, merge, object};
 use super::moving;
 use super::preempting::{ask, cluster, end, evicted, refused, run, wait};
 use super::walk::bind;
+use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Mode;
+use crate::controller::write::{Failure, Write};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -52,6 +54,43 @@ fn a_promised_claim_stands_for_a_try_of_kube_scheduler_alone() {
         cluster.settle(30 * SECOND);
         assert_eq!(!cluster.evicted.is_empty(), ends, "{scheduler}, tried: {tried}");
     }
+}
+
+#[test]
+fn what_others_leave_is_kept_while_the_unit_waits_for_something_else() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "a", 40, 0, &json!({}));
+    run(&mut cluster, "b", 40, 0, &json!({}));
+    cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 1}}));
+    let share = json!({"share": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare",
+        "fraction": "0.9"}, "count": 1});
+    let mut pod = json!({"metadata": {"annotations": {"tranche.dev/gpu-share": share.to_string(),
+            "scheduling.k8s.io/group-name": "g"}},
+        "spec": {"schedulerName": "volcano", "priority": 10,
+            "resourceClaims": [{"name": "gpu-share", "resourceClaimName": "high-gpu-share"}]}});
+    merge(&mut pod, &refused());
+    cluster.put_pod("high", &[], pod);
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    // Its claim, which its scheduler has to see, is not made: it is tried again later, and nothing is decided meanwhile.
+    let mut refusals = 0;
+    while let Some(write) = cluster.writes.front() {
+        match write {
+            Write::Create(..) => {
+                refusals += 1;
+                cluster.fail(Failure::Refused("exceeded quota: claims".to_owned()));
+            }
+            _ => cluster.write(false),
+        }
+    }
+    assert_eq!(refusals, 1);
+    cluster.settle(SECOND);
+    assert_eq!(evicted(&cluster).len(), 2, "both end for it");
+    cluster.drop_pod("a", true);
+    ask(&mut cluster, "late", 20, 0, &json!({}));
+    cluster.settle(2 * SECOND);
+    assert!(!cluster.claims.contains_key(&("ml".to_owned(), "high-gpu-share".to_owned())), "it rests yet");
+    assert_eq!(cluster.place("late"), None, "what the first has left is kept");
 }
 
 #[test]

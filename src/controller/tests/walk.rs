@@ -1,4 +1,4 @@
-//! Anything happens, in any order.
+//! Anything happens, in any order. Of three walks one moves pods that are marked as movable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::cluster::pod_groups::PodGroupApi;
-use crate::controller::config::Rules;
+use crate::controller::config::{Consolidation, Mode, Rules};
 use crate::controller::holds::Pace;
 use crate::controller::preempt::EVICTIONS_MAX;
 use crate::controller::queue::{Lacks, Patience};
@@ -36,6 +36,12 @@ fn rules() -> Rules {
     let holds = Pace { settle: SETTLE, keep_warm: Duration::from_secs(10), ..Pace::default() };
     Rules { holds, ..Rules::default() }
 }
+
+/// Of 40 s: after so many nothing happens any more, unless something happens for ever.
+const TICKS_MAX: u32 = 1000;
+
+/// So often that it shows, and never more often than that.
+const MOVES: Consolidation = Consolidation { mode: Mode::Auto, per_hour: 4, rest: Duration::from_secs(60) };
 
 /// The scheduler binds the pod where its claims are, and reserves them.
 pub fn bind(cluster: &mut Cluster, name: &str) {
@@ -92,8 +98,20 @@ impl Ask {
     }
 }
 
+/// A pod that somebody makes anew, and that may be moved.
+#[derive(Debug, Clone)]
+struct Replica {
+    share: Value,
+    ask: Ask,
+    owner: String,
+}
+
 struct Walk {
     cluster: Cluster,
+    /// By the pod's name.
+    replicas: BTreeMap<String, Replica>,
+    /// When another controller began to lead, which knows nothing of what was moved before.
+    led: Vec<Duration>,
     rules: Rules,
     /// Of pods that are in no gang and want one GPU.
     asks: BTreeMap<String, Ask>,
@@ -105,6 +123,9 @@ struct Walk {
 impl Walk {
     fn new(seed: u64) -> Self {
         let mut rules = rules();
+        if seed % 3 == 2 {
+            rules.consolidation = MOVES;
+        }
         if seed % 3 == 1 {
             rules.patience = Patience { passes: u32::MAX, time: Duration::MAX, ..Patience::default() };
         }
@@ -114,7 +135,16 @@ impl Walk {
             cluster.put_node(&format!("node-{node}"), 2);
         }
         let rng = fastrand::Rng::with_seed(seed);
-        Self { cluster, rules, asks: BTreeMap::new(), rng, decided: Vec::new(), made: 0 }
+        Self {
+            cluster,
+            replicas: BTreeMap::new(),
+            led: Vec::new(),
+            rules,
+            asks: BTreeMap::new(),
+            rng,
+            decided: Vec::new(),
+            made: 0,
+        }
     }
 
     fn pod(&mut self) -> Option<String> {
@@ -169,7 +199,10 @@ impl Walk {
                 true => self.cluster.relist(),
                 false => self.cluster.relist_one(self.rng.u8(0..KINDS)),
             },
-            54 => self.cluster.fail_over(self.rules.clone()),
+            54 => {
+                self.led.push(self.cluster.now);
+                self.cluster.fail_over(self.rules.clone());
+            }
             55 => self.cluster.fail(Failure::Silent("no answer".to_owned())),
             56 => {
                 let refused = Failure::Refused("exceeded quota: shares".to_owned());
@@ -195,7 +228,7 @@ impl Walk {
             92..95 => self.find_unschedulable(),
             95 | 96 => {
                 if let Some(pod) = self.rng.choice(self.cluster.ending()) {
-                    self.cluster.drop_pod(&pod, true);
+                    self.end_pod(&pod);
                 }
             }
             _ => {
@@ -208,6 +241,45 @@ impl Walk {
         if self.cluster.version != before {
             self.cluster.check();
             self.check_evicted();
+            self.check_moved();
+        }
+    }
+
+    /// A pod that was told to end has ended. Where it has an owner, that makes another.
+    fn end_pod(&mut self, name: &str) {
+        self.cluster.drop_pod(name, true);
+        if let Some(replica) = self.replicas.remove(name) {
+            self.create_replica(replica);
+        }
+    }
+
+    fn create_replica(&mut self, replica: Replica) {
+        self.made += 1;
+        let name = format!("r{}", self.made);
+        let Replica { share, ask, owner } = &replica;
+        let owned = json!({"spec": {"priority": ask.priority}, "metadata": {
+            "annotations": {"tranche.dev/movable": "true"}, "ownerReferences": [{"apiVersion": "apps/v1",
+                "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]}});
+        self.cluster.put_pod(&name, &[&name], owned);
+        let pod = &self.cluster.pods[&("ml".to_owned(), name.clone())];
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod.metadata.uid,
+            "controller": true});
+        self.cluster.put_owned_share(&name, share.clone(), owner);
+        self.asks.insert(name.clone(), *ask);
+        self.replicas.insert(name, replica);
+    }
+
+    /// What was moved may be moved, was not moved too often, and nobody of a gang was.
+    fn check_moved(&self) {
+        let hour = Duration::from_secs(3600);
+        let moved = &self.cluster.moved;
+        assert!(moved.is_empty() || self.rules.consolidation.mode == Mode::Auto, "{moved:?}");
+        for (nth, (at, (_, name))) in moved.iter().enumerate() {
+            assert!(name.starts_with('r'), "{name} is no pod that may be moved");
+            let within = moved[..nth].iter().filter(|(before, _)| *before + hour > *at).count();
+            let leaders = 1 + self.led.iter().filter(|led| **led + hour > *at).count();
+            let most = MOVES.per_hour as usize * leaders;
+            assert!(within < most, "{} pods were moved in an hour, under {leaders} leaders", within + 1);
         }
     }
 
@@ -250,6 +322,13 @@ impl Walk {
         let processes = if several { self.rng.u32(1..=24) } else { 1 };
         if processes > 1 {
             share["maxProcesses"] = processes.into();
+        }
+        let moves = self.rules.consolidation.mode == Mode::Auto;
+        if moves && !whole && self.rng.bool() {
+            let slots = processes.div_ceil(3);
+            let ask = Ask { mib, percent, slots, priority: self.rng.u8(0..2) };
+            let owner = format!("rs{}", self.made);
+            return self.create_replica(Replica { share, ask, owner });
         }
         let gpus = if self.rng.u8(0..8) == 0 { 2 } else { 1 };
         self.cluster.put_share(&name, share, gpus);
@@ -311,7 +390,8 @@ impl Walk {
         self.made += 1;
         let name = format!("w{}", self.made);
         self.cluster.put_whole(&name);
-        let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+        let waits = json!({"spec": {"priority": self.rng.u8(0..2)},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
         self.cluster.put_pod(&name, &[&name], waits);
     }
 
@@ -417,16 +497,18 @@ impl Walk {
             self.cluster.deliver_one_kind(self.rng.usize(0..4), &mut self.rng);
             self.cluster.round();
         }
-        let mut quiet = Duration::ZERO;
+        let (mut quiet, mut ticks) = (Duration::ZERO, 0);
         // Longer than a pod is left out that its scheduler did not bind.
         while quiet < Duration::from_secs(600) {
             let tick = Duration::from_secs(40);
             self.cluster.settle(tick);
             quiet += tick;
             for pod in self.cluster.ending() {
-                self.cluster.drop_pod(&pod, true);
+                self.end_pod(&pod);
                 quiet = Duration::ZERO;
             }
+            ticks += 1;
+            assert!(ticks < TICKS_MAX, "pods end again and again: {:?}", self.cluster.moved);
             let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
             for pod in pods {
                 let before = self.cluster.version;
@@ -437,6 +519,7 @@ impl Walk {
             }
         }
         self.cluster.check();
+        self.check_moved();
     }
 
     /// Who waits has no place: as the API has it, and for a controller that has missed nothing.
@@ -498,6 +581,7 @@ impl Walk {
     /// Once those before them have ended, who waits has a place.
     fn drain(&mut self) {
         self.let_all_groups_go();
+        self.replicas.clear();
         loop {
             let waiting = self.waiting();
             let gone = self.cluster.pods.keys().filter(|(_, name)| !waiting.contains(name));
@@ -524,6 +608,45 @@ impl Walk {
         }
     }
 
+    /// Each GPU has a large pod and a small one that may be moved. Some of the large ones go, and what comes wants whole
+    /// GPUs: small ones are in the way.
+    fn fragment(&mut self) {
+        let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
+        pods.iter().for_each(|pod| self.cluster.drop_pod(pod, true));
+        let claims: Vec<_> = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml").cloned().collect();
+        claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
+        self.replicas.clear();
+        self.rest();
+        let large: Vec<String> = (0..6).map(|_| self.create_plain(60)).collect();
+        self.rest();
+        for _ in 0..6 {
+            let ask = Ask { mib: 15 << 10, percent: 0, slots: 1, priority: 0 };
+            let owner = format!("rs{}", self.made);
+            self.create_replica(Replica { share: json!({"memory": "15Gi"}), ask, owner });
+        }
+        self.rest();
+        for pod in large {
+            if self.rng.bool() {
+                self.cluster.drop_pod(&pod, true);
+            }
+        }
+        for _ in 0..self.rng.u8(1..3) {
+            self.create_plain(79);
+        }
+        self.rest();
+        self.waits_in_need();
+    }
+
+    /// A pod by itself that asks for so many GiB.
+    fn create_plain(&mut self, gib: u64) -> String {
+        self.made += 1;
+        let name = format!("p{}", self.made);
+        self.cluster.put_share(&name, json!({"memory": format!("{gib}Gi")}), 1);
+        self.cluster.put_pod(&name, &[&name], json!({"spec": {"priority": 1}}));
+        self.asks.insert(name.clone(), Ask { mib: gib << 10, percent: 0, slots: 1, priority: 1 });
+        name
+    }
+
     /// Everything calms down: what can be placed is placed, and nothing is left behind.
     fn end(&mut self) {
         for _ in 0..100 {
@@ -543,6 +666,9 @@ impl Walk {
             self.cluster.put_node(&format!("node-{node}"), 2);
         }
         self.rest();
+        if self.rules.consolidation.mode == Mode::Auto {
+            (0..2).for_each(|_| self.fragment());
+        }
         assert!(
             self.cluster.keeps || self.cluster.blind.is_empty(),
             "{:?} is in no book",
@@ -577,7 +703,7 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
         None => (12, 600),
     };
     let first = number("TRANCHE_SEED").unwrap_or(0);
-    let (walked, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (walked, evicted, moved) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
@@ -589,6 +715,7 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
                     (0..steps).for_each(|_| walk.step());
                     walk.end();
                     evicted.fetch_add(walk.cluster.evicted.len() as u64, Ordering::Relaxed);
+                    moved.fetch_add(walk.cluster.moved.len() as u64, Ordering::Relaxed);
                 });
                 if std::panic::catch_unwind(run).is_err() {
                     eprintln!("the walk with seed {seed} failed");
@@ -601,7 +728,8 @@ fn whatever_happens_no_gpu_is_given_twice_and_nothing_is_left_behind() {
         };
         (0..threads).for_each(|_| drop(scope.spawn(walking)));
     });
-    let evicted = evicted.into_inner();
+    let (evicted, moved) = (evicted.into_inner(), moved.into_inner());
     assert!(walks < 10 || evicted > 0, "nobody was evicted in {walks} walks");
+    assert!(walks < 10 || moved > 0, "nobody was moved in {walks} walks");
     assert_eq!(failed.into_inner().unwrap(), [0; 0], "seeds of {walks} walks of {steps} steps");
 }
