@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::claim_health::{ClaimHealth, GpuPart};
 use super::messages;
-use crate::ledger::{HeldDevice, HoldMode};
+use crate::ledger::{HeldDevice, HoldMode, MigAsked};
+use crate::model::gpu::Placement;
 use crate::model::names::DRIVER;
 use crate::model::share::{Grant, Isolation};
 
@@ -104,6 +105,31 @@ fn data(held: &HeldDevice) -> Value {
         HoldMode::Share(grant) => granted(&grant),
     };
     data["uuid"] = json!(held.uuid);
+    if let Some(mig) = &held.mig {
+        let Placement { start, size } = mig.place.placement;
+        data["profile"] = json!(mig.profile);
+        data["placement"] = json!({"start": start, "size": size});
+        data["parentUUID"] = json!(held.gpu);
+        if !mig.asked.is_nothing() {
+            data["asked"] = asked(&mig.asked);
+        }
+    }
+    data
+}
+
+/// What the claim's author wrote; the profile is the smallest that has it.
+fn asked(asked: &MigAsked) -> Value {
+    let MigAsked { memory, fraction, compute } = asked;
+    let mut data = json!({});
+    if let Some(memory) = memory {
+        data["memoryMiB"] = json!(memory.mib_ceil());
+    }
+    if let Some(fraction) = fraction {
+        data["fraction"] = json!(fraction);
+    }
+    if let Some(percent) = compute {
+        data["computePercent"] = json!(percent.get());
+    }
     data
 }
 
@@ -171,10 +197,11 @@ fn condition(type_: &str, reason: Result<&str, &str>, mut message: String, now: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conditions::messages::tests::{grant, grant_event_of, held, usage};
+    use crate::conditions::messages::tests::{grant, grant_event_of, held, made, usage};
     use crate::conditions::{Concerned, GrantEvent, GrantEventKind, PartHealth};
     use crate::model::gpu::Health;
     use crate::model::quantity::Bytes;
+    use crate::model::share::Percent;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -225,6 +252,29 @@ mod tests {
             };
             assert_eq!(alone, expected, "{data:?}");
         }
+    }
+
+    #[test]
+    fn a_mig_device_that_was_made_tells_what_it_is_and_what_was_asked() {
+        let data = |held: HeldDevice| {
+            entries(&[held], &ClaimHealth::default(), &[], at(1))[0].data.clone().unwrap().0
+        };
+        let mut by_name = made();
+        by_name.mig.as_mut().unwrap().asked = MigAsked::default();
+        let what = json!({"exclusive": true, "isolation": "mig", "uuid": "MIG-1", "profile": "1g.20gb",
+            "placement": {"start": 4, "size": 2}, "parentUUID": "GPU-0"});
+        assert_eq!(data(by_name), what);
+        let mut expected = what;
+        expected["asked"] = json!({"memoryMiB": 12_288});
+        assert_eq!(data(made()), expected);
+        let mut part = made();
+        let asked = MigAsked {
+            memory: None,
+            fraction: Some("0.25".to_owned()),
+            compute: Percent::try_from(30_u8).ok(),
+        };
+        part.mig.as_mut().unwrap().asked = asked;
+        assert_eq!(data(part)["asked"], json!({"fraction": "0.25", "computePercent": 30}));
     }
 
     #[test]

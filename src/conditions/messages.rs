@@ -3,7 +3,7 @@
 use super::claim_health::{
     DetourStage, GpuPart, GrantEvent, GrantEventKind, GrantUsage, MpsDetour, PartHealth,
 };
-use crate::ledger::{HeldDevice, HoldMode, Placer};
+use crate::ledger::{HeldDevice, HeldMig, HoldMode, Placer};
 use crate::model::claim::ClaimRef;
 use crate::model::names::DeviceUuid;
 use crate::model::share::Grant;
@@ -23,12 +23,12 @@ pub enum EventType {
     Warning,
 }
 
-/// A claim that asked for shares is ready. None for devices that the scheduler gave whole: there is no number to tell.
+/// A claim that asked for shares is ready. None for devices that the scheduler gave: there is no number to tell.
 pub fn prepared(devices: &[HeldDevice]) -> Option<ClaimEvent> {
     let is_share = |held: &&HeldDevice| match held.mode {
         HoldMode::Share(_) => true,
-        HoldMode::Whole => held.placer == Placer::Controller,
-        HoldMode::Mig | HoldMode::Admin => false,
+        HoldMode::Whole | HoldMode::Mig => held.placer == Placer::Controller,
+        HoldMode::Admin => false,
     };
     let shares: Vec<String> = devices
         .iter()
@@ -153,10 +153,18 @@ fn claim_event(reason: &'static str, event_type: EventType, message: String) -> 
 pub(super) fn held(held: &HeldDevice) -> String {
     match held.mode {
         HoldMode::Whole => format!("all of {}, for this claim alone", held.uuid),
-        HoldMode::Mig => format!("{}, for this claim alone, isolation mig", held.uuid),
+        HoldMode::Mig => {
+            let what = held.mig.as_ref().map(|mig| format!(" ({})", mig_device(mig, &held.gpu)));
+            format!("{}{}, for this claim alone, isolation mig", held.uuid, what.unwrap_or_default())
+        }
         HoldMode::Admin => format!("administrative access to {}", held.uuid),
         HoldMode::Share(grant) => format!("{} on {}", share(&grant), held.gpu),
     }
+}
+
+/// `profile 1g.10gb at memory slice 4 of GPU-…`
+fn mig_device(mig: &HeldMig, gpu: &DeviceUuid) -> String {
+    format!("profile {} at memory slice {} of {gpu}", mig.profile, mig.place.placement.start)
 }
 
 fn share(grant: &Grant) -> String {
@@ -204,9 +212,10 @@ fn mib(bytes: crate::model::quantity::Bytes) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::conditions::Concerned;
-    use crate::ledger::Placer;
+    use crate::ledger::{MigAsked, Placer};
     use crate::model::claim::PreparedDevice;
-    use crate::model::gpu::Health;
+    use crate::model::gpu::{Health, Placement};
+    use crate::model::mig::MigPlace;
     use crate::model::names::{ClaimUid, DeviceName, PoolName};
     use crate::model::quantity::Bytes;
     use crate::model::share::{Isolation, Percent};
@@ -234,7 +243,16 @@ pub(super) mod tests {
             gpu: "GPU-0".into(),
             mode,
             placer: Placer::default(),
+            mig: None,
         }
+    }
+
+    /// Made for a claim that asked for 12 GiB.
+    pub fn made() -> HeldDevice {
+        let place = MigPlace { profile_id: 15, placement: Placement { start: 4, size: 2 } };
+        let asked = MigAsked { memory: Some(Bytes(12 << 30)), ..MigAsked::default() };
+        let mig = Some(HeldMig { profile: "1g.20gb".to_owned(), place, asked });
+        HeldDevice { uuid: "MIG-1".into(), mig, ..held(HoldMode::Mig) }
     }
 
     pub fn usage(used: u64, granted: u64) -> GrantUsage {
@@ -260,6 +278,11 @@ pub(super) mod tests {
         // Its author wrote a GpuShare, with the fraction 1.
         let whole = HeldDevice { placer: Placer::Controller, ..held(HoldMode::Whole) };
         assert_eq!(prepared(&[whole]).unwrap().message, "gpu-0: all of GPU-0, for this claim alone");
+        let made = HeldDevice { placer: Placer::Controller, ..made() };
+        assert_eq!(
+            prepared(&[made]).unwrap().message,
+            "gpu-0: MIG-1 (profile 1g.20gb at memory slice 4 of GPU-0), for this claim alone, isolation mig"
+        );
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl FaultLocation {
                 *gpu == parent.uuid && *instance == mig.gpu_instance
             }
             // Which instance will be made there, if any, is not known.
-            (Self::Instance(..), Device::Place { .. }) => false,
+            (Self::Instance(..), Device::Place { .. } | Device::Parent(_)) => false,
         }
     }
 }

@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::model::claim::{ClaimRef, PodRef, PreparedDevice};
 use crate::model::mig::{MadeMig, MigPlace};
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
-use crate::model::share::{Grant, MpsGroup, MpsLimits};
+use crate::model::quantity::Bytes;
+use crate::model::share::{Grant, MpsGroup, MpsLimits, Percent};
 
 /// What is written before the first effect: everything that a release will need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +109,47 @@ pub struct HeldDevice {
     /// Not in records of before the controller: then it was the scheduler.
     #[serde(default, skip_serializing_if = "Placer::is_scheduler")]
     pub placer: Placer,
+    /// Of a board that is carved for claims: what the MIG device is. Not in records of before the controller carved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<HeldMig>,
+}
+
+impl HeldDevice {
+    /// The same device in the same way. What is told of a MIG device follows from its step.
+    fn holds_as(&self, other: &Self) -> bool {
+        let Self { answer, uuid, gpu, mode, placer, mig: _ } = self;
+        (answer, uuid, gpu, mode, placer)
+            == (&other.answer, &other.uuid, &other.gpu, &other.mode, &other.placer)
+    }
+}
+
+/// A MIG device of a board that is carved for claims, and what its claim asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldMig {
+    /// The profile's name, e.g. `1g.10gb`.
+    pub profile: String,
+    pub place: MigPlace,
+    #[serde(default, skip_serializing_if = "MigAsked::is_nothing")]
+    pub asked: MigAsked,
+}
+
+/// What a claim's `GpuShare` asked for that the controller served with a MIG device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MigAsked {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// Of the board, as the claim's author wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Percent>,
+}
+
+impl MigAsked {
+    /// True if the claim named a device, or its class says how much.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Who gave the device to the claim. Each keeps books of a board's shares that the other does not trust, so
@@ -250,8 +292,10 @@ impl Intent {
     /// True if the claim holds the same in the same way, whoever its pods are.
     pub fn holds_as(&self, other: &Self) -> bool {
         let Self { claim, boot, devices, steps, standing, pods: _ } = self;
-        let other = (&other.claim, &other.boot, &other.devices, &other.steps, &other.standing);
-        (claim, boot, devices, steps, standing) == other
+        let same = devices.len() == other.devices.len();
+        let same = same && devices.iter().zip(&other.devices).all(|(one, other)| one.holds_as(other));
+        let other = (&other.claim, &other.boot, &other.steps, &other.standing);
+        same && (claim, boot, steps, standing) == other
     }
 
     /// Where the claim has MIG instances made for it, or is about to.

@@ -23,6 +23,7 @@ pub fn intent() -> Intent {
             gpu: DeviceUuid::from("GPU-3"),
             mode: HoldMode::Whole,
             placer: Placer::Scheduler,
+            mig: None,
         }],
         steps: vec![
             Step::TimeSlice { gpu: DeviceUuid::from("GPU-3"), level: 2 },

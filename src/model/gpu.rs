@@ -165,12 +165,14 @@ pub enum Device<'a> {
         parent: &'a Gpu,
         place: &'a PossibleMig,
     },
+    /// A board that is carved on demand, for who chooses the places on it by themselves: our controller.
+    Parent(&'a Gpu),
 }
 
 impl<'a> Device<'a> {
     pub fn name(&self) -> DeviceName {
         match self {
-            Self::Whole(gpu) => DeviceName::whole(gpu.minor),
+            Self::Whole(gpu) | Self::Parent(gpu) => DeviceName::whole(gpu.minor),
             Self::Mig { parent, mig } => {
                 let name = DeviceName::mig(parent.minor, &mig.profile, mig.profile_id, mig.placement.start);
                 if mig.is_part_of_instance() { name.of_compute_instance(mig.compute_instance) } else { name }
@@ -182,7 +184,7 @@ impl<'a> Device<'a> {
     /// The UUID that CUDA programs see; of a MIG device that is yet to be made, what stands for it.
     pub fn uuid(&self) -> &'a DeviceUuid {
         match self {
-            Self::Whole(gpu) => &gpu.uuid,
+            Self::Whole(gpu) | Self::Parent(gpu) => &gpu.uuid,
             Self::Mig { mig, .. } => &mig.uuid,
             Self::Place { place, .. } => &place.id,
         }
@@ -191,7 +193,7 @@ impl<'a> Device<'a> {
     /// The board that the device is, or is a part of.
     pub fn gpu(&self) -> &'a Gpu {
         match self {
-            Self::Whole(gpu) => gpu,
+            Self::Whole(gpu) | Self::Parent(gpu) => gpu,
             Self::Mig { parent, .. } | Self::Place { parent, .. } => parent,
         }
     }
@@ -209,17 +211,17 @@ impl NodeGpus {
 }
 
 impl Gpu {
-    /// What is there of others', then what may be made. An instance of others' takes the name of what it is.
+    /// The board, what is there of others', then what may be made. An instance of others' takes the name of what it is.
     fn carved<'a>(&'a self, cut: &'a OnDemand) -> Vec<Device<'a>> {
         let found = cut.devices.iter().chain(&cut.made).map(|mig| Device::Mig { parent: self, mig });
-        let mut devices: Vec<_> = found.collect();
+        let mut devices: Vec<_> = [Device::Parent(self)].into_iter().chain(found).collect();
         let names: Vec<_> = devices.iter().map(Device::name).collect();
         let free = cut.places.iter().filter(|place| !names.contains(&place.device_name(self.minor)));
         devices.extend(free.map(|place| Device::Place { parent: self, place }));
         devices
     }
 
-    /// The board itself, or its MIG devices where MIG is on.
+    /// The board itself, its MIG devices where MIG is on, or both where it is carved on demand.
     pub fn devices(&self) -> Vec<Device<'_>> {
         match &self.mig {
             MigMode::Off => vec![Device::Whole(self)],

@@ -1,9 +1,11 @@
 //! MIG on demand: what a board can be cut into, and what was made of it. Names are NVML's: a GPU instance takes a run of
 //! the board's memory slices (its placement) and a number of its compute slices.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::gpu::{MigCapacity, MigDevice, Placement};
+use super::gpu::{MigCapacity, MigDevice, OnDemand, Placement};
 use super::names::{DeviceName, DeviceUuid};
 
 /// A GPU instance profile as the board's NVML has it, with every placement that NVML calls possible on an empty board.
@@ -62,6 +64,27 @@ pub struct PossibleMig {
     pub capacity: MigCapacity,
 }
 
+impl OnDemand {
+    /// The profiles of the places, by id, as NVML would tell them of an empty board.
+    pub fn profiles(&self) -> Vec<MigProfile> {
+        let mut profiles = BTreeMap::<u32, MigProfile>::new();
+        for one in &self.places {
+            let PossibleMig { profile, slices, most, place, capacity, id: _ } = one;
+            let MigPlace { profile_id: id, placement } = *place;
+            let empty = || MigProfile {
+                id,
+                name: profile.clone(),
+                slices: *slices,
+                most: *most,
+                capacity: *capacity,
+                placements: Vec::new(),
+            };
+            profiles.entry(id).or_insert_with(empty).placements.push(placement);
+        }
+        profiles.into_values().collect()
+    }
+}
+
 impl PossibleMig {
     /// All that can be made of a board, in the order of placements, large before small.
     pub fn all(gpu: &DeviceUuid, profiles: &[MigProfile]) -> Vec<Self> {
@@ -106,6 +129,11 @@ impl PossibleMig {
 }
 
 impl MigPlace {
+    /// Where a MIG device is.
+    pub fn of(mig: &MigDevice) -> Self {
+        Self { profile_id: mig.profile_id, placement: mig.placement }
+    }
+
     /// What stands for the UUID of the MIG device there until it is made.
     pub fn stands_for(&self, gpu: &DeviceUuid) -> DeviceUuid {
         DeviceUuid::new(format!("{gpu}-mig-{}-{}", self.profile_id, self.placement.start))
@@ -144,11 +172,13 @@ mod tests {
             capacity: MigCapacity::default(),
             placements: vec![at(4), at(0)],
         };
-        let all = PossibleMig::all(&"GPU-1".into(), &[profile]);
+        let all = PossibleMig::all(&"GPU-1".into(), std::slice::from_ref(&profile));
         let names: Vec<_> =
             all.iter().map(|one| (one.device_name(2).to_string(), one.id.to_string())).collect();
         let expected = |start| (format!("gpu-2-mig-3g40gb-9-{start}"), format!("GPU-1-mig-9-{start}"));
         assert_eq!(names, [expected(0), expected(4)]);
+        let cut = OnDemand { places: all, ..OnDemand::default() };
+        assert_eq!(cut.profiles(), [MigProfile { placements: vec![at(0), at(4)], ..profile }], "and back");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::model::mig::MigPlace;
 use crate::model::names::DeviceUuid;
 use crate::model::time::back_off;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
+use crate::slices;
 
 /// Changes of files that may wait; more say nothing new.
 const CHANGES: usize = 8;
@@ -201,6 +202,7 @@ impl<G: Gpus> Discovery<G> {
         {
             let ours = [before, self.places().await].concat();
             look.gpus.gpus.iter_mut().for_each(|gpu| leave_others(gpu, &ours));
+            look.left_out.extend(slices::unseen_parents(&look.gpus));
         }
         let complete = look.as_ref().is_ok_and(|look| look.failed.is_empty());
         self.incomplete = if complete { 0 } else { self.incomplete.saturating_add(1) };

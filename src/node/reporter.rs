@@ -335,8 +335,10 @@ impl Reporting {
             gpus.devices().into_values().map(|device| device.uuid().clone()).collect();
         let held = self.known.values().flat_map(|known| &known.devices);
         // What was made for the claim is published as what may be made.
-        let is_made =
-            |held: &&HeldDevice| matches!(gpus.device(&held.answer.device), Some(Device::Place { .. }));
+        let is_made = |held: &&HeldDevice| {
+            let device = gpus.device(&held.answer.device);
+            matches!(device, Some(Device::Place { .. } | Device::Parent(_)))
+        };
         let gone = held.filter(|held| held.mode != HoldMode::Admin && !present.contains(&held.uuid));
         let gone = gone.filter(|held| !is_made(held));
         for held in gone {

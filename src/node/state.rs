@@ -233,14 +233,17 @@ fn devices(inventory: &Inventory, metrics: &NodeMetrics) {
     let Inventory::Found(gpus) = inventory else { return };
     for &kind in DeviceType::ALL {
         for &health in DeviceHealth::ALL {
-            let count = gpus.devices().values().filter(|device| class(device) == (kind, health)).count();
+            let count =
+                gpus.devices().values().filter(|device| class(device) == Some((kind, health))).count();
             metrics.devices(kind, health, count);
         }
     }
 }
 
-fn class(device: &Device<'_>) -> (DeviceType, DeviceHealth) {
+/// None of a board whose MIG devices are counted.
+fn class(device: &Device<'_>) -> Option<(DeviceType, DeviceHealth)> {
     let kind = match device {
+        Device::Parent(_) => return None,
         Device::Whole(_) => DeviceType::Gpu,
         Device::Mig { .. } | Device::Place { .. } => DeviceType::Mig,
     };
@@ -248,5 +251,5 @@ fn class(device: &Device<'_>) -> (DeviceType, DeviceHealth) {
         Health::Healthy => DeviceHealth::Healthy,
         Health::Unhealthy(_) | Health::Lost(_) => DeviceHealth::Unhealthy,
     };
-    (kind, health)
+    Some((kind, health))
 }

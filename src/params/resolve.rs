@@ -84,7 +84,7 @@ pub fn resolve(
         }
         match (params, device) {
             (Params::Gpu(sharing), Device::Whole(_))
-            | (Params::Mig(sharing), Device::Mig { .. } | Device::Place { .. }) => {
+            | (Params::Mig(sharing), Device::Mig { .. } | Device::Place { .. } | Device::Parent(_)) => {
                 settings.sharing = sharing;
             }
             (Params::Share(share), _) => {
@@ -97,6 +97,7 @@ pub fn resolve(
             (params, device) => {
                 let device = match device {
                     Device::Whole(_) => format!("the whole GPU {}", device.name()),
+                    Device::Parent(_) => format!("the MIG device that is made of {}", device.name()),
                     Device::Mig { .. } | Device::Place { .. } => format!("the MIG device {}", device.name()),
                 };
                 return Err(ResolveError::WrongKind {

@@ -8,6 +8,7 @@
 //!
 //! May import: model, params, sharing, cdi, ledger. May name: thiserror.
 
+mod carved;
 mod mps;
 mod plan;
 mod share;
@@ -24,7 +25,9 @@ use thiserror::Error;
 use crate::cdi::CdiError;
 use crate::ledger::Placer;
 use crate::model::claim::ClaimRef;
+use crate::model::mig::MigPlace;
 use crate::model::names::{DeviceName, DeviceUuid, NodeName, PoolName, RequestName};
+use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, MpsGroup};
 use crate::params::{ResolveError, limit_of_scheduled_share, limit_of_whole};
 use crate::sharing::{NotShareable, ShareError};
@@ -91,13 +94,39 @@ pub enum Refusal {
     )]
     OtherBoard { device: DeviceName, granted: DeviceUuid, found: DeviceUuid },
     #[error(
+        "the controller granted a MIG device of {device}, which is not carved for claims here (any more): GPUs are by \
+         --mig-on-demand, in MIG mode; delete the pods that use the claim, and new ones get it allocated again"
+    )]
+    NotCarved { device: DeviceName },
+    #[error(
+        "the controller granted a MIG device of {device}, and the allocation has it as a share beside; delete the pods \
+         that use the claim, and new ones get it allocated again"
+    )]
+    CarvedShare { device: DeviceName },
+    #[error(
+        "the controller granted a MIG device of profile {profile} at memory slice {start} ({size} of them) of {device}, which \
+         that GPU cannot be cut into (it has {known}); delete the pods that use the claim, and new ones get it allocated again",
+        profile = .place.profile_id, start = .place.placement.start, size = .place.placement.size
+    )]
+    NoPlacement { device: DeviceName, place: MigPlace, known: String },
+    #[error(
+        "the controller granted {} MiB, but the MIG device of {device} that it chose has {} MiB; delete the pods that use \
+         the claim, and new ones get it allocated again", .granted.mib_ceil(), .found.mib_floor()
+    )]
+    Smaller { device: DeviceName, granted: Bytes, found: Bytes },
+    #[error(
+        "GPU {device} is carved into MIG devices for claims, and is given to nobody as it is; ask for a MIG device by \
+         class mig.nvidia.com, or by class shared.gpu.nvidia.com with minimumIsolation mig"
+    )]
+    NotGiven { device: DeviceName },
+    #[error(
         "the controller promised isolation {promised}, but {device} offers {offered}; \
          delete the pods that use the claim, and new ones get it allocated again"
     )]
     Promised { device: DeviceName, promised: Isolation, offered: Isolation },
     #[error(
-        "shares of {device} cannot come from the scheduler and from the controller at once, and claim {holder} \
-         has one that {placer} placed, which goes on undisturbed. If that claim is just ending, kubelet's next \
+        "shares of {device}, and MIG devices made of it, cannot come from the scheduler and from the controller at once, \
+         and claim {holder} has one that {placer} placed, which goes on undisturbed. If that claim is just ending, kubelet's next \
          attempt succeeds; otherwise delete one of the two"
     )]
     OtherPlacer { device: DeviceName, holder: ClaimRef, placer: Placer },

@@ -1,6 +1,6 @@
 //! Second half: from checked targets to a plan that holds every choice.
 
-use super::{Refusal, Site, Target, mps};
+use super::{Refusal, Site, Target, carved, mps};
 use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
@@ -61,13 +61,13 @@ fn make_mig(target: &Target<'_>) -> Option<Step> {
         return None;
     }
     match target.device {
-        Device::Whole(_) => None,
+        Device::Whole(_) | Device::Parent(_) => None,
         Device::Place { place, .. } => Some(Step::MakeMig { gpu, place: place.place, made: None }),
         Device::Mig { parent, mig } => {
             let MigMode::OnDemand(cut) = &parent.mig else { return None };
             // Others are somebody else's: used as they are.
             let ours = cut.made.iter().any(|made| made.uuid == mig.uuid);
-            let place = MigPlace { profile_id: mig.profile_id, placement: mig.placement };
+            let place = MigPlace::of(mig);
             let made = Some(MadeMig {
                 uuid: mig.uuid.clone(),
                 gpu_instance: mig.gpu_instance,
@@ -115,7 +115,8 @@ fn time_slice(target: &Target<'_>) -> Option<Step> {
 /// None of a device that is yet to be made.
 fn cdi_nodes(device: Device<'_>) -> Option<CdiNodes> {
     match device {
-        Device::Whole(gpu) => Some(CdiNodes::Whole { minor: gpu.minor }),
+        // Of a board that is carved only administrative access is given.
+        Device::Whole(gpu) | Device::Parent(gpu) => Some(CdiNodes::Whole { minor: gpu.minor }),
         Device::Mig { parent, mig } => Some(CdiNodes::Mig {
             parent_minor: parent.minor,
             gpu_instance: mig.gpu_instance,
@@ -154,5 +155,6 @@ fn held(target: &Target<'_>, cdi_id: &str) -> HeldDevice {
         gpu: target.device.gpu().uuid.clone(),
         mode: target.mode,
         placer: target.placer(),
+        mig: carved::held(target),
     }
 }

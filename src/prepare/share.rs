@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Refusal, Site, Target, mps};
+use super::{Refusal, Site, Target, carved, mps};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Placer, Step};
 use crate::model::claim::{Access, AllocatedClaim};
 use crate::model::gpu::{Device, Gpu};
@@ -47,11 +47,7 @@ pub(super) fn granted(
     site: Site<'_>,
 ) -> Result<HoldMode, Refusal> {
     let name = device.name();
-    let is_elsewhere = || site.gpus.gpus.iter().any(|gpu| gpu.uuid == granted.gpu);
-    if *device.uuid() != granted.gpu && is_elsewhere() {
-        let (granted, found) = (granted.gpu.clone(), device.uuid().clone());
-        return Err(Refusal::OtherBoard { device: name, granted, found });
-    }
+    check_board(device, granted, site)?;
     let GrantedDevice { memory, compute, slots, extent, .. } = *granted;
     let offered = match (extent, device) {
         (Extent::Whole, Device::Whole(_)) => granted.isolation,
@@ -70,9 +66,23 @@ pub(super) fn granted(
     Ok(match extent {
         Extent::Part => HoldMode::Share(grant),
         Extent::Whole => HoldMode::Whole,
-        // The board is not in MIG mode, or its configuration is another now.
-        Extent::Mig(_) => return Err(Refusal::NotMade { device: name }),
+        // See `carved`.
+        Extent::Mig(_) => HoldMode::Mig,
     })
+}
+
+/// The controller knows boards by their UUIDs: names go from board to board.
+pub(super) fn check_board(
+    device: &Device<'_>,
+    granted: &GrantedDevice,
+    site: Site<'_>,
+) -> Result<(), Refusal> {
+    let is_elsewhere = || site.gpus.gpus.iter().any(|gpu| gpu.uuid == granted.gpu);
+    if *device.uuid() != granted.gpu && is_elsewhere() {
+        let (granted, found) = (granted.gpu.clone(), device.uuid().clone());
+        return Err(Refusal::OtherBoard { device: device.name(), granted, found });
+    }
+    Ok(())
 }
 
 /// What may be granted of the board. While its shares have daemons as an earlier setting had them, the more generous of
@@ -85,7 +95,7 @@ fn board(device: &Device<'_>, site: Site<'_>) -> Result<Shareable, Refusal> {
             let daemon = if changes { DaemonScope::Gpu } else { site.sharing.daemon };
             sharing::shareable(gpu, &SharingPolicy { daemon, ..site.sharing.clone() })
         }
-        Device::Mig { .. } | Device::Place { .. } => Err(sharing::NotShareable::Mig),
+        Device::Mig { .. } | Device::Place { .. } | Device::Parent(_) => Err(sharing::NotShareable::Mig),
     };
     found.map_err(|reason| Refusal::NotShareable { device: device.name(), reason })
 }
@@ -117,6 +127,8 @@ pub(super) fn check_whole(targets: &[Target<'_>]) -> Result<(), Refusal> {
     let mut meant = whole.filter(|target| target.settings.share_is_named || !has_shares);
     let limit = |target: &Target<'_>| match target.placer() {
         Placer::Scheduler => target.settings.share.limit(),
+        // What the amount and compute led to is a MIG device, which its hardware bounds.
+        Placer::Controller if target.mode == HoldMode::Mig => None,
         Placer::Controller => target.settings.share.limit_beside_whole(),
     };
     match meant.find_map(|target| Some((target, limit(target)?))) {
@@ -194,10 +206,10 @@ pub fn as_recorded(claim: &AllocatedClaim, intent: &Intent) -> bool {
         intent.devices.iter().map(|held| (&held.answer.device, held.answer.share_id.as_deref())).collect();
     let allocated: BTreeSet<_> =
         claim.results.iter().map(|result| (&result.device, result.access.share_id())).collect();
-    recorded == allocated && intent.devices.iter().all(|held| as_granted(claim, held))
+    recorded == allocated && intent.devices.iter().all(|held| as_granted(claim, intent, held))
 }
 
-fn as_granted(claim: &AllocatedClaim, held: &HeldDevice) -> bool {
+fn as_granted(claim: &AllocatedClaim, intent: &Intent, held: &HeldDevice) -> bool {
     let mut results = claim.results.iter().filter(|result| result.access != Access::Admin);
     let result = results.find(|result| result.device == held.answer.device);
     let Ok(granted) = result.map_or(Ok(None), |result| params::grant_of(claim, result)) else { return false };
@@ -206,6 +218,10 @@ fn as_granted(claim: &AllocatedClaim, held: &HeldDevice) -> bool {
         (Some(granted), Placer::Controller, HoldMode::Whole) => {
             granted.gpu == held.gpu && granted.extent == Extent::Whole
         }
+        (Some(granted), Placer::Controller, HoldMode::Mig) => match granted.extent {
+            Extent::Mig(place) => granted.gpu == held.gpu && carved::is_at(intent, held, place),
+            Extent::Part | Extent::Whole => false,
+        },
         (Some(granted), Placer::Controller, HoldMode::Share(grant)) => {
             granted.gpu == held.gpu
                 && granted.extent == Extent::Part

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Refusal, share};
+use super::{Refusal, carved, share};
 use crate::ledger::{HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::gpu::{Device, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
-use crate::model::share::Isolation;
-use crate::params::{DeviceSettings, resolve};
+use crate::model::share::{Extent, Isolation};
+use crate::params::{DeviceSettings, GrantedDevice, resolve};
 use crate::sharing::SharingPolicy;
 
 /// What the node is and has, at the moment of the decision.
@@ -82,7 +82,7 @@ fn target<'a>(
     before: &[Target<'_>],
     site: Site<'a>,
 ) -> Result<Target<'a>, Refusal> {
-    let device = find(result, site)?;
+    let mut device = find(result, site)?;
     let (name, pool) = (result.device.clone(), result.pool.clone());
     let requests = vec![result.request.base().to_owned()];
     // Administrative access changes nothing and is given to broken devices too.
@@ -94,17 +94,25 @@ fn target<'a>(
         return Err(Refusal::Unhealthy { device: name, reason: reason.to_owned() });
     }
     let settings = resolve(claim, &result.request, &device)?;
+    if let Some(granted) = &settings.grant
+        && let Extent::Mig(place) = granted.extent
+    {
+        device = carved::granted(&device, &result.access, granted, place, site)?;
+    }
     let mode = match (&settings.grant, &result.access, device) {
+        (Some(GrantedDevice { extent: Extent::Mig(_), .. }), _, _) => HoldMode::Mig,
         (Some(granted), access, _) => share::granted(&device, access, granted, &settings, site)?,
         (None, Access::Share { consumed, .. }, _) => share::mode(&device, consumed, &settings, site)?,
         (None, _, Device::Whole(_)) => HoldMode::Whole,
         (None, _, Device::Mig { .. } | Device::Place { .. }) => HoldMode::Mig,
+        (None, _, Device::Parent(_)) => return Err(Refusal::NotGiven { device: name }),
     };
     let share_id = result.access.share_id().map(str::to_owned);
     check_isolation(&name, mode, &settings)?;
     if let Some(holder) = holder(claim, &device, mode, site) {
         return Err(Refusal::InUse { device: name, holder: holder.claim.clone() });
     }
+    carved::check_placer(claim, &device, placer(&settings), site)?;
     if let HoldMode::Share(grant) = &mode {
         let own = before.iter().filter(|other| other.name == name).filter_map(|other| match other.mode {
             HoldMode::Share(grant) => Some(grant),
@@ -182,7 +190,7 @@ pub fn is_carved_over(held: &Intent, device: &Device<'_>) -> bool {
     let own = match device {
         Device::Place { place, .. } => place.place.placement,
         Device::Mig { parent, mig } if matches!(parent.mig, MigMode::OnDemand(_)) => mig.placement,
-        Device::Whole(_) | Device::Mig { .. } => return false,
+        Device::Whole(_) | Device::Parent(_) | Device::Mig { .. } => return false,
     };
     held.places().any(|(gpu, other)| *gpu == device.gpu().uuid && other.placement.overlaps(own))
 }

@@ -15,6 +15,7 @@ use crate::model::quantity::Bytes;
 use crate::model::share::{DaemonScope, Isolation, MpsGroup, MpsLimits, Percent};
 use crate::sharing::{DefaultRequest, SharingPolicy, ShmScope};
 
+mod carved;
 mod whole;
 
 fn gpu(minor: u32, mig: MigMode) -> Gpu {

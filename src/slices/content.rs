@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::resource::v1::{CounterSet, Device as ApiDevice};
 
 use super::{COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, PublishOptions, device, partition};
-use crate::model::gpu::{Device, NodeGpus};
+use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 use crate::slices::Counters;
 
@@ -23,7 +23,7 @@ pub struct SliceContent {
 /// The slices to publish: sorted, stable, at most [`DEVICES_PER_SLICE`] devices each, at least one slice
 /// (an empty pool is published as a slice without devices, so that it is seen to be empty). Counter sets follow in slices
 /// of their own. Where the API server does not keep counters, what may be made of a board is not published: it would
-/// look as if all of it could be had at once.
+/// look as if all of it could be had at once. The board itself is, for our controller, which keeps books of its own.
 ///
 /// A GPU that is not healthy stays listed: pods that use it keep their device, kubelet learns of its health
 /// from the health stream, and a taint keeps others off.
@@ -38,14 +38,15 @@ pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec
         Counters::NotKept => Vec::new(),
         Counters::Kept => gpus.gpus.iter().filter_map(partition::counter_set).collect(),
     };
-    let counted = |one: &Device<'_>| match one {
-        Device::Place { parent, .. } => {
-            let set = partition::set_name(parent);
-            counters.iter().any(|counters| counters.name == set)
+    let has_set = |gpu: &Gpu| counters.iter().any(|counters| counters.name == partition::set_name(gpu));
+    let is_listed = |one: &Device<'_>| match one {
+        Device::Place { parent, .. } => has_set(parent),
+        Device::Parent(gpu) => {
+            device::cut_of(gpu).is_some() && (how.counters == Counters::NotKept || has_set(gpu))
         }
         Device::Whole(_) | Device::Mig { .. } => true,
     };
-    let devices = in_order(gpus).into_iter().filter(counted);
+    let devices = in_order(gpus).into_iter().filter(is_listed);
     let devices: Vec<ApiDevice> = devices.map(|one| device::published(&gpus.driver, one, how)).collect();
     if devices.is_empty() {
         return vec![slice(Vec::new(), Vec::new())];
@@ -56,6 +57,21 @@ pub fn desired(gpus: &NodeGpus, node: &NodeName, how: PublishOptions<'_>) -> Vec
     slices
 }
 
+/// The boards that are carved on demand and that our controller does not see, each in words.
+pub fn unseen_parents(gpus: &NodeGpus) -> Vec<String> {
+    let unseen = gpus.gpus.iter().filter(|gpu| match &gpu.mig {
+        MigMode::OnDemand(cut) => !cut.places.is_empty() && device::cut_of(gpu).is_none(),
+        MigMode::Off | MigMode::On(_) => false,
+    });
+    let words = |gpu: &Gpu| {
+        format!(
+            "GPU {} for class shared.gpu.nvidia.com: its memory, or what it can be cut into, does not fit in a published device",
+            gpu.uuid
+        )
+    };
+    unseen.map(words).collect()
+}
+
 /// By minor number, then placement, whatever the order of the look was. A name is given once. What may be made comes in
 /// the order in which it is best made, because the scheduler takes the first that fits: small before large, and from the
 /// end of the board, where the largest cannot be.
@@ -63,11 +79,11 @@ fn in_order(gpus: &NodeGpus) -> Vec<Device<'_>> {
     let mut devices: Vec<Device<'_>> = gpus.gpus.iter().flat_map(|gpu| gpu.devices()).collect();
     devices.sort_by_cached_key(|device| {
         let place = match device {
-            Device::Whole(_) => (0, 0, 0),
-            Device::Mig { mig, .. } => (0, mig.placement.start, 0),
+            Device::Whole(_) | Device::Parent(_) => (0, 0, 0),
+            Device::Mig { mig, .. } => (1, mig.placement.start, 0),
             Device::Place { place, .. } => {
                 let at = place.place.placement;
-                (1, at.size, u32::MAX - at.start)
+                (2, at.size, u32::MAX - at.start)
             }
         };
         (device.gpu().minor, place, device.name(), device.uuid().clone())
@@ -84,9 +100,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::gpu::{
-        DriverVersions, Gpu, Health, Memory, MigCapacity, MigDevice, MigMode, Pci, Placement,
-    };
+    use crate::model::gpu::{DriverVersions, Health, Memory, MigCapacity, MigDevice, Pci, Placement};
     use crate::model::names::DeviceUuid;
     use crate::model::quantity::Bytes;
     use crate::sharing::{DefaultRequest, SharingPolicy};

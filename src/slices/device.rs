@@ -8,15 +8,19 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::{ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES, partition};
-use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigCapacity, MigDevice};
+use super::{
+    Counters, ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES, partition,
+};
+use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigCapacity, MigDevice, MigMode};
 use crate::model::quantity::Bytes;
-use crate::model::share::DaemonScope;
+use crate::model::share::{DaemonScope, Isolation};
 use crate::sharing::{
-    COMPUTE, DAEMON, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, PROCESSES_PER_SLOT, SHARES, SLOTS,
-    Shareable,
+    COMPUTE, DAEMON, DefaultRequest, GRANTABLE_MIB, ISOLATION, MEMORY, MIG_PARENT, MigBoard,
+    PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable,
 };
 
+/// Attributes and capacities at most that a board has beside what it can be cut into.
+const BOARD_ENTRIES: usize = 16;
 /// The attribute with all memory of a device, in MiB.
 const TOTAL_MIB: &str = "totalMemoryMiB";
 
@@ -34,10 +38,15 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
             entries.part(parent, &place.profile, &place.capacity);
             false
         }
+        Device::Parent(gpu) => {
+            entries.parent(gpu);
+            false
+        }
     };
-    let consumes_counters = match device {
-        Device::Place { parent, place } => Some(vec![partition::consumption(parent, place)]),
-        Device::Whole(_) | Device::Mig { .. } => None,
+    let consumes_counters = match (device, how.counters) {
+        (Device::Place { parent, place }, _) => Some(partition::consumption(parent, place)),
+        (Device::Parent(gpu), Counters::Kept) => partition::consumption_of_all(gpu),
+        (Device::Parent(_), Counters::NotKept) | (Device::Whole(_) | Device::Mig { .. }, _) => None,
     };
     let name = device.name();
     let taints = how.taints.get(&name).map(Vec::as_slice).unwrap_or_default();
@@ -46,7 +55,7 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
         attributes: some(entries.attributes),
         capacity: some(entries.capacity),
         allow_multiple_allocations: shared.then_some(true),
-        consumes_counters,
+        consumes_counters: consumes_counters.map(|one| vec![one]),
         taints: (!taints.is_empty()).then(|| taints.iter().take(TAINTS_PER_DEVICE).map(tainted).collect()),
         ..ApiDevice::default()
     }
@@ -115,6 +124,23 @@ impl Entries {
             self.bytes(MEMORY, total);
         }
         false
+    }
+
+    /// A board that our controller cuts: what it has, and what [`cut_of`] says.
+    fn parent(&mut self, gpu: &Gpu) {
+        self.string("type", MIG_PARENT);
+        self.string("uuid", gpu.uuid.as_str());
+        self.string(ISOLATION, Isolation::Mig.as_str());
+        if let Some(count) = gpu.multiprocessors {
+            self.int("multiprocessors", count.into());
+        }
+        if let Memory::Known { total, .. } = gpu.memory {
+            self.total(total);
+            self.bytes(MEMORY, total);
+        }
+        for (name, value) in cut_of(gpu).unwrap_or_default() {
+            self.string(&name, &value);
+        }
     }
 
     /// All memory that NVML reports, for selectors: the capacity is less where it is counted for shares.
@@ -231,6 +257,16 @@ impl Entries {
         let capacity = DeviceCapacity { value: quantity(value), request_policy: Some(policy) };
         self.capacity.insert(name.to_owned(), capacity);
     }
+}
+
+/// What a board that is carved on demand can be cut into, as attributes. None of other boards, of one that has more to say
+/// than a device has room for, and of one whose memory cannot be told: what consumes counters has a capacity.
+pub(super) fn cut_of(gpu: &Gpu) -> Option<Vec<(String, String)>> {
+    let MigMode::OnDemand(cut) = &gpu.mig else { return None };
+    let Memory::Known { total, .. } = gpu.memory else { return None };
+    i64::try_from(total.0).ok()?;
+    let said = MigBoard::new(&cut.profiles(), &cut.foreign).attributes(VALUE_BYTES)?;
+    (said.len() <= ENTRIES_PER_DEVICE - BOARD_ENTRIES).then_some(said)
 }
 
 /// What a share may ask for, and what it takes if it does not.

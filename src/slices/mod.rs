@@ -24,7 +24,7 @@ mod taint;
 mod validate;
 
 pub use compare::{Dropped, dropped};
-pub use content::{SliceContent, desired};
+pub use content::{SliceContent, desired, unseen_parents};
 pub use diff::{ExistingSlices, Obsolete, Owner, Target, Write, WritePlan, diff};
 pub use grantable::Grantable;
 pub use offer::{Counters, Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};

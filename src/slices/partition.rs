@@ -46,6 +46,15 @@ pub(super) fn consumption(gpu: &Gpu, place: &PossibleMig) -> DeviceCounterConsum
     }
 }
 
+/// All that instances leave which were made for no claim: who has it shares the board with nobody. None if they leave
+/// nothing, or if there is no counter set.
+pub(super) fn consumption_of_all(gpu: &Gpu) -> Option<DeviceCounterConsumption> {
+    let mut counters = counter_set(gpu)?.counters;
+    counters.retain(|_, counter| counter.value.0 != "0");
+    let some = !counters.is_empty();
+    some.then(|| DeviceCounterConsumption { counter_set: set_name(gpu), counters, ..Default::default() })
+}
+
 /// What the name of a memory slice's counter begins with; its number follows.
 const MEMORY_SLICE: &str = "memory-slice-";
 

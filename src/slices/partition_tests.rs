@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::super::content::tests::{gpu, mig, node_gpus, whole};
 use super::*;
-use crate::model::gpu::{MigCapacity, NodeGpus, Placement};
+use crate::model::gpu::{Memory, MigCapacity, NodeGpus, Placement};
 use crate::model::mig::MigProfile;
 use crate::model::names::NodeName;
-use crate::slices::{Counters, PublishOptions, SliceContent, desired, violations};
+use crate::slices::{Counters, PublishOptions, SliceContent, desired, unseen_parents, violations};
 
 /// Of an H100: id, name, slices, most, [CE, DEC, JPEG, OFA], starts, size.
 type Row = (u32, &'static str, u32, u32, [u32; 4], &'static [u32], u32);
@@ -41,7 +41,7 @@ fn carved(minor: u32, foreign: &[MigPlace]) -> Gpu {
     let mut gpu = gpu(minor);
     let devices = foreign.iter().map(|place| mig(place.placement.start, place.placement.size)).collect();
     let places = PossibleMig::all(&gpu.uuid, &profiles);
-    gpu.mig = MigMode::OnDemand(OnDemand { places, foreign: foreign.to_vec(), devices, made: Vec::new() });
+    gpu.mig = MigMode::OnDemand(OnDemand { places, foreign: foreign.to_vec(), devices, ..OnDemand::default() });
     gpu
 }
 
@@ -57,7 +57,8 @@ fn every_possible_instance_is_a_device_that_consumes_its_part_of_the_board() {
     let slices = published(vec![carved(3, &[])], Counters::Kept);
     assert_eq!(
         slices.iter().map(|slice| (slice.devices.len(), slice.counters.len())).collect::<Vec<_>>(),
-        [(25, 0), (0, 1)]
+        [(26, 0), (0, 1)],
+        "the board itself is one"
     );
     let device = slices[0].devices.iter().find(|device| device.name == "gpu-3-mig-2g20gb-14-4").unwrap();
     let device = serde_json::to_value(device).unwrap();
@@ -92,26 +93,84 @@ fn the_smallest_come_first_and_from_the_end_of_the_board() {
     let slices = published(vec![carved(0, &[])], Counters::Kept);
     let names: Vec<_> =
         slices[0].devices.iter().map(|device| device.name.trim_start_matches("gpu-0-mig-")).collect();
-    assert_eq!(names[..3], ["1g10gb-19-6", "1g10gb-me-20-6", "1g10gb-19-5"]);
-    assert_eq!(names[14..18], ["1g20gb-15-6", "1g20gb-15-4", "2g20gb-14-4", "1g20gb-15-2"]);
-    assert_eq!(names[21..], ["3g40gb-9-4", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"]);
+    assert_eq!(names[..4], ["gpu-0", "1g10gb-19-6", "1g10gb-me-20-6", "1g10gb-19-5"]);
+    assert_eq!(names[15..19], ["1g20gb-15-6", "1g20gb-15-4", "2g20gb-14-4", "1g20gb-15-2"]);
+    assert_eq!(names[22..], ["3g40gb-9-4", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"]);
 }
 
 #[test]
-fn where_counters_are_dropped_only_what_is_there_is_published() {
+fn where_counters_are_dropped_only_what_is_there_and_the_board_is_published() {
     let one = MigPlace { profile_id: 19, placement: Placement { start: 2, size: 1 } };
     let slices = published(vec![carved(0, &[one]), gpu(1)], Counters::NotKept);
     let names: Vec<_> =
         slices.iter().flat_map(|slice| &slice.devices).map(|device| device.name.as_str()).collect();
-    assert_eq!(names, ["gpu-0-mig-1g10gb-19-2", "gpu-1"]);
+    assert_eq!(names, ["gpu-0", "gpu-0-mig-1g10gb-19-2", "gpu-1"]);
     assert!(slices.iter().all(|slice| slice.counters.is_empty()));
+    assert_eq!(slices[0].devices[0].consumes_counters, None);
+}
+
+#[test]
+fn the_board_itself_is_for_who_chooses_places_and_leaves_nothing_beside_it() {
+    let foreign = MigPlace { profile_id: 19, placement: Placement { start: 2, size: 1 } };
+    let slices = published(vec![carved(3, &[foreign])], Counters::Kept);
+    let board = slices[0].devices.iter().find(|device| device.name == "gpu-3").unwrap();
+    assert_eq!(board.allow_multiple_allocations, None);
+    let attributes = board.attributes.as_ref().unwrap();
+    let string = |name: &str| attributes.get(name).and_then(|one| one.string.as_deref());
+    for (name, value) in [
+        ("type", "mig-parent"),
+        ("uuid", "GPU-00000000-0000-0000-0000-000000000003"),
+        ("isolation", "mig"),
+        ("productName", "NVIDIA H100 80GB HBM3"),
+        ("migProfile9", "3g.40gb 3/2 39936 48 4@0,4"),
+        ("migProfile15", "1g.20gb 1/4 19968 16 2@0,2,4,6"),
+        ("migInstances", "19:1@2"),
+    ] {
+        assert_eq!(string(name), Some(value), "{name}");
+    }
+    assert_eq!((string("migProfile20"), string("parentUUID")), (None, None));
+    assert_eq!(attributes["totalMemoryMiB"].int, Some(81_920));
+    assert_eq!(board.capacity.as_ref().unwrap()["memory"].value.0, "80Gi");
+    let taken = &board.consumes_counters.as_ref().unwrap()[0];
+    let mut left = slices[1].counters[0].counters.clone();
+    left.retain(|_, counter| counter.value.0 != "0");
+    assert_eq!((&taken.counter_set, &taken.counters), (&slices[1].counters[0].name, &left));
+    assert!(!taken.counters.contains_key("memory-slice-2"), "that is somebody else's");
+    assert_eq!(taken.counters["compute-slices"].value.0, "6");
+}
+
+/// An API server refuses a consumption without counters.
+#[test]
+fn a_board_of_which_nothing_is_left_consumes_nothing() {
+    let all = MigPlace { profile_id: 0, placement: Placement { start: 0, size: 8 } };
+    let slices = published(vec![carved(0, &[all])], Counters::Kept);
+    assert_eq!(
+        (slices[0].devices[0].name.as_str(), &slices[0].devices[0].consumes_counters),
+        ("gpu-0", &None)
+    );
+}
+
+#[test]
+fn a_board_that_cannot_say_all_of_itself_is_left_out_and_told() {
+    let many: Vec<_> = (0..20)
+        .map(|start| MigPlace { profile_id: 1_000_000, placement: Placement { start, size: 1 } })
+        .collect();
+    let mut unknown = carved(1, &[]);
+    unknown.memory = Memory::Unknown;
+    let boards = vec![carved(0, &many), unknown, carved(2, &[])];
+    let gpus = NodeGpus { gpus: boards.clone(), ..node_gpus(0) };
+    let slices = published(boards, Counters::NotKept);
+    let names: Vec<_> = slices[0].devices.iter().map(|device| device.name.as_str()).collect();
+    assert!(!names.contains(&"gpu-0") && !names.contains(&"gpu-1") && names.contains(&"gpu-2"), "{names:?}");
+    let told = unseen_parents(&gpus);
+    assert!(told.len() == 2 && told[0].contains("GPU-00000000-0000-0000-0000-000000000000"), "{told:?}");
 }
 
 #[test]
 fn sixteen_boards_take_slices_of_at_most_64_devices_and_8_sets() {
     let slices = published((0..16).map(|minor| carved(minor, &[])).collect(), Counters::Kept);
     let sizes: Vec<_> = slices.iter().map(|slice| (slice.devices.len(), slice.counters.len())).collect();
-    assert_eq!(sizes, [(64, 0), (64, 0), (64, 0), (64, 0), (64, 0), (64, 0), (16, 0), (0, 8), (0, 8)]);
+    assert_eq!(sizes, [(64, 0), (64, 0), (64, 0), (64, 0), (64, 0), (64, 0), (32, 0), (0, 8), (0, 8)]);
 }
 
 #[test]
@@ -128,7 +187,7 @@ fn an_instance_of_somebody_elses_is_used_as_it_is_and_takes_its_part() {
         (left["memory-slice-2"].value.0.as_str(), left["compute-slices"].value.0.as_str()),
         ("0", "6")
     );
-    assert_eq!(slices[0].devices.len(), 25, "what cannot be had now stays listed: it may be allocated");
+    assert_eq!(slices[0].devices.len(), 26, "what cannot be had now stays listed: it may be allocated");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! MIG devices that are made for claims, on a node in a folder: what is refused, what is left alone, what comes back.
 
-use tranche::ledger::Step;
+use serde_json::json;
+use tranche::ledger::{Placer, Step};
 use tranche::model::gpu::Placement;
 use tranche::model::mig::{MadeMig, MigPlace};
+use tranche::model::quantity::Bytes;
 
 use crate::site::{Claim, Site, uuid};
 
@@ -135,4 +137,66 @@ async fn seven_devices_are_made_on_one_board() {
     site.api.put(&admin);
     plugin.refused(&admin, &["is not there yet", "Administrative access"]).await;
     assert_eq!(site.mig.all().len(), 2);
+}
+
+/// By class shared.gpu.nvidia.com, which names the board: the controller chose the place.
+fn shared(site: &Site, name: &str, place: MigPlace) -> Claim {
+    let Placement { start, size } = place.placement;
+    let mib = 9984 * u64::from(size);
+    let claim = Claim::new(name, &["gpu-3"]).granted(mib, 0).carved(place.profile_id, start, size);
+    let claim = claim.config(
+        &[],
+        json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare",
+        "memory": "9Gi", "minimumIsolation": "mig"}),
+    );
+    site.api.put(&claim);
+    claim
+}
+
+#[tokio::test]
+async fn a_place_that_the_controller_chose_is_made_and_ends_as_one_that_was_allocated() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let claim = shared(&site, "a", at(19, 2, 1));
+    plugin.prepared(&claim, "at first").await;
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 2, 1))]);
+    let record = site.records().remove(0).intent;
+    let mig = record.devices[0].mig.clone().unwrap();
+    assert_eq!(
+        (mig.profile.as_str(), mig.place, record.devices[0].placer),
+        ("1g.10gb", at(19, 2, 1), Placer::Controller)
+    );
+    assert_eq!(mig.asked.memory, Some(Bytes(9 << 30)));
+    plugin.prepared(&claim, "again").await;
+    assert_eq!((site.mig.all().len(), &site.records()[0].intent), (1, &record), "nothing is made twice");
+    // Allocated anew, at another place.
+    let again = shared(&site, "a", at(14, 4, 2));
+    plugin.prepared(&again, "allocated anew").await;
+    assert_eq!(site.mig.all(), [(uuid(3), at(14, 4, 2))]);
+    site.check("allocated anew");
+    plugin.unprepare(&again).await.unwrap();
+    site.check_empty("released");
+}
+
+#[tokio::test]
+async fn places_of_the_controller_and_of_the_scheduler_do_not_meet_on_a_board() {
+    let site = Site::carved();
+    let plugin = site.start_plugin();
+    let ours = shared(&site, "ours", at(19, 0, 1));
+    plugin.prepared(&ours, "first").await;
+    let beside = shared(&site, "beside", at(19, 1, 1));
+    plugin.prepared(&beside, "beside").await;
+    let over = shared(&site, "over", at(14, 0, 2));
+    plugin.refused(&over, &["in use by claim team/", "allocated twice"]).await;
+    let theirs = put(&site, "theirs", "gpu-3-mig-2g20gb-14-4");
+    plugin.refused(&theirs, &["MIG devices made of it", "that the controller placed"]).await;
+    let none = shared(&site, "none", at(77, 0, 1));
+    plugin.refused(&none, &["profile 77", "cannot be cut into", "19 (1g.10gb)"]).await;
+    assert_eq!((site.mig.all().len(), site.records().len()), (2, 2));
+    for claim in [&ours, &beside] {
+        plugin.unprepare(claim).await.unwrap();
+    }
+    plugin.prepared(&theirs, "once the controller's are gone").await;
+    let refused = &["MIG devices made of it", "team/theirs", "that the scheduler placed"];
+    plugin.refused(&shared(&site, "late", at(19, 0, 1)), refused).await;
 }

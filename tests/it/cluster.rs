@@ -846,7 +846,7 @@ async fn what_can_be_made_of_a_board_is_published_with_counters() {
     let rig = Rig::start(&api, quick());
     rig.find(carved());
     let state = rig.published(1).await;
-    assert_eq!((state.slices, state.devices, state.writes), (2, 5, 2), "in the first writes");
+    assert_eq!((state.slices, state.devices, state.writes), (2, 6, 2), "in the first writes");
     let slices = api.list(SLICES);
     let [devices, counters] = ["devices", "sharedCounters"].map(|field| {
         let found: Vec<_> =
@@ -855,9 +855,14 @@ async fn what_can_be_made_of_a_board_is_published_with_counters() {
         found[0].clone()
     });
     let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(names[1..], [3, 2, 1, 0].map(|start| format!("gpu-1-mig-1g6gb-14-{start}")));
-    assert_eq!(devices[2]["consumesCounters"][0]["counterSet"], counters[0]["name"]);
+    assert_eq!(names[1], "gpu-1", "the board itself");
+    assert_eq!(names[2..], [3, 2, 1, 0].map(|start| format!("gpu-1-mig-1g6gb-14-{start}")));
+    assert_eq!(devices[3]["consumesCounters"][0]["counterSet"], counters[0]["name"]);
     assert_eq!(counters[0]["counters"]["compute-slices"]["value"], "4", "as many as the four have together");
+    let mut all = counters[0]["counters"].clone();
+    all.as_object_mut().unwrap().retain(|_, counter| counter["value"] != "0");
+    let taken = json!([{"counterSet": counters[0]["name"], "counters": all}]);
+    assert_eq!(devices[1]["consumesCounters"], taken, "all that there is of it");
 }
 
 #[tokio::test]
@@ -867,8 +872,11 @@ async fn an_api_server_without_counters_is_told_nothing_of_what_can_be_made() {
     let rig = Rig::start(&api, quick());
     rig.find(carved());
     let state = rig.published(1).await;
-    assert_eq!((state.slices, state.devices), (1, 1), "or all four would be given out at once, and more");
-    assert_eq!(first_device(&api)["name"], "gpu-0");
+    assert_eq!((state.slices, state.devices), (1, 2), "or all four would be given out at once, and more");
+    let names = api.list(SLICES)[0]["spec"]["devices"].as_array().cloned().unwrap_or_default();
+    let names: Vec<_> =
+        names.iter().map(|device| (&device["name"], &device["attributes"]["type"]["string"])).collect();
+    assert_eq!(names, [(&json!("gpu-0"), &json!("gpu")), (&json!("gpu-1"), &json!("mig-parent"))]);
     assert!(state.dropped.features().contains("DRAPartitionableDevices"), "{}", state.dropped);
     looked_again(&api).await;
     assert_eq!(api.writes(SLICES), 1);
@@ -882,7 +890,7 @@ async fn counters_are_asked_about_though_nothing_else_is_to_be_written() {
     rig.find(gpus(1));
     rig.published(1).await;
     rig.find(carved());
-    rig.until("what can be made", |p| p.devices == 5 && p.slices == 2).await;
+    rig.until("what can be made", |p| p.devices == 6 && p.slices == 2).await;
 }
 
 #[tokio::test]
@@ -901,7 +909,7 @@ async fn a_dry_run_about_counters_that_fails_is_tried_again_before_anything_is_w
         let state = rig.published(1).await;
         assert_eq!(
             (state.devices, state.writes),
-            (5, 2),
+            (6, 2),
             "nothing was written without counters: {failure:?}"
         );
         assert!(state.failures >= 1 && api.has_failed(), "{failure:?}");
@@ -922,7 +930,7 @@ async fn counters_that_are_stored_are_kept_whatever_becomes_of_a_dry_run() {
     let rig = Rig::start(&api, quick());
     rig.find(carved());
     let state = rig.published(1).await;
-    assert_eq!((state.devices, state.writes), (5, 0), "what may be allocated stays published");
+    assert_eq!((state.devices, state.writes), (6, 0), "what may be allocated stays published");
     assert_eq!(api.count(Verb::DryRun, SLICES), asked, "there is nothing to ask");
 }
 
@@ -935,5 +943,5 @@ async fn an_api_server_that_refuses_counters_gets_the_rest() {
     let rig = Rig::start(&api, quick());
     rig.find(carved());
     let state = rig.published(1).await;
-    assert_eq!((state.slices, state.devices), (1, 1));
+    assert_eq!((state.slices, state.devices), (1, 2));
 }

@@ -87,7 +87,16 @@ fn carved_twice() -> Claim {
     Claim::new("carved-twice", &["gpu-3-mig-1g10gb-19-0", "gpu-3-mig-2g20gb-14-2"])
 }
 
-const CARVED: [Named; 2] = [("a carved device", carved), ("two carved devices", carved_twice)];
+/// One that the controller chose.
+fn carved_for_share() -> Claim {
+    Claim::new("carved-for-share", &["gpu-3"]).granted(9984, 0).carved(19, 0, 1)
+}
+
+const CARVED: [Named; 3] = [
+    ("a carved device", carved),
+    ("two carved devices", carved_twice),
+    ("a carved device of the controller's", carved_for_share),
+];
 
 type Named = (&'static str, fn() -> Claim);
 

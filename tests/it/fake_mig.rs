@@ -7,6 +7,7 @@ use tranche::ledger::Step;
 use tranche::model::gpu::{MigCapacity, Placement};
 use tranche::model::mig::{GpuInstance, MadeMig, MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
+use tranche::model::quantity::Bytes;
 use tranche::nvml::{MigError, MigInstances};
 
 use crate::stop_at::{StopAt, Verb};
@@ -117,7 +118,7 @@ pub fn profiles() -> Vec<MigProfile> {
         name: name.to_owned(),
         slices,
         most,
-        capacity: MigCapacity::default(),
+        capacity: MigCapacity { memory: Bytes::from_mib(9984 * u64::from(size)), ..MigCapacity::default() },
         placements: starts.iter().map(|start| Placement { start: *start, size }).collect(),
     };
     vec![profile(19, "1g.10gb", 1, 7, &[0, 1, 2, 3, 4, 5, 6], 1), profile(14, "2g.20gb", 2, 3, &[0, 2, 4], 2)]

@@ -305,8 +305,8 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
     let MigMode::OnDemand(cut) = &gpus.gpus[0].mig else { panic!("{:?}", gpus.gpus[0].mig) };
     assert_eq!((cut.places.len(), &cut.foreign[..], cut.devices.len()), (25, &[at(ONE, 0, 1)][..], 1));
     let names: Vec<_> = gpus.gpus[0].devices().iter().map(|device| device.name().to_string()).collect();
-    assert_eq!(names.len(), 25, "one for each place, whoever is there");
-    assert_eq!(names[0], "gpu-0-mig-1g10gb-19-0", "what is there comes first");
+    assert_eq!(names.len(), 26, "one for each place, whoever is there, and the board");
+    assert_eq!(names[..2], ["gpu-0", "gpu-0-mig-1g10gb-19-0"], "what is there comes first");
     assert!(matches!(&gpus.gpus[1].mig, MigMode::On(devices) if devices.len() == 2), "not asked for");
     assert_eq!(gpus.gpus[2].mig, MigMode::Off, "MIG is never switched on");
     stop.cancel();

@@ -59,7 +59,8 @@ fn intent(name: &str, mode: HoldMode) -> Intent {
         share_id: matches!(mode, HoldMode::Share(_)).then(|| SHARE.to_owned()),
     };
     let gpu = DeviceUuid::new("GPU-0");
-    let devices = vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode, placer: Placer::default() }];
+    let devices =
+        vec![HeldDevice { answer, uuid: gpu.clone(), gpu, mode, placer: Placer::default(), mig: None }];
     Intent {
         claim: claim_ref(name),
         boot: BootId::new("boot"),

@@ -389,7 +389,7 @@ async fn scheduler_and_controller_never_share_one_board() {
     let whole = Claim::new("whole", &["gpu-0"]);
     put(&site, &[&ours, &theirs, &whole]);
     prepared(&plugin, &[&ours]).await;
-    plugin.refused(&theirs, &["cannot come from the scheduler and from the controller", "team/ours"]).await;
+    plugin.refused(&theirs, &["come from the scheduler and from the controller", "team/ours"]).await;
     plugin.refused(&whole, &["in use by claim team/ours"]).await;
     assert_eq!(served(&site), Some((Some(2000), Some(25))));
     assert!(site.is_ready(&ours));

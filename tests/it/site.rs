@@ -136,6 +136,18 @@ impl Claim {
         self
     }
 
+    /// The controller chose a place on the GPU for a MIG device: after [`Claim::granted`].
+    pub fn carved(mut self, profile: u32, start: u32, size: u32) -> Self {
+        let configs = self.0["status"]["allocation"]["devices"]["config"].as_array_mut().unwrap();
+        for part in configs.iter_mut().filter_map(|config| config.pointer_mut("/opaque/parameters/devices/0"))
+        {
+            part["mig"] = json!({"profile": profile, "start": start, "size": size});
+            part["isolation"] = json!("mig");
+            part.as_object_mut().unwrap().remove("compute");
+        }
+        self
+    }
+
     /// The controller gave all of the GPUs, for the fraction 1: after [`Claim::granted`].
     pub fn whole(mut self) -> Self {
         let configs = self.0["status"]["allocation"]["devices"]["config"].as_array_mut().unwrap();

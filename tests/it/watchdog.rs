@@ -312,7 +312,7 @@ impl Bench {
     ) {
         let uuid = DeviceUuid::new(answer.device.as_str().replace("gpu-", "GPU-"));
         let gpu = uuid.clone();
-        let device = HeldDevice { answer, uuid, gpu, mode, placer: Placer::default() };
+        let device = HeldDevice { answer, uuid, gpu, mode, placer: Placer::default(), mig: None };
         self.begin_with(claim, device, (steps, pods)).await;
     }
 
@@ -1255,6 +1255,7 @@ async fn a_mig_device_has_memory_of_its_own_and_the_rest_is_its_boards() {
         gpu: gpu(0),
         mode: HoldMode::Mig,
         placer: Placer::default(),
+        mig: None,
     };
     let pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: MINE.into() }];
     bench.begin_with(&claim, device, (Vec::new(), pods)).await;

@@ -10,6 +10,7 @@ use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::share::Isolation;
+use crate::sharing::MIG_PARENT;
 use crate::slices::Offered;
 use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
@@ -170,18 +171,19 @@ fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
     render(&header, rows)
 }
 
-/// `gpu` or `mig`, as the published attribute `type` has it.
+/// `gpu`, `mig` or `mig-parent`, as the published attribute `type` has it.
 pub fn kind(device: &Device<'_>) -> &'static str {
     match device {
         Device::Whole(_) => "gpu",
         Device::Mig { .. } | Device::Place { .. } => "mig",
+        Device::Parent(_) => MIG_PARENT,
     }
 }
 
 /// A MIG device's profile.
 pub fn profile(device: &Device<'_>) -> Option<String> {
     match device {
-        Device::Whole(_) => None,
+        Device::Whole(_) | Device::Parent(_) => None,
         Device::Mig { mig, .. } => Some(mig.profile.clone()),
         Device::Place { place, .. } => Some(place.profile.clone()),
     }
@@ -208,7 +210,7 @@ impl Offer {
             isolation: isolation.map(Isolation::as_str),
         };
         match (device, offered.get(&device.name())) {
-            (Device::Mig { .. } | Device::Place { .. }, _) => alone(Some(Isolation::Mig)),
+            (Device::Mig { .. } | Device::Place { .. } | Device::Parent(_), _) => alone(Some(Isolation::Mig)),
             (Device::Whole(_), None) => alone(None),
             (Device::Whole(_), Some(Offered::Whole { .. })) => alone(Some(Isolation::None)),
             (
@@ -254,7 +256,7 @@ fn memory(device: &Device<'_>) -> String {
     match device {
         Device::Mig { mig, .. } => mig.capacity.memory.to_quantity_string(),
         Device::Place { place, .. } => place.capacity.memory.to_quantity_string(),
-        Device::Whole(gpu) => match gpu.memory {
+        Device::Whole(gpu) | Device::Parent(gpu) => match gpu.memory {
             Memory::Known { total, .. } => total.to_quantity_string(),
             Memory::Unknown => "unknown".to_owned(),
         },

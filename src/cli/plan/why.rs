@@ -36,7 +36,8 @@ pub fn meant(claim: &AllocatedClaim, target: &Target<'_>, aspect: Aspect) -> Vec
 /// What the entry decides for such a device, if anything.
 fn aspect_of(config: &Config, device: Device<'_>) -> Option<Aspect> {
     match (decode(&config.parameters).ok()?, device) {
-        (Params::Gpu(_), Device::Whole(_)) | (Params::Mig(_), Device::Mig { .. } | Device::Place { .. }) => {
+        (Params::Gpu(_), Device::Whole(_))
+        | (Params::Mig(_), Device::Mig { .. } | Device::Place { .. } | Device::Parent(_)) => {
             Some(Aspect::Sharing)
         }
         (Params::Share(_), _) => Some(Aspect::Share),

@@ -34,7 +34,14 @@ fn held() -> HeldDevice {
         share_id: None,
     };
     let gpu = DeviceUuid::new("GPU-0");
-    HeldDevice { answer, uuid: gpu.clone(), gpu, mode: HoldMode::Share(grant), placer: Placer::default() }
+    HeldDevice {
+        answer,
+        uuid: gpu.clone(),
+        gpu,
+        mode: HoldMode::Share(grant),
+        placer: Placer::default(),
+        mig: None,
+    }
 }
 
 fn reference(claim: &ResourceClaim) -> ClaimRef {
