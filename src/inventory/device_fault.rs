@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Inventory;
 use super::xid::{Class, xid};
-use crate::model::gpu::{Device, Gpu, Health};
+use crate::model::gpu::{Device, Gpu, Health, Placement};
 use crate::model::names::{BootId, DeviceUuid};
 use crate::model::share::{MpsGroup, SharedMemory};
 
@@ -39,6 +39,8 @@ pub enum FaultLocation {
     Instance(DeviceUuid, u32),
     /// One device, whole or MIG.
     Device(DeviceUuid),
+    /// Memory slices of a board that is carved for claims: what is, or may be, made of them, and the board itself.
+    Slices(DeviceUuid, Placement),
 }
 
 impl FaultLocation {
@@ -46,6 +48,14 @@ impl FaultLocation {
         match (self, device) {
             (Self::Board(gpu), _) => *gpu == device.gpu().uuid,
             (Self::Device(uuid), _) => uuid == device.uuid(),
+            // MIG was turned off since: the fault is somewhere on the board.
+            (Self::Slices(gpu, _), Device::Whole(board) | Device::Parent(board)) => *gpu == board.uuid,
+            (Self::Slices(gpu, at), Device::Mig { parent, mig }) => {
+                *gpu == parent.uuid && at.overlaps(mig.placement)
+            }
+            (Self::Slices(gpu, at), Device::Place { parent, place }) => {
+                *gpu == parent.uuid && at.overlaps(place.place.placement)
+            }
             // MIG was turned off since: the fault is somewhere on the board.
             (Self::Instance(gpu, _), Device::Whole(whole)) => *gpu == whole.uuid,
             (Self::Instance(gpu, instance), Device::Mig { parent, mig }) => {
@@ -70,6 +80,8 @@ pub enum FaultKind {
     ShmFull,
     /// The device works, but processes use it without an allocation.
     Withheld,
+    /// The last try to make the MIG device failed, not long ago.
+    NotMade,
 }
 
 /// What a fault means for pods.
@@ -96,8 +108,8 @@ impl FaultEffect {
 }
 
 impl FaultKind {
-    pub const WORDS: [&'static str; 7] =
-        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full", "withheld"];
+    pub const WORDS: [&'static str; 8] =
+        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full", "withheld", "mig-not-made"];
 
     /// A short word for taints and metrics; one of [`Self::WORDS`].
     pub fn word(self) -> &'static str {
@@ -112,12 +124,13 @@ impl FaultKind {
             Self::MpsDaemonDown => "mps-daemon-down",
             Self::ShmFull => "shm-full",
             Self::Withheld => "withheld",
+            Self::NotMade => "mig-not-made",
         }
     }
 
     /// True if the device does not work as it should.
     pub fn is_malfunction(self) -> bool {
-        self != Self::Withheld
+        !matches!(self, Self::Withheld | Self::NotMade)
     }
 
     pub fn effect(self) -> FaultEffect {
@@ -128,7 +141,7 @@ impl FaultKind {
                 Class::Lost => FaultEffect::NoPods,
             },
             Self::Lost => FaultEffect::NoPods,
-            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull | Self::Withheld => {
+            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull | Self::Withheld | Self::NotMade => {
                 FaultEffect::NoNewPods
             }
         }
@@ -204,7 +217,7 @@ impl DeviceFaults {
     pub fn applied_to(&self, inventory: &Inventory) -> Inventory {
         let Inventory::Found(gpus) = inventory else { return inventory.clone() };
         let mut gpus = gpus.clone();
-        for gpu in gpus.gpus.iter_mut().filter(|gpu| gpu.health == Health::Healthy) {
+        for gpu in gpus.gpus.iter_mut().filter(|gpu| gpu.health.problem().is_none()) {
             let location = FaultLocation::Board(gpu.uuid.clone());
             let ills = self
                 .iter()
@@ -240,10 +253,17 @@ impl DeviceFaults {
 
     /// Adds an Xid that was seen `now`. A harmless Xid is no fault.
     pub fn with_xid(&self, event: &Xid, now: u64) -> Self {
+        self.with_xid_at(event, None, now)
+    }
+
+    /// The same of a GPU instance that was made for a claim, `at` these memory slices.
+    pub fn with_xid_at(&self, event: &Xid, at: Option<Placement>, now: u64) -> Self {
         let (class, meaning) = xid(event.code);
         let mut next = self.clone();
         let of_board = |location: &FaultLocation| match location {
-            FaultLocation::Board(gpu) | FaultLocation::Instance(gpu, _) => *gpu == event.gpu,
+            FaultLocation::Board(gpu) | FaultLocation::Instance(gpu, _) | FaultLocation::Slices(gpu, _) => {
+                *gpu == event.gpu
+            }
             FaultLocation::Device(_) => false,
         };
         let known =
@@ -251,10 +271,13 @@ impl DeviceFaults {
         if class == Class::Harmless || known.count() >= XIDS_PER_BOARD {
             return next;
         }
-        let location = match event.gpu_instance {
+        let gpu = event.gpu.clone();
+        let location = match (at, event.gpu_instance) {
             // What has left the bus has left it in whole.
-            Some(instance) if class != Class::Lost => FaultLocation::Instance(event.gpu.clone(), instance),
-            _ => FaultLocation::Board(event.gpu.clone()),
+            _ if class == Class::Lost => FaultLocation::Board(gpu),
+            (Some(at), _) => FaultLocation::Slices(gpu, at),
+            (None, Some(instance)) => FaultLocation::Instance(gpu, instance),
+            (None, None) => FaultLocation::Board(gpu),
         };
         let words = format!("Xid {}: {meaning}{}", event.code, remedy(class));
         next.insert_new(location, FaultKind::Xid(event.code), words, now);
@@ -263,7 +286,11 @@ impl DeviceFaults {
 
     /// Replaces the faults from earlier looks and MPS daemon states by those of `now`.
     pub fn with_facts(&self, inventory: &Inventory, down: &[DaemonsDown], now: u64) -> Self {
-        let mut next = Self::from_faults(self.persistent());
+        // The others are no matter of looks and daemons.
+        let apart =
+            |kind: FaultKind| matches!(kind, FaultKind::Xid(_) | FaultKind::Withheld | FaultKind::NotMade);
+        let kept = self.iter().filter(|fault| apart(fault.kind)).cloned().collect();
+        let mut next = Self::from_faults(kept);
         for (gpu, kind, reason) in unhealthy_gpus(inventory) {
             let location = FaultLocation::Board(gpu.clone());
             // Its Xid says so already.
@@ -302,14 +329,23 @@ impl DeviceFaults {
         self
     }
 
-    /// Replaces the withheld devices; each has its reason as text.
-    pub fn with_withheld(&self, withheld: &BTreeMap<DeviceUuid, String>, now: u64) -> Self {
-        let others = self.0.iter().filter(|((_, kind), _)| *kind != FaultKind::Withheld);
+    /// Replaces what is withheld; each has its reason as text.
+    pub fn with_withheld(&self, withheld: &BTreeMap<FaultLocation, String>, now: u64) -> Self {
+        self.with_all(FaultKind::Withheld, withheld, now)
+    }
+
+    /// Replaces the MIG devices that could not be made lately; each has its reason as text.
+    pub fn with_unmade(&self, unmade: &BTreeMap<FaultLocation, String>, now: u64) -> Self {
+        self.with_all(FaultKind::NotMade, unmade, now)
+    }
+
+    /// Replaces the faults of a kind.
+    fn with_all(&self, kind: FaultKind, all: &BTreeMap<FaultLocation, String>, now: u64) -> Self {
+        let others = self.0.iter().filter(|((_, other), _)| *other != kind);
         let mut next = Self(others.map(|(key, fault)| (key.clone(), fault.clone())).collect());
-        for (device, words) in withheld {
-            let location = FaultLocation::Device(device.clone());
-            let since = self.since(&location, FaultKind::Withheld).unwrap_or(now);
-            next.insert_new(location, FaultKind::Withheld, words.clone(), since);
+        for (location, words) in all {
+            let since = self.since(location, kind).unwrap_or(now);
+            next.insert_new(location.clone(), kind, words.clone(), since);
         }
         next
     }
@@ -339,7 +375,7 @@ fn unhealthy_gpus(inventory: &Inventory) -> impl Iterator<Item = (&DeviceUuid, F
         Inventory::Unknown | Inventory::Unavailable { .. } => &[],
     };
     gpus.iter().filter_map(|gpu: &Gpu| match &gpu.health {
-        Health::Healthy => None,
+        Health::Healthy | Health::Changing(_) => None,
         Health::Unhealthy(reason) => Some((&gpu.uuid, FaultKind::Unreachable, reason.as_str())),
         Health::Lost(reason) => Some((&gpu.uuid, FaultKind::Lost, reason.as_str())),
     })
@@ -542,7 +578,8 @@ mod tests {
     #[test]
     fn a_device_is_withheld_as_long_as_it_is_said_and_nothing_is_wrong_with_it() {
         let board = gpu(0);
-        let withheld = BTreeMap::from([(board.uuid.clone(), "process 7 holds it".to_owned())]);
+        let withheld =
+            BTreeMap::from([(FaultLocation::Device(board.uuid.clone()), "process 7 holds it".to_owned())]);
         let device_faults =
             DeviceFaults::default().with_withheld(&withheld, 100).with_withheld(&withheld, 200);
         let found = device_faults.of(&Device::Whole(&board));

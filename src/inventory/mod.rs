@@ -11,6 +11,7 @@
 //! Pure. May import: model. May name: serde.
 
 mod change;
+mod claimed;
 mod device_fault;
 mod fold;
 pub mod labels;
@@ -25,6 +26,7 @@ use crate::model::gpu::NodeGpus;
 use crate::model::names::DeviceUuid;
 
 pub use change::Change;
+pub use claimed::{Claimed, ClaimedAround, ClaimedPart, settle};
 pub use device_fault::{
     DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultEffect, FaultKind, FaultLocation, ShmFull,
     Xid,

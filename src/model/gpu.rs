@@ -88,6 +88,28 @@ pub struct OnDemand {
     /// What was made for the claim at hand: known to who prepares it, and to nobody else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub made: Vec<MigDevice>,
+    /// What was made for claims that have it still, and is not there any more: somebody ended it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<MissingMig>,
+}
+
+/// A MIG device that somebody ended under its claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MissingMig {
+    pub place: MigPlace,
+    pub uuid: DeviceUuid,
+}
+
+impl MissingMig {
+    /// What is wrong with it, and what to do.
+    pub fn words(&self) -> String {
+        let MigPlace { profile_id, placement } = self.place;
+        format!(
+            "MIG device {} (profile {profile_id} at memory slice {}) was ended by somebody while its claim has it: what uses \
+             it fails. Delete the pod; a new one gets another",
+            self.uuid, placement.start
+        )
+    }
 }
 
 /// One MIG device: a GPU instance with a compute instance.
@@ -135,6 +157,8 @@ pub struct MigCapacity {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Health {
     Healthy,
+    /// It works, and is to be used otherwise once the claims that it has have gone: it takes no new ones. Why, in words.
+    Changing(String),
     /// Why not, in words.
     Unhealthy(String),
     /// NVML says that it has left the bus (`NVML_ERROR_GPU_IS_LOST`): nothing on it goes on.
@@ -142,10 +166,10 @@ pub enum Health {
 }
 
 impl Health {
-    /// What is wrong, in words; none of a healthy board.
+    /// What is wrong, in words; none of a board that works.
     pub fn problem(&self) -> Option<&str> {
         match self {
-            Self::Healthy => None,
+            Self::Healthy | Self::Changing(_) => None,
             Self::Unhealthy(reason) | Self::Lost(reason) => Some(reason),
         }
     }
@@ -219,6 +243,14 @@ impl Gpu {
         let free = cut.places.iter().filter(|place| !names.contains(&place.device_name(self.minor)));
         devices.extend(free.map(|place| Device::Place { parent: self, place }));
         devices
+    }
+
+    /// MIG devices that somebody ended under their claims.
+    pub fn missing(&self) -> &[MissingMig] {
+        match &self.mig {
+            MigMode::Off | MigMode::On(_) => &[],
+            MigMode::OnDemand(cut) => &cut.missing,
+        }
     }
 
     /// The board itself, its MIG devices where MIG is on, or both where it is carved on demand.

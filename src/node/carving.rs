@@ -18,12 +18,14 @@ use super::discovery::CarvedPlaces;
 use super::executor::{ExecuteError, Executor, StepError, step_error, stuck};
 use super::holders::ReleaseCause;
 use super::lanes::Held;
-use crate::ledger::{HeldDevice, Intent, Mark, Phase, Record, Step};
+use crate::inventory::{Claimed, ClaimedPart};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, Step};
 use crate::model::claim::AllocatedClaim;
 use crate::model::error_chain;
-use crate::model::gpu::{MigMode, NodeGpus};
+use crate::model::gpu::{MigMode, NodeGpus, Placement};
 use crate::model::mig::{MadeMig, MigPlace};
 use crate::model::names::DeviceUuid;
+use crate::model::selector::GpuSelector;
 use crate::nvml::MigError;
 use crate::prepare::{Plan, Refusal};
 
@@ -74,7 +76,7 @@ impl fmt::Debug for CarvedByClaims {
 }
 
 impl CarvedPlaces for CarvedByClaims {
-    fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
+    fn claimed(&self) -> Vec<Claimed> {
         let store = &self.0.store;
         // Another process of ours may have made some, while two overlap in a rolling update.
         if let Err(error) = store.read_again() {
@@ -83,13 +85,53 @@ impl CarvedPlaces for CarvedByClaims {
                 "cannot read the ledger again; MIG instances are told by what is known of it"
             );
         }
-        let intents = store.intents().into_iter().filter(|intent| intent.boot == self.0.boot);
-        let places = |intent: Intent| intent.places().map(|(gpu, at)| (gpu.clone(), at)).collect::<Vec<_>>();
-        intents.flat_map(places).collect()
+        store.intents().iter().filter(|intent| intent.boot == self.0.boot).flat_map(claimed_by).collect()
     }
 }
 
+/// What a claim has of boards in MIG mode.
+fn claimed_by(intent: &Intent) -> Vec<Claimed> {
+    let on = |gpu: &DeviceUuid, what| Claimed { gpu: gpu.clone(), claim: intent.claim.clone(), what };
+    let made = intent.steps.iter().filter_map(|step| match step {
+        Step::MakeMig { gpu, place, made } => {
+            let device = made.as_ref().map(|made| made.uuid.clone());
+            Some(on(gpu, ClaimedPart::Made { place: *place, device }))
+        }
+        Step::TimeSlice { .. } | Step::Mps { .. } | Step::WriteCdi { .. } => None,
+    });
+    // What is known of a MIG device of a board that is carved stands in its record.
+    let is_static = |held: &&HeldDevice| {
+        held.mode == HoldMode::Mig && held.mig.is_none() && intent.places().all(|(gpu, _)| *gpu != held.gpu)
+    };
+    let fixed = intent.devices.iter().filter(is_static).map(|held| on(&held.gpu, ClaimedPart::Static));
+    made.chain(fixed).collect()
+}
+
+/// Boards to be looked at as carved: those that are to be, and those with MIG devices that were made for claims.
+pub(super) fn carved_boards(wanted: &[GpuSelector], executor: &Executor) -> Vec<GpuSelector> {
+    let intents = executor.store.intents().into_iter().filter(|intent| intent.boot == executor.boot);
+    let mut kept: Vec<DeviceUuid> =
+        intents.flat_map(|intent| intent.places().map(|(gpu, _)| gpu.clone()).collect::<Vec<_>>()).collect();
+    kept.sort();
+    kept.dedup();
+    wanted.iter().cloned().chain(kept.into_iter().map(GpuSelector::Uuid)).collect()
+}
+
 impl Executor {
+    /// The memory slices of a GPU instance that was made for a claim, by NVML's number of it.
+    pub(super) fn made_at(&self, gpu: &DeviceUuid, instance: u32) -> Option<Placement> {
+        let intents = self.store.intents().into_iter().filter(|intent| intent.boot == self.boot);
+        let of = |step: &Step| match step {
+            Step::MakeMig { gpu: on, place, made: Some(made) }
+                if on == gpu && made.gpu_instance == instance =>
+            {
+                Some(place.placement)
+            }
+            _ => None,
+        };
+        intents.flat_map(|intent| intent.steps.iter().find_map(of)).next()
+    }
+
     /// True unless NVML says that an instance which was made for the claim is not there any more: somebody ended it, or
     /// the driver was loaded anew.
     pub(super) fn has_its_instances(&self, record: &Record) -> bool {
@@ -170,7 +212,7 @@ impl Executor {
         for index in 0..intent.steps.len() {
             let Step::MakeMig { gpu, place, .. } = &intent.steps[index] else { break };
             let (gpu, place) = (gpu.clone(), *place);
-            match self.mig.make(&gpu, place) {
+            match self.mig.make(&intent.claim.uid, &gpu, place) {
                 Ok(made) => {
                     intent.steps[index] = Step::MakeMig { gpu, place, made: Some(made) };
                     self.store.replace(held, intent.clone(), Phase::Applying(index + 1))?;

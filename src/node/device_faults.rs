@@ -26,7 +26,9 @@ use super::discovery::Discovered;
 use super::executor::Executor;
 use super::holders::{self, Withheld};
 use crate::host::{Durability, boot};
-use crate::inventory::{DaemonsDown, DeviceFault, DeviceFaults, DriverSession, Inventory, ShmFull, Xid};
+use crate::inventory::{
+    DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultLocation, Inventory, ShmFull, Xid,
+};
 use crate::ledger::{Phase, RecordKey};
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
@@ -75,8 +77,8 @@ pub struct FaultWatcher {
     run: DriverSession,
     known: DeviceFaults,
     daemons: Daemons,
-    /// Devices of which processes hold all or a share without an allocation, and why, as text.
-    withheld: BTreeMap<DeviceUuid, String>,
+    /// What processes hold, all of it or a share, without an allocation, and why, as text.
+    withheld: BTreeMap<FaultLocation, String>,
     saving: Saving,
     /// Times that the file was brought up to date.
     saves: u64,
@@ -189,6 +191,7 @@ impl FaultWatcher {
         let mut ledger = self.sources.executor.store.changes();
         let mut withheld = self.sources.executor.holders.withheld();
         withheld.mark_changed();
+        let mut unmade = self.sources.executor.mig.changes();
         let (mut last, mut next) = (Instant::now(), Instant::now());
         let mut looking: Option<JoinHandle<Observation>> = None;
         inventory.mark_changed();
@@ -206,6 +209,7 @@ impl FaultWatcher {
                 }
                 // The sender is the executor's, which is ours too.
                 Ok(()) = withheld.changed() => self.take_withheld(&withheld.borrow_and_update()),
+                Ok(()) = unmade.changed() => self.set(self.known.with_unmade(&self.sources.executor.mig.unmade(), now())),
                 // Not at once: many claims come together.
                 Ok(()) = ledger.changed() => next = next.min(last + self.sources.every),
                 () = sleep_until(next), if looking.is_none() => {
@@ -235,13 +239,16 @@ impl FaultWatcher {
             GpuEvent::EccDoubleBit { gpu } => Xid { gpu, code: XID_ECC, gpu_instance: None },
             GpuEvent::MigChanged { .. } | GpuEvent::EventWaitFailed { .. } => return,
         };
-        self.set(self.known.with_xid(&xid, now()));
+        // Whose instance it is stands in the ledger; by its number it could be anybody's.
+        let at = xid.gpu_instance.and_then(|instance| self.sources.executor.made_at(&xid.gpu, instance));
+        self.set(self.known.with_xid_at(&xid, at, now()));
     }
 
     fn take_facts(&mut self, inventory: &Inventory) {
         let facts = self.known.with_facts(inventory, &self.daemons.dead_devices(), now());
         let facts = facts.with_full_shm(&self.known, &self.daemons.full, now());
-        self.set(facts.with_withheld(&self.withheld, now()));
+        let facts = facts.with_withheld(&self.withheld, now());
+        self.set(facts.with_unmade(&self.sources.executor.mig.unmade(), now()));
     }
 
     /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free,

@@ -13,11 +13,9 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::inventory::{Change, Inventory, InventoryTracker};
+use crate::inventory::{self, Change, Claimed, ClaimedAround, Inventory, InventoryTracker};
 use crate::model::driver::DriverPlace;
-use crate::model::gpu::{Gpu, MigMode};
-use crate::model::mig::MigPlace;
-use crate::model::names::DeviceUuid;
+use crate::model::selector::GpuSelector;
 use crate::model::time::back_off;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
 use crate::slices;
@@ -125,10 +123,17 @@ impl From<broadcast::Receiver<GpuEvent>> for GpuEvents {
     }
 }
 
-/// Who knows which MIG instances are made for claims. Blocks on file calls.
+/// Who knows what claims have of boards that are carved for them. Blocks on file calls.
 pub trait CarvedPlaces: std::fmt::Debug + Send + Sync + 'static {
-    /// Boards, and where on them instances of claims are, were a moment ago, or are about to be.
-    fn places(&self) -> Vec<(DeviceUuid, MigPlace)>;
+    /// What claims have of boards, had a moment ago, or are about to have.
+    fn claimed(&self) -> Vec<Claimed>;
+}
+
+/// Boards that are carved on demand.
+#[derive(Debug)]
+struct Carved {
+    claims: Arc<dyn CarvedPlaces>,
+    wanted: Vec<GpuSelector>,
 }
 
 /// The loop. Made by [`Discovery::new`], driven by [`Discovery::run`].
@@ -144,7 +149,7 @@ pub struct Discovery<G> {
     /// From the last look to the next.
     pause: Duration,
     event_retry: EventRetry,
-    carved: Option<Arc<dyn CarvedPlaces>>,
+    carved: Option<Carved>,
     inventory: watch::Sender<Inventory>,
     state: watch::Sender<DiscoveryState>,
 }
@@ -176,9 +181,10 @@ impl<G: Gpus> Discovery<G> {
         (discovery, out)
     }
 
-    /// On boards that are carved on demand, instances of claims are told from others.
-    pub fn with_carved(self, carved: Arc<dyn CarvedPlaces>) -> Self {
-        Self { carved: Some(carved), ..self }
+    /// On boards that are carved on demand, instances of claims are told from others. `wanted`: the boards that are to be
+    /// carved; others are only until the last claim on them has gone.
+    pub fn with_carved(self, claims: Arc<dyn CarvedPlaces>, wanted: Vec<GpuSelector>) -> Self {
+        Self { carved: Some(Carved { claims, wanted }), ..self }
     }
 
     /// Looks until `stop`. Never fails: what goes wrong is in the inventory and the state.
@@ -194,14 +200,15 @@ impl<G: Gpus> Discovery<G> {
     async fn look(&mut self, load: Load) {
         let started = Instant::now();
         // Asked before and after: an instance that comes or goes while NVML is asked is a claim's all the same.
-        let before = self.places().await;
+        let before = self.claimed().await;
         let mut look = self.gpus.look(load).await;
         let took = started.elapsed();
-        if let Ok(look) = &mut look
-            && look.gpus.gpus.iter().any(|gpu| matches!(gpu.mig, MigMode::OnDemand(_)))
-        {
-            let ours = [before, self.places().await].concat();
-            look.gpus.gpus.iter_mut().for_each(|gpu| leave_others(gpu, &ours));
+        if let (Ok(look), Some(carved)) = (&mut look, &self.carved) {
+            let claims = ClaimedAround { before, after: self.claimed().await };
+            for gpu in &mut look.gpus.gpus {
+                let wanted = carved.wanted.iter().any(|selector| selector.matches(gpu));
+                inventory::settle(gpu, &claims, wanted);
+            }
             look.left_out.extend(slices::unseen_parents(&look.gpus));
         }
         let complete = look.as_ref().is_ok_and(|look| look.failed.is_empty());
@@ -216,9 +223,11 @@ impl<G: Gpus> Discovery<G> {
         self.publish(took, error, &changes);
     }
 
-    async fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
-        let Some(carved) = self.carved.clone() else { return Vec::new() };
-        tokio::task::spawn_blocking(move || carved.places()).await.unwrap_or_default()
+    async fn claimed(&self) -> Vec<Claimed> {
+        let Some(claims) = self.carved.as_ref().map(|carved| carved.claims.clone()) else {
+            return Vec::new();
+        };
+        tokio::task::spawn_blocking(move || claims.claimed()).await.unwrap_or_default()
     }
 
     fn publish(&mut self, took: Duration, error: Option<String>, changes: &[Change]) {
@@ -299,14 +308,6 @@ impl<G: Gpus> Discovery<G> {
             }
         }
     }
-}
-
-/// What was made for claims is theirs: only other instances stand in the way of what may be made.
-fn leave_others(gpu: &mut Gpu, ours: &[(DeviceUuid, MigPlace)]) {
-    let MigMode::OnDemand(cut) = &mut gpu.mig else { return };
-    let is_ours = |place: MigPlace| ours.iter().any(|(on, at)| *on == gpu.uuid && *at == place);
-    cut.foreign.retain(|place| !is_ours(*place));
-    cut.devices.retain(|mig| !is_ours(MigPlace { profile_id: mig.profile_id, placement: mig.placement }));
 }
 
 /// A failed wait for events is a reason to look soon: the driver may have been replaced. The wait may fail with the new
@@ -444,7 +445,7 @@ mod tests {
 
     use super::*;
     use crate::inventory::{FailedGpu, Look, UNHEALTHY_AFTER};
-    use crate::model::gpu::{Health, Memory, NodeGpus, Pci};
+    use crate::model::gpu::{Gpu, Health, Memory, MigMode, NodeGpus, Pci};
     use crate::nvml::NvmlError;
 
     fn gpu(minor: u32) -> Gpu {

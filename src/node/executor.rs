@@ -16,6 +16,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tracing::{debug, warn};
 
+use super::carver::Carver;
 use super::carving::{self, Planned};
 use super::holders::{Holders, ReleaseCause, Withheld};
 use super::lanes::Held;
@@ -29,7 +30,7 @@ use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
 use crate::model::names::{BootId, DeviceUuid, NodeName, PoolName};
 use crate::model::share::{MpsGroup, MpsLimits};
-use crate::nvml::{MigError, MigInstances};
+use crate::nvml::MigError;
 use crate::prepare::{self, Facts, Refusal, Site};
 use crate::sharing::{self, SharingPolicy};
 use crate::supervisor::{Daemons, SupervisorError};
@@ -107,7 +108,7 @@ pub struct Executor {
     pub host: Arc<dyn Host>,
     pub driver: DriverRootCache,
     pub daemons: Arc<dyn Daemons>,
-    pub mig: Arc<dyn MigInstances>,
+    pub mig: Carver,
     pub holders: Holders,
     pub sharing: SharingPolicy,
     /// Folder of `tranche mps`, here and on the host.

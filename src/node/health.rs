@@ -1,11 +1,12 @@
 //! The health of every allocatable device, as kubelet shows it: the device's health by inventory and device faults.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, Inventory};
+use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, FaultLocation, Inventory};
 use crate::kubelet::DeviceHealth;
 use crate::model::gpu::Device;
 use crate::model::names::PoolName;
@@ -25,15 +26,26 @@ pub fn of(inventory: &Inventory, device_faults: &DeviceFaults, pool: &PoolName) 
 }
 
 fn state(device: &Device<'_>, device_faults: &DeviceFaults) -> Result<(), String> {
-    let is_reported =
-        |fault: &&DeviceFault| fault.kind.is_malfunction() && fault.kind.effect() > FaultEffect::ReportOnly;
+    // Of a board that is carved pods have parts, which kubelet cannot tell apart: what is wrong with one of them is not
+    // told to all.
+    let concerns_all = |fault: &DeviceFault| match device {
+        Device::Parent(_) => matches!(fault.location, FaultLocation::Board(_)),
+        Device::Whole(_) | Device::Mig { .. } | Device::Place { .. } => true,
+    };
+    let is_reported = |fault: &&DeviceFault| {
+        fault.kind.is_malfunction() && fault.kind.effect() > FaultEffect::ReportOnly && concerns_all(fault)
+    };
     let found = device_faults.of(device).into_iter().filter(is_reported);
-    let mut words: Vec<&str> = found.map(|fault| fault.words.as_str()).collect();
+    let mut words: Vec<Cow<'_, str>> = found.map(|fault| fault.words.as_str().into()).collect();
+    if let Device::Place { parent, place } = device {
+        let missing = parent.missing().iter().filter(|missing| missing.place == place.place);
+        words.extend(missing.map(|missing| missing.words().into()));
+    }
     // Reported here without waiting for the device faults to be published.
     if let Some(reason) = device.gpu().health.problem()
-        && !words.contains(&reason)
+        && !words.iter().any(|known| known == reason)
     {
-        words.push(reason);
+        words.push(reason.into());
     }
     if words.is_empty() { Ok(()) } else { Err(words.join("; ")) }
 }

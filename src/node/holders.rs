@@ -18,9 +18,10 @@ use tokio::sync::watch;
 
 use crate::host::Processes;
 use crate::host::cgroup::ProcessOwner;
+use crate::inventory::FaultLocation;
 use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey};
 use crate::model::claim::{ClaimRef, PodRef};
-use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PodUid};
+use crate::model::names::{ClaimUid, DeviceName, PodUid};
 
 /// Between two looks at what is withheld.
 pub const AGAIN: Duration = Duration::from_secs(2);
@@ -228,8 +229,8 @@ impl Withheld {
 /// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told. The share of a pod that
 /// kubelet has ended keeps nobody off the device: its processes end within moments, at each pod that is deleted without a
 /// grace period.
-pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<DeviceUuid, String> {
-    let mut found = BTreeMap::<DeviceUuid, Vec<String>>::new();
+pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLocation, String> {
+    let mut found = BTreeMap::<FaultLocation, Vec<String>>::new();
     for one in withheld.values() {
         let keeps_off = |held: &&HeldDevice| match held.mode {
             HoldMode::Share(_) => one.cause == ReleaseCause::Api,
@@ -244,7 +245,12 @@ pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<DeviceUui
             let holders = one.holders();
             let words =
                 format!("claim {} has ended or was taken away, but {what} is held: {holders}", one.claim);
-            let told = found.entry(held.uuid.clone()).or_default();
+            // Of a board that is carved: whatever may be made over it would find it there.
+            let place = match &held.mig {
+                Some(mig) => FaultLocation::Slices(held.gpu.clone(), mig.place.placement),
+                None => FaultLocation::Device(held.uuid.clone()),
+            };
+            let told = found.entry(place).or_default();
             // A claim may have several shares of one board.
             if told.last() != Some(&words) {
                 told.push(words);

@@ -103,6 +103,8 @@ pub struct NodeMetrics {
     pub discovery_failures: Counter,
     pub discovery_last_look: FloatGauge,
     sweeper_repairs: Family<KindLabels, Counter>,
+    /// MIG devices that could not be made for claims.
+    pub mig_creation_failures: Counter,
     /// Claims that are not allocated any more, and whose devices are held by processes.
     pub withheld_claims: Gauge,
     /// Claims that were refused because somebody else holds the device.
@@ -169,6 +171,7 @@ impl NodeMetrics {
             discovery_last_look: FloatGauge::default(),
             sweeper_repairs: Family::default(),
             withheld_claims: Gauge::default(),
+            mig_creation_failures: Counter::default(),
             refused_double_allocations: Counter::default(),
             dropped_events: Counter::default(),
             status_writes: Counter::default(),
@@ -203,6 +206,11 @@ impl NodeMetrics {
             "withheld_claims",
             "Claims that are not allocated any more, and whose devices are held by processes",
             self.withheld_claims.clone(),
+        );
+        registry.register(
+            "mig_creation_failures",
+            "MIG devices for claims that could not be made, each try counted",
+            self.mig_creation_failures.clone(),
         );
         registry.register(
             "sweeper_repairs",

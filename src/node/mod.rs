@@ -16,6 +16,7 @@
 //!
 //! May import: everything below, and ops. May name: tokio, prometheus_client, tracing.
 
+pub mod carver;
 mod carving;
 pub mod config;
 pub mod daemon_reports;

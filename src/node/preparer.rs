@@ -131,6 +131,10 @@ impl Preparer {
                 Ok(devices)
             }
             Err(error) => {
+                // Its pod has kubelet's event, with each try.
+                if let Some(words) = self.executor.mig.untold(&claim.uid) {
+                    self.reporter.mig_not_made(claim, &words);
+                }
                 warn!(%claim, error = error_chain(&error), "claim not prepared");
                 Err(error)
             }

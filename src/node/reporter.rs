@@ -29,10 +29,10 @@ use crate::conditions::{
     self, ClaimEvent, ClaimHealth, Concerned, EventType, GpuPart, GrantEvent, MpsDetour, PartHealth,
 };
 use crate::inventory::Inventory;
-use crate::ledger::{HeldDevice, HoldMode, Intent};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Placer};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
-use crate::model::gpu::{Device, Health};
+use crate::model::gpu::{Device, Gpu, Health};
 use crate::model::names::{ClaimUid, DeviceUuid};
 
 /// Reports that may wait: a batch of claims, and a GPU with 48 shares that becomes unhealthy meanwhile.
@@ -122,6 +122,15 @@ impl Reporter {
         let event = conditions::edits_renewed();
         let named = intent.pods.iter().filter(|pod| !pod.name.is_empty());
         self.post(&intent.claim, named, Severity::Normal, event.reason, &event.message);
+    }
+
+    /// A MIG device could not be made for the claim.
+    pub fn mig_not_made(&self, claim: &ClaimRef, words: &str) {
+        let message = format!(
+            "a MIG device could not be made for this claim: {words}. Kubelet tries again; other claims are kept off that \
+             place for a while"
+        );
+        self.post(claim, std::iter::empty(), Severity::Warning, "MigDeviceNotMade", &message);
     }
 
     /// Devices that are free by the API server's word, and held by processes: told to their pods and the claim
@@ -340,7 +349,14 @@ impl Reporting {
             matches!(device, Some(Device::Place { .. } | Device::Parent(_)))
         };
         let gone = held.filter(|held| held.mode != HoldMode::Admin && !present.contains(&held.uuid));
-        let gone = gone.filter(|held| !is_made(held));
+        let (made, gone): (Vec<_>, Vec<_>) = gone.partition(is_made);
+        let missing: BTreeMap<_, _> =
+            gpus.gpus.iter().flat_map(Gpu::missing).map(|missing| (&missing.uuid, missing)).collect();
+        for held in made {
+            let ended = missing.get(&held.uuid);
+            let now = ended.map_or(Health::Healthy, |missing| Health::Unhealthy(missing.words()));
+            health.insert(held.uuid.clone(), now);
+        }
         for held in gone {
             let has_board = gpus.gpus.iter().any(|gpu| gpu.uuid == held.gpu);
             let problem = conditions::gone(&held.uuid, has_board);
@@ -449,7 +465,12 @@ impl Known {
     }
 
     fn has_share(&self) -> bool {
-        self.devices.iter().any(|held| matches!(held.mode, HoldMode::Share(_)))
+        // A MIG device that our controller chose says what it came to.
+        self.devices.iter().any(|held| match held.mode {
+            HoldMode::Share(_) => true,
+            HoldMode::Mig => held.placer == Placer::Controller,
+            HoldMode::Whole | HoldMode::Admin => false,
+        })
     }
 
     /// Applies the change if the claim holds a device of that GPU.

@@ -13,7 +13,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::carving::CarvedByClaims;
+use super::carver::{self, Carver};
+use super::carving::{CarvedByClaims, carved_boards};
 use super::config::{NodeLabels, NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
@@ -179,7 +180,10 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Client::new(&paths.mps_dir)),
-        mig: Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
+        mig: Carver::new(
+            Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
+            carver::AVOIDED,
+        ),
         holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),
@@ -217,20 +221,24 @@ fn discover(
     tasks: &mut Tasks,
     looked: Token,
 ) -> Discovered {
+    let on_demand = carved_boards(&settings.mig_on_demand, executor);
     let nvml = Nvml::new(Settings {
         driver: settings.roots.driver.clone(),
         sys_root: settings.host.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
-        on_demand: settings.mig_on_demand.clone(),
+        on_demand: on_demand.clone(),
     });
     let stop = tasks.stop();
     let dev = settings.roots.dev_root(|path| path.exists()).here;
     let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
     let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
     let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
-    let discovery = match settings.mig_on_demand.is_empty() {
+    let discovery = match on_demand.is_empty() {
         true => discovery,
-        false => discovery.with_carved(Arc::new(CarvedByClaims(executor.clone()))),
+        false => {
+            let claims = Arc::new(CarvedByClaims(executor.clone()));
+            discovery.with_carved(claims, settings.mig_on_demand.clone())
+        }
     };
     tasks.spawn("discovery", async move {
         discovery.run(stop).await;

@@ -185,6 +185,8 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, stop: CancellationToken)
         counted.looks(&parts.discovered.state.borrow(), &metrics);
         counted.publication(&parts.published.borrow(), &metrics);
         counted.reports(&parts.reporter, &metrics);
+        let unmade = parts.preparer.executor.mig.failed();
+        metrics.mig_creation_failures.inc_by(step(&mut counted.unmade, unmade));
     }
 }
 
@@ -199,6 +201,7 @@ struct Counted {
     failed_tellings: u64,
     dropped_reports: u64,
     dropped_events: u64,
+    unmade: u64,
 }
 
 impl Counted {
@@ -248,7 +251,7 @@ fn class(device: &Device<'_>) -> Option<(DeviceType, DeviceHealth)> {
         Device::Mig { .. } | Device::Place { .. } => DeviceType::Mig,
     };
     let health = match device.gpu().health {
-        Health::Healthy => DeviceHealth::Healthy,
+        Health::Healthy | Health::Changing(_) => DeviceHealth::Healthy,
         Health::Unhealthy(_) | Health::Lost(_) => DeviceHealth::Unhealthy,
     };
     Some((kind, health))

@@ -148,7 +148,7 @@ impl<'a> Session<'a> {
         {
             let places = PossibleMig::all(&gpu.uuid, &profiles);
             let devices = devices.clone();
-            gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, made: Vec::new() });
+            gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, ..OnDemand::default() });
         }
         Ok(gpu)
     }

@@ -54,6 +54,8 @@ pub enum Refusal {
     NotMade { device: DeviceName },
     #[error("device {device} cannot be used: {reason}")]
     Unhealthy { device: DeviceName, reason: String },
+    #[error("device {device} takes no new claims: {why}. Delete the pod, and a new one gets another device")]
+    Changing { device: DeviceName, why: String },
     #[error(
         "device {device} is in use by claim {holder} on this node, which goes on undisturbed. \
          If that claim is just ending, kubelet's next attempt succeeds; otherwise the device was allocated twice: \

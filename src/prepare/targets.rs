@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{Refusal, carved, share};
 use crate::ledger::{HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
-use crate::model::gpu::{Device, MigMode, NodeGpus};
+use crate::model::gpu::{Device, Health, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 use crate::model::share::{Extent, Isolation};
 use crate::params::{DeviceSettings, GrantedDevice, resolve};
@@ -93,6 +93,11 @@ fn target<'a>(
     if let Some(reason) = device.gpu().health.problem() {
         return Err(Refusal::Unhealthy { device: name, reason: reason.to_owned() });
     }
+    if let Health::Changing(why) = &device.gpu().health
+        && !has_part_of(claim, &device, site)
+    {
+        return Err(Refusal::Changing { device: name, why: why.clone() });
+    }
     let settings = resolve(claim, &result.request, &device)?;
     if let Some(granted) = &settings.grant
         && let Extent::Mig(place) = granted.extent
@@ -122,6 +127,12 @@ fn target<'a>(
         share::fits(claim, &share::Part { gpu: device.gpu(), grant, placer, before: &before }, site)?;
     }
     Ok(Target { device, name, pool, mode, share_id, requests, settings })
+}
+
+/// True if the claim has something of the board already: what it has it keeps.
+fn has_part_of(claim: &AllocatedClaim, device: &Device<'_>, site: Site<'_>) -> bool {
+    let mut own = site.held.iter().filter(|held| held.is_current_of(&claim.claim.uid));
+    own.any(|held| held.devices.iter().any(|held| held.gpu == device.gpu().uuid))
 }
 
 fn placer(settings: &DeviceSettings) -> Placer {

@@ -4,10 +4,13 @@ use serde_json::json;
 
 use super::super::content::tests::{gpu, mig, node_gpus, whole};
 use super::*;
-use crate::model::gpu::{Memory, MigCapacity, NodeGpus, Placement};
+use crate::inventory::{DeviceFaults, FaultLocation, Inventory, Xid};
+use crate::model::gpu::{Health, Memory, MigCapacity, NodeGpus, Placement};
 use crate::model::mig::MigProfile;
-use crate::model::names::NodeName;
-use crate::slices::{Counters, PublishOptions, SliceContent, desired, unseen_parents, violations};
+use crate::model::names::{DeviceName, NodeName};
+use crate::slices::{
+    Counters, PublishOptions, SliceContent, Taint, desired, taints, unseen_parents, violations,
+};
 
 /// Of an H100: id, name, slices, most, [CE, DEC, JPEG, OFA], starts, size.
 type Row = (u32, &'static str, u32, u32, [u32; 4], &'static [u32], u32);
@@ -41,7 +44,8 @@ fn carved(minor: u32, foreign: &[MigPlace]) -> Gpu {
     let mut gpu = gpu(minor);
     let devices = foreign.iter().map(|place| mig(place.placement.start, place.placement.size)).collect();
     let places = PossibleMig::all(&gpu.uuid, &profiles);
-    gpu.mig = MigMode::OnDemand(OnDemand { places, foreign: foreign.to_vec(), devices, ..OnDemand::default() });
+    gpu.mig =
+        MigMode::OnDemand(OnDemand { places, foreign: foreign.to_vec(), devices, ..OnDemand::default() });
     gpu
 }
 
@@ -164,6 +168,46 @@ fn a_board_that_cannot_say_all_of_itself_is_left_out_and_told() {
     assert!(!names.contains(&"gpu-0") && !names.contains(&"gpu-1") && names.contains(&"gpu-2"), "{names:?}");
     let told = unseen_parents(&gpus);
     assert!(told.len() == 2 && told[0].contains("GPU-00000000-0000-0000-0000-000000000000"), "{told:?}");
+}
+
+fn tainted(gpus: &NodeGpus, device_faults: &DeviceFaults) -> Vec<String> {
+    let of = |(name, all): (DeviceName, Vec<Taint>)| {
+        let words: Vec<_> = all.iter().map(|one| format!("{}={}", one.key, one.value)).collect();
+        format!("{} {}", name, words.join(" "))
+    };
+    taints(gpus, device_faults).into_iter().map(of).collect()
+}
+
+#[test]
+fn what_is_wrong_with_a_board_taints_all_of_it_and_with_memory_slices_what_has_them() {
+    let mut gpus = NodeGpus { gpus: vec![carved(0, &[])], ..node_gpus(0) };
+    let uuid = gpus.gpus[0].uuid.clone();
+    let xid = |gpu_instance| Xid { gpu: uuid.clone(), code: 48, gpu_instance };
+    let board = DeviceFaults::default().with_xid(&xid(None), 1);
+    assert_eq!(tainted(&gpus, &board).len(), 26);
+    // The ledger knows whose instance it is.
+    let placement = Placement { start: 6, size: 1 };
+    let at = DeviceFaults::default().with_xid_at(&xid(Some(9)), Some(placement), 1);
+    let expected = [
+        "gpu-0",
+        "gpu-0-mig-1g10gb-19-6",
+        "gpu-0-mig-1g10gb-me-20-6",
+        "gpu-0-mig-1g20gb-15-6",
+        "gpu-0-mig-3g40gb-9-4",
+        "gpu-0-mig-7g80gb-0-0",
+    ];
+    assert_eq!(tainted(&gpus, &at), expected.map(|name| format!("{name} gpu.nvidia.com/xid=48")));
+    let none = DeviceFaults::default().with_xid(&xid(Some(9)), 1);
+    assert_eq!(tainted(&gpus, &none), [""; 0], "an instance of somebody else's");
+    let place = FaultLocation::Device("GPU-00000000-0000-0000-0000-000000000000-mig-19-6".into());
+    let unmade = DeviceFaults::default().with_unmade(&[(place, "no room".to_owned())].into(), 1);
+    assert_eq!(tainted(&gpus, &unmade), ["gpu-0-mig-1g10gb-19-6 gpu.nvidia.com/mig-not-made="]);
+    let kept = unmade.with_facts(&Inventory::Found(gpus.clone()), &[], 5);
+    assert_eq!(kept, unmade, "a look says nothing of it");
+    assert_eq!(unmade.with_unmade(&[].into(), 2), DeviceFaults::default());
+    gpus.gpus[0].health = Health::Changing("it is to be whole".into());
+    let changing = tainted(&gpus, &DeviceFaults::default());
+    assert!(changing.len() == 26 && changing[0] == "gpu-0 gpu.nvidia.com/use-changes=", "{changing:?}");
 }
 
 #[test]

@@ -2,15 +2,24 @@
 
 use super::{Effect, Taint, Taints};
 use crate::inventory::{DeviceFault, DeviceFaults, FaultEffect, FaultKind};
-use crate::model::gpu::{Device, Gpu, NodeGpus};
+use crate::model::gpu::{Device, Gpu, Health, NodeGpus};
 use crate::model::names::DRIVER;
 
 /// The taints of each device with faults, the worst first; a fault that is reported only has none. Keys are those of
 /// NVIDIA's driver where it has them (`gpu.nvidia.com/xid`, its value the code; `gpu.nvidia.com/gpu-lost`).
 pub fn taints(gpus: &NodeGpus, device_faults: &DeviceFaults) -> Taints {
-    let of = |device: &Device<'_>| device_faults.of(device).into_iter().filter_map(taint).collect::<Vec<_>>();
+    let of = |device: &Device<'_>| {
+        let faults = device_faults.of(device).into_iter().filter_map(taint);
+        faults.chain(changing(device.gpu())).collect::<Vec<_>>()
+    };
     let devices = gpus.gpus.iter().flat_map(Gpu::devices);
     devices.map(|device| (device.name(), of(&device))).filter(|(_, taints)| !taints.is_empty()).collect()
+}
+
+/// A board that is to be used otherwise takes no new pods.
+fn changing(gpu: &Gpu) -> Option<Taint> {
+    let Health::Changing(_) = gpu.health else { return None };
+    Some(Taint { key: format!("{DRIVER}/use-changes"), value: String::new(), effect: Effect::NoSchedule })
 }
 
 fn taint(fault: &DeviceFault) -> Option<Taint> {
@@ -25,7 +34,8 @@ fn taint(fault: &DeviceFault) -> Option<Taint> {
         | FaultKind::Unreachable
         | FaultKind::MpsDaemonDown
         | FaultKind::ShmFull
-        | FaultKind::Withheld => String::new(),
+        | FaultKind::Withheld
+        | FaultKind::NotMade => String::new(),
     };
     Some(Taint { key: format!("{DRIVER}/{}", fault.kind.word()), value, effect })
 }
@@ -35,7 +45,6 @@ mod tests {
     use super::super::content::tests::{node_gpus, whole};
     use super::*;
     use crate::inventory::{DaemonsDown, Inventory, Xid};
-    use crate::model::gpu::Health;
     use crate::model::names::NodeName;
     use crate::slices::{PublishOptions, desired, violations};
 

@@ -48,7 +48,10 @@ struct Run<'a> {
 
 impl TestNode {
     fn new() -> Self {
-        let site = Site::with_whole_gpus(2);
+        Self::of(Site::with_whole_gpus(2))
+    }
+
+    fn of(site: Site) -> Self {
         let api = MockApi::new();
         api.put("nodes", json!({"metadata": {"name": NODE, "uid": "node-uid"}}));
         fs::create_dir_all(site.path("sys/module/nvidia")).unwrap();
@@ -93,15 +96,24 @@ impl TestNode {
     }
 
     fn xid(&self, minor: u32, code: u64) {
-        let (gpu_instance, compute_instance) = (None, None);
+        self.xid_in(minor, None, code);
+    }
+
+    fn xid_in(&self, minor: u32, gpu_instance: Option<u32>, code: u64) {
+        let compute_instance = None;
         self.events.send(GpuEvent::Xid { gpu: uuid(minor), code, gpu_instance, compute_instance }).unwrap();
     }
 
     /// `key=value:effect` of each taint of a GPU, as the API server has them; none while it has no slice.
     fn taints(&self, minor: u32) -> Option<Vec<String>> {
+        self.taints_of(&format!("gpu-{minor}"))
+    }
+
+    /// The same of any device.
+    fn taints_of(&self, name: &str) -> Option<Vec<String>> {
         let slices = self.api.list(SLICES);
         let mut devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array()).flatten();
-        let device = devices.find(|device| device["name"] == format!("gpu-{minor}"))?;
+        let device = devices.find(|device| device["name"] == name)?;
         let text = |taint: &Value, key: &str| taint[key].as_str().unwrap_or_default().to_owned();
         let one = |t: &Value| format!("{}={}:{}", text(t, "key"), text(t, "value"), text(t, "effect"));
         Some(device["taints"].as_array().into_iter().flatten().map(one).collect())
@@ -110,6 +122,16 @@ impl TestNode {
     async fn until_taints(&self, minor: u32, taints: &[&str]) {
         let there = |_: &MockApi| self.taints(minor).is_some_and(|found| found == taints);
         self.api.until(&format!("gpu-{minor} has the taints {taints:?}"), there).await;
+    }
+
+    /// Waits until just these devices of the board that is carved have the taint, and the others none.
+    async fn until_tainted(&self, devices: &[&str], taint: &str) {
+        let all = [CARVED, &PLACES[..]].concat();
+        let right = |name: &&str| {
+            let expected = if devices.contains(name) { vec![taint.to_owned()] } else { Vec::new() };
+            self.taints_of(name) == Some(expected)
+        };
+        self.api.until(&format!("{taint} of {devices:?}"), |_| all.iter().all(|name| right(name))).await;
     }
 
     fn file_is_there(&self) -> bool {
@@ -161,13 +183,21 @@ impl Run<'_> {
 
     /// What kubelet is told of a GPU; none if it is healthy.
     fn unhealthy(&self, minor: u32) -> Option<String> {
+        self.unhealthy_device(&format!("gpu-{minor}"))
+    }
+
+    fn unhealthy_device(&self, name: &str) -> Option<String> {
         let pool = PoolName::new(NODE);
         let told = health::of(&self.node.site.gpus.borrow(), &self.device_faults.borrow(), &pool);
-        let device = told.into_iter().find(|device| device.device.as_str() == format!("gpu-{minor}"));
+        let device = told.into_iter().find(|device| device.device.as_str() == name);
         device.unwrap().state.err()
     }
 }
 
+const CARVED: &[&str] = &["gpu-3"];
+/// Some of its places.
+const PLACES: [&str; 4] =
+    ["gpu-3-mig-1g10gb-19-0", "gpu-3-mig-1g10gb-19-1", "gpu-3-mig-1g10gb-19-2", "gpu-3-mig-2g20gb-14-2"];
 const POD: &str = "11111111-0000-4000-8000-000000000001";
 const XID_48: &str = "gpu.nvidia.com/xid=48:NoSchedule";
 
@@ -391,4 +421,65 @@ async fn a_damaged_file_forgets_and_does_not_stop_the_start() {
         run.end().await;
         fs::remove_file(node.site.path("state").join(FILE)).unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_place_where_no_device_can_be_made_is_avoided_until_one_is() {
+    let node = TestNode::of(Site::carved());
+    let run = node.start();
+    let claim = Claim::new("a", &[PLACES[0]]);
+    node.site.api.put(&claim);
+    node.until_tainted(&[], "").await;
+    node.site.mig.have_no_room(true);
+    run.plugin.refused(&claim, &["no room left"]).await;
+    node.until_tainted(&[PLACES[0]], "gpu.nvidia.com/mig-not-made=:NoSchedule").await;
+    assert_eq!(run.unhealthy_device(PLACES[0]), None, "nothing is wrong with what is there");
+    assert_eq!(run.plugin.preparer.executor.mig.failed(), 1);
+    node.site.mig.have_no_room(false);
+    run.plugin.prepared(&claim, "there is room").await;
+    node.until_tainted(&[], "").await;
+    run.end().await;
+}
+
+#[tokio::test]
+async fn an_xid_of_a_device_that_was_made_for_a_claim_taints_what_has_its_memory_slices() {
+    let node = TestNode::of(Site::carved());
+    let run = node.start();
+    let claim = Claim::new("a", &[PLACES[2]]);
+    node.site.api.put(&claim);
+    run.plugin.prepared(&claim, "before").await;
+    let instance = node.site.mig.on(&uuid(3))[0].id;
+    node.xid_in(3, Some(instance), 48);
+    node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], XID_48).await;
+    assert!(run.unhealthy_device(PLACES[2]).is_some_and(|words| words.contains("Xid 48")));
+    assert_eq!(run.unhealthy(3), None, "who has another part of the board");
+    node.until_file().await;
+    run.end().await;
+    let run = node.start();
+    run.until("what was remembered", |device_faults| !device_faults.is_empty()).await;
+    node.xid(3, 62);
+    run.until("the board's", |device_faults| device_faults.iter().count() == 2).await;
+    node.api
+        .until("all", |_| PLACES.iter().all(|name| node.taints_of(name).is_some_and(|all| !all.is_empty())))
+        .await;
+    assert!(run.unhealthy(3).is_some());
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_device_that_was_made_and_is_held_without_a_claim_keeps_pods_off_its_memory_slices() {
+    let node = TestNode::of(Site::carved());
+    let run = node.start();
+    let claim = Claim::new("mine", &[PLACES[2]]).reserved_for(&[POD]);
+    node.site.api.put(&claim);
+    run.plugin.prepared(&claim, "before").await;
+    node.site.runs(4711, POD);
+    node.site.api.remove(&claim);
+    run.plugin.sweep().await.unwrap();
+    node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], "gpu.nvidia.com/withheld=:NoSchedule").await;
+    node.site.ends(4711);
+    run.plugin.sweep().await.unwrap();
+    node.until_tainted(&[], "").await;
+    assert_eq!(node.site.mig.all(), []);
+    run.end().await;
 }

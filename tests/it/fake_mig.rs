@@ -14,7 +14,7 @@ use crate::stop_at::{StopAt, Verb};
 
 /// Instances by board.
 #[derive(Default)]
-pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool);
+pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool, AtomicBool);
 
 impl MigBoards {
     /// What is on a board.
@@ -50,6 +50,11 @@ impl MigBoards {
         self.1.store(true, Ordering::Relaxed);
     }
 
+    /// Creations fail, or do not any more.
+    pub fn have_no_room(&self, none: bool) {
+        self.2.store(none, Ordering::Relaxed);
+    }
+
     /// Another device than ours would have.
     pub fn put(&self, gpu: &DeviceUuid, place: MigPlace, device: MadeMig) {
         let one = GpuInstance { id: device.gpu_instance, place, devices: vec![device] };
@@ -83,6 +88,9 @@ impl MigInstances for FakeMig {
         if self.boards.1.swap(false, Ordering::Relaxed) {
             self.boards.make(gpu, place, 1);
             return Err(MigError::Busy { gpu: gpu.clone(), call: "what came before".to_owned() });
+        }
+        if self.boards.2.load(Ordering::Relaxed) {
+            return Err(MigError::NoRoom { gpu: gpu.clone(), place });
         }
         let half = || _ = self.boards.make(gpu, place, 0);
         self.host.halves(Verb::MakeMig, half, || {

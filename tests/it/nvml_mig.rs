@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use tranche::inventory::{Inventory, Look};
+use tranche::inventory::{Claimed, ClaimedPart, Inventory, Look};
+use tranche::model::claim::ClaimRef;
 use tranche::model::gpu::{MigMode, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
@@ -277,8 +278,13 @@ fn a_board_that_does_not_say_what_can_be_made_of_it_is_told_as_it_is() {
 struct Ours(Vec<(DeviceUuid, MigPlace)>);
 
 impl CarvedPlaces for Ours {
-    fn places(&self) -> Vec<(DeviceUuid, MigPlace)> {
-        self.0.clone()
+    fn claimed(&self) -> Vec<Claimed> {
+        let one = |(gpu, place): &(DeviceUuid, MigPlace)| Claimed {
+            gpu: gpu.clone(),
+            claim: ClaimRef { namespace: "team".into(), name: "a".into(), uid: "uid-a".into() },
+            what: ClaimedPart::Made { place: *place, device: None },
+        };
+        self.0.iter().map(one).collect()
     }
 }
 
@@ -295,8 +301,9 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
         (DeviceUuid::new("GPU-one"), at(THREE, 4, 4)),
         (DeviceUuid::new("GPU-two"), at(ONE, 0, 1)),
     ]);
+    let wanted = vec!["GPU-one".parse().unwrap(), "2".parse().unwrap()];
     let stop = CancellationToken::new();
-    tokio::spawn(discovery.with_carved(Arc::new(ours)).run(stop.clone()));
+    tokio::spawn(discovery.with_carved(Arc::new(ours), wanted).run(stop.clone()));
     let mut inventory = found.inventory.clone();
     let known = inventory.wait_for(|inventory| matches!(inventory, Inventory::Found(_)));
     let Inventory::Found(gpus) = tokio::time::timeout(DEADLINE, known).await.unwrap().unwrap().clone() else {

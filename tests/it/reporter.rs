@@ -16,7 +16,8 @@ use tranche::inventory::{DeviceFaults, Inventory};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing};
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::error_chain;
-use tranche::model::gpu::{Gpu, Health, MigMode, NodeGpus};
+use tranche::model::gpu::{Gpu, Health, MigCapacity, MigMode, MissingMig, NodeGpus, OnDemand, Placement};
+use tranche::model::mig::{MigPlace, PossibleMig};
 use tranche::model::names::{BootId, ClaimUid, DeviceName, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
@@ -259,6 +260,46 @@ async fn a_claim_whose_gpu_is_not_on_the_node_any_more_is_told_what_to_do() {
             api.until("recovery", |api| status(api, name, "DeviceHealthy").as_deref() == Some("True")).await;
         }
     }
+    running.stop().await;
+}
+
+/// Of one that the controller chose the name is the board's.
+#[tokio::test]
+async fn a_claim_whose_mig_device_somebody_ended_is_told_and_its_neighbour_is_not() {
+    let api = MockApi::new();
+    let place = MigPlace { profile_id: 19, placement: Placement { start: 2, size: 1 } };
+    let of = |name: &str, device: &str| {
+        let mut intent = intent(name, HoldMode::Mig);
+        intent.devices[0].uuid = DeviceUuid::new(format!("MIG-{name}"));
+        intent.devices[0].answer.device = DeviceName::new(device);
+        put_claim(&api, &intent);
+        intent
+    };
+    let (mine, other) = (of("mine", "gpu-0"), of("other", "gpu-0-mig-1g10gb-19-3"));
+    let running = RunningReporter::start(&api, quick(), vec![mine, other]);
+    let look = |missing: Vec<MissingMig>| {
+        let places = (2..4).map(|start| PossibleMig {
+            id: DeviceUuid::new(format!("place-{start}")),
+            profile: "1g.10gb".into(),
+            slices: 1,
+            most: 7,
+            place: MigPlace { placement: Placement { start, size: 1 }, ..place },
+            capacity: MigCapacity::default(),
+        });
+        let cut = OnDemand { places: places.collect(), missing, ..OnDemand::default() };
+        let gpu = Gpu { uuid: "GPU-0".into(), mig: MigMode::OnDemand(cut), ..crate::cluster::gpu(0) };
+        running.inventory.send_replace(Inventory::Found(NodeGpus { gpus: vec![gpu], ..NodeGpus::default() }));
+    };
+    look(vec![]);
+    look(vec![MissingMig { place, uuid: "MIG-mine".into() }]);
+    let told = |name: &str| Some(condition(&api, name, "DeviceHealthy")?["message"].as_str()?.to_owned());
+    api.until("the loss", |api| status(api, "mine", "DeviceHealthy").as_deref() == Some("False")).await;
+    let words = told("mine").unwrap();
+    assert!(words.contains("ended by somebody") && words.contains("Delete the pod"), "{words}");
+    api.until("an event", |api| !events(api, "DeviceUnhealthy").is_empty()).await;
+    assert_eq!(told("other"), None);
+    look(vec![]);
+    api.until("it is back", |api| status(api, "mine", "DeviceHealthy").as_deref() == Some("True")).await;
     running.stop().await;
 }
 

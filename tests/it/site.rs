@@ -30,6 +30,7 @@ use tranche::model::names::{BootId, ClaimUid, DRIVER, DeviceUuid, NodeName, Pool
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::NodeMetrics;
+use tranche::node::carver::{self, Carver};
 use tranche::node::executor::Executor;
 use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
@@ -422,7 +423,10 @@ impl Site {
             host: host.clone(),
             driver: DriverRootCache::new(root),
             daemons: Arc::new(SupervisorClient { supervisor: self.mps.clone(), host: host.clone() }),
-            mig: Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone() }),
+            mig: Carver::new(
+                Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone() }),
+                carver::AVOIDED,
+            ),
             holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),

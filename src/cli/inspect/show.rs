@@ -266,6 +266,7 @@ fn memory(device: &Device<'_>) -> String {
 fn health(health: &Health) -> &'static str {
     match health {
         Health::Healthy => "Healthy",
+        Health::Changing(_) => "Changing",
         Health::Unhealthy(_) => "Unhealthy",
         Health::Lost(_) => "Lost",
     }
@@ -333,6 +334,10 @@ fn boards(gpus: &NodeGpus) -> Vec<String> {
         if let Some(reason) = gpu.health.problem() {
             notes.push(format!("GPU {minor} ({product}) is unhealthy: {reason}"));
         }
+        if let Health::Changing(why) = &gpu.health {
+            notes.push(format!("GPU {minor} ({product}) takes no new claims: {why}."));
+        }
+        notes.extend(gpu.missing().iter().map(|one| format!("GPU {minor} ({product}): {}.", one.words())));
         if matches!(&gpu.mig, MigMode::On(devices) if devices.is_empty()) {
             notes.push(format!(
                 "GPU {minor} ({product}) is in MIG mode without MIG devices, so no part of it can be used: \

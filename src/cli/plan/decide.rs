@@ -233,7 +233,9 @@ fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> V
 /// The node's devices by type, product and profile, with those that no claim holds.
 fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
     let mut by_type = BTreeMap::<_, Offer>::new();
-    for device in gpus.gpus.iter().flat_map(Gpu::devices) {
+    // No request asks for a board that is carved.
+    let asked_for = |device: &Device<'_>| !matches!(device, Device::Parent(_));
+    for device in gpus.gpus.iter().flat_map(Gpu::devices).filter(asked_for) {
         let (kind, product, profile) = (kind(&device), device.gpu().product_name.clone(), profile(&device));
         let shares = OfferCells::of(&device, &site.offered);
         let key = (kind, product.clone(), profile.clone(), shares.clone());

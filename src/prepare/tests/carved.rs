@@ -163,6 +163,19 @@ fn what_overlaps_and_who_else_chooses_places_there_is_refused() {
 }
 
 #[test]
+fn a_board_that_is_to_be_used_otherwise_takes_no_new_claims_and_keeps_those_that_it_has() {
+    let mut gpus = gpus(&[], vec![]);
+    let ours = carved("c1", at(19, 0, 1), 9984, json!({}));
+    let held = [unmade(&gpus, &ours, &[]).unwrap()];
+    gpus.gpus[3].health = Health::Changing("it is to be whole".into());
+    let theirs = claim("c2", vec![result("gpu", "gpu-3-mig-2g20gb-14-2")]);
+    let words = refused(unmade(&gpus, &theirs, &held));
+    assert!(words.contains("takes no new claims: it is to be whole. Delete the pod"), "{words}");
+    assert!(unmade(&gpus, &ours, &held).is_ok(), "made again");
+    assert!(planned_on(&gpus, &claim("c3", vec![result("gpu", "gpu-0")]), &held).is_ok());
+}
+
+#[test]
 fn a_record_is_of_the_grant_as_long_as_its_place_is() {
     let gpus = gpus(&[], vec![]);
     let ours = |place| carved("c1", place, 9984, json!({}));

@@ -1,0 +1,139 @@
+//! What a board is used for, by its configuration, what NVML shows, and what claims have of it.
+
+use super::*;
+use crate::inventory::tests::gpu;
+use crate::model::gpu::{MigCapacity, Placement};
+use crate::model::mig::{MigProfile, PossibleMig};
+
+fn at(start: u32) -> MigPlace {
+    MigPlace { profile_id: 19, placement: Placement { start, size: 1 } }
+}
+
+fn mig(start: u32) -> MigDevice {
+    MigDevice {
+        uuid: DeviceUuid::new(format!("MIG-{start}")),
+        profile: "1g.10gb".into(),
+        gpu_instance: 7 + start,
+        compute_instance: 0,
+        profile_id: 19,
+        placement: at(start).placement,
+        capacity: MigCapacity::default(),
+    }
+}
+
+/// GPU-0 in MIG mode, carved, with instances that begin there.
+fn board(starts: &[u32]) -> Gpu {
+    let profile = MigProfile {
+        id: 19,
+        name: "1g.10gb".into(),
+        slices: 1,
+        most: 7,
+        capacity: MigCapacity::default(),
+        placements: (0..7).map(|start| at(start).placement).collect(),
+    };
+    let mut gpu = gpu(0);
+    gpu.mig = MigMode::OnDemand(OnDemand {
+        places: PossibleMig::all(&gpu.uuid, &[profile]),
+        foreign: starts.iter().map(|start| at(*start)).collect(),
+        devices: starts.iter().map(|start| mig(*start)).collect(),
+        ..OnDemand::default()
+    });
+    gpu
+}
+
+fn claimed(name: &str, what: ClaimedPart) -> Claimed {
+    let claim = ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() };
+    Claimed { gpu: gpu(0).uuid, claim, what }
+}
+
+fn made(start: u32) -> Claimed {
+    claimed("made", ClaimedPart::Made { place: at(start), device: Some(mig(start).uuid) })
+}
+
+fn around(all: &[Claimed]) -> ClaimedAround {
+    ClaimedAround { before: all.to_vec(), after: all.to_vec() }
+}
+
+fn settled(mut gpu: Gpu, claims: &ClaimedAround, wanted: bool) -> Gpu {
+    settle(&mut gpu, claims, wanted);
+    gpu
+}
+
+fn cut(gpu: &Gpu) -> &OnDemand {
+    let MigMode::OnDemand(cut) = &gpu.mig else { panic!("{:?}", gpu.mig) };
+    cut
+}
+
+fn changing(gpu: &Gpu) -> &str {
+    let Health::Changing(words) = &gpu.health else { panic!("{:?}", gpu.health) };
+    words
+}
+
+#[test]
+fn what_was_made_for_claims_is_told_from_what_was_not() {
+    let gpu = settled(board(&[0, 3]), &around(&[made(0)]), true);
+    assert_eq!((&cut(&gpu).foreign[..], cut(&gpu).devices.len()), (&[at(3)][..], 1));
+    assert_eq!((gpu.missing(), &gpu.health), (&[][..], &Health::Healthy));
+    // It comes or goes while NVML is asked.
+    let one = claimed("coming", ClaimedPart::Made { place: at(3), device: None });
+    let coming = ClaimedAround { before: vec![made(0)], after: vec![one] };
+    assert_eq!(cut(&settled(board(&[0, 3]), &coming, true)).foreign, []);
+}
+
+#[test]
+fn an_instance_that_somebody_ended_is_missing_and_one_that_was_not_there_yet_is_not() {
+    let gone = settled(board(&[]), &around(&[made(0)]), true);
+    let missing = MissingMig { place: at(0), uuid: "MIG-0".into() };
+    assert_eq!(gone.missing(), std::slice::from_ref(&missing));
+    assert!(missing.words().contains("MIG-0") && missing.words().contains("Delete the pod"));
+    let other = claimed("made", ClaimedPart::Made { place: at(0), device: Some("MIG-other".into()) });
+    assert_eq!(settled(board(&[0]), &around(&[other]), true).missing().len(), 1, "another is in its place");
+    for (before, after) in [(vec![], vec![made(0)]), (vec![made(0)], vec![])] {
+        let claims = ClaimedAround { before, after };
+        assert_eq!(settled(board(&[]), &claims, true).missing(), []);
+    }
+    let unmade = claimed("made", ClaimedPart::Made { place: at(0), device: None });
+    assert_eq!(settled(board(&[]), &around(&[unmade]), true).missing(), []);
+}
+
+#[test]
+fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_claim_has_gone() {
+    let kept = settled(board(&[0, 3]), &around(&[made(0)]), false);
+    assert_eq!(cut(&kept).foreign, [at(3)]);
+    let words = changing(&kept);
+    assert!(words.contains("does not name it any more") && words.contains("team/made"), "{words}");
+    assert_eq!(kept.health.problem(), None, "it works");
+    let after = settled(board(&[3]), &ClaimedAround::default(), false);
+    assert_eq!((after.mig, after.health), (MigMode::On(vec![mig(3)]), Health::Healthy));
+}
+
+#[test]
+fn a_board_that_is_to_be_carved_now_is_once_claims_of_before_have_gone() {
+    let one = claimed("before", ClaimedPart::Static);
+    let kept = settled(board(&[0, 3]), &around(&[one]), true);
+    assert_eq!(kept.mig, MigMode::On(vec![mig(0), mig(3)]));
+    let words = changing(&kept);
+    assert!(words.contains("names it now") && words.contains("team/before"), "{words}");
+    let after = settled(board(&[0, 3]), &ClaimedAround::default(), true);
+    assert_eq!((cut(&after).foreign.len(), after.health.clone()), (2, Health::Healthy));
+}
+
+#[test]
+fn mig_that_was_switched_off_under_claims_is_told_with_those_claims() {
+    let mut off = gpu(0);
+    off.mig = MigMode::Off;
+    let many: Vec<Claimed> =
+        (0..5).map(|n| claimed(&format!("c{n}"), ClaimedPart::Made { place: at(n), device: None })).collect();
+    let told = settled(off.clone(), &around(&many), true);
+    let words = changing(&told);
+    assert!(words.contains("MIG was switched off") && words.contains("and 2 more"), "{words}");
+    assert_eq!(told.mig, MigMode::Off);
+    let other = Claimed { gpu: "GPU-other".into(), ..made(0) };
+    assert_eq!(settled(off, &around(&[other]), true).health, Health::Healthy);
+    let mut ill = board(&[0]);
+    ill.health = Health::Unhealthy("it fails".into());
+    assert!(
+        matches!(settled(ill, &around(&[made(0)]), false).health, Health::Unhealthy(_)),
+        "the worse is told"
+    );
+}

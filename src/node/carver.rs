@@ -1,0 +1,191 @@
+//! The way to MIG instances, and which of them could not be made lately: nobody new is to be sent there for a while.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::inventory::FaultLocation;
+use crate::model::error_chain;
+use crate::model::mig::{GpuInstance, MadeMig, MigPlace};
+use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::nvml::{MigError, MigInstances};
+
+/// For so long a place is avoided at which a MIG device could not be made, unless one is made there before.
+pub const AVOIDED: Duration = Duration::from_secs(600);
+/// Failures that are remembered: more than any node has places that claims can be sent to at once.
+const MOST: usize = 256;
+
+/// See the module's text.
+pub struct Carver {
+    instances: Arc<dyn MigInstances>,
+    avoided: Duration,
+    failures: watch::Sender<Failures>,
+    failed: AtomicU64,
+}
+
+/// Where MIG devices could not be made lately.
+pub type Failures = BTreeMap<(DeviceUuid, MigPlace), Failure>;
+
+/// The last try at a place.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    claim: ClaimUid,
+    words: String,
+    at: Instant,
+    /// The claim has an event of it.
+    told: bool,
+}
+
+impl Carver {
+    /// `avoided`: [`AVOIDED`], shorter in tests.
+    pub fn new(instances: Arc<dyn MigInstances>, avoided: Duration) -> Self {
+        Self { instances, avoided, failures: watch::Sender::default(), failed: AtomicU64::new(0) }
+    }
+
+    /// As [`MigInstances::instances`].
+    pub fn instances(&self, gpu: &DeviceUuid) -> Result<Vec<GpuInstance>, MigError> {
+        self.instances.instances(gpu)
+    }
+
+    /// As [`MigInstances::end`].
+    pub fn end(
+        &self,
+        gpu: &DeviceUuid,
+        place: MigPlace,
+        made: Option<&DeviceUuid>,
+    ) -> Result<bool, MigError> {
+        self.instances.end(gpu, place, made)
+    }
+
+    /// As [`MigInstances::make`], for a claim.
+    pub fn make(&self, claim: &ClaimUid, gpu: &DeviceUuid, place: MigPlace) -> Result<MadeMig, MigError> {
+        let made = self.instances.make(gpu, place);
+        let at = (gpu.clone(), place);
+        match &made {
+            Ok(_) => _ = self.failures.send_if_modified(|all| all.remove(&at).is_some()),
+            // A board that is not in MIG mode is no fault of a place on it: the next look tells.
+            Err(MigError::Off { .. }) => {}
+            Err(error) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                self.note(at, claim, error_chain(error));
+            }
+        }
+        made
+    }
+
+    fn note(&self, at: (DeviceUuid, MigPlace), claim: &ClaimUid, words: String) {
+        self.failures.send_modify(|all| {
+            let before = all.get(&at);
+            let told =
+                before.is_some_and(|before| before.told && before.claim == *claim && before.words == words);
+            if all.len() >= MOST && before.is_none() {
+                all.pop_first();
+            }
+            all.insert(at, Failure { claim: claim.clone(), words, at: Instant::now(), told });
+        });
+    }
+
+    /// Where MIG devices could not be made lately, and why.
+    pub fn unmade(&self) -> BTreeMap<FaultLocation, String> {
+        let fresh = |failure: &Failure| failure.at.elapsed() < self.avoided;
+        self.failures.send_if_modified(|all| {
+            let before = all.len();
+            all.retain(|_, failure| fresh(failure));
+            all.len() != before
+        });
+        let told = |((gpu, place), failure): (&(DeviceUuid, MigPlace), &Failure)| {
+            let words = format!("this MIG device could not be made: {}", failure.words);
+            (FaultLocation::Device(place.stands_for(gpu)), words)
+        };
+        self.failures.borrow().iter().map(told).collect()
+    }
+
+    /// Changes of what [`Self::unmade`] says.
+    pub fn changes(&self) -> watch::Receiver<Failures> {
+        self.failures.subscribe()
+    }
+
+    /// Why the claim's MIG device could not be made, if nobody has told of it.
+    pub fn untold(&self, claim: &ClaimUid) -> Option<String> {
+        let mut words = None;
+        self.failures.send_if_modified(|all| {
+            for failure in all.values_mut().filter(|failure| failure.claim == *claim && !failure.told) {
+                failure.told = true;
+                words = Some(failure.words.clone());
+            }
+            false
+        });
+        words
+    }
+
+    /// Tries that failed since the start.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::gpu::Placement;
+    use crate::model::mig::MigProfile;
+
+    /// Makes what is asked, or says that the board is busy.
+    struct Board(watch::Sender<bool>);
+
+    impl MigInstances for Board {
+        fn profiles(&self, _: &DeviceUuid) -> Result<Vec<MigProfile>, MigError> {
+            Ok(Vec::new())
+        }
+        fn instances(&self, _: &DeviceUuid) -> Result<Vec<GpuInstance>, MigError> {
+            Ok(Vec::new())
+        }
+        fn make(&self, gpu: &DeviceUuid, _: MigPlace) -> Result<MadeMig, MigError> {
+            match *self.0.borrow() {
+                true => Ok(MadeMig { uuid: "MIG-1".into(), gpu_instance: 1, compute_instance: 0 }),
+                false => Err(MigError::Busy { gpu: gpu.clone(), call: "another call".into() }),
+            }
+        }
+        fn end(&self, _: &DeviceUuid, _: MigPlace, _: Option<&DeviceUuid>) -> Result<bool, MigError> {
+            Ok(false)
+        }
+    }
+
+    fn at(start: u32) -> MigPlace {
+        MigPlace { profile_id: 19, placement: Placement { start, size: 1 } }
+    }
+
+    #[test]
+    fn a_place_is_avoided_until_a_device_is_made_there_and_told_of_once() {
+        let board = watch::Sender::new(false);
+        let carver = Carver::new(Arc::new(Board(board.clone())), AVOIDED);
+        let gpu = DeviceUuid::new("GPU-1");
+        for start in [0, 1, 0] {
+            assert!(carver.make(&"c-1".into(), &gpu, at(start)).is_err());
+        }
+        let unmade = carver.unmade();
+        let place = FaultLocation::Device("GPU-1-mig-19-0".into());
+        assert!(unmade.len() == 2 && unmade[&place].contains("still busy"), "{unmade:?}");
+        assert_eq!(carver.failed(), 3);
+        assert!(carver.untold(&"c-2".into()).is_none());
+        assert!(carver.untold(&"c-1".into()).is_some_and(|words| words.contains("another call")));
+        assert!(carver.make(&"c-1".into(), &gpu, at(0)).is_err());
+        assert_eq!(carver.untold(&"c-1".into()), None, "the same of the same claim is no news");
+        board.send_replace(true);
+        assert!(carver.make(&"c-1".into(), &gpu, at(0)).is_ok());
+        assert_eq!(
+            carver.unmade().into_keys().collect::<Vec<_>>(),
+            [FaultLocation::Device("GPU-1-mig-19-1".into())]
+        );
+    }
+
+    #[test]
+    fn a_place_is_not_avoided_for_ever() {
+        let carver = Carver::new(Arc::new(Board(watch::Sender::new(false))), Duration::ZERO);
+        assert!(carver.make(&"c-1".into(), &"GPU-1".into(), at(0)).is_err());
+        assert!(carver.unmade().is_empty());
+    }
+}
