@@ -1,14 +1,17 @@
 //! MIG devices that are made for claims and end with them, placed by kube-scheduler with the counters of KEP-4815.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::discovery::AtEnd;
 use crate::manifests::{by_template, on, template};
 use crate::rig::wait_until;
 use crate::shares::{settings, wait_unschedulable};
-use crate::test_cluster::{PATIENCE, TestCluster, devices_of};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, sum};
 
 const NODE: &str = "node-a";
 /// Whole in other tests.
@@ -121,6 +124,146 @@ async fn a_plugin_that_is_killed_amid_a_creation_leaves_no_instance_behind() {
     cluster.delete("unlucky").await;
     wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
     drop(faults);
+    drop(undo);
+    cluster.end().await;
+}
+
+/// Seven at once have a device; an eighth waits until one is made for it on what another leaves.
+const AT_ONCE: usize = 7;
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn many_pods_with_a_device_of_their_own_leave_nothing_behind() {
+    let test = "many_pods_with_a_device_of_their_own_leave_nothing_behind";
+    let cluster = TestCluster::of_env(test).await;
+    let pods = if std::env::var_os("TRANCHE_EVERYWHERE").is_some() { 200 } else { 42 };
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    let before = failed_operations(&cluster.metrics(NODE).await);
+    let begin = Instant::now();
+    let life = async |number: usize| {
+        let name = format!("p-{number}");
+        cluster.create(on(NODE, by_template("small", &name))).await;
+        cluster.wait_ready(&name).await;
+        cluster.delete(&name).await;
+    };
+    futures::stream::iter(0..pods).map(life).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+    println!("{pods} pods in {:.1} s", begin.elapsed().as_secs_f64());
+    cluster.wait_clean().await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+    let metrics = cluster.metrics(NODE).await;
+    assert_eq!(sum(&metrics, "tranche_mig_creation_failures_total"), 0.0);
+    assert_eq!(failed_operations(&metrics) - before, 0.0, "no try failed");
+    assert_eq!(sum(&metrics, "tranche_ailments{"), 0.0);
+    drop(undo);
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn kubelet_and_the_plugin_may_end_while_a_device_is_made() {
+    let test = "kubelet_and_the_plugin_may_end_while_a_device_is_made";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let faults = AtEnd(&cluster, &["clear"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    for (name, kubelet) in [("kubelets", true), ("both", false)] {
+        cluster.fake(NODE, &["fault", CREATE, "none", "--done", "--delay-ms", "15000", "--times", "1"]);
+        cluster.create(on(NODE, by_template("small", name))).await;
+        wait_made(&cluster, "an instance that nobody knows of yet", |starts| starts.len() == 1).await;
+        cluster.rig.run(&["restart", NODE, "kubelet"]);
+        if !kubelet {
+            cluster.kill9(NODE, &cluster.plugin(NODE).await);
+        }
+        cluster.wait_ready(name).await;
+        assert_eq!(made(&cluster).len(), 1, "{name}: one for the pod");
+        assert_eq!(cluster.inside(name, "main").caps.len(), 2, "{name}");
+        cluster.delete(name).await;
+        wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+    }
+    drop(faults);
+    drop(undo);
+    cluster.end().await;
+}
+
+/// An administrator resets the board, and with it goes what was made.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_device_that_is_ended_by_hand_under_its_pod_is_told_to_everybody_concerned() {
+    let test = "a_device_that_is_ended_by_hand_under_its_pod_is_told_to_everybody_concerned";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    cluster.create(on(NODE, by_template("small", "p"))).await;
+    cluster.wait_ready("p").await;
+    cluster.fake(NODE, &["reset", BOARD]);
+    cluster.fake(NODE, &["event", BOARD, "mig-config"]);
+    let told = || async {
+        let claim = serde_json::to_value(cluster.claim_of("p").await).unwrap();
+        let conditions = claim["status"]["devices"][0]["conditions"].as_array()?.clone();
+        let found =
+            conditions.into_iter().find(|one| one["type"] == "DeviceHealthy" && one["status"] == "False")?;
+        found["message"].as_str().map(str::to_owned)
+    };
+    let words = wait_until("the claim to be told", PATIENCE, told).await;
+    assert!(words.contains("was ended by somebody"), "{words}");
+    let event =
+        || async { cluster.events("p").await.into_iter().find(|one| one.starts_with("DeviceUnhealthy")) };
+    println!("{}", wait_until("the pod to have an event", PATIENCE, event).await);
+    let health = || async {
+        let pod: Pod = cluster.api::<Pod>().get("p").await.ok()?;
+        let status = serde_json::to_value(pod.status?.container_statuses?.first()?).ok()?;
+        let resources = status["allocatedResourcesStatus"].as_array()?.clone();
+        resources.iter().any(|one| one["resources"][0]["health"] == "Unhealthy").then_some(())
+    };
+    wait_until("kubelet to show it", PATIENCE, health).await;
+    // The next pod gets one that is there.
+    cluster.delete("p").await;
+    cluster.create(on(NODE, by_template("small", "next"))).await;
+    cluster.wait_ready("next").await;
+    assert_eq!(made(&cluster).len(), 1);
+    cluster.delete("next").await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gone() {
+    let test = "a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gone";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    cluster.create(on(NODE, by_template("small", "p"))).await;
+    cluster.wait_ready("p").await;
+    settings::set(&cluster, &["--mig-on-demand=0"]).await;
+    let changing = || async {
+        let published = cluster.published(NODE).await;
+        let board = published.into_iter().find(|one| one.name == format!("gpu-{BOARD}"))?;
+        let taints = board.taints.unwrap_or_default();
+        taints.iter().any(|taint| taint.key == "gpu.nvidia.com/use-changes").then_some(())
+    };
+    wait_until("the board to be drained", PATIENCE, changing).await;
+    let plugin = cluster.plugin(NODE).await.metadata.name.unwrap();
+    let said = cluster.rig.kubectl(&["-n", SYSTEM, "exec", &plugin, "--", "tranche", "inspect"]);
+    assert!(said.contains("takes no new claims: --mig-on-demand does not name it any more"), "{said}");
+    cluster.create(on(NODE, by_template("small", "late"))).await;
+    println!("beside it: {}", wait_unschedulable(&cluster, "late").await);
+    assert_eq!(made(&cluster).len(), 1, "the pod has its device");
+    cluster.delete("late").await;
+    cluster.delete("p").await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
+    cluster.fake(NODE, &["event", BOARD, "mig-config"]);
+    let anew = || async {
+        let names = cluster.published_names(NODE).await;
+        (!names.iter().any(|name| name.starts_with(&format!("gpu-{BOARD}")))).then_some(())
+    };
+    wait_until("the board to be published as it is: in MIG mode, without devices", PATIENCE, anew).await;
     drop(undo);
     cluster.end().await;
 }
