@@ -17,6 +17,8 @@ use crate::select::CLAIM_ENTRIES_MAX;
 const ENTRIES_TOO_MANY: usize = 65;
 /// A request and its alternative are DNS labels, with a slash between them 127 bytes.
 const NAME_TOO_LONG: usize = 128;
+/// The class whose shares kube-scheduler places.
+const WHOLE_CLASS: &str = "gpu.nvidia.com";
 /// The most problems that one answer lists.
 const PROBLEMS_MAX: usize = 16;
 /// The most request names that a message about an unknown request lists.
@@ -119,7 +121,7 @@ pub(super) fn warning(spec: &Value, classes: &KnownClasses) -> Option<&'static s
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     let requests = requests(&spec["devices"], "", classes);
     let configs = configs(&spec["devices"], "", &requests, &mut Vec::new());
-    for request in requests.iter().filter(|request| request.is_share() && !is_whole(request, &configs)) {
+    for request in requests.iter().filter(|request| request.is_share() && has_daemon(request, &configs)) {
         // Of alternatives one is taken.
         let most = counts.entry(request.name.base()).or_default();
         *most = (*most).max(request.body["count"].as_u64().unwrap_or(1));
@@ -215,15 +217,16 @@ fn configs<'a>(
         .collect()
 }
 
-/// The claim asks the controller for whole GPUs by this request.
-fn is_whole(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
+/// The claim asks for shares by this request, not the controller for whole GPUs or MIG devices.
+fn has_daemon(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
     let shares = configs.iter().filter(|config| config.applies_to(&request.name));
     let mut share = shares.filter_map(|config| match &config.params {
         Some(Params::Share(share)) => Some(share),
         _ => None,
     });
     let said = share.next_back().map_or(Said::Nowhere, Said::ByClaim);
-    request.is_controllers() && params::asked(said, request.capacity()).is_ok_and(|share| share.is_whole())
+    let asked = params::asked(said, request.capacity());
+    !(request.is_controllers() && asked.is_ok_and(|share| share.is_whole() || share.is_mig()))
 }
 
 fn read<'a>(config: &'a Value, at: &str, known: &[ClaimRequest<'_>], found: &mut Vec<Problem>) -> Config<'a> {
@@ -371,7 +374,10 @@ fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Probl
     };
     meant.filter(others).find_map(|request| {
         let what = format!("request \"{}\" of class {}", request.name, request.class);
-        let (field, words) = if request.is_share() {
+        let is_mig = request.has_capacity() && request.class == WHOLE_CLASS && share.is_mig();
+        let (field, words) = if is_mig {
+            ("minimumIsolation", params::MIG_OF_SCHEDULED_SHARE.to_owned())
+        } else if request.is_share() {
             let field = share.requested()?;
             (field, params::limit_of_scheduled_share(field, &what))
         } else {
@@ -454,6 +460,8 @@ mod tests {
             json!({"requests": [shared("a"), shared("b")], "config": [
                 share(json!(["a"]), json!({"fraction": "0.25", "compute": 10})),
                 share(json!(["b"]), json!({"memory": "10Gi", "minimumIsolation": "mps", "maxProcesses": 2}))]}),
+            json!({"requests": [shared("gpu")], "config": [share(json!(["gpu"]),
+                json!({"memory": "9Gi", "compute": 20, "minimumIsolation": "mig", "maxProcesses": 60}))]}),
             // The last one that applies counts.
             json!({"requests": [shared("a"), shared("b")], "config": [
                 share(json!([]), json!({"memory": "1Gi"})), share(json!(["b"]), json!({"fraction": "1"}))]}),
@@ -654,6 +662,18 @@ mod tests {
             );
             assert!(line.contains(&format!("write capacity.requests.{capacity} in the request")), "{line}");
         }
+        let mig = json!({"minimumIsolation": "mig"});
+        let line = only(json!({"requests": [part], "config": [share(json!([]), mig.clone())]}));
+        assert!(
+            line.starts_with(
+                "spec.devices.config[0].opaque.parameters.minimumIsolation: mig is what no share"
+            ),
+            "{line}"
+        );
+        let of_mig =
+            json!({"deviceClassName": "mig.nvidia.com", "capacity": {"requests": {"memory": "9Gi"}}});
+        let of_mig = json!({"name": "part", "exactly": of_mig});
+        assert_eq!(told(json!({"requests": [of_mig], "config": [share(json!([]), mig)]})), [""; 0]);
         // Beside a whole GPU, an entry for all requests means the share.
         let whole = json!({"name": "whole", "exactly": {"deviceClassName": "gpu.nvidia.com"}});
         let processes = json!({"maxProcesses": 2});

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::mig::MigAsk;
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 use crate::model::share::{Isolation, Percent};
@@ -44,11 +45,12 @@ pub struct Want {
     /// How many GPUs, the same part of each.
     pub gpus: u32,
     pub part: Part,
-    /// Of each GPU's multiprocessors; none: nothing is kept for it.
+    /// Of each GPU's multiprocessors; none: nothing is kept for it. A MIG device has at least so much of them.
     pub compute: Option<Percent>,
     /// Client processes on each GPU, among which the memory is divided; they take as many blocks of client slots as hold
     /// them. A whole GPU takes all.
     pub processes: u32,
+    /// On rung `mig` the part is a MIG device.
     pub minimum_isolation: Isolation,
     /// Parts of products' names, in any case: one must be in the GPU's. Empty: any GPU.
     pub products: Vec<String>,
@@ -83,7 +85,7 @@ pub enum Part {
     Whole,
     /// Rounded up to whole MiB.
     Memory(Bytes),
-    /// Of what can be granted of the GPU that is chosen.
+    /// Of what can be granted of the GPU that is chosen; of a MIG device, of its GPU's memory slices.
     Fraction(Fraction),
 }
 
@@ -131,6 +133,23 @@ impl Want {
             products: Vec::new(),
             selectors: Arc::default(),
             tolerations: Vec::new(),
+        }
+    }
+
+    /// A MIG device that is made for it: no GPU is given whole or in shares on that rung.
+    pub fn is_mig(&self) -> bool {
+        self.minimum_isolation == Isolation::Mig && self.part != Part::Whole
+    }
+
+    /// What it asks of a MIG device; none: it wants none.
+    pub(super) fn mig(&self) -> Option<MigAsk> {
+        let percent = self.compute.map_or(0, |percent| u32::from(percent.get()));
+        let ask = |amount| MigAsk { amount, percent };
+        match self.part {
+            _ if !self.is_mig() => None,
+            Part::Whole => None,
+            Part::Memory(bytes) => Some(ask(Amount::Memory(bytes))),
+            Part::Fraction(fraction) => Some(ask(Amount::Fraction(fraction))),
         }
     }
 

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::index::Index;
 use super::node::{COMPUTE_ALL, Gpu, GpuGrant};
+use crate::model::mig::MigPlace;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::share::Extent;
 
@@ -29,6 +30,16 @@ pub enum AuditFinding {
          claims"
     )]
     Whole { node: NodeName, device: DeviceName, grants: u32 },
+    #[error(
+        "{node}/{device}: {grants} claims are granted MIG devices of it, and two of these have memory slices in common; \
+         delete one of its claims"
+    )]
+    Overlap { node: NodeName, device: DeviceName, grants: u32 },
+    #[error(
+        "{node}/{device}: {grants} claims are granted it, which is cut into MIG devices, and one of them has none of \
+         these; delete that claim"
+    )]
+    NoMig { node: NodeName, device: DeviceName, grants: u32 },
     #[error("{node}/{device}: the index does not agree with the sum of its placements; this is a bug")]
     Count { node: NodeName, device: DeviceName },
 }
@@ -44,15 +55,15 @@ pub fn audit(index: &Index) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     for node in index.nodes.all.iter().flatten() {
         for gpu in &node.gpus {
-            let sum = sums.get(&(&node.name, &gpu.device)).copied().unwrap_or_default();
-            findings.extend(check(&node.name, gpu, sum));
+            let sum = sums.remove(&(&node.name, &gpu.device)).unwrap_or_default();
+            findings.extend(check(&node.name, gpu, &sum));
         }
     }
     findings
 }
 
 /// What is granted of one GPU, all placements together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Granted {
     mib: u64,
     percent: u32,
@@ -60,6 +71,7 @@ struct Granted {
     /// Grants of something, and grants of all of it.
     grants: u32,
     whole: u32,
+    places: Vec<MigPlace>,
 }
 
 impl Granted {
@@ -70,22 +82,27 @@ impl Granted {
         self.slots = self.slots.saturating_add(grant.slots);
         self.grants += u32::from(grant.memory.0 > 0);
         self.whole += u32::from(grant.extent == Extent::Whole);
+        if let Extent::Mig(place) = grant.extent {
+            self.places.push(place);
+        }
     }
 }
 
-fn check(node: &NodeName, gpu: &Gpu, sum: Granted) -> Vec<AuditFinding> {
-    let Granted { mib, percent, slots, grants, whole } = sum;
+fn check(node: &NodeName, gpu: &Gpu, sum: &Granted) -> Vec<AuditFinding> {
+    let Granted { mib, percent, slots, grants, whole, ref places } = *sum;
     let name = || (node.clone(), gpu.device.clone());
     let mut findings = Vec::new();
-    if mib > gpu.memory_mib {
+    let is_cut = gpu.cut.is_some();
+    // What NVML says of the memory of MIG devices may be more together than that of the largest.
+    if mib > gpu.memory_mib && !is_cut {
         let (node, device) = name();
         findings.push(AuditFinding::Memory { node, device, granted: mib, all: gpu.memory_mib });
     }
-    if percent > COMPUTE_ALL {
+    if percent > COMPUTE_ALL && !is_cut {
         let (node, device) = name();
         findings.push(AuditFinding::Compute { node, device, granted: percent });
     }
-    if slots > gpu.slots {
+    if slots > gpu.slots && !is_cut {
         let (node, device) = name();
         findings.push(AuditFinding::Slots { node, device, granted: slots, all: gpu.slots });
     }
@@ -93,7 +110,21 @@ fn check(node: &NodeName, gpu: &Gpu, sum: Granted) -> Vec<AuditFinding> {
         let (node, device) = name();
         findings.push(AuditFinding::Whole { node, device, grants });
     }
-    if (mib, percent, slots, whole) != (gpu.used_mib, gpu.used_compute, gpu.used_slots, gpu.used_whole) {
+    let overlaps = |(at, one): (usize, &MigPlace)| {
+        places[at + 1..].iter().any(|other| other.placement.overlaps(one.placement))
+    };
+    if places.iter().enumerate().any(overlaps) {
+        let (node, device) = name();
+        findings.push(AuditFinding::Overlap { node, device, grants });
+    }
+    if is_cut && grants as usize > places.len() {
+        let (node, device) = name();
+        findings.push(AuditFinding::NoMig { node, device, grants });
+    }
+    let counts = gpu.cut.as_ref().is_none_or(|cut| cut.counts(places));
+    if (mib, percent, slots, whole) != (gpu.used_mib, gpu.used_compute, gpu.used_slots, gpu.used_whole)
+        || !counts
+    {
         let (node, device) = name();
         findings.push(AuditFinding::Count { node, device });
     }

@@ -70,6 +70,11 @@ impl Choice {
     fn none() -> Self {
         Self { chosen: Arc::default(), failed: Arc::default(), words: None, complete: false }
     }
+
+    /// Nothing is known against it.
+    pub fn may_choose(&self, facts: u32) -> bool {
+        self.chosen.has(facts) || self.failed.has(facts) || !self.complete
+    }
 }
 
 /// What came of looking at the selectors of a pod's claims.

@@ -7,6 +7,7 @@ use super::ask::{AttributeConstraint, Part, PodAsk, Rule, Want};
 use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
+use super::mig::MigAsk;
 use super::node::{Class, Gpu, Node};
 use super::taints::Taints;
 use crate::select::{Taint, untolerated};
@@ -36,6 +37,10 @@ pub enum Shortage {
     Compute { needed: u32, largest: u32, candidates: usize, at: String },
     /// Blocks of client slots on one GPU.
     Slots { needed: u32, largest: u32, candidates: usize, at: String },
+    /// No GPU of the cluster is cut into MIG devices.
+    NoMig { asked: MigAsk },
+    /// A MIG device. `largest`: its profile and MiB, of the largest that can still be made; none: none can.
+    Mig { asked: MigAsk, largest: Option<(String, u64)>, candidates: usize, at: String },
     /// GPUs of one node that fit.
     Gpus { needed: usize, most: usize, node: String },
     /// Each want fits somewhere, but not all on one node, or not with these attributes alike.
@@ -69,6 +74,8 @@ pub struct Skipped {
     pub sliver: usize,
     /// They have fewer client slots than the share has processes, even idle.
     pub processes: usize,
+    /// They are cut into MIG devices, and none is asked for.
+    pub cut: usize,
 }
 
 /// GPUs of which less can be granted than is asked, in MiB.
@@ -159,6 +166,9 @@ struct Most<'a> {
     slots: Option<Top<'a, u32>>,
     fitting: usize,
     fitting_on: Option<&'a Node>,
+    /// GPUs that are cut into MIG devices; and of the candidates the one that can make the largest.
+    cut: usize,
+    mig: Option<Top<'a, u64>>,
 }
 
 struct Top<'a, T> {
@@ -209,6 +219,7 @@ impl<'a> Most<'a> {
         let mut fitting = 0;
         for gpu in &node.gpus {
             let class = &classes[gpu.class as usize];
+            self.cut += usize::from(gpu.cut.is_some());
             let (mib, slots) = match fit[gpu.class as usize] {
                 _ if gpu.closed => {
                     skipped.closed += 1;
@@ -230,6 +241,11 @@ impl<'a> Most<'a> {
             };
             self.candidates += 1;
             let at = Place { node, gpu };
+            if gpu.cut.is_some() {
+                Top::raise(&mut self.mig, gpu.free_mib(), mib, at);
+                fitting += usize::from(terms.need(gpu).is_some());
+                continue;
+            }
             Top::raise(&mut self.memory, gpu.free_mib(), mib, at);
             if gpu.free_mib() < mib {
                 continue;
@@ -261,11 +277,21 @@ impl<'a> Most<'a> {
     }
 
     fn shortage(&self, want: &Want, terms: &WantTerms) -> Shortage {
-        let Some(memory) = &self.memory else { return Shortage::Candidates { gpus: want.gpus } };
         if let Some(node) = self.fitting_on {
             let node = node.name.to_string();
             return Shortage::Gpus { needed: terms.gpus, most: self.fitting, node };
         }
+        match (want.mig(), &self.mig) {
+            (Some(asked), Some(top)) => {
+                let largest = top.at.gpu.cut.as_ref().and_then(|cut| cut.largest());
+                let largest =
+                    largest.map(|profile| (profile.name.clone(), profile.capacity.memory.mib_floor()));
+                return Shortage::Mig { asked, largest, candidates: self.candidates, at: top.at() };
+            }
+            (Some(asked), None) if self.cut == 0 => return Shortage::NoMig { asked },
+            _ => {}
+        }
+        let Some(memory) = &self.memory else { return Shortage::Candidates { gpus: want.gpus } };
         if want.part == Part::Whole {
             return Shortage::Whole { candidates: self.candidates };
         }
@@ -315,6 +341,7 @@ impl Skipped {
             }
             Unfit::Sliver => self.sliver += 1,
             Unfit::Processes => self.processes += 1,
+            Unfit::Cut => self.cut += 1,
         }
     }
 }
@@ -383,6 +410,19 @@ impl fmt::Display for Shortage {
                 s(*needed),
                 s(*candidates as u32)
             ),
+            Self::NoMig { asked } => write!(
+                f,
+                "needs a MIG device with {asked}, and no GPU of the cluster is set to be cut into MIG devices on demand"
+            ),
+            Self::Mig { asked, largest: Some((profile, mib)), at, .. } => write!(
+                f,
+                "needs a MIG device with {asked}; the largest that node {at} can still make has {mib} MiB ({profile})"
+            ),
+            Self::Mig { asked, largest: None, candidates, .. } => write!(
+                f,
+                "needs a MIG device with {asked}; {candidates} candidate GPU{} can make no more",
+                s(*candidates as u32)
+            ),
             Self::Gpus { needed, most, node } => {
                 write!(f, "needs {needed} GPUs of one node; at most {most} fit, on node {node}")
             }
@@ -413,6 +453,7 @@ impl fmt::Display for Skipped {
             (self.processes, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
+            (self.cut, "cut into MIG devices, which minimumIsolation mig asks for"),
             (self.closed, "not open to shares"),
         ];
         let nodes =

@@ -1,11 +1,16 @@
 //! Does a pod fit on a node, and on which of its GPUs?
 
+use std::sync::Arc;
+
 use super::ask::{Part, Shape, Want};
 use super::choice::{Choice, Choices};
+use super::cut::Cut;
 use super::facts::ConstraintTerms;
 use super::index::Nodes;
+use super::mig::{Carving, enough};
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
 use super::search;
+use crate::model::mig::MigPlace;
 use crate::model::quantity::Bytes;
 use crate::model::share::Extent;
 
@@ -32,8 +37,13 @@ pub(super) struct WantTerms {
     pub claim: u32,
     pub gpus: usize,
     pub compute: u32,
-    /// By class: MiB and blocks on each GPU; none: no GPU of the class will do.
+    /// By class: MiB and blocks on each GPU; none: no GPU of the class will do. Of GPUs that are cut into MIG devices the
+    /// least.
     pub needs: Vec<Option<(u64, u32)>>,
+    /// By class: places of the MIG profiles that will do, the smallest first. Empty: the class is not cut.
+    profiles: Vec<Arc<[usize]>>,
+    /// It is for MIG devices.
+    pub is_mig: bool,
     /// The least of the needs: a node on which no GPU has so much free need not be looked at.
     pub least_mib: u64,
     /// None: there are no selectors.
@@ -53,6 +63,8 @@ pub(super) enum Unfit {
     Sliver,
     /// It has fewer client slots than the share has processes, all in all.
     Processes,
+    /// It is cut into MIG devices, and none is asked for.
+    Cut,
 }
 
 pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
@@ -60,7 +72,12 @@ pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
     if !want.products.is_empty() && !want.products.iter().any(named) {
         return Err(Unfit::Product);
     }
-    if class.isolation < want.minimum_isolation {
+    if let Some(profiles) = &class.profiles {
+        let ask = want.mig().ok_or(Unfit::Cut)?;
+        let least = enough(profiles, ask).first().map(|at| profiles[*at].capacity.memory.mib_floor());
+        return least.map(|mib| (mib, 1)).ok_or(Unfit::Small);
+    }
+    if class.isolation < want.minimum_isolation || want.is_mig() {
         return Err(Unfit::Isolation);
     }
     let mib = want.part.mib(class.memory_mib);
@@ -142,10 +159,19 @@ impl WantTerms {
     pub fn new(want: &Want, classes: &[Class]) -> Self {
         let needs: Vec<_> = classes.iter().map(|class| needs(want, class).ok()).collect();
         let least = needs.iter().flatten().map(|(mib, _)| *mib).min().unwrap_or(u64::MAX);
+        let mig = want.mig();
+        let enough = |(class, need): (&Class, &Option<(u64, u32)>)| match (&class.profiles, mig, need) {
+            (Some(profiles), Some(ask), Some(_)) => enough(profiles, ask).into(),
+            _ => Arc::default(),
+        };
+        // What a MIG device has of the multiprocessors follows from its profile.
+        let compute = want.compute.filter(|_| mig.is_none());
         Self {
             claim: want.claim,
             gpus: want.gpus as usize,
-            compute: want.compute.map_or(0, |percent| u32::from(percent.get())),
+            compute: compute.map_or(0, |percent| u32::from(percent.get())),
+            profiles: classes.iter().zip(&needs).map(enough).collect(),
+            is_mig: mig.is_some(),
             needs,
             least_mib: if want.gpus == 0 { 0 } else { least },
             choice: None,
@@ -156,7 +182,26 @@ impl WantTerms {
     // Inlined: with the four below it is most of what a score costs.
     #[inline]
     pub fn need(&self, gpu: &Gpu) -> Option<(u64, u32)> {
-        self.needs.get(gpu.class as usize).copied().flatten()
+        match &gpu.cut {
+            None => self.needs.get(gpu.class as usize).copied().flatten(),
+            Some(cut) => self.next(gpu, cut).map(|carving| (cut.mib(carving.place), 1)),
+        }
+    }
+
+    /// The instance that would be made for it on a GPU that is cut; none: there is no room for any that will do.
+    fn next(&self, gpu: &Gpu, cut: &Cut) -> Option<Carving> {
+        cut.next(self.enough(gpu))
+    }
+
+    /// Places of the profiles that will do, of a GPU that is cut.
+    pub fn enough(&self, gpu: &Gpu) -> &[usize] {
+        self.profiles.get(gpu.class as usize).map(|enough| &**enough).unwrap_or_default()
+    }
+
+    /// The same where the GPU is open to it.
+    pub fn carving(&self, gpu: &Gpu, cut: &Cut) -> Option<Carving> {
+        let carving = self.next(gpu, cut)?;
+        (!gpu.closed && self.tolerates(gpu) && self.chooses(gpu)).then_some(carving)
     }
 
     /// Do the selectors choose it?
@@ -174,6 +219,9 @@ impl WantTerms {
     /// What the GPU would have left, in MiB; none: it does not fit.
     #[inline]
     pub fn left(&self, gpu: &Gpu) -> Option<u64> {
+        if let Some(cut) = &gpu.cut {
+            return self.carving(gpu, cut).map(|carving| cut.left(carving, gpu.memory_mib));
+        }
         let (mib, slots) = self.need(gpu)?;
         let fits = !gpu.closed && gpu.free_slots() >= slots && gpu.free_compute() >= self.compute;
         if fits && self.tolerates(gpu) && self.chooses(gpu) { gpu.free_mib().checked_sub(mib) } else { None }
@@ -185,16 +233,42 @@ impl WantTerms {
     }
 }
 
-/// The placement of a shape on these GPUs of a node: places of GPU and want.
-pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, picked: &[(usize, usize)]) -> Placement {
+/// A GPU for a want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Picked {
+    /// Place among the node's.
+    pub gpu: usize,
+    /// Place in the shape.
+    pub want: usize,
+    /// Where the MIG device is to be made, of a GPU that is cut.
+    pub place: Option<MigPlace>,
+}
+
+impl Picked {
+    /// MiB that it takes.
+    pub fn mib(&self, terms: &Terms, gpu: &Gpu) -> u64 {
+        match (self.place, &gpu.cut) {
+            (Some(place), Some(cut)) => cut.mib(place),
+            _ => terms.wants[self.want].mib(gpu),
+        }
+    }
+}
+
+/// The placement of a shape on these GPUs of a node.
+pub(super) fn placement(shape: &Shape, terms: &Terms, node: &Node, picked: &[Picked]) -> Placement {
     let mut picked = picked.to_vec();
-    picked.sort_unstable();
-    let grant = |&(at, want): &(usize, usize)| {
-        let gpu = &node.gpus[at];
-        let (mib, slots) = terms.wants[want].need(gpu).unwrap_or((0, 0));
-        let (device, memory) = (gpu.device.clone(), Bytes::from_mib(mib));
-        let extent = if shape.wants[want].part == Part::Whole { Extent::Whole } else { Extent::Part };
-        GpuGrant { want, device, memory, compute: shape.wants[want].compute, slots, extent }
+    picked.sort_by_key(|one| (one.gpu, one.want));
+    let grant = |one: &Picked| {
+        let gpu = &node.gpus[one.gpu];
+        let want = &shape.wants[one.want];
+        let (_, slots) = terms.wants[one.want].need(gpu).unwrap_or((0, 0));
+        let (device, memory) = (gpu.device.clone(), Bytes::from_mib(one.mib(terms, gpu)));
+        let (compute, slots, extent) = match one.place {
+            Some(place) => (None, 1, Extent::Mig(place)),
+            None if want.part == Part::Whole => (want.compute, slots, Extent::Whole),
+            None => (want.compute, slots, Extent::Part),
+        };
+        GpuGrant { want: one.want, device, memory, compute, slots, extent }
     };
     Placement {
         node: node.name.clone(),
@@ -212,7 +286,7 @@ pub(super) fn first(nodes: &Nodes, id: usize, shape: &Shape) -> Option<Placement
     if !terms.node_has_room(node) {
         return None;
     }
-    let picks = search::run(node, &terms, &|_, _, _| 0, &mut 0)?;
-    let picked: Vec<_> = picks.iter().map(|pick| (pick.gpu, pick.want)).collect();
+    let picks = search::run(node, &terms, &|_, _| 0, &mut 0)?;
+    let picked: Vec<_> = picks.iter().map(|pick| pick.picked).collect();
     Some(placement(shape, &terms, node, &picked))
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::ask::{Shape, Want};
 use super::choice::Choices;
-use super::fit::{Terms, needs};
+use super::fit::{Picked, Terms, needs};
 use super::index::Nodes;
 use super::node::{Class, Gpu, Node};
 use super::score::Policy;
@@ -184,12 +184,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts a node's GPUs, as if the pod of these terms had taken what it wants of the GPUs `taken` (places of GPU
-    /// and want).
-    pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[(usize, usize)])>) {
-        let mib = |(terms, picked): (&Terms, &[(usize, usize)]), at: usize, gpu: &Gpu| -> u64 {
-            let of_it = picked.iter().filter(|(gpu, _)| *gpu == at);
-            of_it.map(|(_, want)| terms.wants[*want].mib(gpu)).sum()
+    /// Counts a node's GPUs, as if the pod of these terms had taken what it wants of the GPUs `taken`.
+    pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[Picked])>) {
+        let mib = |(terms, picked): (&Terms, &[Picked]), at: usize, gpu: &Gpu| -> u64 {
+            let of_it = picked.iter().filter(|one| one.gpu == at);
+            of_it.map(|one| one.mib(terms, gpu)).sum()
         };
         self.most_mib = i32::MAX / 2 / narrow(node.gpus.len() as u64).max(1);
         for counts in [&mut self.mib, &mut self.gpus] {

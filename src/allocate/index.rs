@@ -12,7 +12,7 @@ use super::choice::Studied;
 use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
-use super::node::{Class, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
+use super::node::{Class, Division, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use super::score_table::ScoreTables;
 use super::taints::Taints;
 use crate::model::claim::ClaimKey;
@@ -125,15 +125,24 @@ impl Nodes {
     }
 
     fn gpu(&mut self, spec: &GpuSpec) -> Gpu {
-        let (class, facts) = (self.class(Class::of(spec)), self.facts.number(&spec.facts));
-        Gpu::new(spec, class, facts)
+        let facts = self.facts.number(&spec.facts);
+        let parts = match &spec.division {
+            Division::Mig(board) => board.parts.as_ref().map(|parts| self.facts.number(parts)),
+            Division::Shares(_) => None,
+        };
+        let class = self.class(Class::of(spec));
+        Gpu::new(spec, (class, &self.classes[class as usize]), (facts, parts))
     }
 
     /// Facts of GPUs that have gone need not be kept for ever.
     fn tidy(&mut self) {
         if self.facts.crowded() {
             let gpus = self.all.iter_mut().flatten().flat_map(|node| &mut node.gpus);
-            self.facts.renumber(gpus.map(|gpu| &mut gpu.facts));
+            let numbers = gpus.flat_map(|gpu| {
+                let parts = gpu.cut.as_mut().and_then(|cut| cut.parts.as_mut());
+                [Some(&mut gpu.facts), parts].into_iter().flatten()
+            });
+            self.facts.renumber(numbers);
         }
         if self.taints.crowded() {
             let gpus = self.all.iter_mut().flatten().flat_map(|node| &mut node.gpus);
@@ -365,13 +374,30 @@ impl Index {
     pub fn may_choose(&mut self, selectors: &Arc<[String]>, name: &NodeName, device: &DeviceName) -> bool {
         let Some(facts) = self.facts_of(name, device) else { return true };
         let choice = self.score_tables.choices.of(selectors, &self.nodes.facts);
-        choice.is_none_or(|choice| choice.chosen.has(facts) || choice.failed.has(facts) || !choice.complete)
+        choice.is_none_or(|choice| choice.may_choose(facts))
+    }
+
+    /// The same of the MIG devices that the scheduler may cut off the GPU. Not if it cuts nothing off.
+    pub fn may_choose_part(
+        &mut self,
+        selectors: &Arc<[String]>,
+        name: &NodeName,
+        device: &DeviceName,
+    ) -> bool {
+        let parts = self.gpu(name, device).and_then(|gpu| gpu.cut.as_ref()?.parts);
+        let Some(parts) = parts else { return false };
+        let choice = self.score_tables.choices.of(selectors, &self.nodes.facts);
+        choice.is_none_or(|choice| choice.may_choose(parts))
     }
 
     /// The number of what is known of a GPU.
     fn facts_of(&self, name: &NodeName, device: &DeviceName) -> Option<u32> {
+        self.gpu(name, device).map(|gpu| gpu.facts)
+    }
+
+    fn gpu(&self, name: &NodeName, device: &DeviceName) -> Option<&Gpu> {
         let node = self.ids.get(name).and_then(|id| self.nodes.all[*id].as_ref());
-        node.and_then(|node| node.gpus.iter().find(|gpu| gpu.device == *device)).map(|gpu| gpu.facts)
+        node.and_then(|node| node.gpus.iter().find(|gpu| gpu.device == *device))
     }
 
     /// Where the pod would go on a node if GPUs were taken in their order, without any score: how a scheduler

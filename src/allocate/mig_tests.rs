@@ -54,7 +54,7 @@ fn profiles(rows: &[Row]) -> Vec<MigProfile> {
 }
 
 fn ask(mib: u64, percent: u32) -> MigAsk {
-    MigAsk { memory: Bytes::from_mib(mib), percent }
+    MigAsk { amount: Amount::Memory(Bytes::from_mib(mib)), percent }
 }
 
 #[test]
@@ -230,12 +230,13 @@ fn whatever_is_made_and_ended_nothing_overlaps_and_large_profiles_stay_possible(
                     }
                 }
                 _ => {
-                    let asked = ask(dice.roll(100_000) as u64 + 1, dice.roll(80) as u32);
+                    let memory = Bytes::from_mib(dice.roll(100_000) as u64 + 1);
+                    let asked = ask(memory.mib_floor(), dice.roll(80) as u32);
                     let chosen = layout.choose(asked);
                     let slices = rows.iter().map(|row| row.2).max().unwrap();
                     let enough = |row: &&Row| {
                         row.1.ends_with("gb")
-                            && Bytes::from_mib(row.4) >= asked.memory
+                            && Bytes::from_mib(row.4) >= memory
                             && row.2 * 100 >= asked.percent * slices
                     };
                     let room =

@@ -7,7 +7,7 @@
 //! * `facts`: what GPUs are; `choice`: which of them selectors choose; `taints`: which ones tolerations bear; `search`: GPUs for several wants of a pod at once
 //! * [`victims`]: which pods would have to end on a node for another
 //! * [`moves`]: which pods have to move so that one fits that does not
-//! * [`mig`]: which MIG instance is made for an ask, and where on its board
+//! * [`mig`]: which MIG instance is made for an ask, and where on its board; `cut`: such boards in the index
 //! * [`audit`]: is anything granted twice; [`verdicts`]: how each GPU looks to a pod that waits
 //!
 //! Same index, same ask, same policy: same answer. A pod is placed on one node, with all of its GPUs, or not at
@@ -18,6 +18,7 @@
 pub mod ask;
 mod audit;
 mod choice;
+mod cut;
 mod decide;
 mod explain;
 mod facts;
@@ -43,6 +44,7 @@ pub use choice::Studied;
 pub use decide::{Decision, decide, places};
 pub use explain::{Explanation, Shortage, Skipped};
 pub use index::{Index, PlacementKey, Unknown};
-pub use node::{GpuGrant, GpuSpec, GpuView, NodeSpec, NodeView, Placement};
+pub use mig::MigAsk;
+pub use node::{Division, GpuGrant, GpuSpec, GpuView, MigBoard, NodeSpec, NodeView, Placement, ShareRoom};
 pub use score::Policy;
 pub use verdict::{GpuVerdict, NodeShort, NodeVerdict, verdicts};

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use super::cut::Cut;
+use super::mig::largest;
+use crate::model::mig::{MigPlace, MigProfile};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Extent, Isolation, Percent};
@@ -18,11 +21,28 @@ pub struct NodeSpec {
     pub gpus: Vec<GpuSpec>,
 }
 
-/// What can be granted of a GPU, all shares together.
+/// What can be granted of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSpec {
     pub device: DeviceName,
     pub product: String,
+    pub division: Division,
+    /// What selectors see of it. Empty: no selector chooses it.
+    pub facts: Arc<DeviceFacts>,
+}
+
+/// How a GPU is given out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Division {
+    /// In shares, or whole.
+    Shares(ShareRoom),
+    /// In MIG devices that are made for it.
+    Mig(MigBoard),
+}
+
+/// What can be granted of a GPU, all shares together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShareRoom {
     /// Rounded down to whole MiB.
     pub memory: Bytes,
     /// Blocks of client slots.
@@ -31,8 +51,16 @@ pub struct GpuSpec {
     pub processes_per_slot: u32,
     /// The rung that shares of it stand on.
     pub isolation: Isolation,
-    /// What selectors see of it. Empty: no selector chooses it.
-    pub facts: Arc<DeviceFacts>,
+}
+
+/// What a GPU can be cut into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigBoard {
+    pub profiles: Arc<[MigProfile]>,
+    /// Instances that are there and were made for no claim of ours.
+    pub foreign: Vec<MigPlace>,
+    /// What selectors see of every MIG device that the scheduler may cut off it; none: it cuts nothing off.
+    pub parts: Option<Arc<DeviceFacts>>,
 }
 
 /// Where a pod goes, and what it gets there.
@@ -75,17 +103,33 @@ pub(super) struct Class {
     pub slots: u32,
     pub processes_per_slot: u32,
     pub isolation: Isolation,
+    /// What GPUs can be cut into that are given out in MIG devices. Memory and slots are then those of the largest, and as
+    /// many as there can be.
+    pub profiles: Option<Arc<[MigProfile]>>,
 }
 
 impl Class {
     pub fn of(spec: &GpuSpec) -> Self {
-        Self {
-            product: spec.product.to_lowercase(),
-            name: spec.product.clone(),
-            memory_mib: spec.memory.mib_floor(),
-            slots: spec.slots,
-            processes_per_slot: spec.processes_per_slot,
-            isolation: spec.isolation,
+        let (product, name) = (spec.product.to_lowercase(), spec.product.clone());
+        match &spec.division {
+            Division::Shares(room) => Self {
+                product,
+                name,
+                memory_mib: room.memory.mib_floor(),
+                slots: room.slots,
+                processes_per_slot: room.processes_per_slot,
+                isolation: room.isolation,
+                profiles: None,
+            },
+            Division::Mig(MigBoard { profiles, .. }) => Self {
+                product,
+                name,
+                memory_mib: largest(profiles.iter()).map_or(0, |profile| profile.capacity.memory.mib_floor()),
+                slots: profiles.iter().map(|profile| profile.most).max().unwrap_or(0),
+                processes_per_slot: 1,
+                isolation: Isolation::Mig,
+                profiles: Some(Arc::clone(profiles)),
+            },
         }
     }
 }
@@ -113,29 +157,42 @@ pub(super) struct Gpu {
     pub used_whole: u32,
     /// Sizes of the shares, in MiB, and how many of each. Few: a GPU has few slots.
     pub sizes: Vec<(u64, u32)>,
+    /// Of one that is cut into MIG devices. What is free of it follows from this alone.
+    pub cut: Option<Box<Cut>>,
 }
 
 impl Gpu {
-    pub fn new(spec: &GpuSpec, class: u32, facts: u32) -> Self {
+    /// `class`: with its number. `facts`: the number of its own, and of those of what the scheduler may cut off it.
+    pub fn new(spec: &GpuSpec, (number, class): (u32, &Class), (facts, parts): (u32, Option<u32>)) -> Self {
+        let cut = match &spec.division {
+            Division::Shares(_) => None,
+            Division::Mig(board) => Some(Box::new(Cut::new(board, parts))),
+        };
         Self {
             device: spec.device.clone(),
-            class,
+            class: number,
             facts,
-            isolation: spec.isolation,
+            isolation: class.isolation,
             closed: false,
             taints: 0,
-            memory_mib: spec.memory.mib_floor(),
-            slots: spec.slots,
+            memory_mib: class.memory_mib,
+            slots: class.slots,
             used_mib: 0,
             used_compute: 0,
             used_slots: 0,
             used_whole: 0,
             sizes: Vec::new(),
+            cut,
         }
     }
 
+    /// What one grant may have at most.
     pub fn free_mib(&self) -> u64 {
-        if self.used_whole > 0 { 0 } else { self.memory_mib.saturating_sub(self.used_mib) }
+        match &self.cut {
+            Some(cut) => cut.largest_mib(),
+            None if self.used_whole > 0 => 0,
+            None => self.memory_mib.saturating_sub(self.used_mib),
+        }
     }
     pub fn free_compute(&self) -> u32 {
         if self.used_whole > 0 { 0 } else { COMPUTE_ALL.saturating_sub(self.used_compute) }
@@ -146,7 +203,8 @@ impl Gpu {
 
     /// Memory that somebody could still get.
     pub fn usable_mib(&self) -> u64 {
-        if self.closed || self.free_slots() == 0 { 0 } else { self.free_mib() }
+        let has_slots = self.cut.is_some() || self.free_slots() > 0;
+        if has_slots && !self.closed { self.free_mib() } else { 0 }
     }
 
     /// True if a share of this size would stand beside one of another size.
@@ -164,6 +222,9 @@ impl Gpu {
             Some((_, count)) => *count += 1,
             None => self.sizes.push((mib, 1)),
         }
+        if let Some(cut) = &mut self.cut {
+            cut.take(grant);
+        }
     }
 
     pub fn give(&mut self, grant: &GpuGrant) {
@@ -176,6 +237,9 @@ impl Gpu {
             *count -= 1;
         }
         self.sizes.retain(|(_, count)| *count > 0);
+        if let Some(cut) = &mut self.cut {
+            cut.give(grant);
+        }
     }
 }
 
@@ -193,7 +257,7 @@ pub(super) struct Node {
     /// What its GPUs could still give, in MiB: all together, and the one that has most.
     pub usable_mib: u64,
     pub most_mib: u64,
-    /// The class of all its GPUs if each is open, without taints and has slots left.
+    /// The class of all its GPUs if each is open, without taints, has slots left and is not cut into MIG devices.
     pub plain: Option<u32>,
     /// The number of its last change, so that kept scores can tell.
     pub changed_at: u64,
@@ -208,7 +272,10 @@ impl Node {
             self.most_mib = self.most_mib.max(usable);
         }
         let class = self.gpus.first().map_or(0, |gpu| gpu.class);
-        let plain = |gpu: &Gpu| gpu.class == class && !gpu.closed && gpu.taints == 0 && gpu.free_slots() > 0;
+        let plain = |gpu: &Gpu| {
+            let is_open = !gpu.closed && gpu.taints == 0 && gpu.free_slots() > 0;
+            gpu.class == class && gpu.cut.is_none() && is_open
+        };
         self.plain = self.gpus.iter().all(plain).then_some(class);
         self.changed_at = number;
     }
@@ -297,6 +364,10 @@ impl<'a> GpuView<'a> {
     }
     pub fn closed(&self) -> bool {
         self.0.closed
+    }
+    /// It is cut into MIG devices; its memory is that of the largest that there could be, and that can still be made.
+    pub fn is_cut(&self) -> bool {
+        self.0.cut.is_some()
     }
     /// It has taints: only wants that bear them go there.
     pub fn tainted(&self) -> bool {

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::fit::Terms;
+use super::cut;
+use super::fit::{Picked, Terms};
 use super::fragment::{Lost, Tally, Targets};
+use super::mig::Carving;
 use super::node::{Gpu, Node};
-use super::search;
+use super::search::{self, Fit};
 use crate::model::share::Isolation;
 
 /// What placements aim at.
@@ -69,8 +71,8 @@ fn score(first: u64, second: u64, third: u64) -> Score {
 pub(super) struct Scratch {
     /// Fitting GPUs: cost, place.
     fitting: Vec<(u64, usize)>,
-    /// The GPUs chosen last, and the places of the wants that they serve.
-    pub picked: Vec<(usize, usize)>,
+    /// The GPUs chosen last.
+    pub picked: Vec<Picked>,
     /// Places of nodes that changed, and their old scores.
     pub changed: Vec<(usize, Score)>,
     /// How often this decision has tried to serve several wants together.
@@ -100,20 +102,37 @@ pub(super) fn rate(
     }
     let Some(want) = terms.single() else { return rate_several(policy, node, terms, targets, scratch) };
     for (at, gpu) in node.gpus.iter().enumerate().take(if want.gpus == 0 { 0 } else { usize::MAX }) {
-        if let Some(left) = want.left(gpu) {
-            scratch.fitting.push((cost(policy, targets, gpu, left, gpu.free_mib() - left), at));
+        match &gpu.cut {
+            None => {
+                if let Some(left) = want.left(gpu) {
+                    scratch.fitting.push((cost(policy, targets, gpu, left, gpu.free_mib() - left), at));
+                }
+            }
+            Some(cut) => {
+                if let Some(carving) = want.carving(gpu, cut) {
+                    let left = cut.left(carving, gpu.memory_mib);
+                    scratch.fitting.push((cost_of_carving(policy, targets, gpu, carving, left), at));
+                }
+            }
         }
     }
     if scratch.fitting.len() < want.gpus {
         return DOES_NOT_FIT;
     }
     match want.gpus {
-        1 if policy == Policy::Fragmentation => return by_fragmentation(node, terms, targets, scratch),
+        1 if policy == Policy::Fragmentation && !want.is_mig => {
+            return by_fragmentation(node, terms, targets, scratch);
+        }
         1 => keep_least(&mut scratch.fitting),
         _ => scratch.fitting.sort_unstable(),
     }
-    scratch.picked.extend(scratch.fitting.iter().take(want.gpus).map(|(_, at)| (*at, 0)));
-    let taken: u64 = scratch.picked.iter().map(|(at, _)| want.mib(&node.gpus[*at])).sum();
+    let picked = |(_, at): &(u64, usize)| {
+        let gpu = &node.gpus[*at];
+        let carving = gpu.cut.as_ref().and_then(|cut| want.carving(gpu, cut));
+        Picked { gpu: *at, want: 0, place: carving.map(|carving| carving.place) }
+    };
+    scratch.picked.extend(scratch.fitting.iter().take(want.gpus).map(picked));
+    let taken: u64 = scratch.picked.iter().map(|one| one.mib(terms, &node.gpus[one.gpu])).sum();
     let costs =
         scratch.fitting.iter().take(want.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
     whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
@@ -133,10 +152,13 @@ fn rate_several(
     targets: &Targets,
     scratch: &mut Scratch,
 ) -> Score {
-    let found =
-        search::run(node, terms, &|gpu, left, mib| cost(policy, targets, gpu, left, mib), &mut scratch.tried);
+    let cost = |gpu: &Gpu, fit: Fit| match fit.carving {
+        None => cost(policy, targets, gpu, fit.left, fit.mib),
+        Some(carving) => cost_of_carving(policy, targets, gpu, carving, fit.left),
+    };
+    let found = search::run(node, terms, &cost, &mut scratch.tried);
     let Some(picks) = found else { return DOES_NOT_FIT };
-    scratch.picked.extend(picks.iter().map(|pick| (pick.gpu, pick.want)));
+    scratch.picked.extend(picks.iter().map(|pick| pick.picked));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
     let taken = picks.iter().map(|pick| pick.mib).sum();
     whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
@@ -164,10 +186,12 @@ fn whole_score(
     Price { costs, taken }: Price,
     scratch: &mut Scratch,
 ) -> Score {
-    let free = node.usable_mib - taken;
+    // Of a GPU that is cut the largest MIG device counts, of which two may be more.
+    let free = node.usable_mib.saturating_sub(taken);
     let cpu = node.free_cpu_milli() - terms.cpu_milli;
     match policy {
         Policy::Pack => score(costs, free, cpu),
+        Policy::Fragmentation if terms.single().is_some_and(|want| want.is_mig) => score(costs, free, cpu),
         Policy::Spread => score(costs, MAX_SECOND - free.min(MAX_SECOND), MAX_THIRD - cpu.min(MAX_THIRD)),
         Policy::Fragmentation => {
             let Scratch { picked, tally, lost, .. } = scratch;
@@ -199,6 +223,16 @@ fn cost(policy: Policy, targets: &Targets, gpu: &Gpu, left: u64, mib: u64) -> u6
     }
 }
 
+/// The same for a MIG device that is made of it. What it makes impossible is counted exactly, so that the policies `pack` and
+/// `fragmentation` are one here.
+fn cost_of_carving(policy: Policy, targets: &Targets, gpu: &Gpu, carving: Carving, left: u64) -> u64 {
+    match policy {
+        Policy::Pack => cut::cost(carving, targets.sought.rank(gpu.class), left),
+        Policy::Fragmentation => cut::cost(carving, 0, left),
+        Policy::Spread => MAX_SECOND - left.min(MAX_SECOND),
+    }
+}
+
 /// A share goes to the GPU where it makes least unusable.
 fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut Scratch) -> Score {
     let Scratch { fitting, picked, tally, lost, .. } = scratch;
@@ -220,7 +254,7 @@ fn by_fragmentation(node: &Node, terms: &Terms, targets: &Targets, scratch: &mut
         }
     }
     let Some((gradient, left, at)) = best else { return DOES_NOT_FIT };
-    picked.push((at, 0));
+    picked.push(Picked { gpu: at, want: 0, place: None });
     let taken = node.gpus[at].free_mib() - left;
     score(gradient, node.usable_mib - taken, node.free_cpu_milli() - terms.cpu_milli)
 }

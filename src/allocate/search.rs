@@ -4,8 +4,10 @@
 use std::cmp::Reverse;
 
 use super::ask::Rule;
-use super::fit::{Terms, WantTerms};
+use super::fit::{Picked, Terms, WantTerms};
+use super::mig::Carving;
 use super::node::{Gpu, Node};
+use crate::model::mig::MigPlace;
 
 /// Tries per node. Wants that fit in many ways are found at once; it ends a search for what does not fit.
 const STEPS_MAX: u32 = 2_000;
@@ -19,21 +21,24 @@ pub(super) const STEP_TICKS: u64 = 80;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pick {
     pub cost: u64,
-    pub gpu: usize,
-    /// Place in the shape.
-    pub want: usize,
+    pub picked: Picked,
     pub mib: u64,
+    slots: u32,
 }
 
-/// The first way to serve all wants, cheapest GPUs first; `cost` is told the GPU, what it would have left and what is
-/// taken, in MiB. `tried`: how often the decision has tried on other
-/// nodes.
-pub(super) fn run(
-    node: &Node,
-    terms: &Terms,
-    cost: &dyn Fn(&Gpu, u64, u64) -> u64,
-    tried: &mut u32,
-) -> Option<Vec<Pick>> {
+/// What a GPU would have left, and what is taken of it, in MiB.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fit {
+    pub left: u64,
+    pub mib: u64,
+    /// The MIG device that is made for it, of a GPU that is cut.
+    pub carving: Option<Carving>,
+}
+
+type Cost<'a> = &'a dyn Fn(&Gpu, Fit) -> u64;
+
+/// The first way to serve all wants, cheapest GPUs first. `tried`: how often the decision has tried on other nodes.
+pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut u32) -> Option<Vec<Pick>> {
     let fits = |want: &WantTerms| node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).count();
     if terms.wants.iter().any(|want| want.gpus > 0 && fits(want) < want.gpus) {
         return None;
@@ -59,12 +64,14 @@ struct Extra {
     compute: u32,
     slots: u32,
     claims: Vec<u32>,
+    /// MIG devices that are made of it.
+    places: Vec<MigPlace>,
 }
 
 struct Search<'a> {
     node: &'a Node,
     terms: &'a Terms,
-    cost: &'a dyn Fn(&Gpu, u64, u64) -> u64,
+    cost: Cost<'a>,
     /// Places of wants, one per GPU.
     order: Vec<usize>,
     extra: Vec<Extra>,
@@ -81,13 +88,15 @@ impl Search<'_> {
         let Some(&want) = self.order.get(nth) else { return true };
         let mut options: Vec<Pick> =
             (0..self.node.gpus.len()).filter_map(|gpu| self.option(want, gpu)).collect();
-        options.sort_unstable_by_key(|pick| (pick.cost, pick.gpu));
+        options.sort_unstable_by_key(|pick| (pick.cost, pick.picked.gpu));
         // GPUs of one want in one order only.
-        let last = self.picks.last().filter(|last| last.want == want).map(|last| (last.cost, last.gpu));
+        let last = self.picks.last().filter(|last| last.picked.want == want);
+        let last = last.map(|last| (last.cost, last.picked.gpu));
         let mut failed: Vec<usize> = Vec::new();
         for pick in options {
-            if last.is_some_and(|last| (pick.cost, pick.gpu) < last)
-                || failed.iter().any(|other| self.twins(*other, pick.gpu))
+            let gpu = pick.picked.gpu;
+            if last.is_some_and(|last| (pick.cost, gpu) < last)
+                || failed.iter().any(|other| self.twins(*other, gpu))
             {
                 continue;
             }
@@ -100,7 +109,7 @@ impl Search<'_> {
                 return true;
             }
             self.give(pick);
-            failed.push(pick.gpu);
+            failed.push(gpu);
         }
         false
     }
@@ -111,13 +120,16 @@ impl Search<'_> {
         if extra.claims.contains(&want.claim) {
             return None;
         }
-        let left = want.left(board)?.checked_sub(extra.mib)?;
-        let (mib, slots) = want.need(board)?;
-        let (slots, compute) =
-            (slots.saturating_add(extra.slots), want.compute.saturating_add(extra.compute));
-        if board.free_slots() < slots || board.free_compute() < compute {
-            return None;
-        }
+        let (fit, slots) = match &board.cut {
+            None => self.share(want, extra, board)?,
+            Some(cut) => {
+                // Open to it, and none of the picks so far in the way.
+                want.carving(board, cut)?;
+                let carving = cut.next_beside(want.enough(board), &extra.places)?;
+                let left = cut.left(carving, board.memory_mib).saturating_sub(extra.mib);
+                (Fit { left, mib: cut.mib(carving.place), carving: Some(carving) }, 1)
+            }
+        };
         for (alike, values) in self.terms.alike.iter().zip(&self.values) {
             if alike.wants.contains(&at) {
                 let value = alike.value(board.facts)?;
@@ -130,18 +142,31 @@ impl Search<'_> {
                 }
             }
         }
-        Some(Pick { cost: (self.cost)(board, left, mib), gpu, want: at, mib })
+        let picked = Picked { gpu, want: at, place: fit.carving.map(|carving| carving.place) };
+        Some(Pick { cost: (self.cost)(board, fit), picked, mib: fit.mib, slots })
+    }
+
+    /// A share, or all of a GPU.
+    fn share(&self, want: &WantTerms, extra: &Extra, board: &Gpu) -> Option<(Fit, u32)> {
+        let left = want.left(board)?.checked_sub(extra.mib)?;
+        let (mib, slots) = want.need(board)?;
+        let (all_slots, compute) =
+            (slots.saturating_add(extra.slots), want.compute.saturating_add(extra.compute));
+        let fits = board.free_slots() >= all_slots && board.free_compute() >= compute;
+        fits.then_some((Fit { left, mib, carving: None }, slots))
     }
 
     fn take(&mut self, pick: Pick) {
-        let (want, board) = (&self.terms.wants[pick.want], &self.node.gpus[pick.gpu]);
-        let extra = &mut self.extra[pick.gpu];
+        let Picked { gpu, want: at, place } = pick.picked;
+        let (want, board) = (&self.terms.wants[at], &self.node.gpus[gpu]);
+        let extra = &mut self.extra[gpu];
         extra.mib += pick.mib;
         extra.compute += want.compute;
-        extra.slots += want.need(board).map_or(0, |(_, slots)| slots);
+        extra.slots += pick.slots;
         extra.claims.push(want.claim);
+        extra.places.extend(place);
         for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
-            if alike.wants.contains(&pick.want) {
+            if alike.wants.contains(&at) {
                 values.extend(alike.value(board.facts));
             }
         }
@@ -151,24 +176,29 @@ impl Search<'_> {
     /// Undoes the last `take`.
     fn give(&mut self, pick: Pick) {
         self.picks.pop();
+        let Picked { gpu, want: at, place } = pick.picked;
         for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
-            if alike.wants.contains(&pick.want) {
+            if alike.wants.contains(&at) {
                 values.pop();
             }
         }
-        let (want, board) = (&self.terms.wants[pick.want], &self.node.gpus[pick.gpu]);
-        let extra = &mut self.extra[pick.gpu];
+        let extra = &mut self.extra[gpu];
         extra.claims.pop();
+        if place.is_some() {
+            extra.places.pop();
+        }
         extra.mib -= pick.mib;
-        extra.compute -= want.compute;
-        extra.slots -= want.need(board).map_or(0, |(_, slots)| slots);
+        extra.compute -= self.terms.wants[at].compute;
+        extra.slots -= pick.slots;
     }
 
     /// Equal in all that matters: where one did not help, the other will not.
     fn twins(&self, one: usize, other: usize) -> bool {
         let (a, b) = (&self.node.gpus[one], &self.node.gpus[other]);
         let state = |gpu: &Gpu| (gpu.class, gpu.closed, gpu.free_mib(), gpu.free_compute(), gpu.free_slots());
+        let instances = |gpu: &'_ Gpu| gpu.cut.as_ref().map(|cut| cut.instances().to_vec());
         state(a) == state(b)
+            && instances(a) == instances(b)
             && self.extra[one] == self.extra[other]
             && self.terms.wants.iter().all(|want| want.chooses(a) == want.chooses(b))
             && self.terms.wants.iter().all(|want| want.tolerates(a) == want.tolerates(b))

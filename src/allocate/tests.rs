@@ -10,6 +10,7 @@ use crate::model::share::{Extent, Isolation, Percent};
 use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
+mod cut;
 mod moves;
 mod scores;
 mod selectors;
@@ -18,8 +19,15 @@ mod victims;
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
-    let (product, memory) = (product.to_owned(), Bytes::from_mib(mib));
-    GpuSpec { device, product, memory, slots: 16, processes_per_slot: 3, isolation, facts: Arc::default() }
+    let room = ShareRoom { memory: Bytes::from_mib(mib), slots: 16, processes_per_slot: 3, isolation };
+    GpuSpec { device, product: product.to_owned(), division: Division::Shares(room), facts: Arc::default() }
+}
+
+fn room(spec: &GpuSpec) -> ShareRoom {
+    match &spec.division {
+        Division::Shares(room) => *room,
+        Division::Mig(_) => panic!("{spec:?}"),
+    }
 }
 
 /// A node with equal GPUs on rung mps.
@@ -598,7 +606,11 @@ fn mixed_node(nth: usize, gpus: u32) -> NodeSpec {
     let kinds = [("NVIDIA T4", 60, Isolation::Mps), ("NVIDIA H100", 100, Isolation::Kernel)];
     let kind = |minor: u32| kinds[(nth + (minor / 2) as usize) % 2];
     let one = |minor| gpu(minor, kind(minor).0, kind(minor).1, kind(minor).2);
-    let gpus = (0..gpus).map(|minor| GpuSpec { slots: 4, ..one(minor) }).collect();
+    let four = |spec: GpuSpec| {
+        let division = Division::Shares(ShareRoom { slots: 4, ..room(&spec) });
+        GpuSpec { division, ..spec }
+    };
+    let gpus = (0..gpus).map(|minor| four(one(minor))).collect();
     NodeSpec { name: NAMES[nth].into(), cpu_milli: 6_000, memory: Bytes::from_mib(1_000), gpus }
 }
 
@@ -631,14 +643,14 @@ fn brute_force(
                 Part::Fraction(fraction) => fraction.of(all),
             };
             let slots = match want.part {
-                Part::Whole => spec.slots,
+                Part::Whole => room(spec).slots,
                 // Blocks are added until they hold the processes.
-                _ => (1..).find(|blocks| blocks * spec.processes_per_slot >= want.processes).unwrap(),
+                _ => (1..).find(|blocks| blocks * room(spec).processes_per_slot >= want.processes).unwrap(),
             };
             let enough = need >= Bytes::from_mib(u64::from(want.processes.max(1)));
             let product = want.products.is_empty() || spec.product.to_lowercase().contains("t4");
             let compute = want.compute.map_or(0, |percent| u32::from(percent.get()));
-            let rung = spec.isolation >= want.minimum_isolation;
+            let rung = room(spec).isolation >= want.minimum_isolation;
             !view.closed()
                 && want.tolerations.len() >= taints
                 && product
@@ -769,7 +781,7 @@ fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec
     let want = &shape.wants[at];
     for gpu in 0..node.gpus.len() {
         let spec = &node.gpus[gpu];
-        let all = spec.memory.mib_floor();
+        let all = room(&spec).memory.mib_floor();
         let need = if let Part::Memory(bytes) = want.part { bytes.mib_floor() } else { all };
         let product = want.products.is_empty() || spec.product.contains("T4");
         let borne = gpu != TAINTED || !want.tolerations.is_empty();
@@ -844,13 +856,14 @@ proptest! {
     ) {
         let mut spec = rooted("a", 60);
         for gpu in &mut spec.gpus[..2] {
-            (gpu.product, gpu.memory) = ("NVIDIA T4".to_owned(), Bytes::from_mib(90));
+            let division = Division::Shares(ShareRoom { memory: Bytes::from_mib(90), ..room(gpu) });
+            (gpu.product, gpu.division) = ("NVIDIA T4".to_owned(), division);
         }
         let mut index = index(std::slice::from_ref(&spec));
         index.set_taints(&"a".into(), &spec.gpus[TAINTED].device, &taints(1)).unwrap();
         let mut free = Vec::new();
         for (nth, used) in used.iter().enumerate() {
-            let all = spec.gpus[nth].memory.mib_floor();
+            let all = room(&spec.gpus[nth]).memory.mib_floor();
             let used = used.min(&all) / 30 * 30;
             free.push(all - used);
             let (device, memory) = (spec.gpus[nth].device.clone(), Bytes::from_mib(used));
@@ -877,7 +890,8 @@ fn nothing_goes_beside_a_whole_gpu_whatever_its_numbers_are() {
     let all = GpuShare { amount: Some(Amount::Fraction("1".parse().unwrap())), ..GpuShare::default() };
     assert_eq!(put(&mut index, "all", Shape::one(Want::of(&all, 1)), Policy::Pack), "a/gpu-0");
     let mut larger = node("a", 2, 20_000);
-    larger.gpus.iter_mut().for_each(|gpu| gpu.slots = 32);
+    let more = |gpu: &mut GpuSpec| gpu.division = Division::Shares(ShareRoom { slots: 32, ..room(gpu) });
+    larger.gpus.iter_mut().for_each(more);
     index.insert_node(&larger);
     for name in ["x", "y"] {
         assert_eq!(put(&mut index, name, mib(9_000), Policy::Spread), "a/gpu-1");

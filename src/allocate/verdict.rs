@@ -7,6 +7,7 @@ use super::ask::{Shape, Want};
 use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::{Index, Nodes};
+use super::mig::MigAsk;
 use super::node::Gpu;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::share::Isolation;
@@ -77,6 +78,13 @@ pub enum GpuVerdict {
         needed: u32,
         free: u32,
     },
+    /// It is cut into MIG devices, and none is asked for.
+    Cut,
+    /// No MIG device that will do can be made. MiB of the largest that can, 0 if none.
+    NoMig {
+        asked: MigAsk,
+        largest: u64,
+    },
 }
 
 /// All nodes of the index, in the order in which they were added.
@@ -114,6 +122,7 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
         Err(Unfit::Small) => {
             GpuVerdict::Small { needed: want.part.mib(class.memory_mib), all: class.memory_mib }
         }
+        Err(Unfit::Cut) => GpuVerdict::Cut,
         Err(Unfit::Sliver) => GpuVerdict::Sliver { processes: want.processes },
         Err(Unfit::Processes) => {
             let all = class.slots.saturating_mul(class.processes_per_slot);
@@ -124,6 +133,10 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
             let taint = untolerated(nodes.taints.get(gpu.taints), &want.tolerations);
             GpuVerdict::Tainted(taint.map(ToString::to_string).unwrap_or_default())
         }
+        Ok(_) if gpu.cut.is_some() => match want.mig() {
+            Some(asked) if terms.need(gpu).is_none() => GpuVerdict::NoMig { asked, largest: gpu.free_mib() },
+            _ => GpuVerdict::Fits,
+        },
         Ok((needed, _)) if gpu.free_mib() < needed => GpuVerdict::Memory { needed, free: gpu.free_mib() },
         Ok(_) if gpu.free_compute() < terms.compute => {
             GpuVerdict::Compute { needed: terms.compute, free: gpu.free_compute() }

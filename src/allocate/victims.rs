@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use super::ask::Shape;
-use super::fit::{Terms, placement};
+use super::fit::{Picked, Terms, placement};
 use super::index::Index;
 use super::node::{Gpu, GpuGrant, Node, Placement};
 use super::search::{self, STEP_TICKS};
@@ -214,7 +214,7 @@ impl Preemptor {
             Some(want) => {
                 node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).take(want.gpus).count() >= want.gpus
             }
-            None => search::run(node, &self.terms, &|_, left, _| left, &mut self.tried).is_some(),
+            None => search::run(node, &self.terms, &|_, fit| fit.left, &mut self.tried).is_some(),
         }
     }
 
@@ -224,8 +224,8 @@ impl Preemptor {
         if !self.terms.node_has_room(node) {
             return None;
         }
-        let picks = search::run(node, &self.terms, &|_, left, _| left, &mut self.tried)?;
-        let picked: Vec<(usize, usize)> = picks.iter().map(|pick| (pick.gpu, pick.want)).collect();
+        let picks = search::run(node, &self.terms, &|_, fit| fit.left, &mut self.tried)?;
+        let picked: Vec<Picked> = picks.iter().map(|pick| pick.picked).collect();
         Some(placement(&self.shape, &self.terms, node, &picked))
     }
 }

@@ -35,7 +35,7 @@ pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
     Ok(shape)
 }
 
-/// A claim among them wants shares of several GPUs, which one MPS daemon serves. Whole GPUs have none.
+/// A claim among them wants shares of several GPUs, which one MPS daemon serves. Whole GPUs and MIG devices have none.
 pub fn is_several(shape: &Shape) -> bool {
     let mut gpus: BTreeMap<u32, u32> = BTreeMap::new();
     parts_of_gpus(shape).any(|want| {
@@ -46,7 +46,7 @@ pub fn is_several(shape: &Shape) -> bool {
 }
 
 fn parts_of_gpus(shape: &Shape) -> impl Iterator<Item = &Want> {
-    shape.wants.iter().filter(|want| want.part != Part::Whole)
+    shape.wants.iter().filter(|want| want.part != Part::Whole && !want.is_mig())
 }
 
 /// MPS has one compute limit for all GPUs of a process.

@@ -1,6 +1,6 @@
 //! What the shares of a namespace may come to together, as annotations of the Namespace say, and what they come to. Who
 //! may write namespaces decides: tenants with the roles `edit` and `admin` may not. Whole GPUs, MIG devices and shares that
-//! kube-scheduler places are not counted here.
+//! kube-scheduler places are not counted here; MIG devices that the controller places are.
 
 use std::collections::BTreeMap;
 

@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::allocate::victims::Closed;
-use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Placement, PlacementKey, Unknown};
+use crate::allocate::{
+    Division, GpuGrant, GpuSpec, Index, MigBoard, NodeSpec, Placement, PlacementKey, ShareRoom, Unknown,
+};
 use crate::controller::view::{GpuRef, NodeState};
 use crate::feasible::{self, Resources};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::Extent;
+use crate::slices::{MigParts, Parts};
 
 #[derive(Debug, Default)]
 pub struct Capacity {
@@ -216,6 +219,13 @@ impl Capacity {
         self.grants.contains_key(gpu)
     }
 
+    /// It is given out in MIG devices.
+    pub fn is_cut(&self, gpu: &GpuRef) -> bool {
+        let spec = self.specs.get(&gpu.node);
+        let spec = spec.and_then(|spec| spec.gpus.iter().find(|one| one.device == gpu.device));
+        spec.is_some_and(|spec| matches!(spec.division, Division::Mig(_)))
+    }
+
     /// GPUs of which somebody has a part, or for whom one is kept.
     pub fn taken_gpus(&self) -> impl Iterator<Item = GpuRef> {
         let kept = self.aside.iter().flat_map(|aside| aside.gpus().map(|(gpu, _)| gpu));
@@ -251,7 +261,8 @@ impl Capacity {
         }
         let mut kept = aside.clone();
         for place in &mut kept.places {
-            for grant in &mut place.gpus {
+            // A MIG device has its place, beside which nothing else has to end.
+            for grant in place.gpus.iter_mut().filter(|grant| !matches!(grant.extent, Extent::Mig(_))) {
                 // Once for each GPU.
                 let gpu = GpuRef::new(&place.node, &grant.device);
                 let asked = asked.remove(&gpu).map_or(0, |asked| self.keeps_off(&gpu, asked));
@@ -421,13 +432,23 @@ fn apply(index: &mut Index, claim: ClaimKey, gpu: &GpuRef, grant: &GpuGrant) {
 fn gpus(state: &NodeState) -> Vec<GpuSpec> {
     let spec = |gpu: &Arc<crate::controller::view::Gpu>| {
         let one = &gpu.grantable;
+        let division = match &one.parts {
+            Parts::Shares(shares) => Division::Shares(ShareRoom {
+                memory: shares.memory,
+                slots: shares.slots,
+                processes_per_slot: shares.processes_per_slot,
+                isolation: shares.isolation,
+            }),
+            Parts::Mig(MigParts { board, .. }) => Division::Mig(MigBoard {
+                profiles: board.profiles.as_slice().into(),
+                foreign: board.foreign.clone(),
+                parts: gpu.parts_facts.clone(),
+            }),
+        };
         GpuSpec {
             device: one.device.clone(),
             product: one.product.clone(),
-            memory: one.memory,
-            slots: one.slots,
-            processes_per_slot: one.processes_per_slot,
-            isolation: one.isolation,
+            division,
             facts: gpu.facts.clone(),
         }
     };

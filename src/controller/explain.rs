@@ -529,10 +529,11 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
         how: match how {
             Use::Share(granted) => How::Granted(granted.clone()),
             Use::Scheduled => scheduled(gpu),
-            Use::Hold | Use::Whole => How::Whole,
+            Use::Hold | Use::Whole | Use::Cut => How::Whole,
         },
     };
-    Some(Place { node: allocation.node.clone(), devices: allocation.uses.iter().map(part).collect() })
+    let devices = allocation.uses.iter().filter(|(_, how)| *how != Use::Cut);
+    Some(Place { node: allocation.node.clone(), devices: devices.map(part).collect() })
 }
 
 /// What is worth to be known of a place that the claim has.

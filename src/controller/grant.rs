@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
 use crate::controller::classes::{OurClasses, of_request};
 use crate::model::names::{DRIVER, NodeName, PoolName, RequestName};
+use crate::model::share::Extent;
 use crate::params::{GrantedDevice, ShareGrant};
 
 /// What one request was given.
@@ -57,7 +58,9 @@ pub fn allocation(
     let mut results = Vec::new();
     for one in given {
         for device in &one.devices {
-            let id = ids.as_mut().map(|ids| ids());
+            // The counters of the board are the hold's: to kube-scheduler a MIG device is nothing of its own.
+            let has_id = !matches!(device.extent, Extent::Mig(_));
+            let id = ids.as_mut().filter(|_| has_id).map(|ids| ids());
             results.push(result(node, one, device, id));
         }
     }
@@ -156,7 +159,7 @@ mod tests {
     use crate::controller::classes::Class;
     use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
-    use crate::model::share::{Extent, Isolation, Percent};
+    use crate::model::share::{Isolation, Percent};
 
     fn given() -> Given {
         let device = GrantedDevice {

@@ -27,7 +27,10 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
     }
     // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
     // it takes of its node is not there for the next one.
-    let mut taken: BTreeMap<GpuRef, bool> = capacity.taken_gpus().map(|gpu| (gpu, false)).collect();
+    // GPUs that are cut into MIG devices have no daemon.
+    let has_daemon = |gpu: &GpuRef| !capacity.is_cut(gpu);
+    let mut taken: BTreeMap<GpuRef, bool> =
+        capacity.taken_gpus().filter(has_daemon).map(|gpu| (gpu, false)).collect();
     let mut rooms: BTreeMap<NodeName, Resources> = BTreeMap::new();
     let mut placements = Vec::with_capacity(asks.len());
     for ask in asks {

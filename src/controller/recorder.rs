@@ -100,8 +100,8 @@ impl Reason {
 
     pub fn of(shortage: &Shortage) -> Self {
         match shortage {
-            Shortage::Candidates { .. } => Self::Candidates,
-            Shortage::Memory { .. } | Shortage::Whole { .. } => Self::Memory,
+            Shortage::Candidates { .. } | Shortage::NoMig { .. } => Self::Candidates,
+            Shortage::Memory { .. } | Shortage::Whole { .. } | Shortage::Mig { .. } => Self::Memory,
             Shortage::Compute { .. } => Self::Compute,
             Shortage::Slots { .. } => Self::Slots,
             Shortage::Gpus { .. } | Shortage::Together { .. } => Self::Gpus,

@@ -52,7 +52,8 @@ impl Core {
 
 fn room(node: NodeView<'_>) -> Room {
     let mut room = Room::default();
-    for gpu in node.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted()) {
+    // Of GPUs that are cut into MIG devices no share is placed on.
+    for gpu in node.gpus().filter(|gpu| !gpu.closed() && !gpu.tainted() && !gpu.is_cut()) {
         let free = gpu.memory().1.mib_floor();
         room.free += free;
         match gpu.slots() == 0 || gpu.compute() == 0 {

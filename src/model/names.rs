@@ -1,6 +1,6 @@
 //! Identifiers. Each is a newtype, so that a claim UID can never be passed where a GPU UUID is due.
-//! A name is for reading, never for parsing: what a name seems to say stands in a typed field too. The one exception is
-//! the pool of an allocation result, which the API has as a text alone ([`PoolName`]).
+//! A name is for reading, never for parsing: what a name seems to say stands in a typed field too. The exceptions are
+//! pool and device of an allocation result, which the API has as texts alone ([`PoolName`], [`DeviceName::board`]).
 //!
 //! What comes from outside becomes an identifier by `parse`, where it enters; `new` takes what we made ourselves, or what
 //! the API server or a record of ours has vouched for.
@@ -244,6 +244,14 @@ impl DeviceName {
     /// the first, 0, is the GPU instance's own.
     pub fn of_compute_instance(self, id: u32) -> Self {
         if id == 0 { self } else { Self(format!("{}-{id}", self.0)) }
+    }
+
+    /// The name of the board that the MIG device of this name is of. None: it is no MIG device's.
+    pub fn board(&self) -> Option<Self> {
+        let (board, _) = self.0.split_once("-mig-")?;
+        let minor = board.strip_prefix("gpu-")?;
+        let is_number = !minor.is_empty() && minor.bytes().all(|b| b.is_ascii_digit());
+        is_number.then(|| Self(board.to_owned()))
     }
 }
 

@@ -49,6 +49,11 @@ impl GpuShare {
         matches!(self.amount, Some(Amount::Fraction(fraction)) if fraction.is_whole())
     }
 
+    /// It asks the controller for a MIG device of its own, which is made for it. A whole GPU needs none.
+    pub fn is_mig(&self) -> bool {
+        self.minimum_isolation == Some(Isolation::Mig) && !self.is_whole()
+    }
+
     /// The first field, by its name, that would limit a claim which has the GPU whole, where nothing enforces a limit.
     /// `compute: 100` and `maxProcesses: 1` limit nothing.
     pub fn limit_beside_whole(&self) -> Option<&'static str> {
@@ -79,6 +84,11 @@ pub fn limit_of_scheduled_share(field: &str, what: &str) -> String {
          field and write capacity.requests.{capacity} in the request, or change its class"
     )
 }
+
+/// Why a share that kube-scheduler places cannot stand on the rung `mig`.
+pub const MIG_OF_SCHEDULED_SHARE: &str = "mig is what no share has that kube-scheduler places; ask for a MIG device with \
+                                          class shared.gpu.nvidia.com, by memory or fraction, or with class \
+                                          mig.nvidia.com, by its profile";
 
 /// How much of a GPU: exactly one of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -337,6 +347,10 @@ mod tests {
         let limit = |fields: Value| share(fields).unwrap().limit_beside_whole();
         assert_eq!(limit(json!({"fraction": 1, "compute": 100, "maxProcesses": 1})), None);
         assert_eq!(limit(json!({"fraction": 1, "minimumIsolation": "mig"})), None);
+        let is_mig = |fields: Value| share(fields).unwrap().is_mig();
+        assert!(is_mig(json!({"memory": "1Gi", "minimumIsolation": "mig", "compute": 20})));
+        assert!(!is_mig(json!({"fraction": 1, "minimumIsolation": "mig"})), "a whole GPU meets every level");
+        assert!(!is_mig(json!({"memory": "1Gi", "minimumIsolation": "kernel"})));
         assert_eq!(limit(json!({"fraction": 1, "compute": 99})), Some("compute"));
         assert_eq!(limit(json!({"fraction": 1, "maxProcesses": 2})), Some("maxProcesses"));
     }

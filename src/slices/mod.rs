@@ -4,7 +4,7 @@
 //!   so that users' manifests and selectors work unchanged, plus ours; boards in shares or whole ([`Offer`])
 //! * `partition`: a board that is carved on demand, as devices that consume counters (KEP-4815)
 //! * [`violations`]: the API server's limits, checked before anything is sent
-//! * [`Grantable`]: a published board, read back by who places shares on it
+//! * [`Grantable`]: a published board, read back by who places shares on it, or cuts it into MIG devices
 //! * [`taints`]: the faults of devices as taints, which keep pods off
 //! * [`diff`]: contents and what is stored to the fewest writes; a pool's generation never goes back
 //! * [`dropped`]: which fields an API server without a feature gate has silently left out
@@ -26,7 +26,7 @@ mod validate;
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired, unseen_parents};
 pub use diff::{ExistingSlices, Obsolete, Owner, Target, Write, WritePlan, diff};
-pub use grantable::Grantable;
+pub use grantable::{Grantable, MigParts, Parts, ShareParts};
 pub use offer::{Counters, Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};
 pub use taint::taints;
 pub use validate::{Violation, violations};

@@ -27,6 +27,12 @@ const PODS: &str = "openb_pod_list_";
 pub async fn measure(tranche: &Path, report: &mut Report) -> Result<()> {
     let mut rows = Vec::new();
     for one in objects(tranche, &["simulate", "--bench", "--json"]).await? {
+        if one["mig"] == true {
+            for name in ["mig_gpus_used", "mig_gpus_first_fit"] {
+                report.figure(name, number(&one, name)?);
+            }
+            continue;
+        }
         let nodes = one["nodes"].as_u64().context("no nodes")?;
         if one["preempt"] == true {
             let (p50, p99) = (number(&one, "p50_us")?, number(&one, "p99_us")?);

@@ -20,7 +20,7 @@ use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus
 use tranche::model::names::{DRIVER, DeviceUuid, NodeName};
 use tranche::model::quantity::Bytes;
 use tranche::sharing::SharingPolicy;
-use tranche::slices::{Counters, Grantable, Offer, PublishOptions, Taints, desired};
+use tranche::slices::{Counters, Grantable, Offer, Parts, PublishOptions, ShareParts, Taints, desired};
 
 use crate::api::PATIENCE;
 
@@ -36,7 +36,7 @@ const AT_ONCE: usize = 16;
 pub struct Hollow {
     client: Client,
     /// By (node, device): what can be granted of it.
-    pub gpus: BTreeMap<(String, String), Grantable>,
+    pub gpus: BTreeMap<(String, String), ShareParts>,
     renewing: AbortHandle,
 }
 
@@ -53,8 +53,9 @@ impl Hollow {
         for slice in slices {
             let node = slice.spec.node_name.context("a slice without a node")?;
             for device in slice.spec.devices.into_iter().flatten() {
-                let grantable = Grantable::of(&device).context("a GPU that cannot be shared")?;
-                gpus.insert((node.clone(), device.name), grantable);
+                let parts = Grantable::of(&device).map(|grantable| grantable.parts);
+                let Some(Parts::Shares(shares)) = parts else { bail!("a GPU that cannot be shared") };
+                gpus.insert((node.clone(), device.name), shares);
             }
         }
         let (of_task, leases) = (client.clone(), names.clone());

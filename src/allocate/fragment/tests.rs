@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::allocate::{GpuGrant, GpuSpec, Index, NodeSpec, Part, Placement};
+use crate::allocate::{Division, GpuGrant, GpuSpec, Index, NodeSpec, Part, Placement, ShareRoom};
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
 use crate::model::share::{Extent, Isolation};
@@ -51,10 +51,12 @@ proptest! {
         let gpu = |nth: usize| GpuSpec {
             device: DeviceName::whole(nth as u32),
             product: kinds[nth / 3 % 2].0.to_owned(),
-            memory: Bytes::from_mib(kinds[nth / 3 % 2].1),
-            slots: 16,
-            processes_per_slot: 3,
-            isolation: Isolation::Mps,
+            division: Division::Shares(ShareRoom {
+                memory: Bytes::from_mib(kinds[nth / 3 % 2].1),
+                slots: 16,
+                processes_per_slot: 3,
+                isolation: Isolation::Mps,
+            }),
             facts: std::sync::Arc::default(),
         };
         let mut index = Index::new();

@@ -85,6 +85,10 @@ struct Board {
 impl Board {
     fn of(at: usize, gpu: &Gpu, wants: &[WantTerms]) -> Self {
         let need = |want: &WantTerms| {
+            // Moves make no room on GPUs that are cut into MIG devices.
+            if gpu.cut.is_some() {
+                return None;
+            }
             let (mib, slots) = want.need(gpu)?;
             let compute = want.compute;
             (want.tolerates(gpu) && want.chooses(gpu)).then_some(Amount { mib, compute, slots })

@@ -179,6 +179,9 @@ fn part(part: &Part, place: &Place) -> String {
         How::Granted(share) if share.extent == Extent::Whole => {
             format!("{name}: the whole GPU, for this claim alone and without MPS")
         }
+        How::Granted(share) if matches!(share.extent, Extent::Mig(_)) => {
+            format!("{name}: a MIG device of {} MiB, for this claim alone", share.memory.mib_floor())
+        }
         How::Granted(share) => format!(
             "{name}: {} MiB{}, isolation {}",
             share.memory.mib_floor(),

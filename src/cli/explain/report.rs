@@ -8,6 +8,7 @@ use super::find::Named;
 use crate::cluster::Told;
 use crate::cluster::lease::{LeaseName, StoredLease};
 use crate::controller::explain::{Answer, Explained, How, Origin, Place, Preemption};
+use crate::model::gpu::Placement;
 use crate::model::share::Extent;
 
 #[derive(Debug)]
@@ -157,6 +158,10 @@ fn place(place: &Place) -> Value {
                     "slots": share.slots, "isolation": share.isolation.as_str()});
                 if share.extent == Extent::Whole {
                     told["whole"] = true.into();
+                }
+                if let Extent::Mig(at) = share.extent {
+                    let Placement { start, size } = at.placement;
+                    told["mig"] = json!({"profile": at.profile_id, "start": start, "size": size});
                 }
                 (told, false)
             }

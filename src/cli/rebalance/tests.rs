@@ -41,6 +41,8 @@ fn row(device: &str, claims: Vec<Holder>) -> Row {
         product: "NVIDIA H100".to_owned(),
         kind: "gpu".to_owned(),
         grantable_mib: Some(80_000),
+        cut: None,
+        possible: false,
         held: !claims.is_empty(),
         closed: false,
         taints: Vec::new(),

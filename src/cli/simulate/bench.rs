@@ -1,5 +1,6 @@
 //! How long a decision takes: pods of a few dozen templates come and go on a cluster that stays about full.
 
+mod mig;
 mod moves;
 
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use serde_json::json;
 mod preempt;
 
 use super::report::micros_at;
-use crate::allocate::{GpuSpec, Index, NodeSpec, Part, Policy, Shape, Want, decide};
+use crate::allocate::{Division, GpuSpec, Index, NodeSpec, Part, Policy, Shape, ShareRoom, Want, decide};
 use crate::cli::table;
 use crate::model::names::{DRIVER, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -50,13 +51,13 @@ pub fn run(as_json: bool) -> String {
             all.push(measure(nodes, policy, selectors));
         }
     }
-    let (preempted, moves) = (preempt::measure(), moves::measure());
+    let (preempted, moves, mig) = (preempt::measure(), moves::measure(), mig::measure());
     match as_json {
         true => {
             let figures = all.iter().map(Figures::json).chain([preempted.json()]);
-            figures.collect::<String>() + &moves::json(&moves)
+            figures.collect::<String>() + &moves::json(&moves) + &mig.json()
         }
-        false => table(&all) + &preempted.words() + &moves::table(&moves),
+        false => table(&all) + &preempted.words() + &moves::table(&moves) + &mig.words(),
     }
 }
 
@@ -103,10 +104,12 @@ fn cluster(nodes: u32) -> Index {
         let gpu = |minor| GpuSpec {
             device: DeviceName::whole(minor),
             product: product.to_owned(),
-            memory: Bytes::from_mib(mib),
-            slots: 16,
-            processes_per_slot: 3,
-            isolation: Isolation::Mps,
+            division: Division::Shares(ShareRoom {
+                memory: Bytes::from_mib(mib),
+                slots: 16,
+                processes_per_slot: 3,
+                isolation: Isolation::Mps,
+            }),
             facts: Arc::new(facts(product, &format!("GPU-{nth}-{minor}"))),
         };
         index.insert_node(&NodeSpec {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::allocate::{GpuSpec, NodeSpec, Part, Shape, Want};
+use crate::allocate::{Division, GpuSpec, NodeSpec, Part, Shape, ShareRoom, Want};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::Isolation;
@@ -78,12 +78,14 @@ fn node(row: &Row<'_, 5>, names: &mut BTreeSet<String>) -> Result<NodeSpec, BadT
     let gpu = |minor| GpuSpec {
         device: DeviceName::whole(minor),
         product: row.fields[4].to_owned(),
-        memory: Bytes::from_mib(MILLI),
-        // Not to count where the paper does not: as many as there are thousandths.
-        slots: MILLI as u32,
-        processes_per_slot: 1,
-        // Sizes may mix: the trace's shares are counted, not enforced.
-        isolation: Isolation::Kernel,
+        division: Division::Shares(ShareRoom {
+            memory: Bytes::from_mib(MILLI),
+            // Not to count where the paper does not: as many as there are thousandths.
+            slots: MILLI as u32,
+            processes_per_slot: 1,
+            // Sizes may mix: the trace's shares are counted, not enforced.
+            isolation: Isolation::Kernel,
+        }),
         facts: Arc::default(),
     };
     Ok(NodeSpec {

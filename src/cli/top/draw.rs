@@ -1,13 +1,17 @@
 //! The map as text: a bar for each GPU, a line for each share; or a table with a row for each pod.
 
 use super::super::table;
-use super::map::{Holder, Map, Node, Part, Row};
+use super::map::{Cut, Holder, Map, Node, Part, Row};
 use super::used::PodUse;
 
 /// Letters for the shares of a GPU, in the bar and before the claim. A GPU has at most as many client slots.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const FREE: char = '.';
 const WHOLE: char = '#';
+/// Of a GPU that is cut: instances that were made for no claim.
+const FOREIGN: char = '-';
+/// No GPU has more memory slices.
+const SLICES_MAX: u32 = 128;
 const BAR_MIN: usize = 16;
 const BAR_MAX: usize = 64;
 /// Columns of a line that are not the bar.
@@ -37,7 +41,7 @@ pub fn draw(map: &Map, look: Look) -> String {
         for row in &node.devices {
             text.push_str(&line(row, bar, look));
             for (letter, holder) in letters(row) {
-                text.push_str(&share(letter, holder));
+                text.push_str(&share(letter, holder, row));
             }
         }
     }
@@ -75,6 +79,7 @@ fn cells(node: &Node, row: &Row, holder: &Holder, one: &PodUse) -> Vec<String> {
     let percent = |figure: Option<u64>| figure.map_or(UNKNOWN.to_owned(), |figure| format!("{figure}%"));
     let (granted, compute) = match holder.part {
         Part::Share { memory_mib, compute } => (memory_mib.to_string(), percent(compute)),
+        Part::Mig { memory_mib, .. } => (memory_mib.to_string(), UNKNOWN.to_owned()),
         Part::Whole => ("whole".to_owned(), UNKNOWN.to_owned()),
         Part::Admin => ("admin".to_owned(), UNKNOWN.to_owned()),
     };
@@ -138,8 +143,12 @@ fn head(node: &Node) -> String {
     let whole = of(|row| row.claims.iter().any(|holder| holder.part == Part::Whole));
     let shares = of(|row| row.claims.iter().any(|holder| matches!(holder.part, Part::Share { .. })));
     let free = of(Row::is_free);
+    let cut = match of(|row| row.cut.is_some() && !row.is_free()) {
+        0 => String::new(),
+        cut => format!(", {cut} cut"),
+    };
     let devices = counted(node.devices.len(), "device");
-    format!("{}: {devices}, {whole} whole, {shares} in shares, {free} free", node.name)
+    format!("{}: {devices}, {whole} whole, {shares} in shares{cut}, {free} free", node.name)
 }
 
 fn counted(count: usize, what: &str) -> String {
@@ -151,6 +160,7 @@ fn line(row: &Row, bar: usize, look: Look) -> String {
     let amount = match (row.grantable_mib, whole) {
         (_, Some(holder)) => format!("{}{}", name(holder), usage(holder)),
         (Some(grantable), None) => format!("{} of {grantable} MiB", row.granted_mib()),
+        (None, None) if row.cut.is_some() => row.cut.as_ref().map_or_else(String::new, possible),
         (None, None) => "free".to_owned(),
     };
     let mut marks = Vec::new();
@@ -166,6 +176,32 @@ fn line(row: &Row, bar: usize, look: Look) -> String {
     format!("  {:<22} [{}] {amount}{marks}\n{each}", row.device, filled(row, bar, look))
 }
 
+/// What can still be made of a GPU that is cut into MIG devices.
+fn possible(cut: &Cut) -> String {
+    match &cut.largest {
+        _ if cut.by_scheduler => "MIG, cut by kube-scheduler".to_owned(),
+        Some(name) => format!("MIG, largest free {name} ({} MiB)", cut.largest_mib),
+        None => "MIG, nothing free".to_owned(),
+    }
+}
+
+/// As [`filled`], of memory slices.
+fn slices(row: &Row, cut: &Cut, bar: usize) -> String {
+    let all = cut.memory_slices.clamp(1, SLICES_MAX);
+    let mut of = vec![FREE; all as usize];
+    let mut fill = |start: u32, size: u32, letter: char| {
+        let run = of.iter_mut().skip(start as usize).take(size as usize);
+        run.for_each(|cell| *cell = letter);
+    };
+    cut.foreign.iter().for_each(|one| fill(one.placement.start, one.placement.size, FOREIGN));
+    for (letter, holder) in letters(row) {
+        if let Part::Mig { start, size, .. } = holder.part {
+            fill(start, size, letter);
+        }
+    }
+    (0..bar).map(|cell| of[cell * of.len() / bar]).collect()
+}
+
 /// A cell stands for an equal part of the memory; each share has at least one while there is room, and so has what is used
 /// of it.
 fn filled(row: &Row, bar: usize, look: Look) -> String {
@@ -176,6 +212,9 @@ fn filled(row: &Row, bar: usize, look: Look) -> String {
         let limit = holder.used.iter().flatten().find_map(|one| one.memory_limit).or(row.grantable_mib);
         let used = holder.used_mib().filter(|mib| *mib > 0).zip(limit);
         return cells_of(WHOLE, bar, used.map_or(0, |(mib, all)| of(mib, all)), look);
+    }
+    if let Some(cut) = &row.cut {
+        return slices(row, cut, bar);
     }
     let all = row.grantable_mib.unwrap_or(0);
     let (mut text, mut taken) = (String::with_capacity(bar), 0);
@@ -201,15 +240,23 @@ fn cells_of(letter: char, cells: usize, used: usize, look: Look) -> String {
 }
 
 fn letters(row: &Row) -> impl Iterator<Item = (char, &Holder)> {
-    let shares = row.claims.iter().filter(|holder| matches!(holder.part, Part::Share { .. }));
+    let parts = |holder: &&Holder| matches!(holder.part, Part::Share { .. } | Part::Mig { .. });
+    let shares = row.claims.iter().filter(parts);
     LETTERS.chars().cycle().zip(shares)
 }
 
-fn share(letter: char, holder: &Holder) -> String {
-    let Part::Share { memory_mib, compute } = holder.part else { return String::new() };
-    let compute = compute.map_or(String::new(), |percent| format!(", {percent} %"));
+fn share(letter: char, holder: &Holder, row: &Row) -> String {
+    let (memory_mib, more) = match holder.part {
+        Part::Share { memory_mib, compute } => {
+            (memory_mib, compute.map_or(String::new(), |percent| format!(", {percent} %")))
+        }
+        Part::Mig { memory_mib, profile, .. } => {
+            (memory_mib, row.profile(profile).map_or(String::new(), |name| format!(", MIG {name}")))
+        }
+        Part::Whole | Part::Admin => return String::new(),
+    };
     let (usage, each) = (usage(holder), each_pod(holder));
-    format!("    {letter} {:<40} {memory_mib} MiB{compute}{usage}\n{each}", name(holder))
+    format!("    {letter} {:<40} {memory_mib} MiB{more}{usage}\n{each}", name(holder))
 }
 
 /// What a claim uses, behind what it was granted. Nothing where nobody asked.

@@ -8,12 +8,15 @@ use k8s_openapi::api::resource::v1::{
 use serde::Serialize;
 
 use super::used::PodUse;
-use crate::model::names::{DRIVER, HOLD_LABEL, PoolName};
+use crate::allocate::mig::{MigLayout, memory_slices};
+use crate::model::gpu::Placement;
+use crate::model::mig::{MigPlace, MigProfile};
+use crate::model::names::{DRIVER, DeviceName, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::Extent;
 use crate::params::{self, Params};
 use crate::sharing::{COMPUTE, MEMORY};
-use crate::slices::Grantable;
+use crate::slices::{Grantable, Parts};
 
 /// The source of entries that only administrators and our controller write (KEP-3063).
 const FROM_CLASS: &str = "FromClass";
@@ -39,12 +42,18 @@ pub struct Node {
 pub struct Row {
     pub device: String,
     pub product: String,
-    /// `gpu` or `mig`.
+    /// `gpu` or `mig`; `mig-parent` of a GPU that is cut into MIG devices on demand.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What shares may come to together; none: it is only given whole.
+    /// What shares may come to together; none: it is only given whole, or cut into MIG devices.
     #[serde(rename = "grantableMiB")]
     pub grantable_mib: Option<u64>,
+    /// Of a GPU that is cut into MIG devices on demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Cut>,
+    /// It is made once a claim is given it.
+    #[serde(skip)]
+    pub possible: bool,
     /// Taken by our controller, to be filled with shares.
     pub held: bool,
     /// Its shares belong to a claim with shares of several GPUs: one MPS daemon serves them together, and no other share
@@ -53,6 +62,24 @@ pub struct Row {
     /// Keys of its taints.
     pub taints: Vec<String>,
     pub claims: Vec<Holder>,
+}
+
+/// What a GPU is cut into, beside what claims of our controller's have of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cut {
+    #[serde(skip)]
+    pub profiles: Vec<MigProfile>,
+    /// Instances that were made for no claim.
+    #[serde(skip)]
+    pub foreign: Vec<MigPlace>,
+    pub memory_slices: u32,
+    /// The largest MIG device that can still be made for our controller, and its MiB; none: none can.
+    pub largest: Option<String>,
+    #[serde(rename = "largestMiB")]
+    pub largest_mib: u64,
+    /// kube-scheduler has given MIG devices of it: as long as it has, our controller cuts nothing off.
+    pub by_scheduler: bool,
 }
 
 /// A claim's part of a device.
@@ -78,6 +105,14 @@ pub enum Part {
         memory_mib: u64,
         #[serde(rename = "computePercent")]
         compute: Option<u64>,
+    },
+    /// A MIG device that our controller gave: NVML's id of its profile, its first memory slice, and how many.
+    Mig {
+        #[serde(rename = "memoryMiB")]
+        memory_mib: u64,
+        profile: u32,
+        start: u32,
+        size: u32,
     },
     /// Looks only (KEP-5018).
     Admin,
@@ -134,14 +169,21 @@ impl Row {
     pub fn granted_mib(&self) -> u64 {
         let mib = |holder: &Holder| match holder.part {
             Part::Whole => self.grantable_mib.unwrap_or(0),
-            Part::Share { memory_mib, .. } => memory_mib,
+            Part::Share { memory_mib, .. } | Part::Mig { memory_mib, .. } => memory_mib,
             Part::Admin => 0,
         };
         self.claims.iter().map(mib).fold(0, u64::saturating_add)
     }
 
+    /// The name of a MIG profile, as far as it is known.
+    pub fn profile(&self, id: u32) -> Option<&str> {
+        let profiles = self.cut.iter().flat_map(|cut| &cut.profiles);
+        profiles.into_iter().find(|profile| profile.id == id).map(|profile| profile.name.as_str())
+    }
+
     pub fn is_free(&self) -> bool {
-        !self.held && self.claims.iter().all(|holder| holder.part == Part::Admin)
+        let is_cut = self.cut.as_ref().is_some_and(|cut| cut.by_scheduler || !cut.foreign.is_empty());
+        !self.held && !is_cut && self.claims.iter().all(|holder| holder.part == Part::Admin)
     }
 }
 
@@ -174,7 +216,45 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
     }
     let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect();
     nodes.iter_mut().for_each(close);
+    nodes.iter_mut().for_each(cut);
     Map { nodes, lacks: Vec::new() }
+}
+
+/// Leaves out the MIG devices that could be made of GPUs which are in the list themselves; works out what of these can still
+/// be made.
+fn cut(node: &mut Node) {
+    let boards: BTreeSet<String> =
+        node.devices.iter().filter(|row| row.cut.is_some()).map(|row| row.device.clone()).collect();
+    if boards.is_empty() {
+        return;
+    }
+    let board = |row: &Row| DeviceName::new(&row.device).board().map(|board| board.to_string());
+    let has = |row: &Row| row.claims.iter().any(|holder| holder.part != Part::Admin);
+    let cut_by_scheduler: BTreeSet<String> =
+        node.devices.iter().filter(|row| has(row)).filter_map(board).collect();
+    node.devices.retain(|row| {
+        let is_idle = row.possible && row.claims.is_empty();
+        !(is_idle && board(row).is_some_and(|board| boards.contains(&board)))
+    });
+    for row in &mut node.devices {
+        let by_scheduler = cut_by_scheduler.contains(&row.device);
+        let granted: Vec<MigPlace> = row.claims.iter().filter_map(|holder| holder.part.place()).collect();
+        let Some(cut) = &mut row.cut else { continue };
+        cut.by_scheduler = by_scheduler;
+        let all = cut.foreign.iter().copied().chain(granted);
+        let layout = MigLayout::new(&cut.profiles, all);
+        let largest = layout.largest().filter(|_| !by_scheduler);
+        let largest = largest.map(|one| (one.name.clone(), one.capacity.memory.mib_floor()));
+        cut.largest_mib = largest.as_ref().map_or(0, |(_, mib)| *mib);
+        cut.largest = largest.map(|(name, _)| name);
+    }
+}
+
+impl Part {
+    fn place(self) -> Option<MigPlace> {
+        let Self::Mig { profile, start, size, .. } = self else { return None };
+        Some(MigPlace { profile_id: profile, placement: Placement { start, size } })
+    }
 }
 
 /// Marks the GPUs of claims that have shares of several.
@@ -196,12 +276,27 @@ fn close(node: &mut Node) {
 fn row(device: &Device, found: Vec<Found>) -> Row {
     let text = |name: &str| device.attributes.as_ref()?.get(name)?.string.clone();
     let held = found.iter().any(|one| matches!(one, Found::Hold));
-    let grantable_mib = Grantable::of(device).map(|grantable| grantable.memory.mib_floor());
+    let parts = Grantable::of(device).map(|grantable| grantable.parts);
+    let grantable_mib = match &parts {
+        Some(Parts::Shares(shares)) => Some(shares.memory.mib_floor()),
+        Some(Parts::Mig(_)) | None => None,
+    };
+    let cut = match parts {
+        Some(Parts::Mig(mig)) => Some(Cut {
+            memory_slices: memory_slices(&mig.board.profiles),
+            profiles: mig.board.profiles.clone(),
+            foreign: mig.board.foreign.clone(),
+            largest: None,
+            largest_mib: 0,
+            by_scheduler: false,
+        }),
+        Some(Parts::Shares(_)) | None => None,
+    };
     let is_all = |part: Part| match part {
         Part::Share { memory_mib, compute: None | Some(100) } => {
             grantable_mib.is_some_and(|all| memory_mib >= all)
         }
-        Part::Share { .. } | Part::Whole | Part::Admin => false,
+        Part::Share { .. } | Part::Mig { .. } | Part::Whole | Part::Admin => false,
     };
     let claims = found.into_iter().filter_map(|one| match one {
         Found::Hold => None,
@@ -213,6 +308,8 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
         product: text("productName").unwrap_or_default(),
         kind: text("type").unwrap_or_default(),
         grantable_mib,
+        cut,
+        possible: device.consumes_counters.as_ref().is_some_and(|all| !all.is_empty()),
         held,
         closed: false,
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),
@@ -279,8 +376,10 @@ fn granted(
             let compute = device.compute.map(|percent| u64::from(percent.get()));
             Some(match device.extent {
                 Extent::Whole => Part::Whole,
-                Extent::Part | Extent::Mig(_) => {
-                    Part::Share { memory_mib: device.memory.mib_floor(), compute }
+                Extent::Part => Part::Share { memory_mib: device.memory.mib_floor(), compute },
+                Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } }) => {
+                    let memory_mib = device.memory.mib_floor();
+                    Part::Mig { memory_mib, profile: profile_id, start, size }
                 }
             })
         })

@@ -87,6 +87,55 @@ node-b: 1 device, 1 whole, 0 in shares, 0 free
 }
 
 #[test]
+fn a_gpu_that_is_cut_shows_its_memory_slices() {
+    let board = |name: &str, foreign: &str| {
+        json!({"name": name, "consumesCounters": [{"counterSet": "s", "counters": {"memory-slice-0": {"value": "1"}}}],
+            "attributes": {"type": {"string": "mig-parent"}, "uuid": {"string": format!("GPU-{name}")},
+            "isolation": {"string": "mig"}, "migInstances": {"string": foreign},
+            "migProfile0": {"string": "7g.80gb 7/1 81152 132 8@0"},
+            "migProfile9": {"string": "3g.40gb 3/2 40448 60 4@0,4"},
+            "migProfile19": {"string": "1g.10gb 1/7 9984 16 1@0,1,2,3,4,5,6"}}})
+    };
+    let part = |name: &str| {
+        json!({"name": name, "attributes": {"type": {"string": "mig"}},
+            "consumesCounters": [{"counterSet": "s", "counters": {"memory-slice-0": {"value": "1"}}}]})
+    };
+    let devices = json!([
+        board("gpu-0", "19:1@1"),
+        board("gpu-1", "19:1@0"),
+        part("gpu-0-mig-3g40gb-9-4"),
+        part("gpu-1-mig-3g40gb-9-4"),
+        part("gpu-1-mig-1g10gb-19-1")
+    ]);
+    let grant = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
+        {"device": "gpu-0", "gpu": "GPU-gpu-0", "memory": "40448Mi", "slots": 1, "isolation": "mig",
+         "mig": {"profile": 9, "start": 4, "size": 4}}]});
+    let config = json!([{"source": "FromClass", "requests": ["gpu"],
+        "opaque": {"driver": "gpu.nvidia.com", "parameters": grant}}]);
+    let claims = json!([
+        claim("ours", json!({"pool": "node-a/shares", "device": "gpu-0"}), config),
+        claim("theirs", json!({"pool": "node-a", "device": "gpu-1-mig-3g40gb-9-4"}), json!([])),
+    ]);
+    let map = map(
+        &serde_json::from_value::<Vec<_>>(json!([slice("node-a", devices)])).unwrap(),
+        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+    );
+    let expected = "\
+1 node, 3 devices: 0 free, 0 MiB left in shares, 0 MiB at most on one GPU
+
+node-a: 3 devices, 1 whole, 0 in shares, 2 cut, 0 free
+  gpu-0                  [...--.....AAAAAAAAAA] MIG, largest free 1g.10gb (9984 MiB)
+    A team/ours-pod (claim ours)               40448 MiB, MIG 3g.40gb
+  gpu-1                  [---.................] MIG, cut by kube-scheduler
+  gpu-1-mig-3g40gb-9-4   [####################] team/theirs-pod (claim theirs)
+";
+    assert_eq!(draw(&map, 82), expected);
+    let whole: Value = serde_json::to_value(&map).unwrap();
+    assert_eq!(whole["nodes"][0]["devices"][0]["cut"]["largestMiB"], 9984);
+    assert_eq!(whole["nodes"][0]["devices"][0]["claims"][0]["part"]["mig"]["profile"], 9);
+}
+
+#[test]
 fn a_whole_gpu_that_kube_scheduler_counts_as_a_share_is_a_whole_gpu() {
     let of = |memory: &str, compute: &str| {
         let result = json!({"pool": "node-a", "device": "gpu-0", "shareID": "s",

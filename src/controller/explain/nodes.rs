@@ -67,6 +67,11 @@ pub(super) enum Miss {
         needed: u64,
         free: u64,
     },
+    /// MiB of the largest MIG device that can still be made, 0 if none can; and what is needed.
+    Mig {
+        needed: String,
+        largest: u64,
+    },
     /// Of some other capacity.
     Capacity {
         needed: u64,
@@ -90,6 +95,8 @@ pub(super) enum Miss {
         is: &'static str,
     },
     Product,
+    /// It is cut into MIG devices.
+    Cut,
     NotSelected(String),
     Failed(String),
     Tainted(String),
@@ -180,7 +187,7 @@ impl Verdict {
         match self {
             Self::Gpus(gpus) => match gpus.misses.first()?.0 {
                 Miss::Slots { free, .. } | Miss::Compute { free, .. } => Some(u64::from(free)),
-                Miss::Memory { free, .. } => Some(free),
+                Miss::Memory { free, .. } | Miss::Mig { largest: free, .. } => Some(free),
                 Miss::Small { all, .. } => Some(all),
                 _ => None,
             },
@@ -228,10 +235,10 @@ impl Miss {
         match self {
             Self::Slots { .. } => Kind::Slots,
             Self::Compute { .. } => Kind::Compute,
-            Self::Memory { .. } => Kind::Memory,
+            Self::Memory { .. } | Self::Mig { .. } => Kind::Memory,
             Self::Closed(_) | Self::Capacity { .. } => Kind::Closed,
             Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => Kind::Small,
-            Self::Isolation { .. } => Kind::Isolation,
+            Self::Isolation { .. } | Self::Cut => Kind::Isolation,
             Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
             Self::Tainted(_) => Kind::GpuTaint,
         }
@@ -246,6 +253,12 @@ impl Miss {
             }
             Self::Compute { needed, free } => format!("most compute free {free} % of {at}, needs {needed} %"),
             Self::Memory { needed, free } => format!("largest free {free} MiB of {at}, needs {needed}"),
+            Self::Mig { needed, largest: 0 } => {
+                format!("no more MIG device can be made of {at}, needs one with {needed}")
+            }
+            Self::Mig { needed, largest } => {
+                format!("largest MIG device that can be made {largest} MiB of {at}, needs {needed}")
+            }
             Self::Capacity { needed, free, name } => {
                 format!("largest free {name} {free} of {at}, needs {needed}")
             }
@@ -259,6 +272,7 @@ impl Miss {
             }
             Self::Isolation { needed, is } => format!("isolation of {at} is {is}, needs {needed}"),
             Self::Product => format!("{at}: another product"),
+            Self::Cut => format!("{at}: cut into MIG devices, which minimumIsolation mig asks for"),
             Self::NotSelected(selector) => format!("no GPU matches selector {selector}"),
             Self::Failed(words) => format!("{at}: {words}"),
             Self::Tainted(taint) => format!("{at}: has the taint {taint}, which is not tolerated"),
@@ -272,6 +286,8 @@ impl Miss {
             Self::Slots { .. } => "no client slot",
             Self::Compute { .. } => "too little compute",
             Self::Memory { .. } => "too little memory",
+            Self::Mig { .. } => "no MIG device of that size",
+            Self::Cut => "cut into MIG devices",
             Self::Capacity { .. } => "too little capacity",
             Self::Small { .. } => "too small even idle",
             Self::Sliver { .. } => "the share would be less than 1 MiB",
@@ -455,7 +471,7 @@ fn of_node(
 fn free(miss: &Miss) -> u64 {
     match miss {
         Miss::Slots { free, .. } | Miss::Compute { free, .. } => u64::from(*free),
-        Miss::Memory { free, .. } => *free,
+        Miss::Memory { free, .. } | Miss::Mig { largest: free, .. } => *free,
         Miss::Small { all, .. } => *all,
         _ => 0,
     }
@@ -473,6 +489,8 @@ fn miss(
     Some(match verdict {
         GpuVerdict::Closed => Miss::Closed(closed(core, listing, gpu)),
         // The claim's GPUs are served by one daemon, and each GPU by one only.
+        GpuVerdict::Cut => Miss::Cut,
+        GpuVerdict::NoMig { asked, largest } => Miss::Mig { needed: asked.to_string(), largest },
         _ if several && core.capacity.is_granted(gpu) => {
             Miss::Closed("has other shares, and a claim of several GPUs has them for itself".to_owned())
         }
@@ -515,6 +533,10 @@ fn closed(core: &Core, listing: &Listing, gpu: &GpuRef) -> String {
     let scheduled = names(core, gpu, |_, how| *how == Use::Scheduled);
     if !scheduled.is_empty() {
         return format!("shared by kube-scheduler, with {scheduled}");
+    }
+    let cut = names(core, gpu, |_, how| *how == Use::Cut);
+    if !cut.is_empty() {
+        return format!("kube-scheduler cuts it, with {cut}");
     }
     if !core.holds.is_open(gpu) {
         return "is just being taken or given back".to_owned();

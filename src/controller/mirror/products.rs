@@ -17,6 +17,7 @@ use crate::model::names::{DRIVER, MIRROR_LABEL};
 use crate::model::{fnv1a, quantity};
 use crate::params::{MEMORY, THOUSANDTHS};
 use crate::select::{AttributeValue, QualifiedName, TYPE_OF_SHARES};
+use crate::slices::Parts;
 
 /// Of the slices' names, and of their pools': no pool of a node has a name like these.
 const NAME: &str = "tranche-mirror-";
@@ -71,15 +72,15 @@ impl Product {
         Self {
             name: gpu.grantable.product.clone(),
             attributes: ATTRIBUTES.into_iter().filter_map(of).collect(),
-            memory_mib: gpu.grantable.memory.mib_floor(),
-            keeps_shares: gpu.grantable.keeps_shares,
+            memory_mib: gpu.grantable.mib(),
+            keeps_shares: keeps_shares(gpu),
         }
     }
 
     fn take_in(&mut self, gpu: &Gpu) {
         self.attributes.retain(|name, value| attribute(gpu, name) == Some(value));
-        self.memory_mib = self.memory_mib.max(gpu.grantable.memory.mib_floor());
-        self.keeps_shares &= gpu.grantable.keeps_shares;
+        self.memory_mib = self.memory_mib.max(gpu.grantable.mib());
+        self.keeps_shares &= keeps_shares(gpu);
     }
 
     /// Its slice, in the first generation of its pool.
@@ -139,6 +140,15 @@ impl Product {
             ..CapacityRequestPolicy::default()
         };
         DeviceCapacity { value: quantity(all), request_policy: self.keeps_shares.then_some(policy) }
+    }
+}
+
+/// GPUs that are cut into MIG devices say nothing of what API servers keep of shares; one that keeps nothing drops what it
+/// does not know.
+fn keeps_shares(gpu: &Gpu) -> bool {
+    match &gpu.grantable.parts {
+        Parts::Shares(shares) => shares.keeps_shares,
+        Parts::Mig(_) => true,
     }
 }
 

@@ -27,7 +27,10 @@ impl Core {
             Sought::Chosen(kinds) => {
                 let index = &mut self.capacity.index;
                 let mut may = |gpu: &GpuRef| {
-                    kinds.iter().any(|selectors| index.may_choose(selectors, &gpu.node, &gpu.device))
+                    kinds.iter().any(|selectors| {
+                        index.may_choose(selectors, &gpu.node, &gpu.device)
+                            || index.may_choose_part(selectors, &gpu.node, &gpu.device)
+                    })
                 };
                 gpus.into_iter().filter(|gpu| may(gpu)).collect()
             }

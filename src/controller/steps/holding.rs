@@ -69,7 +69,8 @@ impl Core {
                 open(*at, need.devices)
                     && need.kinds.iter().any(|kind| {
                         untolerated(taints, &kind.tolerations).is_none()
-                            && index.chooses(&kind.selectors, &gpu.node, &gpu.device)
+                            && (index.chooses(&kind.selectors, &gpu.node, &gpu.device)
+                                || index.may_choose_part(&kind.selectors, &gpu.node, &gpu.device))
                     })
             });
             let Some((at, _)) = found else { continue };

@@ -443,7 +443,7 @@ impl Core {
                 memory: grant.memory,
                 compute: grant.compute,
                 slots: grant.slots,
-                isolation: gpu.grantable.isolation,
+                isolation: gpu.grantable.isolation(),
                 extent: grant.extent,
             })
         };

@@ -12,9 +12,10 @@ use crate::controller::grant::{Configs, allocation};
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
 use crate::controller::view::groups::QUEUE_OF_KAI;
-use crate::controller::view::{Asks, Claim, Presence};
+use crate::controller::view::{Asks, Claim, Gpu, Presence};
 use crate::controller::write::{FINALIZER, Round, Write};
 use crate::model::claim::{ClaimKey, PodRef};
+use crate::slices::Parts;
 
 impl Core {
     pub(in crate::controller) fn send(
@@ -102,8 +103,9 @@ impl Core {
         let claim = self.view.claim(key)?;
         let planned = self.tracker.planned(key)?;
         let Asks::Shares(spec) = &claim.asks else { return None };
-        let keeps =
-            planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(|gpu| gpu.grantable.keeps_shares));
+        // A GPU that is cut into MIG devices has no shares, and its results no share ids.
+        let keeps = |gpu: &Gpu| gpu.grantable.keeps_shares() || matches!(gpu.grantable.parts, Parts::Mig(_));
+        let keeps = planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(|gpu| keeps(gpu)));
         let made = allocation(
             &planned.node,
             &planned.given,

@@ -805,6 +805,14 @@ impl Cluster {
             results(claim).into_iter().filter_map(move |gpu| Some((extent(&gpu)?, gpu)))
         });
         let given: Vec<(Extent, (String, String))> = given.collect();
+        for (at, (extent, gpu)) in given.iter().enumerate() {
+            let Extent::Mig(place) = extent else { continue };
+            let meets = |(other, on): &&(Extent, (String, String))| {
+                on == gpu
+                    && !matches!(other, Extent::Mig(other) if !other.placement.overlaps(place.placement))
+            };
+            assert_eq!(given[at + 1..].iter().find(meets), None, "{gpu:?} is cut twice at {place:?}");
+        }
         for (_, gpu) in given.iter().filter(|(extent, _)| *extent == Extent::Whole) {
             let grants = given.iter().filter(|(_, other)| other == gpu).count();
             assert_eq!(grants, 1, "{gpu:?} is given whole, and to others");
@@ -812,7 +820,7 @@ impl Cluster {
         let companies: Vec<BTreeSet<(String, String)>> = self
             .claims
             .values()
-            .filter(|claim| !grants(claim).is_empty())
+            .filter(|claim| grants(claim).values().any(|grant| !matches!(grant.extent, Extent::Mig(_))))
             .map(|claim| results(claim).into_iter().collect())
             .collect();
         for one in companies.iter().filter(|gpus| gpus.len() > 1) {
@@ -885,7 +893,7 @@ fn counted(claim: &ResourceClaim) -> Vec<(String, String)> {
     published.map(|one| (one.pool.clone(), one.device.clone())).collect()
 }
 
-fn grants(claim: &ResourceClaim) -> BTreeMap<String, crate::params::GrantedDevice> {
+pub fn grants(claim: &ResourceClaim) -> BTreeMap<String, crate::params::GrantedDevice> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let configs = allocation.iter().flat_map(|one| &one.devices).flat_map(|one| one.config.iter().flatten());
     let opaque = configs.filter(|one| one.source == "FromClass").filter_map(|one| one.opaque.as_ref());

@@ -12,6 +12,7 @@ mod groups;
 mod hostile;
 mod keeping;
 mod language;
+mod mig;
 mod moving;
 mod opted_in;
 mod own_classes;

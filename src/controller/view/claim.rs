@@ -139,6 +139,8 @@ pub enum Use {
     Scheduled,
     /// For itself, or in a way that cannot be read.
     Whole,
+    /// A MIG device of it that the scheduler gave: named by the device, and noted for its board.
+    Cut,
 }
 
 impl Use {
@@ -473,7 +475,11 @@ fn allocation(
             let bears = tolerations.iter().filter_map(Toleration::of).collect();
             found.bears.insert(gpu.clone(), bears);
         }
+        // As long as a MIG device of a board is the scheduler's, the board is.
+        let board = device.board().map(|board| GpuRef::new(&gpu.node, &board));
+        let board = board.filter(|board| !found.uses.iter().any(|(known, _)| known == board));
         found.uses.push((gpu, how));
+        found.uses.extend(board.map(|board| (board, Use::Cut)));
     }
     found
 }

@@ -32,7 +32,7 @@ impl ClusterView {
     /// The scheduler's books have the GPU once, however many claims name it. One that is not there just now may come
     /// back as either kind.
     pub fn counts_once(&self, gpu: &GpuRef) -> bool {
-        self.gpu(gpu).is_none_or(|gpu| !gpu.grantable.keeps_shares)
+        self.gpu(gpu).is_none_or(|gpu| !gpu.grantable.keeps_shares())
     }
 
     /// The hold of a GPU, allocated or not.

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
-use k8s_openapi::api::resource::v1::{Device, DeviceTaintRule, DeviceTaintSelector, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceAttribute, DeviceTaintRule, DeviceTaintSelector, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::view::claim::GpuRef;
 use crate::model::names::{DRIVER, DeviceName, NodeName};
 use crate::select::{DeviceFacts, Taint};
-use crate::slices::Grantable;
+use crate::slices::{Grantable, Parts};
 
 /// A GPU that shares can be placed on, as its slice tells of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +22,8 @@ pub struct Gpu {
     pub taints: Vec<Taint>,
     /// What selectors see of it.
     pub facts: Arc<DeviceFacts>,
+    /// What selectors see of every MIG device that the scheduler may cut off it; none: it cuts nothing off.
+    pub parts_facts: Option<Arc<DeviceFacts>>,
 }
 
 /// One slice of our driver.
@@ -46,16 +50,46 @@ pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice
 
 /// None: no shares can be placed on it.
 fn gpu(device: &Device, like: &mut Arc<DeviceFacts>) -> Option<Arc<Gpu>> {
-    let grantable = Grantable::of(device).filter(|one| one.memory.mib_floor() > 0 && one.slots > 0)?;
+    let usable = |one: &Grantable| match &one.parts {
+        Parts::Shares(shares) => shares.memory.mib_floor() > 0 && shares.slots > 0,
+        Parts::Mig(_) => true,
+    };
+    let grantable = Grantable::of(device).filter(usable)?;
     let mut facts = DeviceFacts::of(DRIVER, device);
     facts.share(like);
     *like = Arc::new(facts);
+    let keeps_counters = matches!(&grantable.parts, Parts::Mig(mig) if mig.keeps_counters);
     Some(Arc::new(Gpu {
+        parts_facts: keeps_counters.then(|| Arc::new(facts_of_parts(device))),
         grantable,
         taints: device.taints.iter().flatten().filter_map(Taint::of).collect(),
         facts: Arc::clone(like),
     }))
 }
+
+/// What a board has in common with each MIG device that is published beside it. Selectors on anything else fail on these
+/// facts, and nobody knows what they would choose.
+const OF_PARTS: [&str; 7] = [
+    "productName",
+    "brand",
+    "architecture",
+    "cudaComputeCapability",
+    "driverVersion",
+    "cudaDriverVersion",
+    "isolation",
+];
+
+fn facts_of_parts(board: &Device) -> DeviceFacts {
+    let common = board.attributes.iter().flatten().filter(|(name, _)| OF_PARTS.contains(&name.as_str()));
+    let mut attributes: BTreeMap<String, DeviceAttribute> =
+        common.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let of_type = DeviceAttribute { string: Some(TYPE_OF_MIG.to_owned()), ..DeviceAttribute::default() };
+    attributes.insert("type".to_owned(), of_type);
+    DeviceFacts::of(DRIVER, &Device { attributes: Some(attributes), ..Device::default() })
+}
+
+/// The attribute `type` of MIG devices.
+const TYPE_OF_MIG: &str = "mig";
 
 /// A DeviceTaintRule: which devices have the taint. The empty selector means all devices, none at all means none.
 #[derive(Debug, Clone, PartialEq)]
