@@ -24,6 +24,7 @@ mod labels;
 mod machine;
 mod manifests;
 mod mig;
+mod mig_controller;
 mod monitoring;
 mod nvidia;
 mod pods;

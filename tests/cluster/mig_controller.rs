@@ -1,0 +1,115 @@
+//! MIG devices that the controller chooses for an amount: made on the node for the claim, and ended with it.
+
+use serde_json::{Value, json};
+
+use crate::discovery::AtEnd;
+use crate::manifests::{as_nobody, claim, parameters, user_of};
+use crate::rig::wait_until;
+use crate::shares::settings;
+use crate::test_cluster::{PATIENCE, TestCluster};
+
+const NODE: &str = "node-a";
+/// Whole in other tests.
+const BOARD: &str = "6";
+
+/// Puts the board into MIG mode, and has the plugin carve it until the test ends.
+async fn carve(cluster: &TestCluster) {
+    cluster.fake(NODE, &["set-mig", BOARD, "on"]);
+    settings::set(cluster, &[&format!("--mig-on-demand={BOARD}")]).await;
+    let published = || async {
+        let devices = cluster.published(NODE).await;
+        let board = devices.into_iter().find(|device| device.name == format!("gpu-{BOARD}"))?;
+        (board.attributes?.get("type")?.string.as_deref() == Some("mig-parent")).then_some(())
+    };
+    wait_until("the board that is cut", PATIENCE, published).await;
+}
+
+/// A claim for a MIG device of our controller's, and a pod of its name that uses it.
+async fn ask_for(cluster: &TestCluster, name: &str, mut amount: Value) {
+    amount["minimumIsolation"] = json!("mig");
+    let config = parameters("tranche.dev/v1alpha1", "GpuShare", amount);
+    let devices = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
+        "config": config});
+    cluster.create(claim(name, devices)).await;
+    cluster.create(as_nobody(user_of(name, name))).await;
+}
+
+/// GPU instances that are on the board: where they begin, and how many memory slices they have.
+fn made(cluster: &TestCluster) -> Vec<(u64, u64)> {
+    let state = cluster.fake_state(NODE, BOARD);
+    let instances = state["mig"]["value"]["instances"].as_array().cloned().unwrap_or_default();
+    let number = |one: &Value, name: &str| one[name].as_u64().unwrap_or_default();
+    let mut all: Vec<_> = instances.iter().map(|one| (number(one, "start"), number(one, "size"))).collect();
+    all.sort_unstable();
+    all
+}
+
+async fn wait_made(cluster: &TestCluster, what: &str, wanted: usize) {
+    let seen = || async { (made(cluster).len() == wanted).then_some(()) };
+    wait_until(what, PATIENCE, seen).await;
+}
+
+async fn wait_told(cluster: &TestCluster, pod: &str, words: &str) {
+    let told = || async {
+        let events = cluster.events(pod).await;
+        events.iter().any(|event| event.contains(words)).then_some(())
+    };
+    wait_until(&format!("the event {words:?} of pod {pod}"), PATIENCE, told).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
+    let cluster = TestCluster::of_env("the_controller_fills_a_board_by_memory_and_by_fraction").await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    let small: Vec<String> = (0..7).map(|nth| format!("small-{nth}")).collect();
+    for name in &small {
+        ask_for(&cluster, name, json!({"memory": "9000Mi"})).await;
+    }
+    cluster.wait_all_ready(&small).await;
+    let starts: Vec<u64> = made(&cluster).into_iter().map(|(start, _)| start).collect();
+    assert_eq!(starts, [0, 1, 2, 3, 4, 5, 6]);
+    for name in &small {
+        let inside = cluster.inside(name, "main");
+        assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 2), "{name}");
+        let claim = cluster.claim_of(name).await;
+        let allocation = claim.status.and_then(|status| status.allocation).and_then(|one| one.devices);
+        let results = allocation.and_then(|devices| devices.results).unwrap_or_default();
+        let of = |pool: &str, id: Option<&String>| (pool.to_owned(), id.cloned());
+        let seen: Vec<_> = results.iter().map(|one| of(&one.pool, one.share_id.as_ref())).collect();
+        assert_eq!(seen, [(format!("{NODE}/shares"), None)], "{name}");
+    }
+    ask_for(&cluster, "eighth", json!({"memory": "9000Mi"})).await;
+    wait_told(&cluster, "eighth", "needs a MIG device with 9000 MiB").await;
+    ask_for(&cluster, "impossible", json!({"memory": "500Gi"})).await;
+    wait_told(&cluster, "impossible", "too small even idle").await;
+    cluster.delete_all(&["impossible".to_owned(), "small-3".to_owned()]).await;
+    cluster.wait_ready("eighth").await;
+    let rest: Vec<String> =
+        small.into_iter().filter(|name| name != "small-3").chain(["eighth".to_owned()]).collect();
+    cluster.delete_all(&rest).await;
+    wait_made(&cluster, "the board to be empty", 0).await;
+
+    ask_for(&cluster, "half", json!({"fraction": "0.5"})).await;
+    ask_for(&cluster, "three", json!({"memory": "30Gi"})).await;
+    let both = ["half".to_owned(), "three".to_owned()];
+    cluster.wait_all_ready(&both).await;
+    assert_eq!(made(&cluster), [(0, 4), (4, 4)]);
+    cluster.delete_all(&both).await;
+    wait_made(&cluster, "the board to be empty again", 0).await;
+
+    let mixed = [("a", "30Gi"), ("b", "15Gi"), ("c", "4Gi"), ("d", "4Gi")];
+    for (name, memory) in mixed {
+        ask_for(&cluster, name, json!({"memory": memory})).await;
+    }
+    let mixed: Vec<String> = mixed.iter().map(|(name, _)| (*name).to_owned()).collect();
+    cluster.wait_all_ready(&mixed).await;
+    let mut sizes: Vec<u64> = made(&cluster).into_iter().map(|(_, size)| size).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [1, 1, 2, 4]);
+    cluster.delete_all(&mixed).await;
+    wait_made(&cluster, "the board to be empty in the end", 0).await;
+    drop(undo);
+    cluster.end().await;
+}
