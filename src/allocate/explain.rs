@@ -39,12 +39,36 @@ pub enum Shortage {
     Slots { needed: u32, largest: u32, candidates: usize, at: String },
     /// No GPU of the cluster is cut into MIG devices.
     NoMig { asked: MigAsk },
-    /// A MIG device. `largest`: its profile and MiB, of the largest that can still be made; none: none can.
-    Mig { asked: MigAsk, largest: Option<(String, u64)>, candidates: usize, at: String },
+    /// A MIG device.
+    Mig(Box<MigShortage>),
     /// GPUs of one node that fit.
     Gpus { needed: usize, most: usize, node: String },
     /// Each want fits somewhere, but not all on one node, or not with these attributes alike.
     Together { gpus: u32, wants: usize, alike: Vec<String> },
+}
+
+/// A MIG device was asked for that no candidate can make now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigShortage {
+    pub asked: MigAsk,
+    /// Profile and MiB of the largest that can still be made; none: none can.
+    pub largest: Option<(String, u64)>,
+    pub candidates: usize,
+    /// Where the largest is.
+    pub at: String,
+}
+
+impl fmt::Display for MigShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, largest, candidates, at } = self;
+        write!(f, "needs a MIG device with {asked}; ")?;
+        match largest {
+            Some((profile, mib)) => {
+                write!(f, "the largest that node {at} can still make has {mib} MiB ({profile})")
+            }
+            None => write!(f, "{candidates} candidate GPU{} can make no more", s(*candidates as u32)),
+        }
+    }
 }
 
 /// What was no candidate, each counted once, by the first reason.
@@ -71,11 +95,11 @@ pub struct Skipped {
     /// Less can be granted of them than is asked, even idle.
     pub too_small: Option<Box<TooSmall>>,
     /// What is asked of them is less than 1 MiB for each process.
-    pub sliver: usize,
+    pub sliver: u32,
     /// They have fewer client slots than the share has processes, even idle.
     pub processes: usize,
     /// They are cut into MIG devices, and none is asked for.
-    pub cut: usize,
+    pub cut: u32,
 }
 
 /// GPUs of which less can be granted than is asked, in MiB.
@@ -286,7 +310,8 @@ impl<'a> Most<'a> {
                 let largest = top.at.gpu.cut.as_ref().and_then(|cut| cut.largest());
                 let largest =
                     largest.map(|profile| (profile.name.clone(), profile.capacity.memory.mib_floor()));
-                return Shortage::Mig { asked, largest, candidates: self.candidates, at: top.at() };
+                let short = MigShortage { asked, largest, candidates: self.candidates, at: top.at() };
+                return Shortage::Mig(Box::new(short));
             }
             (Some(asked), None) if self.cut == 0 => return Shortage::NoMig { asked },
             _ => {}
@@ -414,15 +439,7 @@ impl fmt::Display for Shortage {
                 f,
                 "needs a MIG device with {asked}, and no GPU of the cluster is set to be cut into MIG devices on demand"
             ),
-            Self::Mig { asked, largest: Some((profile, mib)), at, .. } => write!(
-                f,
-                "needs a MIG device with {asked}; the largest that node {at} can still make has {mib} MiB ({profile})"
-            ),
-            Self::Mig { asked, largest: None, candidates, .. } => write!(
-                f,
-                "needs a MIG device with {asked}; {candidates} candidate GPU{} can make no more",
-                s(*candidates as u32)
-            ),
+            Self::Mig(short) => write!(f, "{short}"),
             Self::Gpus { needed, most, node } => {
                 write!(f, "needs {needed} GPUs of one node; at most {most} fit, on node {node}")
             }
@@ -449,11 +466,11 @@ fn s(count: u32) -> &'static str {
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = [
-            (self.sliver, "of which the share is less than 1 MiB for each process"),
+            (self.sliver as usize, "of which the share is less than 1 MiB for each process"),
             (self.processes, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
-            (self.cut, "cut into MIG devices, which minimumIsolation mig asks for"),
+            (self.cut as usize, "cut into MIG devices, which minimumIsolation mig asks for"),
             (self.closed, "not open to shares"),
         ];
         let nodes =

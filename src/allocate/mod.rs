@@ -42,7 +42,7 @@ pub use ask::{AttributeConstraint, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{AuditFinding, audit};
 pub use choice::Studied;
 pub use decide::{Decision, decide, places};
-pub use explain::{Explanation, Shortage, Skipped};
+pub use explain::{Explanation, MigShortage, Shortage, Skipped};
 pub use index::{Index, PlacementKey, Unknown};
 pub use mig::MigAsk;
 pub use node::{Division, GpuGrant, GpuSpec, GpuView, MigBoard, NodeSpec, NodeView, Placement, ShareRoom};

@@ -781,7 +781,7 @@ fn any_way(node: &NodeSpec, shape: &Shape, free: &mut Vec<u64>, chosen: &mut Vec
     let want = &shape.wants[at];
     for gpu in 0..node.gpus.len() {
         let spec = &node.gpus[gpu];
-        let all = room(&spec).memory.mib_floor();
+        let all = room(spec).memory.mib_floor();
         let need = if let Part::Memory(bytes) = want.part { bytes.mib_floor() } else { all };
         let product = want.products.is_empty() || spec.product.contains("T4");
         let borne = gpu != TAINTED || !want.tolerations.is_empty();

@@ -373,6 +373,17 @@ fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked, at: Ti
         }
         return Answer::Would { place, holdups };
     }
+    unplaced(core, listing, (claim, spec), looked, at)
+}
+
+/// Of a claim for which no place was found.
+fn unplaced(
+    core: &Core,
+    listing: &Listing,
+    (claim, spec): (&Claim, &DeviceClaim),
+    looked: &Looked,
+    at: Timestamp,
+) -> Answer {
     let of_pods = core.view.pods_of(claim).filter_map(|pod| looked.turns.get(&pod.at.uid));
     let refused = of_pods.filter_map(|one| Some((one.refused.as_ref()?, one.before))).next();
     match refused {

@@ -101,7 +101,7 @@ impl Reason {
     pub fn of(shortage: &Shortage) -> Self {
         match shortage {
             Shortage::Candidates { .. } | Shortage::NoMig { .. } => Self::Candidates,
-            Shortage::Memory { .. } | Shortage::Whole { .. } | Shortage::Mig { .. } => Self::Memory,
+            Shortage::Memory { .. } | Shortage::Whole { .. } | Shortage::Mig(_) => Self::Memory,
             Shortage::Compute { .. } => Self::Compute,
             Shortage::Slots { .. } => Self::Slots,
             Shortage::Gpus { .. } | Shortage::Together { .. } => Self::Gpus,

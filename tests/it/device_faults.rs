@@ -131,7 +131,7 @@ impl TestNode {
             let expected = if devices.contains(name) { vec![taint.to_owned()] } else { Vec::new() };
             self.taints_of(name) == Some(expected)
         };
-        self.api.until(&format!("{taint} of {devices:?}"), |_| all.iter().all(|name| right(name))).await;
+        self.api.until(&format!("{taint} of {devices:?}"), |_| all.iter().all(&right)).await;
     }
 
     fn file_is_there(&self) -> bool {

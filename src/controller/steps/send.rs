@@ -105,7 +105,7 @@ impl Core {
         let Asks::Shares(spec) = &claim.asks else { return None };
         // A GPU that is cut into MIG devices has no shares, and its results no share ids.
         let keeps = |gpu: &Gpu| gpu.grantable.keeps_shares() || matches!(gpu.grantable.parts, Parts::Mig(_));
-        let keeps = planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(|gpu| keeps(gpu)));
+        let keeps = planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(keeps));
         let made = allocation(
             &planned.node,
             &planned.given,
