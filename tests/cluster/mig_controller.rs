@@ -1,5 +1,6 @@
 //! MIG devices that the controller chooses for an amount: made on the node for the claim, and ended with it.
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use crate::discovery::AtEnd;
@@ -73,7 +74,7 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     for name in &small {
         let inside = cluster.inside(name, "main");
         assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 2), "{name}");
-        let claim = cluster.claim_of(name).await;
+        let claim = cluster.api::<ResourceClaim>().get(name).await.expect("the claim is there");
         let allocation = claim.status.and_then(|status| status.allocation).and_then(|one| one.devices);
         let results = allocation.and_then(|devices| devices.results).unwrap_or_default();
         let of = |pool: &str, id: Option<&String>| (pool.to_owned(), id.cloned());
