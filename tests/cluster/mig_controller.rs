@@ -35,12 +35,14 @@ async fn ask_for(cluster: &TestCluster, name: &str, mut amount: Value) {
     cluster.create(as_nobody(user_of(name, name))).await;
 }
 
-/// GPU instances that are on the board: where they begin, and how many memory slices they have.
+/// GPU instances that are on the board: where they begin, and NVML's ids of their profiles: 19 is 1g.10gb, 15 1g.20gb, 9
+/// 3g.40gb, 5 4g.40gb.
 fn made(cluster: &TestCluster) -> Vec<(u64, u64)> {
     let state = cluster.fake_state(NODE, BOARD);
     let instances = state["mig"]["value"]["instances"].as_array().cloned().unwrap_or_default();
     let number = |one: &Value, name: &str| one[name].as_u64().unwrap_or_default();
-    let mut all: Vec<_> = instances.iter().map(|one| (number(one, "start"), number(one, "size"))).collect();
+    let mut all: Vec<_> =
+        instances.iter().map(|one| (number(one, "start"), number(one, "profile"))).collect();
     all.sort_unstable();
     all
 }
@@ -96,7 +98,7 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     ask_for(&cluster, "three", json!({"memory": "30Gi"})).await;
     let both = ["half".to_owned(), "three".to_owned()];
     cluster.wait_all_ready(&both).await;
-    assert_eq!(made(&cluster), [(0, 4), (4, 4)]);
+    assert_eq!(made(&cluster), [(0, 5), (4, 9)]);
     cluster.delete_all(&both).await;
     wait_made(&cluster, "the board to be empty again", 0).await;
 
@@ -106,9 +108,9 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     }
     let mixed: Vec<String> = mixed.iter().map(|(name, _)| (*name).to_owned()).collect();
     cluster.wait_all_ready(&mixed).await;
-    let mut sizes: Vec<u64> = made(&cluster).into_iter().map(|(_, size)| size).collect();
-    sizes.sort_unstable();
-    assert_eq!(sizes, [1, 1, 2, 4]);
+    let mut profiles: Vec<u64> = made(&cluster).into_iter().map(|(_, profile)| profile).collect();
+    profiles.sort_unstable();
+    assert_eq!(profiles, [9, 15, 19, 19]);
     cluster.delete_all(&mixed).await;
     wait_made(&cluster, "the board to be empty in the end", 0).await;
     drop(undo);
