@@ -35,6 +35,11 @@ impl Demand {
         self.needs.is_empty()
     }
 
+    /// What a pod needs.
+    pub fn of(&self, pod: &PodUid) -> &[Need] {
+        self.needs.get(pod).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// Pods in order, with what they need.
     pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &[Need])> {
         self.needs.iter().map(|(pod, needs)| (pod, needs.as_slice()))

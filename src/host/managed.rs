@@ -2,12 +2,15 @@
 //! nvidia-uvm. Seen on an H100 with driver 580: each managed allocation is a shared mapping of that file, of its size;
 //! a process that makes none has one of 2 MiB. Linear memory, pools, and memory of the node have no such mapping.
 
-use std::fs::{self, File};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use nix::sys::stat::major;
+use nix::libc;
 
 use crate::model::quantity::{Bytes, MIB};
 
@@ -15,8 +18,8 @@ use crate::model::quantity::{Bytes, MIB};
 const LIST_BYTES: u64 = 64 << 20;
 /// What a process has mapped of the file before it allocates anything.
 const UNUSED: u64 = 2 * MIB;
-/// As many mappings of files with other names are looked at.
-const OTHERS: usize = 1024;
+/// As many files of other names are looked at: Linux lets a process have 65,530 mappings unless it is told otherwise.
+const OTHERS: usize = 65_536;
 /// Files that are smaller are not looked at: managed memory comes in blocks of 2 MiB.
 const SMALLEST: u64 = MIB;
 
@@ -32,16 +35,20 @@ pub enum ManagedMemory {
 /// Reads `maps` (proc_pid_maps(5)) in a process's folder. A mapping of another name counts too if it is one of the device
 /// with that number: a container may give its device files other names.
 ///
+/// Blocks for as long as the process waits within a page fault while another of its threads maps memory: a file system of
+/// the process's own can make that for ever.
+///
 /// # Errors
 /// The list cannot be read. A process that has ended has nothing mapped.
-pub(super) fn managed_memory(folder: &Path, uvm: Option<u64>) -> io::Result<ManagedMemory> {
+pub(super) fn managed_memory(folder: &Path, uvm: Option<u32>) -> io::Result<ManagedMemory> {
     let file = match File::open(folder.join("maps")) {
         Ok(file) => file,
         Err(error) if super::process::is_gone(&error) => return Ok(ManagedMemory::Mapped(Bytes(0))),
         Err(error) => return Err(error),
     };
     let mut list = BufReader::with_capacity(64 << 10, file.take(LIST_BYTES));
-    let (mut sum, mut read, mut others, mut line) = (0_u64, 0_u64, 0, Vec::new());
+    let (mut sum, mut read, mut line) = (0_u64, 0_u64, Vec::new());
+    let mut others: HashMap<Vec<u8>, bool> = HashMap::new();
     loop {
         line.clear();
         let length = match list.read_until(b'\n', &mut line) {
@@ -55,14 +62,19 @@ pub(super) fn managed_memory(folder: &Path, uvm: Option<u64>) -> io::Result<Mana
             break;
         }
         let Some(mapping) = Mapping::of(&line) else { continue };
-        let counts = mapping.is_named_uvm
-            || (mapping.size >= SMALLEST && uvm.is_some() && {
-                others += 1;
-                if others > OTHERS {
-                    return Ok(ManagedMemory::Untold);
+        let counts = match uvm {
+            _ if mapping.is_named_uvm => true,
+            Some(number) if mapping.size >= SMALLEST => match others.get(mapping.file) {
+                Some(is_uvm) => *is_uvm,
+                None if others.len() >= OTHERS => return Ok(ManagedMemory::Untold),
+                None => {
+                    let is_uvm = is_device(&folder.join("map_files").join(mapping.range), number);
+                    others.insert(mapping.file.to_vec(), is_uvm);
+                    is_uvm
                 }
-                is_device(&folder.join("map_files").join(mapping.range), uvm)
-            });
+            },
+            _ => false,
+        };
         if counts {
             sum = sum.saturating_add(mapping.size);
         }
@@ -76,31 +88,55 @@ pub(super) fn managed_memory(folder: &Path, uvm: Option<u64>) -> io::Result<Mana
 /// A mapping that other processes may share: `204a00000-204c00000 rw-s 204a00000 00:06 144 /dev/nvidia-uvm`.
 struct Mapping<'a> {
     range: &'a str,
+    /// Number of the file system, and of the file there.
+    file: &'a [u8],
     size: u64,
     is_named_uvm: bool,
 }
 
 impl<'a> Mapping<'a> {
     fn of(line: &'a [u8]) -> Option<Self> {
-        let mut words = line.splitn(6, |byte| *byte == b' ');
+        let mut words = line.splitn(4, |byte| *byte == b' ');
         let range = std::str::from_utf8(words.next()?).ok()?;
         let shared = words.next()?.get(3) == Some(&b's');
-        let inode = words.nth(2)?;
-        let path = words.next().unwrap_or_default().trim_ascii();
+        let rest = words.nth(1)?;
+        let mut spaces = rest.iter().enumerate().filter(|(_, byte)| **byte == b' ').map(|(at, _)| at);
+        let system = spaces.next()?;
+        let file = &rest[..spaces.next().unwrap_or(rest.len())];
+        let path = rest[file.len()..].trim_ascii();
+        let inode = file[system + 1..].trim_ascii();
         let (start, end) = range.split_once('-')?;
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         let is_named_uvm = path == b"/dev/nvidia-uvm";
-        (shared && inode != b"0").then_some(Self { range, size: end.saturating_sub(start), is_named_uvm })
+        (shared && inode != b"0").then_some(Self {
+            range,
+            file,
+            size: end.saturating_sub(start),
+            is_named_uvm,
+        })
     }
 }
 
-fn is_device(link: &Path, number: Option<u64>) -> bool {
-    let found = fs::metadata(link);
-    found.is_ok_and(|file| file.file_type().is_char_device() && Some(major(file.rdev())) == number)
+/// A character device of that number. The file may lie on a file system of somebody else's that does not answer, so what the
+/// kernel knows has to do (`AT_STATX_DONT_SYNC`, statx(2)).
+#[allow(unsafe_code)]
+fn is_device(link: &Path, number: u32) -> bool {
+    let Ok(path) = CString::new(link.as_os_str().as_bytes()) else { return false };
+    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
+    let mut found = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path ends with a zero byte, and the kernel writes one statx into memory that has room for one.
+    let answer =
+        unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_TYPE, found.as_mut_ptr()) };
+    if answer != 0 {
+        return false;
+    }
+    // SAFETY: all of it was zeroed, which is a value of each of its numbers.
+    let found = unsafe { found.assume_init() };
+    u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR && found.stx_rdev_major == number
 }
 
 /// The number of the device nvidia-uvm in a `devices` file (proc_devices(5)); none if its module is not loaded.
-pub(super) fn uvm_number(devices: &str) -> Option<u64> {
+pub(super) fn uvm_number(devices: &str) -> Option<u32> {
     let words = |line: &str| {
         let (number, name) = line.trim().split_once(' ')?;
         (name.trim() == "nvidia-uvm").then(|| number.parse().ok())?
@@ -110,6 +146,8 @@ pub(super) fn uvm_number(devices: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn folder(maps: &str) -> tempfile::TempDir {
@@ -163,11 +201,21 @@ mod tests {
         }
         assert_eq!(managed_memory(folder.path(), Some(1)).unwrap(), MIBS(254));
         assert_eq!(managed_memory(folder.path(), Some(2)).unwrap(), MIBS(0), "another device");
-        let many: String = (0..=OTHERS as u64)
-            .map(|n| format!("{:x}-{:x} rw-s 0 00:2f 7 /a\n", n << 30, (n << 30) + MIB))
-            .collect();
-        fs::write(folder.path().join("maps"), &many).unwrap();
-        assert_eq!(managed_memory(folder.path(), Some(1)).unwrap(), ManagedMemory::Untold);
+        // However many ordinary files it has mapped.
+        let files = |count: usize, file: fn(usize) -> usize| -> String {
+            let line = |n: usize| {
+                let start = (n as u64 + 1) << 30;
+                format!("{start:x}-{:x} rw-s 0 00:2f {} /a\n", start + MIB, 1000 + file(n))
+            };
+            list.to_owned() + &(0..count).map(line).collect::<String>()
+        };
+        let read = |text: String| {
+            fs::write(folder.path().join("maps"), text).unwrap();
+            managed_memory(folder.path(), Some(1)).unwrap()
+        };
+        assert_eq!(read(files(OTHERS + 1, |_| 0)), MIBS(254), "one file many times");
+        assert_eq!(read(files(OTHERS - 1, |n| n)), MIBS(254));
+        assert_eq!(read(files(OTHERS, |n| n)), ManagedMemory::Untold);
     }
 
     #[test]

@@ -49,7 +49,6 @@ use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, WorkerThreads};
 use self::detours::Detours;
 use self::knowledge::{Knowledge, Servers, Users};
-use self::managed::Managed;
 use self::measured::Measured;
 use self::shares::WatchedDevice;
 use self::table::Table;
@@ -168,6 +167,8 @@ struct LoggedFailures {
     lock: bool,
     /// NVML does not tell which processes are MPS clients.
     untold_clients: bool,
+    /// Mappings cannot be read.
+    mappings: bool,
     unseen_looks: u32,
 }
 
@@ -413,9 +414,8 @@ impl Watchdog {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         let Some(mut table) = self.table.take() else { return };
         let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
-        let suspects = Managed::new(&self.devices, &self.measured, answers).suspects();
         let read = move || {
-            table.look(&asked, &suspects);
+            table.look(&asked);
             let ended = table.ended(&remembered);
             (table, ended)
         };
@@ -424,7 +424,9 @@ impl Watchdog {
             None => None,
         };
         // A reader that broke took its memory along: all is read anew.
-        let (table, ended) = read.unwrap_or_else(|| (Table::new(self.parts.processes.clone()), Vec::new()));
+        let (mut table, ended) =
+            read.unwrap_or_else(|| (Table::new(self.parts.processes.clone()), Vec::new()));
+        table.note_managed(self.read_managed(answers).await);
         self.detours.forget(&ended);
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);

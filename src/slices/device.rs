@@ -9,9 +9,12 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::{
-    Counters, ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, VALUE_BYTES, partition,
+    Counters, ENTRIES_PER_DEVICE, Offer, PublishOptions, TAINTS_PER_DEVICE, Taint, Taints, VALUE_BYTES,
+    partition, taint,
 };
+use crate::inventory::FaultKind;
 use crate::model::gpu::{Device, DriverVersions, Gpu, Memory, MigCapacity, MigDevice, MigMode};
+use crate::model::mig::{MigPlace, PossibleMig};
 use crate::model::quantity::Bytes;
 use crate::model::share::{DaemonScope, Isolation};
 use crate::sharing::{
@@ -39,7 +42,7 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
             false
         }
         Device::Parent(gpu) => {
-            entries.parent(gpu);
+            entries.parent(gpu, how.taints);
             false
         }
     };
@@ -127,7 +130,7 @@ impl Entries {
     }
 
     /// A board that our controller cuts: what it has, and what [`cut_of`] says.
-    fn parent(&mut self, gpu: &Gpu) {
+    fn parent(&mut self, gpu: &Gpu, taints: &Taints) {
         self.string("type", MIG_PARENT);
         self.string("uuid", gpu.uuid.as_str());
         self.string(ISOLATION, Isolation::Mig.as_str());
@@ -138,7 +141,9 @@ impl Entries {
             self.total(total);
             self.bytes(MEMORY, total);
         }
-        for (name, value) in cut_of(gpu).unwrap_or_default() {
+        // Where all of it is more than there is room for, places that are to be avoided are left out.
+        let said = cut_without(gpu, &avoided(gpu, taints)).or_else(|| cut_of(gpu));
+        for (name, value) in said.unwrap_or_default() {
             self.string(&name, &value);
         }
     }
@@ -262,10 +267,27 @@ impl Entries {
 /// What a board that is carved on demand can be cut into, as attributes. None of other boards, of one that has more to say
 /// than a device has room for, and of one whose memory cannot be told: what consumes counters has a capacity.
 pub(super) fn cut_of(gpu: &Gpu) -> Option<Vec<(String, String)>> {
+    cut_without(gpu, &[])
+}
+
+/// Places at which a MIG device could not be made lately: our controller sees the board alone, and goes around them as
+/// around instances that are there.
+fn avoided(gpu: &Gpu, taints: &Taints) -> Vec<MigPlace> {
+    let MigMode::OnDemand(cut) = &gpu.mig else { return Vec::new() };
+    let is_avoided = |place: &&PossibleMig| {
+        let found = taints.get(&place.device_name(gpu.minor));
+        found.into_iter().flatten().any(|one| one.key == taint::key_of(FaultKind::NotMade))
+    };
+    let places = cut.places.iter().filter(is_avoided).map(|one| one.place);
+    places.filter(|place| !cut.foreign.contains(place)).collect()
+}
+
+fn cut_without(gpu: &Gpu, avoided: &[MigPlace]) -> Option<Vec<(String, String)>> {
     let MigMode::OnDemand(cut) = &gpu.mig else { return None };
     let Memory::Known { total, .. } = gpu.memory else { return None };
     i64::try_from(total.0).ok()?;
-    let said = MigBoard::new(&cut.profiles(), &cut.foreign).attributes(VALUE_BYTES)?;
+    let taken = [&cut.foreign[..], avoided].concat();
+    let said = MigBoard::new(&cut.profiles(), &taken).attributes(VALUE_BYTES)?;
     (said.len() <= ENTRIES_PER_DEVICE - BOARD_ENTRIES).then_some(said)
 }
 

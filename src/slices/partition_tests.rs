@@ -202,6 +202,14 @@ fn what_is_wrong_with_a_board_taints_all_of_it_and_with_memory_slices_what_has_t
     let place = FaultLocation::Device("GPU-00000000-0000-0000-0000-000000000000-mig-19-6".into());
     let unmade = DeviceFaults::default().with_unmade(&[(place, "no room".to_owned())].into(), 1);
     assert_eq!(tainted(&gpus, &unmade), ["gpu-0-mig-1g10gb-19-6 gpu.nvidia.com/mig-not-made="]);
+    // The controller sees the board alone.
+    let told = |faults: &DeviceFaults| {
+        let (counters, taints) = (Counters::Kept, &taints(&gpus, faults));
+        let slices = desired(&gpus, &NodeName::new("n"), PublishOptions { counters, taints, ..whole() });
+        let board = slices[0].devices.iter().find(|device| device.name == "gpu-0").unwrap();
+        board.attributes.as_ref().unwrap().get("migInstances").and_then(|one| one.string.clone())
+    };
+    assert_eq!((told(&unmade).as_deref(), told(&DeviceFaults::default())), (Some("19:1@6"), None));
     let kept = unmade.with_facts(&Inventory::Found(gpus.clone()), &[], 5);
     assert_eq!(kept, unmade, "a look says nothing of it");
     assert_eq!(unmade.with_unmade(&[].into(), 2), DeviceFaults::default());

@@ -37,7 +37,11 @@ fn taint(fault: &DeviceFault) -> Option<Taint> {
         | FaultKind::Withheld
         | FaultKind::NotMade => String::new(),
     };
-    Some(Taint { key: format!("{DRIVER}/{}", fault.kind.word()), value, effect })
+    Some(Taint { key: key_of(fault.kind), value, effect })
+}
+
+pub(super) fn key_of(kind: FaultKind) -> String {
+    format!("{DRIVER}/{}", kind.word())
 }
 
 #[cfg(test)]

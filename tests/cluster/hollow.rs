@@ -78,7 +78,17 @@ pub async fn bound(cluster: &TestCluster) -> Option<usize> {
 
 pub async fn wait_bound(cluster: &TestCluster, count: usize) {
     let done = || async { (bound(cluster).await? >= count).then_some(()) };
-    wait_until(&format!("{count} pods to have a node"), LONG, done).await;
+    let what = format!("{count} pods to have a node");
+    // The events go with the test's namespace: whoever reads of a failure wants those of the pods that wait.
+    if tokio::time::timeout(LONG, wait_until(&what, LONG * 2, done)).await.is_err() {
+        let pods = cluster.api::<Pod>().list(&ListParams::default()).await.expect("pods can be listed").items;
+        let waiting =
+            pods.iter().filter(|pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()));
+        for name in waiting.filter_map(|pod| pod.metadata.name.as_deref()) {
+            println!("{name} waits: {:#?}", cluster.events(name).await);
+        }
+        panic!("waited {LONG:?} in vain for {what}");
+    }
 }
 
 /// The node of a pod; waits until it has one.

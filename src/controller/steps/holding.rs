@@ -1,5 +1,6 @@
 //! Which GPUs are kept for shares: those in use, some in advance; an idle one goes to a pod that waits for it whole.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::PodSpec;
@@ -32,6 +33,7 @@ impl Core {
         if self.demand.is_empty() {
             return BTreeSet::new();
         }
+        let order = self.by_priority();
         let mut given: BTreeMap<NeedAt, u32> = BTreeMap::new();
         // Others have ended for who is to have shares there.
         let kept = self.reserves.preempted_gpus();
@@ -39,12 +41,19 @@ impl Core {
             if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) || kept.contains(&gpu) {
                 continue;
             }
-            if let Some(need) = self.who_waits(&gpu, &given) {
+            if let Some(need) = self.who_waits(&gpu, &order, &given) {
                 *given.entry(need).or_insert(0) += 1;
                 self.holds.lose(&gpu, Loss::Whole, now);
             }
         }
         given.into_keys().map(|(pod, _)| pod).collect()
+    }
+
+    /// Who waits, those of higher priority in front: they may have had others end.
+    pub(in crate::controller) fn by_priority(&self) -> Vec<PodUid> {
+        let mut order: Vec<PodUid> = self.demand.iter().map(|(uid, _)| uid.clone()).collect();
+        order.sort_by_key(|uid| Reverse(self.view.pod(uid).map(|pod| pod.priority)));
+        order
     }
 
     /// A request for devices of kube-scheduler's chooses the GPU.
@@ -57,11 +66,12 @@ impl Core {
         })
     }
 
-    /// The first need that the GPU could serve: the pod may run there, and the request chooses it. `given`: how many
-    /// GPUs are on their way to a need.
-    fn who_waits(&mut self, gpu: &GpuRef, given: &BTreeMap<NeedAt, u32>) -> Option<NeedAt> {
+    /// The first need, in the order of these pods, that the GPU could serve: the pod may run there, and the request chooses
+    /// it. `given`: how many GPUs are on their way to a need.
+    fn who_waits(&mut self, gpu: &GpuRef, order: &[PodUid], given: &BTreeMap<NeedAt, u32>) -> Option<NeedAt> {
         let taints = &self.view.gpu(gpu)?.taints;
-        for (uid, needs) in self.demand.iter() {
+        for uid in order {
+            let needs = self.demand.of(uid);
             let open =
                 |at: usize, devices| given.get(&(uid.clone(), at)).is_none_or(|count| *count < devices);
             let index = &mut self.capacity.index;
@@ -124,12 +134,12 @@ impl Core {
             free.map(move |gpu| GpuRef::new(view.name(), gpu.device()))
         });
         let free: Vec<GpuRef> = gpus.filter(|gpu| self.holds.phase(gpu).is_none() && idle(gpu)).collect();
-        let mut wanted = Vec::new();
+        let (order, mut wanted) = (self.by_priority(), Vec::new());
         for gpu in free {
             if wanted.len() == missing {
                 break;
             }
-            if self.who_waits(&gpu, &BTreeMap::new()).is_none() {
+            if self.who_waits(&gpu, &order, &BTreeMap::new()).is_none() {
                 wanted.push(gpu);
             }
         }

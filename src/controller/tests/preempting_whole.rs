@@ -228,6 +228,39 @@ fn a_pod_that_has_a_gpu_elsewhere_meanwhile_has_nobody_else_end() {
 }
 
 #[test]
+fn nobody_ends_for_who_waits_for_what_nobody_knows() {
+    for (other, ends) in [(None, 1), (Some("gpu.nvidia.cm"), 0), (Some("missing"), 0)] {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 5, &json!({}));
+        if let Some(class) = other.filter(|other| *other != "missing") {
+            cluster.put_claim(json!({"metadata": {"name": "other", "namespace": "ml"}, "spec": {"devices": {
+                "requests": [{"name": "x", "exactly": {"deviceClassName": class}}]}}}));
+        }
+        cluster.put_whole("train");
+        let mut pod = json!({"spec": {"priority": 10}});
+        merge(&mut pod, &refused());
+        let claims = ["train", "other"];
+        cluster.put_pod("train", &claims[..if other.is_some() { 2 } else { 1 }], pod);
+        cluster.settle(5 * SECOND);
+        assert_eq!(evicted(&cluster).len(), ends, "{other:?}");
+    }
+}
+
+#[test]
+fn an_emptied_gpu_is_given_back_for_who_had_others_end() {
+    let mut cluster = cluster(&[1, 1]);
+    for name in ["a", "b"] {
+        run(&mut cluster, name, 60, 5, &json!({}));
+    }
+    // Waits for longer, has nobody end, and its UID comes first.
+    whole(&mut cluster, "a-low", 1, &json!({}));
+    whole(&mut cluster, "z-high", 10, &json!({}));
+    let order = cluster.core.by_priority();
+    let names: Vec<_> = order.iter().map(|uid| cluster.core.view.pod(uid).unwrap().at.name.clone()).collect();
+    assert_eq!(names, ["z-high", "a-low"]);
+}
+
+#[test]
 fn who_asks_is_told_of_whole_gpus_too() {
     let mut cluster = cluster(&[1]);
     run(&mut cluster, "low", 60, 5, &json!({"metadata": {"labels": {"app": "x"}}}));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use tracing::Span;
 
 use super::knowledge::Servers;
+use super::managed::MappingsReader;
 use super::worker_thread::WorkerThread;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
@@ -50,6 +51,7 @@ pub(super) struct WorkerThreads {
     pub requester: WorkerThread,
     /// Asks daemons for their clients. A tenant can keep a daemon busy, and nobody's end may wait for that.
     pub asker: WorkerThread,
+    pub mappings: MappingsReader,
 }
 
 impl WorkerThreads {
@@ -60,6 +62,7 @@ impl WorkerThreads {
             reader: WorkerThread::new("watch-processes")?,
             requester: WorkerThread::new("watch-daemons")?,
             asker: WorkerThread::new("watch-clients")?,
+            mappings: MappingsReader::new()?,
         })
     }
 }

@@ -1,13 +1,20 @@
 //! CUDA managed memory on shared GPUs: NVML counts it on the board and for no process, and so a process whose limit is
 //! broken could take any amount of it unseen. Where a board has more in use than its processes account for, the
 //! processes' mappings tell whose it is ([`crate::host::ManagedMemory`]). MPS counts managed memory into a client's limit:
-//! a client that keeps its limit is never over its grant for it. Pure.
+//! a client that keeps its limit is never over its grant for it. Pure, but for [`MappingsReader`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::measured::Measured;
 use super::shares::WatchedDevice;
-use crate::host::ManagedMemory;
+use super::worker_thread::WorkerThread;
+use crate::host::{ManagedMemory, Processes};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 use crate::nvml::GpuProcess;
@@ -20,7 +27,8 @@ type Lists = [(DeviceUuid, Vec<GpuProcess>)];
 /// What managed memory there may be, on which boards that claims share, and on how many of these each process is.
 pub(super) struct Managed<'a> {
     on: BTreeMap<&'a DeviceUuid, Bytes>,
-    boards: HashMap<u32, u64>,
+    /// The boards that each process is on.
+    boards: HashMap<u32, BTreeSet<DeviceUuid>>,
 }
 
 impl<'a> Managed<'a> {
@@ -33,10 +41,10 @@ impl<'a> Managed<'a> {
         let shared = devices.iter().filter(|(_, device)| !device.is_alone() && !device.is_mig);
         let uncounted = shared.filter_map(|(uuid, _)| Some((uuid, measured.get(uuid)?.uncounted?)));
         let on: BTreeMap<_, _> = uncounted.filter(|(_, uncounted)| *uncounted > UNASKED).collect();
-        let mut boards = HashMap::new();
-        for (_, list) in lists.iter().filter(|(gpu, _)| on.contains_key(gpu)) {
-            for pid in list.iter().map(|process| process.pid).collect::<BTreeSet<_>>() {
-                *boards.entry(pid).or_insert(0) += 1;
+        let mut boards: HashMap<u32, BTreeSet<DeviceUuid>> = HashMap::new();
+        for (gpu, list) in lists.iter().filter(|(gpu, _)| on.contains_key(gpu)) {
+            for process in list {
+                boards.entry(process.pid).or_default().insert(gpu.clone());
             }
         }
         Self { on, boards }
@@ -48,16 +56,60 @@ impl<'a> Managed<'a> {
     }
 
     /// What a process may have on a board beside what NVML counts: never more than nobody accounts for there. Of several
-    /// boards each is taken to have the same part.
+    /// boards each is taken to have the same part, or what the others have no room for.
     pub fn of(&self, gpu: &DeviceUuid, pid: u32, found: Option<ManagedMemory>) -> Bytes {
         let (Some(uncounted), Some(boards)) = (self.on.get(gpu), self.boards.get(&pid)) else {
             return Bytes(0);
         };
         match found {
             None => Bytes(0),
-            Some(ManagedMemory::Mapped(all)) => Bytes(all.0 / boards).min(*uncounted),
+            Some(ManagedMemory::Mapped(all)) => {
+                let others =
+                    boards.iter().filter(|other| *other != gpu).filter_map(|other| self.on.get(other));
+                let others = others.fold(0_u64, |sum, other| sum.saturating_add(other.0));
+                let part = all.0 / boards.len().max(1) as u64;
+                Bytes(part.max(all.0.saturating_sub(others))).min(*uncounted)
+            }
             Some(ManagedMemory::Untold) => *uncounted,
         }
+    }
+}
+
+/// So long may it take to read mappings. Those of thousands of files take some ms.
+const READ_LIMIT: Duration = Duration::from_millis(100);
+
+/// Reads mappings on a thread of its own: a process can make that take for ever, and no look may wait for it.
+#[derive(Clone)]
+pub(super) struct MappingsReader {
+    thread: WorkerThread,
+    idle: Arc<Semaphore>,
+}
+
+impl MappingsReader {
+    /// # Errors
+    /// The node has no memory or threads left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { thread: WorkerThread::new("watch-mappings")?, idle: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// What these processes have, as far as it can be read. None: it takes too long, or the last time has not ended yet.
+    pub async fn read(
+        &self,
+        processes: Arc<dyn Processes>,
+        suspects: BTreeSet<u32>,
+    ) -> Option<HashMap<u32, ManagedMemory>> {
+        if suspects.is_empty() {
+            return Some(HashMap::new());
+        }
+        let turn = self.idle.clone().try_acquire_owned().ok()?;
+        let read = move || {
+            let found =
+                suspects.into_iter().filter_map(|pid| Some((pid, processes.managed_memory(pid).ok()?)));
+            let found = found.collect();
+            drop(turn);
+            found
+        };
+        timeout(READ_LIMIT, self.thread.run(read)).await.ok().flatten()
     }
 }
 
@@ -112,6 +164,73 @@ mod tests {
         let lists = [list("GPU-0", &[1]), list("GPU-1", &[1])];
         let figures = BTreeMap::from([uncounted("GPU-0", 500), uncounted("GPU-1", 500)]);
         let managed = Managed::new(&devices, &figures, &lists);
-        assert_eq!(managed.of(&"GPU-1".into(), 1, Some(ManagedMemory::Mapped(MIB(600)))), MIB(300));
+        let of = |managed: &Managed<'_>, mib| {
+            managed.of(&"GPU-1".into(), 1, Some(ManagedMemory::Mapped(MIB(mib))))
+        };
+        assert_eq!(of(&managed, 600), MIB(300));
+        assert_eq!(of(&managed, 900), MIB(450), "either may have it");
+        let figures = BTreeMap::from([uncounted("GPU-0", 100), uncounted("GPU-1", 5000)]);
+        let managed = Managed::new(&devices, &figures, &lists);
+        assert_eq!(of(&managed, 4000), MIB(3900), "the other has no more than 100");
+    }
+
+    /// Processes one of which cannot be read to its end until it is let go.
+    struct Hanging(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl Processes for Hanging {
+        fn started(&self, _: u32) -> io::Result<Option<u64>> {
+            Ok(None)
+        }
+        fn now(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+        fn owner(&self, _: u32) -> io::Result<Option<crate::host::cgroup::ProcessOwner>> {
+            Ok(None)
+        }
+        fn uses_gpu(&self, _: u32) -> io::Result<bool> {
+            Ok(false)
+        }
+        fn managed_memory(&self, pid: u32) -> io::Result<ManagedMemory> {
+            if pid == 1 {
+                self.0.lock().unwrap().recv().unwrap();
+            }
+            Ok(ManagedMemory::Mapped(MIB(7)))
+        }
+        fn by_pod(&self) -> io::Result<BTreeMap<crate::model::names::PodUid, Vec<u32>>> {
+            Ok(BTreeMap::new())
+        }
+        fn are_all_shown(&self) -> bool {
+            true
+        }
+        fn pids_are_the_hosts(&self) -> bool {
+            true
+        }
+        fn end(
+            &self,
+            _: crate::model::process::ProcessKey,
+        ) -> Result<crate::host::End, crate::host::EndError> {
+            Ok(crate::host::End::Gone)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_whose_mappings_cannot_be_read_stops_no_look() {
+        let (let_go, hangs) = std::sync::mpsc::channel();
+        let processes: Arc<dyn Processes> = Arc::new(Hanging(std::sync::Mutex::new(hangs)));
+        let reader = MappingsReader::new().unwrap();
+        let read = |pid: u32| reader.read(processes.clone(), BTreeSet::from([pid]));
+        assert_eq!(read(1).await, None, "it hangs");
+        assert_eq!(read(2).await, None, "and still does");
+        assert_eq!(reader.read(processes.clone(), BTreeSet::new()).await, Some(HashMap::new()));
+        let_go.send(()).unwrap();
+        let began = std::time::Instant::now();
+        let found = loop {
+            if let Some(found) = read(2).await {
+                break found;
+            }
+            assert!(began.elapsed() < Duration::from_secs(10), "it is not read again");
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(found, HashMap::from([(2, ManagedMemory::Mapped(MIB(7)))]));
     }
 }

@@ -1,13 +1,15 @@
 //! Keeps the metrics up to date: the rows of each look, and the figures of GPUs, which are read now and then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
+use super::managed::Managed;
 use super::measured::{self, Measured};
 use super::rows::{self, GpuLabels, Sources};
 use super::{ALONE_TICKS, Finding, Watchdog};
+use crate::host::ManagedMemory;
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
 use crate::nvml::GpuProcess;
@@ -61,6 +63,30 @@ impl Watchdog {
             };
             self.measured.insert(uuid, measured);
         }
+    }
+
+    /// What managed memory processes have, where somebody has some. Of those that cannot be read in time nothing is known.
+    pub(super) async fn read_managed(
+        &mut self,
+        listed: &[(DeviceUuid, Vec<GpuProcess>)],
+    ) -> HashMap<u32, ManagedMemory> {
+        let suspects = Managed::new(&self.devices, &self.measured, listed).suspects();
+        let Some(threads) = &self.threads else { return HashMap::new() };
+        let found = threads.mappings.read(self.parts.processes.clone(), suspects).await;
+        if found.is_none() {
+            self.parts.metrics.failed_readings.inc();
+        }
+        if self.logged_failures.mappings != found.is_none() {
+            self.logged_failures.mappings = found.is_none();
+            match found {
+                None => warn!(
+                    "the mappings of processes on shared GPUs cannot be read in time; until they can, managed memory \
+                     counts for nobody"
+                ),
+                Some(_) => info!("the mappings of processes on shared GPUs are read again"),
+            }
+        }
+        found.unwrap_or_default()
     }
 
     /// Counts something on the row of the finding's GPU.

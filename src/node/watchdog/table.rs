@@ -32,8 +32,8 @@ impl Table {
         Self { processes, known: HashMap::new(), managed: HashMap::new(), on_host }
     }
 
-    /// Learns of these processes and forgets the others; of some of them, what managed memory they have.
-    pub fn look(&mut self, pids: &BTreeSet<u32>, suspects: &BTreeSet<u32>) {
+    /// Learns of these processes and forgets the others.
+    pub fn look(&mut self, pids: &BTreeSet<u32>) {
         let mut before = std::mem::take(&mut self.known);
         for &pid in pids {
             // A process that cannot be read is one that is not known: nothing follows from it.
@@ -44,8 +44,11 @@ impl Table {
                 self.known.insert(pid, known);
             }
         }
-        let found = suspects.iter().filter_map(|pid| Some((*pid, self.processes.managed_memory(*pid).ok()?)));
-        self.managed = found.collect();
+    }
+
+    /// Notes what managed memory those have that were asked about it.
+    pub fn note_managed(&mut self, found: HashMap<u32, ManagedMemory>) {
+        self.managed = found;
     }
 
     /// Returns those of these processes that have ended. A process that cannot be read has not.

@@ -16,7 +16,7 @@ use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::prospect::TICKS;
 use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look};
 use crate::controller::steps::preempting::{LOOKS_MAX, Prospect};
-use crate::controller::view::{GpuRef, Need};
+use crate::controller::view::{Asks, GpuRef, Need, Pod};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -41,9 +41,13 @@ impl Core {
         let epoch = self.capacity.epoch();
         let mut waiting = Vec::new();
         for (uid, needs) in self.demand.iter().filter(|(uid, needs)| is_one(needs) && !given.contains(*uid)) {
-            let Some(pod) = self.view.pod(uid).filter(|pod| pod.standing.preempts) else { continue };
+            let may = |pod: &&Pod| pod.standing.preempts && self.is_all_known(pod);
+            let Some(pod) = self.view.pod(uid).filter(may) else { continue };
             let key = UnitKey::Pod(uid.clone());
-            if self.reserves.evictions.preempting.may_look(&key, epoch, now) && !self.queue.contains(uid) {
+            // One whose namespace has spent its part takes no look of another's.
+            let may_pay = self.purse.allowance(&pod.at.namespace).is_some();
+            let may_look = self.reserves.evictions.preempting.may_look(&key, epoch, now);
+            if may_pay && may_look && !self.queue.contains(uid) {
                 waiting.push((Reverse(pod.priority), pod.created, uid.clone(), needs[0].clone()));
             }
         }
@@ -87,6 +91,18 @@ impl Core {
         let put_off = put_off.map(|why| (why, namespace.as_str()));
         let epoch = self.capacity.epoch();
         self.reserves.evictions.preempting.looked(&key, epoch, put_off, now);
+    }
+
+    /// Its claims are there, and of classes that are. Of another pod nobody here knows that a GPU is all it waits for.
+    fn is_all_known(&self, pod: &Pod) -> bool {
+        pod.claims.iter().all(|name| {
+            let claim = self.view.claim_named(&pod.at.namespace, name);
+            claim.is_some_and(|claim| match &claim.asks {
+                _ if claim.allocation.is_some() => true,
+                Asks::Scheduler(requests) => self.view.needs_of(claim).count() == requests.len(),
+                Asks::Shares(_) | Asks::Unreadable(_) => false,
+            })
+        })
     }
 
     fn asker_of_whole(&self, uid: &PodUid) -> Option<Asker> {
@@ -174,8 +190,9 @@ impl Core {
     pub(in crate::controller) fn prospect_of_whole(&mut self, uid: &PodUid, now: Moment) -> Option<Prospect> {
         let (_, needs) = self.demand.iter().find(|(pod, _)| *pod == uid)?;
         let need = needs.first().filter(|_| is_one(needs))?.clone();
+        let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod))?;
+        let preempts = pod.standing.preempts;
         let asker = self.asker_of_whole(uid).filter(|_| !self.queue.contains(uid))?;
-        let preempts = self.view.pod(uid)?.standing.preempts;
         self.refresh_holders();
         let any = self.reserves.evictions.preempting.holders.least(asker.priority).next().is_some();
         match any {
