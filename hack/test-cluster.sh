@@ -27,15 +27,15 @@ read -ra releases <<<"${TRANCHE_RELEASES:-1.37.0 1.34.4}"
 run="$target/test-cluster/$(date +%Y%m%d-%H%M%S)-$name"
 mig=7=1g.10gb,1g.10gb,2g.20gb
 spec=("node-a=h100:8:$mig" node-b=l40s:2) machine_spec=node-vm=h100:2
-test_limit=900 # seconds
+test_limit=1500 # seconds
 begin=$SECONDS
 workers=()
 
 say() { printf '%s %s\n' "$(date +%T)" "$*"; }
 
-# How many rigs: one needs up to 1.5 GiB and, while tests run on it, about half a processor.
+# How many rigs: one needs up to 1.5 GiB and, while tests run on it, half a processor or more.
 bearable() {
-  local memory most=$(($(nproc) * 5 / 2))
+  local memory most=$(($(nproc) * 2))
   memory="$(awk '/^MemAvailable:/ {print int($2 / 1024 / 1536)}' /proc/meminfo)"
   ((memory < most)) && most=$memory
   echo $((most > 0 ? most : 1))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::rig::Rig;
+use crate::rig::{Rig, SLOWER};
 use k8s_openapi::api::core::v1::{Event, Node};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -393,7 +393,7 @@ async fn until(
     holds: impl Fn(&Publication) -> bool,
 ) -> Publication {
     let mut state = state.clone();
-    let found = tokio::time::timeout(PATIENCE, state.wait_for(holds)).await;
+    let found = tokio::time::timeout(PATIENCE * SLOWER, state.wait_for(holds)).await;
     let found = found.map(|state| state.expect("the publisher ended").clone());
     found.unwrap_or_else(|_| panic!("waited in vain for {what}: {:?}", state.borrow()))
 }

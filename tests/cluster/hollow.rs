@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::rig::wait_until;
+use crate::rig::{SLOWER, wait_until};
 use crate::test_cluster::{TestCluster, from};
 
 /// Hundreds of pods may have to be bound, on two cores.
@@ -80,14 +80,14 @@ pub async fn wait_bound(cluster: &TestCluster, count: usize) {
     let done = || async { (bound(cluster).await? >= count).then_some(()) };
     let what = format!("{count} pods to have a node");
     // The events go with the test's namespace: whoever reads of a failure wants those of the pods that wait.
-    if tokio::time::timeout(LONG, wait_until(&what, LONG * 2, done)).await.is_err() {
+    if tokio::time::timeout(LONG * SLOWER, wait_until(&what, LONG * 2, done)).await.is_err() {
         let pods = cluster.api::<Pod>().list(&ListParams::default()).await.expect("pods can be listed").items;
         let waiting =
             pods.iter().filter(|pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()));
         for name in waiting.filter_map(|pod| pod.metadata.name.as_deref()) {
             println!("{name} waits: {:#?}", cluster.events(name).await);
         }
-        panic!("waited {LONG:?} in vain for {what}");
+        panic!("waited {:?} in vain for {what}", LONG * SLOWER);
     }
 }
 

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::rig::{root, wait_until};
+use crate::rig::{SLOWER, root, wait_until};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask_at, is_ready, node_of};
 
 /// Where its programs lie on the node, and the list of what is scraped.
@@ -124,7 +124,7 @@ impl<'a> Monitoring<'a> {
                 }
                 Err(error) => error,
             };
-            assert!(begin.elapsed() < SEEN, "{query}: {said}");
+            assert!(begin.elapsed() < SEEN * SLOWER, "{query}: {said}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }

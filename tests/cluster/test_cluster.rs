@@ -19,7 +19,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, wait_until};
+use crate::rig::{Rig, SLOWER, wait_until};
 
 /// The driver's own namespace.
 pub const SYSTEM: &str = "tranche-system";
@@ -238,7 +238,7 @@ impl TestCluster {
                 if left.len() < fewest {
                     (fewest, since) = (left.len(), Instant::now());
                 }
-                if since.elapsed() > PATIENCE || begin.elapsed() > MANY {
+                if since.elapsed() > PATIENCE * SLOWER || begin.elapsed() > MANY * SLOWER {
                     let said = self.rig.kubectl(&["-n", &self.namespace, "describe", "pod", first]);
                     panic!(
                         "{what} after {:?}, the last change {:?} ago: {}\n{said}",

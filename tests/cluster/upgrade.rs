@@ -13,6 +13,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::manifests::{by_template, gpu, template};
+use crate::rig::SLOWER;
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask, failed_operations, from};
 
 /// From one new pod to the next.
@@ -105,7 +106,7 @@ async fn roll(cluster: &TestCluster) -> BTreeMap<String, u64> {
         if done && on_all(cluster).await == all as usize {
             break;
         }
-        assert!(begin.elapsed() < PATIENCE, "the roll-over does not end: {status:?}");
+        assert!(begin.elapsed() < PATIENCE * SLOWER, "the roll-over does not end: {status:?}");
     }
     println!("rolled over in {:.1} s", begin.elapsed().as_secs_f64());
     watch_until(cluster, &mut failed, MARGIN).await;

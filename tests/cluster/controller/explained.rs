@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{WAITS, create_hollow, share, wait_told};
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, container, gpu, pod, user_of};
-use crate::rig::wait_until;
+use crate::rig::{SLOWER, wait_until};
 use crate::test_cluster::{PATIENCE, SOON, TestCluster};
 
 /// What it says, with its exit code.
@@ -35,7 +35,10 @@ impl Asker<'_> {
             if words.iter().all(|words| said.contains(words)) && exit == Some(code) {
                 return Some(());
             }
-            assert!(begin.elapsed() < SOON, "no {words:?} with exit code {code}, but {exit:?}:\n{said}");
+            assert!(
+                begin.elapsed() < SOON * SLOWER,
+                "no {words:?} with exit code {code}, but {exit:?}:\n{said}"
+            );
             None
         };
         wait_until(&format!("{what:?} to be explained"), PATIENCE, told).await;

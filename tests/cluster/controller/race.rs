@@ -16,7 +16,7 @@ use crate::rig::wait_until;
 use crate::test_cluster::{SYSTEM, TestCluster};
 
 /// Rounds on hollow nodes; more with TRANCHE_ROUNDS. Each is as many races as there are nodes.
-const ROUNDS: usize = 50;
+const ROUNDS: usize = 20;
 const NODES: usize = 4;
 /// Rounds with one pod more than there is room for.
 const TIGHT_ROUNDS: usize = 5;
@@ -118,13 +118,19 @@ async fn on_many_nodes_whole_gpus_and_shares_race_and_no_gpu_serves_both() {
     for round in 0..rounds {
         let runners = nodes.iter().flat_map(|node| runners(round, node, gpus, asks)).collect::<Vec<_>>();
         // In every other round those for whole GPUs come while the holds settle.
-        let starts = runners.iter().map(|runner| async {
-            if round % 2 == 1 && runner.name.starts_with("whole") {
-                wait_held(&cluster, &runner.node).await;
+        let (now, then): (Vec<&Runner>, Vec<_>) =
+            runners.iter().partition(|runner| round % 2 == 0 || !runner.name.starts_with("whole"));
+        let late = nodes.iter().map(|node| {
+            let here = then.iter().filter(|runner| runner.node == *node);
+            let starts = here.map(|runner| start(&cluster, runner)).collect::<Vec<_>>();
+            async {
+                if !starts.is_empty() {
+                    wait_held(&cluster, node).await;
+                }
+                join_all(starts).await
             }
-            start(&cluster, runner).await;
         });
-        join_all(starts).await;
+        futures::join!(join_all(now.into_iter().map(|runner| start(&cluster, runner))), join_all(late));
         hollow::wait_bound(&cluster, runners.len()).await;
         // Before, a hold that lost stands by until the winner ends.
         if release >= 36 {
