@@ -9,6 +9,7 @@
 //! number. Whatever else is on a board is somebody else's and stays as it is.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -85,12 +86,25 @@ impl CarvedPlaces for CarvedByClaims {
                 "cannot read the ledger again; MIG instances are told by what is known of it"
             );
         }
-        store.intents().iter().filter(|intent| intent.boot == self.0.boot).flat_map(claimed_by).collect()
+        let intents: Vec<Intent> =
+            store.intents().into_iter().filter(|intent| intent.boot == self.0.boot).collect();
+        claimed_in(&intents)
     }
 }
 
-/// What a claim has of boards in MIG mode.
-fn claimed_by(intent: &Intent) -> Vec<Claimed> {
+/// What the claims of one boot have of boards in MIG mode.
+fn claimed_in(intents: &[Intent]) -> Vec<Claimed> {
+    // A record says of a MIG device only on a carved board what it is; one of a release before that never does. So a
+    // board is carved as soon as one record of it says so: what the others have of it is an instance of others'.
+    let of_one = |intent: &Intent| -> Vec<DeviceUuid> {
+        let known = intent.devices.iter().filter(|held| held.mig.is_some()).map(|held| held.gpu.clone());
+        known.chain(intent.places().map(|(gpu, _)| gpu.clone())).collect()
+    };
+    let carved: BTreeSet<DeviceUuid> = intents.iter().flat_map(of_one).collect();
+    intents.iter().flat_map(|intent| claimed_by(intent, &carved)).collect()
+}
+
+fn claimed_by(intent: &Intent, carved: &BTreeSet<DeviceUuid>) -> Vec<Claimed> {
     let on = |gpu: &DeviceUuid, what| Claimed { gpu: gpu.clone(), claim: intent.claim.clone(), what };
     let made = intent.steps.iter().filter_map(|step| match step {
         Step::MakeMig { gpu, place, made } => {
@@ -99,10 +113,7 @@ fn claimed_by(intent: &Intent) -> Vec<Claimed> {
         }
         Step::TimeSlice { .. } | Step::Mps { .. } | Step::WriteCdi { .. } => None,
     });
-    // What is known of a MIG device of a board that is carved stands in its record.
-    let is_static = |held: &&HeldDevice| {
-        held.mode == HoldMode::Mig && held.mig.is_none() && intent.places().all(|(gpu, _)| *gpu != held.gpu)
-    };
+    let is_static = |held: &&HeldDevice| held.mode == HoldMode::Mig && !carved.contains(&held.gpu);
     let fixed = intent.devices.iter().filter(is_static).map(|held| on(&held.gpu, ClaimedPart::Static));
     made.chain(fixed).collect()
 }
@@ -244,6 +255,53 @@ impl Executor {
             // Nothing is there.
             Ok(_) | Err(MigError::Off { .. }) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{HeldMig, MigAsked, decode};
+
+    fn record(bytes: &[u8]) -> Intent {
+        decode(bytes).unwrap().record.intent
+    }
+
+    /// As releases wrote it that carved nothing: a MIG device that somebody had made.
+    fn of_before() -> Intent {
+        record(include_bytes!("../../tests/data/ledger/v1-mig-of-others.rec"))
+    }
+
+    /// The same, of another instance, on a board that is carved.
+    fn of_others() -> Intent {
+        let mut intent = of_before();
+        intent.claim.name = "other".into();
+        let place = MigPlace { profile_id: 19, placement: Placement { start: 5, size: 1 } };
+        intent.devices[0].mig =
+            Some(HeldMig { profile: "1g.10gb".into(), place, asked: MigAsked::default() });
+        intent
+    }
+
+    #[test]
+    fn a_mig_device_of_before_keeps_the_use_of_a_board_that_no_record_calls_carved() {
+        let is_static = |all: &[Intent]| {
+            claimed_in(all).iter().filter(|one| one.what == ClaimedPart::Static).count()
+        };
+        assert_eq!(is_static(&[of_before()]), 1);
+        let claimed = claimed_in(&[of_before()]);
+        assert_eq!((claimed[0].gpu.as_str(), claimed[0].claim.name.as_str()), ("GPU-3", "train"));
+        assert_eq!(is_static(&[of_before(), of_others()]), 0, "the board was carved meanwhile");
+        let made = record(include_bytes!("../../tests/data/ledger/v1-made-mig.rec"));
+        assert_eq!(is_static(&[of_before(), made.clone()]), 0);
+        assert_eq!(claimed_in(&[of_before(), made]).len(), 1);
+        let mut elsewhere = of_others();
+        elsewhere.devices[0].gpu = "GPU-4".into();
+        assert_eq!(is_static(&[of_before(), elsewhere]), 1);
+        for mode in [HoldMode::Whole, HoldMode::Admin] {
+            let mut other = of_before();
+            other.devices[0].mode = mode;
+            assert_eq!(claimed_in(&[other]), []);
         }
     }
 }
