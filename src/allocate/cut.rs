@@ -15,7 +15,7 @@ const RANK_BITS: u32 = 4;
 #[derive(Debug, Clone)]
 pub(super) struct Cut {
     profiles: Arc<[MigProfile]>,
-    /// What was made for no claim of ours.
+    /// What was made for no claim of ours, and where nothing is to be made.
     foreign: Vec<MigPlace>,
     /// All that is there, or granted. In order; one that is granted twice stands here twice.
     instances: Vec<MigPlace>,
@@ -86,9 +86,10 @@ impl Cut {
         self.spare = (0..all).filter(|slice| !taken(slice)).count() as u32;
     }
 
-    /// With these beside.
+    /// With these beside. What is granted where nothing more is to be made counts once.
     fn layout(&self, more: &[MigPlace]) -> MigLayout<'_> {
-        MigLayout::new(&self.profiles, self.instances.iter().chain(more).copied())
+        let distinct = self.instances.chunk_by(|one, other| one == other).filter_map(|same| same.first());
+        MigLayout::new(&self.profiles, distinct.chain(more).copied())
     }
 
     /// The first of these profiles, by their places, of which one more can be made, and where.
@@ -97,16 +98,12 @@ impl Cut {
         enough.iter().find_map(|at| self.next.get(*at).copied().flatten())
     }
 
-    /// The same once these have been made.
-    pub fn next_beside(&self, enough: &[usize], more: &[MigPlace]) -> Option<Carving> {
-        if more.is_empty() {
-            return self.next(enough);
+    /// Of each profile, by its place, what would be made next once these have been made, too.
+    pub fn outlook_beside(&self, more: &[MigPlace]) -> Vec<Option<Carving>> {
+        match self.strange {
+            0 => self.layout(more).outlook(),
+            _ => vec![None; self.profiles.len()],
         }
-        if self.strange > 0 {
-            return None;
-        }
-        let outlook = self.layout(more).outlook();
-        enough.iter().find_map(|at| outlook.get(*at).copied().flatten())
     }
 
     pub fn profile(&self, id: u32) -> Option<&MigProfile> {

@@ -57,7 +57,7 @@ pub struct ShareRoom {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigBoard {
     pub profiles: Arc<[MigProfile]>,
-    /// Instances that are there and were made for no claim of ours.
+    /// Instances that are there and were made for no claim of ours, and places at which none is to be made.
     pub foreign: Vec<MigPlace>,
     /// What selectors see of every MIG device that the scheduler may cut off it; none: it cuts nothing off.
     pub parts: Option<Arc<DeviceFacts>>,

@@ -16,6 +16,8 @@ const STEPS_MIN: u32 = 40;
 const STEPS_OF_DECISION: u32 = 200_000;
 /// Of a try, in ticks of [`crate::select::TICKS_PER_UNIT`].
 pub(super) const STEP_TICKS: u64 = 80;
+/// What the outlook of a GPU that is cut counts for, in tries.
+const OUTLOOK_STEPS: u32 = 4;
 
 /// One GPU for one want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +53,11 @@ pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut u32) -
     let extra = vec![Extra::default(); node.gpus.len()];
     let values = vec![Vec::new(); terms.alike.len()];
     let most = STEPS_MAX.min(STEPS_OF_DECISION.saturating_sub(*tried).max(STEPS_MIN));
-    let mut search = Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0, most };
+    let mut search =
+        Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0, outlooks: 0, most };
     let found = search.serve(0);
-    *tried = tried.saturating_add(search.steps);
+    let outlooks = search.outlooks.saturating_mul(OUTLOOK_STEPS);
+    *tried = tried.saturating_add(search.steps).saturating_add(outlooks);
     found.then_some(search.picks)
 }
 
@@ -66,7 +70,21 @@ struct Extra {
     claims: Vec<u32>,
     /// MIG devices that are made of it.
     places: Vec<MigPlace>,
+    /// Beside as many of these as it stands here, from 1: what would be made next of each profile, once somebody asks.
+    outlooks: Outlooks,
 }
+
+/// It follows from the rest: nobody is another for it.
+#[derive(Debug, Clone, Default)]
+struct Outlooks(Vec<Option<Vec<Option<Carving>>>>);
+
+impl PartialEq for Outlooks {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Outlooks {}
 
 struct Search<'a> {
     node: &'a Node,
@@ -79,6 +97,8 @@ struct Search<'a> {
     values: Vec<Vec<u32>>,
     picks: Vec<Pick>,
     steps: u32,
+    /// Outlooks that were made.
+    outlooks: u32,
     most: u32,
 }
 
@@ -115,17 +135,29 @@ impl Search<'_> {
     }
 
     /// The GPU for the want, if it fits beside the picks so far.
-    fn option(&self, at: usize, gpu: usize) -> Option<Pick> {
-        let (want, extra, board) = (&self.terms.wants[at], &self.extra[gpu], &self.node.gpus[gpu]);
+    fn option(&mut self, at: usize, gpu: usize) -> Option<Pick> {
+        let (terms, node) = (self.terms, self.node);
+        let (want, board) = (&terms.wants[at], &node.gpus[gpu]);
+        let extra = &mut self.extra[gpu];
         if extra.claims.contains(&want.claim) {
             return None;
         }
         let (fit, slots) = match &board.cut {
-            None => self.share(want, extra, board)?,
+            None => share(want, extra, board)?,
             Some(cut) => {
                 // Open to it, and none of the picks so far in the way.
                 want.carving(board, cut)?;
-                let carving = cut.next_beside(want.enough(board), &extra.places)?;
+                let enough = want.enough(board);
+                let carving = match extra.outlooks.0.last_mut() {
+                    None => cut.next(enough),
+                    Some(outlook) => {
+                        let outlook = outlook.get_or_insert_with(|| {
+                            self.outlooks += 1;
+                            cut.outlook_beside(&extra.places)
+                        });
+                        enough.iter().find_map(|at| outlook.get(*at).copied().flatten())
+                    }
+                }?;
                 let left = cut.left(carving, board.memory_mib).saturating_sub(extra.mib);
                 (Fit { left, mib: cut.mib(carving.place), carving: Some(carving) }, 1)
             }
@@ -146,16 +178,6 @@ impl Search<'_> {
         Some(Pick { cost: (self.cost)(board, fit), picked, mib: fit.mib, slots })
     }
 
-    /// A share, or all of a GPU.
-    fn share(&self, want: &WantTerms, extra: &Extra, board: &Gpu) -> Option<(Fit, u32)> {
-        let left = want.left(board)?.checked_sub(extra.mib)?;
-        let (mib, slots) = want.need(board)?;
-        let (all_slots, compute) =
-            (slots.saturating_add(extra.slots), want.compute.saturating_add(extra.compute));
-        let fits = board.free_slots() >= all_slots && board.free_compute() >= compute;
-        fits.then_some((Fit { left, mib, carving: None }, slots))
-    }
-
     fn take(&mut self, pick: Pick) {
         let Picked { gpu, want: at, place } = pick.picked;
         let (want, board) = (&self.terms.wants[at], &self.node.gpus[gpu]);
@@ -165,6 +187,7 @@ impl Search<'_> {
         extra.slots += pick.slots;
         extra.claims.push(want.claim);
         extra.places.extend(place);
+        extra.outlooks.0.extend(place.map(|_| None));
         for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
             if alike.wants.contains(&at) {
                 values.extend(alike.value(board.facts));
@@ -186,6 +209,7 @@ impl Search<'_> {
         extra.claims.pop();
         if place.is_some() {
             extra.places.pop();
+            extra.outlooks.0.pop();
         }
         extra.mib -= pick.mib;
         extra.compute -= self.terms.wants[at].compute;
@@ -204,4 +228,14 @@ impl Search<'_> {
             && self.terms.wants.iter().all(|want| want.tolerates(a) == want.tolerates(b))
             && self.terms.alike.iter().all(|alike| alike.value(a.facts) == alike.value(b.facts))
     }
+}
+
+/// A share, or all of a GPU.
+fn share(want: &WantTerms, extra: &Extra, board: &Gpu) -> Option<(Fit, u32)> {
+    let left = want.left(board)?.checked_sub(extra.mib)?;
+    let (mib, slots) = want.need(board)?;
+    let (all_slots, compute) =
+        (slots.saturating_add(extra.slots), want.compute.saturating_add(extra.compute));
+    let fits = board.free_slots() >= all_slots && board.free_compute() >= compute;
+    fits.then_some((Fit { left, mib, carving: None }, slots))
 }

@@ -441,7 +441,7 @@ fn gpus(state: &NodeState) -> Vec<GpuSpec> {
             }),
             Parts::Mig(MigParts { board, .. }) => Division::Mig(MigBoard {
                 profiles: board.profiles.as_slice().into(),
-                foreign: board.foreign.clone(),
+                foreign: board.taken(),
                 parts: gpu.parts_facts.clone(),
             }),
         };

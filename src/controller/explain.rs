@@ -540,10 +540,10 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
         how: match how {
             Use::Share(granted) => How::Granted(granted.clone()),
             Use::Scheduled => scheduled(gpu),
-            Use::Hold | Use::Whole | Use::Cut => How::Whole,
+            Use::Hold | Use::Whole | Use::Cut(_) => How::Whole,
         },
     };
-    let devices = allocation.uses.iter().filter(|(_, how)| *how != Use::Cut);
+    let devices = allocation.uses.iter().filter(|(_, how)| !matches!(how, Use::Cut(_)));
     Some(Place { node: allocation.node.clone(), devices: devices.map(part).collect() })
 }
 
@@ -551,7 +551,7 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
 fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<String> {
     let mut remarks = Vec::new();
     for part in place.devices.iter().filter(|part| core.gpus.contested().contains(&part.gpu)) {
-        let others = nodes::names(core, &part.gpu, |_, how| !how.is_ours());
+        let others = nodes::names(core, &part.gpu, |_, how| core.view.excludes_us(&part.gpu, how));
         remarks.push(format!(
             "{} is also named by {others}: it is given twice; the controller takes back what does not run yet",
             part.gpu

@@ -253,6 +253,20 @@ impl DeviceName {
         let is_number = !minor.is_empty() && minor.bytes().all(|b| b.is_ascii_digit());
         is_number.then(|| Self(board.to_owned()))
     }
+
+    /// Of the name of a MIG device: NVML's id of its GPU instance's profile, and its first memory slice. None: it is no
+    /// MIG device's.
+    pub fn profile_and_start(&self) -> Option<(u32, u32)> {
+        self.board()?;
+        let number = |part: &str| part.parse::<u32>().ok().filter(|n| n.to_string() == part);
+        // The profile, maybe with a suffix, is no number.
+        let mut numbers: Vec<u32> = self.0.rsplit('-').map_while(number).take(4).collect();
+        numbers.reverse();
+        match numbers[..] {
+            [id, start] | [id, start, _] => Some((id, start)),
+            _ => None,
+        }
+    }
 }
 
 /// A request as an allocation result names it: `request`, or `request/subrequest` for a
@@ -341,5 +355,17 @@ mod tests {
         assert_eq!(DeviceName::mig(0, "1g.5gb+me", 20, 0).as_str(), "gpu-0-mig-1g5gb-me-20-0");
         let part = |id| DeviceName::mig(0, "1c.2g.20gb", 14, 2).of_compute_instance(id).to_string();
         assert_eq!([part(0), part(1)], ["gpu-0-mig-1c2g20gb-14-2", "gpu-0-mig-1c2g20gb-14-2-1"]);
+        for (name, read) in [
+            (DeviceName::mig(3, "1g.10gb", 19, 4), Some((19, 4))),
+            (DeviceName::mig(0, "1g.5gb+me.all", 20, 0), Some((20, 0))),
+            (DeviceName::mig(0, "1c.2g.20gb", 14, 2).of_compute_instance(1), Some((14, 2))),
+            (DeviceName::whole(3), None),
+            ("gpu-0-mig-1g10gb".into(), None),
+            ("gpu-0-mig-1g10gb-1-2-3-4".into(), None),
+            ("gpu-0-mig-1g10gb-x-4".into(), None),
+            ("dpu-0-mig-1g10gb-19-4".into(), None),
+        ] {
+            assert_eq!(name.profile_and_start(), read, "{name}");
+        }
     }
 }

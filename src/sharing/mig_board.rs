@@ -11,6 +11,8 @@ pub const MIG_PARENT: &str = "mig-parent";
 pub const MIG_PROFILE: &str = "migProfile";
 /// The attribute with instances that were made for no claim.
 pub const MIG_INSTANCES: &str = "migInstances";
+/// The attribute with places at which an instance could not be made lately.
+pub const MIG_AVOIDED: &str = "migAvoided";
 
 /// Instances in one text, and placements in another: no board has more.
 const MOST: usize = 32;
@@ -21,6 +23,8 @@ pub struct MigBoard {
     /// By id. Of each: name, compute slices, how many fit, memory, multiprocessors, placements of one size.
     pub profiles: Vec<MigProfile>,
     pub foreign: Vec<MigPlace>,
+    /// Where an instance could not be made lately: nothing is there.
+    pub avoided: Vec<MigPlace>,
 }
 
 impl MigBoard {
@@ -29,17 +33,38 @@ impl MigBoard {
         let mut profiles: Vec<MigProfile> = profiles.iter().filter_map(plain).collect();
         profiles.sort_by_key(|profile| profile.id);
         profiles.dedup_by_key(|profile| profile.id);
-        Self { profiles, foreign: foreign.to_vec() }
+        Self { profiles, foreign: foreign.to_vec(), avoided: Vec::new() }
+    }
+
+    /// The same, with places at which an instance could not be made lately.
+    #[must_use]
+    pub fn avoiding(self, avoided: Vec<MigPlace>) -> Self {
+        Self { avoided, ..self }
+    }
+
+    /// Where nothing is to be made: instances that were made for no claim, and places to be avoided.
+    pub fn taken(&self) -> Vec<MigPlace> {
+        let avoided = self.avoided.iter().filter(|place| !self.foreign.contains(place));
+        self.foreign.iter().chain(avoided).copied().collect()
     }
 
     /// Names and values of the attributes, in the order of their names. None if a value has more than `most` bytes, so
-    /// that nobody cuts the board by half of what there is to know of it; or if there is no profile.
+    /// that nobody cuts the board by half of what there is to know of it; or if there is no profile. Of places to be avoided
+    /// as many are told as there is room for: who goes there learns it again.
     pub fn attributes(&self, most: usize) -> Option<Vec<(String, String)>> {
         let profiles =
             self.profiles.iter().map(|one| (format!("{MIG_PROFILE}{}", one.id), profile_text(one)));
         let instances = self.foreign.iter().map(|at| place_text(*at)).collect::<Vec<_>>().join(" ");
         let instances = (!instances.is_empty()).then(|| (MIG_INSTANCES.to_owned(), instances));
-        let mut all: Vec<_> = profiles.chain(instances).collect();
+        let mut avoided = String::new();
+        for text in self.avoided.iter().take(MOST).map(|at| place_text(*at)) {
+            let space = if avoided.is_empty() { "" } else { " " };
+            if avoided.len() + space.len() + text.len() <= most {
+                avoided = avoided + space + &text;
+            }
+        }
+        let avoided = (!avoided.is_empty()).then(|| (MIG_AVOIDED.to_owned(), avoided));
+        let mut all: Vec<_> = profiles.chain(instances).chain(avoided).collect();
         all.sort();
         (!self.profiles.is_empty() && all.iter().all(|(_, text)| text.len() <= most)).then_some(all)
     }
@@ -47,16 +72,21 @@ impl MigBoard {
     /// Reads what [`Self::attributes`] says; other attributes do not matter. None if there is no profile, or a text is not
     /// understood: then nothing is known for certain of what is free.
     pub fn read<'a>(attributes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Option<Self> {
-        let mut board = Self { profiles: Vec::new(), foreign: Vec::new() };
+        let mut board = Self { profiles: Vec::new(), foreign: Vec::new(), avoided: Vec::new() };
+        let places = |text: &str| text.split(' ').take(MOST + 1).map(read_place).collect::<Option<Vec<_>>>();
         for (name, text) in attributes {
             if name == MIG_INSTANCES {
-                board.foreign = text.split(' ').take(MOST + 1).map(read_place).collect::<Option<_>>()?;
+                board.foreign = places(text)?;
+            } else if name == MIG_AVOIDED {
+                board.avoided = places(text)?;
             } else if let Some(id) = name.strip_prefix(MIG_PROFILE) {
                 board.profiles.push(read_profile(id.parse().ok()?, text)?);
             }
         }
         board.profiles.sort_by_key(|profile| profile.id);
-        let sane = !board.profiles.is_empty() && board.profiles.len() <= MOST && board.foreign.len() <= MOST;
+        let few = |all: &[MigPlace]| all.len() <= MOST;
+        let sane = !board.profiles.is_empty() && board.profiles.len() <= MOST;
+        let sane = sane && few(&board.foreign) && few(&board.avoided);
         sane.then_some(board)
     }
 }
@@ -167,6 +197,20 @@ mod tests {
     }
 
     #[test]
+    fn places_to_be_avoided_are_no_instances_and_told_as_far_as_there_is_room() {
+        let at = |start| MigPlace { profile_id: 19, placement: Placement { start, size: 1 } };
+        let avoiding = board().avoiding(vec![at(3), at(5)]);
+        let said = avoiding.attributes(64).unwrap();
+        assert_eq!(said[0], ("migAvoided".to_owned(), "19:1@3 19:1@5".to_owned()));
+        assert_eq!(read(&said), Some(avoiding.clone()));
+        let board = board();
+        assert_eq!(avoiding.taken(), [board.foreign[0], board.foreign[1], at(5)], "each once");
+        let many = board.avoiding((0..30).map(at).collect());
+        let read = read(&many.attributes(64).unwrap()).unwrap();
+        assert_eq!((read.avoided.len(), &read.foreign), (9, &many.foreign));
+    }
+
+    #[test]
     fn a_board_that_cannot_say_all_of_it_says_nothing() {
         assert_eq!(board().attributes(30), None);
         assert_eq!(MigBoard::new(&[], &[]).attributes(64), None);
@@ -196,6 +240,7 @@ mod tests {
             ("migInstances", "19"),
             ("migInstances", ""),
             ("migInstances", "19:1@x"),
+            ("migAvoided", "19"),
         ] {
             assert_eq!(MigBoard::read([("migProfile9", good), (name, text)]), None, "{name} {text:?}");
         }

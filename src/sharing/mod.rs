@@ -20,7 +20,7 @@ pub use capacity::{
     CLIENT_SLOTS, COMPUTE, DAEMON, DefaultRequest, GRANTABLE_MIB, GpuSelector, ISOLATION, MEMORY,
     NotShareable, PROCESSES_PER_SLOT, SHARES, SLOTS, Shareable, SharingPolicy, ShmScope, rung, shareable,
 };
-pub use mig_board::{MIG_INSTANCES, MIG_PARENT, MIG_PROFILE, MigBoard};
+pub use mig_board::{MIG_AVOIDED, MIG_INSTANCES, MIG_PARENT, MIG_PROFILE, MigBoard};
 pub use mps::{CLIENT_DIRECTORY, SHM_DIRECTORY, client_env, loosest};
 pub use request::{ShareError, ShareRequest, agree, fits, share_request};
 pub use usage::Usage;

@@ -142,7 +142,7 @@ impl Entries {
             self.bytes(MEMORY, total);
         }
         // Where all of it is more than there is room for, places that are to be avoided are left out.
-        let said = cut_without(gpu, &avoided(gpu, taints)).or_else(|| cut_of(gpu));
+        let said = cut_avoiding(gpu, avoided(gpu, taints)).or_else(|| cut_of(gpu));
         for (name, value) in said.unwrap_or_default() {
             self.string(&name, &value);
         }
@@ -267,11 +267,10 @@ impl Entries {
 /// What a board that is carved on demand can be cut into, as attributes. None of other boards, of one that has more to say
 /// than a device has room for, and of one whose memory cannot be told: what consumes counters has a capacity.
 pub(super) fn cut_of(gpu: &Gpu) -> Option<Vec<(String, String)>> {
-    cut_without(gpu, &[])
+    cut_avoiding(gpu, Vec::new())
 }
 
-/// Places at which a MIG device could not be made lately: our controller sees the board alone, and goes around them as
-/// around instances that are there.
+/// Places at which a MIG device could not be made lately: our controller sees the board alone, and goes around them.
 fn avoided(gpu: &Gpu, taints: &Taints) -> Vec<MigPlace> {
     let MigMode::OnDemand(cut) = &gpu.mig else { return Vec::new() };
     let is_avoided = |place: &&PossibleMig| {
@@ -282,12 +281,12 @@ fn avoided(gpu: &Gpu, taints: &Taints) -> Vec<MigPlace> {
     places.filter(|place| !cut.foreign.contains(place)).collect()
 }
 
-fn cut_without(gpu: &Gpu, avoided: &[MigPlace]) -> Option<Vec<(String, String)>> {
+fn cut_avoiding(gpu: &Gpu, avoided: Vec<MigPlace>) -> Option<Vec<(String, String)>> {
     let MigMode::OnDemand(cut) = &gpu.mig else { return None };
     let Memory::Known { total, .. } = gpu.memory else { return None };
     i64::try_from(total.0).ok()?;
-    let taken = [&cut.foreign[..], avoided].concat();
-    let said = MigBoard::new(&cut.profiles(), &taken).attributes(VALUE_BYTES)?;
+    let board = MigBoard::new(&cut.profiles(), &cut.foreign).avoiding(avoided);
+    let said = board.attributes(VALUE_BYTES)?;
     (said.len() <= ENTRIES_PER_DEVICE - BOARD_ENTRIES).then_some(said)
 }
 

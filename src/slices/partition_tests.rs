@@ -207,7 +207,7 @@ fn what_is_wrong_with_a_board_taints_all_of_it_and_with_memory_slices_what_has_t
         let (counters, taints) = (Counters::Kept, &taints(&gpus, faults));
         let slices = desired(&gpus, &NodeName::new("n"), PublishOptions { counters, taints, ..whole() });
         let board = slices[0].devices.iter().find(|device| device.name == "gpu-0").unwrap();
-        board.attributes.as_ref().unwrap().get("migInstances").and_then(|one| one.string.clone())
+        board.attributes.as_ref().unwrap().get("migAvoided").and_then(|one| one.string.clone())
     };
     assert_eq!((told(&unmade).as_deref(), told(&DeviceFaults::default())), (Some("19:1@6"), None));
     let kept = unmade.with_facts(&Inventory::Found(gpus.clone()), &[], 5);

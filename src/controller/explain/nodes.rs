@@ -534,7 +534,7 @@ fn closed(core: &Core, listing: &Listing, gpu: &GpuRef) -> String {
     if !scheduled.is_empty() {
         return format!("shared by kube-scheduler, with {scheduled}");
     }
-    let cut = names(core, gpu, |_, how| *how == Use::Cut);
+    let cut = names(core, gpu, |_, how| matches!(how, Use::Cut(_)) && core.view.excludes_us(gpu, how));
     if !cut.is_empty() {
         return format!("kube-scheduler cuts it, with {cut}");
     }

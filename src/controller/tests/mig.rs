@@ -191,6 +191,51 @@ fn a_board_of_which_kube_scheduler_cuts_is_not_ours_while_that_lasts() {
     cluster.check();
 }
 
+/// A MIG device that somebody made by hand takes its own place of a board, whoever gives it to whom.
+#[test]
+fn an_instance_made_by_hand_takes_its_own_place_and_no_more() {
+    for keeps in [true, false] {
+        let mut cluster = cluster(1, keeps);
+        put_boards(&mut cluster, 1, &json!({"attributes": {"migInstances": {"string": "9:4@4"}}}));
+        scheduler_cuts(&mut cluster, "theirs", "gpu-0-mig-3g40gb-9-4");
+        mig(&mut cluster, "a", json!({"memory": "9Gi"}), 1);
+        cluster.settle(LONG);
+        assert_eq!(made(&cluster, "a"), [("gpu-0".to_owned(), 19, 0)]);
+        // One that is given after ours takes nothing from us, even if nobody uses ours yet.
+        cluster.drop_claim(&("ml".to_owned(), "theirs".to_owned()));
+        mig(&mut cluster, "b", json!({"memory": "15Gi"}), 1);
+        cluster.settle(LONG);
+        let before = (made(&cluster, "a"), made(&cluster, "b"));
+        scheduler_cuts(&mut cluster, "theirs", "gpu-0-mig-3g40gb-9-4");
+        cluster.settle(LONG);
+        assert_eq!((made(&cluster, "a"), made(&cluster, "b")), before);
+        assert_eq!(cluster.holds(), ["hold.gpu-0.node-0"]);
+        assert!(cluster.core.gpus.contested().is_empty());
+        // The board is not there for a moment.
+        cluster.put_slice("node-0", Vec::new());
+        cluster.settle(LONG);
+        put_boards(&mut cluster, 1, &json!({"attributes": {"migInstances": {"string": "9:4@4"}}}));
+        cluster.settle(LONG);
+        assert_eq!((made(&cluster, "a"), made(&cluster, "b")), before);
+        cluster.check();
+    }
+}
+
+#[test]
+fn a_claim_with_an_instance_made_by_hand_and_another_is_kube_schedulers() {
+    let mut cluster = cluster(1, true);
+    put_boards(&mut cluster, 1, &json!({"attributes": {"migInstances": {"string": "9:4@4"}}}));
+    let result = |device: &str| json!({"request": "mig", "driver": "gpu.nvidia.com", "pool": "node-0", "device": device});
+    cluster.put_claim(json!({"metadata": {"name": "theirs", "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "mig", "exactly": {"deviceClassName": "mig.nvidia.com", "count": 2}}]}},
+        "status": {"allocation": {"devices": {"results":
+            [result("gpu-0-mig-3g40gb-9-4"), result("gpu-0-mig-1g10gb-19-0")]}}}}));
+    mig(&mut cluster, "a", json!({"memory": "9Gi"}), 1);
+    cluster.settle(LONG);
+    assert_eq!(cluster.place("a"), None);
+    told(&mut cluster, "1 GPU not open to shares");
+}
+
 #[test]
 fn a_hold_that_kube_scheduler_crossed_is_withdrawn() {
     let mut cluster = cluster(2, true);

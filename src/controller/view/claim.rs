@@ -139,8 +139,8 @@ pub enum Use {
     Scheduled,
     /// For itself, or in a way that cannot be read.
     Whole,
-    /// A MIG device of it that the scheduler gave: named by the device, and noted for its board.
-    Cut,
+    /// MIG devices of it that the scheduler gave: noted for their board.
+    Cut(Vec<DeviceName>),
 }
 
 impl Use {
@@ -475,11 +475,14 @@ fn allocation(
             let bears = tolerations.iter().filter_map(Toleration::of).collect();
             found.bears.insert(gpu.clone(), bears);
         }
-        // As long as a MIG device of a board is the scheduler's, the board is.
         let board = device.board().map(|board| GpuRef::new(&gpu.node, &board));
-        let board = board.filter(|board| !found.uses.iter().any(|(known, _)| known == board));
         found.uses.push((gpu, how));
-        found.uses.extend(board.map(|board| (board, Use::Cut)));
+        let Some(board) = board else { continue };
+        match found.uses.iter_mut().find(|(known, _)| *known == board) {
+            Some((_, Use::Cut(devices))) => devices.push(device),
+            Some(_) => {}
+            None => found.uses.push((board, Use::Cut(vec![device]))),
+        }
     }
     found
 }

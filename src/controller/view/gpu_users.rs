@@ -3,6 +3,8 @@
 use crate::cluster::allocation::ClaimVersion;
 use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, Use, is_older};
 use crate::model::claim::ClaimKey;
+use crate::model::names::DeviceName;
+use crate::slices::Parts;
 
 /// Has the watch brought a version of a claim, and so all that came before it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +26,23 @@ impl ClusterView {
         self.claims.used_gpus()
     }
 
-    /// A claim that is not ours names it.
+    /// A claim that is not ours names it, and leaves nothing of it to us.
     pub fn is_anothers(&self, gpu: &GpuRef) -> bool {
-        self.uses(gpu).any(|(_, how)| !how.is_ours())
+        self.uses(gpu).any(|(_, how)| self.excludes_us(gpu, how))
+    }
+
+    /// Such a use of the GPU leaves nothing of it to us. MIG devices that were made for no claim do not: their board says
+    /// where they are, and only that is theirs. Of a board that is not there just now nobody knows which they are, and
+    /// nothing is placed on it.
+    pub fn excludes_us(&self, gpu: &GpuRef, how: &Use) -> bool {
+        let Use::Cut(devices) = how else { return !how.is_ours() };
+        let Some(Parts::Mig(mig)) = self.gpu(gpu).map(|gpu| &gpu.grantable.parts) else { return false };
+        let is_there = |device: &DeviceName| {
+            let at = device.profile_and_start();
+            let mut known = mig.board.foreign.iter().map(|one| (one.profile_id, one.placement.start));
+            at.is_some_and(|at| known.any(|one| one == at))
+        };
+        !devices.iter().all(is_there)
     }
 
     /// The scheduler's books have the GPU once, however many claims name it. One that is not there just now may come
