@@ -285,9 +285,8 @@ mod tests {
 
     #[test]
     fn a_mig_device_of_before_keeps_the_use_of_a_board_that_no_record_calls_carved() {
-        let is_static = |all: &[Intent]| {
-            claimed_in(all).iter().filter(|one| one.what == ClaimedPart::Static).count()
-        };
+        let is_static =
+            |all: &[Intent]| claimed_in(all).iter().filter(|one| one.what == ClaimedPart::Static).count();
         assert_eq!(is_static(&[of_before()]), 1);
         let claimed = claimed_in(&[of_before()]);
         assert_eq!((claimed[0].gpu.as_str(), claimed[0].claim.name.as_str()), ("GPU-3", "train"));
