@@ -3,6 +3,7 @@
 //! * so many evictions in a minute, for all and for the pods of one namespace
 //! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time; not where a
 //!   pod was given more time to end than is waited for
+//! * a pod or gang for which others ended in vain rests by itself, longer each time, whoever else of its namespace is bound
 //! * a pod that the API server does not let go is left alone for a while
 //!
 //! A pod that waits for a whole GPU of kube-scheduler's is such a unit, too: its GPU is given back once shares there have
@@ -44,6 +45,8 @@ const UNDER_WAY_OF_NAMESPACE_MAX: usize = 8;
 /// First rest of a namespace for which pods ended in vain; doubled each time, up to the last.
 const REST_FIRST: Duration = Duration::from_secs(60);
 const REST_LAST: Duration = Duration::from_secs(3600);
+/// The same of the pod or gang itself: nobody here knows what it really waits for.
+const REST_LAST_OF_UNIT: Duration = Duration::from_secs(21_600);
 /// After so long without one it begins anew.
 const FORGET: Duration = Duration::from_secs(7200);
 /// A unit is looked at again after so long, if something has changed.
@@ -161,6 +164,19 @@ struct Rest {
     until: Moment,
 }
 
+impl Rest {
+    fn none(now: Moment) -> Self {
+        Self { times: 0, until: now }
+    }
+
+    /// From now on, twice as long as the time before.
+    fn again(&mut self, last: Duration, now: Moment) {
+        let long = REST_FIRST.saturating_mul(1_u32.checked_shl(self.times).unwrap_or(u32::MAX));
+        self.until = now.saturating_add(long.min(last));
+        self.times = self.times.saturating_add(1).min(16);
+    }
+}
+
 /// A unit that was looked at.
 #[derive(Debug, Clone, Copy)]
 struct Looked {
@@ -176,6 +192,8 @@ pub struct Preempting {
     pub holders: Holders,
     under_way: BTreeMap<UnitKey, Preemption>,
     rests: BTreeMap<String, Rest>,
+    /// Of units for which pods ended in vain.
+    unit_rests: BTreeMap<UnitKey, Rest>,
     /// Evictions of the last minute: when, and for which namespace.
     asked: VecDeque<(Moment, String)>,
     looked: BTreeMap<UnitKey, Looked>,
@@ -196,19 +214,31 @@ impl Preempting {
 
     /// `put_off`: who could end was found, and does not end now; of which namespace the unit is.
     pub fn looked(&mut self, key: &UnitKey, epoch: u64, put_off: Option<(PutOff, &str)>, now: Moment) {
-        let again = put_off.map(|(why, namespace)| match (why, self.rests.get(namespace)) {
-            (PutOff::Rests, Some(rest)) => rest.until,
+        let again = put_off.map(|(why, namespace)| match (why, self.rests_until(key, namespace, now)) {
+            (PutOff::Rests, Some(until)) => until,
             _ => now + PUT_OFF,
         });
         let known = (self.holders.version(), epoch);
         self.looked.insert(key.clone(), Looked { known, at: now, again });
     }
 
-    /// Whether so many pods may end for a pod of this namespace now.
+    /// The unit or its namespace rests until then.
+    fn rests_until(&self, key: &UnitKey, namespace: &str, now: Moment) -> Option<Moment> {
+        let both = [self.rests.get(namespace), self.unit_rests.get(key)];
+        both.into_iter().flatten().map(|rest| rest.until).max().filter(|until| now < *until)
+    }
+
+    /// Whether so many pods may end for a unit of this namespace now.
     ///
     /// # Errors
     /// Why they may not. That is counted.
-    pub fn may_begin(&mut self, namespace: &str, victims: usize, now: Moment) -> Result<(), PutOff> {
+    pub fn may_begin(
+        &mut self,
+        key: &UnitKey,
+        namespace: &str,
+        victims: usize,
+        now: Moment,
+    ) -> Result<(), PutOff> {
         while self.asked.front().is_some_and(|(at, _)| *at + MINUTE <= now) {
             self.asked.pop_front();
         }
@@ -222,7 +252,7 @@ impl Preempting {
         let all = self.asked.len() + open(None);
         let units = self.under_way.values().filter(|one| one.stage == Stage::Evicting);
         let own_units = units.clone().filter(|one| one.namespace == namespace).count();
-        let put_off = if self.rests.get(namespace).is_some_and(|rest| now < rest.until) {
+        let put_off = if self.rests_until(key, namespace, now).is_some() {
             PutOff::Rests
         } else if victims > VICTIMS_MAX {
             PutOff::Victims
@@ -313,6 +343,7 @@ impl Preempting {
         if let Some(one) = self.under_way.remove(key) {
             self.counts.served += 1;
             self.rests.remove(&one.namespace);
+            self.unit_rests.remove(key);
         }
     }
 
@@ -320,10 +351,8 @@ impl Preempting {
     pub fn in_vain(&mut self, key: &UnitKey, now: Moment) {
         let Some(one) = self.under_way.remove(key) else { return };
         self.counts.in_vain += 1;
-        let rest = self.rests.entry(one.namespace).or_insert(Rest { times: 0, until: now });
-        let long = REST_FIRST.saturating_mul(1_u32.checked_shl(rest.times).unwrap_or(u32::MAX));
-        rest.until = now.saturating_add(long.min(REST_LAST));
-        rest.times = rest.times.saturating_add(1).min(16);
+        self.rests.entry(one.namespace).or_insert(Rest::none(now)).again(REST_LAST, now);
+        self.unit_rests.entry(key.clone()).or_insert(Rest::none(now)).again(REST_LAST_OF_UNIT, now);
     }
 
     /// Nothing came of it in time, since a pod was given more time to end than is waited for: nobody rests for that.
@@ -336,6 +365,7 @@ impl Preempting {
     /// Forgets what is over.
     pub fn tidy(&mut self, is_queued: impl Fn(&UnitKey) -> bool, now: Moment) {
         self.rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
+        self.unit_rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
         self.spared.retain(|_, until| now < *until);
         self.looked.retain(|key, _| is_queued(key));
     }
@@ -393,7 +423,7 @@ impl Preempting {
             Step::Asked | Step::Ends => None,
         });
         let until = self.under_way.values().filter(|one| one.stage == Stage::Evicting).map(|one| one.until);
-        let rests = self.rests.values().map(|rest| rest.until);
+        let rests = self.rests.values().chain(self.unit_rests.values()).map(|rest| rest.until);
         // Units that were looked at too soon.
         let present = (self.holders.version(), epoch);
         let looked = self.looked.values().filter_map(|looked| match looked.again {
@@ -462,18 +492,43 @@ mod tests {
         for seconds in [60, 120, 240, 480, 960, 1920, 3600, 3600] {
             all.begin(unit("high"), preemption("ml", &["a"]));
             all.in_vain(&unit("high"), now);
-            assert_eq!(all.may_begin("ml", 1, now), Err(PutOff::Rests));
-            assert_eq!(all.may_begin("other", 1, now), Ok(()));
+            assert_eq!(all.may_begin(&unit("new"), "ml", 1, now), Err(PutOff::Rests));
+            assert_eq!(all.may_begin(&unit("new"), "other", 1, now), Ok(()));
             now += Duration::from_secs(seconds);
-            assert_eq!(all.may_begin("ml", 1, now), Ok(()), "after {seconds} s");
+            assert_eq!(all.may_begin(&unit("new"), "ml", 1, now), Ok(()), "after {seconds} s");
         }
         all.begin(unit("high"), preemption("ml", &["a"]));
         all.placed(&unit("high"));
         all.served(&unit("high"));
         all.begin(unit("high"), preemption("ml", &["a"]));
         all.in_vain(&unit("high"), now);
-        assert_eq!(all.may_begin("ml", 1, now + REST_FIRST), Ok(()));
+        assert_eq!(all.may_begin(&unit("new"), "ml", 1, now + REST_FIRST), Ok(()));
         assert_eq!((all.counts.served, all.counts.in_vain), (1, 9));
+    }
+
+    #[test]
+    fn a_unit_rests_longer_each_time_whoever_else_of_its_namespace_is_bound() {
+        let mut all = Preempting::default();
+        let mut now = NOW;
+        for seconds in [60, 120, 240, 480, 960, 1920, 3840, 7680, 15_360, 21_600, 21_600] {
+            all.begin(unit("high"), preemption("ml", &["a"]));
+            all.in_vain(&unit("high"), now);
+            all.begin(unit("served"), preemption("ml", &["b"]));
+            all.served(&unit("served"));
+            assert_eq!(all.may_begin(&unit("other"), "ml", 1, now), Ok(()));
+            let until = now + Duration::from_secs(seconds);
+            for at in [now, until - Duration::from_secs(1)] {
+                assert_eq!(all.may_begin(&unit("high"), "ml", 1, at), Err(PutOff::Rests), "{seconds} s");
+            }
+            all.looked(&unit("high"), 0, Some((PutOff::Rests, "ml")), now);
+            assert!(!all.may_look(&unit("high"), 1, until - Duration::from_secs(1)));
+            assert!(all.may_look(&unit("high"), 1, until));
+            all.tidy(|_| true, until);
+            now = until;
+            assert_eq!(all.may_begin(&unit("high"), "ml", 1, now), Ok(()), "after {seconds} s");
+        }
+        all.tidy(|_| true, now + FORGET);
+        assert!(all.unit_rests.is_empty());
     }
 
     #[test]
@@ -483,7 +538,7 @@ mod tests {
         let mut refused = BTreeSet::new();
         for nth in 0..100 {
             let key = unit(&format!("u{nth}"));
-            match all.may_begin("ml", 10, NOW) {
+            match all.may_begin(&key, "ml", 10, NOW) {
                 Ok(()) => {
                     let names: Vec<String> = (0..10).map(|one| format!("p{nth}-{one}")).collect();
                     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -499,9 +554,9 @@ mod tests {
             }
         }
         assert_eq!((asked, refused), (EVICTIONS_OF_NAMESPACE_MAX, BTreeSet::from([PutOff::Rate])));
-        assert_eq!(all.may_begin("other", 10, NOW), Ok(()));
-        assert_eq!(all.may_begin("other", VICTIMS_MAX + 1, NOW), Err(PutOff::Victims));
-        assert_eq!(all.may_begin("ml", 10, NOW + MINUTE), Ok(()));
+        assert_eq!(all.may_begin(&unit("new"), "other", 10, NOW), Ok(()));
+        assert_eq!(all.may_begin(&unit("new"), "other", VICTIMS_MAX + 1, NOW), Err(PutOff::Victims));
+        assert_eq!(all.may_begin(&unit("new"), "ml", 10, NOW + MINUTE), Ok(()));
         assert_eq!(all.counts.put_off[&PutOff::Rate], 94);
     }
 }

@@ -9,7 +9,7 @@ use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::demand::NeedAt;
 use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
-use crate::controller::view::{Claim, ClusterView, GpuRef, Need, NodeState, Pod};
+use crate::controller::view::{Claim, ClusterView, GpuRef, Need, NodeState, Pod, Tried};
 use crate::controller::write::{Round, Write};
 use crate::feasible::{self, Demands, Unfit};
 use crate::model::names::PodUid;
@@ -149,7 +149,10 @@ impl Core {
 
 /// The scheduler has found no place for it.
 fn is_unschedulable(pod: &Pod) -> bool {
-    pod.standing.unschedulable && pod.node.is_none() && !pod.ending && !pod.gated
+    matches!(pod.standing.tried, Tried::InVain | Tried::ForOther)
+        && pod.node.is_none()
+        && !pod.ending
+        && !pod.gated
 }
 
 /// A GPU that is held in advance on any other node would help nobody.

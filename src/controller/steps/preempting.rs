@@ -24,7 +24,7 @@ use crate::controller::core::Core;
 use crate::controller::preempt::{Goal, Preemption, PutOff, Stage, Step, Told, Victim};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::reserve::Kept;
-use crate::controller::view::{GpuRef, Pod, Presence};
+use crate::controller::view::{GpuRef, Pod, Presence, Tried};
 use crate::controller::write::{Failure, Round, Write};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
@@ -59,6 +59,8 @@ enum Unable {
     Never(PodRef),
     /// Its scheduler has not tried it in vain.
     NotTried(PodRef),
+    /// By its scheduler's words it waits for something else than room.
+    WaitsForOther(PodRef),
 }
 
 impl Core {
@@ -90,17 +92,26 @@ impl Core {
         if pods.len() > TOGETHER_MAX {
             return Err(Unable::TooMany(pods.len()));
         }
+        let mut is_tried = false;
         for pod in &pods {
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let promised = || claims.into_iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
             if !pod.standing.preempts {
                 return Err(Unable::Never(pod.at.clone()));
             }
-            if !(pod.standing.unschedulable || (pod.standing.is_usual && promised())) {
-                return Err(Unable::NotTried(pod.at.clone()));
+            match pod.standing.tried {
+                Tried::InVain => is_tried = true,
+                // Its group waits for one that was tried.
+                Tried::BesideAnother => {}
+                Tried::No if pod.standing.is_usual && promised() => is_tried = true,
+                Tried::No => return Err(Unable::NotTried(pod.at.clone())),
+                Tried::ForOther => return Err(Unable::WaitsForOther(pod.at.clone())),
             }
         }
         let first = pods.first().ok_or(Unable::Gone)?;
+        if !is_tried {
+            return Err(Unable::NotTried(first.at.clone()));
+        }
         Ok(Asker {
             pod: first.at.clone(),
             priority: pods.iter().map(|pod| pod.priority).min().unwrap_or(first.priority),
@@ -183,7 +194,7 @@ impl Core {
         now: Moment,
     ) -> Result<(), PutOff> {
         let PodRef { namespace, .. } = &asker.pod;
-        self.reserves.evictions.preempting.may_begin(namespace, victims.len(), now)?;
+        self.reserves.evictions.preempting.may_begin(key, namespace, victims.len(), now)?;
         let whom = self.name_of(key);
         let mut chosen: Vec<(bool, Victim)> = Vec::new();
         for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {

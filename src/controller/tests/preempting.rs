@@ -377,3 +377,25 @@ fn where_only_cpu_lacks_the_share_is_placed_and_the_scheduler_preempts() {
     assert_eq!(evicted(&one), [""; 0], "whom the scheduler preempts is up to it");
     assert_eq!(start(Some("another"), &[1]).place("high"), None);
 }
+
+#[test]
+fn a_gang_of_which_the_scheduler_refuses_one_pod_has_others_end() {
+    let says = |reason: &str| {
+        json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason}]}})
+    };
+    // Volcano's words.
+    for (one, other, ends) in [
+        ("Undetermined", "Unschedulable", 1),
+        ("Schedulable", "Unschedulable", 1),
+        ("Undetermined", "Undetermined", 0),
+        ("SchedulerError", "Unschedulable", 0),
+    ] {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 0, &json!({}));
+        ask(&mut cluster, "one", 30, 10, &says(one));
+        ask(&mut cluster, "two", 30, 10, &says(other));
+        cluster.settle(5 * SECOND);
+        assert_eq!(evicted(&cluster).len(), ends, "{one}, {other}");
+    }
+}

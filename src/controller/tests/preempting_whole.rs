@@ -284,3 +284,47 @@ fn who_asks_is_told_of_whole_gpus_too() {
     let nobody = told(&mut cluster, "low-too").unwrap();
     assert_eq!(nobody.to_string(), "nobody ends for it: no pod of lower priority has a share");
 }
+
+#[test]
+fn nobody_ends_for_who_waits_for_something_else_than_room_until_that_is_over() {
+    let says = |reason: &str, message: &str| {
+        json!({"status": {"conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]}})
+    };
+    let volume = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are \
+                  available: 1 Preemption is not helpful for scheduling.";
+    let affinity = "0/1 nodes are available: 1 node(s) didn't match pod affinity rules.";
+    let error = "running PreBind plugin \"DynamicResources\": the claim has changed";
+    for (reason, message) in [
+        ("Unschedulable", volume),
+        ("Unschedulable", affinity),
+        ("SchedulerError", error),
+        ("SchedulingGated", ""),
+        ("Mine", ""),
+    ] {
+        let mut cluster = cluster(&[1]);
+        run(&mut cluster, "low", 60, 5, &json!({}));
+        whole(&mut cluster, "train", 10, &says(reason, message));
+        ask(&mut cluster, "share", 60, 10, &says(reason, message));
+        cluster.settle(30 * SECOND);
+        assert_eq!(evicted(&cluster), [""; 0], "{reason}: {message}");
+        if reason == "Unschedulable" {
+            for name in ["train", "share"] {
+                assert_eq!(
+                    told(&mut cluster, name).unwrap().to_string(),
+                    format!(
+                        "nobody ends for it: by what kube-scheduler says, pod {name} waits for something else than a \
+                         GPU, CPU or memory (message of PodScheduled)"
+                    )
+                );
+            }
+        }
+        cluster.drop_pod("share", true);
+        let mut pod = json!({"spec": {"priority": 10}});
+        merge(&mut pod, &says("Unschedulable", "0/1 nodes are available: 1 cannot allocate all claims."));
+        pod["metadata"] = json!({"uid": cluster.pods[&("ml".to_owned(), "train".to_owned())].metadata.uid});
+        cluster.put_pod("train", &["train"], pod);
+        cluster.settle(5 * SECOND);
+        assert_eq!(evicted(&cluster), ["low"], "{reason}: {message}");
+    }
+}

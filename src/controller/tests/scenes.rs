@@ -299,7 +299,7 @@ fn idle_holds_are_given_back_after_a_while_and_at_once_for_a_whole_gpu() {
     cluster.settle(SECOND);
     assert_eq!(cluster.holds().len(), 2, "kept warm");
     cluster.put_whole("whole");
-    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
     cluster.put_pod("whole", &["whole"], waits);
     cluster.settle(SECOND);
     assert_eq!(cluster.holds().len(), 1, "a pod waits for a whole GPU");
@@ -330,7 +330,7 @@ fn a_step_of_a_hold_that_is_given_back_is_tried_again_if_it_fails_and_not_at_onc
 
 #[test]
 fn however_a_whole_gpu_is_asked_for_an_idle_one_is_given_back() {
-    let waits = json!({"type": "PodScheduled", "status": "False"});
+    let waits = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
     let option = json!({"name": "whole", "deviceClassName": "gpu.nvidia.com"});
     let other = json!({"name": "other", "deviceClassName": "nic.example.com"});
     let first = json!({"requests": [{"name": "gpu", "firstAvailable": [other, option]}]});
@@ -375,7 +375,7 @@ fn given_back(class: &Value, request: &Value, limits: &Value) -> Vec<String> {
     let requests = if request.is_null() { vec![] } else { vec![json!({"name": "gpu", "exactly": request})] };
     cluster.put_claim(json!({"metadata": {"name": "whole", "namespace": "ml"},
         "spec": {"devices": {"requests": requests}}}));
-    let waits = json!({"type": "PodScheduled", "status": "False"});
+    let waits = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
     let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
     let more = json!({"status": {"conditions": [waits]}, "spec": {"containers": containers}});
     cluster.put_pod("whole", &["whole"], more);
@@ -426,7 +426,7 @@ fn a_class_that_comes_later_gives_way_to_who_waits_for_it() {
     assert_eq!(cluster.holds().len(), 1, "in advance");
     cluster.put_claim(json!({"metadata": {"name": "whole", "namespace": "ml"}, "spec": {"devices": {
         "requests": [{"name": "gpu", "exactly": {"deviceClassName": "late.example.com"}}]}}}));
-    let waits = json!({"type": "PodScheduled", "status": "False"});
+    let waits = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
     cluster.put_pod("whole", &["whole"], json!({"status": {"conditions": [waits]}}));
     cluster.settle(LONG);
     assert_eq!(cluster.holds().len(), 1, "there is no such class");
@@ -1133,7 +1133,7 @@ fn gpus_of_the_administrators_choice_are_held_for_good() {
     // Not after the last share, and not for who wants it whole.
     share_fits(&mut cluster, "a", "70Gi");
     cluster.drop_pod("a", true);
-    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+    let waits = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
     cluster.put_whole("wants");
     cluster.put_pod("wants", &["wants"], waits);
     cluster.settle(Duration::from_secs(700));

@@ -391,7 +391,7 @@ impl Walk {
         let name = format!("w{}", self.made);
         self.cluster.put_whole(&name);
         let waits = json!({"spec": {"priority": self.rng.u8(0..2)},
-            "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}});
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
         self.cluster.put_pod(&name, &[&name], waits);
     }
 

@@ -28,6 +28,7 @@ pub use gpu_users::Sight;
 pub use groups::Gang;
 pub use node::{Gpu, NodeState, Slice, TaintRule};
 pub use pod::Pod;
+pub use standing::Tried;
 
 use bind_requests::BindRequests;
 use budgets::Budgets;

@@ -28,9 +28,6 @@ const NAME_BYTES_MAX: usize = 253;
 /// Claims of a pod. With more it is as if some were still to be made: it is never placed.
 const CLAIMS_MAX: usize = 1024;
 
-/// The reason in the condition `PodScheduled` of a pod with scheduling gates (KEP-3521).
-const SCHEDULING_GATED: &str = "SchedulingGated";
-
 #[derive(Debug, Clone)]
 pub struct Pod {
     pub at: PodRef,
@@ -163,7 +160,7 @@ pub fn read(object: &core::Pod) -> Pod {
         node: node.map(NodeName::new),
         ending: meta.deletion_timestamp.is_some(),
         gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
-        standing: Standing::of(object, unschedulable(object)),
+        standing: Standing::of(object),
         claims,
         unnamed,
         resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
@@ -215,11 +212,4 @@ fn share(object: &core::Pod) -> Option<(String, String)> {
         false => String::new(),
     };
     Some((text, entry.resource_claim_name.clone()?))
-}
-
-fn unschedulable(object: &core::Pod) -> bool {
-    let mut conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    // A pod that has just lost its gates is not tried yet.
-    let tried = |reason: Option<&str>| reason != Some(SCHEDULING_GATED);
-    conditions.any(|one| one.type_ == "PodScheduled" && one.status == "False" && tried(one.reason.as_deref()))
 }

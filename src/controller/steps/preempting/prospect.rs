@@ -49,6 +49,10 @@ pub enum Prospect {
     NotTried {
         pod: PodRef,
     },
+    /// By its scheduler's words it waits for something else than room.
+    WaitsForOther {
+        pod: PodRef,
+    },
     /// More pods start together than others end for.
     TooMany {
         pods: usize,
@@ -85,6 +89,7 @@ impl Prospect {
             Self::Off => "off",
             Self::Never { .. } => "never",
             Self::NotTried { .. } => "not-tried",
+            Self::WaitsForOther { .. } => "waits-for-other",
             Self::TooMany { .. } => "too-many-together",
             Self::Victims { .. } => "too-many",
             Self::Budgets { .. } => "budget",
@@ -154,6 +159,14 @@ impl std::fmt::Display for Prospect {
             Self::NotTried { pod } => {
                 write!(f, "the scheduler of pod {} has not tried it in vain yet (PodScheduled)", pod.name)
             }
+            Self::WaitsForOther { pod } => {
+                write!(
+                    f,
+                    "by what kube-scheduler says, pod {} waits for something else than a GPU, CPU or memory (message of \
+                     PodScheduled)",
+                    pod.name
+                )
+            }
             Self::TooMany { pods } => {
                 write!(f, "{pods} pods start together; others end for {TOGETHER_MAX} at most")
             }
@@ -204,6 +217,7 @@ impl Core {
             Err(Unable::TooMany(pods)) => return Some(Prospect::TooMany { pods }),
             Err(Unable::Never(pod)) => return Some(Prospect::Never { pod }),
             Err(Unable::NotTried(pod)) => return Some(Prospect::NotTried { pod }),
+            Err(Unable::WaitsForOther(pod)) => return Some(Prospect::WaitsForOther { pod }),
         };
         let wanted = self.wanted(turn, now)?;
         let (nodes, ticks, without) = (&wanted.nodes[..], TICKS, BTreeSet::new());

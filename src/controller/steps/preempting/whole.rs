@@ -16,7 +16,7 @@ use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::prospect::TICKS;
 use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look};
 use crate::controller::steps::preempting::{LOOKS_MAX, Prospect};
-use crate::controller::view::{Asks, GpuRef, Need, Pod};
+use crate::controller::view::{Asks, GpuRef, Need, Pod, Tried};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -41,7 +41,9 @@ impl Core {
         let epoch = self.capacity.epoch();
         let mut waiting = Vec::new();
         for (uid, needs) in self.demand.iter().filter(|(uid, needs)| is_one(needs) && !given.contains(*uid)) {
-            let may = |pod: &&Pod| pod.standing.preempts && self.is_all_known(pod);
+            let may = |pod: &&Pod| {
+                pod.standing.preempts && pod.standing.tried == Tried::InVain && self.is_all_known(pod)
+            };
             let Some(pod) = self.view.pod(uid).filter(may) else { continue };
             let key = UnitKey::Pod(uid.clone());
             // One whose namespace has spent its part takes no look of another's.
@@ -191,7 +193,7 @@ impl Core {
         let (_, needs) = self.demand.iter().find(|(pod, _)| *pod == uid)?;
         let need = needs.first().filter(|_| is_one(needs))?.clone();
         let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod))?;
-        let preempts = pod.standing.preempts;
+        let (preempts, tried) = (pod.standing.preempts, pod.standing.tried);
         let asker = self.asker_of_whole(uid).filter(|_| !self.queue.contains(uid))?;
         self.refresh_holders();
         let any = self.reserves.evictions.preempting.holders.least(asker.priority).next().is_some();
@@ -199,6 +201,7 @@ impl Core {
             false => return (asker.priority > 0).then_some(Prospect::Nobody { any }),
             true if !self.rules.preemption => return Some(Prospect::Off),
             true if !preempts => return Some(Prospect::Never { pod: asker.pod }),
+            true if tried == Tried::ForOther => return Some(Prospect::WaitsForOther { pod: asker.pod }),
             true => {}
         }
         let mut prospect = Prospect::Nobody { any };
