@@ -196,6 +196,9 @@ pub struct Preempting {
     unit_rests: BTreeMap<UnitKey, Rest>,
     /// Evictions of the last minute: when, and for which namespace.
     asked: VecDeque<(Moment, String)>,
+    /// What those pods are told whose eviction nobody has answered yet. The answer may come after the pod's end, and after
+    /// what the pod ended for is over.
+    unanswered: BTreeMap<PodUid, String>,
     looked: BTreeMap<UnitKey, Looked>,
     spared: BTreeMap<PodUid, Moment>,
     pub counts: Counts,
@@ -381,6 +384,7 @@ impl Preempting {
             if let Some(victim) = next.filter(|victim| matches!(victim.step, Step::ToAsk(at) if at <= now)) {
                 victim.step = Step::Asked;
                 self.asked.push_back((now, one.namespace.clone()));
+                self.unanswered.insert(victim.at.uid.clone(), victim.words.clone());
                 due.push(victim.at.clone());
             }
         }
@@ -394,11 +398,18 @@ impl Preempting {
             .under_way
             .iter_mut()
             .find_map(|(key, one)| one.victims.iter_mut().find(asked).map(|victim| (key.clone(), victim)));
+        let words = self.unanswered.remove(&pod.uid);
+        if let (Ok(Eviction::Evicted), Some(words)) = (&result, words) {
+            if let Some((_, victim)) = found {
+                victim.step = Step::Ends;
+            }
+            return Told::Ends(pod.clone(), words);
+        }
         let Some((unit, victim)) = found else { return Told::Nothing };
         let (long, words) = match result {
             Ok(Eviction::Evicted) => {
                 victim.step = Step::Ends;
-                return Told::Ends(victim.at.clone(), victim.words.clone());
+                return Told::Nothing;
             }
             Ok(Eviction::Gone) => {
                 victim.step = Step::Ends;
@@ -483,6 +494,19 @@ mod tests {
         all.in_vain(&unit("high"), NOW + AGAIN);
         assert_eq!(all.due(NOW + AGAIN), []);
         assert!(all.is_spared(&"b".into(), NOW + AGAIN) && !all.is_spared(&"b".into(), NOW + AGAIN + SPARED));
+    }
+
+    #[test]
+    fn who_was_evicted_is_told_so_though_the_answer_comes_after_all_is_over() {
+        for over in [Preempting::placed, Preempting::served] {
+            let mut all = Preempting::default();
+            all.begin(unit("high"), preemption("ml", &["a"]));
+            assert_eq!(all.due(NOW), [pod("a")]);
+            over(&mut all, &unit("high"));
+            let told = all.answered(&pod("a"), Ok(Eviction::Evicted), NOW);
+            assert_eq!(told, Told::Ends(pod("a"), "a ends".into()));
+            assert_eq!(all.answered(&pod("a"), Ok(Eviction::Evicted), NOW), Told::Nothing, "once");
+        }
     }
 
     #[test]
