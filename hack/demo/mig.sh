@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Three pods with MIG devices of different sizes on one GPU that was idle and whole before: its administrator has it in
+# MIG mode and names it, and the controller and the node plugin make what the pods ask for.
+#
+#   hack/demo/mig.sh NODE MINOR      the GPU; nobody has it
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=hack/demo/lib.sh
+. "$here/lib.sh"
+node="$1" minor="$2"
+fake_nvml() { "$target/fake/release/fake-nvml" --dir "$("$rig" host-path "$node" /run/fake-nvml)" "$@"; }
+device() { kubectl get resourceslices -o json | jq -r --arg device "gpu-$minor" --arg node "$node" \
+  '.items[] | select(.spec.nodeName == $node) | .spec.devices[]? | select(.name == $device)'; }
+
+[ "$(device | jq -r .attributes.type.string)" = gpu ] || fail "gpu-$minor is not whole"
+echo "gpu-$minor is whole. In MIG mode, and named with --mig-on-demand=$minor (chart: mig.onDemandGPUs):"
+fake_nvml set-mig "$minor" on >/dev/null
+flags="$(kubectl -n tranche-system get daemonset tranche-node -o json |
+  jq -c --arg flag "--mig-on-demand=$minor" \
+    '[.spec.template.spec.containers[] | select(.name == "node") | .args[] | select(startswith("--mig-on-demand") | not)] + [$flag]')"
+kubectl -n tranche-system patch daemonset tranche-node \
+  -p "{\"spec\":{\"template\":{\"spec\":{\"containers\":[{\"name\":\"node\",\"args\":$flags}]}}}}" >/dev/null
+kubectl -n tranche-system rollout status daemonset/tranche-node --timeout=120s
+is_cut() { [ "$(device | jq -r .attributes.type.string)" = mig-parent ]; }
+until_true 60 "the GPU as one that is cut" is_cut
+
+kubectl create namespace isolated --dry-run=client -o yaml | kubectl apply -f - >/dev/null
+until_true 60 "the namespace's service account" kubectl -n isolated get serviceaccount default
+
+isolated() { # isolated NAME AMOUNT: a pod with a MIG device of at least that
+  cat <<YAML
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: $1, namespace: isolated}
+spec:
+  spec:
+    devices:
+      requests: [{name: gpu, exactly: {deviceClassName: shared.gpu.nvidia.com}}]
+      config:
+        - requests: [gpu]
+          opaque:
+            driver: gpu.nvidia.com
+            parameters: {apiVersion: tranche.dev/v1alpha1, kind: GpuShare, minimumIsolation: mig, $2}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: $1, namespace: isolated}
+spec:
+  terminationGracePeriodSeconds: 1
+  securityContext: {runAsNonRoot: true, runAsUser: 65534}
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: $1}]
+  containers:
+    - name: main
+      image: docker.io/local/glibc:1
+      imagePullPolicy: Never
+      securityContext: {allowPrivilegeEscalation: false}
+      resources: {claims: [{name: gpu}]}
+---
+YAML
+}
+{
+  isolated notebook 'memory: 5Gi'
+  isolated server 'memory: 12Gi'
+  isolated training 'memory: 30Gi'
+} | kubectl apply -f - >/dev/null
+kubectl -n isolated wait --for=condition=Ready pod/notebook pod/server pod/training --timeout=120s
+
+printf '\nWhat each was given for what it asked:\n'
+given() {
+  kubectl -n isolated get resourceclaims -o json | jq -r '.items[] | .status as $status | $status.devices[]?.data |
+    "\($status.reservedFor[0].name): \(.asked.memoryMiB) MiB asked; \(.profile) at slice \(.placement.start), \(.uuid)"'
+}
+all_told() { [ "$(given | wc -l)" = 3 ]; }
+until_true 60 "what the three claims were given" all_told
+given
+for pod in notebook server training; do
+  printf '\nInside %s:\n' "$pod"
+  seen="$(kubectl -n isolated exec "$pod" -- sh -c 'ls /dev | grep -E "^nvidia[0-9]"; ls /dev/nvidia-caps')"
+  echo "$seen"
+  [ "$(grep -c '^nvidia-cap' <<<"$seen")" = 2 ] || fail "$pod has not the two capability nodes of a MIG device"
+  grep -qx "nvidia$minor" <<<"$seen" || fail "$pod is on another GPU"
+done
+for profile in 1g.10gb 1g.20gb 3g.40gb; do
+  given | grep -q " $profile at " || fail "nobody has a $profile"
+done
+printf '\nWhere everything is:\n'
+kubectl -n tranche-system exec deployment/tranche-controller -- tranche top --once --use=false --node "$node" || fail "tranche top"
