@@ -17,7 +17,7 @@ while read -r what seconds; do first+=("$what $seconds"); done < <("$rig" absent
 if ((${#first[@]})); then
   echo "The first time some things are built, and kept for the next; about how long that takes on two processors:"
   printf '%s\n' "${first[@]}" | awk '{s = $NF; sum += s; sub(/ [0-9]+$/, ""); printf "  %4d s  %s\n", s, $0}
-    END {printf "  %4d s  all in all; after that the demo itself takes half a minute\n", sum}'
+    END {printf "  %4d s  all in all; after that the demo itself takes a minute\n", sum}'
 fi
 # In a process group of its own, so that its compilers end with it.
 set -m
