@@ -80,8 +80,9 @@ pub(super) struct Kept {
     pub aside: Aside,
     /// From its own namespace alone.
     pub own: bool,
-    /// Pods of lower priority end for it: whoever begins and ends that decides how long it is kept.
-    pub preempted: bool,
+    /// Pods of lower priority than this, the unit's own, end for it: whoever begins and ends that decides how long it is
+    /// kept.
+    pub preempted: Option<i32>,
     pub since: Moment,
     pub until: Moment,
     /// The least that was in the way so far.
@@ -125,7 +126,7 @@ impl Reserves {
     /// Ends what is over, or for units that are not queued any more. True if anything was.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, now: Moment) -> bool {
         self.in_force.clear();
-        let over = self.kept.iter().filter(|(_, kept)| !kept.preempted);
+        let over = self.kept.iter().filter(|(_, kept)| kept.preempted.is_none());
         let over = over.filter(|(key, kept)| kept.until <= now || !queued(key));
         let over: Vec<UnitKey> = over.map(|(key, _)| key.clone()).collect();
         over.iter().for_each(|key| self.end(key, now));
@@ -143,7 +144,7 @@ impl Reserves {
         starving: impl Iterator<Item = (&'a UnitKey, &'a str)>,
         now: Moment,
     ) -> BTreeMap<String, UnitKey> {
-        let busy = self.kept.values().filter(|kept| !kept.preempted);
+        let busy = self.kept.values().filter(|kept| kept.preempted.is_none());
         let busy: BTreeSet<&str> = busy.map(|kept| kept.namespace.as_str()).collect();
         let rests = |namespace: &str| self.rests.get(namespace).is_some_and(|rest| now < rest.until);
         let mut first: BTreeMap<String, (u32, &UnitKey)> = BTreeMap::new();
@@ -161,7 +162,7 @@ impl Reserves {
 
     /// So many GPUs may be kept beside what is kept, where so many could serve.
     pub(super) fn may_begin(&self, gpus: usize, serve: usize) -> bool {
-        let kept = || self.kept.values().filter(|kept| !kept.own && !kept.preempted);
+        let kept = || self.kept.values().filter(|kept| !kept.own && kept.preempted.is_none());
         let all = kept().map(|kept| kept.aside.gpus().count()).sum::<usize>() + gpus;
         kept().count() == 0 || (all.saturating_mul(PART) <= serve && kept().count() < UNITS_MAX)
     }
@@ -219,25 +220,25 @@ impl Reserves {
 
     /// Something is kept for it for which pods of lower priority end.
     pub(super) fn is_preempted(&self, key: &UnitKey) -> bool {
-        self.kept.get(key).is_some_and(|kept| kept.preempted)
+        self.kept.get(key).is_some_and(|kept| kept.preempted.is_some())
     }
 
     /// GPUs that are kept for units for which pods of lower priority end.
     pub(super) fn preempted_gpus(&self) -> BTreeSet<GpuRef> {
-        let kept = self.kept.values().filter(|kept| kept.preempted);
+        let kept = self.kept.values().filter(|kept| kept.preempted.is_some());
         kept.flat_map(|kept| kept.aside.gpus()).map(|(gpu, _)| gpu).collect()
     }
 
     /// The same is kept until then.
     pub(super) fn keep_until(&mut self, key: &UnitKey, until: Moment) {
-        if let Some(kept) = self.kept.get_mut(key).filter(|kept| kept.preempted) {
+        if let Some(kept) = self.kept.get_mut(key).filter(|kept| kept.preempted.is_some()) {
             kept.until = until;
         }
     }
 
     /// Pods ended for it in vain, or it has what they had.
     pub(super) fn end_preempted(&mut self, key: &UnitKey) {
-        if self.kept.get(key).is_some_and(|kept| kept.preempted) {
+        if self.kept.get(key).is_some_and(|kept| kept.preempted.is_some()) {
             self.kept.remove(key);
         }
     }
@@ -245,7 +246,7 @@ impl Reserves {
     /// The unit has its place. True if something was kept for it.
     pub(super) fn served(&mut self, key: &UnitKey, now: Moment) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
-        if kept.preempted {
+        if kept.preempted.is_some() {
             return true;
         }
         self.over(&kept, now, Duration::ZERO);
@@ -309,6 +310,14 @@ impl Reserves {
         self.in_force.contains(key)
     }
 
+    /// What others end for counts as taken for units of the same priority, too, whose turns come before.
+    pub(super) fn preempted_from(&self, key: &UnitKey, priority: i32) -> Vec<Aside> {
+        let kept = self.kept.iter().filter(|(of, kept)| {
+            *of != key && kept.preempted.is_some_and(|own| own >= priority) && !self.is_in_force(of)
+        });
+        kept.map(|(_, kept)| kept.aside.clone()).collect()
+    }
+
     /// What is kept from pods of a namespace now.
     pub(super) fn kept_from(&self, namespace: &str) -> impl Iterator<Item = &Kept> {
         let kept = self.in_force.iter().filter_map(|key| self.kept.get(key));
@@ -321,7 +330,7 @@ impl Reserves {
         let rests = self.rests.values().map(|rest| rest.until);
         let looked = self.looked.values().map(|looked| looked.again);
         let lost = self.kept.values().filter_map(|kept| Some(kept.lost? + ANEW));
-        let until = self.kept.values().filter(|kept| !kept.preempted).map(|kept| kept.until);
+        let until = self.kept.values().filter(|kept| kept.preempted.is_none()).map(|kept| kept.until);
         let all = until.chain(lost).chain(rests).chain(looked);
         all.chain(self.open.values().copied()).filter(|due| *due > now).chain(news).min()
     }

@@ -174,7 +174,7 @@ impl Core {
             name: self.name_of(&turn.key),
             aside: Aside { places: vec![place], alone },
             own: false,
-            preempted: true,
+            preempted: Some(asker.priority),
             since: now,
             until: now + END_WITHIN,
             least: 0,

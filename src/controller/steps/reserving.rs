@@ -54,11 +54,12 @@ impl Core {
     pub(in crate::controller) fn place_beside(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let namespace = self.namespace(turn).unwrap_or_default().to_owned();
         let own = self.reserves.kept_from(&namespace).find(|kept| kept.own).map(|kept| kept.aside.clone());
-        let with_own = own.is_some();
-        own.into_iter().for_each(|aside| self.set_aside(&aside));
+        let preempted = self.reserves.preempted_from(&turn.key, turn.priority);
+        let more: Vec<Aside> = own.into_iter().chain(preempted).collect();
+        more.iter().for_each(|aside| self.set_aside(aside));
         let moves = self.set_moves_aside(turn);
         let placed = self.place(turn, now);
-        for _ in 0..moves + usize::from(with_own) {
+        for _ in 0..moves + more.len() {
             self.capacity.lift();
         }
         let Err(mut refused) = placed else { return placed };
@@ -185,7 +186,7 @@ impl Core {
 
     /// Its nodes may have changed: other GPUs there may be nearer to being free.
     fn look_anew(&mut self, turn: &Turn, now: Moment) {
-        let Some(kept) = self.reserves.of(&turn.key).filter(|kept| !kept.preempted) else { return };
+        let Some(kept) = self.reserves.of(&turn.key).filter(|kept| kept.preempted.is_none()) else { return };
         let (before, nodes) = (kept.aside.clone(), kept.aside.nodes());
         let stays = (!kept.own).then(|| kept.namespace.clone());
         let seen = self.looks(&nodes);
@@ -275,7 +276,7 @@ impl Core {
             least: self.lacking(&aside),
             seen: self.looks(&aside.nodes()),
             lost: None,
-            preempted: false,
+            preempted: None,
             aside,
         };
         self.reserves.begin(&turn.key, kept);

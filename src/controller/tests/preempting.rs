@@ -106,6 +106,24 @@ fn as_many_as_it_takes_end_and_the_room_is_kept_until_then() {
     assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept any more");
 }
 
+/// It would hold the room as long as an unbound claim may, while who had others end waits.
+#[test]
+fn who_came_before_with_the_same_priority_does_not_get_what_others_end_for() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    let volume = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: persistentvolumeclaim \"disk\" not found. not found"}]}});
+    ask(&mut cluster, "blocked", 60, 10, &volume);
+    cluster.settle(5 * SECOND);
+    wait(&mut cluster, "high", 60, 10);
+    assert_eq!(evicted(&cluster), ["low"]);
+    end(&mut cluster);
+    assert_eq!((cluster.place("blocked"), cluster.place("high").is_some()), (None, true));
+    bind(&mut cluster, "high");
+    cluster.settle(SECOND);
+    assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept any more");
+}
+
 #[test]
 fn names_of_others_pods_are_nobodys_business() {
     let mut cluster = cluster(&[1]);

@@ -25,12 +25,22 @@ fn class(cluster: &TestCluster, name: &str, value: i32, policy: &str) -> String 
 }
 
 async fn create(cluster: &TestCluster, name: &str, class: Option<&str>) {
+    create_changed(cluster, name, class, |_| {}).await;
+}
+
+async fn create_changed(
+    cluster: &TestCluster,
+    name: &str,
+    class: Option<&str>,
+    change: impl FnOnce(&mut Value),
+) {
     cluster.create(claim(name, most())).await;
     let mut pod = as_nobody(user_of(name, name));
     pod["metadata"]["labels"] = json!({"name": name});
     if let Some(class) = class {
         pod["spec"]["priorityClassName"] = json!(class);
     }
+    change(&mut pod);
     cluster.create(pod).await;
 }
 
@@ -72,9 +82,18 @@ async fn as_many_pods_of_lower_priority_end_as_it_takes_and_no_budget_is_violate
     wait_told(&cluster, "patient", WAITS).await;
     wait_told(&cluster, "patient", "FailedScheduling").await;
     let urgent = class(&cluster, "urgent", 1000, "PreemptLowerPriority");
+    // It waits for a volume that nobody makes: room would be of no use to it.
+    create_changed(&cluster, "blocked", Some(&urgent), |pod| {
+        pod["spec"]["volumes"] = json!([{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}]);
+    })
+    .await;
+    wait_told(&cluster, "blocked", "FailedScheduling").await;
+    wait_told(&cluster, "blocked", WAITS).await;
     create(&cluster, "urgent", Some(&urgent)).await;
     let told = wait_told(&cluster, "urgent", "Preempting").await;
     assert!(told.contains("1 pod of lower priority ends for it"), "{told}");
+    let of_blocked = cluster.events("blocked").await;
+    assert!(!of_blocked.iter().any(|event| event.starts_with("Preempting")), "{of_blocked:?}");
     let last = low.last().expect("the node has GPUs");
     let told = wait_told(&cluster, last, "Preempted").await;
     assert!(told.contains("MiB of node-a/gpu-") && told.contains("of priority 1000; its own is 0"), "{told}");
