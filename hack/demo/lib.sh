@@ -16,3 +16,23 @@ until_true() {
     sleep 0.3
   done
 }
+
+# user NAMESPACE NAME: a pod of that name, with a claim of the template of that name.
+user() {
+  cat <<YAML
+apiVersion: v1
+kind: Pod
+metadata: {name: $2, namespace: $1}
+spec:
+  terminationGracePeriodSeconds: 1
+  securityContext: {runAsNonRoot: true, runAsUser: 65534}
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: $2}]
+  containers:
+    - name: main
+      image: docker.io/local/glibc:1
+      imagePullPolicy: Never
+      securityContext: {allowPrivilegeEscalation: false}
+      resources: {claims: [{name: gpu}]}
+---
+YAML
+}

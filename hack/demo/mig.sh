@@ -42,21 +42,8 @@ spec:
             driver: gpu.nvidia.com
             parameters: {apiVersion: tranche.dev/v1alpha1, kind: GpuShare, minimumIsolation: mig, $2}
 ---
-apiVersion: v1
-kind: Pod
-metadata: {name: $1, namespace: isolated}
-spec:
-  terminationGracePeriodSeconds: 1
-  securityContext: {runAsNonRoot: true, runAsUser: 65534}
-  resourceClaims: [{name: gpu, resourceClaimTemplateName: $1}]
-  containers:
-    - name: main
-      image: docker.io/local/glibc:1
-      imagePullPolicy: Never
-      securityContext: {allowPrivilegeEscalation: false}
-      resources: {claims: [{name: gpu}]}
----
 YAML
+  user isolated "$1"
 }
 {
   isolated notebook 'memory: 5Gi'

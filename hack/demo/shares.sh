@@ -25,21 +25,8 @@ spec:
             capacity:
               requests: {memory: "$2"${3:+, compute: "$3"}}
 ---
-apiVersion: v1
-kind: Pod
-metadata: {name: $1, namespace: shared}
-spec:
-  terminationGracePeriodSeconds: 1
-  securityContext: {runAsNonRoot: true, runAsUser: 65534}
-  resourceClaims: [{name: gpu, resourceClaimTemplateName: $1}]
-  containers:
-    - name: main
-      image: docker.io/local/glibc:1
-      imagePullPolicy: Never
-      securityContext: {allowPrivilegeEscalation: false}
-      resources: {claims: [{name: gpu}]}
----
 YAML
+  user shared "$1"
 }
 
 # What may be granted of the GPU, in MiB, as it is published: 81008Mi, or 79Gi.
