@@ -108,7 +108,28 @@ impl TestCluster {
         let kinds = "deployments,pods,resourceclaims,resourceclaimtemplates";
         self.rig.kubectl(&["-n", &self.namespace, "delete", kinds, "--all", "--timeout=90s"]);
         self.wait_clean().await;
+        self.replace_restarted().await;
         println!("{}: {:.1} s", self.test, self.begin.elapsed().as_secs_f64());
+    }
+
+    /// Deletes the driver's pods whose containers were restarted, and waits for those that come after them: kubelet
+    /// waits longer before each start of a container, up to minutes, and the next test would have to wait with it.
+    async fn replace_restarted(&self) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM);
+        let ours = ListParams::default().labels("app.kubernetes.io/name=tranche");
+        let all = pods.list(&ours).await.expect("the driver's pods can be listed").items;
+        let old: Vec<Pod> = all.into_iter().filter(has_restarted).collect();
+        for pod in &old {
+            let name = pod.metadata.name.as_deref().expect("a pod has a name");
+            self.rig.kubectl(&["-n", SYSTEM, "delete", "pod", name, "--ignore-not-found", "--timeout=90s"]);
+        }
+        for pod in &old {
+            let component =
+                pod.metadata.labels.as_ref().and_then(|all| all.get("app.kubernetes.io/component"));
+            if let Some(component @ ("node" | "mps")) = component.map(String::as_str) {
+                self.pod_of(component, &node_of(pod)).await;
+            }
+        }
     }
 
     /// Waits until no node has a record, container edits, a temporary file or a board for MPS alone left.
@@ -560,6 +581,11 @@ pub fn names(folder: &Path) -> Vec<String> {
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+}
+
+fn has_restarted(pod: &Pod) -> bool {
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    containers.map(|container| container.restart_count).sum::<i32>() > 0
 }
 
 /// The first container's id and how often it was restarted.

@@ -186,8 +186,9 @@ const BAD: [&str; 4] = ["MpsUnhealthy", "DeviceUnhealthy", "GrantExceeded", "Pro
 
 const WITHHELD: &str =
     "tranche_claim_operation_duration_seconds_count{operation=\"unprepare\",result=\"not_yet\"}";
-/// Deadlines of the daemon's start and of its answers, in the words that they are missed with.
-const SLOW: [&str; 2] = ["did not answer within", "did not go into the background within"];
+/// Deadlines of the daemon's start, of its answers and of its limits, in the words that they are missed with.
+const SLOW: [&str; 3] =
+    ["did not answer within", "did not go into the background within", "its limits are not in force"];
 
 /// What the plugins of all nodes have counted, and written, and what events tell.
 #[derive(Debug, Default)]

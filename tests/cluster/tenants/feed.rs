@@ -92,11 +92,8 @@ fn restart_controllers(cluster: &TestCluster) {
 }
 
 /// How often containers of controllers were restarted.
-fn restarts(cluster: &TestCluster) -> u32 {
-    let path = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
-    let label = "app.kubernetes.io/component=controller";
-    let said = cluster.rig.kubectl(&["-n", SYSTEM, "get", "pods", "-l", label, "-o", path]);
-    said.split_whitespace().map(|count| count.parse::<u32>().expect("a number")).sum()
+async fn restarts(cluster: &TestCluster) -> i32 {
+    super::selectors::controllers(cluster).await.iter().map(|(_, restarts, _)| restarts).sum()
 }
 
 #[tokio::test]
@@ -143,12 +140,12 @@ async fn fat_claims_cost_nobody_else() {
     for nth in 0..20 {
         create(&tenant, &cluster, &format!("fat-{nth}"), share(&entries), b"").await;
     }
-    let before = restarts(&cluster);
+    let before = restarts(&cluster).await;
     neighbour.runs("beside").await;
-    assert_eq!(restarts(&cluster), before, "a controller has ended");
+    assert_eq!(restarts(&cluster).await, before, "a controller has ended");
     restart_controllers(&cluster);
     neighbour.runs("after").await;
-    assert_eq!(restarts(&cluster), 0, "a controller has ended");
+    assert_eq!(restarts(&cluster).await, 0, "a controller has ended");
     neighbour.end();
     cluster.end().await;
 }

@@ -88,12 +88,15 @@ pub(super) async fn holder(cluster: &TestCluster) -> Option<String> {
     lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
 }
 
-/// Name and restarts of each of the controller's containers, and whether it answers.
+/// Name and restarts of each of the controller's containers, and whether it answers. An update's old pods, which may
+/// take a while to end, are not among them.
 pub(super) async fn controllers(cluster: &TestCluster) -> Vec<(String, i32, bool)> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let list = pods.list(&Default::default()).await.expect("pods can be listed").items;
-    let is_ours =
-        |pod: &Pod| pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("tranche-controller"));
+    let is_ours = |pod: &Pod| {
+        pod.metadata.deletion_timestamp.is_none()
+            && pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("tranche-controller"))
+    };
     let told = |pod: Pod| {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
         let restarts = statuses.map(|status| status.restart_count).sum();
