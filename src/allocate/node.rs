@@ -7,7 +7,7 @@ use super::mig::largest;
 use crate::model::mig::{MigPlace, MigProfile};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Extent, Isolation, Percent};
+use crate::model::share::{DaemonScope, Extent, Isolation, Percent};
 use crate::select::DeviceFacts;
 
 /// A node as the cluster tells of it.
@@ -51,6 +51,8 @@ pub struct ShareRoom {
     pub processes_per_slot: u32,
     /// The rung that shares of it stand on.
     pub isolation: Isolation,
+    /// With a daemon for all shares of the GPU, a claim that has shares of several GPUs has each of them for itself.
+    pub daemon: DaemonScope,
 }
 
 /// What a GPU can be cut into.
@@ -103,6 +105,7 @@ pub(super) struct Class {
     pub slots: u32,
     pub processes_per_slot: u32,
     pub isolation: Isolation,
+    pub daemon: DaemonScope,
     /// What GPUs can be cut into that are given out in MIG devices. Memory and slots are then those of the largest, and as
     /// many as there can be.
     pub profiles: Option<Arc<[MigProfile]>>,
@@ -119,6 +122,7 @@ impl Class {
                 slots: room.slots,
                 processes_per_slot: room.processes_per_slot,
                 isolation: room.isolation,
+                daemon: room.daemon,
                 profiles: None,
             },
             Division::Mig(MigBoard { profiles, .. }) => Self {
@@ -128,6 +132,8 @@ impl Class {
                 slots: profiles.iter().map(|profile| profile.most).max().unwrap_or(0),
                 processes_per_slot: 1,
                 isolation: Isolation::Mig,
+                // Each device has its own, if any.
+                daemon: DaemonScope::Share,
                 profiles: Some(Arc::clone(profiles)),
             },
         }
@@ -144,6 +150,8 @@ pub(super) struct Gpu {
     /// Number of its facts.
     pub facts: u32,
     pub isolation: Isolation,
+    /// See [`ShareRoom::daemon`].
+    pub daemon: DaemonScope,
     /// Somebody else's: no share of ours may go there.
     pub closed: bool,
     /// Number of its set of taints.
@@ -173,6 +181,7 @@ impl Gpu {
             class: number,
             facts,
             isolation: class.isolation,
+            daemon: class.daemon,
             closed: false,
             taints: 0,
             memory_mib: class.memory_mib,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Extent, Isolation, Percent};
+use crate::model::share::{DaemonScope, Extent, Isolation, Percent};
 use crate::params::{Amount, GpuShare};
 use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, Toleration};
 
@@ -19,7 +19,13 @@ mod victims;
 
 fn gpu(minor: u32, product: &str, mib: u64, isolation: Isolation) -> GpuSpec {
     let device = DeviceName::whole(minor);
-    let room = ShareRoom { memory: Bytes::from_mib(mib), slots: 16, processes_per_slot: 3, isolation };
+    let room = ShareRoom {
+        memory: Bytes::from_mib(mib),
+        slots: 16,
+        processes_per_slot: 3,
+        isolation,
+        daemon: DaemonScope::Gpu,
+    };
     GpuSpec { device, product: product.to_owned(), division: Division::Shares(room), facts: Arc::default() }
 }
 

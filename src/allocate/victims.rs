@@ -13,6 +13,7 @@ use super::node::{Gpu, GpuGrant, Node, Placement};
 use super::search::{self, STEP_TICKS};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
+use crate::model::share::DaemonScope;
 
 /// Tries of one preemptor, all nodes together. Only wants for several GPUs at once need many.
 const STEPS_MAX: u32 = 20_000;
@@ -298,7 +299,7 @@ impl Stage {
     /// The node, with what is closed worked out.
     fn node(&mut self) -> &Node {
         for (gpu, closed) in self.node.gpus.iter_mut().zip(&self.closed) {
-            let is_used = self.alone && !gpu.sizes.is_empty();
+            let is_used = self.alone && gpu.daemon == DaemonScope::Gpu && !gpu.sizes.is_empty();
             gpu.closed = closed.shut || closed.groups > 0 || is_used;
         }
         self.node.changed(self.node.changed_at);

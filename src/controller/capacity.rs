@@ -13,7 +13,7 @@ use crate::feasible::{self, Resources};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
-use crate::model::share::Extent;
+use crate::model::share::{DaemonScope, Extent};
 use crate::slices::{MigParts, Parts};
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub struct Capacity {
     closed: BTreeMap<GpuRef, bool>,
     specs: BTreeMap<NodeName, NodeSpec>,
     /// What is kept for others while somebody's turn is; the last is lifted first.
-    aside: Vec<Aside>,
+    aside: Vec<SetAside>,
     /// GPUs of these that are kept for themselves, and how many times.
     shut: BTreeMap<GpuRef, u32>,
     /// Grows whenever something may fit that did not fit before.
@@ -41,7 +41,7 @@ pub struct Capacity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Aside {
     pub places: Vec<Placement>,
-    /// A claim of several GPUs has them for itself.
+    /// A claim of several GPUs has those of them for itself that have one MPS daemon.
     pub alone: bool,
 }
 
@@ -58,6 +58,13 @@ impl Aside {
     pub fn nodes(&self) -> BTreeSet<NodeName> {
         self.places.iter().map(|place| place.node.clone()).collect()
     }
+}
+
+#[derive(Debug)]
+struct SetAside {
+    aside: Aside,
+    /// Its GPUs that nobody else may have shares of.
+    shut: Vec<GpuRef>,
 }
 
 /// CPU, memory and pods of a node.
@@ -219,16 +226,21 @@ impl Capacity {
         self.grants.contains_key(gpu)
     }
 
-    /// It is given out in MIG devices.
-    pub fn is_cut(&self, gpu: &GpuRef) -> bool {
+    /// One MPS daemon serves all shares of it, so that a claim with shares of several GPUs has it for itself. That is
+    /// taken for granted of a GPU that is not known.
+    pub fn has_one_daemon(&self, gpu: &GpuRef) -> bool {
         let spec = self.specs.get(&gpu.node);
         let spec = spec.and_then(|spec| spec.gpus.iter().find(|one| one.device == gpu.device));
-        spec.is_some_and(|spec| matches!(spec.division, Division::Mig(_)))
+        match spec.map(|spec| &spec.division) {
+            Some(Division::Shares(room)) => room.daemon == DaemonScope::Gpu,
+            Some(Division::Mig(_)) => false,
+            None => true,
+        }
     }
 
     /// GPUs of which somebody has a part, or for whom one is kept.
     pub fn taken_gpus(&self) -> impl Iterator<Item = GpuRef> {
-        let kept = self.aside.iter().flat_map(|aside| aside.gpus().map(|(gpu, _)| gpu));
+        let kept = self.aside.iter().flat_map(|SetAside { aside, .. }| aside.gpus().map(|(gpu, _)| gpu));
         self.grants.keys().cloned().chain(kept)
     }
 
@@ -292,21 +304,22 @@ impl Capacity {
             // Unknown: where there is no such node any more, nothing can be placed there.
             let _ = self.index.apply(PlacementKey::Kept { depth, nth }, place);
         }
-        let shut: Vec<GpuRef> = aside.gpus().filter(|_| aside.alone).map(|(gpu, _)| gpu).collect();
-        self.aside.push(aside);
-        for gpu in shut {
+        let gpus = aside.gpus().filter(|_| aside.alone).map(|(gpu, _)| gpu);
+        let shut: Vec<GpuRef> = gpus.filter(|gpu| self.has_one_daemon(gpu)).collect();
+        for gpu in &shut {
             *self.shut.entry(gpu.clone()).or_default() += 1;
-            self.refresh(&gpu);
+            self.refresh(gpu);
         }
+        self.aside.push(SetAside { aside, shut });
     }
 
     /// The last that was set aside is so no longer.
     pub fn lift(&mut self) -> Option<Aside> {
-        let aside = self.aside.pop()?;
+        let SetAside { aside, shut } = self.aside.pop()?;
         for nth in 0..aside.places.len() {
             self.index.remove(PlacementKey::Kept { depth: self.aside.len(), nth });
         }
-        for (gpu, _) in aside.gpus().filter(|_| aside.alone) {
+        for gpu in shut {
             let last = self.shut.get_mut(&gpu).is_none_or(|times| {
                 *times -= 1;
                 *times == 0
@@ -343,7 +356,7 @@ impl Capacity {
     /// How it is closed to shares.
     pub fn closed(&self, gpu: &GpuRef) -> Closed {
         let claims = self.grants.get(gpu).into_iter().flatten();
-        let groups = claims.filter(|(claim, grant)| self.is_of_group(**claim, grant)).count();
+        let groups = claims.filter(|(claim, grant)| self.is_of_group(**claim, gpu, grant)).count();
         Closed { shut: self.is_shut(gpu), groups: u32::try_from(groups).unwrap_or(u32::MAX) }
     }
 
@@ -351,8 +364,8 @@ impl Capacity {
     pub fn grants_on(&self, claim: ClaimKey, node: &NodeName) -> Vec<(GpuGrant, bool)> {
         let gpus = self.of_claims.get(&claim).map(Vec::as_slice).unwrap_or_default();
         let here = gpus.iter().filter(|gpu| gpu.node == *node);
-        let grants = here.filter_map(|gpu| self.granted(gpu, claim));
-        grants.map(|grant| (grant.clone(), self.is_of_group(claim, grant))).collect()
+        let grants = here.filter_map(|gpu| Some((gpu, self.granted(gpu, claim)?)));
+        grants.map(|(gpu, grant)| (grant.clone(), self.is_of_group(claim, gpu, grant))).collect()
     }
 
     /// The GPUs that a claim has parts of.
@@ -364,51 +377,46 @@ impl Capacity {
         self.closed.get(gpu).copied().unwrap_or(false) || self.shut.contains_key(gpu)
     }
 
-    /// A claim has shares of this GPU and of others: one MPS daemon serves all of them, and a process is the client
-    /// of one daemon only, so that shares of this GPU alone cannot be there. Nor can they beside a claim that has the GPU
-    /// whole, which the index knows.
+    /// A claim has shares of this GPU and of others, and each of them has one MPS daemon: the same serves all of them, and
+    /// a process is the client of one daemon only, so that shares of this GPU alone cannot be there. Nor can they beside a
+    /// claim that has the GPU whole, which the index knows.
     pub fn is_grouped(&self, gpu: &GpuRef) -> bool {
         let mut claims = self.grants.get(gpu).into_iter().flatten();
-        claims.any(|(claim, grant)| self.is_of_group(*claim, grant))
+        claims.any(|(claim, grant)| self.is_of_group(*claim, gpu, grant))
     }
 
-    /// The grant is one of a claim's shares of several GPUs.
-    fn is_of_group(&self, claim: ClaimKey, grant: &GpuGrant) -> bool {
-        grant.extent == Extent::Part && self.shares_of(claim).nth(1).is_some()
+    /// The grant is one of a claim's shares of several GPUs that have one MPS daemon.
+    fn is_of_group(&self, claim: ClaimKey, gpu: &GpuRef, grant: &GpuGrant) -> bool {
+        let is_share = grant.extent == Extent::Part && self.gpus_of(claim).len() > 1;
+        is_share && self.has_one_daemon(gpu) && self.shares_of(claim).nth(1).is_some()
     }
 
-    /// The sets of so many GPUs of which claims have shares together.
+    /// The sets of so many GPUs of which claims have shares together, by one MPS daemon.
     pub fn groups(&self, size: usize) -> BTreeSet<BTreeSet<GpuRef>> {
         let several = self.of_claims.iter().filter(|(_, gpus)| size > 1 && gpus.len() >= size);
         let several = several.map(|(claim, _)| self.shares_of(*claim).cloned().collect::<BTreeSet<_>>());
         several.filter(|gpus| gpus.len() == size).collect()
     }
 
-    /// The GPUs of which the claim has a share, and not all.
+    /// The GPUs with one MPS daemon of which the claim has a share, and not all.
     fn shares_of(&self, claim: ClaimKey) -> impl Iterator<Item = &GpuRef> {
         let is_part =
             move |gpu: &&GpuRef| self.granted(gpu, claim).is_some_and(|grant| grant.extent == Extent::Part);
-        self.of_claims.get(&claim).into_iter().flatten().filter(is_part)
+        self.gpus_of(claim).iter().filter(is_part).filter(|gpu| self.has_one_daemon(gpu))
     }
 
-    /// Decides with other GPUs open than usual, and with so much more taken of nodes; the index is afterwards as
-    /// before.
+    /// Decides with other GPUs open than usual; the index is afterwards as before.
     pub fn decide_with<T>(
         &mut self,
         open: &BTreeMap<GpuRef, bool>,
-        taken: &BTreeMap<NodeName, Resources>,
         decide: impl FnOnce(&mut Index) -> T,
     ) -> T {
         for (gpu, open) in open {
             let closed = !open || self.is_shut(gpu);
             let _ = self.index.set_closed(&gpu.node, &gpu.device, closed);
         }
-        for (node, taken) in taken {
-            let _ = self.set_room(node, self.left(node).minus(*taken));
-        }
         let decision = decide(&mut self.index);
         open.keys().for_each(|gpu| self.refresh(gpu));
-        taken.keys().for_each(|node| self.tell_room(node));
         decision
     }
 }
@@ -438,6 +446,7 @@ fn gpus(state: &NodeState) -> Vec<GpuSpec> {
                 slots: shares.slots,
                 processes_per_slot: shares.processes_per_slot,
                 isolation: shares.isolation,
+                daemon: shares.daemon,
             }),
             Parts::Mig(MigParts { board, .. }) => Division::Mig(MigBoard {
                 profiles: board.profiles.as_slice().into(),

@@ -1,13 +1,13 @@
-//! Claims with shares of several GPUs. On rung `mps` one daemon serves all GPUs of such a claim, and no GPU can
-//! have two daemons: they go to GPUs that have no other shares, or that another claim has in the same company.
+//! Claims with shares of several GPUs. On rung `mps` one daemon serves all GPUs of such a claim. Where a GPU has one daemon
+//! for all of its shares, they go to GPUs that have no other shares, or that another claim has in the same company. Where
+//! each claim has a daemon of its own (`mps.daemon=share`), and on GPUs that are cut into MIG devices, nothing stands in
+//! the way of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::allocate::{self, Decision, Explanation, Nodes, Placement, PodAsk, Policy};
-use crate::controller::capacity::Capacity;
+use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy};
+use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::view::GpuRef;
-use crate::feasible::Resources;
-use crate::model::names::NodeName;
 
 /// Companies that are tried before GPUs without shares.
 const COMPANIES_MAX: usize = 16;
@@ -25,33 +25,21 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
             }
         }
     }
-    // Shares that are placed within this decision must not meet either: each pod has its GPUs for itself. What else
-    // it takes of its node is not there for the next one.
-    // GPUs that are cut into MIG devices have no daemon.
-    let has_daemon = |gpu: &GpuRef| !capacity.is_cut(gpu);
-    let mut taken: BTreeMap<GpuRef, bool> =
-        capacity.taken_gpus().filter(has_daemon).map(|gpu| (gpu, false)).collect();
-    let mut rooms: BTreeMap<NodeName, Resources> = BTreeMap::new();
+    // What one pod gets is set aside while the next is looked at.
     let mut placements = Vec::with_capacity(asks.len());
-    for ask in asks {
+    let decision = asks.iter().enumerate().try_for_each(|(placed, ask)| {
+        let taken = capacity.taken_gpus().filter(|gpu| capacity.has_one_daemon(gpu));
+        let taken: BTreeMap<GpuRef, bool> = taken.map(|gpu| (gpu, false)).collect();
         let one = std::slice::from_ref(ask);
-        let decision = capacity.decide_with(&taken, &rooms, |index| allocate::decide(index, one, policy));
-        let gang = (placements.len(), asks.len());
-        let decision = decision.map_err(|refused| Explanation { gang, ..refused })?;
-        for placement in &decision.placements {
-            taken.extend(
-                placement.gpus.iter().map(|grant| (GpuRef::new(&placement.node, &grant.device), false)),
-            );
-            let room = rooms.entry(placement.node.clone()).or_default();
-            *room = room.plus(room_of(placement));
-        }
-        placements.extend(decision.placements);
-    }
-    Ok(Decision { placements })
-}
-
-fn room_of(placement: &Placement) -> Resources {
-    Resources { cpu_milli: placement.cpu_milli, memory: placement.memory, pods: placement.pods }
+        let decision = capacity.decide_with(&taken, |index| allocate::decide(index, one, policy));
+        let gang = (placed, asks.len());
+        let Decision { placements: places } = decision.map_err(|refused| Explanation { gang, ..refused })?;
+        placements.extend(places.iter().cloned());
+        capacity.set_aside(Aside { places, alone: true });
+        Ok(())
+    });
+    placements.iter().for_each(|_| drop(capacity.lift()));
+    decision.map(|()| Decision { placements })
 }
 
 /// On the same GPUs as another claim, if there is room.
@@ -72,5 +60,5 @@ fn beside(
         .map(|gpu| (gpu.clone(), company.contains(&gpu)))
         .collect();
     let ask = PodAsk { nodes: Nodes::Only([node.clone()].into()), shape: ask.shape.clone() };
-    capacity.decide_with(&gpus, &BTreeMap::new(), |index| allocate::decide(index, &[ask], policy)).ok()
+    capacity.decide_with(&gpus, |index| allocate::decide(index, &[ask], policy)).ok()
 }

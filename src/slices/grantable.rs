@@ -6,8 +6,8 @@ use k8s_openapi::api::resource::v1::{Device as ApiDevice, DeviceAttribute};
 
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::model::quantity::Bytes;
-use crate::model::share::Isolation;
-use crate::sharing::{GRANTABLE_MIB, ISOLATION, MIG_PARENT, MigBoard, PROCESSES_PER_SLOT, SLOTS};
+use crate::model::share::{DaemonScope, Isolation};
+use crate::sharing::{DAEMON, GRANTABLE_MIB, ISOLATION, MIG_PARENT, MigBoard, PROCESSES_PER_SLOT, SLOTS};
 
 /// A board of which our controller can place parts, as its slice has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct ShareParts {
     /// Client processes in one block.
     pub processes_per_slot: u32,
     pub isolation: Isolation,
+    /// Whom MPS daemons of the board serve. Releases that do not say so had one for all of its shares.
+    pub daemon: DaemonScope,
     /// True if the API server keeps `shareID` and `consumedCapacity` of the device's results (KEP-5075):
     /// then the scheduler may place shares on it too.
     pub keeps_shares: bool,
@@ -65,6 +67,10 @@ impl Grantable {
                 slots: count(SLOTS)?,
                 processes_per_slot: count(PROCESSES_PER_SLOT)?,
                 isolation: Isolation::ALL.into_iter().find(|known| known.as_str() == rung)?,
+                daemon: match text(DAEMON).as_deref() == Some(DaemonScope::Share.as_str()) {
+                    true => DaemonScope::Share,
+                    false => DaemonScope::Gpu,
+                },
                 keeps_shares: device.allow_multiple_allocations == Some(true),
             })
         };
@@ -144,6 +150,7 @@ mod tests {
                 slots: 16,
                 processes_per_slot: 3,
                 isolation: Isolation::Mps,
+                daemon: DaemonScope::Gpu,
                 keeps_shares,
             }),
         };

@@ -4,7 +4,7 @@ use super::*;
 use crate::allocate::{Division, GpuGrant, GpuSpec, Index, NodeSpec, Part, Placement, ShareRoom};
 use crate::model::names::{DeviceName, PodUid};
 use crate::model::quantity::Bytes;
-use crate::model::share::{Extent, Isolation};
+use crate::model::share::{DaemonScope, Extent, Isolation};
 
 /// What is lost, as the first lines of the module say it: target by target, in wide numbers, with division.
 fn plainly(index: &Index, node: &Node, (cpu, memory): (u64, u64), free: &[u64]) -> u64 {
@@ -56,6 +56,7 @@ proptest! {
                 slots: 16,
                 processes_per_slot: 3,
                 isolation: Isolation::Mps,
+                daemon: DaemonScope::Gpu,
             }),
             facts: std::sync::Arc::default(),
         };

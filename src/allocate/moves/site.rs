@@ -10,6 +10,7 @@ use super::super::index::Index;
 use super::super::node::{COMPUTE_ALL, Gpu, Node, Placement};
 use super::{LOOK_TICKS, MOVES_MAX, Mover};
 use crate::model::names::{DeviceName, NodeName};
+use crate::model::share::DaemonScope;
 
 /// Of looking at one set of pods.
 const SET_TICKS: u64 = 60;
@@ -74,6 +75,8 @@ struct Board {
     /// Place among the node's.
     at: usize,
     closed: bool,
+    /// What waits has it for itself.
+    alone: bool,
     all: Amount,
     used: Amount,
     /// Who has a part, by place in the site's pods.
@@ -83,7 +86,7 @@ struct Board {
 }
 
 impl Board {
-    fn of(at: usize, gpu: &Gpu, wants: &[WantTerms]) -> Self {
+    fn of(at: usize, gpu: &Gpu, wants: &[WantTerms], alone: bool) -> Self {
         let need = |want: &WantTerms| {
             // Moves make no room on GPUs that are cut into MIG devices.
             if gpu.cut.is_some() {
@@ -96,6 +99,7 @@ impl Board {
         Self {
             at,
             closed: gpu.closed,
+            alone: alone && gpu.daemon == DaemonScope::Gpu,
             all: Amount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots },
             used: Amount { mib: gpu.used_mib, compute: gpu.used_compute, slots: gpu.used_slots },
             users: Vec::new(),
@@ -104,14 +108,14 @@ impl Board {
     }
 
     /// The want fits once so much is given back. `opened`: a pod that closes it leaves.
-    fn fits(&self, want: usize, back: Amount, opened: bool, alone: bool) -> bool {
+    fn fits(&self, want: usize, back: Amount, opened: bool) -> bool {
         let Some(need) = self.needs[want] else { return false };
         if self.closed && !opened {
             return false;
         }
         let used = self.used.minus(back);
         let all = used.plus(need);
-        (!alone || used.is_none())
+        (!self.alone || used.is_none())
             && all.mib <= self.all.mib
             && all.compute <= self.all.compute
             && all.slots <= self.all.slots
@@ -136,7 +140,6 @@ pub(super) struct Site {
     pods: Vec<Pod>,
     /// How many GPUs each want needs.
     gpus: Vec<usize>,
-    alone: bool,
     /// CPU, memory in MiB and pods that are lacking.
     lacks: [u64; 3],
 }
@@ -174,7 +177,8 @@ impl Site {
     /// None: there is no room, whoever leaves.
     fn of(node: &Node, terms: &Terms, alone: bool, movers: &[Mover], of_node: &[usize]) -> Option<Self> {
         let boards = node.gpus.iter().enumerate();
-        let mut boards: Vec<Board> = boards.map(|(at, gpu)| Board::of(at, gpu, &terms.wants)).collect();
+        let mut boards: Vec<Board> =
+            boards.map(|(at, gpu)| Board::of(at, gpu, &terms.wants, alone)).collect();
         let at = |device: &DeviceName| node.gpus.iter().position(|gpu| gpu.device == *device);
         let mut pods = Vec::with_capacity(of_node.len());
         let mut back = [0_u64; 3];
@@ -201,7 +205,7 @@ impl Site {
             return None;
         }
         let gpus = terms.wants.iter().map(|want| want.gpus).collect();
-        let mut site = Self { node: node.name.clone(), least: 1, boards, pods, gpus, alone, lacks };
+        let mut site = Self { node: node.name.clone(), least: 1, boards, pods, gpus, lacks };
         site.least = site.least()?;
         Some(site)
     }
@@ -232,7 +236,7 @@ impl Site {
         let closing = board.users.iter().filter(|user| self.pods[**user].several).count();
         let parts: Vec<Amount> = board.users.iter().map(|user| self.part(*user, board.at)).collect();
         let all = parts.iter().fold(Amount::default(), |sum, part| sum.plus(*part));
-        if !board.fits(want, all, closing > 0, self.alone) {
+        if !board.fits(want, all, closing > 0) {
             return None;
         }
         let need = board.needs[want]?;
@@ -249,7 +253,7 @@ impl Site {
             }
             count
         };
-        let over = match self.alone {
+        let over = match board.alone {
             true => board.used,
             false => over,
         };
@@ -320,7 +324,7 @@ impl Site {
         self.gpus.iter().enumerate().filter(|(_, gpus)| **gpus > 0).all(|(want, gpus)| {
             let fits = |board: &&Board| {
                 let (back, opened) = given(board.at);
-                board.fits(want, back, opened, self.alone)
+                board.fits(want, back, opened)
             };
             self.boards.iter().filter(fits).take(*gpus).count() == *gpus
         })

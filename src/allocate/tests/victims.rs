@@ -32,6 +32,11 @@ fn frees(grants: &[GpuGrant]) -> Freed {
 /// A node `n` with these shares on it; all of its CPU is left.
 fn with_shares<'a>(gpus: u32, shares: impl Iterator<Item = &'a GpuGrant>) -> Index {
     let mut index = index(&[node("n", gpus, MIB)]);
+    take(&mut index, shares);
+    index
+}
+
+fn take<'a>(index: &mut Index, shares: impl Iterator<Item = &'a GpuGrant>) {
     for (nth, share) in shares.enumerate() {
         let place = Placement {
             node: "n".into(),
@@ -42,7 +47,6 @@ fn with_shares<'a>(gpus: u32, shares: impl Iterator<Item = &'a GpuGrant>) -> Ind
         };
         index.apply(&PodUid::new(format!("p{nth}")), &place).unwrap();
     }
-    index
 }
 
 fn look_to_beat(
@@ -144,6 +148,19 @@ fn claims_of_several_gpus_open_theirs_and_want_them_for_themselves() {
     assert_eq!(of(&mib(70), false), Some(vec![1]), "the pair's GPUs are open once it has ended");
     assert_eq!(of(&with(mib(10), |want| want.gpus = 2), true), Some(vec![1]));
     assert_eq!(of(&with(mib(10), |want| want.gpus = 3), true), Some(vec![0, 1]));
+    // Where each claim has a daemon of its own, nobody has a GPU for itself.
+    let mut spec = super::node("n", 3, MIB);
+    for gpu in &mut spec.gpus {
+        gpu.division = Division::Shares(ShareRoom { daemon: DaemonScope::Share, ..room(gpu) });
+    }
+    let mut own = super::index(&[spec]);
+    take(&mut own, shares.iter());
+    let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
+    let site = Site { closed: &open, ..site };
+    for (amount, gpus, ended) in [(70, 2, vec![1]), (10, 3, vec![])] {
+        let mut preemptor = own.preemptor(&with(mib(amount), |want| want.gpus = gpus), true);
+        assert_eq!(own.victims(&mut preemptor, &site).map(|found| found.candidates), Some(ended));
+    }
 }
 
 #[test]

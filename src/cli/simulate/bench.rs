@@ -15,7 +15,7 @@ use crate::allocate::{Division, GpuSpec, Index, NodeSpec, Part, Policy, Shape, S
 use crate::cli::table;
 use crate::model::names::{DRIVER, DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
-use crate::model::share::Isolation;
+use crate::model::share::{DaemonScope, Isolation};
 use crate::select::{AttributeValue, DeviceFacts, QualifiedName};
 
 const GPUS: u32 = 8;
@@ -109,6 +109,7 @@ fn cluster(nodes: u32) -> Index {
                 slots: 16,
                 processes_per_slot: 3,
                 isolation: Isolation::Mps,
+                daemon: DaemonScope::Gpu,
             }),
             facts: Arc::new(facts(product, &format!("GPU-{nth}-{minor}"))),
         };

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::allocate::{Division, GpuSpec, NodeSpec, Part, Shape, ShareRoom, Want};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
-use crate::model::share::Isolation;
+use crate::model::share::{DaemonScope, Isolation};
 
 /// A GPU, in the trace's thousandths. The trace knows no GPU memory: a thousandth counts as 1 MiB.
 pub const MILLI: u64 = 1000;
@@ -85,6 +85,7 @@ fn node(row: &Row<'_, 5>, names: &mut BTreeSet<String>) -> Result<NodeSpec, BadT
             processes_per_slot: 1,
             // Sizes may mix: the trace's shares are counted, not enforced.
             isolation: Isolation::Kernel,
+            daemon: DaemonScope::Share,
         }),
         facts: Arc::default(),
     };

@@ -488,10 +488,10 @@ fn miss(
 ) -> Option<Miss> {
     Some(match verdict {
         GpuVerdict::Closed => Miss::Closed(closed(core, listing, gpu)),
-        // The claim's GPUs are served by one daemon, and each GPU by one only.
         GpuVerdict::Cut => Miss::Cut,
         GpuVerdict::NoMig { asked, largest } => Miss::Mig { needed: asked.to_string(), largest },
-        _ if several && core.capacity.is_granted(gpu) => {
+        // The claim's GPUs are served by one daemon, and this GPU by one only.
+        _ if several && core.capacity.is_granted(gpu) && core.capacity.has_one_daemon(gpu) => {
             Miss::Closed("has other shares, and a claim of several GPUs has them for itself".to_owned())
         }
         GpuVerdict::Fits => return None,

@@ -270,7 +270,7 @@ impl Core {
                 }
                 let grant = as_grant(granted);
                 // Whole GPUs have no MPS daemon in common.
-                if grant.extent == Extent::Part {
+                if grant.extent == Extent::Part && self.capacity.has_one_daemon(gpu) {
                     of_claim.insert(&gpu.device, ());
                 }
                 gpus.push(grant);

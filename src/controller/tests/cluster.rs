@@ -69,6 +69,8 @@ pub struct Cluster {
     pub answers: Vec<Outcome>,
     /// The API server keeps share ids.
     pub keeps: bool,
+    /// Each share of the nodes to come has an MPS daemon of its own.
+    pub own_daemons: bool,
     /// GPUs as the scheduler's books have them where no share ids are kept: once, until any claim that named it
     /// ends.
     pub books: BTreeSet<(String, String)>,
@@ -99,6 +101,7 @@ impl Cluster {
             writes: VecDeque::new(),
             answers: Vec::new(),
             keeps: true,
+            own_daemons: false,
             books: BTreeSet::new(),
             blind: BTreeSet::new(),
             ids: 0,
@@ -125,7 +128,10 @@ impl Cluster {
 
     pub fn put_node(&mut self, name: &str, gpus: u32) {
         self.put_node_object(name, json!({}));
-        let devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor, self.keeps)).collect();
+        let mut devices: Vec<Value> = (0..gpus).map(|minor| device(name, minor, self.keeps)).collect();
+        if self.own_daemons {
+            devices.iter_mut().for_each(|device| merge(device, &own_daemons()));
+        }
         self.put_slice(name, devices);
     }
 
@@ -750,8 +756,8 @@ impl Cluster {
     /// GPUs on which so many MiB and so much compute fit, as the API has them.
     pub fn open_for(&self, (mib, percent, blocks): (u64, u32, u32)) -> Vec<(String, String)> {
         let (shares, others) = self.used();
-        // Shares of several GPUs keep to themselves.
-        let companies = self.claims.values().map(results).filter(|gpus| gpus.len() > 1);
+        // Shares of several GPUs with one daemon keep to themselves.
+        let companies = self.claims.values().map(results).filter(|gpus| gpus.len() > 1 && !self.own_daemons);
         let together: BTreeSet<(String, String)> = companies.flatten().collect();
         let schedulable = |node: &String| {
             let spec = self.nodes.get(node).and_then(|node| node.spec.as_ref());
@@ -777,7 +783,8 @@ impl Cluster {
         (other.claims, other.pods) = (self.claims.clone(), self.pods.clone());
         (other.nodes, other.slices) = (self.nodes.clone(), self.slices.clone());
         (other.classes, other.rules) = (self.classes.clone(), self.rules.clone());
-        (other.keeps, other.books, other.blind) = (self.keeps, self.books.clone(), self.blind.clone());
+        (other.keeps, other.own_daemons) = (self.keeps, self.own_daemons);
+        (other.books, other.blind) = (self.books.clone(), self.blind.clone());
         other.budgets = self.budgets.clone();
         other.relist();
         other
@@ -823,7 +830,7 @@ impl Cluster {
             .filter(|claim| grants(claim).values().any(|grant| !matches!(grant.extent, Extent::Mig(_))))
             .map(|claim| results(claim).into_iter().collect())
             .collect();
-        for one in companies.iter().filter(|gpus| gpus.len() > 1) {
+        for one in companies.iter().filter(|gpus| gpus.len() > 1 && !self.own_daemons) {
             let meets = |other: &&BTreeSet<_>| *other != one && !other.is_disjoint(one);
             assert_eq!(companies.iter().find(meets), None, "meets {one:?}, and one GPU has one daemon");
         }
@@ -848,6 +855,11 @@ pub fn device(node: &str, minor: u32, keeps: bool) -> Value {
         device["allowMultipleAllocations"] = true.into();
     }
     device
+}
+
+/// What a GPU of whose shares each has a daemon of its own says besides.
+pub fn own_daemons() -> Value {
+    json!({"attributes": {"mpsDaemon": {"string": "share"}}})
 }
 
 pub fn object<K: serde::de::DeserializeOwned>(value: Value) -> K {

@@ -16,6 +16,7 @@ mod mig;
 mod moving;
 mod opted_in;
 mod own_classes;
+mod own_daemons;
 mod preempting;
 mod preempting_limits;
 mod preempting_told;

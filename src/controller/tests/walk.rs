@@ -131,6 +131,7 @@ impl Walk {
         }
         let mut cluster = Cluster::new(rules.clone());
         cluster.keeps = seed.is_multiple_of(2);
+        cluster.own_daemons = seed % 8 >= 6;
         for node in 0..3 {
             cluster.put_node(&format!("node-{node}"), 2);
         }

@@ -170,7 +170,7 @@ impl Core {
         let shut: BTreeMap<GpuRef, bool> = whole.pinned.iter().map(|gpu| (gpu.clone(), false)).collect();
         let policy = self.rules.policy;
         let ask = |shape: &Shape| [PodAsk { shape: shape.clone(), nodes: whole.nodes.clone() }];
-        let found = self.capacity.decide_with(&shut, &BTreeMap::new(), |index| {
+        let found = self.capacity.decide_with(&shut, |index| {
             whole.shapes.iter().find_map(|shape| places(index, &ask(shape), policy))
         });
         found?.pop().map(|place| place.node)

@@ -197,13 +197,14 @@ impl Core {
 
     /// How much is in the way of what is kept: MiB, percent and slots in one number, which is 0 when there is nothing.
     pub(in crate::controller) fn lacking(&self, aside: &Aside) -> u64 {
-        let of = |(gpu, grant): (GpuRef, &GpuGrant)| {
-            let view = self.capacity.index.node(&gpu.node);
-            let Some(gpu) = view.and_then(|view| view.gpus().find(|one| *one.device() == gpu.device)) else {
+        let of = |(at, grant): (GpuRef, &GpuGrant)| {
+            let view = self.capacity.index.node(&at.node);
+            let Some(gpu) = view.and_then(|view| view.gpus().find(|one| *one.device() == at.device)) else {
                 return 0;
             };
             let (all, free) = (gpu.memory().0.mib_floor(), gpu.memory().1.mib_floor());
-            let memory = if aside.alone { all } else { grant.memory.mib_ceil() };
+            let alone = aside.alone && self.capacity.has_one_daemon(&at);
+            let memory = if alone { all } else { grant.memory.mib_ceil() };
             let percent = grant.compute.map_or(0, |percent| u32::from(percent.get()));
             let rest = percent.saturating_sub(gpu.compute()) + grant.slots.saturating_sub(gpu.slots());
             memory.saturating_sub(free) + u64::from(rest)
